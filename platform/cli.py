@@ -1,0 +1,263 @@
+"""The command `retable`."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table as Grid
+
+from retable.platform import task as tasks
+from retable.platform.board import clock, console, errors
+from retable.platform.config import parse_set
+from retable.platform.errors import UserError
+
+app = typer.Typer(
+    name="retable",
+    help="Re-run the tables of published systems, sweep them, and serve the best models, on Ray.\n\n"
+    "`retable reproduce rl/table1` fills a paper's table, measured beside published; the same command again trains "
+    "nothing. Set RAY_ADDRESS, or use `ray job submit`, to run on a cluster.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_show_locals=False,
+)
+data_app = typer.Typer(no_args_is_help=True, help="Make, check, convert or import a task's data.")
+
+Tables = Annotated[list[str] | None, typer.Argument(help="Tables such as rl/table1; `rl` for all of a task; none: all.")]
+TaskName = Annotated[str, typer.Argument(metavar="TASK", help="A task; see `retable list`.")]
+ScaleName = Annotated[str, typer.Option("--scale", "-s", help="smoke (minutes on two cores), small, paper.")]
+Set = Annotated[list[str] | None, typer.Option("--set", help="Change a config field: path=value. May be repeated.")]
+Where = Annotated[
+    str, typer.Option("--storage", envvar="RETABLE_STORAGE", help="Where data, runs and reports lie: a folder or a URI.")
+]
+Workers = Annotated[int, typer.Option(help="Workers of each training; more than one: a Ray Train group.", min=1)]
+Cpus = Annotated[int, typer.Option(help="CPUs and torch threads of a training with one worker.", min=1)]
+Gpus = Annotated[float, typer.Option(help="GPUs of each worker (0.25: four trainings share one).", min=0)]
+Every = Annotated[int, typer.Option(help="Steps between checkpoints within an epoch; 0: at epochs' ends only.", min=0)]
+
+
+def resources(workers: int, cpus: int, gpus: float, every: int) -> Any:
+    """Return the resources that the options ask for."""
+    from retable.platform.launch import Resources
+
+    return Resources(workers=workers, cpus=cpus, gpus=gpus, checkpoint_every=every)
+
+
+@app.command("list")
+def list_all() -> None:
+    """Show tasks, their tables, scales and search spaces."""
+    from retable.platform.sweep import spaces
+
+    for name in tasks.names():
+        task = tasks.find(name)
+        console.print(f"[bold]{name}[/]  {task.about}")
+        for table, content in task.tables.items():
+            console.print(f"  {name}/{table}  [dim]{content.title}[/]")
+        for scale, content in task.scales.items():
+            console.print(f"  --scale {scale}  [dim]{content.about}[/]")
+    console.print(f"[bold]search spaces[/]  {', '.join(spaces())}")
+
+
+@app.command()
+def plan(tables: Tables = None, scale: ScaleName = "smoke", set: Set = None, storage: Where = "results") -> None:
+    """Print what filling tables takes, without starting anything.
+
+    Example: `retable plan rl/figure1 rl/figure2 --scale paper`
+    """
+    from retable.platform import api
+
+    print_plan(api.plan(*tables or (), scale=scale, set=parse_set(set or []), storage=storage))
+
+
+def print_plan(work: Any) -> None:
+    """Print a plan's counts and cost."""
+    rows = sum(len(table.rows) for _, table in work.tables.values())
+    cells = sum(len(needs) for rows in work.needs.values() for needs in rows.values())
+    grid = Grid(box=None, show_header=False, padding=(0, 2))
+    states: dict[str, int] = {}
+    for training in work.trainings.values():
+        states[training.status] = states.get(training.status, 0) + 1
+    shown = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+    grid.add_row("tables", f"{len(work.tables)} with {rows} rows, {cells} replicates")
+    grid.add_row("unique trainings", f"{len(work.trainings)} ({shown})" if shown else "0")
+    waves = len({training.wave for training in work.missing})
+    grid.add_row("groups to train", f"{len(work.groups)} stackable, in {waves} wave{'s' if waves != 1 else ''}")
+    grid.add_row("evaluations", f"{len(work.scorings)} ({len(work.unscored)} to do)")
+    grid.add_row("measurements", f"{len(work.timings)} ({len(work.unmeasured)} to do)")
+    grid.add_row("estimated cost", f"{clock(work.cost)} of one CPU core (rough)")
+    console.print(grid)
+    for name, (_, table) in work.tables.items():
+        absent = [row.label for row in table.rows if not row.present]
+        if absent:
+            console.print(f"[dim]{name}: not at this scale: {', '.join(absent)}[/]")
+
+
+@app.command()
+def reproduce(
+    tables: Tables = None,
+    scale: ScaleName = "smoke",
+    set: Set = None,
+    storage: Where = "results",
+    workers: Workers = 1,
+    cpus_per_run: Cpus = 1,
+    gpus_per_run: Gpus = 0.0,
+    checkpoint_every: Every = 0,
+) -> None:
+    """Fill tables and figures, measured beside published, and write the report.
+
+    Runs that are finished are used; what was interrupted goes on.
+
+    Examples: `retable reproduce rl` · `retable reproduce rl/figure1 --scale small --set batch=50`
+    """
+    from retable.platform import api
+    from retable.platform.report import section
+
+    changes = parse_set(set or [])
+    wanted = resources(workers, cpus_per_run, gpus_per_run, checkpoint_every)
+    print_plan(api.plan(*tables or (), scale=scale, set=changes, storage=storage))
+    work = api.reproduce(*tables or (), scale=scale, set=changes, storage=storage, resources=wanted)
+    for name, (task, table) in work.tables.items():
+        print_section(section(work.storage, name, scale, changes, task, table))
+    console.print(f"report: {work.storage}/report/index.html")
+
+
+def print_section(part: Any) -> None:
+    """Print a table, and the verdicts of a table or figure."""
+    from retable.platform.report import about, grid
+
+    console.print(f"\n[bold]{part.name}[/]  {part.table.title}")
+    console.print(f"[dim]{about(part)}[/]")
+    if part.columns:
+        header, lines = grid(part)
+        shown = Grid(box=None, padding=(0, 1))
+        for position, title in enumerate(header):
+            shown.add_column(title, justify="right" if position else "left")
+        for line in lines:
+            shown.add_row(*line)
+        console.print(shown)
+    colours = {"holds": "green", "does not hold": "red", "not separable": "yellow"}
+    for claim, verdict in part.verdicts:
+        whose = "ours: " if claim.ours else ""
+        colour = colours.get(verdict.status, "dim")
+        console.print(f"  [{colour}]{verdict.status}[/]  {whose}{claim.text} [dim]{verdict.because}[/]")
+
+
+@app.command()
+def train(
+    task: TaskName,
+    scale: ScaleName = "smoke",
+    set: Set = None,
+    storage: Where = "results",
+    workers: Workers = 1,
+    cpus_per_run: Cpus = 1,
+    gpus_per_run: Gpus = 0.0,
+    checkpoint_every: Every = 0,
+) -> None:
+    """Train one config, or go on with it.
+
+    Example: `retable train rl --set prune=snip --set prune.sparsity=0.9 --workers 2`
+    """
+    from retable.platform import api
+
+    wanted = resources(workers, cpus_per_run, gpus_per_run, checkpoint_every)
+    run = api.train(task, parse_set(set or []), scale=scale, storage=storage, resources=wanted)
+    console.print(f"run {run.fingerprint}: {run.folder.folder}")
+    for name, value in run.metrics.items():
+        console.print(f"  {name}  {value:.6g}")
+
+
+@app.command()
+def sweep(
+    space: Annotated[str, typer.Argument(help="A search space; see `retable list`.")],
+    scale: ScaleName = "smoke",
+    set: Set = None,
+    storage: Where = "results",
+    samples: Annotated[int | None, typer.Option(help="Points to draw; default: what the space says.", min=1)] = None,
+    workers: Workers = 1,
+    cpus_per_run: Cpus = 1,
+    gpus_per_run: Gpus = 0.0,
+) -> None:
+    """Search a space with Ray Tune; the same command goes on where it stopped. Prints the winner as --set options.
+
+    Example: `retable sweep rl --set environment=Hopper`
+    """
+    from retable.platform import api
+
+    wanted = resources(workers, cpus_per_run, gpus_per_run, 0)
+    points = api.sweep(
+        space, set=parse_set(set or []), scale=scale, storage=storage, resources=wanted, samples=samples
+    )
+    if not points:
+        raise UserError("no point of the sweep has a value (see above)")
+    shown = Grid(box=None, padding=(0, 1))
+    for title in ("", "value", "epochs", "run", "point"):
+        shown.add_column(title)
+    for place, point in enumerate(points[:20], 1):
+        value = "" if point.value is None else f"{point.value:.4g}"
+        shown.add_row(str(place), value, str(point.epochs), point.fingerprint[:8], api.set_line(point.overrides))
+    console.print(shown)
+    console.print(f"winner: {api.set_line(points[0].overrides)}")
+
+
+@app.command()
+def report(
+    storage: Where = "results",
+    output: Annotated[str | None, typer.Option(help="Folder of the report; default: <storage>/report.")] = None,
+) -> None:
+    """Write the report of all that a storage path holds: HTML, Markdown, CSV, LaTeX, PNG, SVG."""
+    from retable.platform.report import write_report
+    from retable.platform.storage import Storage
+
+    where = Storage.open(storage)
+    if not where.list("tables"):
+        raise UserError(f"{where}: no tables have been reproduced here; run `retable reproduce` first")
+    console.print(f"report: {write_report(where, Storage.open(output) if output else None)}/index.html")
+
+
+@app.command()
+def doctor(storage: Where = "results") -> None:
+    """Check this machine: versions, cores, GPUs, the storage, and settings that make Ray hang."""
+    from retable.platform.doctor import checks
+
+    bad = 0
+    for line in checks(storage):
+        bad += not line.good
+        mark = "[green]ok[/]  " if line.good else "[red]bad[/] "
+        console.print(f"{mark} {line.text}")
+    if bad:
+        raise typer.Exit(1)
+
+
+def mount() -> None:
+    """Mount each task's own commands, and its part of `retable data`."""
+    verbs = {verb: typer.Typer(no_args_is_help=True, help=text) for verb, text in {
+        "make": "Write generated or recorded data in the task's real format.",
+        "check": "Say every defect of a data set, one line each.",
+        "convert": "Read the real public files into the form that training streams.",
+        "import": "Bring other real data into the task's layout.",
+    }.items()}  # fmt: skip
+    for name in tasks.names():
+        module = importlib.import_module(f"retable.tasks.{name}.cli")
+        app.add_typer(module.app, name=name)
+        for verb, command in module.DATA.items():
+            verbs[verb].command(name)(command)
+    for verb, group in verbs.items():
+        if group.registered_commands:
+            data_app.add_typer(group, name=verb)
+    app.add_typer(data_app, name="data")
+
+
+def main() -> None:
+    """Run the command line; a user's mistake is one line and status 2."""
+    try:
+        mount()
+        app()
+    except UserError as error:
+        errors.print(f"error: {error}", markup=False)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

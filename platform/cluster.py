@@ -1,0 +1,97 @@
+"""Ray, started or joined: careful defaults, and one-line refusals of what would hang."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from retable.platform.errors import UserError
+
+QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.1",  # Train's controller polls every 2 s: 1.4 s a report, 5 s at the end
+    "RAY_DATA_USE_DATASOURCE_V2": "0",  # reading Parquet through V2 starts 32 actors at every execution
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # our own log is the log
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # Ctrl-C reaches us; everything is on the storage by then
+    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
+    "TUNE_WARN_THRESHOLD_S": "10",
+    "RAY_AIR_NEW_OUTPUT": "0",
+    "RAY_DEDUP_LOGS": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+
+
+@contextmanager
+def ray_cluster(nested: bool = False) -> Iterator[None]:
+    """Join the cluster of RAY_ADDRESS, or start Ray on this machine's cores; leave a running Ray as it is.
+
+    Args:
+        nested: whether Train groups will run inside trials. They need the dashboard: without it a stopped trial's
+            resources are never freed and the next trial waits for ever (Ray 2.60).
+    """
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    import ray
+
+    if ray.is_initialized():
+        yield
+        return
+    mask = os.umask(0o077)  # Ray writes its token with the plain umask: others on this machine could read it
+    try:
+        options = {"logging_level": "ERROR", "log_to_driver": False}
+        if "RAY_ADDRESS" not in os.environ:
+            options |= {"include_dashboard": nested, "dashboard_host": "127.0.0.1"}
+            os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (checkout(), os.environ.get("PYTHONPATH"))))
+        ray.init(**options)
+    except ConnectionError as error:
+        raise UserError(f"cannot join the Ray cluster at {os.environ.get('RAY_ADDRESS')}: {error}") from error
+    finally:
+        os.umask(mask)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def checkout() -> str:
+    """Return the folder that holds the package `retable` this process runs, for its workers."""
+    return str(Path(__file__).resolve().parent.parent) if "retable" in sys.modules else ""
+
+
+def cpu_share(workers: int) -> float:
+    """Return how many CPUs each of `workers` may reserve so that they and their trial fit the cluster.
+
+    Workers that reserve every CPU wait for ever for their trial's own share; so they get a little less than one each
+    where there is no room.
+
+    Raises:
+        UserError: if the cluster has not half a CPU for each worker.
+    """
+    import ray
+
+    cpus = ray.cluster_resources().get("CPU", 0.0)
+    share = min(1.0, int(100 * (cpus - 0.1) / workers) / 100)
+    if share < 0.45:
+        raise UserError(f"--workers {workers} is more than {cpus:.0f} CPUs can run; use at most {int(2 * cpus)}")
+    return share
+
+
+def check_gpus(workers: int, gpus: float) -> None:
+    """Refuse a run that wants more GPUs than the cluster has, which would wait for ever.
+
+    Raises:
+        UserError: naming what there is.
+    """
+    import ray
+
+    there = ray.cluster_resources().get("GPU", 0.0)
+    if workers * gpus > there and not autoscales():
+        raise UserError(f"{workers} workers x {gpus:g} GPUs are wanted, the cluster has {there:g}; use --gpus-per-run")
+
+
+def autoscales() -> bool:
+    """Say whether the cluster may grow: then waiting for machines is no mistake."""
+    return "RAY_ADDRESS" in os.environ or Path("~/ray_bootstrap_config.yaml").expanduser().exists()

@@ -1,0 +1,227 @@
+"""Configs: frozen dataclasses that change in one way only, and the fingerprint that names a run.
+
+A config is a frozen, keyword-only dataclass whose defaults are the paper's values. A choice is a field whose type is a
+union of small dataclasses: `prune: Dense | Snip | Grasp`. It is selected by the class's name in snake case
+(`prune=snip`), and only then do its own fields exist (`prune.sparsity=0.9`), so that no field is ever dead.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import math
+import re
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from retable.platform.errors import UserError, nearest
+
+C = TypeVar("C")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scratch:
+    """Start from freshly initialised weights."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weights:
+    """Start from a weights file, named by its content: `<storage>/weights/<sha256>.safetensors`."""
+
+    sha256: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parent:
+    """Start from another run of the same task: the config `override(Config(), overrides)`, at `checkpoint`.
+
+    `checkpoint` is the number of the epoch, counted from 1; 0 means the last.
+    """
+
+    overrides: tuple[tuple[str, Any], ...] = ()
+    checkpoint: int = 0
+
+
+def override(config: C, changes: Mapping[str, object]) -> C:
+    """Return `config` with the fields at the dotted paths changed, e.g. `{"prune": "snip", "prune.sparsity": 0.9}`.
+
+    A choice is made before its fields are set, whatever the order of `changes`.
+
+    Raises:
+        UserError: on an unknown path (naming the nearest valid one) or a value of the wrong type.
+    """
+    for path, value in sorted(changes.items(), key=lambda item: item[0].count(".")):
+        config = _set(config, path.split("."), value, path)
+    return config
+
+
+def _set(config: C, path: list[str], value: object, whole: str) -> C:
+    name, *rest = path
+    hints = field_types(type(config))
+    if name not in hints:
+        known = flatten(config)
+        prefix = whole[: len(whole) - len(".".join(path))]
+        raise UserError(f"unknown field {whole!r}{nearest(whole, (prefix + key for key in known))}")
+    if rest:
+        inner = getattr(config, name)
+        if not dataclasses.is_dataclass(inner):
+            raise UserError(f"unknown field {whole!r}: {whole[: -len('.'.join(rest)) - 1]!r} has no fields of its own")
+        value = _set(inner, rest, value, whole)
+    else:
+        value = convert(value, hints[name], whole)
+    try:
+        return dataclasses.replace(config, **{name: value})  # type: ignore[type-var]
+    except ValueError as error:
+        raise UserError(f"{whole}: {error}") from error
+
+
+def convert(value: object, hint: Any, path: str) -> object:
+    """Check `value` against the type of the field at `path`; lists become tuples, whole numbers become floats.
+
+    Raises:
+        UserError: naming the path, the value, and what was expected.
+    """
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return value if not isinstance(value, list) else tuple(value)
+    if origin is typing.Literal:
+        if value in arguments and type(value) in {type(argument) for argument in arguments}:
+            return value
+        raise UserError(f"{path}: {value!r} is not one of {', '.join(map(str, arguments))}{_meant(value, arguments)}")
+    if origin in (typing.Union, types.UnionType):
+        return _choose(value, arguments, path)
+    if origin is tuple:
+        if not isinstance(value, (tuple, list)):
+            raise UserError(f"{path}: {value!r} is not a list")
+        inner = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else list(arguments)
+        if len(inner) != len(value):
+            raise UserError(f"{path}: {value!r} should hold {len(inner)} values")
+        return tuple(convert(item, kind, path) for item, kind in zip(value, inner, strict=True))
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if hint is float and isinstance(value, float) and not math.isfinite(value):
+        raise UserError(f"{path}: {value!r} is not a finite number")
+    if isinstance(hint, type) and isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):
+        return value
+    raise UserError(f"{path}: {value!r} is not {_article(getattr(hint, '__name__', str(hint)))}")
+
+
+def _choose(value: object, options: tuple[Any, ...], path: str) -> object:
+    classes = {choice_name(option): option for option in options if dataclasses.is_dataclass(option)}
+    if type(value) in classes.values():
+        return value
+    if isinstance(value, str) and value in classes:
+        return classes[value]()
+    plain = [option for option in options if not dataclasses.is_dataclass(option)]
+    for option in plain:
+        if option is type(None) and value is None:
+            return None
+        if option is not type(None):
+            try:
+                return convert(value, option, path)
+            except UserError:
+                continue
+    names = [*classes, *(getattr(option, "__name__", str(option)) for option in plain)]
+    raise UserError(f"{path}: {value!r} is not one of {', '.join(names)}{_meant(value, tuple(classes))}")
+
+
+def _meant(value: object, options: tuple[Any, ...]) -> str:
+    hint = nearest(str(value), [str(option) for option in options])
+    return hint if "did you mean" in hint else ""
+
+
+def _article(name: str) -> str:
+    words = {"str": "text", "int": "whole number", "float": "number", "bool": "true or false"}
+    return words[name] if name == "bool" else f"a {words.get(name, name)}".replace("a text", "text")
+
+
+@functools.cache
+def field_types(config: type) -> dict[str, Any]:
+    """Return a dataclass's field names and their resolved types."""
+    hints = typing.get_type_hints(config)
+    return {field.name: hints[field.name] for field in dataclasses.fields(config)}
+
+
+def choice_name(option: type) -> str:
+    """Return the name that selects a choice: the class's name in snake case, `SmallDense` -> `small_dense`."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", option.__name__).lower()
+
+
+def flatten(config: object) -> dict[str, Any]:
+    """Return every field as path -> value; `override(type(config)(), flatten(config))` gives the config back.
+
+    A choice appears twice: its name at its own path, and its fields below.
+    """
+    flat: dict[str, Any] = {}
+    for name, hint in field_types(type(config)).items():
+        value = getattr(config, name)
+        if not dataclasses.is_dataclass(value):
+            flat[name] = value
+            continue
+        if typing.get_origin(hint) in (typing.Union, types.UnionType):
+            flat[name] = choice_name(type(value))
+        flat |= {f"{name}.{path}": inner for path, inner in flatten(value).items()}
+    return flat
+
+
+def differences(config: object, default: object) -> dict[str, Any]:
+    """Return the paths at which `config` differs from `default`: the shortest `--set` list that gives it."""
+    base = flatten(default)
+    return {path: value for path, value in flatten(config).items() if path not in base or base[path] != value}
+
+
+def parent(config: C) -> C | None:
+    """Return the config of the run that `config` starts from, or None where it starts from no run."""
+    init = getattr(config, "init", None)
+    return override(type(config)(), dict(init.overrides)) if isinstance(init, Parent) else None
+
+
+def override_lineage(config: C, changes: Mapping[str, object]) -> C:
+    """Override `config` and every run it descends from: what a scale, a seed or `--set` does.
+
+    A change that the parent has no field for (it made another choice) is left out there.
+    """
+    config = override(config, changes)
+    ancestor = parent(config)
+    if ancestor is None:
+        return config
+    hints = flatten(ancestor)
+    changed = override_lineage(ancestor, {path: value for path, value in changes.items() if path in hints})
+    overrides = tuple(differences(changed, type(config)()).items())
+    return override(config, {"init.overrides": overrides})
+
+
+def fingerprint(task: str, version: int, config: object) -> str:
+    """Return the name of a config's run: 16 hexadecimal digits of a hash over task, version and every field.
+
+    A parent enters by its own fingerprint.
+    """
+    flat = flatten(config)
+    ancestor = parent(config)
+    if ancestor is not None:
+        flat["init.overrides"] = fingerprint(task, version, ancestor)
+    text = json.dumps([task, version, flat], sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def parse_set(assignments: list[str]) -> dict[str, object]:
+    """Parse `--set path=value` assignments; values are read as JSON where they are JSON, else as text.
+
+    Raises:
+        UserError: where an assignment has no `=`.
+    """
+    changes: dict[str, object] = {}
+    for assignment in assignments:
+        path, equals, text = assignment.partition("=")
+        if not equals:
+            raise UserError(f"--set {assignment}: write it as path=value, e.g. --set seed=3")
+        try:
+            changes[path.strip()] = json.loads(text)
+        except ValueError:
+            changes[path.strip()] = text
+    return changes

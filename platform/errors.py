@@ -1,0 +1,48 @@
+"""The one exception for a user's mistake."""
+
+from __future__ import annotations
+
+import difflib
+import errno
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+
+class UserError(Exception):
+    """Something the user can mend. Its text is one line: what is wrong, where, and the remedy.
+
+    The command line prints it without a traceback and exits with status 2.
+    """
+
+
+def nearest(word: str, names: Iterable[str]) -> str:
+    """Say which valid name was probably meant: `; did you mean 'lr'?`, or list the valid ones."""
+    names = sorted(names)
+    close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return f"; valid: {', '.join(names)}" if names else ""
+
+
+@contextmanager
+def disk_errors(what: str) -> Iterator[None]:
+    """Turn the failures of a disk or bucket at `what` into one clear line.
+
+    Raises:
+        UserError: where the disk is full, the path cannot be written, or a component is no directory.
+    """
+    remedies = {
+        errno.ENOSPC: "the disk is full; free some space and run the same command again",
+        errno.EDQUOT: "the disk quota is used up; free some space and run the same command again",
+        errno.EACCES: "no permission; choose another --storage or change the permissions",
+        errno.EPERM: "no permission; choose another --storage or change the permissions",
+        errno.EROFS: "the file system is read-only; choose another --storage",
+        errno.ENOTDIR: "a part of the path is a file; choose another --storage",
+        errno.EEXIST: "a part of the path is a file; choose another --storage",
+    }
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in remedies:
+            raise
+        raise UserError(f"{what}: {remedies[error.errno]}") from error

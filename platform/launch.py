@@ -1,0 +1,461 @@
+"""Everything that trains: Ray Tune trials that run the loop, alone or as a Ray Train group.
+
+With one worker a trial runs the loop itself, in an actor that the next trial uses again. With more it starts a Ray
+Train `TorchTrainer` whose workers run the very same loop. Predictions, combinations and measurements are Ray tasks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+import traceback
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from retable.platform.board import Board
+from retable.platform.cluster import check_gpus, cpu_share
+from retable.platform.config import override
+from retable.platform.errors import UserError
+from retable.platform.plan import Plan, Scoring, Timing, Training
+from retable.platform.results import combined
+from retable.platform.runs import RunFolder
+from retable.platform.storage import Storage
+from retable.platform.task import Task, find
+
+if TYPE_CHECKING:
+    from ray import ObjectRef
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resources:
+    """What one training gets. Never a part of a config."""
+
+    workers: int = 1
+    cpus: int = 1
+    """CPUs, and torch threads, of a run with one worker."""
+    gpus: float = 0.0
+    """GPUs of each worker."""
+    checkpoint_every: int = 0
+    """Steps between checkpoints within an epoch; 0: at the epochs' ends only."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one trial trains: a stack of members, usually one."""
+
+    task: str
+    configs: tuple[Any, ...]
+    keep: tuple[tuple[int, ...], ...]
+    view: Any | None = None
+    """Scored after each epoch, in a sweep."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """What every trial of one launch shares; sent once."""
+
+    storage: Storage
+    resources: Resources
+    provenance: Mapping[str, Any]
+    arrays: Mapping[str, Sequence[ObjectRef]]
+    """Data folder -> its arrays in the object store (in a list, so that Ray does not fetch them for us)."""
+    share: float = 1.0
+    """CPUs of each Train worker."""
+    jobs: Sequence[Job] = ()
+    base: Any = None
+    """In a sweep: what the drawn overrides are applied to."""
+    view: Any = None
+    task: str = ""
+
+
+def load_arrays(tasks: Mapping[str, Task], storage: Storage) -> dict[str, list[ObjectRef]]:
+    """Read data sets through Ray Data, once, into the object store; `tasks` maps data folder to task."""
+    import pyarrow as pa
+    import ray
+
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    arrays = {}
+    for where, task in tasks.items():
+        tables = ray.get(task.dataset.read(storage / f"data/{where}").to_arrow_refs())
+        arrays[where] = [ray.put(dict(task.dataset.arrays(pa.concat_tables(tables).combine_chunks())))]
+    return arrays
+
+
+def train_job(job: Job, context: Context, run: Any) -> None:
+    """Run the loop for a job in this process, as the worker that `run` says."""
+    import ray
+    import torch
+
+    from retable.platform.loop import train
+
+    torch.set_num_threads(context.resources.cpus if context.resources.workers == 1 else 1)
+    task = find(job.task)
+    folders = [RunFolder.of(context.storage, task, config) for config in job.configs]
+    where = task.dataset.where(job.configs[0])
+    info = context.storage.read_json(f"data/{where}/dataset.json")
+    if run.rank == 0:
+        for folder, config in zip(folders, job.configs, strict=True):
+            folder.begin(config, task.version, {**context.provenance, "data": info, "seed": config.seed})
+    data = task.dataset.open(ray.get(context.arrays[where][0]), info, job.configs)
+
+    def score(weights: Mapping[str, torch.Tensor], epoch: int) -> Mapping[str, float]:
+        view = dataclasses.replace(job.view, epoch=epoch)
+        return task.evaluate(job.configs[0], view, task.predict(job.configs[0], view, weights, info), info)
+
+    train(
+        task, job.configs, data, folders, info["digest"], run, job.keep, context.resources.checkpoint_every,
+        score if job.view is not None else None,
+    )  # fmt: skip
+
+
+def trial(spec: Mapping[str, Any], context: Context) -> None:
+    """Train what `spec` names: a job by number, or the base config with the overrides a sweep drew.
+
+    A mistake of the user is reported, not raised: Ray's retries are for machines that die.
+    """
+    from ray import tune
+
+    try:
+        job = context.jobs[spec["job"]] if "job" in spec else drawn(spec, context)
+        folder = RunFolder.of(context.storage, find(job.task), job.configs[0])
+        if job.view is not None and folder.result() is not None:
+            for row in folder.history():
+                tune.report({name: value for name, value in row.items() if isinstance(value, (int, float))})
+        elif context.resources.workers > 1:
+            train_group(job, context)
+        else:
+            from retable.platform.run import Run
+
+            device = "cuda" if context.resources.gpus else "cpu"
+            train_job(job, context, Run(device=device, report=tune.report))
+    except Exception as error:
+        if "job" not in spec:
+            raise
+        tune.report({"error": one_line(error)})
+
+
+def drawn(spec: Mapping[str, Any], context: Context) -> Job:
+    """Return the job of one point of a sweep."""
+    config = override(context.base, spec)
+    return Job(context.task, (config,), ((),), context.view)
+
+
+def train_group(job: Job, context: Context) -> None:
+    """Train a job in a Ray Train group. A worker that dies costs what was done since the last checkpoint."""
+    import ray.train
+    from ray.train.torch import TorchTrainer
+    from ray.tune.integration.ray_train import TuneReportCallback
+
+    gpus = context.resources.gpus
+    name = f"train-{uuid.uuid4().hex[:12]}"  # a name used before would make Train resume its own snapshot
+    trainer = TorchTrainer(
+        train_worker,
+        train_loop_config={"job": job, "context": context},
+        scaling_config=ray.train.ScalingConfig(
+            num_workers=context.resources.workers,
+            use_gpu=gpus > 0,
+            resources_per_worker={"CPU": context.share, **({"GPU": gpus} if gpus else {})},
+        ),
+        run_config=ray.train.RunConfig(
+            name=name,
+            storage_path=str(context.storage / ".ray"),
+            storage_filesystem=None if context.storage.is_local else context.storage.filesystem,
+            failure_config=ray.train.FailureConfig(max_failures=3),
+            callbacks=[TuneReportCallback()],
+        ),
+    )
+    try:
+        trainer.fit()
+    finally:
+        context.storage.remove(f".ray/{name}")
+
+
+def train_worker(settings: Mapping[str, Any]) -> None:
+    """Run the loop as one worker of a Ray Train group."""
+    import ray.train
+
+    from retable.platform.run import Run
+
+    place = ray.train.get_context()
+    device = "cuda" if settings["context"].resources.gpus else "cpu"
+    run = Run(place.get_world_rank(), place.get_world_size(), device, ray.train.report)
+    train_job(settings["job"], settings["context"], run)
+
+
+def one_line(error: BaseException) -> str:
+    """Say in one line what went wrong; for a fault of ours, also where."""
+    if isinstance(error, UserError):
+        return str(error)
+    cause = error.__cause__ or error
+    inner = getattr(error, "worker_failures", None)
+    if inner:
+        cause = next(iter(inner.values()))
+        cause = getattr(cause, "cause", None) or cause
+    text = str(cause).strip().splitlines()
+    frame = traceback.extract_tb(cause.__traceback__)[-1:] or [None]
+    place = f" ({frame[0].filename.rsplit('/', 1)[-1]}:{frame[0].lineno})" if frame[0] else ""
+    return f"{type(cause).__name__}: {text[-1] if text else ''}{place}"
+
+
+def nothing(*_: Any) -> None:
+    """Do nothing."""
+
+
+@dataclass
+class Watch:
+    """Hears of each trial what the board shows and what the driver does next."""
+
+    board: Board
+    name: Callable[[Mapping[str, Any]], str]
+    """A trial's spec -> what people call it."""
+    epochs: int
+    weight: Callable[[Mapping[str, Any]], float] = lambda spec: 1.0
+    started: Callable[[Mapping[str, Any]], None] = nothing
+    ended: Callable[[Mapping[str, Any], Mapping[str, Any]], None] = nothing
+    """Called with a trial's spec and its last report."""
+
+    def callback(self) -> Any:
+        """Return the Tune callback that calls us."""
+        from ray.tune import Callback
+
+        watch = self
+
+        class Forward(Callback):
+            def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+                watch.board.start(watch.name(trial.config))
+                watch.started(trial.config)
+
+            def on_trial_result(self, iteration: int, trials: list[Any], trial: Any, result: Any, **info: Any) -> None:
+                if "epoch" in result:
+                    text = f"epoch {result['epoch']} of {watch.epochs}, {result.get('seconds', 0):.0f} s"
+                    watch.board.update(watch.name(trial.config), text)
+
+            def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+                name, last = watch.name(trial.config), trial.last_result or {}
+                if "error" in last:
+                    watch.board.fail(name, last["error"])
+                else:
+                    watch.board.done(name, watch.weight(trial.config))
+                watch.ended(trial.config, last)
+
+            def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+                watch.board.fail(watch.name(trial.config), "its process died more often than it was started again")
+
+        return Forward()
+
+
+def describe(overrides: Mapping[str, Any]) -> str:
+    """Write overrides as one reads them."""
+    return " ".join(f"{path}={value:.4g}" if isinstance(value, float) else f"{path}={value}"
+                    for path, value in overrides.items())  # fmt: skip
+
+
+def fit(trainable_space: Mapping[str, Any], context: Context, watch: Watch, **tune_config: Any) -> Any:
+    """Run a Tune experiment over a space and return its `ResultGrid`."""
+    from ray import tune
+
+    resources, name = context.resources, f"tune-{uuid.uuid4().hex[:12]}"
+    if resources.gpus:
+        check_gpus(resources.workers, resources.gpus)
+    if resources.workers > 1:
+        context = dataclasses.replace(context, share=cpu_share(resources.workers))
+        needs = {"cpu": 0.01}
+        tune_config["max_concurrent_trials"] = concurrent(context)
+    else:
+        needs = {"cpu": resources.cpus, "gpu": resources.gpus}
+    tuner = tune.Tuner(
+        tune.with_resources(tune.with_parameters(trial, context=context), needs),
+        param_space=dict(trainable_space),
+        tune_config=tune.TuneConfig(reuse_actors=resources.workers == 1, **tune_config),
+        run_config=tune.RunConfig(
+            name=name,
+            storage_path=str(context.storage / ".ray") if context.storage.is_local else context.storage.root + "/.ray",
+            storage_filesystem=None if context.storage.is_local else context.storage.filesystem,
+            verbose=0,
+            callbacks=[watch.callback()],
+            failure_config=tune.FailureConfig(max_failures=3),
+            checkpoint_config=tune.CheckpointConfig(num_to_keep=1),
+        ),
+    )
+    try:
+        return tuner.fit()
+    finally:
+        context.storage.remove(f".ray/{name}")  # Ray's own state is never read: a resumed run is found by its fingerprint
+
+
+def concurrent(context: Context) -> int:
+    """Return how many Train groups fit the cluster at once: Tune does not know of their workers."""
+    import ray
+
+    there = ray.cluster_resources()
+    by_cpu = there.get("CPU", 1) / (context.resources.workers * context.share + 0.01)
+    by_gpu = there.get("GPU", 0) / (context.resources.workers * context.resources.gpus) if context.resources.gpus else by_cpu
+    return max(1, int(min(by_cpu, by_gpu)))
+
+
+def train_all(plan: Plan, context: Context) -> dict[str, str]:
+    """Train what a plan lacks, parents before children; return the failures, run -> line."""
+    from ray import tune
+
+    failures: dict[str, str] = {}
+    waves = sorted({training.wave for training in plan.missing})
+    for wave in waves:
+        todo = [training for training in plan.missing if training.wave == wave]
+        jobs = [Job(t.task.name, (t.config,), (t.keep,)) for t in todo]
+        weights = [t.task.cost(t.config) for t in todo]
+        title = "training" if len(waves) == 1 else f"training, wave {wave + 1} of {len(waves)}"
+        for training in todo:
+            if training.status in ("data changed", "weights not kept"):
+                forget(training)
+        with Board(title, len(todo), sum(weights)).show() as board:
+            watch = Watch(
+                board,
+                name=lambda spec, todo=todo: name_of(todo[spec["job"]]),
+                epochs=todo[0].config.epochs,
+                weight=lambda spec, weights=weights: weights[spec["job"]],
+            )
+            space = {"job": tune.grid_search(list(range(len(jobs))))}
+            fit(space, dataclasses.replace(context, jobs=jobs), watch)
+            failures |= board.failures
+    return failures
+
+
+def forget(training: Training) -> None:
+    """Make a run that no longer counts start anew."""
+    training.folder.folder.remove("result.json")
+    training.folder.remove_checkpoints()
+
+
+def name_of(item: Training | Scoring | Timing) -> str:
+    """Name a piece of work: task, what differs from the defaults, and the fingerprint's first digits."""
+    from retable.platform.config import differences
+
+    changes = differences(item.config, item.task.config())
+    short = {path.rsplit(".", 1)[-1]: value for path, value in changes.items() if path != "init.overrides"}
+    digits = f" [{item.folder.fingerprint[:8]}]" if not isinstance(item, Timing) else ""
+    return f"{item.task.name} {describe(short)}{digits}"
+
+
+def score_all(plan: Plan) -> dict[str, str]:
+    """Predict and evaluate every view that lacks its scores, as Ray tasks; return the failures."""
+    import ray
+
+    todo = [scoring for scoring in plan.unscored if scoring.folder.result() is not None]
+    if not todo:
+        return {}
+    remote = ray.remote(num_cpus=1, max_retries=3)(score_one)
+    weights = {name_of_view(s): s.task.view_cost(s.config, s.view) for s in todo}
+    with Board("evaluation", len(todo), sum(weights.values())).show() as board:
+        pending = {}
+        for scoring in todo:
+            name = name_of_view(scoring)
+            pending[remote.remote(scoring.task.name, scoring.config, scoring.view, scoring.folder)] = name
+        await_all(pending, board, weights)
+        return board.failures
+
+
+def await_all(pending: dict[Any, str], board: Board, weights: Mapping[str, float]) -> None:
+    """Wait for Ray tasks as they end, and show each on the board. A task returns None, or why it failed."""
+    import ray
+
+    while pending:
+        (ready, *_), _ = ray.wait(list(pending), num_returns=1)
+        name = pending.pop(ready)
+        try:
+            failure = ray.get(ready)
+        except ray.exceptions.RayError as error:
+            failure = one_line(error)
+        if failure:
+            board.fail(name, failure)
+        else:
+            board.done(name, weights.get(name, 1.0))
+
+
+def name_of_view(scoring: Scoring) -> str:
+    """Name a view of a run."""
+    from retable.platform.config import differences
+
+    return f"{name_of(scoring)} as {describe(differences(scoring.view, scoring.task.view()))}"
+
+
+def score_one(task_name: str, config: Any, view: Any, folder: RunFolder) -> str | None:
+    """Predict and evaluate one view of a finished run; return why it failed, or None."""
+    import torch
+
+    torch.set_num_threads(1)
+    task = find(task_name)
+    try:
+        start = time.perf_counter()
+        weights = folder.weights(view.epoch)
+        info = folder.storage.read_json(f"data/{task.dataset.where(config)}/dataset.json")
+        predictions = task.predict(config, view, weights, info)
+        metrics = task.evaluate(config, view, predictions, info)
+        digest = (folder.result() or {})["weights"][str(view.epoch)]
+        folder.save_scores(view, digest, predictions, metrics, time.perf_counter() - start)
+    except Exception as error:
+        return one_line(error)
+    return None
+
+
+def measure_all(plan: Plan) -> dict[str, str]:
+    """Take the measurements that are missing, one at a time, each with its node to itself; return the failures."""
+    import ray
+
+    todo = plan.unmeasured
+    if not todo:
+        return {}
+    cpus = max(node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"])
+    remote = ray.remote(num_cpus=cpus)(measure_one)
+    with Board("measurements", len(todo)).show() as board:
+        for timing in todo:
+            name = f"{timing.row.label} ({name_of(timing)})"
+            board.start(name)
+            await_all({remote.remote(timing.row.measure, timing.config, plan.storage, timing.path): name}, board, {})
+        return board.failures
+
+
+def measure_one(measure: Any, config: Any, storage: Storage, path: str) -> str | None:
+    """Take one measurement and keep it with the device it was taken on."""
+    from retable.platform.provenance import collect
+
+    try:
+        storage.write_json(path, {"metrics": dict(measure(config)), "provenance": collect()})
+    except Exception as error:
+        return one_line(error)
+    return None
+
+
+def combine_all(plan: Plan) -> dict[str, str]:
+    """Join predictions for every combined row that lacks its scores, as Ray tasks; return the failures."""
+    import ray
+
+    todo = [c for c in plan.combinings if all(m.folder.result() for m in c.members) and combined(c, plan.storage) is None]
+    if not todo:
+        return {}
+    remote = ray.remote(num_cpus=1, max_retries=3)(combine_one)
+    with Board("combinations", len(todo)).show() as board:
+        pending = {}
+        for combining in todo:
+            members = [(m.config, m.view, m.folder) for m in combining.members]
+            task = remote.remote(combining.task.name, combining.row.combine, members, combining.path, combining.inputs())
+            pending[task] = f"{combining.row.label} {describe(combining.axes)}"
+        await_all(pending, board, {})
+        return board.failures
+
+
+def combine_one(task_name: str, combine: Any, members: Any, path: str, inputs: list[str]) -> str | None:
+    """Join the predictions of some views and score what comes out as the first member would be scored."""
+    task = find(task_name)
+    try:
+        config, view, folder = members[0]
+        info = folder.storage.read_json(f"data/{task.dataset.where(config)}/dataset.json")
+        joined = combine([member_folder.predictions(member_view) for _, member_view, member_folder in members])
+        metrics = dict(task.evaluate(config, view, joined, info))
+        folder.storage.write_json(path, {"inputs": inputs, "metrics": metrics})
+    except Exception as error:
+        return one_line(error)
+    return None

@@ -1,0 +1,183 @@
+"""The one training loop: restore, batches, step, validate, checkpoint, report, finish.
+
+It knows no task and no Ray. A trial of Ray Tune runs it as it is, every worker of a Ray Train group runs it with its
+own rank, and a notebook can run it with `Run()`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from retable.platform.config import Parent, Weights, parent
+from retable.platform.errors import UserError
+from retable.platform.run import Run, seed_everything
+from retable.platform.runs import RunFolder, sha256
+
+if TYPE_CHECKING:
+    from retable.platform.task import Task
+
+Score = Callable[[Mapping[str, Tensor], int], Mapping[str, float]]
+
+
+@dataclass
+class Progress:
+    """Where a training stands; a part of every checkpoint."""
+
+    epoch: int = 0
+    step: int = 0
+    """Steps done in this epoch."""
+    total: int = 0
+    """Steps done in all."""
+    count: int = 0
+    """Steps that `sums` adds up."""
+    sums: dict[str, Tensor] = field(default_factory=dict)
+    """Metric -> sum over this epoch's steps, float64, shape (members,)."""
+    seconds: float = 0.0
+
+    def add(self, metrics: Mapping[str, Tensor]) -> None:
+        """Count one step and add its metrics."""
+        self.step, self.total, self.count = self.step + 1, self.total + 1, self.count + 1
+        for name, value in metrics.items():
+            value = value.detach().double()
+            self.sums[name] = self.sums[name].to(value.device) + value if name in self.sums else value
+
+
+def train(
+    task: Task,
+    configs: Sequence[Any],
+    data: Any,
+    folders: Sequence[RunFolder],
+    digest: str,
+    run: Run,
+    keep: Sequence[Sequence[int]],
+    checkpoint_every: int = 0,
+    score: Score | None = None,
+) -> None:
+    """Train the members to their last epoch, or go on with them, and write their `result.json`.
+
+    Args:
+        task: what is trained.
+        configs: one config for each member of the stack; usually one.
+        data: what `task.dataset.open` returned for these configs.
+        folders: where each member's files go.
+        digest: of the data; a finished run counts for these data only.
+        run: this process's place among the workers, and whom to report to.
+        keep: for each member, the epochs (from 1) whose weights views will ask for; the last is always kept.
+        checkpoint_every: steps between checkpoints within an epoch; 0: at the epochs' ends only.
+        score: for sweeps of one member: (weights, epoch) -> metrics that join the report of each epoch.
+    """
+    learner = task.learner(configs, data, run)
+    start_from_parents(learner, task, configs, folders)
+    progress, histories = restore(learner, folders, keep)
+    epochs = configs[0].epochs
+    while progress.epoch < epochs:
+        start = time.perf_counter()
+        for batch in data.batches(progress.epoch, progress.step, run.rank, run.world):
+            seed_everything(configs[0].seed, progress.total, run.rank)
+            progress.add(learner.step(batch))
+            if checkpoint_every and progress.step % checkpoint_every == 0 and progress.step < data.steps and not run.rank:
+                save_checkpoints(learner.state_dict(), progress, folders)
+        progress.seconds += time.perf_counter() - start
+        rows = summarise(progress, run, task.validate(learner, data))
+        if run.rank == 0:
+            states = learner.state_dict()
+            for folder, state, row, history, kept in zip(folders, states, rows, histories, keep, strict=True):
+                if progress.epoch in kept or progress.epoch == epochs:
+                    row["weights"] = folder.save_weights(progress.epoch, state["weights"])
+                if score is not None:
+                    row |= score(state["weights"], progress.epoch)
+                history.append(row)
+                folder.write_history(history)
+            if progress.epoch < epochs:
+                save_checkpoints(states, progress, folders)
+            else:
+                finish(folders, histories, digest)
+        run.report({name: value for name, value in rows[0].items() if isinstance(value, (int, float))})
+
+
+def summarise(progress: Progress, run: Run, validation: Sequence[Mapping[str, float]]) -> list[dict[str, Any]]:
+    """Close an epoch: return each member's line of the log, and set the sums back."""
+    means = {name: run.mean(total / progress.count).tolist() for name, total in progress.sums.items()}
+    progress.epoch, progress.step, progress.count, progress.sums = progress.epoch + 1, 0, 0, {}
+    common = {"epoch": progress.epoch, "step": progress.total, "seconds": progress.seconds, "time": time.time()}
+    return [
+        {**common, **{name: values[member] for name, values in means.items()}, **cheap}
+        for member, cheap in enumerate(validation)
+    ]
+
+
+def restore(learner: Any, folders: Sequence[RunFolder], keep: Sequence[Sequence[int]]) -> tuple[Progress, list[list[Any]]]:
+    """Load the newest checkpoint that every member has; return where the training stands, and its log so far.
+
+    A checkpoint behind an epoch whose weights are wanted but were not kept is of no use: the training starts anew.
+    """
+    common = set.intersection(*(set(folder.checkpoints()) for folder in folders))
+    if not common:
+        return Progress(), [[] for _ in folders]
+    states = [folder.load_checkpoint(max(common)) for folder in folders]
+    progress = Progress(**states[0].pop("progress"))
+    sums = [state.pop("sums") for state in states]
+    progress.sums = {name: torch.stack([member[name] for member in sums]) for name in sums[0]}
+    histories = [folder.history()[: progress.epoch] for folder in folders]
+    for history, kept in zip(histories, keep, strict=True):
+        if any("weights" not in row for row in history if row["epoch"] in kept):
+            return Progress(), [[] for _ in folders]
+    learner.load_state_dict(states)
+    return progress, histories
+
+
+def save_checkpoints(states: Sequence[Mapping[str, Any]], progress: Progress, folders: Sequence[RunFolder]) -> None:
+    """Write every member's checkpoint, and only then remove the older ones: a common one is always there."""
+    counters = {"epoch": progress.epoch, "step": progress.step, "total": progress.total, "count": progress.count}
+    for member, (state, folder) in enumerate(zip(states, folders, strict=True)):
+        sums = {name: total[member].cpu() for name, total in progress.sums.items()}
+        whole = {**state, "progress": {**counters, "seconds": progress.seconds}, "sums": sums}
+        folder.save_checkpoint(progress.total, whole)
+    for folder in folders:
+        folder.remove_checkpoints(but=progress.total)
+
+
+def finish(folders: Sequence[RunFolder], histories: Sequence[Sequence[Mapping[str, Any]]], digest: str) -> None:
+    """Write each member's `result.json`; the rolling checkpoint is then of no more use."""
+    for folder, history in zip(folders, histories, strict=True):
+        last = {name: value for name, value in history[-1].items() if name not in ("weights", "time")}
+        weights = {str(row["epoch"]): row["weights"] for row in history if "weights" in row}
+        result = {"task": folder.task, "fingerprint": folder.fingerprint, "data": digest, "metrics": last}
+        folder.folder.write_json("result.json", {**result, "weights": weights, "seconds": last["seconds"]})
+        folder.remove_checkpoints()
+
+
+def start_from_parents(learner: Any, task: Task, configs: Sequence[Any], folders: Sequence[RunFolder]) -> None:
+    """Load what `config.init` names into a learner, where the task has such a field.
+
+    Raises:
+        UserError: if a weights file is missing or is not the one named.
+    """
+    inits = [getattr(config, "init", None) for config in configs]
+    if not any(isinstance(init, (Parent, Weights)) for init in inits):
+        return
+    weights = []
+    for config, init, folder in zip(configs, inits, folders, strict=True):
+        if isinstance(init, Parent):
+            before = parent(config)
+            weights.append(RunFolder.of(folder.storage, task, before).weights(init.checkpoint or before.epochs))
+        else:
+            weights.append(weights_file(folder, init))
+    learner.load_weights(weights)
+
+
+def weights_file(folder: RunFolder, init: Weights) -> Mapping[str, Tensor]:
+    """Return the weights file that `init` names by its digest."""
+    from safetensors.torch import load
+
+    name = f"weights/{init.sha256}.safetensors"
+    data = folder.storage.read(name) if folder.storage.exists(name) else b""
+    if sha256(data) != init.sha256:
+        raise UserError(f"{folder.storage}/{name} is missing or is another file; copy the weights there")
+    return load(data)

@@ -1,0 +1,241 @@
+"""From tables to the smallest set of work: unique trainings in waves, predictions, combinations, measurements.
+
+Compiling a plan reads the storage and starts nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from retable.platform.config import parent
+from retable.platform.provenance import device_name
+from retable.platform.runs import RunFolder, sha256, view_key
+from retable.platform.storage import Storage
+from retable.platform.table import Combined, Figure, Measurement, Need, Row, Table, expand
+
+if TYPE_CHECKING:
+    from retable.platform.task import Task
+
+Status = Literal["done", "new", "to be continued", "data changed", "weights not kept"]
+
+
+@dataclass(frozen=True)
+class Training:
+    """One unique training, whichever cells want it."""
+
+    task: Task
+    config: Any
+    folder: RunFolder
+    keep: tuple[int, ...]
+    """Epochs whose weights views ask for."""
+    status: Status
+    wave: int
+    """0 for runs that start from nothing; a child is one wave behind its parent."""
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """One view of one training."""
+
+    task: Task
+    config: Any
+    folder: RunFolder
+    view: Any
+    done: bool
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One measurement on this kind of device."""
+
+    task: Task
+    config: Any
+    row: Measurement
+    path: str
+    done: bool
+
+
+@dataclass(frozen=True)
+class Combining:
+    """One replicate of a combined row: the views whose predictions it joins, in the row's order."""
+
+    task: Task
+    row: Combined
+    axes: Mapping[str, object]
+    members: tuple[Scoring, ...]
+
+    @property
+    def path(self) -> str:
+        """Where its scores lie; named by its members and the function that joins them."""
+        names = [f"{member.folder.path}/{view_key(member.view)}" for member in self.members]
+        function = f"{self.row.combine.__module__}.{self.row.combine.__qualname__}"
+        return f"combinations/{self.task.name}/{sha256(json.dumps([function, *names]).encode())[:16]}.json"
+
+    def inputs(self) -> list[str]:
+        """Return the digest of each member's weights; empty where a member is not finished."""
+        results = [member.folder.result() for member in self.members]
+        pairs = zip(results, self.members, strict=True)
+        return [result["weights"].get(str(member.view.epoch), "") for result, member in pairs if result]
+
+
+@dataclass
+class Plan:
+    """All the work that some tables need, each piece once."""
+
+    storage: Storage
+    tables: Mapping[str, tuple[Task, Table | Figure]]
+    trainings: dict[str, Training] = field(default_factory=dict)
+    """By run path."""
+    scorings: dict[str, Scoring] = field(default_factory=dict)
+    """By run path and view key."""
+    timings: dict[str, Timing] = field(default_factory=dict)
+    """By path of the measurement's file."""
+    combinings: list[Combining] = field(default_factory=list)
+    needs: dict[str, dict[str, list[Need]]] = field(default_factory=dict)
+    """Table -> row label -> replicates."""
+
+    @property
+    def missing(self) -> list[Training]:
+        """Trainings still to be done, parents before children."""
+        todo = [training for training in self.trainings.values() if training.status != "done"]
+        return sorted(todo, key=lambda training: training.wave)
+
+    @property
+    def unscored(self) -> list[Scoring]:
+        """Views still to be predicted and evaluated."""
+        return [scoring for scoring in self.scorings.values() if not scoring.done]
+
+    @property
+    def unmeasured(self) -> list[Timing]:
+        """Measurements still to be taken on this kind of device."""
+        return [timing for timing in self.timings.values() if not timing.done]
+
+    @property
+    def groups(self) -> dict[Hashable, list[Training]]:
+        """Missing trainings by what may be trained as one stack."""
+        found: dict[Hashable, list[Training]] = {}
+        for training in self.missing:
+            key = (training.task.name, training.wave, training.task.group(training.config))
+            found.setdefault(key, []).append(training)
+        return found
+
+    @property
+    def cost(self) -> float:
+        """Seconds of one CPU core that the missing work takes, by the tasks' own rough estimates."""
+        training = sum(t.task.cost(t.config) for t in self.missing)
+        return training + sum(s.task.view_cost(s.config, s.view) for s in self.unscored)
+
+
+def compile_plan(tables: Mapping[str, tuple[Task, Table | Figure]], storage: Storage) -> Plan:
+    """Expand tables (already at their scale) and find out what of them is there."""
+    plan = Plan(storage, tables)
+    digests: dict[str, str | None] = {}  # data folder -> digest, read once
+    for name, (task, table) in tables.items():
+        plan.needs[name] = {}
+        for row in table.rows:
+            if isinstance(row, Combined) or not row.present:
+                continue
+            needs = expand(table, row, task.config(), task.view())
+            plan.needs[name][row.label] = needs
+            for need in needs:
+                if isinstance(row, Row):
+                    _add(plan, task, need.config, need.view, digests)
+                else:
+                    _add_timing(plan, task, row, need)
+        for row in table.rows:
+            if isinstance(row, Combined) and row.present:
+                plan.combinings += combinings(plan, name, row)
+    return plan
+
+
+def combinings(plan: Plan, name: str, row: Combined) -> list[Combining]:
+    """Return the replicates of a combined row: one for each point of the axes that all its members have."""
+    task, _ = plan.tables[name]
+    members = [plan.needs[name].get(label, []) for label in row.of]
+    found = []
+    for first in members[0]:
+        same = [next((need for need in needs if need.axes == first.axes), None) for needs in members]
+        if all(need is not None and need.view is not None for need in same):
+            scorings = (plan.scorings[scoring_key(plan, task, need)] for need in same if need is not None)
+            found.append(Combining(task, row, first.axes, tuple(scorings)))
+    return found
+
+
+def scoring_key(plan: Plan, task: Task, need: Need) -> str:
+    """Return the key of a need's view among a plan's scorings."""
+    return f"{RunFolder.of(plan.storage, task, need.config).path}/{view_key(need.view)}"
+
+
+def compile_configs(task: Task, configs: Sequence[Any], storage: Storage) -> Plan:
+    """Plan trainings that no table asks for: what `train` runs."""
+    plan = Plan(storage, {})
+    for config in configs:
+        _add(plan, task, config, None, {})
+    return plan
+
+
+def _add(plan: Plan, task: Task, config: Any, view: Any | None, digests: dict[str, str | None]) -> int:
+    """Add a training, its ancestors and its view; return its wave."""
+    ancestor = parent(config)
+    wave = 0
+    if ancestor is not None:
+        epoch = config.init.checkpoint or ancestor.epochs
+        wave = 1 + _add(plan, task, ancestor, None, digests)
+        _keep(plan, task, ancestor, epoch, wave - 1, digests)
+    epoch = config.epochs if view is None else view.epoch
+    training = _keep(plan, task, config, epoch, wave, digests)
+    if view is not None:
+        kept = (training.folder.result() or {}).get("weights", {}).get(str(epoch), "")
+        done = training.status == "done" and training.folder.scores(view, kept) is not None
+        key = f"{training.folder.path}/{view_key(view)}"
+        plan.scorings[key] = Scoring(task, config, training.folder, view, done)
+    return wave
+
+
+def _keep(plan: Plan, task: Task, config: Any, epoch: int, wave: int, digests: dict[str, str | None]) -> Training:
+    """Note that an epoch's weights of a run are wanted."""
+    folder = RunFolder.of(plan.storage, task, config)
+    known = plan.trainings.get(folder.path)
+    if known is not None and epoch in known.keep:
+        return known
+    keep = tuple(sorted({epoch, config.epochs, *(known.keep if known else ())}))
+    where = task.dataset.where(config)
+    if where not in digests:
+        digests[where] = data_digest(plan.storage, where)
+    training = Training(task, config, folder, keep, status(folder, keep, digests[where]), wave)
+    plan.trainings[folder.path] = training
+    return training
+
+
+def data_digest(storage: Storage, where: str) -> str | None:
+    """Return the digest of a data set, or None where it is not there (yet)."""
+    try:
+        return str(storage.read_json(f"data/{where}/dataset.json")["digest"])
+    except FileNotFoundError:
+        return None
+
+
+def status(folder: RunFolder, keep: Sequence[int], digest: str | None) -> Status:
+    """Say what is to be done about a run."""
+    result = folder.result()
+    if result is None:
+        return "to be continued" if folder.checkpoints() else "new"
+    if digest is not None and result["data"] != digest:
+        return "data changed"
+    return "done" if all(str(epoch) in result["weights"] for epoch in keep) else "weights not kept"
+
+
+def _add_timing(plan: Plan, task: Task, row: Measurement, need: Need) -> None:
+    path = timing_path(plan, task, row, need)
+    plan.timings[path] = Timing(task, need.config, row, path, plan.storage.exists(path))
+
+
+def timing_path(plan: Plan, task: Task, row: Measurement, need: Need) -> str:
+    """Return where a measurement lies: named by the function, the config and this kind of device."""
+    run = RunFolder.of(plan.storage, task, need.config).fingerprint
+    device = re.sub(r"[^A-Za-z0-9]+", "-", device_name()).strip("-")
+    return f"measurements/{task.name}/{row.measure.__name__}-{run}-{device}.json"

@@ -1,0 +1,67 @@
+"""Where a number is from: commit, versions, machine, command."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import os
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("retable", "ray", "torch", "numpy", "pyarrow", "gymnasium", "mujoco", "monai", "timm", "transformers")
+
+
+@functools.cache
+def _git() -> dict[str, Any]:
+    """Return the commit of the checkout that this code runs from, and whether it has changes; empty outside of one."""
+    here = Path(__file__).resolve().parent.parent
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", "-C", str(here), *words], capture_output=True, text=True, check=True).stdout
+
+    try:
+        return {"commit": git("rev-parse", "HEAD").strip(), "dirty": bool(git("status", "--porcelain").strip())}
+    except (OSError, subprocess.CalledProcessError):
+        return {}
+
+
+@functools.cache
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that shape numbers, where installed."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def device_name(device: str = "cpu") -> str:
+    """Return the name of the processor or GPU that numbers of seconds belong to."""
+    if device.startswith("cuda"):
+        import torch
+
+        return str(torch.cuda.get_device_name(device))
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        model = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        model = platform.processor() or platform.machine()
+    return f"{model}, {os.cpu_count()} cores"
+
+
+def collect() -> dict[str, Any]:
+    """Return the provenance of what this process is about to do."""
+    return {
+        **_git(),
+        "versions": versions(),
+        "device": device_name(),
+        "system": platform.platform(),
+        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }

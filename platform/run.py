@@ -1,0 +1,56 @@
+"""What a learner may know of the machines. Besides `launch.py`, the only place that touches `torch.distributed`."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, distributed, nn
+
+
+def ignore(metrics: Mapping[str, Any]) -> None:
+    """Report to nobody."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One process of a run. The defaults are a single process on the CPU, with no Ray."""
+
+    rank: int = 0
+    world: int = 1
+    device: str = "cpu"
+    report: Callable[[Mapping[str, Any]], None] = ignore
+    """Called by every rank, equally often, at each epoch's end: Tune's, Train's or nobody's."""
+
+    def wrap(self, module: nn.Module) -> nn.Module:
+        """Return a module whose backward pass averages gradients over the workers; itself where there is one."""
+        module.to(self.device)
+        return nn.parallel.DistributedDataParallel(module) if self.world > 1 else module
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        """Concatenate every rank's rows, in order of rank, with gradients to each."""
+        if self.world == 1:
+            return tensor
+        from torch.distributed.nn.functional import all_gather  # type: ignore[attr-defined]
+
+        return torch.cat(all_gather(tensor))
+
+    def mean(self, tensor: Tensor) -> Tensor:
+        """Average a tensor over the ranks (no gradient)."""
+        if self.world > 1:
+            tensor = tensor.clone()
+            distributed.all_reduce(tensor)
+            tensor = tensor / self.world
+        return tensor
+
+
+def seed_everything(seed: int, step: int, rank: int) -> None:
+    """Seed Python, NumPy and torch for one step, so that there is no generator state to save."""
+    words = np.random.SeedSequence([seed, step, rank]).generate_state(2)
+    random.seed(int(words[0]))
+    np.random.seed(int(words[1]))
+    torch.manual_seed(int(words[0]) << 32 | int(words[1]))

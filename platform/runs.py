@@ -1,0 +1,221 @@
+"""The folder of one run: `runs/<task>/<fingerprint>/`.
+
+    config.json        every field of the config, and the task's version
+    provenance.json    commit, versions, machine, command, data
+    metrics.jsonl      one line an epoch
+    tensorboard/       the same for TensorBoard
+    checkpoint-<step>/ the rolling checkpoint: model.safetensors, state.pt, manifest.json (written last)
+    weights/epoch-<n>.safetensors    the weights that views ask for
+    views/<key>/       predictions.npz and scores.json of one view
+    result.json        written last: the run is finished
+
+Nothing here is ever unpickled but `state.pt`, with `weights_only=True`, whose tensors and plain values are ours.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from retable.platform.config import choice_name, fingerprint, flatten, override
+from retable.platform.errors import UserError
+from retable.platform.storage import Storage
+
+if TYPE_CHECKING:
+    from retable.platform.task import Task
+    from torch import Tensor
+
+
+def sha256(data: bytes) -> str:
+    """Return the SHA-256 of some bytes, in hexadecimal."""
+    return hashlib.sha256(data).hexdigest()
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """One run on storage. Small and picklable; it reads and writes, and holds nothing."""
+
+    storage: Storage
+    task: str
+    fingerprint: str
+
+    @staticmethod
+    def of(storage: Storage, task: Task, config: Any) -> RunFolder:
+        """Return the folder of a config's run, which may not exist yet."""
+        return RunFolder(storage, task.name, fingerprint(task.name, task.version, config))
+
+    @property
+    def path(self) -> str:
+        """The folder, relative to the storage."""
+        return f"runs/{self.task}/{self.fingerprint}"
+
+    @property
+    def folder(self) -> Storage:
+        """The folder as a storage of its own."""
+        return self.storage / self.path
+
+    def begin(self, config: Any, version: int, provenance: Mapping[str, Any]) -> None:
+        """Write what the run is, before it does anything; a run that goes on keeps its first provenance."""
+        if not self.folder.exists("provenance.json"):
+            self.folder.write_json("config.json", {"task": self.task, "version": version, "config": flatten(config)})
+            self.folder.write_json("provenance.json", provenance)
+
+    def result(self) -> dict[str, Any] | None:
+        """Return `result.json`, or None while the run is not finished."""
+        try:
+            return dict(self.folder.read_json("result.json"))
+        except FileNotFoundError:
+            return None
+
+    def config(self, task: Task) -> Any:
+        """Return the run's config."""
+        return override(task.config(), self.folder.read_json("config.json")["config"])
+
+    def history(self) -> list[dict[str, Any]]:
+        """Return the lines of `metrics.jsonl`."""
+        try:
+            lines = self.folder.read("metrics.jsonl").decode().splitlines()
+        except FileNotFoundError:
+            return []
+        return [json.loads(line) for line in lines]
+
+    def write_history(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Write the log whole, for people and for TensorBoard: object stores cannot append."""
+        self.folder.write("metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+        self.folder.write("tensorboard/events.out.tfevents.0.retable", tensorboard_events(rows))
+
+    def checkpoints(self) -> list[int]:
+        """Return the steps at which a whole checkpoint lies, ascending."""
+        steps = [int(match[1]) for name in self.folder.list() if (match := re.fullmatch(r"checkpoint-(\d+)", name))]
+        return sorted(step for step in steps if self.folder.exists(f"checkpoint-{step:08d}/manifest.json"))
+
+    def save_checkpoint(self, step: int, state: Mapping[str, Any]) -> None:
+        """Write a checkpoint; it counts once its manifest is there."""
+        import torch
+        from safetensors.torch import save
+
+        rest = io.BytesIO()
+        torch.save({name: value for name, value in state.items() if name != "weights"}, rest)
+        files = {"model.safetensors": save(contiguous(state["weights"])), "state.pt": rest.getvalue()}
+        for name, data in files.items():
+            self.folder.write(f"checkpoint-{step:08d}/{name}", data)
+        manifest = {name: sha256(data) for name, data in files.items()}
+        self.folder.write_json(f"checkpoint-{step:08d}/manifest.json", manifest)
+
+    def load_checkpoint(self, step: int) -> dict[str, Any]:
+        """Read a checkpoint.
+
+        Raises:
+            UserError: if a file is missing or its content is not what was written.
+        """
+        import torch
+        from safetensors.torch import load
+
+        folder = f"checkpoint-{step:08d}"
+        files = {}
+        for name, digest in self.folder.read_json(f"{folder}/manifest.json").items():
+            files[name] = self._verified(f"{folder}/{name}", digest)
+        rest = torch.load(io.BytesIO(files["state.pt"]), weights_only=True, map_location="cpu")
+        return {"weights": load(files["model.safetensors"]), **rest}
+
+    def remove_checkpoints(self, but: int | None = None) -> None:
+        """Remove the rolling checkpoints, all or all but one; the manifest goes first, so that none is left half."""
+        for name in self.folder.list():
+            if name.startswith("checkpoint-") and name != f"checkpoint-{but or 0:08d}":
+                self.folder.remove(f"{name}/manifest.json")
+                self.folder.remove(name)
+
+    def save_weights(self, epoch: int, weights: Mapping[str, Tensor]) -> str:
+        """Keep an epoch's weights for the views that name it; return their digest."""
+        from safetensors.torch import save
+
+        data = save(contiguous(weights))
+        self.folder.write(f"weights/epoch-{epoch:04d}.safetensors", data)
+        return sha256(data)
+
+    def weights(self, epoch: int) -> dict[str, Tensor]:
+        """Return the weights that were kept of an epoch.
+
+        Raises:
+            UserError: if they were not kept or the file is damaged.
+        """
+        from safetensors.torch import load
+
+        result = self.result()
+        digest = (result or {}).get("weights", {}).get(str(epoch))
+        if digest is None:
+            raise UserError(f"{self.folder}: the weights of epoch {epoch} were not kept; train the run again")
+        return load(self._verified(f"weights/epoch-{epoch:04d}.safetensors", digest))
+
+    def scores(self, view: Any, weights: str) -> dict[str, Any] | None:
+        """Return a view's scores if they were taken from exactly these weights (by digest)."""
+        try:
+            found: dict[str, Any] = self.folder.read_json(f"views/{view_key(view)}/scores.json")
+        except FileNotFoundError:
+            return None
+        return found if found["weights"] == weights else None
+
+    def predictions(self, view: Any) -> dict[str, np.ndarray[Any, Any]]:
+        """Return a view's predictions."""
+        with np.load(io.BytesIO(self.folder.read(f"views/{view_key(view)}/predictions.npz"))) as archive:
+            return dict(archive)
+
+    def save_scores(self, view: Any, weights: str, predictions: Mapping[str, Any], metrics: Mapping[str, float],
+                    seconds: float) -> None:  # fmt: skip
+        """Keep a view's predictions and, last, its scores."""
+        buffer = io.BytesIO()
+        np.savez_compressed(buffer, **predictions)
+        self.folder.write(f"views/{view_key(view)}/predictions.npz", buffer.getvalue())
+        found = {"view": flatten(view), "weights": weights, "metrics": dict(metrics), "seconds": seconds}
+        self.folder.write_json(f"views/{view_key(view)}/scores.json", found)
+
+    def _verified(self, path: str, digest: str) -> bytes:
+        try:
+            data = self.folder.read(path)
+        except FileNotFoundError:
+            data = b""
+        if sha256(data) != digest:
+            folder = f"{self.folder}" if self.storage.is_local else self.path
+            raise UserError(f"{self.folder}/{path} is damaged or missing; remove {folder} to train this run again")
+        return data
+
+
+def contiguous(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors as safetensors wants them: on the CPU, contiguous, sharing no memory."""
+    return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights.items()}
+
+
+def view_key(view: Any) -> str:
+    """Return the name of a view's folder: its class and a hash of its fields."""
+    text = json.dumps(flatten(view), sort_keys=True)
+    return f"{choice_name(type(view))}-{sha256(text.encode())[:12]}"
+
+
+def tensorboard_events(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    """Return a TensorBoard event file of a log: a pure function of the rows, so that a longer log only appends."""
+    from tensorboardX.proto.event_pb2 import Event
+    from tensorboardX.proto.summary_pb2 import Summary
+    from tensorboardX.record_writer import RecordWriter
+
+    buffer = io.BytesIO()
+    writer = RecordWriter.__new__(RecordWriter)  # its constructor opens a path; we want the bytes
+    writer._writer = buffer
+    start = float(rows[0]["time"]) if rows else time.time()
+    writer.write(Event(wall_time=start, file_version="brain.Event:2").SerializeToString())
+    for row in rows:
+        values = [
+            Summary.Value(tag=name, simple_value=float(value))
+            for name, value in row.items()
+            if isinstance(value, (int, float)) and name not in ("time", "step")
+        ]
+        event = Event(wall_time=float(row["time"]), step=int(row["step"]), summary=Summary(value=values))
+        writer.write(event.SerializeToString())
+    return buffer.getvalue()

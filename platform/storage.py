@@ -1,0 +1,163 @@
+"""One place for everything that lasts: a local folder or any `pyarrow.fs` / fsspec URI."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pyarrow import ArrowInvalid, fs
+
+from retable.platform.errors import UserError, disk_errors
+
+
+@dataclass(frozen=True)
+class Storage:
+    """A folder on a file system. Small, picklable, and the same on every node.
+
+    Every write is atomic: a reader sees the old file, the new file, or none; never half of one.
+    """
+
+    filesystem: fs.FileSystem
+    root: str
+
+    @staticmethod
+    def open(where: str | Path) -> Storage:
+        """Open `where`: a local path, or a URI such as `s3://bucket/path?region=...` or any fsspec protocol.
+
+        Raises:
+            UserError: if nothing on this machine understands the URI.
+        """
+        where = str(where)
+        if "://" not in where:
+            return Storage(fs.LocalFileSystem(), os.path.abspath(os.path.expanduser(where)))
+        try:
+            filesystem, root = fs.FileSystem.from_uri(where)
+        except (ArrowInvalid, NotImplementedError):
+            filesystem, root = _fsspec(where)
+        return Storage(filesystem, root.rstrip("/"))
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the files lie in a folder of this machine (or one mounted there)."""
+        return isinstance(self.filesystem, fs.LocalFileSystem)
+
+    def __truediv__(self, path: str) -> Storage:
+        """Return the folder `path` below this one."""
+        return Storage(self.filesystem, f"{self.root}/{path}")
+
+    def __str__(self) -> str:
+        """Return the folder as people write it."""
+        return self.root if self.is_local else f"{self.filesystem.type_name}://{self.root}"
+
+    def exists(self, path: str = "") -> bool:
+        """Say whether a file or folder is there."""
+        with disk_errors(self._name(path)):
+            return self.filesystem.get_file_info(self._path(path)).type != fs.FileType.NotFound
+
+    def list(self, path: str = "") -> list[str]:
+        """Return the sorted names in a folder; an absent folder is empty. Half-written files are hidden."""
+        selector = fs.FileSelector(self._path(path), allow_not_found=True)
+        with disk_errors(self._name(path)):
+            names = [info.base_name for info in self.filesystem.get_file_info(selector)]
+        return sorted(name for name in names if not name.startswith(".writing-"))
+
+    def read(self, path: str) -> bytes:
+        """Return a file's bytes. Raises FileNotFoundError where there is none."""
+        with disk_errors(self._name(path)), self.filesystem.open_input_stream(self._path(path)) as stream:
+            data: bytes = stream.read()
+        return data
+
+    def read_json(self, path: str) -> Any:
+        """Return a JSON file's content.
+
+        Raises:
+            FileNotFoundError: where there is none.
+            UserError: where the file is not JSON.
+        """
+        try:
+            return json.loads(self.read(path))
+        except ValueError as error:
+            raise UserError(f"{self._name(path)}: not a JSON file ({error}); remove it and run again") from error
+
+    def write(self, path: str, data: bytes | str) -> None:
+        """Write a whole file at once.
+
+        Raises:
+            UserError: where the disk is full or the folder cannot be written.
+        """
+        data = data.encode() if isinstance(data, str) else data
+        target = self._path(path)
+        parent, name = target.rsplit("/", 1)
+        with disk_errors(self._name(path)):
+            if not self.is_local:
+                with self.filesystem.open_output_stream(target) as stream:
+                    stream.write(data)
+                return
+            self.filesystem.create_dir(parent)
+            writing = f"{parent}/.writing-{uuid.uuid4().hex[:8]}-{name}"
+            try:
+                with open(writing, "wb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.replace(writing, target)
+            except BaseException:
+                Path(writing).unlink(missing_ok=True)
+                raise
+
+    def write_json(self, path: str, value: object) -> None:
+        """Write `value` as indented JSON, with a stable order of keys."""
+        self.write(path, json.dumps(value, indent=2, sort_keys=True) + "\n")
+
+    def remove(self, path: str) -> None:
+        """Remove a file or a folder with all that is in it; absent is fine."""
+        kind = self.filesystem.get_file_info(self._path(path)).type
+        with disk_errors(self._name(path)):
+            if kind == fs.FileType.Directory:
+                self.filesystem.delete_dir(self._path(path))
+            elif kind == fs.FileType.File:
+                self.filesystem.delete_file(self._path(path))
+
+    @contextmanager
+    def local(self, path: str) -> Iterator[Path]:
+        """Give a file or folder as a local path for reading: itself where local, else a copy in a temporary folder."""
+        if self.is_local:
+            yield Path(self._path(path))
+            return
+        folder = Path(tempfile.mkdtemp(prefix="retable-"))
+        try:
+            target = folder / path.rsplit("/", 1)[-1]
+            fs.copy_files(self._path(path), str(target), self.filesystem, fs.LocalFileSystem())
+            yield target
+        finally:
+            shutil.rmtree(folder)
+
+    def upload(self, folder: Path, path: str) -> None:
+        """Copy a local folder's files below `path`, each of them atomically."""
+        for file in sorted(folder.rglob("*")):
+            if file.is_file():
+                self.write(f"{path}/{file.relative_to(folder).as_posix()}", file.read_bytes())
+
+    def _path(self, path: str) -> str:
+        return f"{self.root}/{path}" if path else self.root
+
+    def _name(self, path: str) -> str:
+        return str(self / path) if path else str(self)
+
+
+def _fsspec(uri: str) -> tuple[fs.FileSystem, str]:
+    import fsspec
+
+    try:
+        filesystem, root = fsspec.core.url_to_fs(uri)
+    except (ImportError, ValueError) as error:
+        raise UserError(f"--storage {uri}: {error}") from error
+    return fs.PyFileSystem(fs.FSSpecHandler(filesystem)), root

@@ -1,0 +1,160 @@
+"""The nouns of a task: what a folder `tasks/<name>/` must say of itself so that the platform can run it.
+
+A task is one frozen value, `TASK`, in the folder's `__init__.py`. There is no base class and no registry; the platform
+finds a task by the folder's name.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from retable.platform.errors import UserError, nearest
+from retable.platform.storage import Storage
+
+if TYPE_CHECKING:
+    import numpy as np
+    from retable.platform.run import Run
+    from retable.platform.table import Figure, Table
+    from torch import Tensor
+
+    Arrays = Mapping[str, np.ndarray[Any, Any]]
+    State = dict[str, Any]
+
+
+class Config(Protocol):
+    """What every config has: a frozen, keyword-only dataclass with these fields; `init` where runs build on runs."""
+
+    @property
+    def seed(self) -> int:
+        """Seed of initialisation, order and noise."""
+
+    @property
+    def epochs(self) -> int:
+        """How many epochs a run trains."""
+
+
+class Data(Protocol):
+    """A data set opened for one training (or for several that are stacked)."""
+
+    @property
+    def steps(self) -> int:
+        """Batches in an epoch."""
+
+    def batches(self, epoch: int, start: int, rank: int, world: int) -> Iterator[Any]:
+        """Yield the epoch's batches from step `start` on, this rank's rows only: a function of seed and epoch alone."""
+
+
+class Learner(Protocol):
+    """One training, or several stacked ones ("members"). It owns its loss, backward pass and every optimiser."""
+
+    def step(self, batch: Any) -> Mapping[str, Tensor]:
+        """Update once; return each metric for every member, shape (members,)."""
+
+    def state_dict(self) -> Sequence[State]:
+        """Return a state for each member: `weights` (named tensors), and whatever else resuming needs."""
+
+    def load_state_dict(self, states: Sequence[State]) -> None:
+        """Continue from such states."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dataset:
+    """How a task comes by its data."""
+
+    where: Callable[[Any], str]
+    """Config -> the data set's folder, relative to `<storage>/data/`."""
+    prepare: Callable[[Any, Storage], None]
+    """(config, folder): make the data if they can be made here, else raise a UserError that says where to get them."""
+    read: Callable[[Storage], Any]
+    """folder -> `ray.data.Dataset` of its rows."""
+    arrays: Callable[[Any], Arrays]
+    """Arrow table -> the arrays that learners sample from."""
+    open: Callable[[Arrays, Mapping[str, Any], Sequence[Any]], Data]
+    """(arrays, the data set's `dataset.json`, configs of the members) -> data."""
+    describe: Callable[[Mapping[str, Any]], str]
+    """`dataset.json` -> the words a report puts beside every number that came from these data."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """A named size of an experiment: what it does to a table, and what one should know of it."""
+
+    about: str
+    apply: Callable[[Any], Any]
+    """Table or Figure -> the same with overrides, rows and replicates of this scale."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """Everything about one published system that the platform needs to know."""
+
+    name: str
+    about: str
+    version: int
+    """Raised whenever the code's numbers change: old runs then no longer count."""
+    config: type[Any]
+    view: type[Any]
+    """A frozen dataclass of what can change without training again; it has a field `epoch` (0: the last)."""
+    dataset: Dataset
+    learner: Callable[[Sequence[Any], Any, Run], Learner]
+    validate: Callable[[Any, Any], Sequence[Mapping[str, float]]]
+    """(learner, data) -> cheap metrics of each member, taken with every checkpoint."""
+    predict: Callable[[Any, Any, Mapping[str, Tensor], Mapping[str, Any]], Arrays]
+    """(config, view, weights, dataset.json) -> predictions, the costly stage; kept as an artifact of the run."""
+    evaluate: Callable[[Any, Any, Arrays, Mapping[str, Any]], Mapping[str, float]]
+    """(config, view, predictions, dataset.json) -> scores."""
+    group: Callable[[Any], Hashable]
+    """Configs with equal keys may be trained as one stack."""
+    cost: Callable[[Any], float]
+    """Config -> seconds of one CPU core that its training takes, roughly."""
+    view_cost: Callable[[Any, Any], float]
+    """(config, view) -> seconds of one CPU core that its predictions take, roughly."""
+    tables: Mapping[str, Table | Figure] = field(default_factory=dict)
+    scales: Mapping[str, Scale] = field(default_factory=dict)
+
+
+def names() -> list[str]:
+    """Return the names of all tasks, those of RETABLE_TASKS included."""
+    import retable.tasks
+
+    return sorted(module.name for module in pkgutil.iter_modules(retable.tasks.__path__) if module.ispkg)
+
+
+def find(name: str) -> Task:
+    """Return a task by name.
+
+    Raises:
+        UserError: if there is none of that name.
+    """
+    if name not in names():
+        raise UserError(f"no task {name!r}{nearest(name, names())}")
+    task: Task = importlib.import_module(f"retable.tasks.{name}").TASK
+    return task
+
+
+def find_table(name: str) -> tuple[Task, Table | Figure]:
+    """Return a table or figure by its full name, such as `rl/table1`.
+
+    Raises:
+        UserError: if there is none of that name.
+    """
+    task_name, _, table_name = name.partition("/")
+    task = find(task_name)
+    if table_name not in task.tables:
+        raise UserError(f"no table {name!r}{nearest(name, [f'{task.name}/{table}' for table in task.tables])}")
+    return task, task.tables[table_name]
+
+
+def scaled(task: Task, table: Any, scale: str) -> Any:
+    """Return a table at a scale.
+
+    Raises:
+        UserError: if the task has no such scale.
+    """
+    if scale not in task.scales:
+        raise UserError(f"{task.name}: no scale {scale!r}{nearest(scale, task.scales)}")
+    return task.scales[scale].apply(table)

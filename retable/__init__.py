@@ -1,0 +1,32 @@
+"""retable re-runs the tables: train, sweep, tabulate and serve four published systems on Ray.
+
+`retable.reproduce("rl/table1")`, `retable.plan(...)`, `retable.train(...)`, `retable.sweep(...)` and
+`retable.load(fingerprint)` do in a notebook what the command `retable` does in a shell.
+
+Folders of your own tasks, named in the variable RETABLE_TASKS (separated as PATH is), join those that ship here.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import retable.tasks
+
+if TYPE_CHECKING:
+    from retable.platform.api import load, plan, reproduce, sweep, train
+
+__version__ = "0.1.0"
+__all__ = ["load", "plan", "reproduce", "sweep", "train"]
+
+for _folder in filter(None, os.environ.get("RETABLE_TASKS", "").split(os.pathsep)):
+    retable.tasks.__path__.append(os.path.abspath(_folder))
+
+
+def __getattr__(name: str) -> Any:
+    """Import the platform only when it is used: `import retable` stays cheap in every worker process."""
+    if name in __all__:
+        from retable.platform import api
+
+        return getattr(api, name)
+    raise AttributeError(f"module 'retable' has no attribute {name!r}")

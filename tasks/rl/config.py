@@ -1,0 +1,152 @@
+"""What an offline-RL run is: data, algorithm, pruning. The defaults are the paper's values.
+
+Source: Arnob et al. 2021, *Single-Shot Pruning for Offline Reinforcement Learning*, section 4; what it leaves open
+follows the code it builds on (continuous BCQ of Fujimoto et al. 2019; BC as in BEAR, Kumar et al. 2019).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+def check_sparsity(sparsity: float) -> None:
+    """Refuse a sparsity outside [0, 1)."""
+    if not 0 <= sparsity < 1:
+        raise ValueError(f"sparsity {sparsity} is outside [0, 1)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dense:
+    """No pruning."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snip:
+    """Keep the weights with the largest |w dL/dw| on one batch (Lee et al. 2019; equation 1)."""
+
+    sparsity: float = 0.95
+    batch: int = 100
+
+    def __post_init__(self) -> None:
+        check_sparsity(self.sparsity)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grasp:
+    """Remove the weights with the largest -w (H g) on one batch of two halves (Wang et al. 2020; equation 4)."""
+
+    sparsity: float = 0.95
+    batch: int = 200
+
+    def __post_init__(self) -> None:
+        check_sparsity(self.sparsity)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Random:
+    """Keep weights chosen uniformly over the whole network: a control the paper lacks."""
+
+    sparsity: float = 0.95
+
+    def __post_init__(self) -> None:
+        check_sparsity(self.sparsity)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Magnitude:
+    """Keep the weights with the largest |w| at initialisation: a control."""
+
+    sparsity: float = 0.95
+
+    def __post_init__(self) -> None:
+        check_sparsity(self.sparsity)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Erk:
+    """Keep random weights, each layer's density by the Erdos-Renyi rule (Mocanu et al. 2018; Evci et al. 2020)."""
+
+    sparsity: float = 0.95
+
+    def __post_init__(self) -> None:
+        check_sparsity(self.sparsity)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SmallDense:
+    """A dense network with narrower layers and as many weights as pruning at `sparsity` would leave: a control."""
+
+    sparsity: float = 0.95
+
+    def __post_init__(self) -> None:
+        check_sparsity(self.sparsity)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bcq:
+    """Batch-constrained Q-learning (Fujimoto et al. 2019): a VAE proposes, the actor perturbs, the twin critic chooses."""
+
+    discount: float = 0.99
+    target_rate: float = 0.005
+    """Share of the online weights that enters the target networks at each update (tau)."""
+    minimum_weight: float = 0.75
+    """Weight of the smaller of the two Q values in the target (lambda); the larger one has the rest."""
+    perturbation: float = 0.05
+    """How far the actor may move an action, as a share of the action range (phi)."""
+    target_samples: int = 10
+    """Actions sampled for each next state in the target."""
+    target_precision: Literal["float32", "bfloat16"] = "float32"
+    """Arithmetic of the target pass, which takes no gradients and two thirds of the time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bc:
+    """Behaviour cloning as in BEAR: the VAE alone. Its policy equals the view `policy=bc` of a BCQ run with the same seed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """One run of offline RL on one data set."""
+
+    environment: str = "HalfCheetah"
+    """A Gymnasium environment with continuous actions, without its version."""
+    simulator: str = "v4"
+    """The environment's version in which policies are evaluated: v4 for D4RL data, v5 for our recordings."""
+    data: str = "d4rl-expert-v2"
+    """The data set: a folder below `data/rl/<environment>/`. `recorded` is what `retable data make rl` writes."""
+    algorithm: Bcq | Bc = field(default_factory=Bcq)
+    prune: Dense | Snip | Grasp | Random | Magnitude | Erk | SmallDense = field(default_factory=Dense)
+    actor: tuple[int, int] = (400, 300)
+    """Hidden units of the perturbation network."""
+    critic: tuple[int, int] = (400, 300)
+    """Hidden units of each head of the twin critic."""
+    vae: tuple[int, int] = (750, 750)
+    """Hidden units of the VAE's encoder and decoder."""
+    learning_rate: float = 1e-3
+    batch: int = 100
+    """Transitions an update sees, over all workers together."""
+    epochs: int = 200
+    """The paper trains for 1,000,000 updates; the reference evaluates every 5,000."""
+    updates: int = 5000
+    """Updates in an epoch."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "epochs", "updates"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} {getattr(self, name)} is below 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """How a trained run is read: which policy of the same networks, at which epoch, over how many episodes."""
+
+    policy: Literal["bcq", "bc"] = "bcq"
+    epoch: int = 0
+    """The epoch whose weights act, counted from 1; 0 is the last."""
+    episodes: int = 10
+    samples: int = 100
+    """Candidate actions BCQ draws at each step (the current reference 100, its first release and BEAR 10)."""
+    seed: int = 100
+    """Seed of the first episode; the others follow by ones. The reference evaluates at seed + 100."""

@@ -1,0 +1,57 @@
+"""Committed expert policies: small networks that record data in a simulator."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+POLICIES = Path(__file__).parent / "policies"
+Array = np.ndarray
+
+
+class Policy:
+    """A deterministic policy: rectified linear layers, then tanh. `layers` holds `(weight (out, in), bias (out,))`."""
+
+    def __init__(self, layers: Sequence[tuple[Array, Array]]) -> None:
+        self.layers = [(weight.astype(np.float32), bias.astype(np.float32)) for weight, bias in layers]
+
+    def __call__(self, observations: Array) -> Array:
+        """Map observations (batch, states) to actions (batch, actions) in [-1, 1]."""
+        hidden = observations.astype(np.float32)
+        for position, (weight, bias) in enumerate(self.layers):
+            hidden = hidden @ weight.T + bias
+            hidden = np.maximum(hidden, 0) if position < len(self.layers) - 1 else np.tanh(hidden)
+        return hidden
+
+    @staticmethod
+    def load(environment: str) -> tuple[Policy, Mapping[str, object]]:
+        """Return the committed policy of an environment (without version, `Hopper`) and its provenance."""
+        tensors = load_file(POLICIES / f"{environment}.safetensors")
+        layers = [(tensors[f"{i}.weight"], tensors[f"{i}.bias"]) for i in range(len(tensors) // 2)]
+        return Policy(layers), json.loads((POLICIES / f"{environment}.json").read_text())
+
+    def save(self, environment: str, provenance: Mapping[str, object]) -> None:
+        """Write the policy and where it is from into the folder of committed policies."""
+        POLICIES.mkdir(exist_ok=True)
+        named = {f"{i}.{kind}": np.ascontiguousarray(array) for i, layer in enumerate(self.layers)
+                 for kind, array in zip(("weight", "bias"), layer, strict=True)}
+        save_file(named, POLICIES / f"{environment}.safetensors")
+        (POLICIES / f"{environment}.json").write_text(json.dumps(provenance, indent=2, sort_keys=True) + "\n")
+
+
+def play(policy: Policy, environment: str, episodes: int, seed: int) -> Array:
+    """Play `episodes` episodes side by side, seeds `seed`, `seed + 1`, ...; return their undiscounted returns."""
+    environments = gymnasium.make_vec(environment, num_envs=episodes, vectorization_mode="sync")
+    observations, _ = environments.reset(seed=seed)
+    returns, running = np.zeros(episodes), np.ones(episodes, bool)
+    while running.any():
+        observations, rewards, terminated, truncated, _ = environments.step(policy(observations))
+        returns += rewards * running
+        running &= ~(terminated | truncated)
+    environments.close()
+    return returns

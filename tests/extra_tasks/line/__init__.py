@@ -1,0 +1,48 @@
+"""A fifth task in four short files: fit a straight line to noisy points."""
+
+from retable.platform.table import Claim, Column, Combined, Results, Row, Table, Verdict
+from retable.platform.task import Dataset, Scale, Task
+from retable.tasks.line.config import Config, View
+from retable.tasks.line.data import Points, arrays, prepare, read, where
+from retable.tasks.line.learner import LineLearner, evaluate, mean, predict, validate
+
+
+def better(results: Results) -> Verdict:
+    """Test whether the fast rate ends closer to the line than the slow one."""
+    fast, slow = results.values("fast", "rmse").mean(), results.values("slow", "rmse").mean()
+    return Verdict("holds" if fast < slow else "does not hold", f"rmse {fast:.3f} against {slow:.3f}")
+
+
+TABLE = Table(
+    title="Error of a fitted line",
+    rows=[
+        Row(label="slow", overrides={"rate": 0.001}, view={}, published={"RMSE": 1.0}),
+        Row(label="fast", overrides={}, view={}, published={"RMSE": 0.1}),
+        Row(label="fast, first epoch", overrides={}, view={"epoch": 1}),
+        Row(label="fine-tuned", overrides={"init": "parent", "rate": 0.01}, view={}),
+        Combined(label="mean of both", of=("slow", "fast"), combine=mean),
+        Row(label="as printed", overrides=None, published={"RMSE": 0.2}),
+    ],
+    columns=[Column(header="RMSE", metric="rmse", format=".3f")],
+    over={"seed": (0, 1)},
+    claims=[Claim(text="A fast rate fits better.", check=better)],
+)
+
+TASK = Task(
+    name="line",
+    about="a straight line",
+    version=1,
+    config=Config,
+    view=View,
+    dataset=Dataset(where=where, prepare=prepare, read=read, arrays=arrays, open=Points,
+                    describe=lambda info: f"{info['points']} generated points"),  # fmt: skip
+    learner=LineLearner,
+    validate=validate,
+    predict=predict,
+    evaluate=evaluate,
+    group=lambda config: config.rate,
+    cost=lambda config: 0.01 * config.epochs,
+    view_cost=lambda config, view: 0.01,
+    tables={"table1": TABLE},
+    scales={"smoke": Scale(about="seconds", apply=lambda table: table)},
+)

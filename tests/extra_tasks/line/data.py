@@ -1,0 +1,42 @@
+"""Points near a line, as Parquet."""
+
+import io
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+
+def where(config):
+    return "line/points"
+
+
+def prepare(config, folder):
+    x = np.random.default_rng(0).uniform(-1, 1, 64).astype(np.float32)
+    buffer = io.BytesIO()
+    pq.write_table(pa.table({"x": x, "y": 2 * x + 1}), buffer)
+    folder.write("points.parquet", buffer.getvalue())
+    folder.write_json("dataset.json", {"points": 64, "digest": "64 points"})
+
+
+def read(folder):
+    import ray
+
+    return ray.data.read_parquet(f"{folder.root}/points.parquet", filesystem=folder.filesystem)
+
+
+def arrays(table):
+    return {name: table[name].to_numpy() for name in ("x", "y")}
+
+
+class Points:
+    def __init__(self, columns, info, configs):
+        self.columns, self.config, self.steps = columns, configs[0], 64 // configs[0].batch
+
+    def batches(self, epoch, start, rank, world):
+        order = np.random.default_rng([self.config.seed, epoch]).permutation(64)
+        share = self.config.batch // world
+        for step in range(start, self.steps):
+            rows = order[step * self.config.batch + rank * share :][:share]
+            yield tuple(torch.from_numpy(self.columns[name][rows]) for name in ("x", "y"))
