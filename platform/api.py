@@ -98,7 +98,7 @@ def prepare_data(work: Plan) -> None:
     for training in work.trainings.values():
         where = training.task.dataset.where(training.config)
         if not work.storage.exists(f"data/{where}/dataset.json"):
-            training.task.dataset.prepare(training.config, work.storage / f"data/{where}")
+            training.task.dataset.prepare(training.config, work.storage)
 
 
 def context_for(work: Plan, resources: Resources) -> Context:
@@ -132,7 +132,7 @@ def train(
 def config_at(task: Task, scale: str, changes: Mapping[str, object]) -> Any:
     """Return the task's default config at a scale, with changes."""
     overrides = scaled(task, Table(title="", rows=(), columns=()), scale).overrides
-    return override_lineage(override(task.config(), {}), {**overrides, **changes})
+    return override_lineage(override_lineage(task.config(), overrides), changes)
 
 
 @dataclass(frozen=True)

@@ -94,6 +94,7 @@ def combined_replicate(combining: Combining, storage: Storage) -> Replicate | No
 
 def cell(results: Results, row: Any, column: Column) -> Cell:
     """Return a cell of a table."""
-    chosen = [r for r in results.select(row.label) if r.metrics.get(column.metric) is not None]
-    values = tuple(float(r.metrics[column.metric]) * column.factor for r in chosen)
+    metric = row.metrics.get(column.header, column.metric) if isinstance(row, Row) else column.metric
+    chosen = [r for r in results.select(row.label) if r.metrics.get(metric) is not None]
+    values = tuple(float(r.metrics[metric]) * column.factor for r in chosen)
     return Cell(values, row.published.get(column.header), tuple(chosen))

@@ -30,6 +30,8 @@ class Row:
     """How to read the run, as differences from the default view; None reads the metrics of the training itself."""
     published: Mapping[str, float] = field(default_factory=dict)
     """Column header -> the paper's number."""
+    metrics: Mapping[str, str] = field(default_factory=dict)
+    """Column header -> metric, where the row reads another one than its column says."""
     present: bool = True
     """Whether the row is run at this scale."""
 

@@ -68,7 +68,7 @@ class Dataset:
     where: Callable[[Any], str]
     """Config -> the data set's folder, relative to `<storage>/data/`."""
     prepare: Callable[[Any, Storage], None]
-    """(config, folder): make the data if they can be made here, else raise a UserError that says where to get them."""
+    """(config, storage): make the data if they can be made here, else raise a UserError that says where to get them."""
     read: Callable[[Storage], Any]
     """folder -> `ray.data.Dataset` of its rows."""
     arrays: Callable[[Any], Arrays]

@@ -12,7 +12,8 @@ def where(config):
     return "line/points"
 
 
-def prepare(config, folder):
+def prepare(config, storage):
+    folder = storage / "data/line/points"
     x = np.random.default_rng(0).uniform(-1, 1, 64).astype(np.float32)
     buffer = io.BytesIO()
     pq.write_table(pa.table({"x": x, "y": 2 * x + 1}), buffer)

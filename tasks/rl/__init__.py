@@ -1,0 +1,36 @@
+"""Single-shot pruning for offline RL (Arnob et al. 2021): BCQ and BC on MuJoCo data, pruned by SNIP and GraSP."""
+
+from __future__ import annotations
+
+from retable.platform.task import Dataset, Task
+from retable.tasks.rl.config import Config, View
+from retable.tasks.rl.data import Transitions, arrays, read
+from retable.tasks.rl.learner import OfflineLearner, group
+from retable.tasks.rl.predict import cost, describe, evaluate, predict, validate, view_cost
+from retable.tasks.rl.prepare import prepare
+from retable.tasks.rl.tables import SCALES, TABLES
+
+TASK = Task(
+    name="rl",
+    about="single-shot pruning before offline reinforcement learning",
+    version=1,
+    config=Config,
+    view=View,
+    dataset=Dataset(
+        where=lambda config: f"rl/{config.environment}/{config.data}",
+        prepare=prepare,
+        read=read,
+        arrays=arrays,
+        open=Transitions,
+        describe=describe,
+    ),
+    learner=OfflineLearner,
+    validate=validate,
+    predict=predict,
+    evaluate=evaluate,
+    group=group,
+    cost=cost,
+    view_cost=view_cost,
+    tables=TABLES,
+    scales=SCALES,
+)

@@ -1,0 +1,335 @@
+"""Data of offline RL: D4RL's files and our recordings, the internal form, and the batches of a training.
+
+The internal form is a folder `data/rl/<environment>/<name>/` of `part-00000.parquet`, ... and `dataset.json`, which is
+written last: without it a set does not count. Actions are in [-1, 1] whatever the environment's own bounds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from retable.platform.errors import UserError
+from retable.platform.storage import Storage
+from retable.tasks.rl.config import Config
+from retable.tasks.rl.d4rl import COLUMNS, TOLERANCE, defects, identify, impostor, load, read_d4rl, sha256
+from retable.tasks.rl.metrics import normalised_score
+
+if TYPE_CHECKING:
+    import ray.data
+
+Array = npt.NDArray[Any]
+
+PROVENANCE: dict[str, type | tuple[type, ...]] = {
+    "source": str, "name": str, "environment": str, "simulator": str, "generated": bool, "states": int, "actions": int,
+    "max_action": float, "transitions": int, "episodes": int, "complete_episodes": int, "parts": int, "files": dict,
+    "versions": dict, "digest": str, "behaviour_return": float, "behaviour_return_std": float,
+    "behaviour_score": (float, type(None)),
+}
+REMEDY = "make or convert the data set again"
+PART = 131_072
+"""Rows of one Parquet file."""
+BLOCK = 100
+"""Steps whose rows are drawn at once: one generator a step would cost more than the rows themselves."""
+BATCHES, PRUNING = 1, 2
+"""First words of the seeds of the two streams of random rows."""
+
+
+def folder(storage: Storage, environment: str, name: str) -> Storage:
+    """Return the folder of a data set below the storage's root.
+
+    Raises:
+        UserError: where a name would leave that folder.
+
+    """
+    for word in (environment, name):
+        if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", word):
+            raise UserError(f"{word!r} cannot name a data set; use letters, digits, '-', '_' and '.'")
+    return storage / f"data/rl/{environment}/{name}"
+
+
+def _schema(states: int, actions: int) -> pa.Schema:
+    flat, state, action = pa.float32(), pa.list_(pa.float32(), states), pa.list_(pa.float32(), actions)
+    types = (state, action, flat, state, pa.bool_(), pa.bool_(), pa.int32(), pa.int32())
+    return pa.schema(list(zip(COLUMNS, types, strict=True)))
+
+
+def store(columns: Mapping[str, Array], returns: Array, target: Storage, info: Mapping[str, Any]) -> dict[str, Any]:
+    """Write columns (as from `read_d4rl`) as the internal form into `target`; return what `dataset.json` holds.
+
+    Args:
+        columns: the rows of the data set.
+        returns: undiscounted returns of its episodes (episodes,).
+        target: the data set's folder; an older set there is replaced.
+        info: source, name, environment, simulator, generated, files, and whatever else is known; `cut` says that the
+            last episode was cut short, so that its return does not count.
+
+    Raises:
+        UserError: where the disk is full or the folder cannot be written.
+
+    """
+    target.remove("dataset.json")
+    for name in target.list():
+        if name.startswith("part-"):
+            target.remove(name)
+    states, actions = columns["observation"].shape[1], columns["action"].shape[1]
+    fields = [pa.array(columns[field.name]) if not pa.types.is_fixed_size_list(field.type) else
+              pa.FixedSizeListArray.from_arrays(pa.array(columns[field.name].ravel()), field.type.list_size)
+              for field in _schema(states, actions)]
+    table, digest = pa.Table.from_arrays(fields, schema=_schema(states, actions)), hashlib.sha256()
+    for number, start in enumerate(range(0, len(table), PART)):
+        sink = pa.BufferOutputStream()
+        pq.write_table(table.slice(start, PART), sink, use_dictionary=False)
+        digest.update(sink.getvalue())
+        target.write(_part(number), sink.getvalue().to_pybytes())
+    complete = returns[:-1] if info.get("cut") and len(returns) > 1 else returns
+    mean = float(complete.mean())
+    score = normalised_score(info["environment"], mean)
+    written = {
+        **info, "states": states, "actions": actions, "max_action": 1.0, "transitions": len(table), "parts": number + 1,
+        "episodes": int(columns["episode"][-1]) + 1, "complete_episodes": len(complete), "behaviour_return": mean,
+        "behaviour_return_std": float(complete.std()), "behaviour_score": None if score is None else float(score),
+        "versions": {name: importlib.metadata.version(name) for name in ("h5py", "numpy", "pyarrow")}
+        | info.get("versions", {}), "digest": digest.hexdigest(),
+    }
+    target.write_json("dataset.json", written)
+    return written
+
+
+def _part(number: int) -> str:
+    return f"part-{number:05d}.parquet"
+
+
+
+
+def convert(source: Path, storage: Storage, environment: str | None = None, name: str | None = None) -> dict[str, Any]:
+    """Turn a file in D4RL's format into the internal form below the storage's root; return its `dataset.json`.
+
+    A file whose SHA-256 is that of a published D4RL file becomes `d4rl-<quality>-<version>` of its environment, and
+    only such a file may be called D4RL. Any other file is the user's own, with an environment and name to give.
+
+    The file is read and written in this process, without Ray: episodes are numbered in one pass over one local file
+    that Ray Data has no reader for. From then on Ray Data reads the parts (`read`).
+
+    Args:
+        source: the HDF5 file.
+        storage: the root of everything that lasts.
+        environment: a Gymnasium environment without version; not needed for D4RL's files and our recordings.
+        name: what the set is called; not needed for D4RL's files.
+
+    Raises:
+        UserError: where the file is no valid data set, or a name or environment is missing, reserved or contradicted.
+
+    """
+    columns, returns = read_d4rl(source)
+    info = identify(source, environment, name)
+    return store(columns, returns, folder(storage, info["environment"], info["name"]), info)
+
+
+def provenance(storage: Storage) -> dict[str, Any]:
+    """Return `dataset.json` of a data set's folder.
+
+    Raises:
+        UserError: where the set is absent or unfinished, or the file is not JSON or lacks an entry.
+
+    """
+    if not storage.exists("dataset.json"):
+        raise UserError(f"{storage}: no finished data set here (no dataset.json); {REMEDY}")
+    info = storage.read_json("dataset.json")
+    for key, kind in PROVENANCE.items():
+        if not isinstance(info, dict) or not isinstance(info.get(key, ...), kind):
+            raise UserError(f"{storage}/dataset.json: entry '{key}' is missing or of the wrong type; {REMEDY}")
+    return dict(info)
+
+
+def check(where: Storage | Path) -> list[str]:
+    """Return one line for each defect of a data set; an empty list if it is fine.
+
+    Args:
+        where: an HDF5 file in D4RL's format, or the folder of a set in the internal form.
+
+    """
+    if isinstance(where, Path) and not where.is_dir():
+        try:
+            found = defects(where, load(where))
+        except UserError as error:
+            return [str(error)]
+        named = impostor(where, sha256(where))
+        return [*found, *([f"{named}; download it again"] if named else [])]
+    storage = where if isinstance(where, Storage) else Storage.open(where)
+    try:
+        info = provenance(storage)
+        table = _table(storage, info)
+    except UserError as error:
+        return [str(error)]
+    digest = hashlib.sha256()
+    for number in range(info["parts"]):
+        digest.update(storage.read(_part(number)))
+    found = [] if digest.hexdigest() == info["digest"] else ["the Parquet files are not those of dataset.json (digest)"]
+    return [f"{storage}: {line}; {REMEDY}" for line in [*found, *_row_defects(table, info)]]
+
+
+def _row_defects(table: pa.Table, info: Mapping[str, Any]) -> Iterator[str]:
+    if len(table) != info["transitions"] or not len(table):
+        yield f"{len(table)} rows, dataset.json says {info['transitions']}"
+    if nulls := [name for name in COLUMNS if table[name].null_count]:
+        yield f"empty values in column '{nulls[0]}'"
+    if nulls or not len(table):
+        return
+    values = arrays(table)
+    for name, array in values.items():
+        if not np.isfinite(array).all():
+            yield f"column '{name}' has NaN or infinite values"
+    if (np.abs(values["action"]) > 1 + TOLERANCE).any():
+        yield "column 'action' leaves [-1, 1]"
+    episode, step, ended = values["episode"], values["step"], values["terminal"] | values["timeout"]
+    first = np.diff(episode, prepend=-1)
+    if not np.isin(first, (0, 1)).all() or episode[-1] + 1 != info["episodes"]:
+        yield "column 'episode' does not count 0, 1, 2, ... up to the number of episodes"
+    if step[0] != 0 or (np.diff(step) != 1)[first[1:] == 0].any() or step[first == 1].any():
+        yield "column 'step' does not count 0, 1, 2, ... within each episode"
+    if (ended[:-1] & (first[1:] == 0)).any():
+        yield "an episode goes on after its end ('terminal' or 'timeout')"
+
+
+def _table(storage: Storage, info: Mapping[str, Any]) -> pa.Table:
+    schema, tables = _schema(info["states"], info["actions"]), []
+    for number in range(info["parts"]):
+        part = f"{storage.root}/{_part(number)}"
+        try:
+            table = pq.read_table(part, filesystem=storage.filesystem)
+        except FileNotFoundError as error:
+            raise UserError(f"{storage}: {_part(number)} is missing; {REMEDY}") from error
+        except (pa.ArrowInvalid, OSError) as error:
+            reason = " ".join(str(error).split())
+            raise UserError(f"{storage}: {_part(number)} cannot be read ({reason}); {REMEDY}") from error
+        for field in schema:
+            if field.name not in table.schema.names or table.schema.field(field.name).type != field.type:
+                raise UserError(f"{storage}: {_part(number)} has no column '{field.name}' of {field.type}; {REMEDY}")
+        tables.append(table.select(COLUMNS))
+    return pa.concat_tables(tables) if tables else schema.empty_table()
+
+
+def arrays(table: pa.Table) -> dict[str, Array]:
+    """Return the columns of an Arrow table in the internal form as arrays (N, size) and (N,), copied where need be."""
+    found = {}
+    for name in COLUMNS:
+        column = table[name].combine_chunks()
+        vector = pa.types.is_fixed_size_list(column.type)
+        flat = column.flatten() if vector else column
+        found[name] = flat.to_numpy(zero_copy_only=False).reshape(-1, *([column.type.list_size] if vector else []))
+    return found
+
+
+def columns(storage: Storage) -> dict[str, Array]:
+    """Return the columns of a data set's folder, read without Ray: (N, size) and (N,) arrays in the order written.
+
+    Raises:
+        UserError: where the set is absent, unfinished or broken.
+
+    """
+    return arrays(_table(storage, provenance(storage)))
+
+
+def read(storage: Storage) -> ray.data.Dataset:
+    """Return a data set's folder as a Ray dataset, one block or more for each part, in the order written.
+
+    Take it as Arrow tables and give these to `arrays`; Ray's NumPy batches hold vectors as objects. Ray must be
+    running, and a CPU be free of trials: a read task waits for ever where trials hold every CPU.
+
+    Raises:
+        UserError: where the set is absent or unfinished.
+
+    """
+    import ray.data
+
+    info = provenance(storage)
+    parts = [f"{storage.root}/{_part(number)}" for number in range(info["parts"])]
+    context = ray.data.DataContext.get_current()
+    before, context.use_datasource_v2 = context.use_datasource_v2, False
+    try:  # the second reader starts 32 actors at each execution and starves on a small machine
+        dataset = ray.data.read_parquet(parts, filesystem=storage.filesystem)
+    finally:
+        context.use_datasource_v2 = before
+    dataset.context.execution_options.preserve_order = True
+    return dataset
+
+
+class Transitions:
+    """Batches of random transitions for members that train together on one data set.
+
+    Attributes:
+        states: numbers in an observation.
+        actions: numbers in an action.
+        max_action: bound of each number of an action: 1, as data sets hold actions in [-1, 1].
+        steps: batches in an epoch.
+
+    """
+
+    def __init__(self, columns: Mapping[str, Array], info: Mapping[str, Any], configs: Sequence[Config]) -> None:
+        """Take a data set's columns (read-only views of shared memory are fine), its provenance, and the members.
+
+        Raises:
+            ValueError: where the members differ in `batch` or `updates`.
+
+        """
+        if len({(config.batch, config.updates) for config in configs}) != 1:
+            raise ValueError("members that train together need equal `batch` and `updates`")
+        self.states, self.actions = int(info["states"]), int(info["actions"])
+        self.max_action = float(info["max_action"])
+        self.steps, self._batch, self._columns = configs[0].updates, configs[0].batch, columns
+        self._seeds = [config.seed for config in configs]
+        # Members with one seed (many sparsities, say) see the same rows, which are drawn once.
+        self._streams = sorted(set(self._seeds))
+        self._members = [self._streams.index(seed) for seed in self._seeds]
+
+    def batches(self, epoch: int, start: int, rank: int, world: int) -> Iterator[dict[str, torch.Tensor]]:
+        """Yield this rank's share of the batches `start`, `start + 1`, ..., `steps - 1` of an epoch.
+
+        Each batch holds float32 tensors with one leading axis for the E members: observation (E, B, states), action
+        (E, B, actions), reward (E, B, 1), next_observation (E, B, states), not_done (E, B, 1), where B is the global
+        batch over `world`. A timeout is not the end of the task: `not_done` is 0 after terminals only.
+
+        Rows are drawn with replacement from (seed, epoch, step), as the reference draws them, so batches depend on
+        neither `start` nor the other members, and the ranks' shares joined are the batch of one worker.
+
+        Raises:
+            UserError: where the batch cannot be shared equally.
+
+        """
+        if self._batch % world:
+            raise UserError(f"batch {self._batch} cannot be shared by {world} workers; choose a multiple of {world}")
+        return self._batches(epoch, start, slice(rank * self._batch // world, (rank + 1) * self._batch // world))
+
+    def _batches(self, epoch: int, start: int, share: slice) -> Iterator[dict[str, torch.Tensor]]:
+        for block in range(start // BLOCK, -(-self.steps // BLOCK)):
+            rows = np.stack([self._draw((BATCHES, seed, epoch, block), (BLOCK, self._batch)) for seed in self._streams])
+            for step in range(max(start, block * BLOCK), min(self.steps, (block + 1) * BLOCK)):
+                yield self._take(rows[:, step % BLOCK, share][self._members])
+
+    def sample(self, member: int, size: int) -> dict[str, torch.Tensor]:
+        """Return `size` transitions for pruning a member: a batch without the members' axis, the same at each call.
+
+        They come from a stream of their own, so pruning does not change the batches of the training.
+        """
+        return self._take(self._draw((PRUNING, self._seeds[member]), (size,)))
+
+    def _draw(self, key: tuple[int, ...], shape: tuple[int, ...]) -> Array:
+        return np.random.default_rng(key).integers(len(self._columns["reward"]), size=shape)
+
+    def _take(self, rows: Array) -> dict[str, torch.Tensor]:
+        # `take` copies. A column itself must never reach torch: it is memory that other processes share.
+        taken = {name: self._columns[name].take(rows, axis=0) for name in COLUMNS[:5]}
+        taken["reward"] = taken["reward"][..., None]
+        taken["not_done"] = 1 - taken.pop("terminal")[..., None].astype(np.float32)
+        return {name: torch.from_numpy(array) for name, array in taken.items()}

@@ -1,0 +1,124 @@
+"""Play a policy in a Gymnasium environment: returns and lengths of whole episodes."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import gymnasium
+import mujoco
+import numpy as np
+import numpy.typing as npt
+from gymnasium.vector import VectorEnv
+
+from retable.platform.errors import UserError, nearest
+
+Array = npt.NDArray[Any]
+
+
+@contextmanager
+def _quiet_mujoco() -> Iterator[None]:
+    """Drop MuJoCo's remark on HalfCheetah's model file: printed for each copy and kept in a MUJOCO_LOG.TXT."""
+
+    def show(message: str) -> None:
+        if "settotalmass" not in message:
+            print(f"MuJoCo: {message}", file=sys.stderr)
+
+    before = mujoco.get_mju_user_warning()
+    mujoco.set_mju_user_warning(show)
+    try:
+        yield
+    finally:
+        mujoco.set_mju_user_warning(before)
+
+
+def make(environment_id: str, lanes: int) -> VectorEnv[Any, Any, Any]:
+    """Make `lanes` copies of an environment with continuous actions, stepped one after the other in this process.
+
+    Raises:
+        UserError: where the environment is unknown (the nearest names are given), cannot be built here, has no flat
+            vector of observations, no bounded continuous actions, or no limit on an episode's length.
+
+    """
+    if environment_id not in gymnasium.registry:
+        known = [name for name, spec in gymnasium.registry.items() if "gymnasium.envs.mujoco" in str(spec.entry_point)]
+        raise UserError(f"unknown environment {environment_id!r}{nearest(environment_id, known)}")
+    try:
+        with warnings.catch_warnings(), _quiet_mujoco():
+            # "v4 is out of date": we ask for it, because D4RL's rewards are those of v4.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            environments = gymnasium.make_vec(environment_id, num_envs=lanes, vectorization_mode="sync")
+    except (gymnasium.error.Error, ImportError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"environment {environment_id!r} cannot be built here: {reason}") from error
+    actions, observations = environments.single_action_space, environments.single_observation_space
+    spec, lacks = environments.spec, None
+    if not isinstance(actions, gymnasium.spaces.Box) or len(actions.shape) != 1 or not actions.is_bounded():
+        lacks = "no bounded continuous actions"
+    elif not isinstance(observations, gymnasium.spaces.Box) or len(observations.shape) != 1:
+        lacks = "no flat vector of observations"
+    elif spec is None or spec.max_episode_steps is None:
+        lacks = "no limit on an episode's length"
+    if lacks:
+        environments.close()
+        raise UserError(f"environment {environment_id!r} has {lacks}; choose another, such as 'Hopper-v5'")
+    return environments
+
+
+def scale(actions: Array, space: gymnasium.spaces.Space[Any]) -> Array:
+    """Clip actions (lanes, actions) to [-1, 1] and stretch them to the bounds of `space`.
+
+    Data sets and policies hold actions in [-1, 1] (so `Transitions.max_action` is 1); for D4RL's environments, whose
+    bounds are -1 and 1, this only clips.
+
+    Raises:
+        ValueError: where an action is not finite, as after a training that diverged.
+
+    """
+    assert isinstance(space, gymnasium.spaces.Box)
+    if not np.isfinite(actions).all():
+        raise ValueError("the policy's actions are not finite; its training has diverged")
+    centre, half = (space.high + space.low) / 2, (space.high - space.low) / 2
+    stretched: Array = (centre + half * np.clip(actions, -1, 1)).astype(space.dtype)
+    return stretched
+
+
+def rollout(act: Callable[[Array], Array], environment_id: str, episodes: int, seed: int) -> dict[str, Array]:
+    """Play `episodes` episodes side by side and return their undiscounted returns and lengths.
+
+    Episode k is the first episode of lane k, which is seeded with `seed + k`. Lanes that are done wait for the others;
+    `act` still sees them, so that it is always called with the same shapes and its own randomness does not depend on
+    which lane ends first.
+
+    Args:
+        act: maps observations (episodes, states) float32 to actions (episodes, actions) in [-1, 1].
+        environment_id: a Gymnasium environment with its version, such as `Hopper-v5`.
+        episodes: how many episodes, at least one.
+        seed: seed of the first episode.
+
+    Returns:
+        `returns` (episodes,) float64 and `lengths` (episodes,) int64, in steps.
+
+    Raises:
+        UserError: where the environment is unknown or not of this kind; see `make`.
+        ValueError: where the policy's actions are not finite.
+
+    Source: the evaluation of Fujimoto et al. 2019 (10 episodes, no discount), with its episodes side by side.
+
+    """
+    environments = make(environment_id, episodes)
+    try:
+        observations, _ = environments.reset(seed=seed)
+        returns, lengths, running = np.zeros(episodes), np.zeros(episodes, np.int64), np.ones(episodes, bool)
+        while running.any():
+            actions = scale(act(observations.astype(np.float32)), environments.single_action_space)
+            observations, rewards, terminated, truncated, _ = environments.step(actions)
+            returns[running] += rewards[running]
+            lengths += running
+            running &= ~(terminated | truncated)
+    finally:
+        environments.close()
+    return {"returns": returns, "lengths": lengths}

@@ -1,0 +1,278 @@
+"""Training of one stack of offline-RL runs: BCQ or behaviour cloning, dense or pruned before the first step.
+
+Source: Arnob et al. 2021, Algorithm 1, over continuous BCQ (Fujimoto et al. 2019, Algorithm 1 and the authors' code):
+each update trains the VAE, then the critic, then the actor on one batch, then moves the target networks.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from retable.tasks.rl.config import Bcq, Config, Dense, SmallDense
+from retable.tasks.rl.losses import Batch, actor_loss, critic_loss, draw_noise, td_target, vae_loss
+from retable.tasks.rl.model import Actor, Critic, Vae, build, layers, load, unstack
+from retable.tasks.rl.prune import Masks, dense, masks
+
+State = dict[str, Any]
+Network = TypeVar("Network", Vae, Actor, Critic)
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+class Data(Protocol):
+    """What the learner asks of a data set."""
+
+    @property
+    def states(self) -> int:
+        """Size of an observation."""
+        ...
+
+    @property
+    def actions(self) -> int:
+        """Size of an action."""
+        ...
+
+    @property
+    def max_action(self) -> float:
+        """Bound of every action dimension."""
+        ...
+
+    def sample(self, member: int, size: int) -> Mapping[str, Tensor]:
+        """Draw transitions for a member, (size, ...) each, always the same for the same member's seed."""
+
+
+class Run(Protocol):
+    """What the learner asks of the machines."""
+
+    @property
+    def rank(self) -> int:
+        """This worker's number, from 0."""
+        ...
+
+    @property
+    def world(self) -> int:
+        """How many workers there are."""
+        ...
+
+    @property
+    def device(self) -> torch.device | str:
+        """Where the networks live."""
+        ...
+
+    def wrap(self, module: nn.Module) -> nn.Module:
+        """Average the module's gradients over the workers (DDP), or give it back where there is one worker."""
+
+
+def group(config: Config) -> Hashable:
+    """Give the key of configs that can train as one stack: they differ in seed and pruning only.
+
+    `SmallDense` keeps its sparsity, which sets the shapes.
+    """
+    return replace(config, seed=0, prune=config.prune if isinstance(config.prune, SmallDense) else Dense())
+
+
+class _Trained(Generic[Network]):
+    """A network, the wrapped form its own update goes through, and its optimiser."""
+
+    def __init__(self, network: Network, run: Run, learning_rate: float) -> None:
+        self.network: Network = network
+        self.wrapped = run.wrap(network)
+        self.optimizer = torch.optim.Adam(network.parameters(), lr=learning_rate, fused=True)
+        for value in network.parameters():  # as Adam itself does later; made now so that there is a state to load into
+            moments = {name: torch.zeros_like(value, requires_grad=False) for name in MOMENTS}
+            self.optimizer.state[value] = {"step": torch.zeros((), device=value.device), **moments}
+
+    def descend(self, losses: Tensor) -> None:
+        """Make one step on the members' losses. Their sum keeps the members' gradients apart."""
+        self.optimizer.zero_grad()
+        torch.autograd.backward(losses.sum())
+        for layer in layers(self.network).values():
+            if layer.mask is not None and layer.weight.grad is not None:
+                # With gradients of 0 from the first step on, Adam's moments and so the pruned weights stay exactly 0.
+                # Filling, not multiplying: 0 * NaN is NaN.
+                layer.weight.grad.masked_fill_(~layer.mask, 0)
+        self.optimizer.step()
+
+
+@contextmanager
+def _frozen(module: nn.Module) -> Iterator[None]:
+    """Keep gradients from a module that a loss passes through: they cost time, and DDP would try to average them."""
+    module.requires_grad_(False)
+    try:
+        yield
+    finally:
+        module.requires_grad_(True)
+
+
+class OfflineLearner:
+    """Trains a stack of runs that share everything but seed and pruning. One run is a stack of one.
+
+    Gradients, noise and metrics of a member never depend on its neighbours. Latents are drawn on the CPU for the global
+    batch from (seed, update), so neither the number of workers nor the device nor a restart changes them.
+    """
+
+    def __init__(self, configs: Sequence[Config], data: Data, run: Run) -> None:
+        """Initialise, prune and copy the targets, in this order: targets copied earlier would keep pruned weights.
+
+        Raises:
+            ValueError: where the configs cannot be stacked, or the batch cannot be shared out among the workers.
+
+        """
+        if not configs or len({group(config) for config in configs}) > 1:
+            raise ValueError("a stack needs one or more configs that differ in nothing but seed and prune")
+        config = configs[0]
+        if config.batch % run.world:
+            raise ValueError(f"batch {config.batch} cannot be shared equally by {run.world} workers")
+        self.configs, self.run, self.updates = list(configs), run, 0
+        self._algorithm, self._seeds = config.algorithm, [member.seed for member in configs]
+        self.networks = build(configs, data.states, data.actions, data.max_action)
+        if not all(dense(member) for member in configs):
+            # On the CPU, before the move: the masks must not depend on the device's arithmetic.
+            _set_masks(self.networks, masks(configs, self.networks, data.sample))
+        self.networks.to(run.device)
+        self._size = config.batch // run.world
+        self._shapes = {"observation": data.states, "action": data.actions, "reward": 1}
+        self._shapes |= {"next_observation": data.states, "not_done": 1}
+        self._vae = _Trained(self.networks.vae, run, config.learning_rate)
+        self._trained: dict[str, _Trained[Any]] = {"vae": self._vae}
+        self.targets = nn.ModuleDict()
+        if self.networks.actor is not None and self.networks.critic is not None:
+            self._actor = _Trained(self.networks.actor, run, config.learning_rate)
+            self._critic = _Trained(self.networks.critic, run, config.learning_rate)
+            self._trained |= {"actor": self._actor, "critic": self._critic}
+            self._target_actor = copy.deepcopy(self._actor.network).requires_grad_(False)
+            self._target_critic = copy.deepcopy(self._critic.network).requires_grad_(False)
+            self.targets.update({"actor": self._target_actor, "critic": self._target_critic})
+
+    def step(self, batch: Batch) -> dict[str, Tensor]:
+        """Make one update on this worker's rows of the global batch: rank r has rows [r B, (r + 1) B).
+
+        `batch` holds float32 `observation` and `next_observation` (E, B, S), `action` (E, B, A), `reward` and
+        `not_done` (E, B, 1). Gives `vae_loss` and, for BCQ, `critic_loss`, `actor_loss` and `q` (mean Q1 of the data's
+        actions before the update), (E,) each, over this worker's rows and without waiting for the device.
+
+        Raises:
+            ValueError: where the batch has another shape; (B,) for (B, 1) would broadcast to (B, B) silently.
+
+        """
+        for name, width in self._shapes.items():
+            if batch[name].shape != (wanted := (len(self.configs), self._size, width)):
+                raise ValueError(f"{name} has shape {tuple(batch[name].shape)}, not {wanted}")
+        bcq, rank, device = isinstance(self._algorithm, Bcq), self.run.rank, torch.device(self.run.device)
+        samples = self._algorithm.target_samples if isinstance(self._algorithm, Bcq) else 0
+        rows = slice(rank * self._size, (rank + 1) * self._size)
+        total, latent = self._size * self.run.world, self.networks.vae.latent
+        noise = draw_noise(self._seeds, "train", self.updates, total, latent, samples, rows)
+        batch = {name: batch[name].to(device) for name in self._shapes}
+        losses = vae_loss(self._vae.wrapped, batch, noise.vae.to(device))
+        self._vae.descend(losses)
+        metrics = {"vae_loss": losses.detach()}
+        if bcq:
+            metrics |= self._update_critic(batch, noise.target.to(device))
+            metrics |= self._update_actor(batch, noise.actor.to(device))
+            self._move_targets()
+        self.updates += 1
+        return metrics
+
+    def _update_critic(self, batch: Batch, latents: Tensor) -> dict[str, Tensor]:
+        assert isinstance(self._algorithm, Bcq)
+        reduced = self._algorithm.target_precision == "bfloat16"
+        with torch.autocast(latents.device.type, torch.bfloat16, enabled=reduced):
+            vae, algorithm = self._vae.network, self._algorithm
+            target = td_target(vae, self._target_actor, self._target_critic, batch, latents, algorithm)
+        losses, q = critic_loss(self._critic.wrapped, batch, target)
+        self._critic.descend(losses)
+        return {"critic_loss": losses.detach(), "q": q}
+
+    def _update_actor(self, batch: Batch, latents: Tensor) -> dict[str, Tensor]:
+        with _frozen(self._critic.network):
+            losses = actor_loss(self._actor.wrapped, self._critic.network, self._vae.network, batch, latents)
+            self._actor.descend(losses)
+        return {"actor_loss": losses.detach()}
+
+    def _move_targets(self) -> None:
+        """Soft-update the critic's, then the actor's target: target += tau (online - target); 0 stays 0."""
+        assert isinstance(self._algorithm, Bcq)
+        for target, online in ((self._target_critic, self._critic), (self._target_actor, self._actor)):
+            values: tuple[list[Tensor], list[Tensor]] = [*target.parameters()], [*online.network.parameters()]
+            with torch.no_grad():
+                torch._foreach_lerp_(*values, self._algorithm.target_rate)
+
+    def state_dict(self) -> list[State]:
+        """Give one state per member, on the CPU: tensors and plain Python only, for `torch.load(weights_only=True)`.
+
+        `weights`, `targets` and `masks` (pruned members only) are flat, "actor.l1.weight" (out, in), the layout of
+        ordinary linear layers; `optimizer` has `exp_avg`, `exp_avg_sq` and `step` by the same names; `updates` is a
+        count.
+        """
+        return [self._state(member) for member in range(len(self.configs))]
+
+    def _state(self, member: int) -> State:
+        optimizer: dict[str, dict[str, Tensor]] = {name: {} for name in (*MOMENTS, "step")}
+        for network, trained in self._trained.items():
+            for name, value in trained.network.named_parameters():
+                state = trained.optimizer.state[value]
+                for moment in MOMENTS:
+                    optimizer[moment][f"{network}.{name}"] = state[moment][member].to("cpu", copy=True)
+                optimizer["step"][f"{network}.{name}"] = state["step"].to("cpu", copy=True)
+        found = {name: layer.mask for name, layer in layers(self.networks).items() if layer.mask is not None}
+        return {
+            "weights": unstack(self.networks, member),
+            "targets": unstack(self.targets, member),
+            "optimizer": optimizer,
+            "masks": {}
+            if dense(self.configs[member])
+            else {f"{name}.weight": mask[member].to("cpu", copy=True) for name, mask in found.items()},
+            "updates": self.updates,
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, states: Sequence[State]) -> None:
+        """Continue from the members' states, one each, in the order of the configs.
+
+        Raises:
+            ValueError: where states and members do not fit, are at different updates, or a pruned weight is not 0.
+
+        """
+        if len(states) != len(self.configs) or len({state["updates"] for state in states}) != 1:
+            raise ValueError(f"{len(self.configs)} members need as many states, all at the same update")
+        for member, state in enumerate(states):
+            self._load_masks(member, state)
+            load(self.networks, member, state["weights"])
+            load(self.targets, member, state["targets"])
+            for network, trained in self._trained.items():
+                for name, value in trained.network.named_parameters():
+                    own, key = trained.optimizer.state[value], f"{network}.{name}"
+                    for moment in MOMENTS:
+                        own[moment][member].copy_(state["optimizer"][moment][key])
+                    own["step"].copy_(state["optimizer"]["step"][key])
+        self.updates = states[0]["updates"]
+
+    def _load_masks(self, member: int, state: State) -> None:
+        """Take over a member's masks, of online and target networks, after checking the weights against them."""
+        own = {f"{name}.weight" for name, layer in layers(self.networks).items()}
+        if set(state["masks"]) != (set() if dense(self.configs[member]) else own):
+            raise ValueError(f"the masks of member {member} do not fit its config")
+        for part in ("weights", "targets"):
+            for name, mask in state["masks"].items():
+                if name in state[part] and state[part][name][~mask].any():
+                    raise ValueError(f"{part} {name} of member {member} has pruned weights that are not 0")
+        for module in (self.networks, self.targets):
+            for name, layer in layers(module).items():
+                if layer.mask is not None:
+                    layer.mask[member].copy_(state["masks"].get(f"{name}.weight", torch.tensor(True)))
+
+
+@torch.no_grad()
+def _set_masks(networks: nn.Module, found: Masks) -> None:
+    """Prune: zero the weights that are masked and keep the masks beside them."""
+    for network, by_layer in found.items():
+        for name, layer in layers(networks.get_submodule(network)).items():
+            layer.mask = by_layer[name]
+            layer.weight.masked_fill_(~layer.mask, 0)

@@ -1,0 +1,52 @@
+"""Come by data: record what can be recorded here, and say where to get the rest."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, cast
+
+from rich.progress import Progress
+
+from retable.platform.board import console
+from retable.platform.errors import UserError
+from retable.platform.storage import Storage
+from retable.tasks.rl.config import Config
+from retable.tasks.rl.metrics import D4RL
+from retable.tasks.rl.recordings import record
+
+
+def make_recording(
+    environment: str, storage: Storage, transitions: int, noise: float, seed: int, policy: str
+) -> dict[str, Any]:
+    """Record a data set with a progress bar; return its `dataset.json`."""
+    if not console.is_terminal:
+        console.print(f"recording {transitions:,} transitions of {environment}")
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        job = bar.add_task(f"recording {environment}", total=transitions)
+        return record(
+            environment,
+            storage,
+            transitions,
+            noise,
+            seed,
+            policy=cast(Literal["expert", "random"], policy),
+            progress=lambda done, total: bar.update(job, completed=done, total=total),
+        )
+
+
+def prepare(config: Config, storage: Storage) -> None:
+    """Record the data set `recorded` with our expert.
+
+    Raises:
+        UserError: for any other data set, saying where it can be had.
+    """
+    if config.data == "recorded":
+        make_recording(config.environment, storage, 100_000, 0.05, 0, "expert")
+        return
+    place = f"{storage}/data/rl/{config.environment}/{config.data}"
+    wanted = (config.environment, config.data)
+    known = next((file["url"] for file in D4RL["files"].values() if (file["environment"], file["name"]) == wanted), None)
+    origin = f"download {known}" if known else "get its .hdf5 file"
+    raise UserError(
+        f"{place} is missing: {origin} and run `retable data convert rl FILE`, or use --set data=recorded "
+        "--set simulator=v5"
+    )

@@ -1,0 +1,165 @@
+"""Record data in a simulator with a committed policy: what stands in for D4RL where it cannot be had."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+
+from retable.platform.errors import UserError
+from retable.platform.storage import Storage
+from retable.tasks.rl import expert
+from retable.tasks.rl.d4rl import read_d4rl, sha256
+from retable.tasks.rl.data import folder, store
+from retable.tasks.rl.evaluate import make, scale
+
+Array = npt.NDArray[Any]
+
+SIMULATOR = "v5"
+ALGORITHM = {"expert": "committed policy with Gaussian action noise", "random": "uniform actions"}
+
+
+def record(
+    environment: str,
+    storage: Storage,
+    transitions: int = 100_000,
+    noise: float = 0.05,
+    seed: int = 0,
+    lanes: int = 10,
+    policy: Literal["expert", "random"] = "expert",
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Any]:
+    """Record `transitions` transitions as the data set `recorded`; return its `dataset.json`.
+
+    The set's folder also gets the recording in D4RL's layout (v2, with `next_observations`), from which the internal
+    form is made. Equal arguments, versions and processors give equal files.
+
+    Episodes are played side by side and stored whole, in the order in which they began, so long episodes are as likely
+    as short ones; only the last one is cut, by a timeout, where the transitions are enough.
+
+    Args:
+        environment: a Gymnasium environment without version, such as `Hopper`; v5 is used.
+        storage: the root of everything that lasts.
+        transitions: how many to record.
+        noise: standard deviation of the noise on actions in [-1, 1], which are clipped after it.
+        seed: seed of the environments and of the noise.
+        lanes: episodes side by side.
+        policy: the committed policy (`expert`), or uniformly random actions (`random`, for any environment).
+        progress: called now and then with the transitions so far and in all.
+
+    Raises:
+        UserError: where the environment is unknown, not of this kind or has no committed policy, or an argument is out
+            of range, or the disk is full.
+
+    """
+    if transitions < 1 or lanes < 1 or noise < 0:
+        given = f"{transitions} transitions in {lanes} lanes with noise {noise}"
+        raise UserError(f"cannot record {given}; give positive numbers")
+    target, environment_id = folder(storage, environment, "recorded"), f"{environment}-{SIMULATOR}"
+    act, about = _policy(environment, environment_id, noise if policy == "expert" else None, seed)
+    arrays = _play(act, environment_id, transitions, seed, lanes, progress)
+    ends = arrays["terminals"] | arrays["timeouts"]
+    if not ends.any():
+        raise UserError(f"{transitions} transitions of {environment_id} hold no whole episode; record more")
+    said = {"environment": environment, "simulator": SIMULATOR, "seed": seed, "lanes": lanes, "behaviour": about,
+            "cut": bool(~ends[-1])}
+    arrays["timeouts"][-1] |= said["cut"]
+    target.remove("dataset.json")
+    with tempfile.TemporaryDirectory(prefix="retable-") as scratch:
+        path = Path(scratch) / f"{environment.lower()}_recorded-{SIMULATOR}.hdf5"
+        _write(path, arrays, said, ALGORITHM[policy])
+        target.write(path.name, path.read_bytes())
+        info = {**said, "source": "recorded", "name": "recorded", "generated": True, "files": {path.name: sha256(path)},
+                "versions": {name: importlib.metadata.version(name) for name in ("gymnasium", "mujoco")}}
+        return store(*read_d4rl(path), target, info)
+
+
+def _policy(
+    environment: str, environment_id: str, noise: float | None, seed: int
+) -> tuple[Callable[[Array], Array], dict[str, Any]]:
+    """Return the behaviour, observations (lanes, states) -> actions (lanes, actions), and where it is from."""
+    probe = make(environment_id, 1)  # an unknown environment is the first thing to say
+    (size,) = probe.single_action_space.shape or (0,)
+    probe.close()
+    # The environments use `seed`, `seed + 1`, ... alone, so a second word keeps the noise apart from them.
+    random = np.random.default_rng([1, seed])
+    if noise is None:
+        return lambda observations: random.uniform(-1, 1, (len(observations), size)), {"policy": "random"}
+    file = expert.POLICIES / f"{environment}.safetensors"
+    if not file.exists():
+        committed = ", ".join(sorted(path.stem for path in expert.POLICIES.glob("*.safetensors"))) or "none"
+        raise UserError(f"no committed policy for {environment!r} (there is: {committed}); record with policy 'random'")
+    network, origin = expert.Policy.load(environment)
+
+    def act(observations: Array) -> Array:
+        return network(observations) + noise * random.standard_normal((len(observations), size))
+
+    return act, {"policy": "expert", "noise": noise, "sha256": sha256(file), "trained": dict(origin)}
+
+
+def _play(
+    act: Callable[[Array], Array], environment_id: str, transitions: int, seed: int, lanes: int,
+    progress: Callable[[int, int], None] | None,
+) -> dict[str, Array]:
+    """Play until the first `transitions` rows, by the order in which episodes began, are there; return them."""
+    environments = make(environment_id, lanes)
+    try:
+        observations, _ = environments.reset(seed=seed)
+        rows: list[tuple[Array, ...]] = []
+        skip, total = np.zeros(lanes, bool), 0
+        while True:
+            actions = np.clip(act(observations), -1, 1).astype(np.float32)
+            following, rewards, terminated, truncated, _ = environments.step(
+                scale(actions, environments.single_action_space)
+            )
+            # The step after an episode's end only resets the lane: nothing happened that could be recorded.
+            rows.append((~skip, observations.astype(np.float32), actions, rewards.astype(np.float32), terminated,
+                         truncated, following.astype(np.float32)))
+            total += lanes - int(skip.sum())
+            observations, skip = following, terminated | truncated
+            if total >= transitions and (len(rows) % 100 == 0 or total == transitions):
+                order, ready = _order(np.stack([row[0] for row in rows]), np.stack([row[4] | row[5] for row in rows]))
+                if ready >= transitions:
+                    break
+            if progress and len(rows) % 100 == 0:
+                progress(min(total, transitions), transitions)
+    finally:
+        environments.close()
+    if progress:
+        progress(transitions, transitions)
+    keys = ("observations", "actions", "rewards", "terminals", "timeouts", "next_observations")
+    arrays = {key: np.stack([row[axis] for row in rows])[order] for axis, key in enumerate(keys, start=1)}
+    return {key: array[:transitions] for key, array in arrays.items()}
+
+
+def _order(valid: Array, ended: Array) -> tuple[tuple[Array, Array], int]:
+    """Return the order of the valid rows (step, lane) by the start of their episode, and how many are ready.
+
+    Ready are the rows up to the end of the first episode that still runs: those after it would move on with it.
+    """
+    steps, lanes = valid.shape
+    begins = np.zeros(valid.shape, np.int64)
+    for row in range(1, steps):
+        begins[row] = np.where(valid[row] & ~valid[row - 1], row, begins[row - 1])
+    step, lane = np.nonzero(valid)
+    episode = begins[step, lane] * lanes + lane
+    order = np.lexsort((step, episode))
+    running = [begins[-1, k] * lanes + k for k in range(lanes) if valid[-1, k] and not ended[-1, k]]
+    ready = int((episode <= min(running)).sum()) if running else len(order)
+    return (step[order], lane[order]), ready
+
+
+def _write(path: Path, arrays: dict[str, Array], said: dict[str, Any], algorithm: str) -> None:
+    """Write a file as D4RL's v2: flat arrays and `metadata`; the root's attribute `retable` says what it is."""
+    with h5py.File(path, "w") as file:
+        for key, array in arrays.items():
+            file.create_dataset(key, data=array)
+        file.create_dataset("metadata/algorithm", data=algorithm)
+        file.attrs["retable"] = json.dumps(said, sort_keys=True)

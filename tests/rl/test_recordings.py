@@ -1,0 +1,156 @@
+"""Recordings: repeatable, whole episodes, and true to the simulator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import h5py
+import numpy as np
+import pytest
+
+from retable.platform.errors import UserError
+from retable.platform.storage import Storage
+from retable.tasks.rl import data, expert
+from retable.tasks.rl.d4rl import read_d4rl
+from retable.tasks.rl.metrics import normalised_score
+from retable.tasks.rl.recordings import record
+
+ROWS, LANES, SEED = 900, 4, 7
+
+
+def recorded(where: Path, environment: str = "Hopper", **options: Any) -> tuple[Storage, dict[str, Any]]:
+    storage = Storage.open(where)
+    options = {"transitions": ROWS, "lanes": LANES, "seed": SEED, "policy": "random", **options}
+    info = record(environment, storage, **options)
+    return data.folder(storage, environment, "recorded"), info
+
+
+@pytest.fixture(scope="module")
+def hopper(tmp_path_factory: pytest.TempPathFactory) -> tuple[Storage, dict[str, Any]]:
+    return recorded(tmp_path_factory.mktemp("random"))
+
+
+@pytest.fixture
+def policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> expert.Policy:
+    """A small policy, committed in a folder of the test's own."""
+    monkeypatch.setattr(expert, "POLICIES", tmp_path / "policies")
+    random = np.random.default_rng(0)
+    network = expert.Policy([(random.normal(0, 0.3, (3, 11)), np.array([0.0, 0.1, 3.0]))])
+    network.save("Hopper", {"steps": 1})
+    return network
+
+
+def test_recording_is_valid_and_knows_where_it_is_from(hopper: tuple[Storage, dict[str, Any]]) -> None:
+    where, info = hopper
+    assert where.list() == ["dataset.json", "hopper_recorded-v5.hdf5", "part-00000.parquet"]
+    assert data.check(where) == [] and data.check(Path(where.root) / "hopper_recorded-v5.hdf5") == []
+    assert data.provenance(where) == info
+    expected = {"source": "recorded", "name": "recorded", "environment": "Hopper", "simulator": "v5", "generated": True,
+                "states": 11, "actions": 3, "transitions": ROWS, "seed": SEED}  # fmt: skip
+    assert {key: info[key] for key in expected} == expected
+    assert info["behaviour"] == {"policy": "random"} and {"gymnasium", "mujoco"} < set(info["versions"])
+
+
+def test_recording_replays_in_the_simulator(hopper: tuple[Storage, dict[str, Any]]) -> None:
+    columns = data.columns(hopper[0])
+    for episode in range(LANES):  # the first episodes begin with the lanes' seeds
+        rows = columns["episode"] == episode
+        environment = gymnasium.make("Hopper-v5")
+        observation, _ = environment.reset(seed=SEED + episode)
+        for row in np.flatnonzero(rows):
+            np.testing.assert_array_equal(columns["observation"][row], observation.astype(np.float32))
+            observation, reward, terminated, _, _ = environment.step(columns["action"][row])
+            np.testing.assert_array_equal(columns["next_observation"][row], observation.astype(np.float32))
+            assert columns["reward"][row] == np.float32(reward) and columns["terminal"][row] == terminated
+        assert columns["terminal"][rows][-1]
+        environment.close()
+
+
+def test_episodes_are_whole_and_the_last_is_cut(hopper: tuple[Storage, dict[str, Any]]) -> None:
+    where, info = hopper
+    columns = data.columns(where)
+    ends = columns["terminal"] | columns["timeout"]
+    inside = ~ends[:-1]
+    np.testing.assert_array_equal(columns["next_observation"][:-1][inside], columns["observation"][1:][inside])
+    np.testing.assert_array_equal(np.flatnonzero(ends)[:-1] + 1, np.flatnonzero(columns["step"] == 0)[1:])
+    # Random Hoppers fall: the only timeout is the cut, whose return does not count.
+    assert columns["timeout"].tolist() == [False] * (ROWS - 1) + [True] and info["cut"] is True
+    assert info["complete_episodes"] == info["episodes"] - 1 > 3 * LANES
+    returns = [columns["reward"][columns["episode"] == k].astype(float).sum() for k in range(info["complete_episodes"])]
+    assert info["behaviour_return"] == pytest.approx(np.mean(returns))
+    score = normalised_score("Hopper", returns)
+    assert score is not None and info["behaviour_score"] == pytest.approx(score.mean())
+
+
+def test_hdf5_is_laid_out_as_d4rls_and_converts_to_the_same(
+    hopper: tuple[Storage, dict[str, Any]], tmp_path: Path
+) -> None:
+    where, info = hopper
+    path = Path(where.root) / "hopper_recorded-v5.hdf5"
+    with h5py.File(path) as file:
+        shapes = {key: (file[key].shape, file[key].dtype.kind) for key in file if key != "metadata"}
+        assert file["metadata/algorithm"][()] == b"uniform actions"
+    assert shapes == {"observations": ((ROWS, 11), "f"), "actions": ((ROWS, 3), "f"), "rewards": ((ROWS,), "f"),
+                      "terminals": ((ROWS,), "b"), "timeouts": ((ROWS,), "b"),
+                      "next_observations": ((ROWS, 11), "f")}  # fmt: skip
+    columns, _ = read_d4rl(path)
+    for name, column in data.columns(where).items():
+        np.testing.assert_array_equal(column, columns[name])
+    copy = data.convert(path, Storage.open(tmp_path), name="copy")
+    same = ("environment", "simulator", "generated", "digest", "behaviour_return", "complete_episodes", "transitions")
+    assert {key: copy[key] for key in same} == {key: info[key] for key in same} and copy["source"] == "file"
+
+
+def test_recording_depends_on_its_seed_alone(hopper: tuple[Storage, dict[str, Any]], tmp_path: Path) -> None:
+    where, info = hopper
+    again, same = recorded(tmp_path / "again")
+    assert same == info and [again.read(name) for name in again.list()] == [where.read(name) for name in where.list()]
+    assert recorded(tmp_path / "other", seed=SEED + 1)[1]["digest"] != info["digest"]
+
+
+def test_longer_recordings_begin_with_the_shorter(hopper: tuple[Storage, dict[str, Any]], tmp_path: Path) -> None:
+    longer = data.columns(recorded(tmp_path, transitions=ROWS + 300)[0])
+    for name, column in data.columns(hopper[0]).items():
+        rows = slice(-1) if name == "timeout" else slice(None)
+        np.testing.assert_array_equal(longer[name][:ROWS][rows], column[rows])
+
+
+def test_noise_is_added_to_the_committed_policy(policy: expert.Policy, tmp_path: Path) -> None:
+    where, info = recorded(tmp_path, policy="expert", noise=0.05)
+    columns = data.columns(where)
+    difference = columns["action"] - policy(columns["observation"])
+    inner = (np.abs(columns["action"]) < 1)[:, :2]
+    assert difference[:, :2][inner].std() == pytest.approx(0.05, rel=0.1)
+    assert abs(difference[:, :2][inner].mean()) < 0.01
+    assert np.abs(columns["action"]).max() == 1, "the third action is near 1, so noise must be clipped there"
+    assert info["behaviour"]["noise"] == 0.05 and info["behaviour"]["trained"] == {"steps": 1}
+    exact = data.columns(recorded(tmp_path / "exact", policy="expert", noise=0)[0])
+    np.testing.assert_allclose(exact["action"], policy(exact["observation"]), atol=1e-6)
+
+
+def test_a_recording_of_full_length_episodes_has_real_timeouts(tmp_path: Path) -> None:
+    where, info = recorded(tmp_path, "HalfCheetah", transitions=2000, lanes=2)
+    assert np.flatnonzero(data.columns(where)["timeout"]).tolist() == [999, 1999]
+    assert info["cut"] is False and info["complete_episodes"] == 2
+
+
+def test_progress_runs_up_to_the_end(tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    recorded(tmp_path, progress=lambda done, total: seen.append((done, total)))
+    assert len(seen) > 1 and seen == sorted(seen) and seen[-1] == (ROWS, ROWS)
+
+
+@pytest.mark.parametrize(("environment", "options", "what"), [
+    ("Hoper", {}, "did you mean 'Hopper-v5'"), ("../x", {}, "cannot name"),
+    *[("Hopper", wrong, "cannot record") for wrong in ({"transitions": 0}, {"lanes": 0}, {"noise": -1.0})],
+    ("HalfCheetah", {"transitions": 50}, "hold no whole episode"),
+    ("Walker2d", {"policy": "expert"}, "no committed policy for 'Walker2d' (there is: Hopper)"),
+])  # fmt: skip
+@pytest.mark.usefixtures("policy")
+def test_refuses_what_cannot_be_recorded(tmp_path: Path, environment: str, options: dict[str, Any], what: str) -> None:
+    with pytest.raises(UserError) as caught:
+        recorded(tmp_path / "storage", environment, **options)
+    assert what in str(caught.value) and "\n" not in str(caught.value)
+    assert not (tmp_path / "storage").exists()
