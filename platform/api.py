@@ -73,7 +73,9 @@ def reproduce(
     remember(done, scale, set or {})
     write_report(chosen.storage)
     if failures:
-        raise UserError(f"{len(failures)} pieces of work failed (see above); mend the cause and run the same command again")
+        raise UserError(
+            f"{len(failures)} pieces of work failed (see above); mend the cause and run the same command again"
+        )
     return done
 
 

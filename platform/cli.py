@@ -25,12 +25,15 @@ app = typer.Typer(
 )
 data_app = typer.Typer(no_args_is_help=True, help="Make, check, convert or import a task's data.")
 
-Tables = Annotated[list[str] | None, typer.Argument(help="Tables such as rl/table1; `rl` for all of a task; none: all.")]
+Tables = Annotated[
+    list[str] | None, typer.Argument(help="Tables such as rl/table1; `rl` for all of a task; none: all.")
+]
 TaskName = Annotated[str, typer.Argument(metavar="TASK", help="A task; see `retable list`.")]
 ScaleName = Annotated[str, typer.Option("--scale", "-s", help="smoke (minutes on two cores), small, paper.")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="Change a config field: path=value. May be repeated.")]
 Where = Annotated[
-    str, typer.Option("--storage", envvar="RETABLE_STORAGE", help="Where data, runs and reports lie: a folder or a URI.")
+    str,
+    typer.Option("--storage", envvar="RETABLE_STORAGE", help="Where data, runs and reports lie: a folder or a URI."),
 ]
 Workers = Annotated[int, typer.Option(help="Workers of each training; more than one: a Ray Train group.", min=1)]
 Cpus = Annotated[int, typer.Option(help="CPUs and torch threads of a training with one worker.", min=1)]
@@ -55,8 +58,8 @@ def list_all() -> None:
         console.print(f"[bold]{name}[/]  {task.about}")
         for table, content in task.tables.items():
             console.print(f"  {name}/{table}  [dim]{content.title}[/]")
-        for scale, content in task.scales.items():
-            console.print(f"  --scale {scale}  [dim]{content.about}[/]")
+        for name_of_scale, scale in task.scales.items():
+            console.print(f"  --scale {name_of_scale}  [dim]{scale.about}[/]")
     console.print(f"[bold]search spaces[/]  {', '.join(spaces())}")
 
 
@@ -186,9 +189,7 @@ def sweep(
     from retable.platform import api
 
     wanted = resources(workers, cpus_per_run, gpus_per_run, 0)
-    points = api.sweep(
-        space, set=parse_set(set or []), scale=scale, storage=storage, resources=wanted, samples=samples
-    )
+    points = api.sweep(space, set=parse_set(set or []), scale=scale, storage=storage, resources=wanted, samples=samples)
     if not points:
         raise UserError("no point of the sweep has a value (see above)")
     shown = Grid(box=None, padding=(0, 1))
@@ -232,12 +233,15 @@ def doctor(storage: Where = "results") -> None:
 
 def mount() -> None:
     """Mount each task's own commands, and its part of `retable data`."""
-    verbs = {verb: typer.Typer(no_args_is_help=True, help=text) for verb, text in {
-        "make": "Write generated or recorded data in the task's real format.",
-        "check": "Say every defect of a data set, one line each.",
-        "convert": "Read the real public files into the form that training streams.",
-        "import": "Bring other real data into the task's layout.",
-    }.items()}  # fmt: skip
+    verbs = {
+        verb: typer.Typer(no_args_is_help=True, help=text)
+        for verb, text in {
+            "make": "Write generated or recorded data in the task's real format.",
+            "check": "Say every defect of a data set, one line each.",
+            "convert": "Read the real public files into the form that training streams.",
+            "import": "Bring other real data into the task's layout.",
+        }.items()
+    }
     for name in tasks.names():
         module = importlib.import_module(f"retable.tasks.{name}.cli")
         app.add_typer(module.app, name=name)

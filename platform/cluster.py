@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -41,11 +42,13 @@ def ray_cluster(nested: bool = False) -> Iterator[None]:
         return
     mask = os.umask(0o077)  # Ray writes its token with the plain umask: others on this machine could read it
     try:
-        options = {"logging_level": "ERROR", "log_to_driver": False}
-        if "RAY_ADDRESS" not in os.environ:
-            options |= {"include_dashboard": nested, "dashboard_host": "127.0.0.1"}
+        if "RAY_ADDRESS" in os.environ:
+            ray.init(logging_level=logging.ERROR, log_to_driver=False)
+        else:
             os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (checkout(), os.environ.get("PYTHONPATH"))))
-        ray.init(**options)
+            ray.init(
+                include_dashboard=nested, dashboard_host="127.0.0.1", logging_level=logging.ERROR, log_to_driver=False
+            )
     except ConnectionError as error:
         raise UserError(f"cannot join the Ray cluster at {os.environ.get('RAY_ADDRESS')}: {error}") from error
     finally:
@@ -54,6 +57,13 @@ def ray_cluster(nested: bool = False) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def cluster_resources() -> dict[str, float]:
+    """Return what the cluster has in all: `CPU`, `GPU`, ..."""
+    import ray
+
+    return dict(ray.cluster_resources())  # type: ignore[no-untyped-call]
 
 
 def checkout() -> str:
@@ -70,9 +80,7 @@ def cpu_share(workers: int) -> float:
     Raises:
         UserError: if the cluster has not half a CPU for each worker.
     """
-    import ray
-
-    cpus = ray.cluster_resources().get("CPU", 0.0)
+    cpus = cluster_resources().get("CPU", 0.0)
     share = min(1.0, int(100 * (cpus - 0.1) / workers) / 100)
     if share < 0.45:
         raise UserError(f"--workers {workers} is more than {cpus:.0f} CPUs can run; use at most {int(2 * cpus)}")
@@ -85,9 +93,7 @@ def check_gpus(workers: int, gpus: float) -> None:
     Raises:
         UserError: naming what there is.
     """
-    import ray
-
-    there = ray.cluster_resources().get("GPU", 0.0)
+    there = cluster_resources().get("GPU", 0.0)
     if workers * gpus > there and not autoscales():
         raise UserError(f"{workers} workers x {gpus:g} GPUs are wanted, the cluster has {there:g}; use --gpus-per-run")
 

@@ -62,7 +62,8 @@ def override(config: C, changes: Mapping[str, object]) -> C:
 
 def _set(config: C, path: list[str], value: object, whole: str) -> C:
     name, *rest = path
-    hints = field_types(type(config))
+    kind: Any = type(config)
+    hints = field_types(kind)
     if name not in hints:
         known = flatten(config)
         prefix = whole[: len(whole) - len(".".join(path))]
@@ -112,7 +113,7 @@ def convert(value: object, hint: Any, path: str) -> object:
 
 
 def _choose(value: object, options: tuple[Any, ...], path: str) -> object:
-    classes = {choice_name(option): option for option in options if dataclasses.is_dataclass(option)}
+    classes: dict[str, Any] = {choice_name(option): option for option in options if dataclasses.is_dataclass(option)}
     if type(value) in classes.values():
         return value
     if isinstance(value, str) and value in classes:
@@ -141,24 +142,25 @@ def _article(name: str) -> str:
 
 
 @functools.cache
-def field_types(config: type) -> dict[str, Any]:
+def field_types(config: Any) -> dict[str, Any]:
     """Return a dataclass's field names and their resolved types."""
     hints = typing.get_type_hints(config)
     return {field.name: hints[field.name] for field in dataclasses.fields(config)}
 
 
-def choice_name(option: type) -> str:
+def choice_name(option: Any) -> str:
     """Return the name that selects a choice: the class's name in snake case, `SmallDense` -> `small_dense`."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", option.__name__).lower()
 
 
 def flatten(config: object) -> dict[str, Any]:
-    """Return every field as path -> value; `override(type(config)(), flatten(config))` gives the config back.
+    """Return every field as path -> value; overriding the defaults with them gives the config back.
 
     A choice appears twice: its name at its own path, and its fields below.
     """
     flat: dict[str, Any] = {}
-    for name, hint in field_types(type(config)).items():
+    kind: Any = type(config)
+    for name, hint in field_types(kind).items():
         value = getattr(config, name)
         if not dataclasses.is_dataclass(value):
             flat[name] = value

@@ -63,4 +63,6 @@ def ray_checks() -> Iterator[Line]:
     if os.environ.get("RAY_TRAIN_V2_ENABLED") == "0":
         yield Line(False, "RAY_TRAIN_V2_ENABLED=0 selects the old Ray Train; unset it")
     shared = shutil.disk_usage("/dev/shm").free / 1e9 if Path("/dev/shm").exists() else 0.0
-    yield Line(shared > 0.5, f"/dev/shm has {shared:.1f} GB free" + ("" if shared > 0.5 else "; Ray would use slow disk"))
+    yield Line(
+        shared > 0.5, f"/dev/shm has {shared:.1f} GB free" + ("" if shared > 0.5 else "; Ray would use slow disk")
+    )

@@ -13,10 +13,11 @@ import traceback
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from retable.platform.board import Board
-from retable.platform.cluster import check_gpus, cpu_share
+from retable.platform.cluster import check_gpus, cluster_resources, cpu_share
 from retable.platform.config import override
 from retable.platform.errors import UserError
 from retable.platform.plan import Plan, Scoring, Timing, Training
@@ -60,7 +61,7 @@ class Context:
     storage: Storage
     resources: Resources
     provenance: Mapping[str, Any]
-    arrays: Mapping[str, Sequence[ObjectRef]]
+    arrays: Mapping[str, Sequence[ObjectRef[Any]]]
     """Data folder -> its arrays in the object store (in a list, so that Ray does not fetch them for us)."""
     share: float = 1.0
     """CPUs of each Train worker."""
@@ -71,7 +72,7 @@ class Context:
     task: str = ""
 
 
-def load_arrays(tasks: Mapping[str, Task], storage: Storage) -> dict[str, list[ObjectRef]]:
+def load_arrays(tasks: Mapping[str, Task], storage: Storage) -> dict[str, list[ObjectRef[Any]]]:
     """Read data sets through Ray Data, once, into the object store; `tasks` maps data folder to task."""
     import pyarrow as pa
     import ray
@@ -103,13 +104,20 @@ def train_job(job: Job, context: Context, run: Any) -> None:
     data = task.dataset.open(ray.get(context.arrays[where][0]), info, job.configs)
 
     def score(weights: Mapping[str, torch.Tensor], epoch: int) -> Mapping[str, float]:
-        view = dataclasses.replace(job.view, epoch=epoch)
+        view: Any = override(job.view, {"epoch": epoch})
         return task.evaluate(job.configs[0], view, task.predict(job.configs[0], view, weights, info), info)
 
     train(
-        task, job.configs, data, folders, info["digest"], run, job.keep, context.resources.checkpoint_every,
+        task,
+        job.configs,
+        data,
+        folders,
+        info["digest"],
+        run,
+        job.keep,
+        context.resources.checkpoint_every,
         score if job.view is not None else None,
-    )  # fmt: skip
+    )
 
 
 def trial(spec: Mapping[str, Any], context: Context) -> None:
@@ -165,7 +173,7 @@ def train_group(job: Job, context: Context) -> None:
             storage_path=str(context.storage / ".ray"),
             storage_filesystem=None if context.storage.is_local else context.storage.filesystem,
             failure_config=ray.train.FailureConfig(max_failures=3),
-            callbacks=[TuneReportCallback()],
+            callbacks=[TuneReportCallback()],  # type: ignore[list-item, no-untyped-call]
         ),
     )
     try:
@@ -196,8 +204,8 @@ def one_line(error: BaseException) -> str:
         cause = next(iter(inner.values()))
         cause = getattr(cause, "cause", None) or cause
     text = str(cause).strip().splitlines()
-    frame = traceback.extract_tb(cause.__traceback__)[-1:] or [None]
-    place = f" ({frame[0].filename.rsplit('/', 1)[-1]}:{frame[0].lineno})" if frame[0] else ""
+    frames = traceback.extract_tb(cause.__traceback__)
+    place = f" ({frames[-1].filename.rsplit('/', 1)[-1]}:{frames[-1].lineno})" if frames else ""
     return f"{type(cause).__name__}: {text[-1] if text else ''}{place}"
 
 
@@ -250,8 +258,9 @@ class Watch:
 
 def describe(overrides: Mapping[str, Any]) -> str:
     """Write overrides as one reads them."""
-    return " ".join(f"{path}={value:.4g}" if isinstance(value, float) else f"{path}={value}"
-                    for path, value in overrides.items())  # fmt: skip
+    return " ".join(
+        f"{path}={value:.4g}" if isinstance(value, float) else f"{path}={value}" for path, value in overrides.items()
+    )
 
 
 def fit(trainable_space: Mapping[str, Any], context: Context, watch: Watch, **tune_config: Any) -> Any:
@@ -284,16 +293,18 @@ def fit(trainable_space: Mapping[str, Any], context: Context, watch: Watch, **tu
     try:
         return tuner.fit()
     finally:
-        context.storage.remove(f".ray/{name}")  # Ray's own state is never read: a resumed run is found by its fingerprint
+        context.storage.remove(
+            f".ray/{name}"
+        )  # Ray's own state is never read: a resumed run is found by its fingerprint
 
 
 def concurrent(context: Context) -> int:
     """Return how many Train groups fit the cluster at once: Tune does not know of their workers."""
-    import ray
-
-    there = ray.cluster_resources()
+    there = cluster_resources()
     by_cpu = there.get("CPU", 1) / (context.resources.workers * context.share + 0.01)
-    by_gpu = there.get("GPU", 0) / (context.resources.workers * context.resources.gpus) if context.resources.gpus else by_cpu
+    by_gpu = (
+        there.get("GPU", 0) / (context.resources.workers * context.resources.gpus) if context.resources.gpus else by_cpu
+    )
     return max(1, int(min(by_cpu, by_gpu)))
 
 
@@ -312,16 +323,17 @@ def train_all(plan: Plan, context: Context) -> dict[str, str]:
             if training.status in ("data changed", "weights not kept"):
                 forget(training)
         with Board(title, len(todo), sum(weights)).show() as board:
-            watch = Watch(
-                board,
-                name=lambda spec, todo=todo: name_of(todo[spec["job"]]),
-                epochs=todo[0].config.epochs,
-                weight=lambda spec, weights=weights: weights[spec["job"]],
-            )
+            names = [name_of(training) for training in todo]
+            watch = Watch(board, partial(pick, names), todo[0].config.epochs, partial(pick, weights))
             space = {"job": tune.grid_search(list(range(len(jobs))))}
             fit(space, dataclasses.replace(context, jobs=jobs), watch)
             failures |= board.failures
     return failures
+
+
+def pick(items: Sequence[Any], spec: Mapping[str, Any]) -> Any:
+    """Return the item of the job that a trial's spec names."""
+    return items[spec["job"]]
 
 
 def forget(training: Training) -> None:
@@ -408,7 +420,7 @@ def measure_all(plan: Plan) -> dict[str, str]:
     todo = plan.unmeasured
     if not todo:
         return {}
-    cpus = max(node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"])
+    cpus = max(node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"])  # type: ignore[no-untyped-call]
     remote = ray.remote(num_cpus=cpus)(measure_one)
     with Board("measurements", len(todo)).show() as board:
         for timing in todo:
@@ -433,7 +445,9 @@ def combine_all(plan: Plan) -> dict[str, str]:
     """Join predictions for every combined row that lacks its scores, as Ray tasks; return the failures."""
     import ray
 
-    todo = [c for c in plan.combinings if all(m.folder.result() for m in c.members) and combined(c, plan.storage) is None]
+    todo = [
+        c for c in plan.combinings if all(m.folder.result() for m in c.members) and combined(c, plan.storage) is None
+    ]
     if not todo:
         return {}
     remote = ray.remote(num_cpus=1, max_retries=3)(combine_one)
@@ -441,7 +455,9 @@ def combine_all(plan: Plan) -> dict[str, str]:
         pending = {}
         for combining in todo:
             members = [(m.config, m.view, m.folder) for m in combining.members]
-            task = remote.remote(combining.task.name, combining.row.combine, members, combining.path, combining.inputs())
+            task = remote.remote(
+                combining.task.name, combining.row.combine, members, combining.path, combining.inputs()
+            )
             pending[task] = f"{combining.row.label} {describe(combining.axes)}"
         await_all(pending, board, {})
         return board.failures

@@ -81,7 +81,12 @@ def train(
         for batch in data.batches(progress.epoch, progress.step, run.rank, run.world):
             seed_everything(configs[0].seed, progress.total, run.rank)
             progress.add(learner.step(batch))
-            if checkpoint_every and progress.step % checkpoint_every == 0 and progress.step < data.steps and not run.rank:
+            if (
+                checkpoint_every
+                and progress.step % checkpoint_every == 0
+                and progress.step < data.steps
+                and not run.rank
+            ):
                 save_checkpoints(learner.state_dict(), progress, folders)
         progress.seconds += time.perf_counter() - start
         rows = summarise(progress, run, task.validate(learner, data))
@@ -112,7 +117,9 @@ def summarise(progress: Progress, run: Run, validation: Sequence[Mapping[str, fl
     ]
 
 
-def restore(learner: Any, folders: Sequence[RunFolder], keep: Sequence[Sequence[int]]) -> tuple[Progress, list[list[Any]]]:
+def restore(
+    learner: Any, folders: Sequence[RunFolder], keep: Sequence[Sequence[int]]
+) -> tuple[Progress, list[list[Any]]]:
     """Load the newest checkpoint that every member has; return where the training stands, and its log so far.
 
     A checkpoint behind an epoch whose weights are wanted but were not kept is of no use: the training starts anew.
@@ -162,14 +169,15 @@ def start_from_parents(learner: Any, task: Task, configs: Sequence[Any], folders
     inits = [getattr(config, "init", None) for config in configs]
     if not any(isinstance(init, (Parent, Weights)) for init in inits):
         return
-    weights = []
-    for config, init, folder in zip(configs, inits, folders, strict=True):
-        if isinstance(init, Parent):
-            before = parent(config)
-            weights.append(RunFolder.of(folder.storage, task, before).weights(init.checkpoint or before.epochs))
-        else:
-            weights.append(weights_file(folder, init))
-    learner.load_weights(weights)
+    learner.load_weights([parent_weights(task, c, f) for c, f in zip(configs, folders, strict=True)])
+
+
+def parent_weights(task: Task, config: Any, folder: RunFolder) -> Mapping[str, Tensor]:
+    """Return the weights that a config's run starts from: its parent's, or a file's."""
+    if isinstance(config.init, Weights):
+        return weights_file(folder, config.init)
+    before: Any = parent(config)
+    return RunFolder.of(folder.storage, task, before).weights(config.init.checkpoint or before.epochs)
 
 
 def weights_file(folder: RunFolder, init: Weights) -> Mapping[str, Tensor]:

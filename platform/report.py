@@ -168,8 +168,21 @@ def comma_separated(part: Section) -> str:
             prints = " ".join(replicate.fingerprint for replicate in found.replicates)
             values = " ".join(map(repr, found.values))
             mean, published = ("" if x is None else x for x in (found.mean, found.published))
-            writer.writerow([row.label, column.header, mean, found.deviation, low, high, len(found.values), published,
-                             part.scale, values, prints])  # fmt: skip
+            writer.writerow(
+                [
+                    row.label,
+                    column.header,
+                    mean,
+                    found.deviation,
+                    low,
+                    high,
+                    len(found.values),
+                    published,
+                    part.scale,
+                    values,
+                    prints,
+                ]
+            )
     return out.getvalue()
 
 
@@ -180,8 +193,19 @@ def latex(part: Section) -> str:
     body = [" & ".join(text.translate(escape) for text in line) + r" \\" for line in [header, *rows]]
     columns = "l" + "r" * (len(header) - 1)
     caption = f"% {part.name}, {about(part)}"
-    return "\n".join([caption, rf"\begin{{tabular}}{{{columns}}}", r"\toprule", body[0], r"\midrule", *body[1:],
-                      r"\bottomrule", r"\end{tabular}", ""])  # fmt: skip
+    return "\n".join(
+        [
+            caption,
+            rf"\begin{{tabular}}{{{columns}}}",
+            r"\toprule",
+            body[0],
+            r"\midrule",
+            *body[1:],
+            r"\bottomrule",
+            r"\end{tabular}",
+            "",
+        ]
+    )
 
 
 def drawing(part: Section) -> dict[str, bytes]:
@@ -192,8 +216,17 @@ def drawing(part: Section) -> dict[str, bytes]:
     from matplotlib import pyplot
 
     assert isinstance(part.table, Figure)
-    with pyplot.rc_context({"svg.hashsalt": "retable", "figure.dpi": 130, "savefig.bbox": "tight", "axes.grid": True,
-                            "grid.alpha": 0.25, "axes.spines.top": False, "axes.spines.right": False}):  # fmt: skip
+    with pyplot.rc_context(
+        {
+            "svg.hashsalt": "retable",
+            "figure.dpi": 130,
+            "savefig.bbox": "tight",
+            "axes.grid": True,
+            "grid.alpha": 0.25,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+        }
+    ):
         figure = part.table.draw(part.results)
         files = {}
         for kind in ("png", "svg"):
@@ -228,8 +261,18 @@ def write_report(storage: Storage, into: Storage | None = None) -> Storage:
     into.write("report.md", "# retable report\n\n" + "\n".join(markdown(part) for part in parts))
     environment = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True)
     page = environment.get_template("report.html.j2")
-    into.write("index.html", page.render(parts=parts, pictures=pictures, runs=list(behind(storage, parts)), about=about,
-                                         measured=measured, number=number, set_line=set_line))  # fmt: skip
+    into.write(
+        "index.html",
+        page.render(
+            parts=parts,
+            pictures=pictures,
+            runs=list(behind(storage, parts)),
+            about=about,
+            measured=measured,
+            number=number,
+            set_line=set_line,
+        ),
+    )
     return into
 
 

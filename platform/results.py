@@ -45,7 +45,9 @@ def gather(plan: Plan, name: str) -> Results:
     found: dict[str, Sequence[Replicate]] = {}
     for row in table.rows:
         if isinstance(row, Combined):
-            rows = [combined_replicate(each, plan.storage) for each in combinings(plan, name, row)] if row.present else []
+            rows = (
+                [combined_replicate(each, plan.storage) for each in combinings(plan, name, row)] if row.present else []
+            )
         else:
             needs = plan.needs[name].get(row.label, [])
             rows = [replicate(plan, task, row, need) for need in needs]

@@ -35,9 +35,9 @@ class Run:
         """Concatenate every rank's rows, in order of rank, with gradients to each."""
         if self.world == 1:
             return tensor
-        from torch.distributed.nn.functional import all_gather  # type: ignore[attr-defined]
+        from torch.distributed.nn.functional import all_gather
 
-        return torch.cat(all_gather(tensor))
+        return torch.cat(all_gather(tensor))  # type: ignore[no-untyped-call]
 
     def mean(self, tensor: Tensor) -> Tensor:
         """Average a tensor over the ranks (no gradient)."""

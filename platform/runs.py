@@ -30,8 +30,9 @@ from retable.platform.errors import UserError
 from retable.platform.storage import Storage
 
 if TYPE_CHECKING:
-    from retable.platform.task import Task
     from torch import Tensor
+
+    from retable.platform.task import Task
 
 
 def sha256(data: bytes) -> str:
@@ -168,8 +169,9 @@ class RunFolder:
         with np.load(io.BytesIO(self.folder.read(f"views/{view_key(view)}/predictions.npz"))) as archive:
             return dict(archive)
 
-    def save_scores(self, view: Any, weights: str, predictions: Mapping[str, Any], metrics: Mapping[str, float],
-                    seconds: float) -> None:  # fmt: skip
+    def save_scores(
+        self, view: Any, weights: str, predictions: Mapping[str, Any], metrics: Mapping[str, float], seconds: float
+    ) -> None:
         """Keep a view's predictions and, last, its scores."""
         buffer = io.BytesIO()
         np.savez_compressed(buffer, **predictions)

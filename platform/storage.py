@@ -60,7 +60,7 @@ class Storage:
     def exists(self, path: str = "") -> bool:
         """Say whether a file or folder is there."""
         with disk_errors(self._name(path)):
-            return self.filesystem.get_file_info(self._path(path)).type != fs.FileType.NotFound
+            return bool(self.filesystem.get_file_info(self._path(path)).type != fs.FileType.NotFound)
 
     def list(self, path: str = "") -> list[str]:
         """Return the sorted names in a folder; an absent folder is empty. Half-written files are hidden."""

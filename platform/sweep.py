@@ -102,8 +102,10 @@ def fixed_points(space: ModuleType, samples: int) -> list[dict[str, object]]:
         return [spec for _, spec in generate_variants(dict(space.SPACE))]
     if space.SEARCH == "random":
         state = np.random.RandomState(0)
-        return [{path: plain(domain.sample(random_state=state)) for path, domain in space.SPACE.items()}
-                for _ in range(samples)]  # fmt: skip
+        return [
+            {path: plain(domain.sample(random_state=state)) for path, domain in space.SPACE.items()}
+            for _ in range(samples)
+        ]
     return []
 
 
@@ -166,11 +168,13 @@ def run_optuna(space: ModuleType, samples: int, context: Context, journal: Journ
     from ray.tune.search.optuna import OptunaSearch
 
     known = [point for point in journal.points.values() if point.ended and point.value is not None]
-    told = {
-        "points_to_evaluate": [point.overrides for point in known],
-        "evaluated_rewards": [point.value for point in known],
-    }
-    search = OptunaSearch(metric=space.METRIC, mode=space.MODE, seed=len(known), **(told if known else {}))
+    search = OptunaSearch(
+        metric=space.METRIC,
+        mode=space.MODE,
+        seed=len(known),
+        points_to_evaluate=[point.overrides for point in known] or None,
+        evaluated_rewards=[point.value for point in known] or None,
+    )
     with Board(f"sweep {context.task}", samples).show() as board:
         watch = watcher(board, context, journal, dict)
         fit(space.SPACE, context, watch, search_alg=search, num_samples=samples, scheduler=scheduler(space, context))
@@ -194,8 +198,9 @@ def watcher(board: Board, context: Context, journal: Journal, overrides_of: Any)
         point.value, point.epochs, point.ended = last.get(journal.metric), last.get("epoch", 0), "error" not in last
         journal.write()
 
-    return Watch(board, lambda spec: describe(point_of(spec).overrides), context.base.epochs,
-                 started=started, ended=ended)  # fmt: skip
+    return Watch(
+        board, lambda spec: describe(point_of(spec).overrides), context.base.epochs, started=started, ended=ended
+    )
 
 
 def scheduler(space: ModuleType, context: Context) -> Any:
@@ -203,6 +208,6 @@ def scheduler(space: ModuleType, context: Context) -> Any:
     from ray.tune.schedulers import ASHAScheduler, FIFOScheduler
 
     if not space.ASHA or context.base.epochs < 2:
-        return FIFOScheduler()
+        return FIFOScheduler()  # type: ignore[no-untyped-call]
     epochs = context.base.epochs
     return ASHAScheduler(metric=space.METRIC, mode=space.MODE, time_attr="epoch", max_t=epochs, grace_period=1)

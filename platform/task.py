@@ -17,9 +17,10 @@ from retable.platform.storage import Storage
 
 if TYPE_CHECKING:
     import numpy as np
+    from torch import Tensor
+
     from retable.platform.run import Run
     from retable.platform.table import Figure, Table
-    from torch import Tensor
 
     Arrays = Mapping[str, np.ndarray[Any, Any]]
     State = dict[str, Any]

@@ -7,15 +7,15 @@ from functools import partial
 
 import numpy as np
 
-from retable.platform.table import Claim, Results, Verdict
+from retable.platform.table import Claim, Results, Status, Verdict
 from retable.tasks.rl.figures import NETWORKS, final, label
 from retable.tasks.rl.metrics import interquartile_mean, stratified_bootstrap
 
 LEARNED = 0.5
-"""A dense network that reaches less than this share of the behaviour's return has not learned enough to compare with."""
+"""A dense network below this share of the behaviour's return has not learned enough to compare with."""
 KEEPS = 0.9
-"""A pruned network keeps performance if it reaches this share of the dense network's return. The paper names no number."""
-UNTESTED = "not tested at this scale"
+"""A pruned network keeps performance at this share of the dense network's return; the paper names no number."""
+UNTESTED: Status = "not tested at this scale"
 
 
 def keeps_performance(method: str, name: str, environments: Sequence[str]) -> list[Claim]:
@@ -38,7 +38,9 @@ def learned(results: Results, environment: str, policy: str) -> Verdict | None:
     if share.size < 3:
         return Verdict(UNTESTED, f"{share.size} seeds; at least 3 are needed")
     if share.mean() < LEARNED:
-        return Verdict(UNTESTED, f"the dense network reaches {share.mean():.0%} of the behaviour's return; not trained enough")
+        return Verdict(
+            UNTESTED, f"the dense network reaches {share.mean():.0%} of the behaviour's return; not trained enough"
+        )
     return None
 
 

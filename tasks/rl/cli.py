@@ -43,8 +43,10 @@ def make(
         raise UserError(f"--policy {policy}: use expert or random")
     info = make_recording(environment_name(env), Storage.open(storage), transitions, noise, seed, policy)
     score = "" if info["behaviour_score"] is None else f" = {info['behaviour_score']:.1f} normalised"
-    console.print(f"{info['transitions']:,} transitions, {info['complete_episodes']} complete episodes, "
-                  f"return {info['behaviour_return']:.0f}{score}")  # fmt: skip
+    console.print(
+        f"{info['transitions']:,} transitions, {info['complete_episodes']} complete episodes, "
+        f"return {info['behaviour_return']:.0f}{score}"
+    )
 
 
 def check(

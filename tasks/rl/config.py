@@ -85,7 +85,7 @@ class SmallDense:
 
 @dataclass(frozen=True, kw_only=True)
 class Bcq:
-    """Batch-constrained Q-learning (Fujimoto et al. 2019): a VAE proposes, the actor perturbs, the twin critic chooses."""
+    """Batch-constrained Q-learning (Fujimoto et al. 2019): the VAE proposes, the actor perturbs, the critic chooses."""
 
     discount: float = 0.99
     target_rate: float = 0.005
@@ -102,7 +102,7 @@ class Bcq:
 
 @dataclass(frozen=True, kw_only=True)
 class Bc:
-    """Behaviour cloning as in BEAR: the VAE alone. Its policy equals the view `policy=bc` of a BCQ run with the same seed."""
+    """Behaviour cloning as in BEAR: the VAE alone. Its policy is the view `policy=bc` of a BCQ run with that seed."""
 
 
 @dataclass(frozen=True, kw_only=True)

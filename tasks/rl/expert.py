@@ -38,8 +38,11 @@ class Policy:
     def save(self, environment: str, provenance: Mapping[str, object]) -> None:
         """Write the policy and where it is from into the folder of committed policies."""
         POLICIES.mkdir(exist_ok=True)
-        named = {f"{i}.{kind}": np.ascontiguousarray(array) for i, layer in enumerate(self.layers)
-                 for kind, array in zip(("weight", "bias"), layer, strict=True)}
+        named = {
+            f"{i}.{kind}": np.ascontiguousarray(array)
+            for i, layer in enumerate(self.layers)
+            for kind, array in zip(("weight", "bias"), layer, strict=True)
+        }
         save_file(named, POLICIES / f"{environment}.safetensors")
         (POLICIES / f"{environment}.json").write_text(json.dumps(provenance, indent=2, sort_keys=True) + "\n")
 

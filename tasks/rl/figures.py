@@ -11,8 +11,21 @@ from matplotlib.figure import Figure as Drawing
 from retable.platform.table import Results
 
 COLOURS = {"bcq": "#2457c5", "bc": "#d9662b"}
-NAMES = {"bcq": "BCQ", "bc": "BC", "snip": "SNIP", "grasp": "GraSP", "random": "random", "magnitude": "magnitude",
-         "erk": "ERK", "small_dense": "small dense"}  # fmt: skip
+NAMES = {
+    "bcq": "BCQ",
+    "bc": "BC",
+    "snip": "SNIP",
+    "grasp": "GraSP",
+    "random": "random",
+    "magnitude": "magnitude",
+    "erk": "ERK",
+    "small_dense": "small dense",
+}
+LAYERS = {
+    "actor": ("l1", "l2", "l3"),
+    "critic": ("l1", "l2", "l3", "l4", "l5", "l6"),
+    "vae": ("e1", "e2", "mean", "log_std", "d1", "d2", "d3"),
+}
 NETWORKS = {"actor": "Actor", "critic": "Critic", "vae": "VAE"}
 
 
@@ -34,7 +47,7 @@ def best(results: Results, row: str, metric: str, **axes: Any) -> np.ndarray[Any
 
 
 def metric_of(results: Results) -> tuple[str, str]:
-    """Return the metric that every result has, and its name: normalised score, or return where there is no reference."""
+    """Return the metric that every result has, and its name: the return where there is no reference for a score."""
     everywhere = all("score" in replicate.metrics for rows in results.replicates.values() for replicate in rows)
     return ("score", "normalised score") if everywhere else ("return", "return")
 
@@ -55,15 +68,16 @@ def draw_scores(results: Results, method: str, sparsities: Sequence[float]) -> D
     from matplotlib import pyplot
 
     environments = results.axis("environment")
-    figure, axes = pyplot.subplots(2, len(environments), figsize=(4.6 * len(environments) + 1, 7), squeeze=False)
+    lines = 2 if len(results.axis("view.epoch")) > 1 else 1
+    size = (4.6 * len(environments) + 1, 3.5 * lines)
+    figure, axes = pyplot.subplots(lines, len(environments), figsize=size, squeeze=False)
     metric, name = metric_of(results)
     for column, environment in enumerate(environments):
-        above, below = axes[0, column], axes[1, column]
-        against_sparsity(above, results, environment, metric, method, sparsities)
-        over_training(below, results, environment, metric, method)
-        above.set_title(environment)
-        above.set_xlabel("sparsity, %")
-        below.set_xlabel("epoch")
+        against_sparsity(axes[0, column], results, environment, metric, method, sparsities)
+        axes[0, column].set(title=environment, xlabel="sparsity, %")
+        if lines == 2:
+            over_training(axes[1, column], results, environment, metric, method)
+            axes[1, column].set_xlabel("epoch")
     for row in axes:
         row[0].set_ylabel(name)
         row[0].legend(fontsize=8, loc="best")
@@ -84,7 +98,8 @@ def against_sparsity(
         band(axis, x, seeds, colour, marker="o", markersize=4, label=f"{NAMES[policy]}, final")
         tops = [best(results, row, metric, **at) for row in rows]
         found = [(position, values.mean()) for position, values in zip(x, tops, strict=True) if values.size]
-        axis.plot(*zip(*found, strict=True), color=colour, linestyle=":", linewidth=1, label=f"{NAMES[policy]}, best")
+        if len(results.axis("view.epoch")) > 1:
+            axis.plot(*zip(*found, strict=True), color=colour, linestyle=":", label=f"{NAMES[policy]}, best")
         control = [(100 * s, final(results, label("random", s), metric, **at)) for s in (0.95, 0.99)]
         for position, values in control:
             if values.size:
@@ -102,12 +117,6 @@ def over_training(axis: Any, results: Results, environment: str, metric: str, me
             band(axis, epochs, seeds, colour, linestyle=style, marker=".", label=f"{NAMES[policy]}, {row}")
 
 
-def layer_names(results: Results, network: str) -> list[str]:
-    """Return a network's layers in their order."""
-    metrics = next(replicates[0].metrics for replicates in results.replicates.values() if replicates)
-    return [name.rsplit("/", 1)[1] for name in metrics if name.startswith(f"kept/{network}/")]
-
-
 def draw_layers(results: Results) -> Drawing:
     """Draw the weights each layer keeps, dense and pruned, on a logarithmic axis."""
     from matplotlib import pyplot
@@ -116,7 +125,7 @@ def draw_layers(results: Results) -> Drawing:
     rows = [row for row in ("dense", label("snip", 0.95), label("grasp", 0.95)) if row in results]
     figure, axes = pyplot.subplots(1, 3, figsize=(14, 4), width_ratios=(3, 6, 7))
     for axis, (network, title) in zip(axes, NETWORKS.items(), strict=True):
-        layers = layer_names(results, network)
+        layers = LAYERS[network]
         for position, row in enumerate(rows):
             values = [results.values(row, f"kept/{network}/{layer}", environment=environment) for layer in layers]
             x = np.arange(len(layers)) + 0.27 * (position - (len(rows) - 1) / 2)
@@ -139,7 +148,9 @@ def draw_memory(results: Results, sparsities: Sequence[float]) -> Drawing:
     rows = {0.0: "dense", **{sparsity: label("snip", sparsity) for sparsity in sparsities}}
     for axis, (network, title) in zip(axes, NETWORKS.items(), strict=True):
         there = {100 * s: results.values(row, f"bytes/{network}/sparse") for s, row in rows.items() if row in results}
-        axis.plot(list(there), [v.mean() / 1e6 for v in there.values()], color="#2a8c4a", marker="o", label="sparse file")
+        axis.plot(
+            list(there), [v.mean() / 1e6 for v in there.values()], color="#2a8c4a", marker="o", label="sparse file"
+        )
         dense = results.values("dense", f"bytes/{network}/dense").mean() / 1e6
         axis.axhline(dense, color="#2457c5", label="dense file")
         axis.axvline(80, color="gray", linewidth=0.8, linestyle=":", label="break-even, 80 %")

@@ -147,4 +147,3 @@ class RandomTransitions:
         shapes = {"observation": self.states, "action": self.actions, "next_observation": self.states, "reward": 1}
         found = {name: torch.randn(size, width, generator=drawn) for name, width in shapes.items()}
         return {**found, "action": found["action"].tanh(), "not_done": torch.ones(size, 1)}
-

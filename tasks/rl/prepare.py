@@ -44,7 +44,9 @@ def prepare(config: Config, storage: Storage) -> None:
         return
     place = f"{storage}/data/rl/{config.environment}/{config.data}"
     wanted = (config.environment, config.data)
-    known = next((file["url"] for file in D4RL["files"].values() if (file["environment"], file["name"]) == wanted), None)
+    known = next(
+        (file["url"] for file in D4RL["files"].values() if (file["environment"], file["name"]) == wanted), None
+    )
     origin = f"download {known}" if known else "get its .hdf5 file"
     raise UserError(
         f"{place} is missing: {origin} and run `retable data convert rl FILE`, or use --set data=recorded "

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from retable.platform.table import Claim, Column, Figure, Measurement, Row, Table
+from retable.platform.table import Column, Figure, Measurement, Row, Table
 from retable.platform.task import Scale
 from retable.tasks.rl import claims, figures
 from retable.tasks.rl.predict import speed
@@ -42,7 +42,7 @@ def scores(method: str, name: str) -> Figure:
             *claims.against_random(method, name),
         ],
         note="Final: the last epoch's weights. Best: the best of the evaluated epochs, which looks at the test score. "
-        "BC acts with the decoder of the same run's VAE (view.policy=bc). Bands reach from the lowest to the highest seed.",
+        "BC acts with the decoder of the same run's VAE (view.policy=bc). Bands: lowest to highest seed.",
     )
 
 
@@ -70,7 +70,7 @@ TABLES: Mapping[str, Table | Figure] = {
         columns=SIZES,
         over={"seed": SEEDS},
         claims=claims.MEMORY,
-        note="Sparse files hold `to_sparse()` tensors: an int64 index per dimension beside each value, biases included. "
+        note="Sparse files hold `to_sparse()` tensors: an int64 index per dimension beside each value, biases too. "
         "The published GraSP row is smaller than 5 % of the weights can be stored: zero biases of unconnected units "
         "would explain it, as in an initialisation the paper does not describe.",
     ),
@@ -95,8 +95,9 @@ TABLES: Mapping[str, Table | Figure] = {
         title="Milliseconds of one update and of acting in one state (not in the paper)",
         rows=[
             Measurement(label="BCQ", measure=speed),
-            Measurement(label="BCQ, target in bfloat16", measure=speed,
-                        overrides={"algorithm.target_precision": "bfloat16"}),  # fmt: skip
+            Measurement(
+                label="BCQ, target in bfloat16", measure=speed, overrides={"algorithm.target_precision": "bfloat16"}
+            ),
             Measurement(label="BC (VAE alone)", measure=speed, overrides={"algorithm": "bc"}),
         ],
         columns=[

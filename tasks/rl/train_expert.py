@@ -20,11 +20,12 @@ from typing import Any
 import gymnasium
 import numpy as np
 import typer
+
 from retable.tasks.rl.expert import POLICIES, Policy, play
 
 
 def fold(parameters: dict[str, Any], statistics: dict[str, Any]) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Turn SBX's actor (batch norm, dense, relu, batch norm, ..., mean) into layers `(weight (out, in), bias (out,))`."""
+    """Turn SBX's actor (batch norm, dense, relu, ..., mean) into layers `(weight (out, in), bias (out,))`."""
     dense = sorted((name for name in parameters if name.startswith("Dense")), key=lambda name: int(name.split("_")[1]))
     norms = sorted((name for name in statistics), key=lambda name: int(name.split("_")[1]))
     layers = []
@@ -68,14 +69,25 @@ def main(
         np.testing.assert_allclose(policy(observation), expected, atol=1e-4)
         returns = play(policy, name, episodes=10, seed=1000)
         rate = evaluate_every / (time.time() - start)
-        print(f"{name} {model.num_timesteps} steps: return {returns.mean():.0f} +- {returns.std():.0f} ({rate:.0f} steps/s)", flush=True)
+        score = f"return {returns.mean():.0f} +- {returns.std():.0f}"
+        print(f"{name} {model.num_timesteps} steps: {score} ({rate:.0f} steps/s)", flush=True)
         if returns.mean() - returns.std() > best:
             best = float(returns.mean() - returns.std())
-            versions = {package: importlib.metadata.version(package) for package in ("sbx-rl", "jax", "gymnasium", "mujoco")}
-            policy.save(environment, {
-                "algorithm": "CrossQ (sbx-rl)", "environment": name, "steps": model.num_timesteps, "seed": seed,
-                "networks": {"actor": [64, 64], "critic": [width, width]}, "return": best, "versions": versions,
-            })
+            versions = {
+                package: importlib.metadata.version(package) for package in ("sbx-rl", "jax", "gymnasium", "mujoco")
+            }
+            policy.save(
+                environment,
+                {
+                    "algorithm": "CrossQ (sbx-rl)",
+                    "environment": name,
+                    "steps": model.num_timesteps,
+                    "seed": seed,
+                    "networks": {"actor": [64, 64], "critic": [width, width]},
+                    "return": best,
+                    "versions": versions,
+                },
+            )
         folder.mkdir(parents=True, exist_ok=True)
         model.save(model_file)
         model.save_replay_buffer(buffer_file)

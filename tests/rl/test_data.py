@@ -136,7 +136,9 @@ ending = st.tuples(st.integers(1, 5), st.sampled_from(["terminal", "timeout", "b
 
 
 @settings(max_examples=40, deadline=None)
-@given(episodes=st.lists(ending, min_size=1, max_size=6), tail=st.integers(0, 3), variant=st.sampled_from(["v0", "v1", "v2"]))
+@given(
+    episodes=st.lists(ending, min_size=1, max_size=6), tail=st.integers(0, 3), variant=st.sampled_from(["v0", "v1", "v2"])
+)
 def test_converted_columns_are_the_naive_ones(episodes: Episodes, tail: int, variant: str) -> None:
     arrays = make_arrays([*episodes, (tail, "none")] if tail else episodes)
     expected, returns = oracle(arrays, variant == "v2")

@@ -190,6 +190,16 @@ def test_pruned_weights_stay_exactly_zero(method):
         assert not torch.equal(state["weights"]["vae.e1.bias"], start["vae.e1.bias"])
 
 
+def test_the_actors_update_sends_no_gradient_elsewhere():
+    ours, toy = learner([config()])
+    ours.step(toy.batch(0))
+    others = [*ours.networks.critic.parameters(), *ours.networks.vae.parameters()]
+    for value in others:
+        value.grad.fill_(7.0)
+    ours._update_actor(toy.batch(1), torch.zeros(1, 8, 4))
+    assert all((value.grad == 7).all() and value.requires_grad for value in others)
+
+
 def test_targets_follow_slowly():
     ours, toy = learner([config(algorithm=Bcq(target_rate=0.25))])
     before = ours.state_dict()[0]["targets"]

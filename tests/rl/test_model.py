@@ -67,6 +67,9 @@ def test_the_range_of_actions_and_of_log_std_is_kept():
         networks.actor.l3.bias.fill_(99.0)
     state, action = torch.randn(1, 4, 5), torch.full((1, 4, 2), 1.5)
     assert (networks.vae(state, action, torch.zeros(1, 4, 4))[2] == 15).all()
+    with torch.no_grad():
+        networks.vae.log_std.bias.fill_(-99.0)
+    assert (networks.vae(state, action, torch.zeros(1, 4, 4))[2] == -4).all()
     assert (networks.vae.decode(state, torch.zeros(1, 4, 4)) == 2).all()
     torch.testing.assert_close(networks.actor(state, action), action + 0.05 * 2)
     assert (networks.actor(state, torch.full((1, 4, 2), 1.95)) == 2).all()

@@ -34,8 +34,14 @@ TASK = Task(
     version=1,
     config=Config,
     view=View,
-    dataset=Dataset(where=where, prepare=prepare, read=read, arrays=arrays, open=Points,
-                    describe=lambda info: f"{info['points']} generated points"),  # fmt: skip
+    dataset=Dataset(
+        where=where,
+        prepare=prepare,
+        read=read,
+        arrays=arrays,
+        open=Points,
+        describe=lambda info: f"{info['points']} generated points",
+    ),
     learner=LineLearner,
     validate=validate,
     predict=predict,
