@@ -73,9 +73,7 @@ def reproduce(
     remember(done, scale, set or {})
     write_report(chosen.storage)
     if failures:
-        raise UserError(
-            f"{len(failures)} pieces of work failed (see above); mend the cause and run the same command again"
-        )
+        raise UserError(f"failed: {len(failures)} (see above); mend the cause and run the same command again")
     return done
 
 

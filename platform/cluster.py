@@ -14,6 +14,7 @@ from retable.platform.errors import UserError
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.1",  # Train's controller polls every 2 s: 1.4 s a report, 5 s at the end
+    "RAY_DATA_LOG_LEVEL": "ERROR",
     "RAY_DATA_USE_DATASOURCE_V2": "0",  # reading Parquet through V2 starts 32 actors at every execution
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # our own log is the log
     "TUNE_DISABLE_SIGINT_HANDLER": "1",  # Ctrl-C reaches us; everything is on the storage by then

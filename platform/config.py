@@ -115,7 +115,7 @@ def convert(value: object, hint: Any, path: str) -> object:
 def _choose(value: object, options: tuple[Any, ...], path: str) -> object:
     classes: dict[str, Any] = {choice_name(option): option for option in options if dataclasses.is_dataclass(option)}
     if type(value) in classes.values():
-        return value
+        return override(type(value)(), flatten(value))  # an instance made by hand is checked as a path's value would be
     if isinstance(value, str) and value in classes:
         return classes[value]()
     plain = [option for option in options if not dataclasses.is_dataclass(option)]
@@ -172,9 +172,23 @@ def flatten(config: object) -> dict[str, Any]:
 
 
 def differences(config: object, default: object) -> dict[str, Any]:
-    """Return the paths at which `config` differs from `default`: the shortest `--set` list that gives it."""
-    base = flatten(default)
-    return {path: value for path, value in flatten(config).items() if path not in base or base[path] != value}
+    """Return the paths at which `config` differs from `default`: the shortest `--set` list that gives it.
+
+    Where the choice itself differs, its fields are compared with that choice's own defaults.
+    """
+    found: dict[str, Any] = {}
+    kind: Any = type(config)
+    for name in field_types(kind):
+        value, other = getattr(config, name), getattr(default, name)
+        if not dataclasses.is_dataclass(value):
+            if value != other:
+                found[name] = value
+            continue
+        inner: Any = type(value)
+        if inner is not type(other):
+            found[name], other = choice_name(inner), inner()
+        found |= {f"{name}.{path}": changed for path, changed in differences(value, other).items()}
+    return found
 
 
 def parent(config: C) -> C | None:
@@ -186,14 +200,18 @@ def parent(config: C) -> C | None:
 def override_lineage(config: C, changes: Mapping[str, object]) -> C:
     """Override `config` and every run it descends from: what a scale, a seed or `--set` does.
 
-    A change that the parent has no field for (it made another choice) is left out there.
+    A change that the parent has no field for (it made another choice) is left out there, and so is one of `init`,
+    which says what a run itself starts from.
     """
     config = override(config, changes)
     ancestor = parent(config)
     if ancestor is None:
         return config
-    hints = flatten(ancestor)
-    changed = override_lineage(ancestor, {path: value for path, value in changes.items() if path in hints})
+    inherited: dict[str, object] = {}
+    for path, value in sorted(changes.items(), key=lambda item: item[0].count(".")):  # choices before their fields
+        if path in flatten(override(ancestor, inherited)) and path.split(".")[0] != "init":
+            inherited[path] = value
+    changed = override_lineage(ancestor, inherited)
     overrides = tuple(differences(changed, type(config)()).items())
     return override(config, {"init.overrides": overrides})
 

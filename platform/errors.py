@@ -29,7 +29,7 @@ def disk_errors(what: str) -> Iterator[None]:
     """Turn the failures of a disk or bucket at `what` into one clear line.
 
     Raises:
-        UserError: where the disk is full, the path cannot be written, or a component is no directory.
+        UserError: where the disk is full, the path cannot be written, a component is no directory, or a bucket refuses.
     """
     remedies = {
         errno.ENOSPC: "the disk is full; free some space and run the same command again",
@@ -43,6 +43,8 @@ def disk_errors(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in remedies:
-            raise
-        raise UserError(f"{what}: {remedies[error.errno]}") from error
+        if error.errno in remedies:
+            raise UserError(f"{what}: {remedies[error.errno]}") from error
+        if error.errno is None and not isinstance(error, FileNotFoundError):  # a bucket's own words
+            raise UserError(f"{what}: {str(error).splitlines()[0]}") from error
+        raise

@@ -77,7 +77,6 @@ def load_arrays(tasks: Mapping[str, Task], storage: Storage) -> dict[str, list[O
     import pyarrow as pa
     import ray
 
-    logging.getLogger("ray.data").setLevel(logging.ERROR)
     ray.data.DataContext.get_current().enable_progress_bars = False
     arrays = {}
     for where, task in tasks.items():

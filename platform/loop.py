@@ -72,23 +72,23 @@ def train(
         checkpoint_every: steps between checkpoints within an epoch; 0: at the epochs' ends only.
         score: for sweeps of one member: (weights, epoch) -> metrics that join the report of each epoch.
     """
+    if data.steps < 1:
+        raise UserError(f"{task.name}: the data hold less than one batch; lower the batch, or get more data")
     learner = task.learner(configs, data, run)
     start_from_parents(learner, task, configs, folders)
-    progress, histories = restore(learner, folders, keep)
+    progress, histories = restore(learner, folders, keep, digest)
     epochs = configs[0].epochs
     while progress.epoch < epochs:
-        start = time.perf_counter()
+        start = time.perf_counter() - progress.seconds
         for batch in data.batches(progress.epoch, progress.step, run.rank, run.world):
             seed_everything(configs[0].seed, progress.total, run.rank)
             progress.add(learner.step(batch))
-            if (
-                checkpoint_every
-                and progress.step % checkpoint_every == 0
-                and progress.step < data.steps
-                and not run.rank
-            ):
-                save_checkpoints(learner.state_dict(), progress, folders)
-        progress.seconds += time.perf_counter() - start
+            if checkpoint_every and progress.step % checkpoint_every == 0 and progress.step < data.steps:
+                progress.seconds = time.perf_counter() - start
+                progress.sums = {name: run.mean(total) for name, total in progress.sums.items()}  # rank 0 saves for all
+                if run.rank == 0:
+                    save_checkpoints(learner.state_dict(), progress, folders, digest)
+        progress.seconds = time.perf_counter() - start
         rows = summarise(progress, run, task.validate(learner, data))
         if run.rank == 0:
             states = learner.state_dict()
@@ -100,7 +100,7 @@ def train(
                 history.append(row)
                 folder.write_history(history)
             if progress.epoch < epochs:
-                save_checkpoints(states, progress, folders)
+                save_checkpoints(states, progress, folders, digest)
             else:
                 finish(folders, histories, digest)
         run.report({name: value for name, value in rows[0].items() if isinstance(value, (int, float))})
@@ -118,33 +118,39 @@ def summarise(progress: Progress, run: Run, validation: Sequence[Mapping[str, fl
 
 
 def restore(
-    learner: Any, folders: Sequence[RunFolder], keep: Sequence[Sequence[int]]
+    learner: Any, folders: Sequence[RunFolder], keep: Sequence[Sequence[int]], digest: str
 ) -> tuple[Progress, list[list[Any]]]:
     """Load the newest checkpoint that every member has; return where the training stands, and its log so far.
 
-    A checkpoint behind an epoch whose weights are wanted but were not kept is of no use: the training starts anew.
+    A checkpoint of other data, or behind an epoch that the log lacks or whose weights are wanted but were not kept, is
+    of no use: the training starts anew.
     """
     common = set.intersection(*(set(folder.checkpoints()) for folder in folders))
     if not common:
         return Progress(), [[] for _ in folders]
     states = [folder.load_checkpoint(max(common)) for folder in folders]
     progress = Progress(**states[0].pop("progress"))
+    digests = {state.pop("data", None) for state in states}
     sums = [state.pop("sums") for state in states]
     progress.sums = {name: torch.stack([member[name] for member in sums]) for name in sums[0]}
     histories = [folder.history()[: progress.epoch] for folder in folders]
     for history, kept in zip(histories, keep, strict=True):
-        if any("weights" not in row for row in history if row["epoch"] in kept):
+        whole = [row["epoch"] for row in history] == list(range(1, progress.epoch + 1))
+        lost = any("weights" not in row for row in history if row["epoch"] in kept)
+        if digests != {digest} or lost or not whole:
             return Progress(), [[] for _ in folders]
     learner.load_state_dict(states)
     return progress, histories
 
 
-def save_checkpoints(states: Sequence[Mapping[str, Any]], progress: Progress, folders: Sequence[RunFolder]) -> None:
+def save_checkpoints(
+    states: Sequence[Mapping[str, Any]], progress: Progress, folders: Sequence[RunFolder], digest: str
+) -> None:
     """Write every member's checkpoint, and only then remove the older ones: a common one is always there."""
     counters = {"epoch": progress.epoch, "step": progress.step, "total": progress.total, "count": progress.count}
     for member, (state, folder) in enumerate(zip(states, folders, strict=True)):
         sums = {name: total[member].cpu() for name, total in progress.sums.items()}
-        whole = {**state, "progress": {**counters, "seconds": progress.seconds}, "sums": sums}
+        whole = {**state, "progress": {**counters, "seconds": progress.seconds}, "sums": sums, "data": digest}
         folder.save_checkpoint(progress.total, whole)
     for folder in folders:
         folder.remove_checkpoints(but=progress.total)
@@ -182,10 +188,14 @@ def parent_weights(task: Task, config: Any, folder: RunFolder) -> Mapping[str, T
 
 def weights_file(folder: RunFolder, init: Weights) -> Mapping[str, Tensor]:
     """Return the weights file that `init` names by its digest."""
+    from safetensors import SafetensorError
     from safetensors.torch import load
 
     name = f"weights/{init.sha256}.safetensors"
     data = folder.storage.read(name) if folder.storage.exists(name) else b""
     if sha256(data) != init.sha256:
         raise UserError(f"{folder.storage}/{name} is missing or is another file; copy the weights there")
-    return load(data)
+    try:
+        return load(data)
+    except SafetensorError as error:
+        raise UserError(f"{folder.storage}/{name} is no safetensors file; convert the weights") from error

@@ -45,9 +45,7 @@ def gather(plan: Plan, name: str) -> Results:
     found: dict[str, Sequence[Replicate]] = {}
     for row in table.rows:
         if isinstance(row, Combined):
-            rows = (
-                [combined_replicate(each, plan.storage) for each in combinings(plan, name, row)] if row.present else []
-            )
+            rows = [combined_replicate(plan, each) for each in combinings(plan, name, row)] if row.present else []
         else:
             needs = plan.needs[name].get(row.label, [])
             rows = [replicate(plan, task, row, need) for need in needs]
@@ -84,10 +82,10 @@ def combined(combining: Combining, storage: Storage) -> dict[str, Any] | None:
     return found if found["inputs"] == combining.inputs() else None
 
 
-def combined_replicate(combining: Combining, storage: Storage) -> Replicate | None:
+def combined_replicate(plan: Plan, combining: Combining) -> Replicate | None:
     """Return one replicate of a combined row, or None while it is not there."""
-    found = combined(combining, storage)
-    if found is None:
+    found = combined(combining, plan.storage)
+    if found is None or any(plan.trainings[m.folder.path].status == "data changed" for m in combining.members):
         return None
     first = combining.members[0]
     need = Need(combining.row.label, combining.axes, first.config, first.view)

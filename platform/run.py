@@ -29,7 +29,8 @@ class Run:
     def wrap(self, module: nn.Module) -> nn.Module:
         """Return a module whose backward pass averages gradients over the workers; itself where there is one."""
         module.to(self.device)
-        return nn.parallel.DistributedDataParallel(module) if self.world > 1 else module
+        # Buffers (masks) are the same on every rank from the start and never change: no need to send them again.
+        return nn.parallel.DistributedDataParallel(module, broadcast_buffers=False) if self.world > 1 else module
 
     def gather(self, tensor: Tensor) -> Tensor:
         """Concatenate every rank's rows, in order of rank, with gradients to each."""

@@ -115,8 +115,10 @@ class RunFolder:
         """Read a checkpoint.
 
         Raises:
-            UserError: if a file is missing or its content is not what was written.
+            UserError: if a file is missing, its content is not what was written, or it is more than tensors and values.
         """
+        import pickle
+
         import torch
         from safetensors.torch import load
 
@@ -124,13 +126,16 @@ class RunFolder:
         files = {}
         for name, digest in self.folder.read_json(f"{folder}/manifest.json").items():
             files[name] = self._verified(f"{folder}/{name}", digest)
-        rest = torch.load(io.BytesIO(files["state.pt"]), weights_only=True, map_location="cpu")
+        try:
+            rest = torch.load(io.BytesIO(files["state.pt"]), weights_only=True, map_location="cpu")
+        except pickle.UnpicklingError as error:
+            raise UserError(f"{self.folder}/{folder}/state.pt holds code, which is never run; remove it") from error
         return {"weights": load(files["model.safetensors"]), **rest}
 
     def remove_checkpoints(self, but: int | None = None) -> None:
         """Remove the rolling checkpoints, all or all but one; the manifest goes first, so that none is left half."""
         for name in self.folder.list():
-            if name.startswith("checkpoint-") and name != f"checkpoint-{but or 0:08d}":
+            if name.startswith("checkpoint-") and (but is None or name != f"checkpoint-{but:08d}"):
                 self.folder.remove(f"{name}/manifest.json")
                 self.folder.remove(name)
 

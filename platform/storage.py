@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,9 @@ from typing import Any
 from pyarrow import ArrowInvalid, fs
 
 from retable.platform.errors import UserError, disk_errors
+
+OBJECT_STORES = ("s3", "gcs", "abfs")
+"""pyarrow's own: an object appears whole when its stream is closed, and there are no folders to make."""
 
 
 @dataclass(frozen=True)
@@ -33,15 +36,19 @@ class Storage:
         """Open `where`: a local path, or a URI such as `s3://bucket/path?region=...` or any fsspec protocol.
 
         Raises:
-            UserError: if nothing on this machine understands the URI.
+            UserError: if nothing on this machine understands the URI, or its host does not answer.
         """
         where = str(where)
         if "://" not in where:
             return Storage(fs.LocalFileSystem(), os.path.abspath(os.path.expanduser(where)))
         try:
             filesystem, root = fs.FileSystem.from_uri(where)
-        except (ArrowInvalid, NotImplementedError):
+        except (ArrowInvalid, NotImplementedError) as error:
+            if "Unrecognized filesystem" not in str(error):
+                raise UserError(f"--storage {where}: {error}") from error
             filesystem, root = _fsspec(where)
+        except OSError as error:
+            raise UserError(f"--storage {where}: {str(error).splitlines()[0]}") from error
         return Storage(filesystem, root.rstrip("/"))
 
     @property
@@ -55,7 +62,8 @@ class Storage:
 
     def __str__(self) -> str:
         """Return the folder as people write it."""
-        return self.root if self.is_local else f"{self.filesystem.type_name}://{self.root}"
+        protocol = self.filesystem.type_name.removeprefix("py::fsspec+")
+        return self.root if self.is_local else f"{protocol}://{self.root}"
 
     def exists(self, path: str = "") -> bool:
         """Say whether a file or folder is there."""
@@ -97,20 +105,26 @@ class Storage:
         target = self._path(path)
         parent, name = target.rsplit("/", 1)
         with disk_errors(self._name(path)):
-            if not self.is_local:
+            if self.filesystem.type_name in OBJECT_STORES:
                 with self.filesystem.open_output_stream(target) as stream:
                     stream.write(data)
                 return
             self.filesystem.create_dir(parent)
             writing = f"{parent}/.writing-{uuid.uuid4().hex[:8]}-{name}"
             try:
-                with open(writing, "wb") as file:
-                    file.write(data)
-                    file.flush()
-                    os.fsync(file.fileno())
-                os.replace(writing, target)
+                if self.is_local:
+                    with open(writing, "wb") as file:
+                        file.write(data)
+                        file.flush()
+                        os.fsync(file.fileno())
+                    os.replace(writing, target)
+                else:
+                    with self.filesystem.open_output_stream(writing) as stream:
+                        stream.write(data)
+                    self.filesystem.move(writing, target)
             except BaseException:
-                Path(writing).unlink(missing_ok=True)
+                with suppress(OSError):
+                    self.filesystem.delete_file(writing)
                 raise
 
     def write_json(self, path: str, value: object) -> None:
@@ -119,8 +133,8 @@ class Storage:
 
     def remove(self, path: str) -> None:
         """Remove a file or a folder with all that is in it; absent is fine."""
-        kind = self.filesystem.get_file_info(self._path(path)).type
         with disk_errors(self._name(path)):
+            kind = self.filesystem.get_file_info(self._path(path)).type
             if kind == fs.FileType.Directory:
                 self.filesystem.delete_dir(self._path(path))
             elif kind == fs.FileType.File:

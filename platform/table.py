@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -154,7 +155,7 @@ class Results:
 
     def select(self, label: str, **axes: object) -> list[Replicate]:
         """Return a row's replicates whose axes have these values; write `view.epoch` as `view_epoch`."""
-        wanted = {name.replace("view_", "view."): value for name, value in axes.items()}
+        wanted = {re.sub("^view_", "view.", name): value for name, value in axes.items()}
         return [
             replicate
             for replicate in self.replicates.get(label, ())

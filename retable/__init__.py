@@ -3,7 +3,8 @@
 `retable.reproduce("rl/table1")`, `retable.plan(...)`, `retable.train(...)`, `retable.sweep(...)` and
 `retable.load(fingerprint)` do in a notebook what the command `retable` does in a shell.
 
-Folders of your own tasks, named in the variable RETABLE_TASKS (separated as PATH is), join those that ship here.
+Folders of your own tasks, named in the variable RETABLE_TASKS (separated as PATH is), join those that ship here; the
+search spaces in a folder's `search_spaces/` too.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+import retable.search_spaces
 import retable.tasks
 
 if TYPE_CHECKING:
@@ -21,6 +23,7 @@ __all__ = ["load", "plan", "reproduce", "sweep", "train"]
 
 for _folder in filter(None, os.environ.get("RETABLE_TASKS", "").split(os.pathsep)):
     retable.tasks.__path__.append(os.path.abspath(_folder))
+    retable.search_spaces.__path__.append(os.path.join(os.path.abspath(_folder), "search_spaces"))
 
 
 def __getattr__(name: str) -> Any:

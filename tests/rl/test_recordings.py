@@ -111,7 +111,9 @@ def test_recording_depends_on_its_seed_alone(hopper: tuple[Storage, dict[str, An
 
 
 @pytest.mark.parametrize("rows", [300, 364, 372, 380, 388, 700])
-def test_shorter_recordings_are_the_beginning(hopper: tuple[Storage, dict[str, Any]], tmp_path: Path, rows: int) -> None:
+def test_shorter_recordings_are_the_beginning(
+    hopper: tuple[Storage, dict[str, Any]], tmp_path: Path, rows: int
+) -> None:
     """Whatever the lanes have played when the rows are enough: an episode that still runs keeps its place."""
     shorter = data.columns(recorded(tmp_path, transitions=rows)[0])
     for name, column in data.columns(hopper[0]).items():

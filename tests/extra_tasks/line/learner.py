@@ -36,7 +36,7 @@ class LineLearner:
 
 
 def validate(learner, data):
-    return [{"slope": float(learner.line.weight)}]
+    return [{"slope": learner.line.weight.item()}]
 
 
 def predict(config, view, weights, info):

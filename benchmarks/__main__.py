@@ -1,0 +1,37 @@
+"""What `make bench` runs: ratios against a named reference, both in this process, with machine and versions.
+
+`python -m benchmarks [name ...]` prints each result and writes it to `benchmarks/results/<name>.json`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks import rl_update, run_overhead
+from retable.platform.provenance import collect
+
+BENCHMARKS: dict[str, Callable[[], dict[str, Any]]] = {
+    "rl_update": rl_update.measure,
+    "run_overhead": run_overhead.measure,
+}
+
+
+def main(names: list[str]) -> None:
+    """Run the named benchmarks, or all."""
+    for name in names or BENCHMARKS:
+        result = BENCHMARKS[name]()
+        print(f"{name}")
+        for key, value in result.items():
+            print(f"  {key}: {value:.4g}" if isinstance(value, float) else f"  {key}: {value}")
+        where = collect()
+        kept = {key: where[key] for key in ("device", "versions", "started")}
+        path = Path(__file__).parent / "results" / f"{name}.json"
+        path.write_text(json.dumps({"result": result, **kept}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,95 @@
+"""Seconds and megabytes that Ray adds to one run: a plain Tune trial, and a Ray Train group of two workers.
+
+The reference is the bare loop in this process on the same toy task (a straight line, three epochs).
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import time
+from typing import Any
+
+
+def clocked(call: Any) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def peak_megabytes(call: Any) -> float:
+    """Return the most private memory that Ray's workers held at once while `call` ran, MB."""
+    import psutil
+
+    most, done = 0.0, threading.Event()
+
+    def watch() -> None:
+        nonlocal most
+        while not done.wait(0.25):
+            total = 0.0
+            for child in psutil.Process().children(recursive=True):
+                try:
+                    if child.cmdline() and child.cmdline()[0].startswith("ray::") and "IDLE" not in child.cmdline()[0]:
+                        total += child.memory_full_info().uss / 1e6
+                except psutil.Error:
+                    continue
+            most = max(most, total)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        call()
+    finally:
+        done.set()
+        thread.join()
+    return most
+
+
+def measure() -> dict[str, Any]:
+    from retable.platform import api
+    from retable.platform.cluster import ray_cluster
+    from retable.platform.config import override
+    from retable.platform.launch import Resources, train_all
+    from retable.platform.loop import train
+    from retable.platform.plan import compile_configs
+    from retable.platform.run import Run
+    from retable.platform.runs import RunFolder
+    from retable.platform.storage import Storage
+    from retable.platform.task import find
+
+    task = find("line")
+    storage = Storage.open(tempfile.mkdtemp(prefix="retable-bench-"))
+    task.dataset.prepare(task.config(), storage)
+
+    def trials(first: int, count: int) -> None:
+        configs = [override(task.config(), {"seed": first + number}) for number in range(count)]
+        plan = compile_configs(task, configs, storage)
+        assert not train_all(plan, api.context_for(plan, Resources()))
+
+    def bare() -> None:
+        import pyarrow.parquet as pq
+
+        config = override(task.config(), {"seed": 10_000})
+        arrays = task.dataset.arrays(pq.read_table(f"{storage.root}/data/line/points/points.parquet"))
+        data = task.dataset.open(arrays, {}, [config])
+        train(task, [config], data, [RunFolder.of(storage, task, config)], "64 points", Run(), [()])
+
+    def group(seed: int) -> None:
+        plan = compile_configs(task, [override(task.config(), {"seed": seed})], storage)
+        resources = Resources(workers=2)
+        assert not train_all(plan, api.context_for(plan, resources))
+
+    bare()
+    storage.remove("runs")
+    found: dict[str, Any] = {"bare loop, s": clocked(bare)}
+    with ray_cluster(nested=True):
+        trials(0, 2)
+        few, many = clocked(lambda: trials(100, 2)), clocked(lambda: trials(200, 34))
+        found["first two plain trials, s"] = few
+        found["each further plain trial, s"] = (many - few) / 32
+        found["34 plain trials, s a run"] = many / 34
+        found["plain trials (2 at once), MB"] = peak_megabytes(lambda: trials(300, 8))
+        found["Ray Train group of 2, s"] = clocked(lambda: group(400))
+        found["Ray Train group of 2, MB"] = peak_megabytes(lambda: group(500))
+    storage.remove("")
+    return found

@@ -1,0 +1,178 @@
+"""Ray runs: the same numbers as the bare loop, nothing trained twice, and every kind of interruption survived."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pyarrow.parquet as pq
+import pytest
+
+import retable
+from retable.platform import api
+from retable.platform.cluster import ray_cluster
+from retable.platform.config import override
+from retable.platform.errors import UserError
+from retable.platform.launch import Resources
+from retable.platform.loop import train
+from retable.platform.run import Run
+from retable.platform.runs import RunFolder
+from retable.platform.storage import Storage
+from retable.platform.task import find
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with ray_cluster(nested=True):
+        yield
+
+
+def plainly(storage, **changes):
+    """Train the toy in this process with the bare loop: the oracle of every run on Ray."""
+    task = find("line")
+    config = override(task.config(), changes)
+    task.dataset.prepare(config, storage)
+    arrays = task.dataset.arrays(pq.read_table(f"{storage.root}/data/line/points/points.parquet"))
+    data = task.dataset.open(arrays, {}, [config])
+    folder = RunFolder.of(storage, task, config)
+    train(task, [config], data, [folder], "64 points", Run(), [()])
+    return folder
+
+
+def numbers(result):
+    return {name: value for name, value in result["metrics"].items() if name != "seconds"}
+
+
+def test_a_table_is_filled_and_the_second_call_trains_nothing(cluster, tmp_path, capfd):
+    where = str(tmp_path / "ray")
+    plan = retable.reproduce("line/table1", storage=where)
+    assert not plan.missing and not plan.unscored
+    oracle = plainly(Storage.open(tmp_path / "plain"), seed=1)
+    run = retable.load(oracle.fingerprint, storage=where)
+    assert numbers(run.result) == numbers(oracle.result())
+    assert run.result["weights"] == oracle.result()["weights"] | run.result["weights"]
+    before = {path: path.stat().st_mtime_ns for path in Path(where, "runs").rglob("*") if path.is_file()}
+    capfd.readouterr()
+    retable.reproduce("line/table1", storage=where)
+    assert {path: path.stat().st_mtime_ns for path in Path(where, "runs").rglob("*") if path.is_file()} == before
+    assert "to do" not in capfd.readouterr().out
+    page = Path(where, "report", "index.html").read_text()
+    assert "A fast rate fits better." in page and run.fingerprint in page
+
+
+def trial_processes():
+    """Return the processes of Tune's trials and Train's workers on this machine that belong to us."""
+    children = psutil.Process().children(recursive=True)
+    names = [(child, " ".join(child.cmdline())) for child in children if child.is_running()]
+    return [child for child, name in names if name.startswith("ray::") and "IDLE" not in name]
+
+
+def wait_for(condition, seconds=60):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        found = condition()
+        if found:
+            return found
+        time.sleep(0.05)
+    raise AssertionError("it did not come about in time")
+
+
+def kill(wanted):
+    """Kill -9 a process of ours whose title holds a word."""
+    victims = [child for child in trial_processes() if wanted in " ".join(child.cmdline())]
+    assert victims, [" ".join(child.cmdline()) for child in trial_processes()]
+    os.kill(victims[0].pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(("workers", "victim"), [(1, "ImplicitFunc"), (2, "RayTrainWorker")])
+def test_a_killed_process_goes_on_from_the_last_checkpoint(cluster, tmp_path, workers, victim):
+    storage = Storage.open(tmp_path / "killed")
+    changes = {"epochs": 6, "pause": 0.05}
+    oracle = plainly(Storage.open(tmp_path / "plain"), epochs=6, pause=0.0)
+    folder = RunFolder.of(storage, find("line"), override(find("line").config(), changes))
+    failures = []
+
+    def call():
+        try:
+            api.train("line", changes, storage=storage.root, resources=Resources(workers=workers))
+        except Exception as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    wait_for(lambda: len(folder.history()) >= 2)
+    kill(victim)
+    thread.join(120)
+    assert not failures and not thread.is_alive()
+    steps = [row["step"] for row in folder.history()]
+    assert steps == [8, 16, 24, 32, 40, 48]
+    got, wanted = numbers(folder.result()), numbers(oracle.result())
+    # the toy's jitter differs by rank, by design: 1e-3 of a step
+    assert got == (wanted if workers == 1 else pytest.approx(wanted, rel=5e-3))
+
+
+DRIVER = """
+import sys, retable
+retable.train("line", {"epochs": 6, "pause": 0.1}, storage=sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGINT])
+def test_a_killed_driver_goes_on_where_it_stopped(tmp_path, signum):
+    storage = Storage.open(tmp_path / "killed")
+    config = override(find("line").config(), {"epochs": 6, "pause": 0.1})
+    folder = RunFolder.of(storage, find("line"), config)
+    driver = subprocess.Popen([sys.executable, "-c", DRIVER, storage.root], stderr=subprocess.DEVNULL)
+    wait_for(lambda: len(folder.history()) >= 2)
+    driver.send_signal(signum)
+    driver.wait(60)
+    before = folder.history()
+    assert folder.result() is None and folder.checkpoints()
+    subprocess.run([sys.executable, "-c", DRIVER, storage.root], check=True, timeout=120)
+    oracle = plainly(Storage.open(tmp_path / "plain"), epochs=6)
+    assert numbers(folder.result()) == numbers(oracle.result())
+    assert folder.history()[: len(before)] == before, "epochs that were done were trained again"
+
+
+def test_two_workers_equal_one_with_the_joined_batch(cluster, tmp_path):
+    run = api.train("line", {"seed": 3}, storage=str(tmp_path / "two"), resources=Resources(workers=2))
+    oracle = plainly(Storage.open(tmp_path / "one"), seed=3)
+    slope = oracle.result()["metrics"]["slope"]
+    # the jitter differs by rank, by design: 1e-3 of a gradient
+    assert run.metrics["slope"] == pytest.approx(slope, abs=2e-2)
+    assert run.metrics["step"] == 24
+
+
+def test_a_failing_run_is_one_line_and_leaves_the_rest_alone(cluster, tmp_path, capfd):
+    where, task = str(tmp_path), find("line")
+    folder = RunFolder.of(Storage.open(where), task, override(task.config(), {"rate": 0.001}))
+    folder.save_checkpoint(8, {"weights": {}, "progress": {}, "sums": {}})
+    folder.folder.write("checkpoint-00000008/state.pt", b"garbage")
+    with pytest.raises(UserError, match="failed: 1 .see above") as caught:
+        retable.reproduce("line/table1", storage=where)
+    assert "\n" not in str(caught.value)
+    failed = [line for line in capfd.readouterr().err.splitlines() if line.startswith("failed: ")]
+    assert len(failed) == 1 and "state.pt is damaged" in failed[0] and "remove" in failed[0]
+    folder.folder.remove("checkpoint-00000008")
+    assert not retable.reproduce("line/table1", storage=where).missing
+
+
+def test_sweeps_go_on_and_end_in_set_options(cluster, tmp_path):
+    where = str(tmp_path)
+    points = api.sweep("line_grid", storage=where)
+    assert [point.overrides for point in points] == [{"rate": 0.1}, {"rate": 0.001}]
+    assert points[0].value < points[1].value
+    config = override(find("line").config(), points[0].overrides)
+    folder = RunFolder.of(Storage.open(where), find("line"), config)
+    weights = folder.weights(3)
+    scored = find("line").evaluate(config, None, find("line").predict(config, None, weights, {}), {})
+    assert points[0].value == scored["rmse"]
+    drawn = api.sweep("line", storage=where, samples=3)
+    assert len(drawn) == 3 and drawn[0].value == min(point.value for point in drawn)
+    more = api.sweep("line", storage=where, samples=5)
+    assert len(more) == 5
+    assert {point.fingerprint for point in drawn} <= {point.fingerprint for point in more}

@@ -1,0 +1,217 @@
+"""Plans: every piece of work once, parents first, and the truth about what lies on the storage."""
+
+from dataclasses import replace
+
+import pytest
+
+from retable.platform import plan as planning
+from retable.platform.config import override
+from retable.platform.plan import compile_configs, compile_plan
+from retable.platform.runs import RunFolder
+from retable.platform.table import Combined, Measurement, Row
+from retable.platform.task import find, find_table
+from retable.tasks.line import mean
+from retable.tasks.line.config import Config, View
+
+LINE, TABLE = find_table("line/table1")
+
+
+def measure(config):
+    return {"seconds": 1.0}
+
+
+def planned(storage, *rows, name="line/t", **changes):
+    table = replace(TABLE, **{"rows": rows, "over": {}, **changes})
+    return compile_plan({name: (LINE, table)}, storage)
+
+
+def folder_of(storage, **changes):
+    return RunFolder.of(storage, LINE, override(Config(), changes))
+
+
+def finish(folder, epochs=(3,), digest="64 points"):
+    weights = {str(epoch): f"digest {epoch}" for epoch in epochs}
+    folder.folder.write_json("result.json", {"metrics": {}, "data": digest, "weights": weights})
+
+
+def statuses(plan):
+    return [training.status for training in plan.trainings.values()]
+
+
+def test_the_toys_table_needs_each_training_once(storage):
+    plan = compile_plan({"line/table1": (LINE, TABLE)}, storage)
+    wanted = [
+        (seed, rate, wave) for seed in (0, 1) for rate, wave in [(0.001, 0), (0.1, 0), (0.01, 1)]
+    ]  # slow, fast (with two views), and fine-tuned from fast
+    found = [(t.config.seed, t.config.rate, t.wave) for t in plan.trainings.values()]
+    assert sorted(found) == sorted(wanted)
+    assert len(plan.scorings) == 8  # four viewed rows, two seeds
+    assert list(plan.needs["line/table1"]) == ["slow", "fast", "fast, first epoch", "fine-tuned", "as printed"]
+    assert plan.needs["line/table1"]["as printed"] == []
+    kept = {(t.config.seed, t.config.rate): t.keep for t in plan.trainings.values()}
+    assert kept == {(s, r): (1, 3) if r == 0.1 else (3,) for s in (0, 1) for r in (0.001, 0.1, 0.01)}
+
+
+def test_two_rows_and_two_tables_share_one_training(storage):
+    first = replace(TABLE, rows=(Row(label="a", view={}), Row(label="b", view={"epoch": 2})), over={})
+    second = replace(TABLE, rows=(Row(label="c", overrides={"rate": 0.1}), Row(label="d", view={})), over={})
+    plan = compile_plan({"line/x": (LINE, first), "line/y": (LINE, second)}, storage)
+    (training,) = plan.trainings.values()
+    assert training.keep == (2, 3) and training.config == Config()
+    assert sorted(scoring.view.epoch for scoring in plan.scorings.values()) == [2, 3]
+    assert [list(rows) for rows in plan.needs.values()] == [["a", "b"], ["c", "d"]]
+
+
+def test_rows_that_are_absent_at_this_scale_need_nothing(storage):
+    rows = (
+        Row(label="a", present=False),
+        Measurement(label="m", measure=measure, present=False),
+        Combined(label="c", of=("a",), combine=mean, present=False),
+    )
+    plan = planned(storage, *rows)
+    assert not plan.trainings and not plan.timings and not plan.combinings and not plan.needs["line/t"]
+
+
+def test_children_come_in_waves_behind_their_parents(storage):
+    overrides = [("init", "parent"), ("init.checkpoint", 2), ("rate", 0.5)]
+    grandchild = Row(label="g", overrides={"init": "parent", "init.overrides": overrides, "rate": 0.25})
+    plan = planned(storage, grandchild, Row(label="p"))
+    assert [(t.config.rate, t.wave, t.keep) for t in plan.missing] == [
+        (0.1, 0, (2, 3)),
+        (0.5, 1, (3,)),
+        (0.25, 2, (3,)),
+    ]
+
+
+def test_a_run_is_new_then_to_be_continued_then_done(storage):
+    folder = folder_of(storage)
+    row = Row(label="a")
+    assert statuses(planned(storage, row)) == ["new"]
+    folder.folder.write("checkpoint-00000001/state.pt", b"half")
+    assert statuses(planned(storage, row)) == ["new"]
+    folder.save_checkpoint(2, {"weights": {}})
+    plan = planned(storage, row)
+    assert statuses(plan) == ["to be continued"] and len(plan.missing) == 1
+    finish(folder)
+    plan = planned(storage, row)
+    assert statuses(plan) == ["done"] and plan.missing == [] and plan.cost == 0
+
+
+def test_a_finished_run_of_other_data_does_not_count(storage):
+    LINE.dataset.prepare(Config(), storage)
+    finish(folder_of(storage))
+    assert statuses(planned(storage, Row(label="a"))) == ["done"]
+    storage.write_json("data/line/points/dataset.json", {"points": 64, "digest": "others"})
+    plan = planned(storage, Row(label="a", view={}))
+    assert statuses(plan) == ["data changed"] and len(plan.missing) == len(plan.unscored) == 1
+
+
+def test_a_finished_run_that_did_not_keep_an_epoch_is_trained_again(storage):
+    finish(folder_of(storage), (2, 3))
+    assert statuses(planned(storage, Row(label="a", view={"epoch": 2}), Row(label="b", view={}))) == ["done"]
+    assert statuses(planned(storage, Row(label="b", view={}), Row(label="a", view={"epoch": 1}))) == [
+        "weights not kept"
+    ]
+
+
+def test_a_task_whose_version_was_raised_has_new_runs(storage):
+    finish(folder_of(storage))
+    newer = replace(LINE, version=LINE.version + 1)
+    plan = compile_plan({"line/t": (newer, replace(TABLE, rows=(Row(label="a"),), over={}))}, storage)
+    assert statuses(plan) == ["new"]
+
+
+def test_a_view_is_done_when_it_was_scored_from_the_weights_that_are_there(storage):
+    folder, row = folder_of(storage), Row(label="a", view={})
+    folder.save_scores(View(epoch=3), "digest 3", {}, {"rmse": 1.0}, 0.0)
+    assert len(planned(storage, row).unscored) == 1  # its run is not finished
+    finish(folder)
+    assert planned(storage, row).unscored == []
+    folder.save_scores(View(epoch=3), "digest of others", {}, {"rmse": 1.0}, 0.0)
+    assert len(planned(storage, row).unscored) == 1
+
+
+def test_the_cost_is_what_the_tasks_estimate_for_the_missing_work(storage):
+    slow = Row(label="b", overrides={"rate": 0.5, "epochs": 7}, view={})
+    rows = (Row(label="a", view={}), Row(label="again", view={}), slow)
+    assert planned(storage, *rows).cost == pytest.approx(0.01 * 3 + 0.01 * 7 + 0.01 * 2)
+    finish(folder_of(storage))
+    assert planned(storage, *rows).cost == pytest.approx(0.01 * 7 + 0.01 * 2)
+
+
+def test_missing_trainings_are_grouped_by_what_can_be_stacked(storage):
+    child = Row(label="c", overrides={"init": "parent"})
+    plan = planned(storage, Row(label="a"), Row(label="b", overrides={"rate": 0.5}), child, over={"seed": (0, 1)})
+    groups = {key: [t.config.seed for t in group] for key, group in plan.groups.items()}
+    assert groups == {("line", 0, 0.1): [0, 1], ("line", 0, 0.5): [0, 1], ("line", 1, 0.1): [0, 1]}
+
+
+def test_a_combined_row_joins_its_members_point_by_point(storage):
+    rows = (
+        Row(label="a", view={}),
+        Row(label="b", overrides={"rate": 0.5}, view={"epoch": 2}),
+        Combined(label="both", of=("b", "a"), combine=mean),
+    )
+    plan = planned(storage, *rows, over={"seed": (0, 1)})
+    assert [dict(c.axes) for c in plan.combinings] == [{"seed": 0}, {"seed": 1}]
+    members = [[(m.config.seed, m.config.rate, m.view.epoch) for m in c.members] for c in plan.combinings]
+    assert members == [[(0, 0.5, 2), (0, 0.1, 3)], [(1, 0.5, 2), (1, 0.1, 3)]]
+    assert len({c.path for c in plan.combinings}) == 2
+
+
+def test_a_combined_row_leaves_out_points_that_a_member_lacks(storage):
+    one_seed = Row(label="b", overrides={"rate": 0.5, "seed": 1}, view={})
+    both = Combined(label="both", of=("a", "b"), combine=mean)
+    plan = planned(storage, Row(label="a", view={}), one_seed, both, over={"seed": (0, 1)})
+    assert [dict(c.axes) for c in plan.combinings] == [{"seed": 1}]
+    absent = replace(one_seed, present=False)
+    assert planned(storage, Row(label="a", view={}), absent, both, over={"seed": (0, 1)}).combinings == []
+
+
+def other_mean(predictions):
+    return mean(predictions)
+
+
+def test_a_combination_is_named_by_its_members_their_order_and_the_function(storage):
+    def path(of, combine=mean, **view):
+        rows = Row(label="a", view={}), Row(label="b", overrides={"rate": 0.5}, view=view)
+        (combining,) = planned(storage, *rows, Combined(label="c", of=of, combine=combine)).combinings
+        return combining.path
+
+    paths = [path(("a", "b")), path(("b", "a")), path(("a", "b"), other_mean), path(("a", "b"), epoch=1)]
+    assert len(set(paths)) == 4
+    assert path(("a", "b")) == paths[0]
+
+
+def test_a_combinations_inputs_are_the_weights_of_its_members(storage):
+    rows = Row(label="a", view={}), Row(label="b", overrides={"rate": 0.5}, view={"epoch": 1})
+    (combining,) = planned(storage, *rows, Combined(label="c", of=("a", "b"), combine=mean)).combinings
+    finish(folder_of(storage), (3,))
+    assert combining.inputs() == ["digest 3"]
+    finish(folder_of(storage, rate=0.5), (1, 3))
+    assert combining.inputs() == ["digest 3", "digest 1"]
+
+
+def test_a_measurement_counts_for_its_device_its_config_and_its_function(storage, monkeypatch):
+    row = Measurement(label="m", measure=measure, overrides={"rate": 0.5})
+    monkeypatch.setattr(planning, "device_name", lambda: "Chip (R) 5, 2 cores")
+    (timing,) = planned(storage, row).unmeasured
+    assert timing.path.endswith("-Chip-R-5-2-cores.json") and timing.config == Config(rate=0.5)
+    storage.write_json(timing.path, {"metrics": {}})
+    assert planned(storage, row).unmeasured == []
+    assert len(planned(storage, replace(row, overrides={})).unmeasured) == 1
+    assert len(planned(storage, replace(row, measure=len)).unmeasured) == 1
+    monkeypatch.setattr(planning, "device_name", lambda: "Chip 6")
+    assert len(planned(storage, row).unmeasured) == 1
+
+
+def test_compiling_writes_nothing(storage):
+    compile_plan({"line/table1": (LINE, TABLE)}, storage)
+    assert not storage.exists()
+
+
+def test_configs_without_a_table_are_planned_with_their_parents(storage):
+    child = override(Config(), {"init": "parent", "rate": 0.5})
+    plan = compile_configs(LINE, [child, Config(seed=1), child], storage)
+    assert [(t.config.rate, t.config.seed, t.wave) for t in plan.missing] == [(0.1, 0, 0), (0.1, 1, 0), (0.5, 0, 1)]
+    assert plan.unscored == [] and find("line") is LINE
