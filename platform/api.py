@@ -9,13 +9,14 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from retable.platform import provenance
-from retable.platform.board import console
+from retable.platform.board import console, errors
 from retable.platform.cluster import ray_cluster
 from retable.platform.config import differences, fingerprint, override, override_lineage
 from retable.platform.errors import UserError
-from retable.platform.launch import Context, Resources, combine_all, load_arrays, measure_all, score_all, train_all
+from retable.platform.launch import Context, Resources, load_arrays, train_all
 from retable.platform.plan import Plan, compile_configs, compile_plan
 from retable.platform.runs import RunFolder
+from retable.platform.stages import Scorer, combine_all, measure_all
 from retable.platform.storage import Storage
 from retable.platform.table import Figure, Table
 from retable.platform.task import Task, find, find_table, names, scaled
@@ -81,16 +82,16 @@ def execute(work: Plan, resources: Resources) -> dict[str, str]:
     """Do what a plan lacks; start Ray only where there is something to do. Return the failures."""
     prepare_data(work)
     work = compile_plan(work.tables, work.storage) if work.tables else work
-    if not (work.missing or work.unscored or work.unmeasured or any(work.combinings)):
+    if not (work.missing or work.unscored or work.unmeasured or work.uncombined):
         return {}
-    with ray_cluster(nested=resources.workers > 1):
-        failures = {}
-        if work.missing:
-            failures = train_all(work, context_for(work, resources))
-        failures |= score_all(compile_plan(work.tables, work.storage) if work.tables else work)
-        failures |= combine_all(work)
-        failures |= measure_all(work)
-    return failures
+    try:
+        with ray_cluster(nested=resources.workers > 1):
+            scorer = Scorer(work)
+            failures = train_all(work, context_for(work, resources), scorer.submit) if work.missing else {}
+            return failures | scorer.finish() | combine_all(work) | measure_all(work)
+    except KeyboardInterrupt:
+        errors.print("interrupted; the same command goes on where it stopped")
+        raise
 
 
 def prepare_data(work: Plan) -> None:

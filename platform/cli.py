@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
@@ -231,8 +232,11 @@ def doctor(storage: Where = "results") -> None:
         raise typer.Exit(1)
 
 
-def mount() -> None:
-    """Mount each task's own commands, and its part of `retable data`."""
+def mount(words: Sequence[str]) -> None:
+    """Mount each task's own commands, and its part of `retable data`.
+
+    A task is imported (which takes seconds) only where the command line names it, or may list its commands.
+    """
     verbs = {
         verb: typer.Typer(no_args_is_help=True, help=text)
         for verb, text in {
@@ -243,20 +247,24 @@ def mount() -> None:
         }.items()
     }
     for name in tasks.names():
+        if not tasks.has_commands(name):
+            continue
+        if words[:1] not in (["data"], [name]):
+            app.add_typer(typer.Typer(), name=name, help=f"Commands of the task {name}.")
+            continue
         module = importlib.import_module(f"retable.tasks.{name}.cli")
         app.add_typer(module.app, name=name)
         for verb, command in module.DATA.items():
             verbs[verb].command(name)(command)
     for verb, group in verbs.items():
-        if group.registered_commands:
-            data_app.add_typer(group, name=verb)
+        data_app.add_typer(group, name=verb)
     app.add_typer(data_app, name="data")
 
 
 def main() -> None:
     """Run the command line; a user's mistake is one line and status 2."""
     try:
-        mount()
+        mount(sys.argv[1:])
         app()
     except UserError as error:
         errors.print(f"error: {error}", markup=False)

@@ -7,8 +7,6 @@ Train `TorchTrainer` whose workers run the very same loop. Predictions, combinat
 from __future__ import annotations
 
 import dataclasses
-import logging
-import time
 import traceback
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -19,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 from retable.platform.board import Board
 from retable.platform.cluster import check_gpus, cluster_resources, cpu_share
 from retable.platform.config import override
-from retable.platform.errors import UserError
+from retable.platform.errors import UserError, disk_errors
 from retable.platform.plan import Plan, Scoring, Timing, Training
-from retable.platform.results import combined
 from retable.platform.runs import RunFolder
 from retable.platform.storage import Storage
 from retable.platform.task import Task, find
@@ -80,7 +77,11 @@ def load_arrays(tasks: Mapping[str, Task], storage: Storage) -> dict[str, list[O
     ray.data.DataContext.get_current().enable_progress_bars = False
     arrays = {}
     for where, task in tasks.items():
-        tables = ray.get(task.dataset.read(storage / f"data/{where}").to_arrow_refs())
+        try:
+            tables = ray.get(task.dataset.read(storage / f"data/{where}").to_arrow_refs())
+        except (ray.exceptions.RayError, pa.ArrowException) as error:
+            remedy = f"`retable data check {task.name}` says more"
+            raise UserError(f"{storage}/data/{where} cannot be read ({one_line(error)}); {remedy}") from error
         arrays[where] = [ray.put(dict(task.dataset.arrays(pa.concat_tables(tables).combine_chunks())))]
     return arrays
 
@@ -130,8 +131,7 @@ def trial(spec: Mapping[str, Any], context: Context) -> None:
         job = context.jobs[spec["job"]] if "job" in spec else drawn(spec, context)
         folder = RunFolder.of(context.storage, find(job.task), job.configs[0])
         if job.view is not None and folder.result() is not None:
-            for row in folder.history():
-                tune.report({name: value for name, value in row.items() if isinstance(value, (int, float))})
+            replay(job, folder)
         elif context.resources.workers > 1:
             train_group(job, context)
         else:
@@ -143,6 +143,24 @@ def trial(spec: Mapping[str, Any], context: Context) -> None:
         if "job" not in spec:
             raise
         tune.report({"error": one_line(error)})
+
+
+def replay(job: Job, folder: RunFolder) -> None:
+    """Report again what a finished run reported; its last epoch with the scores of the sweep's view."""
+    from ray import tune
+
+    from retable.platform.stages import score_one
+
+    *earlier, last = folder.history()
+    for row in earlier:
+        tune.report({name: value for name, value in row.items() if isinstance(value, (int, float))})
+    view: Any = override(job.view, {"epoch": last["epoch"]})
+    if folder.scores(view, last["weights"]) is None:
+        failure = score_one(job.task, job.configs[0], view, folder)
+        if failure:
+            raise UserError(failure)
+    scores = folder.scores(view, last["weights"]) or {}
+    tune.report({"epoch": last["epoch"], "step": last["step"], "seconds": last["seconds"], **scores["metrics"]})
 
 
 def drawn(spec: Mapping[str, Any], context: Context) -> Job:
@@ -290,7 +308,8 @@ def fit(trainable_space: Mapping[str, Any], context: Context, watch: Watch, **tu
         ),
     )
     try:
-        return tuner.fit()
+        with disk_errors(str(context.storage)):
+            return tuner.fit()
     finally:
         context.storage.remove(
             f".ray/{name}"
@@ -307,8 +326,11 @@ def concurrent(context: Context) -> int:
     return max(1, int(min(by_cpu, by_gpu)))
 
 
-def train_all(plan: Plan, context: Context) -> dict[str, str]:
-    """Train what a plan lacks, parents before children; return the failures, run -> line."""
+def train_all(plan: Plan, context: Context, finished: Callable[[RunFolder], None] = nothing) -> dict[str, str]:
+    """Train what a plan lacks, parents before children; return the failures, run -> line.
+
+    `finished` is called with each run that is done, while others still train.
+    """
     from ray import tune
 
     failures: dict[str, str] = {}
@@ -324,6 +346,7 @@ def train_all(plan: Plan, context: Context) -> dict[str, str]:
         with Board(title, len(todo), sum(weights)).show() as board:
             names = [name_of(training) for training in todo]
             watch = Watch(board, partial(pick, names), todo[0].config.epochs, partial(pick, weights))
+            watch.ended = partial(tell, [training.folder for training in todo], finished)
             space = {"job": tune.grid_search(list(range(len(jobs))))}
             fit(space, dataclasses.replace(context, jobs=jobs), watch)
             failures |= board.failures
@@ -333,6 +356,17 @@ def train_all(plan: Plan, context: Context) -> dict[str, str]:
 def pick(items: Sequence[Any], spec: Mapping[str, Any]) -> Any:
     """Return the item of the job that a trial's spec names."""
     return items[spec["job"]]
+
+
+def tell(
+    folders: Sequence[RunFolder],
+    finished: Callable[[RunFolder], None],
+    spec: Mapping[str, Any],
+    last: Mapping[str, Any],
+) -> None:
+    """Say that a trial's run is done, unless it failed."""
+    if "error" not in last:
+        finished(pick(folders, spec))
 
 
 def forget(training: Training) -> None:
@@ -349,128 +383,3 @@ def name_of(item: Training | Scoring | Timing) -> str:
     short = {path.rsplit(".", 1)[-1]: value for path, value in changes.items() if path != "init.overrides"}
     digits = f" [{item.folder.fingerprint[:8]}]" if not isinstance(item, Timing) else ""
     return f"{item.task.name} {describe(short)}{digits}"
-
-
-def score_all(plan: Plan) -> dict[str, str]:
-    """Predict and evaluate every view that lacks its scores, as Ray tasks; return the failures."""
-    import ray
-
-    todo = [scoring for scoring in plan.unscored if scoring.folder.result() is not None]
-    if not todo:
-        return {}
-    remote = ray.remote(num_cpus=1, max_retries=3)(score_one)
-    weights = {name_of_view(s): s.task.view_cost(s.config, s.view) for s in todo}
-    with Board("evaluation", len(todo), sum(weights.values())).show() as board:
-        pending = {}
-        for scoring in todo:
-            name = name_of_view(scoring)
-            pending[remote.remote(scoring.task.name, scoring.config, scoring.view, scoring.folder)] = name
-        await_all(pending, board, weights)
-        return board.failures
-
-
-def await_all(pending: dict[Any, str], board: Board, weights: Mapping[str, float]) -> None:
-    """Wait for Ray tasks as they end, and show each on the board. A task returns None, or why it failed."""
-    import ray
-
-    while pending:
-        (ready, *_), _ = ray.wait(list(pending), num_returns=1)
-        name = pending.pop(ready)
-        try:
-            failure = ray.get(ready)
-        except ray.exceptions.RayError as error:
-            failure = one_line(error)
-        if failure:
-            board.fail(name, failure)
-        else:
-            board.done(name, weights.get(name, 1.0))
-
-
-def name_of_view(scoring: Scoring) -> str:
-    """Name a view of a run."""
-    from retable.platform.config import differences
-
-    return f"{name_of(scoring)} as {describe(differences(scoring.view, scoring.task.view()))}"
-
-
-def score_one(task_name: str, config: Any, view: Any, folder: RunFolder) -> str | None:
-    """Predict and evaluate one view of a finished run; return why it failed, or None."""
-    import torch
-
-    torch.set_num_threads(1)
-    task = find(task_name)
-    try:
-        start = time.perf_counter()
-        weights = folder.weights(view.epoch)
-        info = folder.storage.read_json(f"data/{task.dataset.where(config)}/dataset.json")
-        predictions = task.predict(config, view, weights, info)
-        metrics = task.evaluate(config, view, predictions, info)
-        digest = (folder.result() or {})["weights"][str(view.epoch)]
-        folder.save_scores(view, digest, predictions, metrics, time.perf_counter() - start)
-    except Exception as error:
-        return one_line(error)
-    return None
-
-
-def measure_all(plan: Plan) -> dict[str, str]:
-    """Take the measurements that are missing, one at a time, each with its node to itself; return the failures."""
-    import ray
-
-    todo = plan.unmeasured
-    if not todo:
-        return {}
-    cpus = max(node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"])  # type: ignore[no-untyped-call]
-    remote = ray.remote(num_cpus=cpus)(measure_one)
-    with Board("measurements", len(todo)).show() as board:
-        for timing in todo:
-            name = f"{timing.row.label} ({name_of(timing)})"
-            board.start(name)
-            await_all({remote.remote(timing.row.measure, timing.config, plan.storage, timing.path): name}, board, {})
-        return board.failures
-
-
-def measure_one(measure: Any, config: Any, storage: Storage, path: str) -> str | None:
-    """Take one measurement and keep it with the device it was taken on."""
-    from retable.platform.provenance import collect
-
-    try:
-        storage.write_json(path, {"metrics": dict(measure(config)), "provenance": collect()})
-    except Exception as error:
-        return one_line(error)
-    return None
-
-
-def combine_all(plan: Plan) -> dict[str, str]:
-    """Join predictions for every combined row that lacks its scores, as Ray tasks; return the failures."""
-    import ray
-
-    todo = [
-        c for c in plan.combinings if all(m.folder.result() for m in c.members) and combined(c, plan.storage) is None
-    ]
-    if not todo:
-        return {}
-    remote = ray.remote(num_cpus=1, max_retries=3)(combine_one)
-    with Board("combinations", len(todo)).show() as board:
-        pending = {}
-        for combining in todo:
-            members = [(m.config, m.view, m.folder) for m in combining.members]
-            task = remote.remote(
-                combining.task.name, combining.row.combine, members, combining.path, combining.inputs()
-            )
-            pending[task] = f"{combining.row.label} {describe(combining.axes)}"
-        await_all(pending, board, {})
-        return board.failures
-
-
-def combine_one(task_name: str, combine: Any, members: Any, path: str, inputs: list[str]) -> str | None:
-    """Join the predictions of some views and score what comes out as the first member would be scored."""
-    task = find(task_name)
-    try:
-        config, view, folder = members[0]
-        info = folder.storage.read_json(f"data/{task.dataset.where(config)}/dataset.json")
-        joined = combine([member_folder.predictions(member_view) for _, member_view, member_folder in members])
-        metrics = dict(task.evaluate(config, view, joined, info))
-        folder.storage.write_json(path, {"inputs": inputs, "metrics": metrics})
-    except Exception as error:
-        return one_line(error)
-    return None

@@ -75,6 +75,13 @@ class Combining:
         function = f"{self.row.combine.__module__}.{self.row.combine.__qualname__}"
         return f"combinations/{self.task.name}/{sha256(json.dumps([function, *names]).encode())[:16]}.json"
 
+    def scores(self, storage: Storage) -> dict[str, Any] | None:
+        """Return the combination's file if it was made from exactly these members."""
+        if not storage.exists(self.path):
+            return None
+        found: dict[str, Any] = storage.read_json(self.path)
+        return found if found["inputs"] == self.inputs() else None
+
     def inputs(self) -> list[str]:
         """Return the digest of each member's weights; empty where a member is not finished."""
         results = [member.folder.result() for member in self.members]
@@ -108,6 +115,11 @@ class Plan:
     def unscored(self) -> list[Scoring]:
         """Views still to be predicted and evaluated."""
         return [scoring for scoring in self.scorings.values() if not scoring.done]
+
+    @property
+    def uncombined(self) -> list[Combining]:
+        """Combinations still to be made."""
+        return [combining for combining in self.combinings if combining.scores(self.storage) is None]
 
     @property
     def unmeasured(self) -> list[Timing]:

@@ -10,7 +10,6 @@ import numpy as np
 
 from retable.platform.plan import Combining, Plan, combinings, timing_path
 from retable.platform.runs import RunFolder
-from retable.platform.storage import Storage
 from retable.platform.table import Column, Combined, Measurement, Need, Replicate, Results, Row
 from retable.platform.task import Task
 
@@ -74,17 +73,9 @@ def replicate(plan: Plan, task: Task, row: Row | Measurement, need: Need) -> Rep
     return Replicate(need, folder.fingerprint, metrics, tuple(folder.history()))
 
 
-def combined(combining: Combining, storage: Storage) -> dict[str, Any] | None:
-    """Return a combination's file if it was made from exactly these members."""
-    if not storage.exists(combining.path):
-        return None
-    found: dict[str, Any] = storage.read_json(combining.path)
-    return found if found["inputs"] == combining.inputs() else None
-
-
 def combined_replicate(plan: Plan, combining: Combining) -> Replicate | None:
     """Return one replicate of a combined row, or None while it is not there."""
-    found = combined(combining, plan.storage)
+    found = combining.scores(plan.storage)
     if found is None or any(plan.trainings[m.folder.path].status == "data changed" for m in combining.members):
         return None
     first = combining.members[0]

@@ -29,16 +29,18 @@ class Run:
     def wrap(self, module: nn.Module) -> nn.Module:
         """Return a module whose backward pass averages gradients over the workers; itself where there is one."""
         module.to(self.device)
-        # Buffers (masks) are the same on every rank from the start and never change: no need to send them again.
-        return nn.parallel.DistributedDataParallel(module, broadcast_buffers=False) if self.world > 1 else module
+        if self.world == 1:
+            return module
+        wrapped = nn.parallel.DistributedDataParallel(module)
+        wrapped.broadcast_buffers = False  # masks never change: no need to send them again (an argument of old torch)
+        return wrapped
 
     def gather(self, tensor: Tensor) -> Tensor:
         """Concatenate every rank's rows, in order of rank, with gradients to each."""
         if self.world == 1:
             return tensor
-        from torch.distributed.nn.functional import all_gather
-
-        return torch.cat(all_gather(tensor))  # type: ignore[no-untyped-call]
+        rows: Tensor = Gather.apply(tensor)
+        return rows
 
     def mean(self, tensor: Tensor) -> Tensor:
         """Average a tensor over the ranks (no gradient)."""
@@ -47,6 +49,29 @@ class Run:
             distributed.all_reduce(tensor)
             tensor = tensor / self.world
         return tensor
+
+
+class Gather(torch.autograd.Function):
+    """All ranks' rows, as many of each; backward, a rank's rows get the sum of what every rank's loss says of them.
+
+    torch's own (`torch.distributed.nn.functional.all_gather`) is deprecated, and its successor is too new.
+    """
+
+    @staticmethod
+    def forward(context: Any, rows: Tensor) -> Tensor:
+        """Gather the rows, in order of rank."""
+        parts = [
+            torch.empty_like(rows, memory_format=torch.contiguous_format) for _ in range(distributed.get_world_size())
+        ]
+        distributed.all_gather(parts, rows.contiguous())
+        return torch.cat(parts)
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> Tensor:
+        """Add up the gradients of every rank and return those of this rank's rows."""
+        whole = gradients[0].clone(memory_format=torch.contiguous_format)
+        distributed.all_reduce(whole)
+        return whole.chunk(distributed.get_world_size())[distributed.get_rank()]
 
 
 def seed_everything(seed: int, step: int, rank: int) -> None:

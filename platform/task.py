@@ -7,6 +7,7 @@ finds a task by the folder's name.
 from __future__ import annotations
 
 import importlib
+import os
 import pkgutil
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -123,6 +124,13 @@ def names() -> list[str]:
     import retable.tasks
 
     return sorted(module.name for module in pkgutil.iter_modules(retable.tasks.__path__) if module.ispkg)
+
+
+def has_commands(name: str) -> bool:
+    """Say whether a task has commands of its own, in `cli.py`; the task is not imported for that."""
+    import retable.tasks
+
+    return any(os.path.exists(os.path.join(folder, name, "cli.py")) for folder in retable.tasks.__path__)
 
 
 def find(name: str) -> Task:

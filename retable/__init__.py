@@ -21,9 +21,13 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["load", "plan", "reproduce", "sweep", "train"]
 
-for _folder in filter(None, os.environ.get("RETABLE_TASKS", "").split(os.pathsep)):
-    retable.tasks.__path__.append(os.path.abspath(_folder))
-    retable.search_spaces.__path__.append(os.path.join(os.path.abspath(_folder), "search_spaces"))
+# Plain lists: a namespace package computes its own path anew after `importlib.invalidate_caches()`, without additions.
+_folders = [os.path.abspath(folder) for folder in os.environ.get("RETABLE_TASKS", "").split(os.pathsep) if folder]
+retable.tasks.__path__ = [*retable.tasks.__path__, *_folders]
+retable.search_spaces.__path__ = [
+    *retable.search_spaces.__path__,
+    *(os.path.join(folder, "search_spaces") for folder in _folders),
+]
 
 
 def __getattr__(name: str) -> Any:

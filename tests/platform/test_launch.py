@@ -71,7 +71,7 @@ def trial_processes():
     return [child for child, name in names if name.startswith("ray::") and "IDLE" not in name]
 
 
-def wait_for(condition, seconds=60):
+def wait_for(condition, seconds=150):
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         found = condition()
@@ -126,10 +126,11 @@ def test_a_killed_driver_goes_on_where_it_stopped(tmp_path, signum):
     storage = Storage.open(tmp_path / "killed")
     config = override(find("line").config(), {"epochs": 6, "pause": 0.1})
     folder = RunFolder.of(storage, find("line"), config)
-    driver = subprocess.Popen([sys.executable, "-c", DRIVER, storage.root], stderr=subprocess.DEVNULL)
-    wait_for(lambda: len(folder.history()) >= 2)
-    driver.send_signal(signum)
-    driver.wait(60)
+    with subprocess.Popen([sys.executable, "-c", DRIVER, storage.root], stderr=subprocess.DEVNULL) as driver:
+        try:
+            wait_for(lambda: len(folder.history()) >= 2)
+        finally:
+            driver.send_signal(signum)
     before = folder.history()
     assert folder.result() is None and folder.checkpoints()
     subprocess.run([sys.executable, "-c", DRIVER, storage.root], check=True, timeout=120)

@@ -324,10 +324,14 @@ def test_members_of_a_stack_have_their_own_results(storage):
     assert first.history()[0]["value"] != second.history()[0]["value"]
 
 
+@pytest.fixture(scope="module")
+def whole_pair(tmp_path_factory):
+    return [outcome(folder) for folder in fit_pair(Storage.open(tmp_path_factory.mktemp("pair")))]
+
+
 # Of the member files that a stack writes for each checkpoint, the second member's come after the first's.
 @pytest.mark.parametrize("stop", range(1, 20))
-def test_members_with_different_checkpoints_go_on_from_the_newest_that_both_have(storage, tmp_path, monkeypatch, stop):
-    wanted = [outcome(folder) for folder in fit_pair(Storage.open(tmp_path / "whole"))]
+def test_members_go_on_from_the_newest_checkpoint_that_both_have(storage, whole_pair, monkeypatch, stop):
     points(storage, [SMALL])
     count, write = itertools.count(1), Storage.write
 
@@ -355,7 +359,7 @@ def test_members_with_different_checkpoints_go_on_from_the_newest_that_both_have
 
     fit_pair(storage, replace(PAIR, learner=Counting))
     assert len(taken) == 12 - newest
-    assert [outcome(folder) for folder in folders] == wanted
+    assert [outcome(folder) for folder in folders] == whole_pair
 
 
 class Averaging(Run):

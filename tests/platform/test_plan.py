@@ -54,11 +54,11 @@ def test_the_toys_table_needs_each_training_once(storage):
 
 def test_two_rows_and_two_tables_share_one_training(storage):
     first = replace(TABLE, rows=(Row(label="a", view={}), Row(label="b", view={"epoch": 2})), over={})
-    second = replace(TABLE, rows=(Row(label="c", overrides={"rate": 0.1}), Row(label="d", view={})), over={})
+    second = replace(TABLE, rows=(Row(label="c", overrides={"rate": 0.1}), Row(label="d", view={"epoch": 1})), over={})
     plan = compile_plan({"line/x": (LINE, first), "line/y": (LINE, second)}, storage)
     (training,) = plan.trainings.values()
-    assert training.keep == (2, 3) and training.config == Config()
-    assert sorted(scoring.view.epoch for scoring in plan.scorings.values()) == [2, 3]
+    assert training.keep == (1, 2, 3) and training.config == Config()
+    assert sorted(scoring.view.epoch for scoring in plan.scorings.values()) == [1, 2, 3]
     assert [list(rows) for rows in plan.needs.values()] == [["a", "b"], ["c", "d"]]
 
 
@@ -185,11 +185,17 @@ def test_a_combination_is_named_by_its_members_their_order_and_the_function(stor
 
 def test_a_combinations_inputs_are_the_weights_of_its_members(storage):
     rows = Row(label="a", view={}), Row(label="b", overrides={"rate": 0.5}, view={"epoch": 1})
-    (combining,) = planned(storage, *rows, Combined(label="c", of=("a", "b"), combine=mean)).combinings
+    plan = planned(storage, *rows, Combined(label="c", of=("a", "b"), combine=mean))
+    (combining,) = plan.combinings
     finish(folder_of(storage), (3,))
     assert combining.inputs() == ["digest 3"]
     finish(folder_of(storage, rate=0.5), (1, 3))
     assert combining.inputs() == ["digest 3", "digest 1"]
+    assert plan.uncombined == [combining]
+    storage.write_json(combining.path, {"inputs": combining.inputs(), "metrics": {}})
+    assert plan.uncombined == []
+    finish(folder_of(storage, rate=0.5), (2, 3))
+    assert plan.uncombined == [combining]
 
 
 def test_a_measurement_counts_for_its_device_its_config_and_its_function(storage, monkeypatch):

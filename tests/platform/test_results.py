@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from retable.platform.plan import compile_plan
-from retable.platform.results import cell, combined, gather
+from retable.platform.results import cell, gather
 from retable.platform.runs import RunFolder
 from retable.platform.table import Column, Combined, Measurement, Need, Replicate, Results, Row
 from retable.platform.task import find_table
@@ -76,7 +76,7 @@ def test_a_combined_row_counts_for_exactly_its_members(storage):
     folder = finish(storage, Config(seed=0))
     plan = planned(storage, *rows)
     combining = plan.combinings[0]
-    assert combined(combining, storage) is None and gather(plan, "line/t").select("c") == []
+    assert combining.scores(storage) is None and gather(plan, "line/t").select("c") == []
     storage.write_json(combining.path, {"inputs": combining.inputs(), "metrics": {"rmse": 0.125}})
     (found,) = gather(plan, "line/t").select("c")
     assert found.metrics == {"rmse": 0.125} and found.need.axes == {"seed": 0}

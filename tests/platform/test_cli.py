@@ -1,0 +1,90 @@
+"""The command line: help that teaches, and a user's mistake in one line with status 2."""
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from retable.platform import cli
+
+
+@pytest.fixture
+def retable(monkeypatch, capsys):
+    """Call the command in this process, as the shell would."""
+
+    def call(*words):
+        monkeypatch.setattr(sys, "argv", ["retable", *words])
+        monkeypatch.setenv("COLUMNS", "160")
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        said = capsys.readouterr()
+        return SimpleNamespace(returncode=ended.value.code or 0, stdout=said.out, stderr=said.err)
+
+    return call
+
+
+def test_the_command_starts_quickly_and_without_torch():
+    code = "import sys; sys.argv = ['retable', '--help']; from retable.platform import cli\n"
+    code += "try: cli.main()\nexcept SystemExit: print(sorted({'torch', 'ray'} & set(sys.modules)))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert found.stdout.endswith("[]\n") and "Commands of the task rl" in found.stdout
+
+
+@pytest.mark.parametrize(
+    "words", [(), ("plan",), ("reproduce",), ("train",), ("sweep",), ("data",), ("report",), ("doctor",), ("rl",)]
+)
+def test_help_is_there_and_shows_examples(retable, words):
+    found = retable(*words, "--help")
+    assert found.returncode == 0 and "Usage" in found.stdout
+    if words and words[0] in ("plan", "reproduce", "train", "sweep"):
+        assert "Example" in found.stdout
+
+
+def test_list_names_tasks_tables_scales_and_spaces(retable):
+    found = retable("list")
+    assert found.returncode == 0
+    for word in ("rl/table1", "rl/figure4", "--scale paper", "search spaces", "line/table1"):
+        assert word in found.stdout
+
+
+def test_plan_starts_nothing_and_counts(retable, tmp_path):
+    found = retable("plan", "rl/figure1", "rl/figure2", "--scale", "paper", "--storage", str(tmp_path))
+    assert found.returncode == 0
+    assert "unique trainings" in found.stdout and "375 (375 new)" in found.stdout and "days of one CPU core" in found.stdout
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("plan", "rl/figure9"), "no table 'rl/figure9'; did you mean 'rl/figure"),
+        (("plan", "rll"), "no task 'rll'; did you mean 'rl'?"),
+        (("plan", "rl", "--scale", "smal"), "no scale 'smal'; did you mean 'small'?"),
+        (("plan", "rl", "--set", "sed=1"), "unknown field 'sed'; did you mean 'seed'?"),
+        (("plan", "rl", "--set", "seed=one"), "seed: 'one' is not a whole number"),
+        (("plan", "rl", "--set", "seed"), "--set seed: write it as path=value"),
+        (("train", "rl", "--set", "prune=snip", "--set", "prune.sparsity=1"), "sparsity 1.0 is outside [0, 1)"),
+        (("train", "rl", "--set", "prune=snipp"), "'snipp' is not one of"),
+        (("sweep", "rrl"), "no search space 'rrl'; did you mean 'rl'?"),
+        (("report",), "no tables have been reproduced here"),
+        (("rl", "play", "abc"), "0 runs begin with 'abc'"),
+        (("plan", "rl", "--storage", "nowhere://x"), "nowhere"),
+    ],
+)
+def test_a_mistake_is_one_line_and_status_2(retable, tmp_path, words, said):
+    extra = () if "--storage" in words else ("--storage", str(tmp_path))
+    found = retable(*words, *extra)
+    assert found.returncode == 2, found.stdout + found.stderr
+    assert said in found.stderr and found.stderr.count("\n") == 1 and "Traceback" not in found.stderr
+
+
+def test_missing_d4rl_data_say_where_to_get_them(retable, tmp_path):
+    found = retable("reproduce", "rl/figure1", "--scale", "paper", "--storage", str(tmp_path))
+    assert found.returncode == 2 and "Traceback" not in found.stderr
+    assert "halfcheetah_expert-v2.hdf5" in found.stderr and "retable data convert rl" in found.stderr
+
+
+def test_an_unknown_environment_is_one_line(retable, tmp_path):
+    found = retable("train", "rl", "--set", "environment=HalfCheeta", "--storage", str(tmp_path))
+    assert found.returncode == 2 and "HalfCheeta" in found.stderr and found.stderr.count("\n") == 1

@@ -1,0 +1,97 @@
+"""Reports of a filled toy table: what they say, in every form."""
+
+import csv
+import io
+
+import pyarrow.parquet as pq
+import pytest
+
+from retable.platform.config import override
+from retable.platform.loop import train
+from retable.platform.plan import compile_plan
+from retable.platform.report import comma_separated, latex, markdown, remember, section, write_report
+from retable.platform.run import Run
+from retable.platform.stages import combine_one, score_one
+from retable.platform.task import find_table, scaled
+
+
+@pytest.fixture
+def filled(storage):
+    """Fill the toy's table with the bare loop, but for the row `slow`."""
+    task, table = find_table("line/table1")
+    table = scaled(task, table, "smoke")
+    task.dataset.prepare(task.config(), storage)
+    plan = compile_plan({"line/table1": (task, table)}, storage)
+    arrays = task.dataset.arrays(pq.read_table(f"{storage.root}/data/line/points/points.parquet"))
+    for training in plan.missing:
+        if training.config.rate != 0.001:
+            data = task.dataset.open(arrays, {}, [training.config])
+            training.folder.begin(training.config, 1, {"commit": "abc"})
+            train(task, [training.config], data, [training.folder], "64 points", Run(), [training.keep])
+    for scoring in compile_plan(plan.tables, storage).unscored:
+        if scoring.folder.result():
+            assert score_one("line", scoring.config, scoring.view, scoring.folder) is None
+    remember(plan, "smoke", {})
+    return storage, section(storage, "line/table1", "smoke", {}, task, table)
+
+
+def test_measured_stands_beside_published_and_difference(filled):
+    _, part = filled
+    lines = markdown(part).splitlines()
+    fast = next(line for line in lines if line.startswith("| fast |"))
+    _, _, shown, published, difference, _ = (text.strip() for text in fast.split("|"))
+    values = part.results.values("fast", "rmse")
+    assert shown == f"{values.mean():.3f} ± {values.std(ddof=1):.3f}" and len(values) == 2
+    assert published == "0.100" and difference == f"{values.mean() - 0.1:+.3f}"
+    assert "| slow | – | 1.000 | – |" in lines
+    assert "| as printed | – | 0.200 | – |" in lines
+    assert "64 generated points" in markdown(part) and "scale smoke" in markdown(part) and "seed: 0, 1" in markdown(part)
+
+
+def test_csv_holds_every_replicate_and_its_fingerprint(filled):
+    storage, part = filled
+    rows = {row["row"]: row for row in csv.DictReader(io.StringIO(comma_separated(part)))}
+    fast = rows["fast"]
+    values = [float(value) for value in fast["values"].split()]
+    assert values == part.results.values("fast", "rmse").tolist()
+    assert float(fast["min"]) == min(values) and float(fast["max"]) == max(values) and fast["n"] == "2"
+    assert all(storage.exists(f"runs/line/{name}/config.json") for name in fast["fingerprints"].split())
+    assert rows["slow"]["mean"] == "" and rows["slow"]["published"] == "1.0"
+
+
+def test_latex_has_as_many_cells_in_every_line(filled):
+    _, part = filled
+    lines = [line for line in latex(part).splitlines() if line.endswith(r"\\")]
+    assert len(lines) == 1 + len(part.table.rows)
+    assert {line.count("&") for line in lines} == {3}
+
+
+def test_the_page_links_each_number_to_the_config_behind_it(filled):
+    storage, part = filled
+    into = write_report(storage)
+    page = into.read("index.html").decode()
+    for replicate in part.results.select("fast"):
+        assert f'href="#run-{replicate.fingerprint}"' in page and f'id="run-{replicate.fingerprint}"' in page
+    assert "retable train line" in page and "not tested at this scale" in page
+    assert into.exists("line-table1-smoke.csv") and into.exists("line-table1-smoke.tex") and into.exists("report.md")
+
+
+def test_text_from_outside_cannot_become_markup(filled):
+    storage, _ = filled
+    storage.write_json("data/line/points/dataset.json", {"points": "<script>alert(1)</script>", "digest": "64 points"})
+    page = write_report(storage).read("index.html").decode()
+    assert "<script>alert(1)</script>" not in page and "&lt;script&gt;" in page
+
+
+def test_a_combination_counts_only_for_the_weights_it_was_made_from(filled):
+    storage, part = filled
+    task = part.task
+    plan = compile_plan({"line/table1": (task, part.table)}, storage)
+    combining = plan.combinings[0]
+    assert combining.scores(storage) is None
+    both = [member for member in plan.scorings.values() if member.config == override(task.config(), {"seed": 0})]
+    members = [(member.config, member.view, member.folder) for member in both[:1]]
+    failure = combine_one("line", combining.row.combine, members, combining.path, combining.inputs())
+    assert failure is None and combining.scores(storage) is not None
+    storage.write_json(combining.path, {"inputs": ["other weights"], "metrics": {"rmse": 0.0}})
+    assert combining.scores(storage) is None

@@ -1,0 +1,151 @@
+"""Two processes compute what one computes, and go on as if they had not been interrupted."""
+
+import json
+import os
+from dataclasses import replace
+from datetime import timedelta
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from torch import distributed, nn
+
+from retable.platform.loop import train
+from retable.platform.run import Run
+from retable.platform.runs import RunFolder
+from retable.platform.storage import Storage
+from retable.platform.task import find
+from retable.tasks.line.config import Config
+
+ROWS = 6
+WAIT = 300
+"""Seconds after which a process gives up the other."""
+
+
+def encoder():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)).double()
+
+
+def inputs():
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(2, ROWS, 5, generator=generator, dtype=torch.float64)
+
+
+def contrast(run, share):
+    """A step whose loss compares every row with every other: return loss, rows and gradients."""
+    module = encoder()
+    wrapped = run.wrap(module)
+    first, second = wrapped(inputs()[:, share].flatten(0, 1)).unflatten(0, (2, -1))
+    first, second = run.gather(first), run.gather(second)
+    loss = nn.functional.cross_entropy(first @ second.T, torch.arange(ROWS))
+    loss.backward()
+    return loss.detach(), first.detach(), [parameter.grad for parameter in module.parameters()]
+
+
+def average(run, share):
+    """A step whose loss is a mean over rows: return it and its gradients."""
+    module = encoder()
+    wrapped = run.wrap(module)  # it averages as long as it lives
+    loss = wrapped(inputs()[0, share]).square().mean()
+    loss.backward()
+    return run.mean(loss.detach()), [parameter.grad for parameter in module.parameters()]
+
+
+def train_line(run, where, task=None, keep=(2,)):
+    task, config, storage = task or find("line"), Config(epochs=2, batch=16), Storage.open(where)
+    folder = RunFolder.of(storage, task, config)
+    columns = task.dataset.arrays(pq.read_table(f"{where}/data/line/points/points.parquet"))
+    data = task.dataset.open(columns, {}, [config])
+    train(task, [config], data, [folder], "64 points", run, [keep], 1)
+    return folder
+
+
+class Stop(Exception):
+    pass
+
+
+class Stopping(find("line").learner):
+    steps = 0
+
+    def step(self, batch):
+        self.steps += 1
+        if self.steps == 4:
+            raise Stop
+        return super().step(batch)
+
+
+def worker(rank, folder):
+    torch.set_num_threads(1)
+    meet = f"file://{folder}/meet"
+    distributed.init_process_group("gloo", meet, timedelta(seconds=WAIT), rank=rank, world_size=2)
+    try:
+        work(rank, folder)
+    finally:
+        distributed.destroy_process_group()
+
+
+def work(rank, folder):
+    run = Run(rank=rank, world=2)
+    share = slice(rank * ROWS // 2, (rank + 1) * ROWS // 2)
+    found = {"contrast": contrast(run, share), "average": average(run, share)}
+    torch.save(found, f"{folder}/rank-{rank}.pt")
+    train_line(run, f"{folder}/whole")
+    try:
+        train_line(run, f"{folder}/stopped", replace(find("line"), learner=Stopping))
+    except Stop:
+        distributed.barrier()
+        train_line(run, f"{folder}/stopped")
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    """What two processes found."""
+    folder = tmp_path_factory.mktemp("two")
+    for name in ("whole", "stopped"):
+        find("line").dataset.prepare(Config(), Storage.open(folder / name))
+    other = torch.multiprocessing.get_context("spawn").Process(target=worker, args=(1, str(folder)))
+    other.start()
+    try:
+        worker(0, str(folder))
+        other.join(timeout=WAIT)
+        assert other.exitcode == 0
+    finally:
+        other.kill()
+    return folder
+
+
+def found(two, name):
+    return [torch.load(two / f"rank-{rank}.pt", weights_only=True)[name] for rank in (0, 1)]
+
+
+def test_gathered_rows_carry_gradients_to_every_process(two):
+    loss, rows, gradients = contrast(Run(), slice(0, ROWS))
+    for got in found(two, "contrast"):
+        torch.testing.assert_close(got[0], loss)
+        torch.testing.assert_close(got[1], rows)  # in order of rank
+        torch.testing.assert_close(got[2], gradients)
+    assert all(gradient.abs().max() > 1e-4 for gradient in gradients)
+
+
+def test_wrapped_modules_average_gradients_and_metrics(two):
+    loss, gradients = average(Run(), slice(0, ROWS))
+    for got in found(two, "average"):
+        torch.testing.assert_close(got[0], loss)
+        torch.testing.assert_close(got[1], gradients)
+
+
+def test_one_process_wraps_and_gathers_nothing():
+    module, tensor = encoder(), torch.ones(2)
+    assert Run().wrap(module) is module and Run().gather(tensor) is tensor and Run().mean(tensor) is tensor
+
+
+def test_two_processes_stopped_within_an_epoch_end_as_if_they_had_not_been(two):
+    task, config = find("line"), Config(epochs=2, batch=16)
+    whole, stopped = (RunFolder.of(Storage.open(two / name), task, config) for name in ("whole", "stopped"))
+    logs = [folder.history() for folder in (whole, stopped)]
+    for row in (*logs[0], *logs[1]):
+        del row["time"], row["seconds"]
+    assert logs[0] == logs[1] and [row["epoch"] for row in logs[0]] == [1, 2]
+    assert whole.result()["weights"] == stopped.result()["weights"]
+    assert "loss" in json.dumps(logs[0]) and os.listdir(two / "whole" / "runs" / "line") == [whole.fingerprint]

@@ -1,0 +1,58 @@
+"""Tasks, tables and scales are found by name, and a wrong name is answered with the right one."""
+
+import errno
+
+import pytest
+
+from retable.platform.errors import UserError, disk_errors, nearest
+from retable.platform.task import find, find_table, names, scaled
+
+
+def test_tasks_are_found_by_the_names_of_their_folders():
+    assert {"line", "rl"} <= set(names())
+    assert find("line").name == "line" and find("rl").name == "rl"
+    assert find_table("line/table1") == (find("line"), find("line").tables["table1"])
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: find("lien"), "no task 'lien'; did you mean 'line'?"),
+        (lambda: find("../line"), "no task '../line'; did you mean 'line'?"),
+        (lambda: find_table("line/tabel1"), "no table 'line/tabel1'; did you mean 'line/table1'?"),
+        (lambda: find_table("line"), "no table 'line'; did you mean 'line/table1'?"),
+        (lambda: scaled(find("line"), find("line").tables["table1"], "huge"), "line: no scale 'huge'; valid: smoke"),
+    ],
+)
+def test_a_wrong_name_is_answered_in_one_line(call, message):
+    with pytest.raises(UserError) as caught:
+        call()
+    assert str(caught.value) == message
+
+
+def test_every_task_is_whole():
+    for name in names():
+        task = find(name)
+        assert task.name == name
+        config = task.config()
+        assert config.epochs >= 1 and isinstance(config.seed, int) and task.view().epoch == 0
+        assert "smoke" in task.scales and task.cost(config) >= 0
+        hash(task.group(config))
+        for scale in task.scales:
+            for table in task.tables.values():
+                assert scaled(task, table, scale).rows
+
+
+def test_the_nearest_name_is_offered_or_all_of_them():
+    assert nearest("sede", ["seed", "rate"]) == "; did you mean 'seed'?"
+    assert nearest("xxxxx", ["seed", "rate"]) == "; valid: rate, seed"
+    assert nearest("x", []) == ""
+
+
+def test_only_failures_of_the_disk_become_user_errors():
+    for error in (FileNotFoundError(errno.ENOENT, "x"), FileNotFoundError("x"), OSError(errno.EIO, "x"), KeyError("x")):
+        with pytest.raises(type(error)), disk_errors("here"):
+            raise error
+    for error in (OSError(errno.ENOSPC, "x"), OSError("the bucket says no\nand why")):
+        with pytest.raises(UserError, match=r"^here: (the disk is full|the bucket says no$)"), disk_errors("here"):
+            raise error

@@ -1,0 +1,67 @@
+"""Every row of every table at every scale, and every search space, is a valid piece of work."""
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from retable.platform.plan import compile_plan
+from retable.platform.sweep import find_space, fixed_points, spaces
+from retable.platform.table import Row, expand
+from retable.platform.task import find, scaled
+
+TASK = find("rl")
+
+
+@pytest.mark.parametrize("scale", TASK.scales)
+@pytest.mark.parametrize("name", TASK.tables)
+def test_every_row_expands_to_valid_work(name, scale):
+    table = scaled(TASK, TASK.tables[name], scale)
+    present = [row for row in table.rows if row.present]
+    assert present
+    for row in present:
+        needs = expand(table, row, TASK.config(), TASK.view())
+        assert needs and all(TASK.cost(need.config) > 0 for need in needs)
+        assert all(1 <= need.view.epoch <= need.config.epochs for need in needs if need.view is not None)
+
+
+def test_the_paper_scale_is_the_published_setting(storage):
+    tables = {f"rl/{name}": (TASK, scaled(TASK, TASK.tables[name], "paper")) for name in ("figure1", "figure2")}
+    plan = compile_plan(tables, storage)
+    # 3 environments x 5 seeds x (dense + 2 methods x (10 sparsities + 99 %) + random at 95 and 99 %)
+    assert len(plan.trainings) == 3 * 5 * (1 + 2 * 11 + 2)
+    assert {t.config.epochs * t.config.updates for t in plan.trainings.values()} == {1_000_000}
+    assert {t.config.data for t in plan.trainings.values()} == {"d4rl-expert-v2"}
+    assert len(plan.groups) == 3, "all runs of an environment stack"
+
+
+def test_published_values_are_those_of_the_paper(shared):
+    with (Path(shared) / "papers" / "tables" / "rl_table1.csv").open() as file:
+        lines = {line["method"]: line for line in csv.DictReader(file)}
+    ours = {row.label: row.published for row in TASK.tables["table1"].rows if isinstance(row, Row)}
+    names = {"GraSP 95 %": "GraSP (95% sparse)", "SNIP 95 %": "SNIP (95% sparse)"}
+    assert len(ours) == len(lines) == 4
+    for label, published in ours.items():
+        line = lines[names.get(label, label)]
+        for header in ("Actor", "Critic", "VAE"):
+            assert published[header] == float(line[f"{header.lower()}_mb"])
+
+
+@pytest.mark.parametrize("name", spaces())
+def test_every_point_of_every_search_space_is_a_valid_config(name):
+    from retable.platform.config import override
+
+    space = find_space(name)
+    task = find(space.TASK)
+    override(task.view(), space.VIEW)
+    points = fixed_points(space, space.SAMPLES)
+    points = points or [{path: domain.sample() for path, domain in space.SPACE.items()}]
+    assert points
+    for point in points:
+        override(override(task.config(), space.SET), point)
+
+
+def test_the_sweep_covers_the_sparsities_of_the_paper():
+    points = fixed_points(find_space("rl"), 1)
+    assert {point["prune.sparsity"] for point in points} == {0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95}
+    assert len(points) == 20
