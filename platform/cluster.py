@@ -88,15 +88,18 @@ def cpu_share(workers: int) -> float:
     return share
 
 
-def check_gpus(workers: int, gpus: float) -> None:
-    """Refuse a run that wants more GPUs than the cluster has, which would wait for ever.
+def check_room(kind: str, wanted: float) -> None:
+    """Refuse a training that wants more `CPU` or `GPU` than the cluster has: it would wait for ever.
 
     Raises:
         UserError: naming what there is.
     """
-    there = cluster_resources().get("GPU", 0.0)
-    if workers * gpus > there and not autoscales():
-        raise UserError(f"{workers} workers x {gpus:g} GPUs are wanted, the cluster has {there:g}; use --gpus-per-run")
+    there = cluster_resources().get(kind, 0.0)
+    if wanted > there and not autoscales():
+        option = f"--{kind.lower()}s-per-run"
+        raise UserError(
+            f"a training wants {wanted:g} {kind}s and the cluster has {there:g}; lower {option} or --workers"
+        )
 
 
 def autoscales() -> bool:

@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from retable.platform.board import Board
-from retable.platform.cluster import check_gpus, cluster_resources, cpu_share
+from retable.platform.cluster import check_room, cluster_resources, cpu_share
 from retable.platform.config import override
 from retable.platform.errors import UserError, disk_errors
 from retable.platform.plan import Plan, Scoring, Timing, Training
@@ -187,8 +187,7 @@ def train_group(job: Job, context: Context) -> None:
         ),
         run_config=ray.train.RunConfig(
             name=name,
-            storage_path=str(context.storage / ".ray"),
-            storage_filesystem=None if context.storage.is_local else context.storage.filesystem,
+            **ray_storage(context.storage),
             failure_config=ray.train.FailureConfig(max_failures=3),
             callbacks=[TuneReportCallback()],  # type: ignore[list-item, no-untyped-call]
         ),
@@ -197,6 +196,14 @@ def train_group(job: Job, context: Context) -> None:
         trainer.fit()
     finally:
         context.storage.remove(f".ray/{name}")
+
+
+def ray_storage(storage: Storage) -> dict[str, Any]:
+    """Say where Ray may keep its own state while it runs: beside ours, so that every node sees it."""
+    return {
+        "storage_path": f"{storage.root}/.ray",
+        "storage_filesystem": None if storage.is_local else storage.filesystem,
+    }
 
 
 def train_worker(settings: Mapping[str, Any]) -> None:
@@ -285,13 +292,13 @@ def fit(trainable_space: Mapping[str, Any], context: Context, watch: Watch, **tu
     from ray import tune
 
     resources, name = context.resources, f"tune-{uuid.uuid4().hex[:12]}"
-    if resources.gpus:
-        check_gpus(resources.workers, resources.gpus)
+    check_room("GPU", resources.workers * resources.gpus)
     if resources.workers > 1:
         context = dataclasses.replace(context, share=cpu_share(resources.workers))
         needs = {"cpu": 0.01}
         tune_config["max_concurrent_trials"] = concurrent(context)
     else:
+        check_room("CPU", resources.cpus)
         needs = {"cpu": resources.cpus, "gpu": resources.gpus}
     tuner = tune.Tuner(
         tune.with_resources(tune.with_parameters(trial, context=context), needs),
@@ -299,8 +306,7 @@ def fit(trainable_space: Mapping[str, Any], context: Context, watch: Watch, **tu
         tune_config=tune.TuneConfig(reuse_actors=resources.workers == 1, **tune_config),
         run_config=tune.RunConfig(
             name=name,
-            storage_path=str(context.storage / ".ray") if context.storage.is_local else context.storage.root + "/.ray",
-            storage_filesystem=None if context.storage.is_local else context.storage.filesystem,
+            **ray_storage(context.storage),
             verbose=0,
             callbacks=[watch.callback()],
             failure_config=tune.FailureConfig(max_failures=3),
@@ -311,18 +317,14 @@ def fit(trainable_space: Mapping[str, Any], context: Context, watch: Watch, **tu
         with disk_errors(str(context.storage)):
             return tuner.fit()
     finally:
-        context.storage.remove(
-            f".ray/{name}"
-        )  # Ray's own state is never read: a resumed run is found by its fingerprint
+        context.storage.remove(f".ray/{name}")  # Ray's own state is never read
 
 
 def concurrent(context: Context) -> int:
     """Return how many Train groups fit the cluster at once: Tune does not know of their workers."""
-    there = cluster_resources()
-    by_cpu = there.get("CPU", 1) / (context.resources.workers * context.share + 0.01)
-    by_gpu = (
-        there.get("GPU", 0) / (context.resources.workers * context.resources.gpus) if context.resources.gpus else by_cpu
-    )
+    there, workers, gpus = cluster_resources(), context.resources.workers, context.resources.gpus
+    by_cpu = there.get("CPU", 1) / (workers * context.share + 0.01)
+    by_gpu = there.get("GPU", 0) / (workers * gpus) if gpus else by_cpu
     return max(1, int(min(by_cpu, by_gpu)))
 
 

@@ -1,0 +1,36 @@
+"""The package works as a wheel and from a checkout, and leaves the standard library's `platform` alone."""
+
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = ("platform", "tasks", "search_spaces")
+
+
+def test_the_wheel_holds_every_module_and_data_file(tmp_path):
+    source = tmp_path / "source"
+    ignored = shutil.ignore_patterns(".git", ".venv", "results", "build", "docs", "*.egg-info", "__pycache__", ".*_cache")
+    shutil.copytree(ROOT, source, symlinks=True, ignore=ignored)
+    options = ["--quiet", "--no-deps", "--no-build-isolation", "--disable-pip-version-check"]
+    subprocess.run([sys.executable, "-m", "pip", "wheel", *options, "-w", tmp_path, source], check=True, timeout=300)
+    (wheel,) = tmp_path.glob("*.whl")
+    inside = set(zipfile.ZipFile(wheel).namelist())
+    kinds = ("*.py", "*.json", "*.j2", "*.safetensors")
+    wanted = [path for folder in FOLDERS for kind in kinds for path in (ROOT / folder).rglob(kind)]
+    assert len(wanted) > 40
+    assert {f"retable/{path.relative_to(ROOT).as_posix()}" for path in wanted} <= inside
+    assert "retable/py.typed" in inside
+    assert not any(name.startswith(("platform/", "tasks/", "tests/")) for name in inside)
+
+
+def test_a_checkout_on_the_path_works_without_installation(tmp_path):
+    code = "import platform, retable, retable.platform.config as c; print(platform.system(), c.__file__)"
+    command = [sys.executable, "-c", code]
+    found = subprocess.run(
+        command, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True, timeout=60
+    )
+    system, file = found.stdout.split()
+    assert system and Path(file).resolve() == ROOT / "platform" / "config.py"
