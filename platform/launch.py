@@ -18,7 +18,7 @@ from retable.platform.board import Board
 from retable.platform.cluster import check_room, cluster_resources, cpu_share
 from retable.platform.config import override
 from retable.platform.errors import UserError, disk_errors
-from retable.platform.plan import Plan, Scoring, Timing, Training
+from retable.platform.plan import Plan, Scoring, Timing, Training, status
 from retable.platform.runs import RunFolder
 from retable.platform.storage import Storage
 from retable.platform.task import Task, find
@@ -98,6 +98,9 @@ def train_job(job: Job, context: Context, run: Any) -> None:
     folders = [RunFolder.of(context.storage, task, config) for config in job.configs]
     where = task.dataset.where(job.configs[0])
     info = context.storage.read_json(f"data/{where}/dataset.json")
+    done = [status(folder, keep, info["digest"]) == "done" for folder, keep in zip(folders, job.keep, strict=True)]
+    if all(done):
+        return  # the process died after its last step: Ray's retry has nothing left to do
     if run.rank == 0:
         for folder, config in zip(folders, job.configs, strict=True):
             folder.begin(config, task.version, {**context.provenance, "data": info, "seed": config.seed})
@@ -372,8 +375,9 @@ def tell(
 
 
 def forget(training: Training) -> None:
-    """Make a run that no longer counts start anew."""
-    training.folder.folder.remove("result.json")
+    """Make a run that no longer counts start anew, with new provenance."""
+    for name in ("result.json", "provenance.json"):
+        training.folder.folder.remove(name)
     training.folder.remove_checkpoints()
 
 

@@ -70,10 +70,9 @@ class Combining:
 
     @property
     def path(self) -> str:
-        """Where its scores lie; named by its members and the function that joins them."""
+        """Where its scores lie; named by the row and its members, whose names hold the task's version."""
         names = [f"{member.folder.path}/{view_key(member.view)}" for member in self.members]
-        function = f"{self.row.combine.__module__}.{self.row.combine.__qualname__}"
-        return f"combinations/{self.task.name}/{sha256(json.dumps([function, *names]).encode())[:16]}.json"
+        return f"combinations/{self.task.name}/{sha256(json.dumps([self.row.label, *names]).encode())[:16]}.json"
 
     def scores(self, storage: Storage) -> dict[str, Any] | None:
         """Return the combination's file if it was made from exactly these members."""
@@ -166,7 +165,12 @@ def compile_plan(tables: Mapping[str, tuple[Task, Table | Figure]], storage: Sto
 
 def combinings(plan: Plan, name: str, row: Combined) -> list[Combining]:
     """Return the replicates of a combined row: one for each point of the axes that all its members have."""
-    task, _ = plan.tables[name]
+    task, table = plan.tables[name]
+    unknown = set(row.of) - {other.label for other in table.rows if isinstance(other, Row)}
+    if unknown:
+        raise ValueError(
+            f"{name}: the row {row.label!r} combines unknown rows: {', '.join(sorted(unknown))}"
+        )
     members = [plan.needs[name].get(label, []) for label in row.of]
     found = []
     for first in members[0]:

@@ -192,6 +192,7 @@ def expand(table: Table | Figure, row: Row | Measurement, default: Any, default_
             seen = {path.removeprefix("view."): value for path, value in point.items() if path.startswith("view.")}
             view = resolve(override(default_view, {**view_overrides, **seen}), config)
         fixed = {path: value for path, value in row.overrides.items() if path in table.over}
+        fixed |= {f"view.{path}": v for path, v in (view_overrides or {}).items() if f"view.{path}" in table.over}
         needs.append(Need(row.label, {**fixed, **point}, config, view))
     return needs
 

@@ -152,7 +152,7 @@ SCALES = {
         apply=partial(
             scale,
             overrides={**OURS, "epochs": 3, "updates": 1000, "algorithm.target_precision": "bfloat16"},
-            keep=at(" 50 %", " 95 %", " 99 %"),
+            keep=at("SNIP 50 %", " 95 %", "SNIP 99 %", "random 99 %"),
             over={"environment": ("HalfCheetah",), "seed": (0, 1, 2), "view.epoch": (1, 2, 3)},
             view={"episodes": 5, "samples": 10},
         ),
