@@ -186,6 +186,21 @@ def comma_separated(part: Section) -> str:
     return out.getvalue()
 
 
+def replicates_csv(part: Section) -> str:
+    """Return the numbers behind a figure as CSV: one line a replicate, with its axes, fingerprint and every metric."""
+    rows = [(label, replicate) for label, found in part.results.replicates.items() for replicate in found]
+    axes = list(dict.fromkeys(axis for _, replicate in rows for axis in replicate.need.axes))
+    metrics = list(dict.fromkeys(name for _, replicate in rows for name in replicate.metrics))
+    out = io.StringIO()
+    writer = csv.writer(out)
+    writer.writerow(["row", *axes, "scale", "fingerprint", *metrics])
+    for label, replicate in rows:
+        placed = [replicate.need.axes.get(axis, "") for axis in axes]
+        numbers = [replicate.metrics.get(name, "") for name in metrics]
+        writer.writerow([label, *placed, part.scale, replicate.fingerprint, *numbers])
+    return out.getvalue()
+
+
 def latex(part: Section) -> str:
     """Return a table as a LaTeX `tabular` in the booktabs style."""
     escape = str.maketrans({"%": r"\%", "_": r"\_", "&": r"\&", "±": r"$\pm$", "–": "--", "#": r"\#"})
@@ -254,6 +269,7 @@ def write_report(storage: Storage, into: Storage | None = None) -> Storage:
             into.write(f"{part.slug}.csv", comma_separated(part))
             into.write(f"{part.slug}.tex", latex(part))
         elif any(part.results.replicates.values()):
+            into.write(f"{part.slug}.csv", replicates_csv(part))
             for kind, data in drawing(part).items():
                 into.write(f"{part.slug}.{kind}", data)
                 if kind == "png":

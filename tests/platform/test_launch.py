@@ -177,3 +177,25 @@ def test_sweeps_go_on_and_end_in_set_options(cluster, tmp_path):
     more = api.sweep("line", storage=where, samples=5)
     assert len(more) == 5
     assert {point.fingerprint for point in drawn} <= {point.fingerprint for point in more}
+
+
+@pytest.mark.slow
+def test_a_table_is_filled_on_a_bucket(cluster, tmp_path):
+    import boto3
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        keys = {"aws_access_key_id": "testing", "aws_secret_access_key": "testing"}
+        client = boto3.client("s3", endpoint_url=f"http://{host}:{port}", region_name="us-east-1", **keys)
+        client.create_bucket(Bucket="tables")
+        where = f"s3://testing:testing@tables/results?endpoint_override={host}:{port}&scheme=http&region=us-east-1"
+        assert not retable.reproduce("line", storage=where).missing
+        oracle = plainly(Storage.open(tmp_path), seed=1)
+        assert numbers(retable.load(oracle.fingerprint, storage=where).result) == numbers(oracle.result())
+        run = api.train("line", {"seed": 5}, storage=where, resources=Resources(workers=2))
+        assert run.metrics["step"] == 24
+    finally:
+        server.stop()

@@ -76,6 +76,19 @@ def test_the_page_links_each_number_to_the_config_behind_it(filled):
     assert into.exists("line-table1-smoke.csv") and into.exists("line-table1-smoke.tex") and into.exists("report.md")
 
 
+def test_a_figure_is_drawn_and_its_numbers_are_beside_it(filled):
+    storage, part = filled
+    task, figure = find_table("line/figure1")
+    remember(compile_plan({"line/figure1": (task, figure)}, storage), "smoke", {})
+    into = write_report(storage)
+    assert into.read("line-figure1-smoke.png").startswith(b"\x89PNG") and b"<svg" in into.read("line-figure1-smoke.svg")
+    rows = list(csv.DictReader(io.StringIO(into.read("line-figure1-smoke.csv").decode())))
+    assert [(row["row"], row["seed"]) for row in rows] == [("fast", "0"), ("fast", "1")], "slow was not run"
+    slopes = part.results.values("fast", "slope").tolist()
+    assert [float(row["slope"]) for row in rows] == slopes
+    assert "data:image/png;base64," in into.read("index.html").decode()
+
+
 def test_text_from_outside_cannot_become_markup(filled):
     storage, _ = filled
     storage.write_json("data/line/points/dataset.json", {"points": "<script>alert(1)</script>", "digest": "64 points"})

@@ -1,6 +1,8 @@
 """A fifth task in four short files: fit a straight line to noisy points."""
 
-from retable.platform.table import Claim, Column, Combined, Results, Row, Table, Verdict
+from matplotlib.figure import Figure as Drawing
+
+from retable.platform.table import Claim, Column, Combined, Figure, Results, Row, Table, Verdict
 from retable.platform.task import Dataset, Scale, Task
 from retable.tasks.line.config import Config, View
 from retable.tasks.line.data import Points, arrays, prepare, read, where
@@ -14,6 +16,23 @@ def better(results: Results) -> Verdict:
     fast, slow = results.values("fast", "rmse").mean(), results.values("slow", "rmse").mean()
     return Verdict("holds" if fast < slow else "does not hold", f"rmse {fast:.3f} against {slow:.3f}")
 
+
+def draw(results: Results) -> Drawing:
+    """Draw the loss over training, a line a run."""
+    figure = Drawing()
+    axis = figure.subplots()
+    for label in ("slow", "fast"):
+        for replicate in results.select(label):
+            axis.plot([row["loss"] for row in replicate.history], label=label)
+    return figure
+
+
+FIGURE = Figure(
+    title="Loss over training",
+    rows=[Row(label="slow", overrides={"rate": 0.001}), Row(label="fast")],
+    over={"seed": (0, 1)},
+    draw=draw,
+)
 
 TABLE = Table(
     title="Error of a fitted line",
@@ -51,6 +70,6 @@ TASK = Task(
     group=lambda config: config.rate,
     cost=lambda config: 0.01 * config.epochs,
     view_cost=lambda config, view: 0.01,
-    tables={"table1": TABLE},
+    tables={"table1": TABLE, "figure1": FIGURE},
     scales={"smoke": Scale(about="seconds", apply=lambda table: table)},
 )
