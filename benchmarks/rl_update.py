@@ -11,6 +11,7 @@ import time
 from typing import Any
 
 import torch
+
 from retable.platform.config import override
 from retable.platform.run import Run
 from retable.tasks.rl.config import Config

@@ -168,9 +168,7 @@ def combinings(plan: Plan, name: str, row: Combined) -> list[Combining]:
     task, table = plan.tables[name]
     unknown = set(row.of) - {other.label for other in table.rows if isinstance(other, Row)}
     if unknown:
-        raise ValueError(
-            f"{name}: the row {row.label!r} combines unknown rows: {', '.join(sorted(unknown))}"
-        )
+        raise ValueError(f"{name}: the row {row.label!r} combines unknown rows: {', '.join(sorted(unknown))}")
     members = [plan.needs[name].get(label, []) for label in row.of]
     found = []
     for first in members[0]:

@@ -12,7 +12,9 @@ FOLDERS = ("platform", "tasks", "search_spaces")
 
 def test_the_wheel_holds_every_module_and_data_file(tmp_path):
     source = tmp_path / "source"
-    ignored = shutil.ignore_patterns(".git", ".venv", "results", "build", "docs", "*.egg-info", "__pycache__", ".*_cache")
+    ignored = shutil.ignore_patterns(
+        ".git", ".venv", "results", "build", "docs", "*.egg-info", "__pycache__", ".*_cache"
+    )
     shutil.copytree(ROOT, source, symlinks=True, ignore=ignored)
     options = ["--quiet", "--no-deps", "--no-build-isolation", "--disable-pip-version-check"]
     subprocess.run([sys.executable, "-m", "pip", "wheel", *options, "-w", tmp_path, source], check=True, timeout=300)

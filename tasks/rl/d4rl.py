@@ -129,8 +129,13 @@ def read_d4rl(path: Path) -> tuple[dict[str, Array], Array]:
     if not keep.any():
         raise UserError(f"{path}: no row has a successor; write 'next_observations' or longer episodes")
     columns = {
-        "observation": observations, "action": arrays["actions"], "reward": arrays["rewards"].astype(np.float32),
-        "next_observation": successors, "terminal": terminal, "timeout": timeout, "step": step.astype(np.int32),
+        "observation": observations,
+        "action": arrays["actions"],
+        "reward": arrays["rewards"].astype(np.float32),
+        "next_observation": successors,
+        "terminal": terminal,
+        "timeout": timeout,
+        "step": step.astype(np.int32),
     }
     columns = {name: column[keep] for name, column in columns.items()}
     # Counted after dropping, for an episode of one dropped row leaves nothing.
@@ -170,8 +175,14 @@ def identify(source: Path, environment: str | None, name: str | None) -> dict[st
             if given not in (None, right):
                 raise UserError(f"{source}: this is D4RL's {right!r}, not {given!r}; leave the name out")
         # D4RL was recorded in Gym's v2 environments, which v4 reproduces; v5 pays other rewards.
-        return {"source": "d4rl", "simulator": "v2", "generated": False, "files": files, "licence": D4RL["licence"],
-                **{key: published[key] for key in ("environment", "name", "url")}}
+        return {
+            "source": "d4rl",
+            "simulator": "v2",
+            "generated": False,
+            "files": files,
+            "licence": D4RL["licence"],
+            **{key: published[key] for key in ("environment", "name", "url")},
+        }
     said = origin(source)
     environment = environment or said.get("environment")
     if not environment or not name:
@@ -179,8 +190,15 @@ def identify(source: Path, environment: str | None, name: str | None) -> dict[st
         raise UserError(f"{why}; to use it as your own data, give its environment and a name")
     if name.startswith("d4rl") or name == "recorded":
         raise UserError(f"{source}: the name {name!r} is kept for other data; choose another name")
-    return {"source": "file", "name": name, "environment": environment, "simulator": said.get("simulator", "unknown"),
-            "generated": bool(said), "cut": bool(said.get("cut")), "files": files}
+    return {
+        "source": "file",
+        "name": name,
+        "environment": environment,
+        "simulator": said.get("simulator", "unknown"),
+        "generated": bool(said),
+        "cut": bool(said.get("cut")),
+        "files": files,
+    }
 
 
 def impostor(path: Path, checksum: str) -> str | None:

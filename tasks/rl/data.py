@@ -31,9 +31,23 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 
 PROVENANCE: dict[str, type | tuple[type, ...]] = {
-    "source": str, "name": str, "environment": str, "simulator": str, "generated": bool, "states": int, "actions": int,
-    "max_action": float, "transitions": int, "episodes": int, "complete_episodes": int, "parts": int, "files": dict,
-    "versions": dict, "digest": str, "behaviour_return": float, "behaviour_return_std": float,
+    "source": str,
+    "name": str,
+    "environment": str,
+    "simulator": str,
+    "generated": bool,
+    "states": int,
+    "actions": int,
+    "max_action": float,
+    "transitions": int,
+    "episodes": int,
+    "complete_episodes": int,
+    "parts": int,
+    "files": dict,
+    "versions": dict,
+    "digest": str,
+    "behaviour_return": float,
+    "behaviour_return_std": float,
     "behaviour_score": (float, type(None)),
 }
 REMEDY = "make or convert the data set again"
@@ -83,9 +97,12 @@ def store(columns: Mapping[str, Array], returns: Array, target: Storage, info: M
         if name.startswith("part-"):
             target.remove(name)
     states, actions = columns["observation"].shape[1], columns["action"].shape[1]
-    fields = [pa.array(columns[field.name]) if not pa.types.is_fixed_size_list(field.type) else
-              pa.FixedSizeListArray.from_arrays(pa.array(columns[field.name].ravel()), field.type.list_size)
-              for field in _schema(states, actions)]
+    fields = [
+        pa.array(columns[field.name])
+        if not pa.types.is_fixed_size_list(field.type)
+        else pa.FixedSizeListArray.from_arrays(pa.array(columns[field.name].ravel()), field.type.list_size)
+        for field in _schema(states, actions)
+    ]
     table, digest = pa.Table.from_arrays(fields, schema=_schema(states, actions)), hashlib.sha256()
     for number, start in enumerate(range(0, len(table), PART)):
         sink = pa.BufferOutputStream()
@@ -96,11 +113,20 @@ def store(columns: Mapping[str, Array], returns: Array, target: Storage, info: M
     mean = float(complete.mean())
     score = normalised_score(info["environment"], mean)
     written = {
-        **info, "states": states, "actions": actions, "max_action": 1.0, "transitions": len(table), "parts": number + 1,
-        "episodes": int(columns["episode"][-1]) + 1, "complete_episodes": len(complete), "behaviour_return": mean,
-        "behaviour_return_std": float(complete.std()), "behaviour_score": None if score is None else float(score),
+        **info,
+        "states": states,
+        "actions": actions,
+        "max_action": 1.0,
+        "transitions": len(table),
+        "parts": number + 1,
+        "episodes": int(columns["episode"][-1]) + 1,
+        "complete_episodes": len(complete),
+        "behaviour_return": mean,
+        "behaviour_return_std": float(complete.std()),
+        "behaviour_score": None if score is None else float(score),
         "versions": {name: importlib.metadata.version(name) for name in ("h5py", "numpy", "pyarrow")}
-        | info.get("versions", {}), "digest": digest.hexdigest(),
+        | info.get("versions", {}),
+        "digest": digest.hexdigest(),
     }
     target.write_json("dataset.json", written)
     return written
@@ -108,8 +134,6 @@ def store(columns: Mapping[str, Array], returns: Array, target: Storage, info: M
 
 def _part(number: int) -> str:
     return f"part-{number:05d}.parquet"
-
-
 
 
 def convert(source: Path, storage: Storage, environment: str | None = None, name: str | None = None) -> dict[str, Any]:

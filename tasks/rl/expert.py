@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import gymnasium
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
@@ -45,16 +44,3 @@ class Policy:
         }
         save_file(named, POLICIES / f"{environment}.safetensors")
         (POLICIES / f"{environment}.json").write_text(json.dumps(provenance, indent=2, sort_keys=True) + "\n")
-
-
-def play(policy: Policy, environment: str, episodes: int, seed: int) -> Array:
-    """Play `episodes` episodes side by side, seeds `seed`, `seed + 1`, ...; return their undiscounted returns."""
-    environments = gymnasium.make_vec(environment, num_envs=episodes, vectorization_mode="sync")
-    observations, _ = environments.reset(seed=seed)
-    returns, running = np.zeros(episodes), np.ones(episodes, bool)
-    while running.any():
-        observations, rewards, terminated, truncated, _ = environments.step(policy(observations))
-        returns += rewards * running
-        running &= ~(terminated | truncated)
-    environments.close()
-    return returns

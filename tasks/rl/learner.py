@@ -10,7 +10,7 @@ import copy
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,9 @@ from retable.tasks.rl.config import Bcq, Config, Dense, SmallDense
 from retable.tasks.rl.losses import Batch, actor_loss, critic_loss, draw_noise, td_target, vae_loss
 from retable.tasks.rl.model import Actor, Critic, Vae, build, layers, load, unstack
 from retable.tasks.rl.prune import Masks, dense, masks
+
+if TYPE_CHECKING:
+    from retable.platform.run import Run
 
 State = dict[str, Any]
 Network = TypeVar("Network", Vae, Actor, Critic)
@@ -45,28 +48,6 @@ class Data(Protocol):
 
     def sample(self, member: int, size: int) -> Mapping[str, Tensor]:
         """Draw transitions for a member, (size, ...) each, always the same for the same member's seed."""
-
-
-class Run(Protocol):
-    """What the learner asks of the machines."""
-
-    @property
-    def rank(self) -> int:
-        """This worker's number, from 0."""
-        ...
-
-    @property
-    def world(self) -> int:
-        """How many workers there are."""
-        ...
-
-    @property
-    def device(self) -> torch.device | str:
-        """Where the networks live."""
-        ...
-
-    def wrap(self, module: nn.Module) -> nn.Module:
-        """Average the module's gradients over the workers (DDP), or give it back where there is one worker."""
 
 
 def group(config: Config) -> Hashable:

@@ -68,16 +68,28 @@ def record(
     ends = arrays["terminals"] | arrays["timeouts"]
     if not ends.any():
         raise UserError(f"{transitions} transitions of {environment_id} hold no whole episode; record more")
-    said = {"environment": environment, "simulator": SIMULATOR, "seed": seed, "lanes": lanes, "behaviour": about,
-            "cut": bool(~ends[-1])}
+    said = {
+        "environment": environment,
+        "simulator": SIMULATOR,
+        "seed": seed,
+        "lanes": lanes,
+        "behaviour": about,
+        "cut": bool(~ends[-1]),
+    }
     arrays["timeouts"][-1] |= said["cut"]
     target.remove("dataset.json")
     with tempfile.TemporaryDirectory(prefix="retable-") as scratch:
         path = Path(scratch) / f"{environment.lower()}_recorded-{SIMULATOR}.hdf5"
         _write(path, arrays, said, ALGORITHM[policy])
         target.write(path.name, path.read_bytes())
-        info = {**said, "source": "recorded", "name": "recorded", "generated": True, "files": {path.name: sha256(path)},
-                "versions": {name: importlib.metadata.version(name) for name in ("gymnasium", "mujoco")}}
+        info = {
+            **said,
+            "source": "recorded",
+            "name": "recorded",
+            "generated": True,
+            "files": {path.name: sha256(path)},
+            "versions": {name: importlib.metadata.version(name) for name in ("gymnasium", "mujoco")},
+        }
         return store(*read_d4rl(path), target, info)
 
 
@@ -105,7 +117,11 @@ def _policy(
 
 
 def _play(
-    act: Callable[[Array], Array], environment_id: str, transitions: int, seed: int, lanes: int,
+    act: Callable[[Array], Array],
+    environment_id: str,
+    transitions: int,
+    seed: int,
+    lanes: int,
     progress: Callable[[int, int], None] | None,
 ) -> dict[str, Array]:
     """Play until the first `transitions` rows, by the order in which episodes began, are there; return them."""
@@ -120,8 +136,17 @@ def _play(
                 scale(actions, environments.single_action_space)
             )
             # The step after an episode's end only resets the lane: nothing happened that could be recorded.
-            rows.append((~skip, observations.astype(np.float32), actions, rewards.astype(np.float32), terminated,
-                         truncated, following.astype(np.float32)))
+            rows.append(
+                (
+                    ~skip,
+                    observations.astype(np.float32),
+                    actions,
+                    rewards.astype(np.float32),
+                    terminated,
+                    truncated,
+                    following.astype(np.float32),
+                )
+            )
             total += lanes - int(skip.sum())
             observations, skip = following, terminated | truncated
             if total >= transitions and (len(rows) % 100 == 0 or total == transitions):

@@ -21,7 +21,8 @@ import gymnasium
 import numpy as np
 import typer
 
-from retable.tasks.rl.expert import POLICIES, Policy, play
+from retable.tasks.rl.evaluate import rollout
+from retable.tasks.rl.expert import POLICIES, Policy
 
 
 def fold(parameters: dict[str, Any], statistics: dict[str, Any]) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -67,7 +68,7 @@ def main(
         observation = model.observation_space.sample()[None].astype(np.float32)
         expected = model.predict(observation, deterministic=True)[0]
         np.testing.assert_allclose(policy(observation), expected, atol=1e-4)
-        returns = play(policy, name, episodes=10, seed=1000)
+        returns = rollout(policy, name, episodes=10, seed=1000)["returns"]
         rate = evaluate_every / (time.time() - start)
         score = f"return {returns.mean():.0f} +- {returns.std():.0f}"
         print(f"{name} {model.num_timesteps} steps: {score} ({rate:.0f} steps/s)", flush=True)

@@ -51,7 +51,11 @@ def test_list_names_tasks_tables_scales_and_spaces(retable):
 def test_plan_starts_nothing_and_counts(retable, tmp_path):
     found = retable("plan", "rl/figure1", "rl/figure2", "--scale", "paper", "--storage", str(tmp_path))
     assert found.returncode == 0
-    assert "unique trainings" in found.stdout and "375 (375 new)" in found.stdout and "days of one CPU core" in found.stdout
+    assert (
+        "unique trainings" in found.stdout
+        and "375 (375 new)" in found.stdout
+        and "days of one CPU core" in found.stdout
+    )
     assert not list(tmp_path.iterdir())
 
 

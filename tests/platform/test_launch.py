@@ -153,7 +153,7 @@ def test_a_failing_run_is_one_line_and_leaves_the_rest_alone(cluster, tmp_path, 
     folder = RunFolder.of(Storage.open(where), task, override(task.config(), {"rate": 0.001}))
     folder.save_checkpoint(8, {"weights": {}, "progress": {}, "sums": {}})
     folder.folder.write("checkpoint-00000008/state.pt", b"garbage")
-    with pytest.raises(UserError, match="failed: 1 .see above") as caught:
+    with pytest.raises(UserError, match=r"failed: 1 \(see above") as caught:
         retable.reproduce("line/table1", storage=where)
     assert "\n" not in str(caught.value)
     failed = [line for line in capfd.readouterr().err.splitlines() if line.startswith("failed: ")]

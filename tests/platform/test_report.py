@@ -45,7 +45,9 @@ def test_measured_stands_beside_published_and_difference(filled):
     assert published == "0.100" and difference == f"{values.mean() - 0.1:+.3f}"
     assert "| slow | – | 1.000 | – |" in lines
     assert "| as printed | – | 0.200 | – |" in lines
-    assert "64 generated points" in markdown(part) and "scale smoke" in markdown(part) and "seed: 0, 1" in markdown(part)
+    assert (
+        "64 generated points" in markdown(part) and "scale smoke" in markdown(part) and "seed: 0, 1" in markdown(part)
+    )
 
 
 def test_csv_holds_every_replicate_and_its_fingerprint(filled):

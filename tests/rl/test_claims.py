@@ -88,7 +88,9 @@ def layers(label, shares):
     """Make replicates whose last layers keep these shares, one a seed."""
     names = [f"density/{network}/{layer}" for network, last in claims.LAST.items() for layer in last]
     return [
-        Replicate(Need(label, {"environment": "Hopper", "seed": seed}, Config(), None), "0", dict.fromkeys(names, share))
+        Replicate(
+            Need(label, {"environment": "Hopper", "seed": seed}, Config(), None), "0", dict.fromkeys(names, share)
+        )
         for seed, share in enumerate(shares)
     ]
 
