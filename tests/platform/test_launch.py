@@ -121,7 +121,7 @@ retable.train("line", {"epochs": 6, "pause": 0.1}, storage=sys.argv[1])
 """
 
 
-@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("signum", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_killed_driver_goes_on_where_it_stopped(tmp_path, signum):
     storage = Storage.open(tmp_path / "killed")
     config = override(find("line").config(), {"epochs": 6, "pause": 0.1})
@@ -139,6 +139,7 @@ def test_a_killed_driver_goes_on_where_it_stopped(tmp_path, signum):
     assert folder.history()[: len(before)] == before, "epochs that were done were trained again"
 
 
+@pytest.mark.slow
 def test_two_workers_equal_one_with_the_joined_batch(cluster, tmp_path):
     run = api.train("line", {"seed": 3}, storage=str(tmp_path / "two"), resources=Resources(workers=2))
     oracle = plainly(Storage.open(tmp_path / "one"), seed=3)
