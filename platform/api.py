@@ -80,10 +80,11 @@ def reproduce(
 
 def execute(work: Plan, resources: Resources) -> dict[str, str]:
     """Do what a plan lacks; start Ray only where there is something to do. Return the failures."""
+    if work.nothing_to_do:
+        return {}
+    work.storage.check_writable()
     prepare_data(work)
     work = compile_plan(work.tables, work.storage) if work.tables else work
-    if not (work.missing or work.unscored or work.unmeasured or work.uncombined):
-        return {}
     try:
         with ray_cluster(nested=resources.workers > 1):
             scorer = Scorer(work)

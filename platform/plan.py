@@ -126,6 +126,11 @@ class Plan:
         return [timing for timing in self.timings.values() if not timing.done]
 
     @property
+    def nothing_to_do(self) -> bool:
+        """Whether everything is there."""
+        return not (self.missing or self.unscored or self.uncombined or self.unmeasured)
+
+    @property
     def groups(self) -> dict[Hashable, list[Training]]:
         """Missing trainings by what may be trained as one stack."""
         found: dict[Hashable, list[Training]] = {}

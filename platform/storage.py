@@ -109,7 +109,10 @@ class Storage:
                 with self.filesystem.open_output_stream(target) as stream:
                     stream.write(data)
                 return
-            self.filesystem.create_dir(parent)
+            try:
+                self.filesystem.create_dir(parent)
+            except FileNotFoundError as error:
+                raise UserError(f"{self}: no folder can be made here; choose another --storage") from error
             writing = f"{parent}/.writing-{uuid.uuid4().hex[:8]}-{name}"
             try:
                 if self.is_local:
@@ -126,6 +129,15 @@ class Storage:
                 with suppress(OSError):
                     self.filesystem.delete_file(writing)
                 raise
+
+    def check_writable(self) -> None:
+        """Write a small file and remove it: better to fail now than after hours of work.
+
+        Raises:
+            UserError: where nothing can be written.
+        """
+        self.write("writable.txt", "yes")
+        self.remove("writable.txt")
 
     def write_json(self, path: str, value: object) -> None:
         """Write `value` as indented JSON, with a stable order of keys."""

@@ -127,6 +127,7 @@ def run_sweep(
     view = override(task.view(), space.VIEW)
     points = fixed_points(space, samples or space.SAMPLES)
     configs = [override(base, point) for point in points] or [base]
+    storage.check_writable()
     prepare_data(compile_configs(task, configs, storage))
     key = sha256(json.dumps([flatten(base), flatten(view)], sort_keys=True).encode())[:8]
     journal = Journal.open(storage, f"sweeps/{name}-{key}.json", space.METRIC)

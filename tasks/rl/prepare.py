@@ -18,6 +18,7 @@ def make_recording(
     environment: str, storage: Storage, transitions: int, noise: float, seed: int, policy: str
 ) -> dict[str, Any]:
     """Record a data set with a progress bar; return its `dataset.json`."""
+    storage.check_writable()
     if not console.is_terminal:
         console.print(f"recording {transitions:,} transitions of {environment}")
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:

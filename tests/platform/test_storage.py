@@ -255,3 +255,9 @@ def test_a_bucket_that_is_not_there_is_refused(bucket):
     storage = Storage.open(f"s3://nobucket/x?{bucket[1]}")
     text = refused(lambda: storage.write("y", "1"))
     assert text.startswith("s3://nobucket/x/y: ") and "bucket does not exist" in text
+
+
+def test_a_place_where_no_folder_can_be_made_is_one_line():
+    with pytest.raises(UserError, match="no folder can be made here; choose another --storage") as caught:
+        Storage.open("/proc/retable").check_writable()
+    assert "\n" not in str(caught.value)
