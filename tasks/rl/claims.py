@@ -44,6 +44,12 @@ def learned(results: Results, environment: str, policy: str) -> Verdict | None:
     return None
 
 
+def updates(results: Results) -> str:
+    """Say how long the runs were trained: a short training is no test of what the paper found after a long one."""
+    counts = {r.need.config.epochs * r.need.config.updates for rows in results.replicates.values() for r in rows}
+    return f"after {max(counts):,} updates (the paper: 1,000,000)"
+
+
 def keeps(results: Results, method: str, environment: str, policy: str, fails: bool) -> Verdict:
     """Compare SNIP or GraSP at 95 % with the dense network by the interquartile mean over seeds."""
     unready = learned(results, environment, policy)
@@ -57,7 +63,8 @@ def keeps(results: Results, method: str, environment: str, policy: str, fails: b
     low, high = stratified_bootstrap(
         np.stack([sparse, dense], axis=1), lambda s: interquartile_mean(s[:, 0]) / interquartile_mean(s[:, 1]), seed=0
     )
-    because = f"{ratio:.0%} of the dense return [{low:.0%}, {high:.0%}], {len(dense)} seeds; keeps means {KEEPS:.0%}"
+    interval = f"{ratio:.0%} of the dense return [{low:.0%}, {high:.0%}]"
+    because = f"{interval}, {len(dense)} seeds, {updates(results)}; keeps means {KEEPS:.0%}"
     if low >= KEEPS:
         return Verdict("does not hold" if fails else "holds", because)
     if high < KEEPS:
@@ -95,7 +102,9 @@ def beats_random(results: Results, method: str, sparsity: float, policy: str) ->
         return interquartile_mean(scores[:, 0::2]) - interquartile_mean(scores[:, 1::2])
 
     low, high = stratified_bootstrap(table, gap, seed=0)
-    because = f"{gap(table):+.0%} of the behaviour's return [{low:+.0%}, {high:+.0%}], {len(table)} seeds"
+    because = (
+        f"{gap(table):+.0%} of the behaviour's return [{low:+.0%}, {high:+.0%}], {len(table)} seeds, {updates(results)}"
+    )
     return Verdict("holds" if low > 0 else "does not hold" if high < 0 else "not separable", because)
 
 

@@ -69,8 +69,12 @@ def draw_scores(results: Results, method: str, sparsities: Sequence[float]) -> D
 
     environments = results.axis("environment")
     lines = 2 if len(results.axis("view.epoch")) > 1 else 1
-    size = (4.6 * len(environments) + 1, 3.5 * lines)
-    figure, axes = pyplot.subplots(lines, len(environments), figsize=size, squeeze=False)
+    if len(environments) == 1:  # side by side
+        figure, axes = pyplot.subplots(1, lines, figsize=(5.5 * lines, 3.8), squeeze=False)
+        axes = axes.T
+    else:
+        size = (4.6 * len(environments) + 1, 3.5 * lines)
+        figure, axes = pyplot.subplots(lines, len(environments), figsize=size, squeeze=False)
     metric, name = metric_of(results)
     for column, environment in enumerate(environments):
         against_sparsity(axes[0, column], results, environment, metric, method, sparsities)
@@ -78,6 +82,7 @@ def draw_scores(results: Results, method: str, sparsities: Sequence[float]) -> D
         if lines == 2:
             over_training(axes[1, column], results, environment, metric, method)
             axes[1, column].set_xlabel("epoch")
+            axes[1, column].xaxis.get_major_locator().set_params(integer=True)
     for row in axes:
         row[0].set_ylabel(name)
         row[0].legend(fontsize=8, loc="best")

@@ -148,7 +148,7 @@ SCALES = {
         ),
     ),
     "small": Scale(
-        about="half an hour on two cores: HalfCheetah, 3 seeds, 3,000 updates, target pass in bfloat16",
+        about="half an hour to an hour on two cores: HalfCheetah, 3 seeds, 3,000 updates, target pass in bfloat16",
         apply=partial(
             scale,
             overrides={**OURS, "epochs": 3, "updates": 1000, "algorithm.target_precision": "bfloat16"},
