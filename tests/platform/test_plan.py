@@ -168,17 +168,13 @@ def test_a_combined_row_leaves_out_points_that_a_member_lacks(storage):
     assert planned(storage, Row(label="a", view={}), absent, both, over={"seed": (0, 1)}).combinings == []
 
 
-def other_mean(predictions):
-    return mean(predictions)
-
-
-def test_a_combination_is_named_by_its_members_their_order_and_the_function(storage):
-    def path(of, combine=mean, **view):
+def test_a_combination_is_named_by_its_row_its_members_and_their_order(storage):
+    def path(of, label="c", **view):
         rows = Row(label="a", view={}), Row(label="b", overrides={"rate": 0.5}, view=view)
-        (combining,) = planned(storage, *rows, Combined(label="c", of=of, combine=combine)).combinings
+        (combining,) = planned(storage, *rows, Combined(label=label, of=of, combine=mean)).combinings
         return combining.path
 
-    paths = [path(("a", "b")), path(("b", "a")), path(("a", "b"), other_mean), path(("a", "b"), epoch=1)]
+    paths = [path(("a", "b")), path(("b", "a")), path(("a", "b"), "d"), path(("a", "b"), epoch=1)]
     assert len(set(paths)) == 4
     assert path(("a", "b")) == paths[0]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from retable.platform.cluster import ray_cluster
 from retable.platform.errors import UserError
 from retable.platform.storage import Storage
 from retable.tasks.rl import data
@@ -180,25 +180,13 @@ def test_check_finds_foreign_parts_and_provenance(converted: Storage) -> None:
     assert ["part-00002.parquet is missing" in line for line in data.check(converted)] == [True]
 
 
-@pytest.fixture(scope="session")
-def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    import ray
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]))
-        ours = not ray.is_initialized()
-        if ours:
-            ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+@pytest.fixture
+def cluster() -> Iterator[None]:
+    with ray_cluster():
         yield
-        if ours:
-            ray.shutdown()
 
 
-# Ray warns of its own defaults when it makes its first DataContext.
-@pytest.mark.filterwarnings("ignore:`use_\\w+` is deprecated:DeprecationWarning")
-@pytest.mark.usefixtures("ray_cluster")
+@pytest.mark.usefixtures("cluster")
 def test_ray_reads_the_columns_in_order(converted: Storage) -> None:
     import ray
 
