@@ -25,6 +25,9 @@ QUIET = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 
+for _name, _value in QUIET.items():  # here, not where Ray starts: Ray reads some of them when it is imported
+    os.environ.setdefault(_name, _value)
+
 
 @contextmanager
 def ray_cluster(nested: bool = False) -> Iterator[None]:
@@ -34,8 +37,6 @@ def ray_cluster(nested: bool = False) -> Iterator[None]:
         nested: whether Train groups will run inside trials. They need the dashboard: without it a stopped trial's
             resources are never freed and the next trial waits for ever (Ray 2.60).
     """
-    for name, value in QUIET.items():
-        os.environ.setdefault(name, value)
     import ray
 
     if ray.is_initialized():
@@ -48,7 +49,11 @@ def ray_cluster(nested: bool = False) -> Iterator[None]:
         else:
             os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (checkout(), os.environ.get("PYTHONPATH"))))
             ray.init(
-                include_dashboard=nested, dashboard_host="127.0.0.1", logging_level=logging.ERROR, log_to_driver=False
+                address="local",
+                include_dashboard=nested,
+                dashboard_host="127.0.0.1",
+                logging_level=logging.ERROR,
+                log_to_driver=False,
             )
     except ConnectionError as error:
         raise UserError(f"cannot join the Ray cluster at {os.environ.get('RAY_ADDRESS')}: {error}") from error
