@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import retable
 from retable.platform.errors import UserError
 
 QUIET = {
@@ -47,7 +47,7 @@ def ray_cluster(nested: bool = False) -> Iterator[None]:
         if "RAY_ADDRESS" in os.environ:
             ray.init(logging_level=logging.ERROR, log_to_driver=False)
         else:
-            os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (checkout(), os.environ.get("PYTHONPATH"))))
+            add_to_path()
             ray.init(
                 address="local",
                 include_dashboard=nested,
@@ -72,9 +72,11 @@ def cluster_resources() -> dict[str, float]:
     return dict(ray.cluster_resources())  # type: ignore[no-untyped-call]
 
 
-def checkout() -> str:
-    """Return the folder that holds the package `retable` this process runs, for its workers."""
-    return str(Path(__file__).resolve().parent.parent) if "retable" in sys.modules else ""
+def add_to_path() -> None:
+    """Let Ray's workers import the very package that this process runs: a checkout need not be installed."""
+    ours = str(Path(retable.__file__).absolute().parents[1])
+    paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path != ours]
+    os.environ["PYTHONPATH"] = os.pathsep.join([ours, *paths])
 
 
 def cpu_share(workers: int) -> float:

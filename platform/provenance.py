@@ -12,13 +12,17 @@ import time
 from pathlib import Path
 from typing import Any
 
+import retable
+
 PACKAGES = ("retable", "ray", "torch", "numpy", "pyarrow", "gymnasium", "mujoco", "monai", "timm", "transformers")
 
 
 @functools.cache
 def _git() -> dict[str, Any]:
     """Return the commit of the checkout that this code runs from, and whether it has changes; empty outside of one."""
-    here = Path(__file__).resolve().parent.parent
+    here = Path(retable.__file__).absolute().parents[1]
+    if not (here / ".git").exists():  # installed: the repository around it, if any, is another's
+        return {}
 
     def git(*words: str) -> str:
         return subprocess.run(["git", "-C", str(here), *words], capture_output=True, text=True, check=True).stdout

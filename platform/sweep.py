@@ -31,7 +31,7 @@ from retable.platform.cluster import ray_cluster
 from retable.platform.config import fingerprint, flatten, override
 from retable.platform.errors import UserError, nearest
 from retable.platform.launch import Context, Job, Resources, Watch, describe, fit, load_arrays
-from retable.platform.plan import compile_configs
+from retable.platform.plan import compile_configs, data_digest
 from retable.platform.runs import sha256
 from retable.platform.storage import Storage
 from retable.platform.task import Task, find
@@ -129,7 +129,8 @@ def run_sweep(
     configs = [override(base, point) for point in points] or [base]
     storage.check_writable()
     prepare_data(compile_configs(task, configs, storage))
-    key = sha256(json.dumps([flatten(base), flatten(view)], sort_keys=True).encode())[:8]
+    digests = sorted({str(data_digest(storage, task.dataset.where(config))) for config in configs})
+    key = sha256(json.dumps([task.version, digests, flatten(base), flatten(view)], sort_keys=True).encode())[:8]
     journal = Journal.open(storage, f"sweeps/{name}-{key}.json", space.METRIC)
     if space.SEARCH == "optuna":
         points = [point.overrides for point in journal.points.values() if not point.ended]

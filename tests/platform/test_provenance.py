@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import retable
 from retable.platform import provenance
 
 ROOT = Path(__file__).parents[2]
@@ -32,8 +33,7 @@ def test_the_commit_is_the_one_git_names_wherever_the_process_stands(monkeypatch
 
 
 def test_a_checkout_with_changes_is_dirty_and_one_without_is_not(monkeypatch, tmp_path):
-    (tmp_path / "platform").mkdir()
-    monkeypatch.setattr(provenance, "__file__", str(tmp_path / "platform" / "provenance.py"))
+    monkeypatch.setattr(retable, "__file__", str(tmp_path / "retable" / "__init__.py"))
     assert provenance._git() == {}  # no checkout at all
     git = ["git", "-c", "user.name=n", "-c", "user.email=e", "-C", str(tmp_path)]
     for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "first"]):
