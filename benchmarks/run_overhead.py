@@ -55,7 +55,7 @@ def measure() -> dict[str, Any]:
     from retable.platform.run import Run
     from retable.platform.runs import RunFolder
     from retable.platform.storage import Storage
-    from retable.platform.task import find
+    from retable.platform.task import Source, find
 
     task = find("line")
     storage = Storage.open(tempfile.mkdtemp(prefix="retable-bench-"))
@@ -71,7 +71,7 @@ def measure() -> dict[str, Any]:
 
         config = override(task.config(), {"seed": 10_000})
         arrays = task.dataset.arrays(pq.read_table(f"{storage.root}/data/line/points/points.parquet"))
-        data = task.dataset.open(arrays, {}, [config])
+        data = task.dataset.open(arrays, Source.of(storage, "line/points"), [config])
         train(task, [config], data, [RunFolder.of(storage, task, config)], "64 points", Run(), [()])
 
     def group(seed: int) -> None:

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 from retable.platform import provenance
 from retable.platform.board import console, errors
 from retable.platform.cluster import ray_cluster
+from retable.platform.combine import combine_all
 from retable.platform.config import differences, fingerprint, override, override_lineage
 from retable.platform.errors import UserError
 from retable.platform.launch import Context, Resources, load_arrays, train_all
 from retable.platform.plan import Plan, compile_configs, compile_plan
 from retable.platform.runs import RunFolder
-from retable.platform.stages import Scorer, combine_all, measure_all
+from retable.platform.stages import Scorer, measure_all
 from retable.platform.storage import Storage
 from retable.platform.table import Figure, Table
 from retable.platform.task import Task, find, find_table, names, scaled
@@ -87,7 +88,7 @@ def execute(work: Plan, resources: Resources) -> dict[str, str]:
     work = compile_plan(work.tables, work.storage) if work.tables else work
     try:
         with ray_cluster(nested=resources.workers > 1):
-            scorer = Scorer(work)
+            scorer = Scorer(work, resources.gpus)
             failures = train_all(work, context_for(work, resources), scorer.submit) if work.missing else {}
             return failures | scorer.finish() | combine_all(work) | measure_all(work)
     except KeyboardInterrupt:
@@ -106,7 +107,7 @@ def prepare_data(work: Plan) -> None:
 def context_for(work: Plan, resources: Resources) -> Context:
     """Load the data that missing trainings read and return what every trial shares."""
     tasks = {t.task.dataset.where(t.config): t.task for t in work.missing}
-    return Context(work.storage, resources, provenance.collect(), load_arrays(tasks, work.storage))
+    return Context(work.storage, resources, provenance.collect(), load_arrays(tasks, work.storage, resources.stream))
 
 
 def train(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -41,12 +41,16 @@ Cpus = Annotated[int, typer.Option(help="CPUs and torch threads of a training wi
 Gpus = Annotated[float, typer.Option(help="GPUs of each worker (0.25: four trainings share one).", min=0)]
 Every = Annotated[int, typer.Option(help="Steps between checkpoints within an epoch; 0: at epochs' ends only.", min=0)]
 
+Stream = Annotated[
+    bool, typer.Option("--stream/--no-stream", help="Read data as a stream even where they fit in memory.")
+]
 
-def resources(workers: int, cpus: int, gpus: float, every: int) -> Any:
+
+def resources(workers: int, cpus: int, gpus: float, every: int, stream: bool) -> Any:
     """Return the resources that the options ask for."""
     from retable.platform.launch import Resources
 
-    return Resources(workers=workers, cpus=cpus, gpus=gpus, checkpoint_every=every)
+    return Resources(workers=workers, cpus=cpus, gpus=gpus, checkpoint_every=every, stream=stream)
 
 
 @app.command("list")
@@ -108,6 +112,7 @@ def reproduce(
     cpus_per_run: Cpus = 1,
     gpus_per_run: Gpus = 0.0,
     checkpoint_every: Every = 0,
+    stream: Stream = False,
 ) -> None:
     """Fill tables and figures, measured beside published, and write the report.
 
@@ -119,7 +124,7 @@ def reproduce(
     from retable.platform.report import section
 
     changes = parse_set(set or [])
-    wanted = resources(workers, cpus_per_run, gpus_per_run, checkpoint_every)
+    wanted = resources(workers, cpus_per_run, gpus_per_run, checkpoint_every, stream)
     print_plan(api.plan(*tables or (), scale=scale, set=changes, storage=storage))
     work = api.reproduce(*tables or (), scale=scale, set=changes, storage=storage, resources=wanted)
     for name, (task, table) in work.tables.items():
@@ -158,6 +163,7 @@ def train(
     cpus_per_run: Cpus = 1,
     gpus_per_run: Gpus = 0.0,
     checkpoint_every: Every = 0,
+    stream: Stream = False,
 ) -> None:
     """Train one config, or go on with it.
 
@@ -165,7 +171,7 @@ def train(
     """
     from retable.platform import api
 
-    wanted = resources(workers, cpus_per_run, gpus_per_run, checkpoint_every)
+    wanted = resources(workers, cpus_per_run, gpus_per_run, checkpoint_every, stream)
     run = api.train(task, parse_set(set or []), scale=scale, storage=storage, resources=wanted)
     console.print(f"run {run.fingerprint}: {run.folder.folder}")
     for name, value in run.metrics.items():
@@ -182,6 +188,7 @@ def sweep(
     workers: Workers = 1,
     cpus_per_run: Cpus = 1,
     gpus_per_run: Gpus = 0.0,
+    stream: Stream = False,
 ) -> None:
     """Search a space with Ray Tune; the same command goes on where it stopped. Prints the winner as --set options.
 
@@ -189,7 +196,7 @@ def sweep(
     """
     from retable.platform import api
 
-    wanted = resources(workers, cpus_per_run, gpus_per_run, 0)
+    wanted = resources(workers, cpus_per_run, gpus_per_run, 0, stream)
     points = api.sweep(space, set=parse_set(set or []), scale=scale, storage=storage, resources=wanted, samples=samples)
     if not points:
         raise UserError("no point of the sweep has a value (see above)")
@@ -198,9 +205,19 @@ def sweep(
         shown.add_column(title)
     for place, point in enumerate(points[:20], 1):
         value = "" if point.value is None else f"{point.value:.4g}"
-        shown.add_row(str(place), value, str(point.epochs), point.fingerprint[:8], api.set_line(point.overrides))
+        shown.add_row(str(place), value, str(point.epochs), point.fingerprint[:8], point_line(point.overrides))
     console.print(shown)
-    console.print(f"winner: {api.set_line(points[0].overrides)}")
+    console.print(f"winner: {point_line(points[0].overrides)}", markup=False)
+
+
+def point_line(overrides: Mapping[str, object]) -> str:
+    """Write a point of a sweep: its config as --set options, and the fields of its view where it has some."""
+    from retable.platform import api
+    from retable.platform.table import split_view
+
+    config, view = split_view(overrides)
+    seen = [f"view: {', '.join(f'{path}={value}' for path, value in view.items())}"] if view else []
+    return "  ".join([*([api.set_line(config)] if config else []), *seen])
 
 
 @app.command()

@@ -18,10 +18,11 @@ from retable.platform.board import Board
 from retable.platform.cluster import check_room, cluster_resources, cpu_share
 from retable.platform.config import override
 from retable.platform.errors import UserError, disk_errors
-from retable.platform.plan import Plan, Scoring, Timing, Training, status
+from retable.platform.plan import Plan, Prediction, Scoring, Status, Timing, Training, data_digest, status
 from retable.platform.runs import RunFolder
 from retable.platform.storage import Storage
-from retable.platform.task import Task, find
+from retable.platform.table import split_view
+from retable.platform.task import Source, Task, find
 
 if TYPE_CHECKING:
     from ray import ObjectRef
@@ -38,6 +39,8 @@ class Resources:
     """GPUs of each worker."""
     checkpoint_every: int = 0
     """Steps between checkpoints within an epoch; 0: at the epochs' ends only."""
+    stream: bool = False
+    """Read data as a stream even where they would fit in memory."""
 
 
 @dataclass(frozen=True)
@@ -69,19 +72,26 @@ class Context:
     task: str = ""
 
 
-def load_arrays(tasks: Mapping[str, Task], storage: Storage) -> dict[str, list[ObjectRef[Any]]]:
-    """Read data sets through Ray Data, once, into the object store; `tasks` maps data folder to task."""
+def load_arrays(tasks: Mapping[str, Task], storage: Storage, stream: bool = False) -> dict[str, list[ObjectRef[Any]]]:
+    """Read data sets through Ray Data, once, into the object store; `tasks` maps data folder to task.
+
+    A set that would take more than 30 % of the object store is left out, where its task can stream it.
+    """
     import pyarrow as pa
     import ray
 
     ray.data.DataContext.get_current().enable_progress_bars = False
+    room = 0.3 * cluster_resources().get("object_store_memory", 0)
     arrays = {}
     for where, task in tasks.items():
+        folder = storage / f"data/{where}"
+        if task.dataset.streams and (stream or folder.read_json("dataset.json")["bytes"] > room):
+            continue
         try:
-            tables = ray.get(task.dataset.read(storage / f"data/{where}").to_arrow_refs())
+            tables = ray.get(task.dataset.read(folder).to_arrow_refs())
         except (ray.exceptions.RayError, pa.ArrowException) as error:
             remedy = f"`retable data check {task.name}` says more"
-            raise UserError(f"{storage}/data/{where} cannot be read ({one_line(error)}); {remedy}") from error
+            raise UserError(f"{folder} cannot be read ({one_line(error)}); {remedy}") from error
         arrays[where] = [ray.put(dict(task.dataset.arrays(pa.concat_tables(tables).combine_chunks())))]
     return arrays
 
@@ -92,30 +102,33 @@ def train_job(job: Job, context: Context, run: Any) -> None:
     import torch
 
     from retable.platform.loop import train
+    from retable.platform.stages import score_weights
 
     torch.set_num_threads(context.resources.cpus if context.resources.workers == 1 else 1)
     task = find(job.task)
     folders = [RunFolder.of(context.storage, task, config) for config in job.configs]
     where = task.dataset.where(job.configs[0])
-    info = context.storage.read_json(f"data/{where}/dataset.json")
-    done = [status(folder, keep, info["digest"]) == "done" for folder, keep in zip(folders, job.keep, strict=True)]
+    source = Source.of(context.storage, where)
+    digest = source.info["digest"]
+    done = [status(folder, keep, digest) == "done" for folder, keep in zip(folders, job.keep, strict=True)]
     if all(done):
         return  # the process died after its last step: Ray's retry has nothing left to do
     if run.rank == 0:
         for folder, config in zip(folders, job.configs, strict=True):
-            folder.begin(config, task.version, {**context.provenance, "data": info, "seed": config.seed})
-    data = task.dataset.open(ray.get(context.arrays[where][0]), info, job.configs)
+            folder.begin(config, task.version, {**context.provenance, "data": source.info, "seed": config.seed})
+    arrays = ray.get(context.arrays[where][0]) if where in context.arrays else None
+    data = task.dataset.open(arrays, source, job.configs)
 
     def score(weights: Mapping[str, torch.Tensor], epoch: int) -> Mapping[str, float]:
         view: Any = override(job.view, {"epoch": epoch})
-        return task.evaluate(job.configs[0], view, task.predict(job.configs[0], view, weights, info), info)
+        return score_weights(task, job.configs[0], view, weights, source)
 
     train(
         task,
         job.configs,
         data,
         folders,
-        info["digest"],
+        digest,
         run,
         job.keep,
         context.resources.checkpoint_every,
@@ -133,7 +146,10 @@ def trial(spec: Mapping[str, Any], context: Context) -> None:
     try:
         job = context.jobs[spec["job"]] if "job" in spec else drawn(spec, context)
         folder = RunFolder.of(context.storage, find(job.task), job.configs[0])
-        if job.view is not None and folder.result() is not None:
+        there = standing(job, context.storage) if job.view is not None else "new"
+        if there == "data changed":
+            forget(folder)
+        if there == "done":
             replay(job, folder)
         elif context.resources.workers > 1:
             train_group(job, context)
@@ -148,28 +164,33 @@ def trial(spec: Mapping[str, Any], context: Context) -> None:
         tune.report({"error": one_line(error)})
 
 
+def standing(job: Job, storage: Storage) -> Status:
+    """Say what there is of the run that a point of a sweep trains."""
+    task, config = find(job.task), job.configs[0]
+    return status(RunFolder.of(storage, task, config), (), data_digest(storage, task.dataset.where(config)))
+
+
 def replay(job: Job, folder: RunFolder) -> None:
-    """Report again what a finished run reported; its last epoch with the scores of the sweep's view."""
+    """Report a finished run's last epoch with the scores of the sweep's view; its log may hold those of another."""
     from ray import tune
 
-    from retable.platform.stages import score_one
+    from retable.platform.stages import predict_and_score, weights_digest
 
-    *earlier, last = folder.history()
-    for row in earlier:
-        tune.report({name: value for name, value in row.items() if isinstance(value, (int, float))})
-    view: Any = override(job.view, {"epoch": last["epoch"]})
-    if folder.scores(view, last["weights"]) is None:
-        failure = score_one(job.task, job.configs[0], view, folder)
+    config = job.configs[0]
+    view: Any = override(job.view, {"epoch": config.epochs})
+    digest = weights_digest(folder, view)
+    if folder.scores(view, digest) is None:
+        failure = predict_and_score(find(job.task), config, view, folder)
         if failure:
             raise UserError(failure)
-    scores = folder.scores(view, last["weights"]) or {}
+    scores, last = folder.scores(view, digest) or {}, folder.history()[-1]
     tune.report({"epoch": last["epoch"], "step": last["step"], "seconds": last["seconds"], **scores["metrics"]})
 
 
 def drawn(spec: Mapping[str, Any], context: Context) -> Job:
-    """Return the job of one point of a sweep."""
-    config = override(context.base, spec)
-    return Job(context.task, (config,), ((),), context.view)
+    """Return the job of one point of a sweep: what it trains, and the view that it is scored under."""
+    config, view = split_view(spec)
+    return Job(context.task, (override(context.base, config),), ((),), override(context.view, view))
 
 
 def train_group(job: Job, context: Context) -> None:
@@ -299,7 +320,7 @@ def fit(trainable_space: Mapping[str, Any], context: Context, watch: Watch, **tu
     if resources.workers > 1:
         context = dataclasses.replace(context, share=cpu_share(resources.workers))
         needs = {"cpu": 0.01}
-        tune_config["max_concurrent_trials"] = concurrent(context)
+        tune_config.setdefault("max_concurrent_trials", concurrent(context))
     else:
         check_room("CPU", resources.cpus)
         needs = {"cpu": resources.cpus, "gpu": resources.gpus}
@@ -347,7 +368,7 @@ def train_all(plan: Plan, context: Context, finished: Callable[[RunFolder], None
         title = "training" if len(waves) == 1 else f"training, wave {wave + 1} of {len(waves)}"
         for training in todo:
             if training.status in ("data changed", "weights not kept"):
-                forget(training)
+                forget(training.folder)
         with Board(title, len(todo), sum(weights)).show() as board:
             names = [name_of(training) for training in todo]
             watch = Watch(board, partial(pick, names), todo[0].config.epochs, partial(pick, weights))
@@ -374,14 +395,17 @@ def tell(
         finished(pick(folders, spec))
 
 
-def forget(training: Training) -> None:
-    """Make a run that no longer counts start anew, with new provenance."""
-    for name in ("result.json", "provenance.json"):
-        training.folder.folder.remove(name)
-    training.folder.remove_checkpoints()
+def forget(folder: RunFolder) -> None:
+    """Make a run that no longer counts start anew, with new provenance.
+
+    Its views go too: other data may well give the very same weights.
+    """
+    for name in ("result.json", "provenance.json", "views"):
+        folder.folder.remove(name)
+    folder.remove_checkpoints()
 
 
-def name_of(item: Training | Scoring | Timing) -> str:
+def name_of(item: Training | Scoring | Prediction | Timing) -> str:
     """Name a piece of work: task, what differs from the defaults, and the fingerprint's first digits."""
     from retable.platform.config import differences
 

@@ -6,6 +6,7 @@ own rank, and a notebook can run it with `Run()`.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from torch import Tensor
 from retable.platform.config import Parent, Weights, parent
 from retable.platform.errors import UserError
 from retable.platform.run import Run, seed_everything
-from retable.platform.runs import RunFolder, sha256
+from retable.platform.runs import RunFolder, sha256, weights_path
 
 if TYPE_CHECKING:
     from retable.platform.task import Task
@@ -76,8 +77,8 @@ def train(
         raise UserError(f"{task.name}: the data hold less than one batch; lower the batch, or get more data")
     learner = task.learner(configs, data, run)
     start_from_parents(learner, task, configs, folders)
+    epochs, rule = configs[0].epochs, task.early_stop(configs[0])
     progress, histories = restore(learner, folders, keep, digest)
-    epochs = configs[0].epochs
     while progress.epoch < epochs:
         start = time.perf_counter() - progress.seconds
         for batch in data.batches(progress.epoch, progress.step, run.rank, run.world):
@@ -90,20 +91,76 @@ def train(
                     save_checkpoints(learner.state_dict(), progress, folders, digest)
         progress.seconds = time.perf_counter() - start
         rows = summarise(progress, run, task.validate(learner, data))
+        for history, row in zip(histories, rows, strict=True):
+            history.append(row)  # on every rank: all must agree on when to stop
+        ended = progress.epoch == epochs or all(waited(rule, history) for history in histories)
         if run.rank == 0:
             states = learner.state_dict()
-            for folder, state, row, history, kept in zip(folders, states, rows, histories, keep, strict=True):
-                if progress.epoch in kept or progress.epoch == epochs:
-                    row["weights"] = folder.save_weights(progress.epoch, state["weights"])
+            for folder, state, history, kept in zip(folders, states, histories, keep, strict=True):
+                keep_weights(folder, state["weights"], history, kept, epochs, rule)
                 if score is not None:
-                    row |= score(state["weights"], progress.epoch)
-                history.append(row)
+                    final = best_weights(folder, history) if rule and ended else state["weights"]
+                    history[-1] |= score(final, progress.epoch)
                 folder.write_history(history)
-            if progress.epoch < epochs:
-                save_checkpoints(states, progress, folders, digest)
+            if ended:
+                finish(folders, histories, keep, digest, epochs)
             else:
-                finish(folders, histories, digest)
+                save_checkpoints(states, progress, folders, digest)
+                remove_beaten(folders, histories)
         run.report({name: value for name, value in rows[0].items() if isinstance(value, (int, float))})
+        if ended:
+            break
+
+
+def waited(rule: tuple[str, int] | None, history: Sequence[Mapping[str, Any]]) -> bool:
+    """Say whether so many epochs went by without a better one that a run ends early."""
+    return rule is not None and history[-1]["epoch"] - best_epoch(rule[0], history) >= rule[1]
+
+
+def best_epoch(metric: str, history: Sequence[Mapping[str, Any]]) -> int:
+    """Return the first epoch with the highest value of a metric; one that is no number is worse than any."""
+    return int(max(history, key=lambda row: (not math.isnan(row[metric]), row[metric], -row["epoch"]))["epoch"])
+
+
+def keep_weights(
+    folder: RunFolder,
+    weights: Mapping[str, Tensor],
+    history: Sequence[dict[str, Any]],
+    kept: Sequence[int],
+    epochs: int,
+    rule: tuple[str, int] | None,
+) -> None:
+    """Save an epoch's weights where a view names it, and those of the best epoch so far where a run may end early."""
+    row = history[-1]
+    names = []
+    if rule is None if row["epoch"] == epochs else row["epoch"] in kept:  # with a rule, the last means the best
+        names.append("weights")
+    if rule is not None and best_epoch(rule[0], history) == row["epoch"]:
+        names.append("best")
+    if names:
+        row |= dict.fromkeys(names, folder.save_weights(row["epoch"], weights))
+
+
+def best_row(history: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """Return the line of the best epoch of a run that may end early, else None."""
+    return next((row for row in reversed(history) if "best" in row), None)
+
+
+def best_weights(folder: RunFolder, history: Sequence[Mapping[str, Any]]) -> Mapping[str, Tensor]:
+    """Return the weights of the best epoch so far."""
+    from safetensors.torch import load
+
+    row = best_row(history)
+    assert row is not None
+    return load(folder.folder.read(weights_path(row["epoch"])))
+
+
+def remove_beaten(folders: Sequence[RunFolder], histories: Sequence[Sequence[Mapping[str, Any]]]) -> None:
+    """Remove the weights of epochs that are no longer the best, once a checkpoint knows of the better one."""
+    for folder, history in zip(folders, histories, strict=True):
+        beaten = [row for row in history if "best" in row][:-1]
+        if beaten and "best" in history[-1] and "weights" not in beaten[-1]:
+            folder.folder.remove(weights_path(beaten[-1]["epoch"]))
 
 
 def summarise(progress: Progress, run: Run, validation: Sequence[Mapping[str, float]]) -> list[dict[str, Any]]:
@@ -156,14 +213,32 @@ def save_checkpoints(
         folder.remove_checkpoints(but=progress.total)
 
 
-def finish(folders: Sequence[RunFolder], histories: Sequence[Sequence[Mapping[str, Any]]], digest: str) -> None:
-    """Write each member's `result.json`; the rolling checkpoint is then of no more use."""
-    for folder, history in zip(folders, histories, strict=True):
-        last = {name: value for name, value in history[-1].items() if name not in ("weights", "time")}
+def finish(
+    folders: Sequence[RunFolder],
+    histories: Sequence[Sequence[Mapping[str, Any]]],
+    keep: Sequence[Sequence[int]],
+    digest: str,
+    epochs: int,
+) -> None:
+    """Write each member's `result.json`; the rolling checkpoint is then of no more use.
+
+    With early stopping, the last epoch is the best one, and so are the epochs that the run did not reach.
+    """
+    for folder, history, kept in zip(folders, histories, keep, strict=True):
+        last = {name: value for name, value in history[-1].items() if name not in ("weights", "best", "time")}
         weights = {str(row["epoch"]): row["weights"] for row in history if "weights" in row}
+        best = best_row(history)
+        if best is not None:
+            data = folder.folder.read(weights_path(best["epoch"]))
+            for epoch in sorted({epochs, *(epoch for epoch in kept if epoch > last["epoch"])}):
+                folder.folder.write(weights_path(epoch), data)
+                weights[str(epoch)] = best["best"]
         result = {"task": folder.task, "fingerprint": folder.fingerprint, "data": digest, "metrics": last}
         folder.folder.write_json("result.json", {**result, "weights": weights, "seconds": last["seconds"]})
         folder.remove_checkpoints()
+        for row in history:
+            if "best" in row and str(row["epoch"]) not in weights:
+                folder.folder.remove(weights_path(row["epoch"]))
 
 
 def start_from_parents(learner: Any, task: Task, configs: Sequence[Any], folders: Sequence[RunFolder]) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from retable.platform.config import parent
+from retable.platform.config import override, parent
 from retable.platform.provenance import device_name
 from retable.platform.runs import RunFolder, sha256, view_key
 from retable.platform.storage import Storage
@@ -49,6 +49,18 @@ class Scoring:
 
 
 @dataclass(frozen=True)
+class Prediction:
+    """What `predict` is called for: a view of a training that one or more views are scored from."""
+
+    task: Task
+    config: Any
+    folder: RunFolder
+    view: Any
+    joined: bool
+    """Whether a combined row needs the predictions themselves, not only their summary."""
+
+
+@dataclass(frozen=True)
 class Timing:
     """One measurement on this kind of device."""
 
@@ -69,10 +81,25 @@ class Combining:
     members: tuple[Scoring, ...]
 
     @property
-    def path(self) -> str:
-        """Where its scores lie; named by the row and its members, whose names hold the task's version."""
+    def place(self) -> str:
+        """The combination's folder; named by the row and its members, whose names hold the task's version."""
         names = [f"{member.folder.path}/{view_key(member.view)}" for member in self.members]
-        return f"combinations/{self.task.name}/{sha256(json.dumps([self.row.label, *names]).encode())[:16]}.json"
+        key = json.dumps([self.row.label, dict(self.row.view), *names])
+        return f"combinations/{self.task.name}/{sha256(key.encode())[:16]}"
+
+    @property
+    def path(self) -> str:
+        """Where its scores lie."""
+        return f"{self.place}/scores.json"
+
+    @property
+    def view(self) -> Any:
+        """How the joined predictions are scored."""
+        return override(self.members[0].view, self.row.view)
+
+    def reads(self, member: Scoring) -> Sequence[Any]:
+        """Return the views of a member whose predictions are joined, in an order that all members share."""
+        return self.task.reads(override(member.view, self.row.view))
 
     def scores(self, storage: Storage) -> dict[str, Any] | None:
         """Return the combination's file if it was made from exactly these members."""
@@ -82,10 +109,10 @@ class Combining:
         return found if found["inputs"] == self.inputs() else None
 
     def inputs(self) -> list[str]:
-        """Return the digest of each member's weights; empty where a member is not finished."""
+        """Return the digests of each member's weights and data; none for a member that is not finished."""
         results = [member.folder.result() for member in self.members]
         pairs = zip(results, self.members, strict=True)
-        return [result["weights"].get(str(member.view.epoch), "") for result, member in pairs if result]
+        return [f"{r['weights'].get(str(member.view.epoch), '')} {r['data']}" for r, member in pairs if r]
 
 
 @dataclass
@@ -98,6 +125,8 @@ class Plan:
     """By run path."""
     scorings: dict[str, Scoring] = field(default_factory=dict)
     """By run path and view key."""
+    predictions: dict[str, Prediction] = field(default_factory=dict)
+    """What is still to be scored or joined is read from these; by run path and view key."""
     timings: dict[str, Timing] = field(default_factory=dict)
     """By path of the measurement's file."""
     combinings: list[Combining] = field(default_factory=list)
@@ -117,8 +146,9 @@ class Plan:
 
     @property
     def uncombined(self) -> list[Combining]:
-        """Combinations still to be made."""
-        return [combining for combining in self.combinings if combining.scores(self.storage) is None]
+        """Combinations still to be made, each once, whichever tables want it."""
+        unique = {combining.path: combining for combining in self.combinings}
+        return [combining for combining in unique.values() if combining.scores(self.storage) is None]
 
     @property
     def unmeasured(self) -> list[Timing]:
@@ -143,7 +173,7 @@ class Plan:
     def cost(self) -> float:
         """Seconds of one CPU core that the missing work takes, by the tasks' own rough estimates."""
         training = sum(t.task.cost(t.config) for t in self.missing)
-        return training + sum(s.task.view_cost(s.config, s.view) for s in self.unscored)
+        return training + sum(p.task.view_cost(p.config, p.view) for p in self.predictions.values())
 
 
 def compile_plan(tables: Mapping[str, tuple[Task, Table | Figure]], storage: Storage) -> Plan:
@@ -165,7 +195,25 @@ def compile_plan(tables: Mapping[str, tuple[Task, Table | Figure]], storage: Sto
         for row in table.rows:
             if isinstance(row, Combined) and row.present:
                 plan.combinings += combinings(plan, name, row)
+    for scoring in plan.unscored:
+        for view in task_reads(scoring):
+            _add_prediction(plan, scoring, view, joined=False)
+    for combining in plan.uncombined:
+        for member in combining.members:
+            for view in combining.reads(member):
+                _add_prediction(plan, member, view, joined=True)
     return plan
+
+
+def task_reads(scoring: Scoring) -> Sequence[Any]:
+    """Return the views whose predictions a view is scored from."""
+    return scoring.task.reads(scoring.view)
+
+
+def _add_prediction(plan: Plan, scoring: Scoring, view: Any, joined: bool) -> None:
+    key = f"{scoring.folder.path}/{view_key(view)}"
+    if joined or key not in plan.predictions:
+        plan.predictions[key] = Prediction(scoring.task, scoring.config, scoring.folder, view, joined)
 
 
 def combinings(plan: Plan, name: str, row: Combined) -> list[Combining]:

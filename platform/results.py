@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from retable.platform import combine, stages
 from retable.platform.plan import Combining, Plan, combinings, timing_path
 from retable.platform.runs import RunFolder
 from retable.platform.table import Column, Combined, Measurement, Need, Replicate, Results, Row
@@ -70,6 +72,8 @@ def replicate(plan: Plan, task: Task, row: Row | Measurement, need: Need) -> Rep
         if scores is None:
             return None
         metrics = {**metrics, **scores["metrics"]}
+        summaries = partial(stages.summaries, task, need.config, need.view, folder)
+        return Replicate(need, folder.fingerprint, metrics, tuple(folder.history()), summaries)
     return Replicate(need, folder.fingerprint, metrics, tuple(folder.history()))
 
 
@@ -79,8 +83,9 @@ def combined_replicate(plan: Plan, combining: Combining) -> Replicate | None:
     if found is None or any(plan.trainings[m.folder.path].status == "data changed" for m in combining.members):
         return None
     first = combining.members[0]
-    need = Need(combining.row.label, combining.axes, first.config, first.view)
-    return Replicate(need, first.folder.fingerprint, found["metrics"])
+    need = Need(combining.row.label, combining.axes, first.config, combining.view)
+    summaries = partial(combine.summaries, combining, plan.storage)
+    return Replicate(need, first.folder.fingerprint, found["metrics"], summaries=summaries)
 
 
 def cell(results: Results, row: Any, column: Column) -> Cell:

@@ -6,7 +6,7 @@
     tensorboard/       the same for TensorBoard
     checkpoint-<step>/ the rolling checkpoint: model.safetensors, state.pt, manifest.json (written last)
     weights/epoch-<n>.safetensors    the weights that views ask for
-    views/<key>/       predictions.npz and scores.json of one view
+    views/<key>/       scores.json of one view; <weights>/<shard>/summary.npz, and predictions.npz where they are joined
     result.json        written last: the run is finished
 
 Nothing here is ever unpickled but `state.pt`, with `weights_only=True`, whose tensors and plain values are ours.
@@ -144,7 +144,7 @@ class RunFolder:
         from safetensors.torch import save
 
         data = save(contiguous(weights))
-        self.folder.write(f"weights/epoch-{epoch:04d}.safetensors", data)
+        self.folder.write(weights_path(epoch), data)
         return sha256(data)
 
     def weights(self, epoch: int) -> dict[str, Tensor]:
@@ -159,7 +159,7 @@ class RunFolder:
         digest = (result or {}).get("weights", {}).get(str(epoch))
         if digest is None:
             raise UserError(f"{self.folder}: the weights of epoch {epoch} were not kept; train the run again")
-        return load(self._verified(f"weights/epoch-{epoch:04d}.safetensors", digest))
+        return load(self._verified(weights_path(epoch), digest))
 
     def scores(self, view: Any, weights: str) -> dict[str, Any] | None:
         """Return a view's scores if they were taken from exactly these weights (by digest)."""
@@ -169,20 +169,14 @@ class RunFolder:
             return None
         return found if found["weights"] == weights else None
 
-    def predictions(self, view: Any) -> dict[str, np.ndarray[Any, Any]]:
-        """Return a view's predictions."""
-        with np.load(io.BytesIO(self.folder.read(f"views/{view_key(view)}/predictions.npz"))) as archive:
-            return dict(archive)
-
-    def save_scores(
-        self, view: Any, weights: str, predictions: Mapping[str, Any], metrics: Mapping[str, float], seconds: float
-    ) -> None:
-        """Keep a view's predictions and, last, its scores."""
-        buffer = io.BytesIO()
-        np.savez_compressed(buffer, **predictions)
-        self.folder.write(f"views/{view_key(view)}/predictions.npz", buffer.getvalue())
+    def save_scores(self, view: Any, weights: str, metrics: Mapping[str, float], seconds: float) -> None:
+        """Keep a view's scores."""
         found = {"view": flatten(view), "weights": weights, "metrics": dict(metrics), "seconds": seconds}
         self.folder.write_json(f"views/{view_key(view)}/scores.json", found)
+
+    def artifacts(self, view: Any, weights: str) -> Storage:
+        """Return the folder of what was predicted for a view from exactly these weights: a folder for each shard."""
+        return self.folder / f"views/{view_key(view)}/{weights[:16]}"
 
     def _verified(self, path: str, digest: str) -> bytes:
         try:
@@ -193,6 +187,24 @@ class RunFolder:
             folder = f"{self.folder}" if self.storage.is_local else self.path
             raise UserError(f"{self.folder}/{path} is damaged or missing; remove {folder} to train this run again")
         return data
+
+
+def weights_path(epoch: int) -> str:
+    """Return where the weights of an epoch lie in a run's folder."""
+    return f"weights/epoch-{epoch:04d}.safetensors"
+
+
+def read_arrays(folder: Storage, name: str) -> dict[str, np.ndarray[Any, Any]]:
+    """Return the arrays of an .npz file; one that holds code is refused with ValueError."""
+    with np.load(io.BytesIO(folder.read(name))) as archive:
+        return dict(archive)
+
+
+def write_arrays(folder: Storage, name: str, arrays: Mapping[str, Any]) -> None:
+    """Write arrays as a compressed .npz file."""
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **arrays)
+    folder.write(name, buffer.getvalue())
 
 
 def contiguous(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""What follows training, as Ray tasks: predictions and their scores, combinations, measurements."""
+"""What follows training, as Ray tasks: predictions and their scores, measurements."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 from retable.platform.board import Board
 from retable.platform.config import differences
 from retable.platform.launch import describe, name_of, one_line
-from retable.platform.plan import Plan, Scoring
+from retable.platform.plan import Plan, Prediction, Scoring
 from retable.platform.provenance import collect
-from retable.platform.runs import RunFolder
+from retable.platform.runs import RunFolder, read_arrays, view_key, write_arrays
 from retable.platform.storage import Storage
-from retable.platform.task import find
+from retable.platform.task import Source, Task, find
 
 
 @dataclass
@@ -22,26 +22,44 @@ class Scorer:
     """Predicts and evaluates views as Ray tasks: those of a run as soon as it is finished, beside other trainings."""
 
     plan: Plan
+    gpus: float = 0.0
+    """GPUs of each prediction, where the task predicts on one."""
     pending: dict[Any, str] = field(default_factory=dict)
     submitted: set[str] = field(default_factory=set)
 
     def submit(self, folder: RunFolder) -> None:
-        """Start the scoring of a finished run's views."""
+        """Start the predictions of a finished run, and the scoring of the views that read them."""
         import ray
 
+        refs = {}
+        for key, prediction in self.plan.predictions.items():
+            if prediction.folder == folder and key not in self.submitted:
+                self.submitted.add(key)
+                gpus = self.gpus if prediction.task.predicts_on_gpu else 0
+                remote = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=3)(predict_one)
+                refs[key] = remote.remote(
+                    prediction.task.name, prediction.config, prediction.view, folder, prediction.joined
+                )
+        read = set()
         remote = ray.remote(num_cpus=1, max_retries=3)(score_one)
         for key, scoring in self.plan.scorings.items():
-            if scoring.folder == folder and not scoring.done and key not in self.submitted:
-                self.submitted.add(key)
-                ref = remote.remote(scoring.task.name, scoring.config, scoring.view, scoring.folder)
+            if scoring.folder == folder and not scoring.done and f"scores {key}" not in self.submitted:
+                self.submitted.add(f"scores {key}")
+                keys = [f"{folder.path}/{view_key(view)}" for view in scoring.task.reads(scoring.view)]
+                read.update(keys)
+                waits = [refs[key] for key in keys if key in refs]
+                ref = remote.remote(scoring.task.name, scoring.config, scoring.view, folder, *waits)
                 self.pending[ref] = name_of_view(scoring)
+        for key in refs.keys() - read:  # only joined, not scored: nobody else waits for them
+            self.pending[refs[key]] = name_of_view(self.plan.predictions[key])
 
     def finish(self) -> dict[str, str]:
         """Score what is left, wait for all of it, and return the failures."""
-        for scoring in self.plan.unscored:
-            if scoring.folder.result() is not None:
-                self.submit(scoring.folder)
-        weights = {name_of_view(s): s.task.view_cost(s.config, s.view) for s in self.plan.unscored}
+        items: list[Scoring | Prediction] = [*self.plan.unscored, *self.plan.predictions.values()]
+        for item in items:
+            if item.folder.result() is not None:
+                self.submit(item.folder)
+        weights = {name_of_view(item): item.task.view_cost(item.config, item.view) for item in items}
         total = sum(weights[name] for name in self.pending.values())
         with Board("evaluation", len(self.pending), total).show() as board:
             await_all(self.pending, board, weights)
@@ -65,28 +83,81 @@ def await_all(pending: dict[Any, str], board: Board, weights: Mapping[str, float
             board.done(name, weights.get(name, 1.0))
 
 
-def name_of_view(scoring: Scoring) -> str:
+def name_of_view(item: Scoring | Prediction) -> str:
     """Name a view of a run."""
-    return f"{name_of(scoring)} as {describe(differences(scoring.view, scoring.task.view()))}"
+    return f"{name_of(item)} as {describe(differences(item.view, item.task.view()))}"
 
 
-def score_one(task_name: str, config: Any, view: Any, folder: RunFolder) -> str | None:
-    """Predict and evaluate one view of a finished run; return why it failed, or None."""
+def predict_one(task_name: str, config: Any, view: Any, folder: RunFolder, joined: bool) -> str | None:
+    """Predict every shard of one view of a finished run that is not there yet; return why it failed, or None."""
     import torch
 
     torch.set_num_threads(1)
     task = find(task_name)
     try:
-        start = time.perf_counter()
-        weights = folder.weights(view.epoch)
-        info = folder.storage.read_json(f"data/{task.dataset.where(config)}/dataset.json")
-        predictions = task.predict(config, view, weights, info)
-        metrics = task.evaluate(config, view, predictions, info)
-        digest = (folder.result() or {})["weights"][str(view.epoch)]
-        folder.save_scores(view, digest, predictions, metrics, time.perf_counter() - start)
+        source = Source.of(folder.storage, task.dataset.where(config))
+        place = folder.artifacts(view, weights_digest(folder, view))
+        names = ("predictions.npz", "summary.npz") if joined else ("summary.npz",)
+        weights = None
+        for shard in task.shards(config, view, source):
+            if all(place.exists(f"{shard}/{name}") for name in names):
+                continue
+            weights = weights or folder.weights(view.epoch)
+            predictions = task.predict(config, view, weights, source, shard)
+            if joined:
+                write_arrays(place, f"{shard}/predictions.npz", predictions)
+            write_arrays(place, f"{shard}/summary.npz", task.summarise(config, view, predictions, source, shard))
     except Exception as error:
         return one_line(error)
     return None
+
+
+def weights_digest(folder: RunFolder, view: Any) -> str:
+    """Return the digest of the weights that a view of a finished run names."""
+    return str((folder.result() or {"weights": {}})["weights"].get(str(view.epoch), ""))
+
+
+def summaries(task: Task, config: Any, view: Any, folder: RunFolder) -> dict[str, Any]:
+    """Read what a view of a finished run is scored from: shard -> arrays."""
+    source = Source.of(folder.storage, task.dataset.where(config))
+    found: dict[str, Any] = {}
+    for read in task.reads(view):
+        place = folder.artifacts(read, weights_digest(folder, read))
+        shards = task.shards(config, read, source)
+        found |= {shard: read_arrays(place, f"{shard}/summary.npz") for shard in shards}
+    return found
+
+
+def score_one(task_name: str, config: Any, view: Any, folder: RunFolder, *failures: str | None) -> str | None:
+    """Evaluate one view of a finished run from its summaries; return why it (or a prediction) failed, or None."""
+    for failure in failures:
+        if failure:
+            return failure
+    task = find(task_name)
+    try:
+        start = time.perf_counter()
+        source = Source.of(folder.storage, task.dataset.where(config))
+        metrics = task.evaluate(config, view, summaries(task, config, view, folder), source)
+        folder.save_scores(view, weights_digest(folder, view), metrics, time.perf_counter() - start)
+    except Exception as error:
+        return one_line(error)
+    return None
+
+
+def predict_and_score(task: Task, config: Any, view: Any, folder: RunFolder) -> str | None:
+    """Do all that one view of a finished run needs, here and now; return why it failed, or None."""
+    failures = [predict_one(task.name, config, read, folder, joined=False) for read in task.reads(view)]
+    return score_one(task.name, config, view, folder, *failures)
+
+
+def score_weights(task: Task, config: Any, view: Any, weights: Any, source: Source) -> Mapping[str, float]:
+    """Score weights that are still in training, and keep nothing."""
+    found: dict[str, Any] = {}
+    for read in task.reads(view):
+        for shard in task.shards(config, read, source):
+            predictions = task.predict(config, read, weights, source, shard)
+            found[shard] = task.summarise(config, read, predictions, source, shard)
+    return task.evaluate(config, view, found, source)
 
 
 def measure_all(plan: Plan) -> dict[str, str]:
@@ -110,40 +181,6 @@ def measure_one(measure: Any, config: Any, storage: Storage, path: str) -> str |
     """Take one measurement and keep it with the device it was taken on."""
     try:
         storage.write_json(path, {"metrics": dict(measure(config)), "provenance": collect()})
-    except Exception as error:
-        return one_line(error)
-    return None
-
-
-def combine_all(plan: Plan) -> dict[str, str]:
-    """Join predictions for every combined row that lacks its scores, as Ray tasks; return the failures."""
-    import ray
-
-    todo = [combining for combining in plan.uncombined if len(combining.inputs()) == len(combining.members)]
-    if not todo:
-        return {}
-    remote = ray.remote(num_cpus=1, max_retries=3)(combine_one)
-    with Board("combinations", len(todo)).show() as board:
-        pending = {}
-        for combining in todo:
-            members = [(m.config, m.view, m.folder) for m in combining.members]
-            task = remote.remote(
-                combining.task.name, combining.row.combine, members, combining.path, combining.inputs()
-            )
-            pending[task] = f"{combining.row.label} {describe(combining.axes)}"
-        await_all(pending, board, {})
-        return board.failures
-
-
-def combine_one(task_name: str, combine: Any, members: Any, path: str, inputs: list[str]) -> str | None:
-    """Join the predictions of some views and score what comes out as the first member would be scored."""
-    task = find(task_name)
-    try:
-        config, view, folder = members[0]
-        info = folder.storage.read_json(f"data/{task.dataset.where(config)}/dataset.json")
-        joined = combine([member_folder.predictions(member_view) for _, member_view, member_folder in members])
-        metrics = dict(task.evaluate(config, view, joined, info))
-        folder.storage.write_json(path, {"inputs": inputs, "metrics": metrics})
     except Exception as error:
         return one_line(error)
     return None

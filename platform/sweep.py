@@ -3,9 +3,9 @@
 A space is a module with these names:
 
     TASK = "rl"                        the task
-    SPACE = {"learning_rate": tune.loguniform(1e-4, 1e-2)}     field path -> Tune domain
+    SPACE = {"learning_rate": tune.loguniform(1e-4, 1e-2)}     field path -> Tune domain; `view.<field>`: of the view
     METRIC, MODE = "score", "max"      at a run's last epoch
-    VIEW = {"policy": "bcq"}           how each epoch is scored
+    VIEW = {"policy": "bcq"}           how each epoch is scored, where the point does not say it
     SEARCH = "grid" | "random" | "optuna"
     SAMPLES = 30                       points drawn (a grid is run whole)
     ASHA = True | False                stop weak points early
@@ -30,10 +30,11 @@ from retable.platform.board import Board
 from retable.platform.cluster import ray_cluster
 from retable.platform.config import fingerprint, flatten, override
 from retable.platform.errors import UserError, nearest
-from retable.platform.launch import Context, Job, Resources, Watch, describe, fit, load_arrays
+from retable.platform.launch import Context, Resources, Watch, describe, drawn, fit, load_arrays, standing
 from retable.platform.plan import compile_configs, data_digest
 from retable.platform.runs import sha256
 from retable.platform.storage import Storage
+from retable.platform.table import split_view
 from retable.platform.task import Task, find
 
 
@@ -42,12 +43,20 @@ class Point:
     """One point of a sweep."""
 
     overrides: dict[str, object]
+    """Changes to the config, and `view.<field>`: how the run is scored."""
     fingerprint: str
+    """Of the run that the point trains; points that differ in the view alone share it."""
     value: float | None = None
     """The metric at the last epoch it reached."""
     epochs: int = 0
     ended: bool = False
     """Finished, or stopped early by the scheduler; else it was interrupted."""
+
+    @property
+    def key(self) -> str:
+        """The point's name in the journal: its run, and the fields of the view that it sets."""
+        view = split_view(self.overrides)[1]
+        return f"{self.fingerprint} {json.dumps(view, sort_keys=True)}" if view else self.fingerprint
 
 
 @dataclass
@@ -58,13 +67,13 @@ class Journal:
     path: str
     metric: str
     points: dict[str, Point]
-    """By fingerprint."""
+    """By key."""
 
     @staticmethod
     def open(storage: Storage, path: str, metric: str) -> Journal:
         """Read a sweep's journal, or begin one."""
-        entries = storage.read_json(path) if storage.exists(path) else []
-        return Journal(storage, path, metric, {entry["fingerprint"]: Point(**entry) for entry in entries})
+        points = [Point(**entry) for entry in storage.read_json(path)] if storage.exists(path) else []
+        return Journal(storage, path, metric, {point.key: point for point in points})
 
     def write(self) -> None:
         """Write the journal, whole."""
@@ -126,7 +135,9 @@ def run_sweep(
     base = config_at(task, scale, {**space.SET, **changes})
     view = override(task.view(), space.VIEW)
     points = fixed_points(space, samples or space.SAMPLES)
-    configs = [override(base, point) for point in points] or [base]
+    for point in points:
+        override(view, split_view(point)[1])  # a mistake is told before anything runs
+    configs = [override(base, split_view(point)[0]) for point in points] or [base]
     storage.check_writable()
     prepare_data(compile_configs(task, configs, storage))
     digests = sorted({str(data_digest(storage, task.dataset.where(config))) for config in configs})
@@ -134,31 +145,51 @@ def run_sweep(
     journal = Journal.open(storage, f"sweeps/{name}-{key}.json", space.METRIC)
     if space.SEARCH == "optuna":
         points = [point.overrides for point in journal.points.values() if not point.ended]
-    points = [point for point in points if not is_ended(journal, task, base, point)]
+    points = [point for point in points if not entry(journal, task, base, point).ended]
     rest = (samples or space.SAMPLES) - sum(p.ended for p in journal.points.values()) if space.SEARCH == "optuna" else 0
     if points or rest > 0:
         with ray_cluster(nested=resources.workers > 1):
             sources = dict.fromkeys((task.dataset.where(config) for config in configs), task)
-            arrays = load_arrays(sources, storage)
+            arrays = load_arrays(sources, storage, resources.stream)
             context = Context(storage, resources, provenance.collect(), arrays, base=base, view=view, task=task.name)
-            if points:
-                run_points(space, points, context, journal)
+            run_points(space, points, context, journal)
             if rest > len(points):
                 run_optuna(space, rest - len(points), context, journal)
     return journal.best(space.MODE)
 
 
-def is_ended(journal: Journal, task: Task, base: Any, point: Mapping[str, object]) -> bool:
-    """Say whether a point has been run to its end, or to where the scheduler stopped it."""
-    known = journal.points.get(fingerprint(task.name, task.version, override(base, point)))
-    return known is not None and known.ended
+def entry(journal: Journal, task: Task, base: Any, overrides: Mapping[str, object]) -> Point:
+    """Return what the journal says of a point; a new one where it says nothing."""
+    run = fingerprint(task.name, task.version, override(base, split_view(overrides)[0]))
+    point = Point(dict(overrides), run)
+    return journal.points.get(point.key, point)
 
 
 def run_points(space: ModuleType, points: Sequence[dict[str, object]], context: Context, journal: Journal) -> None:
-    """Run points that are known beforehand."""
+    """Run points that are known beforehand; those that differ in the view alone train their run once."""
+    while points:
+        now = at_once(points, context)
+        run_together(space, now, context, journal)
+        points = [point for point in points if point not in now]
+
+
+def at_once(points: Sequence[dict[str, object]], context: Context) -> list[dict[str, object]]:
+    """Return the points that can run side by side: of those whose run is still to be trained, the first."""
+    found, training = [], []
+    for point in points:
+        job = drawn(point, context)
+        if job.configs not in training:
+            found.append(point)
+            if standing(job, context.storage) != "done":
+                training.append(job.configs)
+    return found
+
+
+def run_together(space: ModuleType, points: Sequence[dict[str, object]], context: Context, journal: Journal) -> None:
+    """Run points side by side."""
     from ray import tune
 
-    jobs = [Job(context.task, (override(context.base, point),), ((),), context.view) for point in points]
+    jobs = [drawn(point, context) for point in points]
     with Board(f"sweep {context.task}", len(jobs)).show() as board:
         watch = watcher(board, context, journal, lambda spec: points[spec["job"]])
         space_of_jobs = {"job": tune.grid_search(list(range(len(jobs))))}
@@ -179,7 +210,18 @@ def run_optuna(space: ModuleType, samples: int, context: Context, journal: Journ
     )
     with Board(f"sweep {context.task}", samples).show() as board:
         watch = watcher(board, context, journal, dict)
-        fit(space.SPACE, context, watch, search_alg=search, num_samples=samples, scheduler=scheduler(space, context))
+        one = {} if trains_apart(space.SPACE) else {"max_concurrent_trials": 1}
+        settings = {"search_alg": search, "num_samples": samples, "scheduler": scheduler(space, context), **one}
+        fit(space.SPACE, context, watch, **settings)
+
+
+def trains_apart(space: Mapping[str, Any]) -> bool:
+    """Say whether points drawn side by side train runs of their own: a real number is not drawn twice."""
+    from ray.tune.search.sample import Float, Quantized
+
+    config, view = split_view(space)
+    reals = [domain for domain in config.values() if isinstance(domain, Float)]
+    return not view or any(not isinstance(domain.sampler, Quantized) for domain in reals)
 
 
 def watcher(board: Board, context: Context, journal: Journal, overrides_of: Any) -> Watch:
@@ -188,8 +230,8 @@ def watcher(board: Board, context: Context, journal: Journal, overrides_of: Any)
 
     def point_of(spec: Mapping[str, Any]) -> Point:
         overrides = {path: plain(value) for path, value in overrides_of(spec).items()}
-        name = fingerprint(task.name, task.version, override(context.base, overrides))
-        return journal.points.setdefault(name, Point(overrides, name))
+        point = entry(journal, task, context.base, overrides)
+        return journal.points.setdefault(point.key, point)
 
     def started(spec: Mapping[str, Any]) -> None:
         point_of(spec)

@@ -7,7 +7,7 @@ import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
@@ -37,6 +37,25 @@ class Row:
     """Whether the row is run at this scale."""
 
 
+class Member(Protocol):
+    """What a combining function sees of one of the rows it joins."""
+
+    @property
+    def label(self) -> str:
+        """The row's label."""
+
+    @property
+    def view(self) -> Any:
+        """How the row reads its run."""
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """The row's scores, and the training's own metrics at the view's epoch."""
+
+    def load(self) -> Predictions:
+        """Read the member's predictions of this shard: one at a time is all that need be in memory."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Combined:
     """A line that trains nothing: it joins the predictions of other lines (a vote, a mean, a choice by region)."""
@@ -44,7 +63,10 @@ class Combined:
     label: str
     of: tuple[str, ...]
     """Labels of the rows that are joined, replicate by replicate; they have a view."""
-    combine: Callable[[Sequence[Predictions]], Predictions]
+    combine: Callable[[str, Sequence[Member]], Predictions]
+    """(shard, members) -> the shard's joined predictions; a function of a module, called in an actor."""
+    view: Mapping[str, object] = field(default_factory=dict)
+    """How the joined predictions are scored, as differences from the first member's view."""
     published: Mapping[str, float] = field(default_factory=dict)
     present: bool = True
 
@@ -141,6 +163,8 @@ class Replicate:
     metrics: Mapping[str, float]
     history: Sequence[Mapping[str, float]] = ()
     """The training's log, one entry an epoch."""
+    summaries: Callable[[], Mapping[str, Predictions]] = dict
+    """Reads what scores were computed from: shard -> arrays."""
 
 
 class Results:
@@ -185,16 +209,22 @@ def expand(table: Table | Figure, row: Row | Measurement, default: Any, default_
     needs = []
     for combination in itertools.product(*axes.values()):
         point = dict(zip(axes, combination, strict=True))
-        changes = {path: value for path, value in point.items() if not path.startswith("view.")}
+        changes, seen = split_view(point)
         config = override_lineage(override(default, row.overrides), {**table.overrides, **changes})
         view = None
         if view_overrides is not None:
-            seen = {path.removeprefix("view."): value for path, value in point.items() if path.startswith("view.")}
             view = resolve(override(default_view, {**view_overrides, **seen}), config)
         fixed = {path: value for path, value in row.overrides.items() if path in table.over}
         fixed |= {f"view.{path}": v for path, v in (view_overrides or {}).items() if f"view.{path}" in table.over}
         needs.append(Need(row.label, {**fixed, **point}, config, view))
     return needs
+
+
+def split_view(changes: Mapping[str, object]) -> tuple[dict[str, object], dict[str, object]]:
+    """Return the changes to the config, and those to the view, which are written `view.` and a path of the view."""
+    config = {path: value for path, value in changes.items() if not path.startswith("view.")}
+    view = {path.removeprefix("view."): value for path, value in changes.items() if path.startswith("view.")}
+    return config, view
 
 
 def resolve(view: Any, config: Any) -> Any:

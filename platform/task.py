@@ -63,6 +63,20 @@ class Learner(Protocol):
         """Continue from such states."""
 
 
+@dataclass(frozen=True)
+class Source:
+    """A data set: the folder it lies in, and what its `dataset.json` says."""
+
+    folder: Storage
+    info: Mapping[str, Any]
+
+    @staticmethod
+    def of(storage: Storage, where: str) -> Source:
+        """Return the data set at `<storage>/data/<where>`."""
+        folder = storage / f"data/{where}"
+        return Source(folder, folder.read_json("dataset.json"))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
     """How a task comes by its data."""
@@ -75,10 +89,12 @@ class Dataset:
     """folder -> `ray.data.Dataset` of its rows."""
     arrays: Callable[[Any], Arrays]
     """Arrow table -> the arrays that learners sample from."""
-    open: Callable[[Arrays, Mapping[str, Any], Sequence[Any]], Data]
-    """(arrays, the data set's `dataset.json`, configs of the members) -> data."""
+    open: Callable[[Arrays | None, Source, Sequence[Any]], Data]
+    """(arrays, the data set, configs of the members) -> data. No arrays: it reads the data set itself, as a stream."""
     describe: Callable[[Mapping[str, Any]], str]
     """`dataset.json` -> the words a report puts beside every number that came from these data."""
+    streams: bool = False
+    """Whether sets that are too large for memory (`bytes` in `dataset.json`) can be read as a stream."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,10 +121,22 @@ class Task:
     learner: Callable[[Sequence[Any], Any, Run], Learner]
     validate: Callable[[Any, Any], Sequence[Mapping[str, float]]]
     """(learner, data) -> cheap metrics of each member, taken with every checkpoint."""
-    predict: Callable[[Any, Any, Mapping[str, Tensor], Mapping[str, Any]], Arrays]
-    """(config, view, weights, dataset.json) -> predictions, the costly stage; kept as an artifact of the run."""
-    evaluate: Callable[[Any, Any, Arrays, Mapping[str, Any]], Mapping[str, float]]
-    """(config, view, predictions, dataset.json) -> scores."""
+    predict: Callable[[Any, Any, Mapping[str, Tensor], Source, str], Arrays]
+    """(config, view, weights, data set, shard) -> predictions, the costly stage. They are kept where a combined row
+    joins them; what stays of the others is their summary."""
+    evaluate: Callable[[Any, Any, Mapping[str, Arrays], Source], Mapping[str, float]]
+    """(config, view, shard -> summary, data set) -> scores; the shards of every view in `reads`."""
+    shards: Callable[[Any, Any, Source], Sequence[str]] = lambda config, view, source: ("all",)
+    """(config, view, data set) -> the names of the pieces that predictions are made, kept and combined in."""
+    summarise: Callable[[Any, Any, Arrays, Source, str], Arrays] = lambda config, view, predictions, source, shard: (
+        predictions
+    )
+    """(config, view, predictions, data set, shard) -> the small arrays that scores are computed from."""
+    reads: Callable[[Any], Sequence[Any]] = lambda view: (view,)
+    """View -> the views whose predictions it is scored from: those that differ in a threshold share one."""
+    early_stop: Callable[[Any], tuple[str, int] | None] = lambda config: None
+    """Config -> (metric of `validate` to maximise, epochs to wait for a better one), or None."""
+    predicts_on_gpu: bool = False
     group: Callable[[Any], Hashable]
     """Configs with equal keys may be trained as one stack."""
     cost: Callable[[Any], float]

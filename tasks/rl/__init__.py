@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from retable.platform.task import Dataset, Task
 from retable.tasks.rl.config import Config, View
-from retable.tasks.rl.data import Transitions, arrays, read
+from retable.tasks.rl.data import arrays, open_transitions, read
 from retable.tasks.rl.learner import OfflineLearner, group
 from retable.tasks.rl.predict import cost, describe, evaluate, predict, validate, view_cost
 from retable.tasks.rl.prepare import prepare
@@ -21,7 +21,7 @@ TASK = Task(
         prepare=prepare,
         read=read,
         arrays=arrays,
-        open=Transitions,
+        open=open_transitions,
         describe=describe,
     ),
     learner=OfflineLearner,

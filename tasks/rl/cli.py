@@ -105,12 +105,13 @@ def play(
     from retable.platform import api
     from retable.platform.config import override
     from retable.platform.table import resolve
+    from retable.platform.task import Source
 
     loaded = api.load(run, storage)
     task = loaded.task
     view = resolve(override(task.view(), {"policy": policy, "episodes": episodes, "epoch": epoch}), loaded.config)
-    info = loaded.folder.storage.read_json(f"data/{task.dataset.where(loaded.config)}/dataset.json")
-    played = task.predict(loaded.config, view, loaded.weights(view.epoch), info)
-    console.print(task.dataset.describe(info))
-    for name, value in task.evaluate(loaded.config, view, played, info).items():
+    source = Source.of(loaded.folder.storage, task.dataset.where(loaded.config))
+    played = task.predict(loaded.config, view, loaded.weights(view.epoch), source, "all")
+    console.print(task.dataset.describe(source.info))
+    for name, value in task.evaluate(loaded.config, view, {"all": played}, source).items():
         console.print(f"  {name}  {value:.6g}")

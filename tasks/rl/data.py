@@ -21,6 +21,7 @@ import torch
 
 from retable.platform.errors import UserError
 from retable.platform.storage import Storage
+from retable.platform.task import Source
 from retable.tasks.rl.config import Config
 from retable.tasks.rl.d4rl import COLUMNS, TOLERANCE, defects, identify, impostor, load, read_d4rl, sha256
 from retable.tasks.rl.metrics import normalised_score
@@ -287,6 +288,12 @@ def read(storage: Storage) -> ray.data.Dataset:
         context.use_datasource_v2 = before
     dataset.context.execution_options.preserve_order = True
     return dataset
+
+
+def open_transitions(columns: Mapping[str, Array] | None, source: Source, configs: Sequence[Config]) -> Transitions:
+    """Return the batches of members that train together; a data set of transitions is always in memory."""
+    assert columns is not None
+    return Transitions(columns, source.info, configs)
 
 
 class Transitions:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from retable.platform.errors import UserError
+from retable.platform.task import Source
 from retable.tasks.rl.config import Bc, Config, View
 from retable.tasks.rl.evaluate import rollout
 from retable.tasks.rl.learner import OfflineLearner
@@ -48,7 +49,7 @@ def shape(network: str, tensors: Mapping[str, Tensor]) -> dict[str, float]:
     }
 
 
-def predict(config: Config, view: View, weights: Mapping[str, Tensor], info: Mapping[str, Any]) -> dict[str, Array]:
+def predict(config: Config, view: View, weights: Mapping[str, Tensor], source: Source, shard: str) -> dict[str, Array]:
     """Play `view.episodes` episodes with a trained policy; return `returns` and `lengths`, shape (episodes,).
 
     Raises:
@@ -56,6 +57,7 @@ def predict(config: Config, view: View, weights: Mapping[str, Tensor], info: Map
     """
     if view.policy == "bcq" and isinstance(config.algorithm, Bc):
         raise UserError("view.policy=bcq needs algorithm=bcq; this run trained the VAE alone (use view.policy=bc)")
+    info = source.info
     networks = build([config], info["states"], info["actions"], info["max_action"])
     for name, network in networks.named_children():
         prefix = f"{name}."
@@ -73,13 +75,16 @@ def predict(config: Config, view: View, weights: Mapping[str, Tensor], info: Map
     return rollout(act, f"{config.environment}-{config.simulator}", view.episodes, view.seed)
 
 
-def evaluate(config: Config, view: View, predictions: Mapping[str, Array], info: Mapping[str, Any]) -> dict[str, float]:
+def evaluate(
+    config: Config, view: View, summaries: Mapping[str, Mapping[str, Array]], source: Source
+) -> dict[str, float]:
     """Return mean and spread of the return over episodes, in share of the behaviour's, and as normalised score."""
-    returns = predictions["returns"]
+    played, info = summaries["all"], source.info
+    returns = played["returns"]
     found = {
         "return": float(returns.mean()),
         "return_std": float(returns.std()),
-        "length": float(predictions["lengths"].mean()),
+        "length": float(played["lengths"].mean()),
         "behaviour_share": float(returns.mean() / info["behaviour_return"]),
     }
     scores = normalised_score(config.environment, returns)

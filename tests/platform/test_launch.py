@@ -21,8 +21,9 @@ from retable.platform.launch import Resources
 from retable.platform.loop import train
 from retable.platform.run import Run
 from retable.platform.runs import RunFolder
+from retable.platform.stages import score_weights
 from retable.platform.storage import Storage
-from retable.platform.task import find
+from retable.platform.task import Source, find
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +38,7 @@ def plainly(storage, **changes):
     config = override(task.config(), changes)
     task.dataset.prepare(config, storage)
     arrays = task.dataset.arrays(pq.read_table(f"{storage.root}/data/line/points/points.parquet"))
-    data = task.dataset.open(arrays, {}, [config])
+    data = task.dataset.open(arrays, Source.of(storage, "line/points"), [config])
     folder = RunFolder.of(storage, task, config)
     train(task, [config], data, [folder], "64 points", Run(), [()])
     return folder
@@ -171,13 +172,37 @@ def test_sweeps_go_on_and_end_in_set_options(cluster, tmp_path):
     config = override(find("line").config(), points[0].overrides)
     folder = RunFolder.of(Storage.open(where), find("line"), config)
     weights = folder.weights(3)
-    scored = find("line").evaluate(config, None, find("line").predict(config, None, weights, {}), {})
+    source = Source.of(Storage.open(where), "line/points")
+    scored = score_weights(find("line"), config, find("line").view(), weights, source)
     assert points[0].value == scored["rmse"]
     drawn = api.sweep("line", storage=where, samples=3)
     assert len(drawn) == 3 and drawn[0].value == min(point.value for point in drawn)
     more = api.sweep("line", storage=where, samples=5)
     assert len(more) == 5
     assert {point.fingerprint for point in drawn} <= {point.fingerprint for point in more}
+
+
+def test_points_that_differ_in_the_view_alone_train_one_run(cluster, tmp_path):
+    where, halves = str(tmp_path), find("halves")
+    points = api.sweep("halves_grid", storage=where)
+    assert len(points) == 6 and len({point.fingerprint for point in points}) == 2
+    runs = Storage.open(where) / "runs/halves"
+    assert sorted(runs.list()) == sorted({point.fingerprint for point in points})
+    source = Source.of(Storage.open(where), "line/points")
+    for point in points:
+        folder = RunFolder(Storage.open(where), "halves", point.fingerprint)
+        assert [row["epoch"] for row in folder.history()] == [1, 2, 3] and point.epochs == 3
+        config = override(halves.config(), {"rate": point.overrides["rate"]})
+        view = override(halves.view(), {"split": "validation", "limit": point.overrides["view.limit"], "epoch": 3})
+        assert point.value == score_weights(halves, config, view, folder.weights(3), source)["hits"]
+    assert len({point.value for point in points}) > 2
+    before = {name: (runs / name).read("metrics.jsonl") for name in runs.list()}
+    assert api.sweep("halves_grid", storage=where) == points
+
+    drawn = api.sweep("halves", storage=where)
+    assert len(drawn) == 3 and len({point.overrides["view.limit"] for point in drawn}) == 3
+    assert {point.fingerprint for point in drawn} <= {point.fingerprint for point in points}, "replayed, not trained"
+    assert {name: (runs / name).read("metrics.jsonl") for name in runs.list()} == before
 
 
 @pytest.mark.slow

@@ -123,11 +123,11 @@ def test_a_task_whose_version_was_raised_has_new_runs(storage):
 
 def test_a_view_is_done_when_it_was_scored_from_the_weights_that_are_there(storage):
     folder, row = folder_of(storage), Row(label="a", view={})
-    folder.save_scores(View(epoch=3), "digest 3", {}, {"rmse": 1.0}, 0.0)
+    folder.save_scores(View(epoch=3), "digest 3", {"rmse": 1.0}, 0.0)
     assert len(planned(storage, row).unscored) == 1  # its run is not finished
     finish(folder)
     assert planned(storage, row).unscored == []
-    folder.save_scores(View(epoch=3), "digest of others", {}, {"rmse": 1.0}, 0.0)
+    folder.save_scores(View(epoch=3), "digest of others", {"rmse": 1.0}, 0.0)
     assert len(planned(storage, row).unscored) == 1
 
 
@@ -179,18 +179,20 @@ def test_a_combination_is_named_by_its_row_its_members_and_their_order(storage):
     assert path(("a", "b")) == paths[0]
 
 
-def test_a_combinations_inputs_are_the_weights_of_its_members(storage):
+def test_a_combinations_inputs_are_the_weights_and_data_of_its_members(storage):
     rows = Row(label="a", view={}), Row(label="b", overrides={"rate": 0.5}, view={"epoch": 1})
     plan = planned(storage, *rows, Combined(label="c", of=("a", "b"), combine=mean))
     (combining,) = plan.combinings
     finish(folder_of(storage), (3,))
-    assert combining.inputs() == ["digest 3"]
+    assert combining.inputs() == ["digest 3 64 points"]
     finish(folder_of(storage, rate=0.5), (1, 3))
-    assert combining.inputs() == ["digest 3", "digest 1"]
+    assert combining.inputs() == ["digest 3 64 points", "digest 1 64 points"]
     assert plan.uncombined == [combining]
     storage.write_json(combining.path, {"inputs": combining.inputs(), "metrics": {}})
     assert plan.uncombined == []
     finish(folder_of(storage, rate=0.5), (2, 3))
+    assert plan.uncombined == [combining]
+    finish(folder_of(storage, rate=0.5), (1, 3), "others")  # other data may well give the very same weights
     assert plan.uncombined == [combining]
 
 

@@ -2,17 +2,18 @@
 
 import csv
 import io
+from dataclasses import replace
 
 import pyarrow.parquet as pq
 import pytest
 
-from retable.platform.config import override
+from retable.platform.combine import combine_here
 from retable.platform.loop import train
 from retable.platform.plan import compile_plan
 from retable.platform.report import comma_separated, latex, markdown, remember, section, write_report
 from retable.platform.run import Run
-from retable.platform.stages import combine_one, score_one
-from retable.platform.task import find_table, scaled
+from retable.platform.stages import predict_and_score, predict_one
+from retable.platform.task import Source, find_table, scaled
 
 
 @pytest.fixture
@@ -22,15 +23,16 @@ def filled(storage):
     table = scaled(task, table, "smoke")
     task.dataset.prepare(task.config(), storage)
     plan = compile_plan({"line/table1": (task, table)}, storage)
+    source = Source.of(storage, "line/points")
     arrays = task.dataset.arrays(pq.read_table(f"{storage.root}/data/line/points/points.parquet"))
     for training in plan.missing:
         if training.config.rate != 0.001:
-            data = task.dataset.open(arrays, {}, [training.config])
+            data = task.dataset.open(arrays, source, [training.config])
             training.folder.begin(training.config, 1, {"commit": "abc"})
             train(task, [training.config], data, [training.folder], "64 points", Run(), [training.keep])
     for scoring in compile_plan(plan.tables, storage).unscored:
         if scoring.folder.result():
-            assert score_one("line", scoring.config, scoring.view, scoring.folder) is None
+            assert predict_and_score(task, scoring.config, scoring.view, scoring.folder) is None
     remember(plan, "smoke", {})
     return storage, section(storage, "line/table1", "smoke", {}, task, table)
 
@@ -100,13 +102,16 @@ def test_text_from_outside_cannot_become_markup(filled):
 
 def test_a_combination_counts_only_for_the_weights_it_was_made_from(filled):
     storage, part = filled
-    task = part.task
-    plan = compile_plan({"line/table1": (task, part.table)}, storage)
+    task, table = part.task, part.table
+    row = replace(table.rows[4], of=("fast", "fast"))
+    plan = compile_plan({"line/table1": (task, replace(table, rows=[*table.rows[:4], row]))}, storage)
     combining = plan.combinings[0]
     assert combining.scores(storage) is None
-    both = [member for member in plan.scorings.values() if member.config == override(task.config(), {"seed": 0})]
-    members = [(member.config, member.view, member.folder) for member in both[:1]]
-    failure = combine_one("line", combining.row.combine, members, combining.path, combining.inputs())
-    assert failure is None and combining.scores(storage) is not None
+    for prediction in plan.predictions.values():
+        if prediction.joined and prediction.folder.result():
+            assert predict_one("line", prediction.config, prediction.view, prediction.folder, joined=True) is None
+    assert combine_here(combining, storage) is None and combining.scores(storage) is not None
+    fast = part.results.select("fast", seed=0)[0].metrics["rmse"]
+    assert combining.scores(storage)["metrics"]["rmse"] == pytest.approx(fast), "the mean of a thing and itself"
     storage.write_json(combining.path, {"inputs": ["other weights"], "metrics": {"rmse": 0.0}})
     assert combining.scores(storage) is None

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from retable.platform.plan import compile_plan
@@ -36,7 +35,7 @@ def finish(storage, config, weights="abc", slope=2.0):
 def score(plan, seed, rmse, weights="abc"):
     for scoring in plan.scorings.values():
         if scoring.config.seed == seed:
-            scoring.folder.save_scores(scoring.view, weights, {"y": np.zeros(2)}, {"rmse": rmse}, 0.0)
+            scoring.folder.save_scores(scoring.view, weights, {"rmse": rmse}, 0.0)
 
 
 def test_a_row_is_filled_by_the_replicates_that_are_there(storage):

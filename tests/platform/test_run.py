@@ -14,7 +14,7 @@ from retable.platform.loop import train
 from retable.platform.run import Run
 from retable.platform.runs import RunFolder
 from retable.platform.storage import Storage
-from retable.platform.task import find
+from retable.platform.task import Source, find
 from retable.tasks.line.config import Config
 
 ROWS = 6
@@ -56,7 +56,7 @@ def train_line(run, where, task=None, keep=(2,)):
     task, config, storage = task or find("line"), Config(epochs=2, batch=16), Storage.open(where)
     folder = RunFolder.of(storage, task, config)
     columns = task.dataset.arrays(pq.read_table(f"{where}/data/line/points/points.parquet"))
-    data = task.dataset.open(columns, {}, [config])
+    data = task.dataset.open(columns, Source.of(storage, "line/points"), [config])
     train(task, [config], data, [folder], "64 points", run, [keep], 1)
     return folder
 

@@ -14,7 +14,8 @@ from safetensors.torch import load as load_safetensors
 
 from retable.platform.config import fingerprint, override
 from retable.platform.errors import UserError
-from retable.platform.runs import RunFolder, sha256, tensorboard_events, view_key
+from retable.platform.runs import RunFolder, read_arrays, sha256, tensorboard_events, view_key, write_arrays
+from retable.platform.stages import predict_and_score
 from retable.platform.storage import Storage
 from retable.platform.task import find
 from retable.tasks.line.config import Config, View
@@ -196,25 +197,44 @@ def test_weights_that_were_kept_come_back_and_are_verified(folder):
 def test_scores_count_for_the_weights_and_the_view_that_they_were_taken_from(folder):
     view = View(epoch=2)
     assert folder.scores(view, "abc") is None
-    predictions = {"y": np.arange(3, dtype=np.float32), "n": np.array(4)}
-    folder.save_scores(view, "abc", predictions, {"rmse": 0.5}, 1.5)
+    folder.save_scores(view, "abc", {"rmse": 0.5}, 1.5)
     found = folder.scores(view, "abc")
     assert found["metrics"] == {"rmse": 0.5} and found["seconds"] == 1.5 and found["view"] == {"epoch": 2}
     assert folder.scores(view, "other weights") is None and folder.scores(View(epoch=1), "abc") is None
-    again = folder.predictions(view)
-    assert again["y"].tolist() == [0, 1, 2] and again["y"].dtype == np.float32 and again["n"] == 4
     assert view_key(View(epoch=2)) == view_key(View(epoch=2)) != view_key(View(epoch=1))
 
 
+def test_predictions_lie_by_view_weights_and_shard_and_come_back_as_they_were(folder):
+    view = View(epoch=2)
+    arrays = {"y": np.arange(3, dtype=np.float32), "n": np.array(4), "none": np.zeros((0, 2), np.uint8)}
+    place = folder.artifacts(view, "0123456789abcdef and more")
+    write_arrays(place, "validation/2019/summary.npz", arrays)
+    assert folder.folder.list(f"views/{view_key(view)}") == ["0123456789abcdef"]
+    assert place.list("validation/2019") == ["summary.npz"]
+    found = read_arrays(place, "validation/2019/summary.npz")
+    assert found.keys() == arrays.keys()
+    for name, array in arrays.items():
+        assert found[name].dtype == array.dtype and found[name].shape == array.shape
+        assert found[name].tolist() == array.tolist()
+    others = {str(folder.artifacts(v, w)) for v in (view, View(epoch=1)) for w in ("a", "b")}
+    assert len(others) == 4
+
+
 def test_scores_are_written_after_the_predictions(folder, monkeypatch):
+    task, config = find("line"), Config()
+    task.dataset.prepare(config, folder.storage)
+    digest = folder.save_weights(3, {"weight": torch.ones(1, 1), "bias": torch.ones(1)})
+    folder.folder.write_json("result.json", {"weights": {"3": digest}})
+    view = View(epoch=3)
+
     def stop(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Storage, "write_json", stop)
-    with pytest.raises(KeyboardInterrupt):
-        folder.save_scores(View(), "abc", {"y": np.zeros(1)}, {}, 0.0)
-    assert folder.folder.list(f"views/{view_key(View())}") == ["predictions.npz"]
-    assert folder.scores(View(), "abc") is None
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Storage, "write_json", stop)
+        predict_and_score(task, config, view, folder)
+    assert folder.artifacts(view, digest).list("all") == ["summary.npz"] and folder.scores(view, digest) is None
+    assert predict_and_score(task, config, view, folder) is None and folder.scores(view, digest) is not None
 
 
 def test_predictions_that_hold_code_are_refused(folder, tmp_path):
@@ -223,9 +243,10 @@ def test_predictions_that_hold_code_are_refused(folder, tmp_path):
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive, archive.open("y.npy", "w") as file:
         np.lib.format.write_array(file, array, allow_pickle=True)
-    folder.folder.write(f"views/{view_key(View())}/predictions.npz", buffer.getvalue())
+    place = folder.artifacts(View(), "abc")
+    place.write("all/predictions.npz", buffer.getvalue())
     with pytest.raises(ValueError, match="allow_pickle=False"):
-        folder.predictions(View())
+        read_arrays(place, "all/predictions.npz")
     assert not (tmp_path / "trapped").exists()
 
 

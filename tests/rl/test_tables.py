@@ -7,7 +7,7 @@ import pytest
 
 from retable.platform.plan import compile_plan
 from retable.platform.sweep import find_space, fixed_points, spaces
-from retable.platform.table import Row, expand
+from retable.platform.table import Row, expand, split_view
 from retable.platform.task import find, scaled
 
 TASK = find("rl")
@@ -58,7 +58,9 @@ def test_every_point_of_every_search_space_is_a_valid_config(name):
     points = points or [{path: domain.sample() for path, domain in space.SPACE.items()}]
     assert points
     for point in points:
-        override(override(task.config(), space.SET), point)
+        config, view = split_view(point)
+        override(override(task.config(), space.SET), config)
+        override(task.view(), view)
 
 
 def test_the_sweep_covers_the_sparsities_of_the_paper():

@@ -32,7 +32,7 @@ def arrays(table):
 
 
 class Points:
-    def __init__(self, columns, info, configs):
+    def __init__(self, columns, source, configs):
         self.columns, self.config, self.steps = columns, configs[0], 64 // configs[0].batch
 
     def batches(self, epoch, start, rank, world):

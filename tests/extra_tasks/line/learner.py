@@ -39,14 +39,14 @@ def validate(learner, data):
     return [{"slope": learner.line.weight.item()}]
 
 
-def predict(config, view, weights, info):
+def predict(config, view, weights, source, shard):
     x = np.linspace(-1, 1, 11)
     return {"y": x * weights["weight"].item() + weights["bias"].item()}
 
 
-def evaluate(config, view, predictions, info):
-    return {"rmse": float(np.sqrt(np.mean((predictions["y"] - (2 * np.linspace(-1, 1, 11) + 1)) ** 2)))}
+def evaluate(config, view, summaries, source):
+    return {"rmse": float(np.sqrt(np.mean((summaries["all"]["y"] - (2 * np.linspace(-1, 1, 11) + 1)) ** 2)))}
 
 
-def mean(predictions):
-    return {"y": np.mean([each["y"] for each in predictions], axis=0)}
+def mean(shard, members):
+    return {"y": np.mean([member.load()["y"] for member in members], axis=0)}

@@ -1,0 +1,194 @@
+"""Ensembles and selections, after training: Ray actors that join the members' predictions shard by shard.
+
+An actor takes one shard of one row at a time (a region and year, a block of queries). It streams the members'
+predictions of that shard from storage; a machine that is lost costs the shard it was at, begun again elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from retable.platform.board import Board
+from retable.platform.cluster import cluster_resources
+from retable.platform.launch import describe, one_line
+from retable.platform.plan import Combining, Plan, Scoring
+from retable.platform.runs import read_arrays, write_arrays
+from retable.platform.stages import weights_digest
+from retable.platform.storage import Storage
+from retable.platform.task import Source, find
+
+
+@dataclass(frozen=True)
+class StoredMember:
+    """One member of a combination, for one shard: its row, its scores, and where its predictions lie."""
+
+    label: str
+    view: Any
+    metrics: Mapping[str, float]
+    place: Storage
+    shard: str
+
+    def load(self) -> Mapping[str, Any]:
+        """Read the predictions."""
+        return read_arrays(self.place, f"{self.shard}/predictions.npz")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One shard of one combination: what an actor does in one go. Small and picklable."""
+
+    task: str
+    config: Any
+    read: Any
+    """The first member's view that this shard belongs to."""
+    where: str
+    storage: Storage
+    combine: Any
+    shard: str
+    members: tuple[StoredMember, ...]
+    place: Storage
+
+    def run(self) -> str | None:
+        """Join the members and keep what comes out, with its summary; return why it failed, or None."""
+        task = find(self.task)
+        try:
+            joined = self.combine(self.shard, self.members)
+            source = Source.of(self.storage, self.where)
+            write_arrays(self.place, f"{self.shard}/predictions.npz", joined)
+            summary = task.summarise(self.config, self.read, joined, source, self.shard)
+            write_arrays(self.place, f"{self.shard}/summary.npz", summary)
+        except Exception as error:
+            return one_line(error)
+        return None
+
+
+class Combiner:
+    """The actor: joins one piece after another."""
+
+    def run(self, piece: Piece) -> str | None:
+        """Join a piece; return why it failed, or None."""
+        return piece.run()
+
+
+def combine_all(plan: Plan) -> dict[str, str]:
+    """Join predictions for every combined row that lacks its scores; return the failures, row -> line."""
+    todo = [combining for combining in plan.uncombined if len(combining.inputs()) == len(combining.members)]
+    pieces: list[Piece] = []
+    failures: dict[str, str] = {}
+    with Board("combinations", len(todo)).show() as board:
+        for combining in todo:
+            place = plan.storage / combining.place
+            try:
+                place.remove("scores.json")  # of other members: it no longer belongs to the shards
+                pieces += pieces_of(combining, plan.storage)
+            except Exception as error:
+                failures[place.root] = one_line(error)
+        failures |= run_actors(pieces)
+        for combining in todo:
+            name = name_of_combining(combining)
+            failure = failures.get((plan.storage / combining.place).root) or score(combining, plan.storage)
+            if failure:
+                board.fail(name, failure)
+            else:
+                board.done(name)
+        return board.failures
+
+
+def name_of_combining(combining: Combining) -> str:
+    """Name one replicate of a combined row: task, label, axes, and the first digits of its folder."""
+    words = [combining.task.name, combining.row.label, describe(combining.axes)]
+    return f"{' '.join(word for word in words if word)} [{combining.place.rsplit('/', 1)[-1][:8]}]"
+
+
+def pieces_of(combining: Combining, storage: Storage) -> list[Piece]:
+    """Return the shards of a combination."""
+    task, first = combining.task, combining.members[0]
+    where = task.dataset.where(first.config)
+    source = Source.of(storage, where)
+    metrics = [member_metrics(member) for member in combining.members]
+    reads = [combining.reads(member) for member in combining.members]
+    found = []
+    for number, read in enumerate(reads[0]):
+        places = [
+            member.folder.artifacts(views[number], weights_digest(member.folder, views[number]))
+            for member, views in zip(combining.members, reads, strict=True)
+        ]
+        for shard in task.shards(first.config, read, source):
+            stored = tuple(
+                StoredMember(label, member.view, scores, place, shard)
+                for label, member, scores, place in zip(
+                    combining.row.of, combining.members, metrics, places, strict=True
+                )
+            )
+            place = storage / combining.place
+            found.append(
+                Piece(task.name, first.config, read, where, storage, combining.row.combine, shard, stored, place)
+            )
+    return found
+
+
+def member_metrics(member: Scoring) -> dict[str, float]:
+    """Return what selections may look at: the training's metrics at the view's epoch, and the view's scores.
+
+    With early stopping, the metrics at the last epoch are those at the best one, whose weights it has.
+    """
+    digest = weights_digest(member.folder, member.view)
+    rows = [row for row in member.folder.history() if digest in (row.get("weights"), row.get("best"))]
+    found = max(rows, key=lambda row: bool(row["epoch"] == member.view.epoch), default={})
+    log = {name: value for name, value in found.items() if isinstance(value, (int, float))}
+    scores = member.folder.scores(member.view, digest) or {"metrics": {}}
+    return {**log, **scores["metrics"]}
+
+
+def run_actors(pieces: Sequence[Piece]) -> dict[str, str]:
+    """Give pieces to actors, as many as there are CPUs, one at a time each; return the failures by the row's folder."""
+    import ray
+
+    actor_class = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=3)(Combiner)
+    waiting, failures = list(reversed(pieces)), {}
+    idle: list[Any] = []
+    running: dict[Any, tuple[Any, Piece]] = {}
+    room = max(1, int(cluster_resources().get("CPU", 1)))
+    while waiting or running:
+        while waiting and len(running) < room:
+            piece = waiting.pop()
+            actor: Any = idle.pop() if idle else actor_class.remote()
+            running[actor.run.remote(piece)] = (actor, piece)
+        (ready, *_), _ = ray.wait(list(running), num_returns=1)
+        actor, piece = running.pop(ready)
+        try:
+            failure = ray.get(ready)
+            idle.append(actor)
+        except ray.exceptions.RayError as error:  # it died again and again: the next piece gets another
+            failure = one_line(error)
+        if failure:
+            failures[piece.place.root] = failure
+    return failures
+
+
+def score(combining: Combining, storage: Storage) -> str | None:
+    """Score a combination from its shards' summaries; return why it failed, or None."""
+    task, config = combining.task, combining.members[0].config
+    try:
+        source = Source.of(storage, task.dataset.where(config))
+        metrics = dict(task.evaluate(config, combining.view, summaries(combining, storage), source))
+        storage.write_json(combining.path, {"inputs": combining.inputs(), "metrics": metrics})
+    except Exception as error:
+        return one_line(error)
+    return None
+
+
+def summaries(combining: Combining, storage: Storage) -> dict[str, Any]:
+    """Read what a combination is scored from: shard -> arrays."""
+    task, config = combining.task, combining.members[0].config
+    source = Source.of(storage, task.dataset.where(config))
+    shards = [shard for read in task.reads(combining.view) for shard in task.shards(config, read, source)]
+    return {shard: read_arrays(storage / combining.place, f"{shard}/summary.npz") for shard in shards}
+
+
+def combine_here(combining: Combining, storage: Storage) -> str | None:
+    """Join and score one combination in this process; return why it failed, or None."""
+    failures = [piece.run() for piece in pieces_of(combining, storage)]
+    return next((failure for failure in failures if failure), None) or score(combining, storage)

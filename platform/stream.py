@@ -1,0 +1,94 @@
+"""A stream of arrays through Ray Data: read ahead in other processes, handed over in order.
+
+The order is the caller's list, whatever the number of blocks in flight: a function of seed and epoch, not of timing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from retable.platform.errors import UserError
+from retable.platform.launch import one_line
+
+Array = np.ndarray[Any, Any]
+Fetch = Callable[[Mapping[str, Any]], Mapping[str, Array]]
+
+TASKS = 2
+"""Pieces fetched at once. Their tasks reserve no CPU: they would wait for ever where trials hold every one."""
+
+
+def stream(pieces: Sequence[Mapping[str, Any]], fetch: Fetch) -> Iterator[Mapping[str, Array]]:
+    """Yield `fetch(piece)` for each piece, in order; each is fetched once, by a Ray Data task.
+
+    Without Ray (a plain process that trains alone) the pieces are fetched here.
+
+    Args:
+        pieces: what to fetch; plain values, small.
+        fetch: a function of a module, or a partial of one; picklable.
+
+    Raises:
+        UserError: what `fetch` raised.
+        RuntimeError: in one line, what else went wrong in `fetch`.
+    """
+    import ray
+
+    if not ray.is_initialized():
+        yield from map(fetch, pieces)
+        return
+    if not pieces:
+        return
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    context.execution_options.preserve_order = True
+    blocks = [pa.table({"number": [n], "piece": [json.dumps(piece)]}) for n, piece in enumerate(pieces)]
+    dataset = ray.data.from_blocks(blocks).map_batches(
+        fetch_block,
+        fn_kwargs={"fetch": fetch},
+        batch_size=None,
+        batch_format="pyarrow",
+        num_cpus=0,
+        compute=ray.data.TaskPoolStrategy(size=TASKS),
+    )
+    batches = dataset.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=1)
+    for number, table in enumerate(batches):
+        if table["number"][0].as_py() != number:
+            raise RuntimeError(f"Ray Data handed over piece {table['number'][0].as_py()} in place of {number}")
+        if "error" in table.column_names:
+            raise (UserError if table["users"][0].as_py() else RuntimeError)(table["error"][0].as_py())
+        yield decode(table)
+
+
+def fetch_block(block: pa.Table, fetch: Fetch) -> pa.Table:
+    """Fetch one piece, in a task of Ray Data; an error is handed over too: Ray would bury it in its own words."""
+    number = block["number"][0].as_py()
+    try:
+        return encode(number, fetch(json.loads(block["piece"][0].as_py())))
+    except Exception as error:
+        return pa.table({"number": [number], "error": [one_line(error)], "users": [isinstance(error, UserError)]})
+
+
+def encode(number: int, arrays: Mapping[str, Array]) -> pa.Table:
+    """Return arrays of any shapes and plain types as a table of one row, without copying them."""
+    columns: dict[str, pa.Array] = {"number": pa.array([number])}
+    header = {}
+    for name, array in arrays.items():
+        header[name] = [array.dtype.str, array.shape]
+        data = pa.py_buffer(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+        ends = pa.py_buffer(np.array([0, array.nbytes], np.int64))
+        columns[f"array {name}"] = pa.Array.from_buffers(pa.large_binary(), 1, [None, ends, data])
+    columns["header"] = pa.array([json.dumps(header)])
+    return pa.table(columns)
+
+
+def decode(table: pa.Table) -> dict[str, Array]:
+    """Return the arrays of such a table: read-only views of its memory."""
+    header = json.loads(table["header"][0].as_py())
+    return {
+        name: np.frombuffer(table[f"array {name}"][0].as_buffer(), np.uint8).view(dtype).reshape(shape)
+        for name, (dtype, shape) in header.items()
+    }

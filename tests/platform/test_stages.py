@@ -1,0 +1,161 @@
+"""Predictions, once for all views that read them, shard by shard; scores from their summaries."""
+
+from dataclasses import replace
+
+import pytest
+
+from retable.platform import stages
+from retable.platform.launch import Job, forget, replay
+from retable.platform.plan import compile_configs
+from retable.platform.runs import RunFolder, read_arrays
+from retable.platform.stages import predict_and_score, predict_one, score_weights, summaries
+from retable.platform.storage import Storage
+from retable.platform.table import Combined, Row
+from retable.platform.task import Source
+from retable.tasks.halves import TASK, Config, View
+from retable.tasks.halves.joins import mean
+from tests.platform.halves import ROWS, fill, fit, planned
+
+VIEWS = [{"limit": 0.1}, {"limit": 0.5}, {"limit": 2.5}, {"tuned": True}, {"split": "validation", "limit": 0.1}]
+SHARDS = [f"{split}/{half}" for split in ("test", "validation") for half in ("left", "right")]
+
+
+@pytest.fixture
+def run(storage):
+    """A finished run."""
+    folder = RunFolder.of(storage, TASK, Config())
+    fit(storage, Config(), folder, (1, 3))
+    return folder
+
+
+@pytest.fixture
+def predicted(monkeypatch):
+    """The shards that were predicted, and a list of those before which it is interrupted."""
+    found, stop = [], []
+
+    def predict(config, view, weights, source, shard):
+        if shard in stop:
+            raise KeyboardInterrupt
+        found.append((view.epoch, shard))
+        return TASK.predict(config, view, weights, source, shard)
+
+    monkeypatch.setattr(stages, "find", lambda name: replace(TASK, predict=predict))
+    return found, stop
+
+
+def test_views_that_read_the_same_predictions_predict_once(storage, run, predicted):
+    rows = [Row(label=str(number), view=view) for number, view in enumerate(VIEWS)]
+    plan = planned(storage, *rows)
+    assert len(plan.unscored) == 5 and [p.view.split for p in plan.predictions.values()] == ["test", "validation"]
+    assert plan.cost == pytest.approx(2 * 0.01), "what is predicted twice costs twice, not what is scored"
+    for scoring in plan.unscored:
+        assert predict_and_score(stages.find("halves"), scoring.config, scoring.view, run) is None
+    assert predicted[0] == [(3, shard) for shard in SHARDS]
+    assert not planned(storage, *rows).predictions and not planned(storage, *rows).unscored
+
+
+def test_scores_are_those_of_the_weights_in_memory(storage, run):
+    source = Source.of(storage, "line/points")
+    for changes in VIEWS:
+        view = replace(View(epoch=3), **changes)
+        assert predict_and_score(TASK, Config(), view, run) is None
+        scores = run.scores(view, run.result()["weights"]["3"])["metrics"]
+        assert scores == score_weights(TASK, Config(), view, run.weights(3), source)
+        assert scores["shards"] == (4 if view.tuned else 2)
+
+
+def test_a_view_that_reads_two_gives_all_their_shards(storage, run):
+    view = View(epoch=3, tuned=True)
+    for read in TASK.reads(view):
+        assert predict_one("halves", Config(), read, run, joined=False) is None
+    found = summaries(TASK, Config(), view, run)
+    assert list(found) == SHARDS
+    assert [len(found[shard]["error"]) for shard in SHARDS] == [5, 5, 3, 3]
+
+
+def test_predictions_are_kept_only_where_they_are_joined(storage):
+    plan = fill(storage, *ROWS, Combined(label="both", of=("slow", "fast"), combine=mean))
+    for scoring in plan.scorings.values():
+        (read,) = TASK.reads(scoring.view)
+        place = scoring.folder.artifacts(read, scoring.folder.result()["weights"][str(scoring.view.epoch)])
+        joined = scoring.view.epoch == 3
+        wanted = ["predictions.npz", "summary.npz"] if joined else ["summary.npz"]
+        assert [place.list(shard) for shard in SHARDS[:2]] == [wanted, wanted]
+        if joined:
+            assert read_arrays(place, "test/left/predictions.npz")["y"].shape == (5,)
+
+
+def test_what_was_scored_and_is_now_joined_is_predicted_again(storage, run, predicted):
+    view = View(epoch=3)
+    for joined in (False, False, True, True, False):
+        assert predict_one("halves", Config(), view, run, joined) is None
+    assert predicted[0] == [(3, shard) for shard in (*SHARDS[:2], *SHARDS[:2])]
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_interrupted_predictions_go_on_shard_by_shard(storage, run, predicted, monkeypatch, joined):
+    found, stop = predicted
+    stop.append("test/right")
+    with pytest.raises(KeyboardInterrupt):
+        predict_one("halves", Config(), View(epoch=3), run, joined)
+    assert found == [(3, "test/left")]
+    stop.clear()
+    write = Storage.write
+
+    def half(self, path, data):
+        if path == "test/right/summary.npz":
+            raise KeyboardInterrupt
+        write(self, path, data)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Storage, "write", half)
+        predict_one("halves", Config(), View(epoch=3), run, joined)
+    assert predict_one("halves", Config(), View(epoch=3), run, joined) is None
+    assert found == [(3, "test/left"), (3, "test/right"), (3, "test/right")]
+
+
+def test_predictions_belong_to_the_weights(storage, run, predicted):
+    view = View(epoch=3)
+    assert predict_and_score(TASK, Config(), view, run) is None
+    digest = run.save_weights(3, {name: tensor + 1 for name, tensor in run.weights(3).items()})
+    run.folder.write_json("result.json", {**run.result(), "weights": {"3": digest}})
+    assert predict_and_score(TASK, Config(), view, run) is None
+    assert len(predicted[0]) == 4 and run.scores(view, digest)["metrics"]["error"] > 0.9
+
+
+def test_a_failing_prediction_is_one_line_for_each_view_that_reads_it(storage, run, monkeypatch):
+    def predict(*_):
+        raise ValueError("no forecast\nhere")
+
+    monkeypatch.setattr(stages, "find", lambda name: replace(TASK, predict=predict))
+    line = predict_and_score(TASK, Config(), View(epoch=3), run)
+    assert line.startswith("ValueError: here (test_stages.py:") and "\n" not in line
+    assert run.scores(View(epoch=3), run.result()["weights"]["3"]) is None
+
+
+def test_scores_of_other_data_are_forgotten_though_the_weights_are_the_same(storage, run):
+    view = View(epoch=3)
+    assert predict_and_score(TASK, Config(), view, run) is None
+    weights = run.result()["weights"]
+    storage.write_json("data/line/points/dataset.json", {"points": 64, "digest": "another test set"})
+    (training,) = compile_configs(TASK, [Config()], storage).trainings.values()
+    assert training.status == "data changed"
+    forget(run)
+    storage.remove("data")
+    fit(storage, Config(), run, (1, 3))
+    assert run.result()["weights"] == weights and run.scores(view, weights["3"]) is None
+
+
+def test_a_finished_run_is_replayed_with_its_best_weights_under_any_view(storage, monkeypatch):
+    config = Config(rate=0.8, epochs=10, patience=2)
+    folder = RunFolder.of(storage, TASK, config)
+    fit(storage, config, folder, ())
+    last = folder.history()[-1]
+    assert last["epoch"] < 10 and "best" not in last
+    heard = []
+    monkeypatch.setattr("ray.tune.report", heard.append)
+    for limit in (0.0, 100.0):
+        replay(Job("halves", (config,), ((),), View(limit=limit)), folder)
+    best = score_weights(TASK, config, View(epoch=10), folder.weights(10), Source.of(storage, "line/points"))
+    assert [report["hits"] for report in heard] == [0, 1]
+    assert all(report["error"] == best["error"] and report["epoch"] == last["epoch"] for report in heard)
