@@ -1,0 +1,73 @@
+"""What the numbers in Weather4cast files mean: channels, their normalisation, and which radar pixels count as rain.
+
+The constants are those of the competition's kit (2022, second stage), computed on its core regions; they hold for any
+data set of the same instrument, so they are part of the code and not of a data set.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+_STATISTICS = {
+    "IR_016": (0.06605569, 0.09920627, 1.02),
+    "IR_039": (273.2187, 15.98847, 350.0),
+    "IR_087": (268.3977, 17.49075, 350.0),
+    "IR_097": (246.1366, 10.81174, 350.0),
+    "IR_108": (270.1535, 18.49373, 350.0),
+    "IR_120": (268.7993, 18.42736, 350.0),
+    "IR_134": (250.6491, 11.70623, 350.0),
+    "VIS006": (0.06711527, 0.1101766, 1.02),
+    "VIS008": (0.08736397, 0.1326554, 1.2),
+    "WV_062": (232.1964, 5.531017, 300.0),
+    "WV_073": (248.0414, 9.495061, 300.0),
+}
+"""Mean, standard deviation and highest value of each channel."""
+
+CHANNELS = tuple(_STATISTICS)
+"""SEVIRI channels in the order of the files. IR_016 and VIS are reflectances, the others brightness temperatures, K."""
+MEAN, STD, HIGH = np.array(list(_STATISTICS.values()), np.float32).T.copy()
+LOW = np.zeros(11, np.float32)
+"""Values below `LOW` and above `HIGH` are cut off."""
+
+UNDETECTED = -8888000.0
+"""Radar saw no echo: dry."""
+MISSING = -9999000.0
+"""Radar saw nothing: unknown."""
+HIGHEST_RATE = 128.0
+"""mm/h; what is above is a fault of the radar."""
+
+DRY, RAIN, MASKED = 0, 1, 2
+
+
+def normalise(satellite: Array) -> Array:
+    """Satellite images (..., 11, height, width) with mean 0 and standard deviation 1 in each channel, float32.
+
+    Missing values (infinite, not a number) become 0 first, as in the kit: brightness temperatures of 0 K, some 17
+    standard deviations low, which a network can tell from any cloud. Every number depends on itself alone, so batches
+    may be split anywhere.
+    """
+    shape = (len(CHANNELS), 1, 1)
+    values = np.where(np.isfinite(satellite), satellite, 0).astype(np.float32, copy=False)
+    values = np.clip(values, LOW.reshape(shape), HIGH.reshape(shape))
+    values -= MEAN.reshape(shape)
+    values /= STD.reshape(shape)
+    return values
+
+
+def classify(rate: Array, rain_threshold: float) -> Array:
+    """Rain rates (frames, height, width), mm/h with sentinels, as uint8 events: 0 dry, 1 rain, 2 masked.
+
+    Rain begins at `rain_threshold`; at threshold 0 any rain counts (the competition's first stage). Masked is what
+    nobody measured: `MISSING`, infinite, not a number, or above `HIGHEST_RATE`.
+    """
+    # Compared in float32: 0.2 in a file is the float32 next to 0.2, which lies above the float64.
+    threshold = np.float32(rain_threshold)
+    with np.errstate(invalid="ignore"):
+        rain = rate >= threshold if threshold > 0 else rate > 0
+        masked = ~np.isfinite(rate) | (rate == MISSING) | (rate > HIGHEST_RATE)
+    return np.where(masked, np.uint8(MASKED), rain.astype(np.uint8))
