@@ -1,0 +1,43 @@
+"""Eight hours of rain from an hour of satellite images (Belousov et al. 2022): U-Nets, Swin-UNETR, ViViT, ensembles."""
+
+from __future__ import annotations
+
+from retable.platform.task import Dataset, Task
+from retable.tasks.weather.config import Config, View
+from retable.tasks.weather.data import Windows, arrays, read
+from retable.tasks.weather.learner import ForecastLearner, cost, group, validate
+from retable.tasks.weather.predict import evaluate, predict, reads, shards, summarise, view_cost
+from retable.tasks.weather.prepare import describe, prepare
+from retable.tasks.weather.scales import SCALES
+from retable.tasks.weather.tables import TABLES
+
+TASK = Task(
+    name="weather",
+    about="eight hours of rain from one hour of satellite images",
+    version=1,
+    config=Config,
+    view=View,
+    dataset=Dataset(
+        where=lambda config: f"weather/{config.data}",
+        prepare=prepare,
+        read=read,
+        arrays=arrays,
+        open=Windows,
+        describe=describe,
+        streams=True,
+    ),
+    learner=ForecastLearner,
+    validate=validate,
+    predict=predict,
+    evaluate=evaluate,
+    shards=shards,
+    summarise=summarise,
+    reads=reads,
+    early_stop=lambda config: ("validation_iou", config.patience) if config.patience else None,
+    predicts_on_gpu=True,
+    group=group,
+    cost=cost,
+    view_cost=view_cost,
+    tables=TABLES,
+    scales=SCALES,
+)

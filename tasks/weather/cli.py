@@ -1,0 +1,190 @@
+"""`retable weather ...` and the task's part of `retable data`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from retable.platform.board import console
+from retable.platform.errors import UserError
+from retable.platform.storage import Storage
+
+app = typer.Typer(no_args_is_help=True, help="Weather4cast: submissions, forecasts as netCDF, weights of others.")
+
+Where = Annotated[str, typer.Option("--storage", envvar="RETABLE_STORAGE", help="Where data and runs lie.")]
+Name = Annotated[str | None, typer.Option(help="Name of the data set.")]
+Fingerprint = Annotated[str, typer.Argument(help="A run's fingerprint, or its first digits.")]
+Split = Annotated[str, typer.Option(help="test, heldout or validation.")]
+Epoch = Annotated[int, typer.Option(help="A kept epoch; 0: the last.", min=0)]
+
+
+def make(
+    size: Annotated[int, typer.Option(help="Pixels across an image: 24, 36, 60 or 252.")] = 36,
+    storage: Where = "results",
+    name: Name = None,
+    seed: Annotated[int, typer.Option(help="Seed of the weather.", min=0)] = 0,
+) -> None:
+    """Generate rain and satellite images in the competition's layout.
+
+    Example: `retable data make weather --size 36`
+    """
+    from retable.tasks.weather.prepare import GENERATED, describe, folder, make_generated
+
+    if size not in GENERATED:
+        raise UserError(f"--size {size}: use {', '.join(map(str, GENERATED))}")
+    if seed and name is None:
+        raise UserError(f"--seed {seed}: give the set a --name; generated-{size} has seed 0")
+    chosen = name or f"generated-{size}"
+    where = Storage.open(storage)
+    info = make_generated(folder(where, chosen), chosen, size, seed)
+    console.print(f"{folder(where, chosen)}: {describe(info)}")
+
+
+def check(
+    path: Annotated[str | None, typer.Argument(help="A data set's folder or a submission .zip; none: all.")] = None,
+    storage: Where = "results",
+) -> None:
+    """Say every defect of the competition's files, or why its server would refuse a submission, one line each.
+
+    Example: `retable data check weather submission.zip`
+    """
+    from retable.tasks.weather.check import check as check_folder
+    from retable.tasks.weather.submission import check as check_submission
+
+    where = Storage.open(storage)
+    names = where.list("data/weather")
+    if path is None and not names:
+        raise UserError(f"{where}/data/weather: no data sets; `retable data make weather` generates one")
+    targets = [path] if path else [f"{where.root}/data/weather/{name}" for name in names]
+    bad = 0
+    for target in targets:
+        if target.endswith(".zip"):
+            defects = check_submission(Path(target))
+        else:
+            defects = check_folder(Storage(where.filesystem, target) if path is None else Path(target))
+        bad += len(defects)
+        for line in defects or [f"{target}: fine"]:
+            console.print(line, markup=False)
+    if bad:
+        raise typer.Exit(1)
+
+
+def convert(
+    name: Annotated[str, typer.Argument(help="A data set below data/weather/, e.g. w4c22.")],
+    storage: Where = "results",
+    target: Annotated[str | None, typer.Option(help="Name of the new set; default: NAME-parquet.")] = None,
+) -> None:
+    """Write a data set's frames as sharded Parquet in compact types, for object storage.
+
+    Example: `retable data convert weather w4c22`, then `retable reproduce weather --set data=w4c22-parquet`
+    """
+    from retable.platform.cluster import ray_cluster
+    from retable.tasks.weather.convert import convert as run
+
+    with ray_cluster():
+        info = run(Storage.open(storage), name, target)
+    console.print(f"{info['name']}: {len(info['files'])} files, {info['bytes'] / 1e6:,.0f} MB of float32 before")
+
+
+def import_(
+    source: Annotated[Path, typer.Argument(help="A folder of ODIM_H5 rain rates or NWC-SAF CRR netCDF files.")],
+    storage: Where = "results",
+    name: Annotated[str, typer.Option(help="Name of the data set.")] = "imported",
+    size: Annotated[int, typer.Option(help="Pixels across a region, a multiple of 12.")] = 36,
+    regions: Annotated[int, typer.Option(help="Most regions to cut out.", min=4)] = 12,
+    inputs: Annotated[int, typer.Option(help="Images a forecast starts from.", min=1)] = 4,
+    forecast: Annotated[int, typer.Option(help="Lead times, 15 minutes each.", min=1)] = 8,
+    seed: Annotated[int, typer.Option(help="Seed of the split by place and of the simulated clouds.", min=0)] = 0,
+) -> None:
+    """Cut real rain composites into regions; the satellite images are simulated from the rain.
+
+    Example: `retable data import weather opera_20180824 --name opera`
+    """
+    from retable.tasks.weather.importer import import_composites
+    from retable.tasks.weather.prepare import describe, folder, index_folder
+    from retable.tasks.weather.progress import progress_bar
+
+    place = folder(Storage.open(storage), name)
+    if not place.is_local:
+        raise UserError(f"{place}: import to a local --storage, then `retable data convert weather {name}`")
+    with progress_bar(f"importing {name}") as show:
+        said = import_composites(
+            source,
+            Path(place.root),
+            size=size,
+            regions=regions,
+            inputs=inputs,
+            forecast=forecast,
+            seed=seed,
+            progress=show,
+        )
+    info = index_folder(place, name, "imported", **{**said, "simulated_satellite": True})
+    console.print(f"{place}: {describe(info)}")
+    console.print(
+        f"train on it: retable train weather --set data={name} --set inputs={inputs} --set forecast={forecast} "
+        f"--set 'years={info['years']}' --set 'regions={list(info['regions'])}'".replace("'", '"').replace(
+            '"years', "'years"
+        )
+    )
+
+
+DATA = {"make": make, "check": check, "convert": convert, "import": import_}
+
+
+@app.command()
+def submit(
+    run: Fingerprint,
+    out: Annotated[Path, typer.Option(help="The zip to write.")] = Path("submission.zip"),
+    storage: Where = "results",
+    split: Split = "test",
+    epoch: Epoch = 0,
+    threshold: Annotated[float, typer.Option(help="Probability from which on rain is forecast.")] = 0.5,
+) -> None:
+    """Write a run's forecasts of the organisers' inputs as a submission, and say what their server would refuse.
+
+    Example: `retable weather submit 93bc5ee1 --out core.zip`
+    """
+    from retable.tasks.weather import submission
+    from retable.tasks.weather.export import official_forecasts, opened
+
+    loaded = opened(run, storage, split, epoch, threshold)
+    submission.write(out, official_forecasts(loaded), threshold)
+    console.print(f"{out}: {out.stat().st_size / 1e6:.1f} MB")
+    for line in submission.check(out):
+        console.print(line, markup=False)
+
+
+@app.command()
+def netcdf(
+    run: Fingerprint,
+    out: Annotated[Path, typer.Option(help="The folder to write to.")] = Path("forecasts"),
+    storage: Where = "results",
+    split: Split = "test",
+    epoch: Epoch = 0,
+) -> None:
+    """Write a run's forecasts as CF netCDF, a file for each region and year; georeferenced where the place is known.
+
+    Example: `retable weather netcdf 93bc5ee1 --out forecasts`
+    """
+    from retable.tasks.weather.export import opened, write_netcdf
+
+    for path in write_netcdf(opened(run, storage, split, epoch, 0.5), out):
+        console.print(str(path))
+
+
+@app.command()
+def weights(
+    file: Annotated[Path, typer.Argument(help="A checkpoint of the competition's kit or the authors' code.")],
+    storage: Where = "results",
+    set: Annotated[list[str] | None, typer.Option("--set", help="What it was trained with, path=value.")] = None,
+) -> None:
+    """Take over a state dict of others; prints the `--set` options that start a run from it.
+
+    Example: `retable weather weights epoch=3.ckpt --set model=swin`
+    """
+    from retable.tasks.weather.export import take_over
+
+    digest = take_over(file, Storage.open(storage), set or [])
+    console.print(f"--set init=weights --set init.sha256={digest}")

@@ -1,0 +1,229 @@
+"""What a weather run is: data, model, loss, optimiser. The defaults are the paper's values, its faults put right.
+
+Source: Belousov, Polezhaev, Pulfer 2022, *Solving the Weather4cast Challenge via Visual Transformers for 3D Images*,
+and the code it builds on. Where paper or code are wrong, the fault is a value of a field; `PAPER` chooses all of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from retable.platform.config import Parent, Scratch, Weights
+
+CORE_REGIONS = ("boxi_0015", "boxi_0034", "boxi_0076", "roxi_0004", "roxi_0005", "roxi_0006", "roxi_0007")
+STEPS = 200
+"""Probabilities are kept in steps of 1/200, rounded down; thresholds are whole steps."""
+
+
+def check_positive(config: object, *names: str) -> None:
+    """Refuse numbers below 1."""
+    for name in names:
+        if getattr(config, name) < 1:
+            raise ValueError(f"{name} {getattr(config, name)} is below 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class UNet:
+    """The competition's baseline, a 3D U-Net (section 2.2); each improvement of the paper is a field."""
+
+    filters: int = 32
+    """Channels of the first level; each level below has twice as many."""
+    levels: int = 5
+    normalization: Literal["batch", "instance"] = "batch"
+    activation: Literal["relu", "rrelu"] = "relu"
+    attention: bool = False
+    """Attention grid on the skip connections (Oktay et al. 2018)."""
+    upsampling: Literal["transposed", "resize"] = "transposed"
+    """Transposed convolution, or trilinear upsampling followed by a convolution (Odena et al. 2016)."""
+    dropout: float = 0.4
+
+    def __post_init__(self) -> None:
+        check_positive(self, "filters", "levels")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout {self.dropout} is outside [0, 1)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Swin:
+    """Swin-UNETR (section 2.4) from MONAI."""
+
+    variant: Literal["repeat_interleave", "channel_convolution", "upsample"] = "repeat_interleave"
+    """How the input times become the forecast's lead times."""
+    feature_size: int = 24
+    resize: Literal["pad", "nearest", "trilinear"] = "pad"
+    """How height and width come to a multiple of 32 and back. `nearest`, the reference's, shifts rows by a pixel."""
+    merging: Literal["mergingv2", "merging"] = "mergingv2"
+    """Patch merging; `merging`, the reference's, leaves slices out and takes others twice."""
+    checkpointing: bool = False
+    """Compute activations again in the backward pass instead of keeping them."""
+
+    def __post_init__(self) -> None:
+        if self.feature_size < 12 or self.feature_size % 12:
+            raise ValueError(f"feature_size {self.feature_size} is not a multiple of 12")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vivit:
+    """A video vision transformer with a factorised encoder (section 2.3)."""
+
+    dim: int = 400
+    """Width of the tokens; a square number, as the last token becomes a picture."""
+    depth: int = 8
+    heads: int = 8
+    patch: int = 16
+    enlarge: Literal["linear", "nearest"] = "linear"
+    """How that picture comes to the output's size: the paper writes linear, its code says nearest."""
+
+    def __post_init__(self) -> None:
+        check_positive(self, "dim", "depth", "heads", "patch")
+        if round(self.dim**0.5) ** 2 != self.dim:
+            raise ValueError(f"dim {self.dim} is not a square number")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """A stronger arm of ours: a 2D U-Net over the whole context whose features are cropped, then refined at 2 km."""
+
+    filters: int = 32
+    levels: int = 5
+
+    def __post_init__(self) -> None:
+        check_positive(self, "filters", "levels")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retrieval:
+    """Rain now, read off the last satellite image by a small network; it stays there, or moves with the clouds."""
+
+    motion: Literal["none", "optical_flow"] = "none"
+    filters: int = 16
+
+    def __post_init__(self) -> None:
+        check_positive(self, "filters")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Climatology:
+    """How often it rained at each pixel of each region in the training set."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllDry:
+    """It never rains."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bce:
+    """Binary cross-entropy with weighted positives (section 3.3)."""
+
+    positive_weight: float | Literal["training_set"] = 2.577389
+    """The reference's number, or dry over rainy pixels of the training set."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SoftIou:
+    """One minus the soft intersection over union of each sample (section 2.1)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiceFocal:
+    """MONAI's Dice + focal loss (section 2.1)."""
+
+    positive_weight: float = 2.577389
+    weigh: Literal["positives", "whole"] = "positives"
+    """What the weight multiplies: rainy pixels, or (the reference, by an older MONAI) the whole focal term."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adamw:
+    """Adam with decoupled weight decay."""
+
+    learning_rate: float = 1e-4
+    weight_decay: float = 2e-2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adabelief:
+    """adabelief-pytorch. The defaults are the library's: the reference ignores its own configuration."""
+
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.0
+    epsilon: float = 1e-16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """One run: a model that reads an hour of satellite images and forecasts the probability of rain."""
+
+    data: str = "w4c22"
+    """The data set: a folder below `data/weather/`. `generated-<size>` is made on the way."""
+    regions: tuple[str, ...] = CORE_REGIONS
+    years: tuple[int, ...] = (2019, 2020)
+    inputs: int = 4
+    """Satellite images that a forecast starts from, one each 15 minutes."""
+    forecast: int = 32
+    """Lead times forecast, one each 15 minutes."""
+    rain_threshold: float = 0.2
+    """Rain rate from which on it rains, mm/h; 0 (the competition's first stage): any rain."""
+    train_on: Literal["training", "training_and_validation"] = "training"
+    model: UNet | Swin | Vivit | Context | Retrieval | Climatology | AllDry = field(default_factory=UNet)
+    crop: Literal["centre", "none"] = "centre"
+    """The images show six times the forecast's width. `centre` cuts out its place and enlarges it; `none`, the
+    reference's, lays the whole image over the forecast."""
+    temporal_shift: bool = False
+    """Logits are sums over lead time of what the model says (section 2.1)."""
+    loss: Bce | SoftIou | DiceFocal = field(default_factory=Bce)
+    mask: Literal["exclude", "zero"] = "exclude"
+    """What becomes of pixels without radar: left out of the loss, or (the reference) counted as dry, their logit 0."""
+    optimizer: Adamw | Adabelief = field(default_factory=Adamw)
+    clip: float = 2.0
+    """Gradients are cut off at this absolute value; 0: never."""
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    channels_last: bool = False
+    compile: bool = False
+    """Compile the model with torch.compile; numbers change in their last digits."""
+    batch: int = 40
+    epochs: int = 90
+    steps: int = 0
+    """Batches in an epoch; 0: every window of the training set once."""
+    run: int = 16
+    """Consecutive windows that are read in one slice; shorter runs mix the batches better and read more."""
+    patience: int = 0
+    """End after so many epochs without a better validation IoU, and keep the best epoch's weights; 0: never."""
+    init: Scratch | Parent | Weights = field(default_factory=Scratch)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_positive(self, "batch", "epochs", "inputs", "forecast", "run")
+        if len(set(self.regions)) != len(self.regions) or not self.regions:
+            raise ValueError("regions must be named, each once")
+        if self.steps < 0 or self.patience < 0 or self.clip < 0 or self.rain_threshold < 0:
+            raise ValueError("steps, patience, clip and rain_threshold cannot be negative")
+
+
+PAPER = {"crop": "none", "mask": "zero"}
+"""The reference's faults that every model has."""
+PAPER_SWIN = {**PAPER, "model": "swin", "model.resize": "nearest", "model.merging": "merging"}
+PAPER_VIVIT = {**PAPER, "model": "vivit", "model.enlarge": "nearest"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """How a trained run is read: which epoch, on which split, and where rain begins."""
+
+    epoch: int = 0
+    """The epoch whose weights forecast, counted from 1; 0 is the last (with patience: the best)."""
+    split: Literal["test", "heldout", "validation"] = "test"
+    threshold: float | Literal["tuned", "tuned_per_region"] = 0.5
+    """Probability from which on rain is forecast, in steps of 0.005; or the best on the validation set, for all or for
+    each region and year."""
+    calibration: Literal["none", "difference_mask"] = "none"
+    """`difference_mask` lowers probabilities where training had more rain than validation (section 2.1)."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.threshold, float):
+            if not 0 < self.threshold < 1:
+                raise ValueError(f"threshold {self.threshold} is outside (0, 1)")
+            if abs(self.threshold * STEPS - round(self.threshold * STEPS)) > 1e-9:
+                raise ValueError(f"threshold {self.threshold} is not a multiple of 0.005")

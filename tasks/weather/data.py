@@ -1,0 +1,308 @@
+"""Windows of satellite images and rain, in batches: from memory, or as a stream of runs of frames.
+
+A *run* is a number of consecutive windows whose frames are read in one slice: 16 windows of 4 + 32 frames need 19
+images and 48 rain fields, not 64 and 512. The order of an epoch is a function of seed and epoch alone: runs are
+shuffled, the windows within each run are shuffled, and the list is dealt to as many *lanes* as a batch has places. A
+batch takes one window of each lane; a worker reads its own lanes only. So the batches are the same for any number of
+workers and of blocks in flight, and training can start at any step without reading what lies before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from retable.platform.errors import UserError
+from retable.platform.storage import Storage
+from retable.platform.stream import decode, encode, stream
+from retable.platform.task import Source
+from retable.tasks.weather.config import Config
+from retable.tasks.weather.frames import Frames
+from retable.tasks.weather.layout import Index, Window
+from retable.tasks.weather.preprocess import classify, normalise
+
+if TYPE_CHECKING:
+    import ray.data
+
+Array = npt.NDArray[Any]
+
+SLICE = 64
+"""Frames that are read at once into memory."""
+IN_MEMORY = ("training", "validation")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some windows."""
+
+    images: Tensor
+    """Normalised satellite images, float32 (batch, 11, inputs, S, S)."""
+    events: Tensor
+    """What happened at each lead time, uint8 (batch, leads, S, S): 0 dry, 1 rain, 2 no radar."""
+    now: Tensor
+    """The same at the time of the last image, uint8 (batch, S, S)."""
+    region: Tensor
+    """Each sample's place in the list of regions, int64 (batch,)."""
+    shard: tuple[str, ...]
+    """`<year>/<region>` of each sample."""
+
+
+class Raw(Protocol):
+    """Where raw frames come from: `Frames` on disk, or `Memory`."""
+
+    def satellite(self, series: str, start: int, stop: int) -> Array:
+        """Return raw satellite images, float32 (n, 11, S, S)."""
+
+    def rate(self, series: str, start: int, stop: int) -> Array:
+        """Return raw rain rates, mm/h, float32 (n, S, S)."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Raw frames in shared memory, read-only: `<series>/satellite` and `<series>/rate` -> all frames of a series."""
+
+    arrays: Mapping[str, Array]
+
+    def satellite(self, series: str, start: int, stop: int) -> Array:
+        """Return raw satellite images, float32 (n, 11, S, S)."""
+        return self.arrays[f"{series}/satellite"][start:stop]
+
+    def rate(self, series: str, start: int, stop: int) -> Array:
+        """Return raw rain rates, mm/h, float32 (n, S, S)."""
+        return self.arrays[f"{series}/rate"][start:stop]
+
+
+def read(folder: Storage) -> ray.data.Dataset:
+    """Return the training and validation frames as a Ray dataset: a block is a slice of consecutive frames."""
+    import ray.data
+
+    info = folder.read_json("dataset.json")
+    pieces = [
+        {"number": number, "series": series, "kind": kind, "start": start, "stop": min(start + SLICE, rows[key])}
+        for series, rows in info["series"].items()
+        if series.rsplit("/", 1)[1] in IN_MEMORY
+        for kind, key in (("satellite", "satellite"), ("rate", "rain"))
+        for number, start in enumerate(range(0, rows[key] or 0, SLICE))
+    ]
+    context = ray.data.DataContext.get_current()
+    context.execution_options.preserve_order = True
+    blocks = [pa.Table.from_pylist([piece]) for piece in pieces]
+    dataset: ray.data.Dataset = ray.data.from_blocks(blocks).map_batches(
+        partial(read_slice, folder=folder, info=info),
+        batch_size=None,
+        batch_format="pyarrow",
+        num_cpus=0,
+        compute=ray.data.TaskPoolStrategy(size=2),
+    )
+    return dataset
+
+
+def read_slice(block: pa.Table, folder: Storage, info: Mapping[str, Any]) -> pa.Table:
+    """Read one slice of one series, in a task of Ray Data."""
+    (piece,) = block.to_pylist()
+    frames = getattr(Frames(folder, info), piece["kind"])(piece["series"], piece["start"], piece["stop"])
+    table = encode(piece["number"], {"frames": frames})
+    return table.append_column("name", pa.array([f"{piece['series']}/{piece['kind']}"]))
+
+
+def arrays(table: pa.Table) -> dict[str, Array]:
+    """Return what `read` read as one array for each series and kind, in the order of the rows."""
+    slices: dict[str, list[Array]] = {}
+    for row in range(len(table)):
+        one = table.slice(row, 1)
+        slices.setdefault(one["name"][0].as_py(), []).append(decode(one)["frames"])
+    return {name: np.concatenate(parts) for name, parts in slices.items()}
+
+
+@dataclass(frozen=True)
+class Run:
+    """Consecutive windows of one series, read together."""
+
+    series: str
+    satellite: int
+    rain: int
+    windows: int
+
+
+def runs_of(windows: Sequence[Window], longest: int) -> list[Run]:
+    """Cut a list of windows into runs of windows that follow one another, at most `longest` in each."""
+    runs: list[list[Window]] = []
+    for window in windows:
+        last = runs[-1] if runs else []
+        step = Window(last[-1].series, last[-1].satellite + 1, last[-1].rain + 1) if last else None
+        if window == step and len(last) < longest:
+            last.append(window)
+        else:
+            runs.append([window])
+    return [Run(run[0].series, run[0].satellite, run[0].rain, len(run)) for run in runs]
+
+
+def fetch(piece: Mapping[str, Any], raw: Raw, inputs: int, forecast: int, threshold: float) -> dict[str, Array]:
+    """Read a run's frames and prepare each of them once.
+
+    Returns:
+        satellite: normalised, float32 (windows + inputs - 1, 11, S, S).
+        events: from the last input of the first window on, uint8 (windows + forecast, S, S).
+
+    """
+    run = Run(**piece)
+    now = run.rain + inputs - 1
+    satellite = raw.satellite(run.series, run.satellite, run.satellite + run.windows + inputs - 1)
+    rate = raw.rate(run.series, now, now + run.windows + forecast)
+    return {"satellite": normalise(satellite), "events": classify(rate, threshold)}
+
+
+def lanes(runs: Sequence[Run], batch: int, seed: int, epoch: int) -> tuple[Array, int]:
+    """Return an epoch's order: run and window of each step and lane, int64 (batch, steps, 2), and the steps.
+
+    What is left over when the windows are dealt to the lanes is not seen in this epoch.
+    """
+    order = np.random.default_rng([seed, epoch]).permutation(len(runs))
+    parts = []
+    for number in order:
+        inside = np.random.default_rng([seed, epoch, int(number)]).permutation(runs[number].windows)
+        parts.append(np.stack([np.full(len(inside), number), inside], axis=1))
+    dealt = np.concatenate(parts) if parts else np.empty((0, 2), np.int64)
+    steps = len(dealt) // batch
+    return dealt[: batch * steps].reshape(batch, steps, 2), steps
+
+
+class Windows:
+    """The batches of one training, and its validation set."""
+
+    def __init__(self, columns: Mapping[str, Array] | None, source: Source, configs: Sequence[Config]) -> None:
+        """Take what `arrays` returned, or None to read the data set's files as a stream.
+
+        Raises:
+            UserError: where the data set lacks a region, a year or enough frames.
+
+        """
+        (config,) = configs
+        self.config, self.size = config, int(source.info["size"])
+        self.regions: tuple[str, ...] = config.regions
+        self._info = source.info
+        index = Index.read(source.folder, source.info)
+        lengths = (config.inputs, config.forecast)
+        joined = config.train_on == "training_and_validation"
+        windows = index.training(config.regions, config.years, *lengths, with_validation=joined)
+        self._runs = runs_of(windows, config.run)
+        self._validation = index.sequences("validation", config.regions, config.years, *lengths)
+        every = lanes(self._runs, config.batch, config.seed, 0)[1]
+        self.steps = min(config.steps or every, every)
+        self._raw: Raw = Frames(source.folder, source.info) if columns is None else Memory(columns)
+        self._streams = columns is None
+
+    @property
+    def positive_ratio(self) -> float:
+        """Dry over rainy pixels of the training set."""
+        return positive_ratio(self._info, self.config)
+
+    def batches(self, epoch: int, start: int, rank: int, world: int) -> Iterator[Batch]:
+        """Yield this rank's share of the epoch's batches from step `start` on.
+
+        Raises:
+            UserError: where the batch cannot be shared equally.
+
+        """
+        if self.config.batch % world:
+            raise UserError(f"batch {self.config.batch} cannot be shared by {world} workers; choose a multiple")
+        own = slice(rank * self.config.batch // world, (rank + 1) * self.config.batch // world)
+        order = lanes(self._runs, self.config.batch, self.config.seed, epoch)[0][own, start : self.steps]
+        return self._batches(order)
+
+    def _batches(self, order: Array) -> Iterator[Batch]:
+        """Yield the batches of an order (lanes, steps, 2), reading each lane's runs as it comes to them."""
+        needed = []  # (step, lane, run) where a lane comes to another run
+        for lane, row in enumerate(order[:, :, 0]):
+            changes = [0, *(np.flatnonzero(np.diff(row)) + 1)] if len(row) else []
+            needed += [(step, lane, int(row[step])) for step in changes]
+        needed.sort()
+        arriving = self._fetch([self._runs[run] for _, _, run in needed])
+        held: dict[int, tuple[Run, Mapping[str, Array]]] = {}
+        position = 0
+        for step in range(order.shape[1]):
+            while position < len(needed) and needed[position][0] == step:
+                _, lane, run = needed[position]
+                held[lane] = (self._runs[run], next(arriving))
+                position += 1
+            places = order[:, step, 1].tolist()
+            yield self._join([(*held[lane], place) for lane, place in enumerate(places)])
+
+    def validation(self, rank: int = 0, world: int = 1) -> Iterator[Batch]:
+        """Yield this rank's share of the validation sequences, a run at a time (each sequence is one)."""
+        runs = [run for windows in self._validation.values() for run in runs_of(windows, 1)][rank::world]
+        size = max(1, self.config.batch // world)
+        held: list[tuple[Run, Mapping[str, Array], int]] = []
+        for run, arrays in zip(runs, self._fetch(runs), strict=True):
+            held.append((run, arrays, 0))
+            if len(held) == size:
+                yield self._join(held)
+                held = []
+        if held:
+            yield self._join(held)
+
+    def _fetch(self, runs: Sequence[Run]) -> Iterator[Mapping[str, Array]]:
+        config = self.config
+        get = partial(
+            fetch, raw=self._raw, inputs=config.inputs, forecast=config.forecast, threshold=config.rain_threshold
+        )
+        pieces = [asdict(run) for run in runs]
+        return stream(pieces, get) if self._streams else iter(map(get, pieces))
+
+    def _join(self, samples: Sequence[tuple[Run, Mapping[str, Array], int]]) -> Batch:
+        """Cut windows out of their runs and put them together. Everything is copied: runs may be shared memory."""
+        inputs, forecast = self.config.inputs, self.config.forecast
+        images = np.stack([arrays["satellite"][place : place + inputs] for _, arrays, place in samples])
+        events = np.stack([arrays["events"][place : place + 1 + forecast] for _, arrays, place in samples])
+        names = [run.series.rsplit("/", 1)[0] for run, _, _ in samples]
+        regions = [self.regions.index(name.split("/")[1]) for name in names]
+        return Batch(
+            torch.from_numpy(images).transpose(1, 2).contiguous(),
+            torch.from_numpy(events[:, 1:]),
+            torch.from_numpy(events[:, 0]),
+            torch.tensor(regions),
+            tuple(names),
+        )
+
+
+def positive_ratio(info: Mapping[str, Any], config: Config) -> float:
+    """Return dry over rainy pixels of the training set: what `loss.positive_weight=training_set` stands for.
+
+    Raises:
+        UserError: where the data set's share of rain was counted at another threshold, or there is none.
+    """
+    shares = [
+        share
+        for series, share in info["rain"].items()
+        if int(series.split("/")[0]) in config.years and series.split("/")[1] in config.regions
+    ]
+    counted = info.get("rain_threshold", config.rain_threshold)
+    rainy = float(np.mean(shares)) if shares else 0.0
+    if config.rain_threshold != counted or not rainy:
+        known = f"{rainy:.3f} of the pixels at {counted} mm/h"
+        raise UserError(f"loss.positive_weight training_set: the data set knows of rain in {known}; give a number")
+    return (1 - rainy) / rainy
+
+
+def sequences(source: Source, config: Config, shard: str) -> list[Window]:
+    """Return the windows of a shard: the sequences that its forecasts are scored on.
+
+    Raises:
+        UserError: where the data set has no such shard.
+
+    """
+    split = shard.split("/")[0]
+    found = Index.read(source.folder, source.info).sequences(
+        split, config.regions, config.years, config.inputs, config.forecast
+    )
+    if shard not in found:
+        raise UserError(f"{source.folder}: no {shard}; the data set has {', '.join(found) or 'nothing of that split'}")
+    return found[shard]

@@ -1,0 +1,117 @@
+"""What leaves the platform, and what comes in: submissions, netCDF, weights that others trained."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+
+from retable.platform import api
+from retable.platform.config import override, parse_set
+from retable.platform.errors import UserError
+from retable.platform.runs import contiguous, sha256
+from retable.platform.storage import Storage
+from retable.platform.table import resolve
+from retable.platform.task import Source
+from retable.tasks.weather import netcdf
+from retable.tasks.weather.config import Config, View
+from retable.tasks.weather.data import sequences
+from retable.tasks.weather.layout import Index
+from retable.tasks.weather.model import convert_reference
+from retable.tasks.weather.predict import forecast_windows, load, predict, shards
+
+Array = npt.NDArray[Any]
+
+SIZE = 252
+"""Pixels across the competition's images: what others' weights were trained on."""
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A run to be read in one way."""
+
+    run: api.Run
+    config: Config
+    view: View
+    source: Source
+
+
+def opened(run: str, storage: str, split: str, epoch: int, threshold: float) -> Opened:
+    """Find a run by its fingerprint's first digits.
+
+    Raises:
+        UserError: where there is none, it is another task's, or a value is wrong.
+    """
+    found = api.load(run, storage)
+    if found.task.name != "weather":
+        raise UserError(f"run {found.fingerprint} is of {found.task.name}, not weather")
+    view = resolve(override(View(), {"split": split, "epoch": epoch, "threshold": threshold}), found.config)
+    source = Source.of(found.folder.storage, found.task.dataset.where(found.config))
+    return Opened(found, found.config, view, source)
+
+
+def official_forecasts(what: Opened) -> Iterator[tuple[int, str, Array]]:
+    """Yield year, region and forecast in steps (sequences, leads, S, S) for the organisers' inputs of a split.
+
+    Their targets are not needed, and not public. One region and year is held at a time.
+    """
+    config, source = what.config, what.source
+    index = Index.read(source.folder, source.info)
+    lengths = (config.inputs, config.forecast)
+    found = index.official(what.view.split, config.regions, config.years, *lengths, targets=False)
+    if not found:
+        raise UserError(f"{source.folder}: no {what.view.split} inputs; a submission needs the organisers' files")
+    model = load(config, what.run.weights(what.view.epoch), source)
+    for shard, windows in found.items():
+        _, year, region = shard.split("/")
+        yield int(year), region, forecast_windows(model, config, source, windows)
+
+
+def write_netcdf(what: Opened, out: Path) -> Iterator[Path]:
+    """Write each shard's forecasts to `<out>/<split>-<year>-<region>.nc`, and yield the files' names."""
+    config, source = what.config, what.source
+    out.mkdir(parents=True, exist_ok=True)
+    weights, index = what.run.weights(what.view.epoch), Index.read(source.folder, source.info)
+    for shard in shards(config, what.view, source):
+        split, year, region = shard.split("/")
+        path = out / f"{split}-{year}-{region}.nc"
+        netcdf.export(
+            path,
+            predict(config, what.view, weights, source, shard)["probability"],
+            times=index.reference_times(sequences(source, config, shard), config.inputs),
+            region=region,
+            year=int(year),
+            attributes={"source": f"retable run {what.run.fingerprint}", "data": str(source.info["name"])},
+            grid=source.info.get("grids", {}).get(region),
+        )
+        yield path
+
+
+def take_over(file: Path, storage: Storage, changes: list[str]) -> str:
+    """Write a foreign state dict as `<storage>/weights/<sha256>.safetensors`, and return the digest.
+
+    Only tensors and plain values are read; a file that holds code is refused.
+
+    Raises:
+        UserError: where the file cannot be read, or does not fit the config that `changes` give.
+    """
+    import torch
+    from safetensors.torch import save
+
+    config = override(Config(), parse_set(changes))
+    try:
+        state = torch.load(file, map_location="cpu", weights_only=True)
+    except FileNotFoundError as error:
+        raise UserError(f"{file}: no such file") from error
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(f"{file}: no plain state dict ({reason}); save `model.state_dict()` alone") from error
+    converted = convert_reference(state, config, SIZE, config.regions)
+    data = save(contiguous(converted))
+    digest = sha256(data)
+    storage.write(f"weights/{digest}.safetensors", data)
+    return digest

@@ -1,0 +1,223 @@
+"""Training of one forecaster. Runs with plain PyTorch; knows of machines only what a `Run` tells."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from retable.platform.config import flatten
+from retable.platform.run import Run
+from retable.tasks.weather.config import Adabelief, AllDry, Bce, Climatology, Config, Retrieval
+from retable.tasks.weather.losses import build_loss
+from retable.tasks.weather.model import build
+
+PRECISION = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class ForecastLearner:
+    """One run: a forecaster, its loss and its optimiser. What has no trainable weights only counts, or does nothing."""
+
+    def __init__(self, configs: Sequence[Config], data: Any, run: Run) -> None:
+        (self.config,), self.run = configs, run
+        config = self.config
+        torch.manual_seed(config.seed)
+        self.model = build(config, data.size, data.regions)
+        self.trains = any(parameter.requires_grad for parameter in self.model.parameters())
+        self.forward: Any = run.wrap(self.model) if self.trains else self.model.to(run.device)
+        if config.compile and self.trains:
+            self.forward = torch.compile(self.forward)
+        self.loss = build_loss(config, positive_weight(config, data))
+        self.optimizer = make_optimizer(config, self.model) if self.trains else None
+        on_gpu = run.device != "cpu"
+        self.scaler = torch.amp.GradScaler(enabled=config.precision == "float16" and on_gpu)
+
+    def step(self, batch: Any) -> dict[str, Tensor]:
+        """Update once on this worker's share of a batch; return `loss`, shape (1,)."""
+        batch = on(batch, self.run.device)
+        if self.optimizer is None:
+            if isinstance(self.config.model, Climatology):
+                self._count(batch)
+            return {"loss": torch.zeros(1)}
+        self.model.train()
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = self._loss(batch)
+        self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        if self.config.clip:
+            self.scaler.unscale_(self.optimizer)
+            torch.nn.utils.clip_grad_value_(self.model.parameters(), self.config.clip)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        return {"loss": loss.detach()[None]}
+
+    def _loss(self, batch: Any) -> Tensor:
+        """Return the loss of a batch; a retrieval learns rain at the time of the last image, the others the future."""
+        with torch.autocast(
+            self.run.device, PRECISION[self.config.precision], enabled=self.config.precision != "float32"
+        ):
+            logits = self.forward(batch.images, batch.region)
+        events = batch.now[:, None] if isinstance(self.config.model, Retrieval) else batch.events
+        loss: Tensor = self.loss(logits.float(), events)
+        return loss
+
+    def _count(self, batch: Any) -> None:
+        """Let the climatology see a batch; the workers' counts are added up."""
+        network: Any = self.model.model
+        if self.run.world > 1:
+            batch = type(batch)(
+                batch.images, self.run.gather(batch.events), batch.now, self.run.gather(batch.region), batch.shard
+            )
+        network.observe(batch.events, batch.region)
+
+    def share_buffers(self) -> None:
+        """Average running statistics over the workers: each has seen its own share of the batches."""
+        if self.run.world > 1 and self.optimizer is not None:
+            for buffer in self.model.buffers():
+                if buffer.is_floating_point():
+                    buffer.copy_(self.run.mean(buffer))
+
+    @torch.no_grad()
+    def forecast(self, batch: Any) -> tuple[Tensor, Tensor]:
+        """Return logits and events of a batch, both (batch, leads, S, S), in evaluation mode."""
+        batch = on(batch, self.run.device)
+        self.model.eval()
+        enabled = self.config.precision != "float32"
+        with torch.autocast(self.run.device, PRECISION[self.config.precision], enabled=enabled):
+            logits = self.model(batch.images, batch.region)
+        return logits.float(), batch.events
+
+    def state_dict(self) -> list[dict[str, Any]]:
+        """Return the weights, and the optimiser's and scaler's state."""
+        optimizer = self.optimizer.state_dict() if self.optimizer is not None else {}
+        return [{"weights": self.model.state_dict(), "optimizer": optimizer, "scaler": self.scaler.state_dict()}]
+
+    def load_state_dict(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Continue from such a state."""
+        self.model.load_state_dict(states[0]["weights"])
+        if self.optimizer is not None:
+            self.optimizer.load_state_dict(states[0]["optimizer"])
+        self.scaler.load_state_dict(states[0]["scaler"])
+
+    def load_weights(self, weights: Sequence[Mapping[str, Tensor]]) -> None:
+        """Start from another run's weights.
+
+        What the other model lacks stays as it was initialised, so that `channel_convolution` may start from a trained
+        Swin (section 2.4: "everything else remains unchanged").
+
+        Raises:
+            UserError: where the other run is of another model.
+        """
+        from retable.platform.errors import UserError
+
+        ours, theirs = self.model.state_dict(), weights[0]
+        foreign = [name for name, value in theirs.items() if name not in ours or ours[name].shape != value.shape]
+        if foreign or not theirs:
+            raise UserError(
+                f"init: the weights hold {foreign[0] if foreign else 'nothing'!r}, which this model has not"
+            )
+        self.model.load_state_dict({**ours, **theirs})
+
+
+def on(batch: Any, device: str) -> Any:
+    """Return a batch on a device."""
+    if device == "cpu":
+        return batch
+    moved = (getattr(batch, name).to(device, non_blocking=True) for name in ("images", "events", "now", "region"))
+    return type(batch)(*moved, batch.shard)
+
+
+def positive_weight(config: Config, data: Any) -> float:
+    """Return the weight of rainy pixels: the config's, or dry over rainy pixels of the training set."""
+    if isinstance(config.loss, Bce) and config.loss.positive_weight == "training_set":
+        return float(data.positive_ratio)
+    return float(getattr(config.loss, "positive_weight", 1.0))
+
+
+def make_optimizer(config: Config, model: torch.nn.Module) -> torch.optim.Optimizer:
+    """Return the optimiser of a config.
+
+    AdaBelief is the reference's library with its own defaults (decoupled weight decay, rectification), but for the
+    fields of the config, which the reference ignores.
+    """
+    chosen = config.optimizer
+    if isinstance(chosen, Adabelief):
+        from adabelief_pytorch import AdaBelief as Library
+
+        made: torch.optim.Optimizer = Library(
+            model.parameters(),
+            lr=chosen.learning_rate,
+            eps=chosen.epsilon,
+            weight_decay=chosen.weight_decay,
+            weight_decouple=True,
+            rectify=True,
+            print_change_log=False,
+        )
+        return made
+    return torch.optim.AdamW(model.parameters(), chosen.learning_rate, weight_decay=chosen.weight_decay)
+
+
+def validate(learner: ForecastLearner, data: Any) -> list[dict[str, float]]:
+    """Forecast the validation set and return loss and pooled IoU at probability 0.5, in all and by year and region.
+
+    Each worker takes its share of the sequences; the counts of all are added up.
+    """
+    learner.share_buffers()
+    shards = {
+        f"{year}/{region}": n
+        for n, (year, region) in enumerate(
+            (year, region) for year in learner.config.years for region in learner.config.regions
+        )
+    }
+    device = learner.run.device
+    counts = torch.zeros(len(shards), 2, dtype=torch.float64, device=device)  # intersection, union
+    loss = torch.zeros(2, dtype=torch.float64, device=device)
+    for batch in data.validation(learner.run.rank, learner.run.world):
+        logits, events = learner.forecast(batch)
+        loss += torch.tensor([float(learner.loss(logits, events)) * len(logits), len(logits)], device=device)
+        forecast, rain, seen = logits >= 0, events == 1, events != 2
+        both = (forecast & rain & seen).sum(dim=(1, 2, 3))
+        either = ((forecast | rain) & seen).sum(dim=(1, 2, 3))
+        for sample, shard in enumerate(batch.shard):
+            counts[shards[shard]] += torch.stack([both[sample], either[sample]])
+    counts, loss = learner.run.mean(counts) * learner.run.world, learner.run.mean(loss) * learner.run.world
+    scores = {f"validation_iou/{shard}": iou(*counts[n].tolist()) for shard, n in shards.items() if counts[n, 1]}
+    mean = sum(scores.values()) / len(scores) if scores else 0.0
+    return [{"validation_loss": float(loss[0] / loss[1].clamp(min=1)), "validation_iou": mean, **scores}]
+
+
+def iou(intersection: float, union: float) -> float:
+    """Return intersection over union; 0 where there is neither rain nor forecast."""
+    return intersection / union if union else 0.0
+
+
+def group(config: Config) -> Hashable:
+    """Return a key of its own for each config: forecasters are not trained as stacks."""
+    return tuple(flatten(config).items())
+
+
+def cost(config: Config) -> float:
+    """Return seconds of one CPU core that a training takes, roughly: measured at 36 x 36 pixels; 10 s to begin with."""
+    steps = config.steps or 200_000 // config.batch
+    if isinstance(config.model, AllDry | Climatology):
+        steps = 0
+    return 10 + config.epochs * steps * config.batch * sample_cost(config)
+
+
+def sample_cost(config: Config) -> float:
+    """Return seconds of one CPU core for one sample forward and backward, roughly."""
+    from retable.tasks.weather.config import Context, Swin, UNet, Vivit
+
+    size = {"generated-24": 24, "generated-36": 36, "generated-60": 60}.get(config.data, 252)
+    area = (size / 36) ** 2
+    match config.model:
+        case UNet(filters=filters):
+            return 0.03 * (filters / 8) ** 2 * area
+        case Swin(feature_size=features):
+            return 4.0 * (features / 12) ** 2 * max(1.0, (size / 64) ** 2)
+        case Vivit(dim=dim, depth=depth):
+            return 0.05 * (dim / 64) ** 2 * depth / 8 * area
+        case Context(filters=filters):
+            return 0.02 * (filters / 16) ** 2 * area
+    return 0.005 * area

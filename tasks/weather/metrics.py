@@ -1,0 +1,325 @@
+"""Scores of rain forecasts, from small tables kept of each shard: one split of one region and year.
+
+A prediction is kept as whole steps of 1/200 of probability, so its histogram by step and event holds every score at
+every threshold. Names of shards are `split/year/region`; the mappings of one call hold one split.
+
+Arrays, with n sequences of L lead times on S x S pixels of 2 km:
+`steps` uint8 (n, L, S, S), 0 to 200; `events` uint8 (n, L, S, S), 0 dry, 1 rain, 2 masked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy.ndimage import uniform_filter
+
+from retable.tasks.weather.config import STEPS
+
+Array = npt.NDArray[Any]
+Summaries = Mapping[str, Mapping[str, Array]]
+Counts = Mapping[str, Array]
+
+MASKED = 2
+FSS_WIDTHS = (1, 3, 9, 27)
+"""Widths of the fractions skill score's neighbourhoods, pixels of 2 km."""
+MINUTES = 15
+"""From one lead time to the next."""
+BINS = 10
+"""Of the reliability diagram, equally wide."""
+
+
+def quantise(probability: Array) -> Array:
+    """Return probabilities (any shape) in whole steps of 1/200, rounded down, as uint8.
+
+    A value is at or above 0.5 exactly where its step is at or above 100; other multiples of 1/200 have no exact float.
+
+    Raises:
+        ValueError: where a value is outside [0, 1] or not a number, as after a training that diverged.
+
+    """
+    if not (probability.min(initial=0) >= 0 and probability.max(initial=0) <= 1):
+        raise ValueError("probabilities are not numbers in [0, 1]; the training has diverged")
+    steps: Array = np.floor(np.asarray(probability, np.float32) * np.float32(STEPS)).astype(np.uint8)
+    return steps
+
+
+def cut(threshold: float) -> int:
+    """Return the step from which on rain is forecast."""
+    return round(STEPS * threshold)
+
+
+def summarise(steps: Array, events: Array) -> dict[str, Array]:
+    """Return the small tables of one shard from which every score follows.
+
+    Returns:
+        `histogram` int32 (n, L, 201, 2): unmasked pixels by step and event. `fss_error` and `fss_reference` float64
+        (n, L, len(FSS_WIDTHS)): see `neighbourhoods`. `example_steps` and `example_events` uint8 (leads, S, S): the
+        sequence with the most rain, hour by hour (every fourth lead time; the last one where there are fewer).
+
+    Works sequence by sequence: at 32 x 252 x 252 it needs about 100 MB beside its arguments. Raises ValueError where
+    shapes differ or values are out of range.
+
+    """
+    if steps.shape != events.shape or steps.ndim != 4 or not steps.size:
+        raise ValueError(f"steps {steps.shape} and events {events.shape} are not two (n, L, S, S)")
+    if steps.max() > STEPS or events.max() > MASKED:
+        raise ValueError(f"steps up to {steps.max()} and events up to {events.max()}, not 200 and 2")
+    sequences, leads = steps.shape[:2]
+    histogram = np.empty((sequences, leads, STEPS + 1, 2), np.int32)
+    error, reference = np.empty((2, sequences, leads, len(FSS_WIDTHS)))
+    for sequence in range(sequences):
+        for lead in range(leads):
+            cells = 3 * steps[sequence, lead].astype(np.intp) + events[sequence, lead]
+            counts = np.bincount(cells.ravel(), minlength=3 * (STEPS + 1))
+            histogram[sequence, lead] = counts.reshape(STEPS + 1, 3)[:, :MASKED]
+        error[sequence], reference[sequence] = neighbourhoods(steps[sequence], events[sequence])
+    example = int(histogram[..., 1].sum(axis=(1, 2)).argmax())
+    hours = np.arange(3, leads, 4) if leads > 3 else np.array([leads - 1])
+    return {
+        "histogram": histogram,
+        "fss_error": error,
+        "fss_reference": reference,
+        "example_steps": steps[example, hours],
+        "example_events": events[example, hours],
+    }
+
+
+def neighbourhoods(steps: Array, events: Array) -> tuple[Array, Array]:
+    """Return the fractions skill score's two sums over pixels, for each lead time and width: (L, len(FSS_WIDTHS)).
+
+    They are sum((F - O)^2) and sum(F^2 + O^2), F and O means over a square neighbourhood of probability and event;
+    FSS = 1 - error / reference. Outside the region, and where there is no radar, both count as 0. A neighbourhood is
+    at most as wide as the region.
+
+    Source: Roberts and Lean 2008, equations 2 to 7, with the forecast's probability in place of its 0/1 field; for
+    probabilities of 0 and 1 it is their score. So no threshold is needed.
+    """
+    seen = events < MASKED
+    forecast = np.where(seen, steps, 0).astype(np.float64) / STEPS
+    observed = (events == 1).astype(np.float64)
+    error, reference = np.empty((2, len(steps), len(FSS_WIDTHS)))
+    for column, width in enumerate(FSS_WIDTHS):
+        size = (1, *(min(width, side) for side in steps.shape[1:]))
+        means = [uniform_filter(field, size, mode="constant") for field in (forecast, observed)]
+        squares = [np.einsum("lij,lij->l", mean, mean) for mean in means]
+        reference[:, column] = squares[0] + squares[1]
+        error[:, column] = reference[:, column] - 2 * np.einsum("lij,lij->l", *means)
+    return error.clip(min=0), reference
+
+
+def confusion(histogram: Array, threshold: float) -> Array:
+    """Return hits, false alarms, misses and correct negatives (tp, fp, fn, tn): int64 (..., 4).
+
+    Args:
+        histogram: pixels by step and event (..., 201, 2).
+        threshold: probability from which on rain is forecast; a multiple of 1/200.
+
+    """
+    wet = histogram[..., cut(threshold) :, :].sum(axis=-2, dtype=np.int64)
+    dry = histogram[..., : cut(threshold), :].sum(axis=-2, dtype=np.int64)
+    return np.stack([wet[..., 1], wet[..., 0], dry[..., 1], dry[..., 0]], axis=-1)
+
+
+def ratio(part: Array, whole: Array, undefined: float) -> Array:
+    """Divide, with a value of choice where the divisor is 0."""
+    return np.divide(part, whole, out=np.full(np.shape(part), undefined, np.float64), where=np.asarray(whole) > 0)
+
+
+def iou(counts: Array) -> Array:
+    """Return intersection over union, the critical success index, of tp, fp, fn (..., 3 or more): float64 (...).
+
+    0 where neither forecast nor radar has rain, as in the competition's code; others leave that undefined.
+    """
+    hits = counts[..., 0]
+    return ratio(hits, hits + counts[..., 1] + counts[..., 2], 0.0)
+
+
+def best_threshold(histograms: Sequence[Array]) -> float:
+    """Return the threshold, of 0.005, 0.010, ... 0.995, with the best IoU over all pixels of some histograms.
+
+    Args:
+        histograms: pixels by step and event, each (..., 201, 2).
+
+    The lowest of equally good ones: where there was no rain at all, that is 0.005.
+
+    """
+    pooled = sum(table.reshape(-1, STEPS + 1, 2).sum(axis=0, dtype=np.int64) for table in histograms)
+    scores = [iou(confusion(np.asarray(pooled), step / STEPS)) for step in range(1, STEPS)]
+    return (1 + int(np.argmax(scores))) / STEPS
+
+
+def sequence_counts(summaries: Summaries, thresholds: Mapping[str, float]) -> dict[str, Array]:
+    """Return tp, fp, fn of every sequence, int64 (n, 3), for each shard: what `paired_difference` compares."""
+    return {
+        shard: confusion(summary["histogram"].sum(axis=1, dtype=np.int64), thresholds[shard])[:, :3]
+        for shard, summary in summaries.items()
+    }
+
+
+def scores(summaries: Summaries, thresholds: Mapping[str, float], batch: int) -> dict[str, float]:
+    """Return all scores of one split.
+
+    Args:
+        summaries: shard -> what `summarise` returned, in the order of `iou_batched`.
+        thresholds: shard -> the probability from which on rain is forecast there.
+        batch: how many sequences `iou_batched` pools.
+
+    Returns:
+        `iou`: the leaderboard's, a plain mean over shards of the IoU of all their pixels; `iou/{year}`,
+        `iou/{year}/{region}`, and `iou/lead/{minutes}` (three digits), the mean over shards of one lead time's IoU.
+        `pod`, `far`, `precision`, `bias`: means over the shards where they are defined. `fss/{km}km`: means over
+        shards; see `neighbourhoods`. Of all pixels together: `brier`, `reliability/{bin}` (how often it rained in
+        each tenth of probability), `reliability_error` (expected calibration error), `rain_ratio/predicted` and
+        `rain_ratio/observed`. `iou_batched`; see there. `threshold`: mean over shards, and `threshold/{year}/{region}`
+        where they differ. A score that is defined nowhere is left out.
+
+    """
+    counts = {shard: confusion(summary["histogram"], thresholds[shard]) for shard, summary in summaries.items()}
+    found = overlap(counts) | contingency(counts)
+    for column, width in enumerate(FSS_WIDTHS):
+        sums = [(s["fss_error"][..., column].sum(), s["fss_reference"][..., column].sum()) for s in summaries.values()]
+        add_mean(found, f"fss/{2 * width}km", [1 - error / reference for error, reference in sums if reference > 0])
+    histogram = sum(summary["histogram"].sum(axis=(0, 1), dtype=np.int64) for summary in summaries.values())
+    found |= calibration(np.asarray(histogram))
+    found["iou_batched"] = iou_batched(counts.values(), batch)
+    add_mean(found, "threshold", [thresholds[shard] for shard in summaries])
+    if len({thresholds[shard] for shard in summaries}) > 1:
+        found |= {f"threshold/{shard.partition('/')[2]}": thresholds[shard] for shard in summaries}
+    return found
+
+
+def add_mean(found: dict[str, float], name: str, values: Sequence[float]) -> None:
+    """Add the mean of some values, if there are any."""
+    if values:
+        found[name] = float(np.mean(values))
+
+
+def overlap(counts: Counts) -> dict[str, float]:
+    """Return IoU over all, by year, by year and region and by lead time of shards' confusion (n, L, 4)."""
+    pooled = {shard: float(iou(table.sum(axis=(0, 1)))) for shard, table in counts.items()}
+    found: dict[str, float] = {}
+    add_mean(found, "iou", list(pooled.values()))
+    for year in dict.fromkeys(shard.split("/")[1] for shard in pooled):
+        add_mean(found, f"iou/{year}", [value for shard, value in pooled.items() if shard.split("/")[1] == year])
+    found |= {f"iou/{shard.partition('/')[2]}": value for shard, value in pooled.items()}
+    leads = np.mean([iou(table.sum(axis=0)) for table in counts.values()], axis=0)
+    return found | {f"iou/lead/{MINUTES * lead:03d}": float(value) for lead, value in enumerate(leads, start=1)}
+
+
+def contingency(counts: Counts) -> dict[str, float]:
+    """Return means over shards of the probability of detection, false alarm ratio, precision and frequency bias."""
+    hits, false_alarms, misses, _ = np.stack([table.sum(axis=(0, 1)) for table in counts.values()], axis=-1)
+    defined = {
+        "pod": ratio(hits, hits + misses, np.nan),
+        "far": ratio(false_alarms, hits + false_alarms, np.nan),
+        "precision": ratio(hits, hits + false_alarms, np.nan),
+        "bias": ratio(hits + false_alarms, hits + misses, np.nan),
+    }
+    found: dict[str, float] = {}
+    for name, values in defined.items():
+        add_mean(found, name, values[~np.isnan(values)].tolist())
+    forecast, rain, pixels = (hits + false_alarms).sum(), (hits + misses).sum(), sum(t.sum() for t in counts.values())
+    if pixels:
+        found |= {"rain_ratio/predicted": float(forecast / pixels), "rain_ratio/observed": float(rain / pixels)}
+    return found
+
+
+def calibration(histogram: Array) -> dict[str, float]:
+    """Return Brier score and reliability of pixels by step and event (201, 2); nothing where there are no pixels.
+
+    A step stands for its middle, at most 1, so a certain "dry" counts as 0.0025.
+    """
+    pixels = histogram.sum()
+    if not pixels:
+        return {}
+    middle = np.minimum((np.arange(STEPS + 1) + 0.5) / STEPS, 1)
+    brier = (histogram[:, 0] * middle**2 + histogram[:, 1] * (1 - middle) ** 2).sum() / pixels
+    bins = np.minimum(np.arange(STEPS + 1) * BINS // STEPS, BINS - 1)
+    number, rain, forecast = (
+        np.bincount(bins, weights, BINS)
+        for weights in (histogram.sum(axis=1), histogram[:, 1], histogram.sum(axis=1) * middle)
+    )
+    found = {f"reliability/{k}": float(rain[k] / number[k]) for k in range(BINS) if number[k]}
+    return found | {"brier": float(brier), "reliability_error": float(np.abs(forecast - rain).sum() / pixels)}
+
+
+def iou_batched(counts: Iterable[Array], batch: int) -> float:
+    """Return the mean IoU of batches of consecutive sequences, weighted by their size.
+
+    It is what the competition's code shows while validating: it depends on the batch size and mixes regions.
+
+    Args:
+        counts: confusion (n, L, 4) of each shard, one after another.
+        batch: how many sequences are pooled; the last batch may have fewer.
+
+    """
+    sequences = np.concatenate([table.sum(axis=1) for table in counts])
+    starts = np.arange(0, len(sequences), batch)
+    sizes = np.diff(starts, append=len(sequences))
+    return float(np.average(iou(np.add.reduceat(sequences, starts)), weights=sizes))
+
+
+def paired_difference(
+    a: Counts | Sequence[Counts], b: Counts | Sequence[Counts], draws: int = 2000, seed: int = 0
+) -> tuple[float, float, float]:
+    """Return by how much the headline IoU of `a` exceeds that of `b`, with a 95 % paired bootstrap interval.
+
+    Args:
+        a: `sequence_counts` of a forecast; or several, one for each training seed.
+        b: the same of another forecast of the same sequences; k-th seed beside k-th seed.
+        draws: how often to resample.
+        seed: seed of the resampling; equal seeds give equal intervals.
+
+    Returns:
+        difference, lower and upper end (2.5 % and 97.5 % percentiles).
+
+    Each draw takes sequences with replacement within each shard, the same for both forecasts and all training seeds,
+    and the training seeds with replacement. With one seed the interval says nothing of training's noise; with two or
+    three it says too little. Sequences hours apart are taken as independent.
+
+    Source: Efron and Tibshirani 1993, section 13.3 (percentile interval).
+    Raises ValueError where forecasts differ in seeds, shards or sequences.
+
+    """
+    pairs = list(zip(as_list(a), as_list(b), strict=True))
+    shards = list(pairs[0][0])
+    if any(set(side) != set(shards) for pair in pairs for side in pair):
+        raise ValueError("the forecasts are not of the same shards")
+    random = np.random.default_rng(seed)
+    difference, resampled = np.zeros(len(pairs)), np.zeros((draws, len(pairs)))
+    for shard in shards:
+        sides = np.stack([[side[shard][:, :3] for side in pair] for pair in pairs]).astype(np.float64)
+        seeds, _, sequences, _ = sides.shape
+        times = random.multinomial(sequences, np.full(sequences, 1 / sequences), size=draws).astype(np.float64)
+        drawn = np.tensordot(times, sides, axes=(1, 2))  # (draws, seeds, 2, 3)
+        difference += np.subtract(*iou(sides.sum(axis=2)).T) / len(shards)
+        resampled += np.subtract(*np.moveaxis(iou(drawn), -1, 0)) / len(shards)
+    chosen = random.multinomial(seeds, np.full(seeds, 1 / seeds), size=draws) / seeds
+    low, high = np.percentile((resampled * chosen).sum(axis=1), [2.5, 97.5])
+    return float(difference.mean()), float(low), float(high)
+
+
+def as_list(counts: Counts | Sequence[Counts]) -> Sequence[Counts]:
+    """Return one mapping as a list of one."""
+    return [counts] if isinstance(counts, Mapping) else counts
+
+
+def difference_mask(train_frequency: Array, validation_frequency: Array) -> Array:
+    """Return the factor of each pixel's probability, 1 / (1 + f_train - f_validation): float32 (S, S).
+
+    Args:
+        train_frequency: share of frames with rain in training, (S, S); not a number where there never was radar.
+        validation_frequency: the same in validation.
+
+    It makes a model less certain where it rained more in training than in validation. It may exceed 1: limit the
+    product to 1. The authors' notebook takes pixels without radar for rain; here their factor is 1. The divisor is
+    at least 1/200.
+
+    Source: section 2.1 (in words); the formula is that of the authors' notebook.
+    """
+    gap = np.nan_to_num(np.asarray(train_frequency, np.float64) - validation_frequency, nan=0.0)
+    alpha: Array = (1 / np.maximum(1 + gap, 1 / STEPS)).astype(np.float32)
+    return alpha

@@ -1,0 +1,120 @@
+"""The network of a config, as a forecaster: an hour of satellite images in, logits of rain at every lead time out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from retable.platform.errors import UserError
+from retable.tasks.weather import baselines
+from retable.tasks.weather.config import AllDry, Climatology, Config, Context, Retrieval, Swin, UNet, Vivit
+from retable.tasks.weather.context import ContextForecaster
+from retable.tasks.weather.swin import SwinForecaster
+from retable.tasks.weather.unet import UNetForecaster
+from retable.tasks.weather.vivit import VivitForecaster
+
+
+class Forecaster(nn.Module):
+    """A network in its place: it forecasts the region's 2 km grid from 12 km images six times as wide.
+
+    The reference lays the images' grid over the forecast's, though these show different places. Here the networks that
+    work on the images' grid (`UNet`, `Swin`, `Vivit`) forecast there; the central sixth is cut out and enlarged
+    bilinearly. `Context` and the baselines deal with the scales by themselves.
+
+    The network is the attribute `model`, so that state dicts have the names of the reference's checkpoints.
+    """
+
+    def __init__(self, config: Config, size: int, regions: Sequence[str]) -> None:
+        super().__init__()
+        self.temporal_shift = config.temporal_shift
+        self.crop = config.crop == "centre" and isinstance(config.model, UNet | Swin | Vivit)
+        self.by_region = isinstance(config.model, Climatology | AllDry)
+        self.model = network(config, size, regions)
+        if self.temporal_shift and isinstance(self.model, ContextForecaster):
+            nn.init.zeros_(
+                self.model.get_parameter("last.bias")[1:]
+            )  # only the first of the summed logits starts at the climate
+
+    def forward(
+        self, x: Float[Tensor, "batch 11 input row column"], region: Int[Tensor, " batch"]
+    ) -> Float[Tensor, "batch lead row column"]:
+        """Give logits of rain for normalised images; `region` is each sample's place in the list of regions."""
+        logits: Tensor = self.model(x, region) if self.by_region else self.model(x)
+        if self.crop:
+            logits = baselines.enlarge_centre(logits)
+        if self.temporal_shift:  # section 2.1: t'_0 = t_0, t'_i = t'_(i-1) + t_i
+            logits = logits.cumsum(1)
+        return logits
+
+
+def network(config: Config, size: int, regions: Sequence[str]) -> nn.Module:
+    """Make the config's network, initialised, for images of `size` x `size` pixels."""
+    model, shape = config.model, (size, config.inputs, config.forecast)
+    match model:
+        case UNet():
+            return UNetForecaster(model, *shape)
+        case Swin():
+            return SwinForecaster(model, *shape)
+        case Vivit():
+            return VivitForecaster(model, *shape)
+        case Context():
+            return ContextForecaster(model, *shape, crop=config.crop == "centre")
+        case Retrieval():
+            return baselines.RetrievalForecaster(model, *shape)
+        case Climatology():
+            return baselines.Climatology(len(regions), config.forecast, size)
+        case AllDry():
+            return baselines.AllDry(config.forecast, size)
+
+
+def build(config: Config, size: int, regions: Sequence[str]) -> Forecaster:
+    """Make the forecaster of a config, on the CPU, initialised from torch's global generator.
+
+    `size` is the width of the images in pixels, `regions` what the data set has.
+
+    Raises:
+        UserError: where the images' centre is no whole number of pixels, a network cannot take the size, or
+            `temporal_shift` is asked of a baseline, whose logits are no differences.
+
+    """
+    if size < 12 or size % 12:
+        raise UserError(f"images of {size} x {size} pixels have no central sixth; their size must be a multiple of 12")
+    if config.temporal_shift and isinstance(config.model, Retrieval | Climatology | AllDry):
+        raise UserError("temporal_shift sums what a network says of each step; with a baseline set it to false")
+    forecaster = Forecaster(config, size, regions)
+    if config.channels_last:
+        volumes = isinstance(config.model, UNet | Swin)
+        forecaster.to(memory_format=torch.channels_last_3d if volumes else torch.channels_last)
+    return forecaster
+
+
+def convert_reference(state: Mapping[str, Any], config: Config, size: int, regions: Sequence[str]) -> dict[str, Tensor]:
+    """Turn a state dict of the reference into the forecaster's.
+
+    `state` is that of the network itself, that of the reference's Lightning module (names begin with `model.`; the
+    others belong to its loss and metrics and are dropped), or a whole Lightning checkpoint.
+
+    Raises:
+        UserError: naming the first entry that is missing, unexpected or of another shape than the config's.
+
+    """
+    state = state.get("state_dict", state)
+    expected = build(config, size, regions).state_dict()
+    if expected.keys() & state.keys():
+        given = {name: value for name, value in state.items() if name.startswith("model.")}
+    else:
+        given = {f"model.{name}": value for name, value in state.items()}
+    for name, value in expected.items():
+        if name not in given:
+            raise UserError(f"the weights lack {name!r}; set the fields of `model` to what they were trained with")
+        if given[name].shape != value.shape:
+            shapes = f"{tuple(given[name].shape)}, the config's network {tuple(value.shape)}"
+            raise UserError(f"{name!r} of the weights has shape {shapes}; set the fields of `model` to match")
+    for name in given:
+        if name not in expected:
+            raise UserError(f"the weights hold {name!r}, which the config's network has not; set `model` to match")
+    return given

@@ -1,0 +1,144 @@
+"""Forecasts as netCDF, for geographic information systems and the tools of meteorologists."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import h5netcdf
+import numpy as np
+import numpy.typing as npt
+
+from retable.tasks.weather.config import STEPS
+from retable.tasks.weather.metrics import MINUTES
+
+Array = npt.NDArray[Any]
+
+PIXEL = 2000.0
+"""Width of the competition's pixels, metres."""
+NO_PLACE = "none: the competition does not publish where its regions lie; x and y count within the region"
+WGS84 = {"semi_major_axis": 6378137.0, "inverse_flattening": 298.257223563}
+ORIGIN = {
+    "lon_0": "longitude_of_projection_origin",
+    "lat_0": "latitude_of_projection_origin",
+    "x_0": "false_easting",
+    "y_0": "false_northing",
+}
+"""PROJ's parameters -> CF's attributes."""
+
+
+def export(
+    path: Path,
+    steps: Array,
+    *,
+    times: Array,
+    region: str,
+    year: int,
+    attributes: Mapping[str, str],
+    grid: Mapping[str, Any] | None = None,
+) -> None:
+    """Write one region and year's forecasts as CF-1.8 netCDF-4.
+
+    Args:
+        path: the file to write; it appears only when it is whole.
+        steps: probability of rain in steps of 1/200, uint8 (n, L, S, S); row 0 lies in the north.
+        times: when each forecast starts, UTC, datetime64 (n,): the last input image, which lead times count from.
+        region: name of the region.
+        year: the competition's year.
+        attributes: what else the file says of itself, such as `title`, `source`, `history`.
+        grid: where the region lies: `projdef` (PROJ's string), `x0` and `y0` (upper left corner of the upper left
+            pixel, metres) and `step` (a pixel's width, metres). None, or without these, or in another projection than
+            Lambert's azimuthal equal-area of WGS 84 (OPERA's): x and y are kilometres within the region.
+
+    The variable `probability` (sequence, lead_time, y, x) is packed in signed bytes, as CF-1.8 packs no unsigned ones;
+    0.5 is exact. Raises ValueError where there are not as many times as sequences.
+
+    """
+    if steps.ndim != 4 or np.shape(times) != steps.shape[:1]:
+        raise ValueError(f"steps {steps.shape} and times {np.shape(times)} are not (n, L, S, S) and (n,)")
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        with h5netcdf.File(partial, "w") as file:
+            file.dimensions = dict(zip(("sequence", "lead_time", "y", "x"), steps.shape, strict=True))
+            write_times(file, times, steps.shape[1])
+            mapping = write_place(file, grid, steps.shape[2:])
+            write_probability(file, steps, mapping)
+            file.attrs.update({**attributes, "Conventions": "CF-1.8", "region": region, "year": np.int32(year)})
+            file.attrs["georeference"] = mapping.get("grid_mapping", NO_PLACE)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_times(file: Any, times: Array, leads: int) -> None:
+    """Write when forecasts start, their lead times, and the times that they are for."""
+    since = "minutes since 1970-01-01 00:00:00"
+    start = np.asarray(times, "datetime64[m]").astype(np.int32)
+    lead = np.arange(1, leads + 1, dtype=np.int32) * MINUTES
+    variable(file, "lead_time", ("lead_time",), lead, standard_name="forecast_period", units="minutes")
+    described = {"units": since, "calendar": "standard"}
+    name = "forecast_reference_time"
+    variable(file, name, ("sequence",), start, standard_name=name, **described)
+    valid = (start[:, None] + lead).astype(np.int32)
+    variable(file, "time", ("sequence", "lead_time"), valid, standard_name="time", **described)
+
+
+def write_place(file: Any, grid: Mapping[str, Any] | None, shape: tuple[int, ...]) -> dict[str, str]:
+    """Write x, y and, where the place is known, the projection; return the attributes that point to it."""
+    rows, columns = (np.arange(side) + 0.5 for side in shape)
+    projection = equal_area(grid["projdef"]) if grid and {"projdef", "x0", "y0", "step"} <= set(grid) else None
+    if grid is None or projection is None:
+        width = float((grid or {}).get("step", PIXEL)) / 1000
+        about = "distance from the region's {} edge"
+        variable(file, "y", ("y",), width * rows[::-1], units="km", axis="Y", long_name=about.format("lower"))
+        variable(file, "x", ("x",), width * columns, units="km", axis="X", long_name=about.format("left"))
+        return {}
+    for name, centres in (("y", grid["y0"] - grid["step"] * rows), ("x", grid["x0"] + grid["step"] * columns)):
+        standard = f"projection_{name}_coordinate"
+        variable(file, name, (name,), centres, units="m", axis=name.upper(), standard_name=standard)
+    variable(file, "projection", (), np.int32(0), **projection)
+    return {"grid_mapping": "projection"}
+
+
+def equal_area(projdef: str) -> dict[str, Any] | None:
+    """Return CF's attributes of a Lambert azimuthal equal-area projection in metres; None if PROJ names another."""
+    words = dict(word.lstrip("+").split("=", 1) for word in projdef.split() if "=" in word)
+    if words.get("proj") != "laea" or "WGS84" not in (words.get("ellps"), words.get("datum")):
+        return None
+    if words.get("units", "m") != "m":
+        return None
+    origin = {name: float(words.get(key, 0)) for key, name in ORIGIN.items()}
+    return {"grid_mapping_name": "lambert_azimuthal_equal_area", **origin, **WGS84, "proj4": projdef}
+
+
+def write_probability(file: Any, steps: Array, mapping: Mapping[str, str]) -> None:
+    """Write the forecasts: compressed, a sequence's lead time in each chunk."""
+    data = file.create_variable(
+        "probability",
+        ("sequence", "lead_time", "y", "x"),
+        "i1",
+        fillvalue=np.int8(-128),
+        chunks=(1, 1, *steps.shape[2:]),
+        compression="gzip",
+        shuffle=True,
+    )
+    data.attrs.update(
+        {
+            "long_name": "probability of rain",
+            "comment": f"rounded down to a multiple of 1/{STEPS}",
+            "units": "1",
+            "scale_factor": np.float32(1 / STEPS),
+            "add_offset": np.float32(0.5),
+            "valid_range": np.array([-STEPS // 2, STEPS // 2], np.int8),
+            "coordinates": "forecast_reference_time time",
+            **mapping,
+        }
+    )
+    for sequence, forecast in enumerate(steps):
+        data[sequence] = (forecast.astype(np.int16) - STEPS // 2).astype(np.int8)
+
+
+def variable(file: Any, name: str, dimensions: tuple[str, ...], values: Any, **attributes: Any) -> None:
+    """Write a small variable with its attributes."""
+    file.create_variable(name, dimensions, data=values).attrs.update(attributes)

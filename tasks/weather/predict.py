@@ -1,0 +1,166 @@
+"""How a trained run is read: forecasts of the test sequences, their scores, and what a threshold is tuned on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from retable.platform.errors import UserError
+from retable.platform.task import Source
+from retable.tasks.weather import metrics
+from retable.tasks.weather.config import Config, View
+from retable.tasks.weather.data import sequences
+from retable.tasks.weather.frames import Frames
+from retable.tasks.weather.layout import Index, Window
+from retable.tasks.weather.model import Forecaster, build
+from retable.tasks.weather.preprocess import classify, normalise
+
+Array = npt.NDArray[Any]
+
+BATCH = 4
+"""Sequences that are forecast at once."""
+CHUNK = 256
+"""Rain fields that are read at once."""
+
+
+def reads(view: View) -> Sequence[View]:
+    """Return the views that a view is scored from: a threshold needs no forecast of its own, a tuned one validation."""
+    plain = replace(view, threshold=0.5)
+    if isinstance(view.threshold, float) or view.split == "validation":
+        return (plain,)
+    return (plain, replace(plain, split="validation"))
+
+
+def shards(config: Config, view: View, source: Source) -> Sequence[str]:
+    """Return the names `<split>/<year>/<region>` of a view's forecasts.
+
+    Raises:
+        UserError: where the data set has no sequences of that split.
+    """
+    index = Index.read(source.folder, source.info)
+    found = list(index.sequences(view.split, config.regions, config.years, config.inputs, config.forecast))
+    if not found:
+        raise UserError(f"{source.folder}: no {view.split} sequences of these regions and years; choose others")
+    return found
+
+
+def load(config: Config, weights: Mapping[str, Tensor], source: Source) -> Forecaster:
+    """Return a trained forecaster in evaluation mode, on a GPU where there is one."""
+    forecaster = build(config, int(source.info["size"]), config.regions)
+    forecaster.load_state_dict(dict(weights))
+    return forecaster.eval().to("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@torch.inference_mode()
+def forecast(model: Forecaster, images: Array, region: int, precision: str = "float32") -> Array:
+    """Return the probability of rain for normalised images (n, inputs, 11, S, S): float32 (n, leads, S, S)."""
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    x = torch.from_numpy(images).transpose(1, 2).contiguous().to(device)
+    kind = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[precision]
+    with torch.autocast(device.type, kind, enabled=precision != "float32"):
+        logits = model(x, torch.full((len(x),), region, device=device))
+    probability: Array = logits.float().sigmoid().cpu().numpy()
+    return probability
+
+
+def predict(config: Config, view: View, weights: Mapping[str, Tensor], source: Source, shard: str) -> dict[str, Array]:
+    """Forecast a shard's sequences: `probability`, uint8 (n, leads, S, S) in steps of 1/200."""
+    alpha = difference_mask(config, source, shard) if view.calibration == "difference_mask" else None
+    model = load(config, weights, source)
+    return {"probability": forecast_windows(model, config, source, sequences(source, config, shard), alpha)}
+
+
+def forecast_windows(
+    model: Forecaster, config: Config, source: Source, windows: Sequence[Window], alpha: Array | None = None
+) -> Array:
+    """Forecast windows of one region; `alpha` multiplies probabilities. Returns steps, uint8 (n, leads, S, S)."""
+    frames, region = Frames(source.folder, source.info), config.regions.index(windows[0].series.split("/")[1])
+    steps = []
+    for start in range(0, len(windows), BATCH):
+        images = [
+            normalise(frames.satellite(window.series, window.satellite, window.satellite + config.inputs))
+            for window in windows[start : start + BATCH]
+        ]
+        probability = forecast(model, np.stack(images), region, config.precision)
+        steps.append(metrics.quantise(probability if alpha is None else np.minimum(probability * alpha, 1)))
+    return np.concatenate(steps)
+
+
+def difference_mask(config: Config, source: Source, shard: str) -> Array:
+    """Return what probabilities of a shard's region and year are multiplied by, float32 (S, S) (section 2.1).
+
+    The reference counts pixels without radar as rain; they are left out here.
+    """
+    _, year, region = shard.split("/")
+    frequencies = [rain_frequency(config, source, f"{year}/{region}/{split}") for split in ("training", "validation")]
+    return metrics.difference_mask(*frequencies)
+
+
+def rain_frequency(config: Config, source: Source, series: str) -> Array:
+    """Return how often it rained at each pixel of a series, float (S, S); 0 where no radar ever looked."""
+    frames, rows = Frames(source.folder, source.info), source.info["series"].get(series, {}).get("rain") or 0
+    size = int(source.info["size"])
+    rain, seen = np.zeros((size, size)), np.zeros((size, size))
+    for start in range(0, rows, CHUNK):
+        events = classify(frames.rate(series, start, min(rows, start + CHUNK)), config.rain_threshold)
+        rain += (events == 1).sum(0)
+        seen += (events != 2).sum(0)
+    return rain / np.maximum(seen, 1)
+
+
+def events(config: Config, source: Source, shard: str) -> Array:
+    """Return what happened in a shard's sequences, uint8 (n, leads, S, S): 0 dry, 1 rain, 2 no radar."""
+    frames, found = Frames(source.folder, source.info), []
+    for window in sequences(source, config, shard):
+        first = window.rain + config.inputs
+        rate = frames.rate(window.series, first, first + config.forecast)
+        found.append(classify(rate, config.rain_threshold))
+    return np.stack(found)
+
+
+def summarise(
+    config: Config, view: View, predictions: Mapping[str, Array], source: Source, shard: str
+) -> dict[str, Array]:
+    """Return what a shard's scores at any threshold are computed from, and an example for the figure."""
+    return metrics.summarise(predictions["probability"], events(config, source, shard))
+
+
+def thresholds(view: View, summaries: Mapping[str, Mapping[str, Array]]) -> dict[str, float]:
+    """Return the threshold of each shard of the view's split; tuned ones are the best on the validation shards."""
+    own = [shard for shard in summaries if shard.startswith(f"{view.split}/")]
+    if isinstance(view.threshold, float):
+        return dict.fromkeys(own, view.threshold)
+    histograms = {
+        shard.split("/", 1)[1]: summary["histogram"]
+        for shard, summary in summaries.items()
+        if shard.startswith("validation/")
+    }
+    best = metrics.best_threshold(list(histograms.values()))
+    if view.threshold == "tuned":
+        return dict.fromkeys(own, best)
+    places = {shard: shard.split("/", 1)[1] for shard in own}
+    return {
+        shard: metrics.best_threshold([histograms[place]]) if place in histograms else best
+        for shard, place in places.items()
+    }
+
+
+def evaluate(
+    config: Config, view: View, summaries: Mapping[str, Mapping[str, Array]], source: Source
+) -> dict[str, float]:
+    """Return the scores of a view; see `metrics.scores` for their names."""
+    chosen = thresholds(view, summaries)
+    return metrics.scores({shard: summaries[shard] for shard in chosen}, chosen, config.batch)
+
+
+def view_cost(config: Config, view: View) -> float:
+    """Return seconds of one CPU core that a view's forecasts take, roughly: a third of training on as many samples."""
+    from retable.tasks.weather.learner import sample_cost
+
+    return 60 * len(config.regions) * len(config.years) * sample_cost(config) / 3

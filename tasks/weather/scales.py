@@ -1,0 +1,139 @@
+"""The sizes at which the tables are run, and what each does to rows, epochs and data."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from retable.platform.launch import describe
+from retable.platform.table import Combined, Row
+from retable.platform.task import Scale
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """A reduced setting."""
+
+    overrides: Mapping[str, object]
+    models: Mapping[str, Mapping[str, object]]
+    """Model -> what its rows change; a model that is not named is not run."""
+    seeds: Sequence[int]
+    why: str
+    """Why the rows of other models are left out."""
+    slow: str = ""
+    """Why rows in 16 bits are left out."""
+
+    def __call__(self, table: Any) -> Any:
+        """Return a table at this size. Combined rows join those members that are run, if there are two."""
+        rows = [self.row(row) if isinstance(row, Row) else row for row in table.rows]
+        present = {row.label for row in rows if isinstance(row, Row) and row.present}
+        rows = [self.combined(row, present) if isinstance(row, Combined) else row for row in rows]
+        left_out = [row.label for row in rows if not row.present]
+        reasons = ", ".join(reason for reason in (self.why, self.slow) if reason)
+        shrunk = sorted({pair for row in table.rows if isinstance(row, Row) for pair in self.epochs(row)})
+        settings = "; ".join(f"{model}: {describe(changes)}" for model, changes in self.models.items())
+        epochs = ", ".join(f"{old} -> {new}" for old, new in shrunk)
+        note = f"{table.note} Settings of this scale: {describe(self.overrides)}; {settings}. Epochs: {epochs}."
+        note += f" Not at this scale, {reasons}: {'; '.join(left_out)}." if left_out else ""
+        over = {axis: self.seeds[: len(values)] for axis, values in table.over.items()}  # seeds are the only axis
+        own = {} if table.rows else self.models["unet"]  # what `train` and `sweep` start from
+        overrides = {**table.overrides, **self.overrides, **own}
+        return dataclasses.replace(table, rows=rows, over=over, overrides=overrides, note=note)
+
+    def row(self, row: Row) -> Row:
+        """Return a row with the model, training and epochs of this size."""
+        half = (row.overrides or {}).get("precision", "float32") != "float32"
+        if model_of(row.overrides or {}) not in self.models or (half and self.slow):
+            return dataclasses.replace(row, present=False)
+        view = dict(row.view or {})
+        overrides = self.shrink(row.overrides or {})
+        if view.get("epoch"):
+            view["epoch"] = self.epoch(int(str(view["epoch"])), row.overrides or {})
+        return dataclasses.replace(row, overrides=overrides, view=view)
+
+    def shrink(self, overrides: Mapping[str, object]) -> dict[str, object]:
+        """Return overrides, and those of the run they start from, at this size."""
+        small = {**overrides, **self.models[model_of(overrides)]}
+        if "init.overrides" in small:
+            parent = dict(small["init.overrides"])  # type: ignore[call-overload]
+            small["init.overrides"] = tuple(self.shrink(parent).items())
+            small["init.checkpoint"] = self.epoch(int(str(small["init.checkpoint"])), parent)
+        return small
+
+    def epoch(self, epoch: int, overrides: Mapping[str, object]) -> int:
+        """Return the epoch of a reduced run that stands for one of the full run."""
+        full = int(str(overrides.get("epochs", 90)))
+        reduced = int(str(self.models[model_of(overrides)]["epochs"]))
+        return max(1, math.ceil(epoch * reduced / full))
+
+    def epochs(self, row: Row) -> list[tuple[str, str]]:
+        """Return what becomes of the epochs that a row names, for the note."""
+        overrides = row.overrides or {}
+        if model_of(overrides) not in self.models:
+            return []
+        full = int(str(overrides.get("epochs", 90)))
+        epoch = int(str((row.view or {}).get("epoch", full)))
+        reduced = self.models[model_of(overrides)]["epochs"]
+        return [(f"{epoch:2d} of {full}", f"{self.epoch(epoch, overrides)} of {reduced}")]
+
+    def combined(self, row: Combined, present: set[str]) -> Combined:
+        """Return a combined row of those members that are run."""
+        members = tuple(label for label in row.of if label in present)
+        return dataclasses.replace(row, of=members or row.of, present=len(members) > 1)
+
+
+def model_of(overrides: Mapping[str, object]) -> str:
+    """Return the name of the model that overrides choose."""
+    return str(overrides.get("model", "unet"))
+
+
+SIMPLE: Mapping[str, Mapping[str, object]] = {
+    "all_dry": {"epochs": 1, "batch": 2, "steps": 1},
+    "climatology": {"epochs": 1, "batch": 2, "steps": 0},
+}
+UNET = {"model.filters": 8, "model.dropout": 0.1, "optimizer.learning_rate": 1e-3, "epochs": 4}
+
+SMOKE = Reduced(
+    overrides={"data": "generated-24", "regions": ["boxi_0015", "roxi_0004"], "steps": 2, "patience": 0},
+    models={
+        **SIMPLE,
+        "unet": {"model.filters": 4, "batch": 2, "epochs": 2},
+        "swin": {"model.feature_size": 12, "epochs": 1, "batch": 1},
+        "vivit": {"model.dim": 64, "model.depth": 2, "model.heads": 2, "batch": 2, "epochs": 1},
+        "context": {"batch": 2, "model.filters": 8, "model.levels": 3, "epochs": 1},
+        "retrieval": {"model.filters": 8, "batch": 2, "epochs": 1},
+    },
+    seeds=(0,),
+    why="",
+    slow="as CPUs emulate 16 bits (eight times as slow)",
+)
+SMALL = Reduced(
+    overrides={
+        "data": "generated-36",
+        "regions": ["boxi_0015", "roxi_0004", "roxi_0007"],
+        "batch": 8,
+        "run": 4,
+        "patience": 0,
+        "steps": 100,
+    },
+    models={
+        **SIMPLE,
+        "unet": UNET,
+        "context": {"model.filters": 16, "model.levels": 4, "epochs": 4},
+        "retrieval": {"epochs": 2},
+    },
+    seeds=(0, 1, 2),
+    why="as Swin-UNETR and ViViT need a GPU",
+)
+
+SCALES = {
+    "smoke": Scale(about="minutes on two cores: every row, two steps an epoch; scores mean nothing", apply=SMOKE),
+    "small": Scale(
+        about="under an hour on two cores: U-Nets and baselines, generated data of 36 x 36 pixels, 3 seeds",
+        apply=SMALL,
+    ),
+    "paper": Scale(about="the published setting: Weather4cast 2022, 252 x 252 pixels, GPUs", apply=lambda table: table),
+}

@@ -1,0 +1,102 @@
+"""A video vision transformer with a factorised encoder (section 2.3; Arnab et al. 2021, model 2).
+
+One transformer reads each image by itself, a second one the images' class tokens, and the last class token becomes one
+small picture for each lead time, which is enlarged. Sizes that the paper does not give are the reference's: heads as
+wide as dim / heads, no bias for queries, keys and values, feed-forward layers four times as wide, a layer normalization
+after either transformer, no dropout. They give its 37,466,448 weights at dim 400 and 15,724,320 at dim 256 (252 x 252
+pixels, 4 images, 32 lead times).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from retable.platform.errors import UserError
+from retable.tasks.weather.config import Vivit
+from retable.tasks.weather.preprocess import CHANNELS
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention; `torch.nn.MultiheadAttention` cannot leave out only the bias of the inputs."""
+
+    def __init__(self, dim: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.queries_keys_values = nn.Linear(dim, 3 * dim, bias=False)
+        self.out = nn.Linear(dim, dim)
+
+    def forward(self, tokens: Float[Tensor, "batch token dim"]) -> Float[Tensor, "batch token dim"]:
+        """Let every token attend to all."""
+        parts = self.queries_keys_values(tokens).unflatten(2, (3, self.heads, -1))
+        queries, keys, values = parts.permute(2, 0, 3, 1, 4)
+        mixed: Tensor = self.out(F.scaled_dot_product_attention(queries, keys, values).transpose(1, 2).flatten(2))
+        return mixed
+
+
+class Block(nn.Module):
+    """Attention, then a feed-forward network with GELU; each is normalised before and added to its input."""
+
+    def __init__(self, dim: int, heads: int) -> None:
+        super().__init__()
+        self.attention = nn.Sequential(nn.LayerNorm(dim), Attention(dim, heads))
+        self.feed_forward = nn.Sequential(
+            nn.LayerNorm(dim), nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim)
+        )
+
+    def forward(self, tokens: Float[Tensor, "batch token dim"]) -> Float[Tensor, "batch token dim"]:
+        """Refine the tokens."""
+        tokens = tokens + self.attention(tokens)
+        refined: Tensor = tokens + self.feed_forward(tokens)
+        return refined
+
+
+def transformer(dim: int, depth: int, heads: int) -> nn.Sequential:
+    """Make `depth` blocks and the final layer normalization."""
+    return nn.Sequential(*(Block(dim, heads) for _ in range(depth)), nn.LayerNorm(dim))
+
+
+class VivitForecaster(nn.Module):
+    """Reads T satellite images of `size` x `size` pixels and gives L logits for each pixel of the same grid.
+
+    Images are brought to the next multiple of the patch by nearest neighbours, as in the reference.
+
+    Raises:
+        UserError: where `model.heads` does not divide `model.dim`.
+
+    """
+
+    def __init__(self, model: Vivit, size: int, inputs: int, forecast: int) -> None:
+        super().__init__()
+        if model.dim % model.heads:
+            raise UserError(f"model.heads {model.heads} does not divide model.dim {model.dim}; choose another")
+        dim, patches = model.dim, math.ceil(size / model.patch)
+        self.size, self.forecast, self.inner_size = size, forecast, patches * model.patch
+        self.side = math.isqrt(dim)
+        self.enlarge = "bilinear" if model.enlarge == "linear" else "nearest"
+        self.embed = nn.Conv2d(len(CHANNELS), dim, model.patch, stride=model.patch)
+        self.positions = nn.Parameter(torch.randn(1, inputs, 1 + patches**2, dim))
+        self.space_token = nn.Parameter(torch.randn(1, 1, 1, dim))
+        self.space = transformer(dim, model.depth, model.heads)
+        self.time_token = nn.Parameter(torch.randn(1, 1, dim))
+        self.time = transformer(dim, model.depth, model.heads)
+        self.head = nn.Linear(dim, forecast * dim)
+        self.refine = nn.Conv2d(forecast, forecast, 3, padding=1)
+
+    def forward(
+        self, images: Float[Tensor, "batch channel inputs row column"]
+    ) -> Float[Tensor, "batch lead row column"]:
+        """Encode each image, then their sequence, and unfold its class token."""
+        batch, _, inputs, _, _ = images.shape
+        frames = F.interpolate(images.transpose(1, 2).flatten(0, 1), (self.inner_size, self.inner_size), mode="nearest")
+        patches = self.embed(frames).flatten(2).transpose(1, 2).unflatten(0, (batch, inputs))
+        tokens = torch.cat((self.space_token.expand(batch, inputs, -1, -1), patches), 2) + self.positions
+        summaries = self.space(tokens.flatten(0, 1))[:, 0].unflatten(0, (batch, inputs))
+        summary = self.time(torch.cat((self.time_token.expand(batch, -1, -1), summaries), 1))[:, 0]
+        pictures = self.head(summary).unflatten(1, (self.forecast, self.side, self.side))
+        logits: Tensor = self.refine(F.interpolate(pictures, (self.size, self.size), mode=self.enlarge))
+        return logits

@@ -1,0 +1,237 @@
+"""The batches: against a reader that fetches every window by itself, and against themselves in every other way."""
+
+from itertools import islice
+
+import h5py
+import numpy as np
+import pyarrow as pa
+import pytest
+import ray
+import torch
+
+from retable.platform.cluster import ray_cluster
+from retable.platform.config import override
+from retable.platform.errors import UserError
+from retable.platform.storage import Storage
+from retable.platform.task import Source
+from retable.tasks.weather import data
+from retable.tasks.weather.config import Config
+from retable.tasks.weather.frames import Frames
+from retable.tasks.weather.layout import Index, Window
+from retable.tasks.weather.preprocess import HIGH, LOW, MEAN, STD
+from tests.weather.files import Layout, hdf5_path
+
+CHANGES = {
+    "regions": ["boxi_0015", "roxi_0004"],
+    "inputs": 4,
+    "forecast": 8,
+    "batch": 4,
+    "run": 5,
+    "model": "context",
+    "data": "tiny",
+}
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    root = tmp_path_factory.mktemp("layout")
+    info = Layout().write(root) | {"rain": {"2019/boxi_0015/training": 0.1, "2020/boxi_0015/training": 0.3}}
+    return Source(Storage.open(root), info)
+
+
+def config(**changes):
+    return override(Config(), CHANGES | changes)
+
+
+def memory(source):
+    frames = Frames(source.folder, source.info)
+    arrays = {}
+    for series, rows in source.info["series"].items():
+        if series.endswith(("training", "validation")):
+            arrays[f"{series}/satellite"] = frames.satellite(series, 0, rows["satellite"])
+            arrays[f"{series}/rate"] = frames.rate(series, 0, rows["rain"])
+    return arrays
+
+
+def windows(source, columns=None, **changes):
+    return data.Windows(columns, source, [config(**changes)])
+
+
+def fetched_one_by_one(source, window, inputs=4, forecast=8):
+    """Read each frame of a window on its own with h5py, and prepare it number by number."""
+    with h5py.File(source.folder.root + "/" + hdf5_path(window.series, "satellite"), locking=False) as file:
+        images = [np.array(file["REFL-BT"][window.satellite + k]) for k in range(inputs)]
+    with h5py.File(source.folder.root + "/" + hdf5_path(window.series, "rain"), locking=False) as file:
+        rates = [np.array(file["rates.crop"][window.rain + inputs - 1 + k])[0] for k in range(forecast + 1)]
+    for image in images:
+        for channel in range(11):
+            plane = image[channel]
+            plane[~np.isfinite(plane)] = 0
+            image[channel] = (np.clip(plane, LOW[channel], HIGH[channel]) - MEAN[channel]) / STD[channel]
+    events = np.zeros((forecast + 1, *rates[0].shape), np.uint8)
+    for k, rate in enumerate(rates):
+        events[k][rate >= 0.2] = 1
+        events[k][(rate == -9999000) | ~np.isfinite(rate) | (rate > 128)] = 2
+    return np.stack(images, axis=1), events
+
+
+def everything(batches):
+    return [
+        {name: getattr(batch, name).numpy() for name in ("images", "events", "now", "region")} | {"shard": batch.shard}
+        for batch in batches
+    ]
+
+
+def same(left, right):
+    assert len(left) == len(right) > 0
+    for a, b in zip(left, right, strict=True):
+        assert a["shard"] == b["shard"]
+        assert all(np.array_equal(a[name], b[name]) for name in ("images", "events", "now", "region"))
+
+
+def test_an_epoch_holds_each_window_once_and_as_a_plain_reader_reads_it(source):
+    found = windows(source, memory(source))
+    every = Index.read(source.folder, source.info).training(("boxi_0015", "roxi_0004"), (2019, 2020), 4, 8, False)
+    expected = {}
+    for window in every:
+        images, events = fetched_one_by_one(source, window)
+        expected[images.tobytes()] = (events, window)
+    seen = []
+    for batch in found.batches(0, 0, 0, 1):
+        assert batch.images.dtype == torch.float32 and batch.images.shape == (4, 11, 4, 12, 12)
+        for k in range(4):
+            events, window = expected[batch.images[k].numpy().tobytes()]
+            assert np.array_equal(batch.now[k], events[0]) and np.array_equal(batch.events[k], events[1:])
+            assert batch.shard[k] == window.series.rsplit("/", 1)[0]
+            assert found.regions[batch.region[k]] == window.series.split("/")[1]
+            seen.append(window)
+    assert len(seen) == len(set(seen)) == len(every) // 4 * 4 == found.steps * 4
+
+
+def test_the_order_changes_with_seed_and_epoch_and_with_nothing_else(source):
+    first = everything(windows(source, memory(source)).batches(1, 0, 0, 1))
+    same(first, everything(windows(source, memory(source)).batches(1, 0, 0, 1)))
+    for other in (
+        windows(source, memory(source), seed=1).batches(1, 0, 0, 1),
+        windows(source, memory(source)).batches(2, 0, 0, 1),
+    ):
+        assert not np.array_equal(first[0]["images"], next(other).images.numpy())
+
+
+def test_a_stream_without_ray_gives_the_same_batches_as_memory(source):
+    same(
+        everything(windows(source).batches(0, 0, 0, 1)),
+        everything(windows(source, memory(source)).batches(0, 0, 0, 1)),
+    )
+    same(everything(windows(source).validation()), everything(windows(source, memory(source)).validation()))
+
+
+def test_training_goes_on_at_any_step(source):
+    found = windows(source, memory(source))
+    whole = everything(found.batches(3, 0, 0, 1))
+    for start in (1, 5, found.steps - 1):
+        same(whole[start:], everything(found.batches(3, start, 0, 1)))
+
+
+def test_the_workers_shares_make_up_the_batch(source):
+    found = windows(source, memory(source))
+    whole = everything(found.batches(0, 2, 0, 1))
+    parts = [everything(found.batches(0, 2, rank, 2)) for rank in (0, 1)]
+    for step, batch in enumerate(whole):
+        joined = {name: np.concatenate([part[step][name] for part in parts]) for name in ("images", "events", "now")}
+        assert all(np.array_equal(joined[name], batch[name]) for name in joined)
+    with pytest.raises(UserError, match="batch 4 cannot be shared by 3 workers"):
+        found.batches(0, 0, 0, 3)
+
+
+def test_a_worker_reads_each_run_of_its_lanes_once(source, monkeypatch):
+    read = []
+    fetch = data.fetch
+
+    def counted(piece, **how):
+        read.append((piece["series"], piece["satellite"]))
+        return fetch(piece, **how)
+
+    monkeypatch.setattr(data, "fetch", counted)
+    found = windows(source, memory(source))
+    list(found.batches(0, 0, 0, 1))
+    runs = {(run.series, run.satellite) for run in found._runs}
+    cut = len(read) - len(set(read))
+    assert set(read) <= runs and cut <= 3  # at each border between two of the four lanes a run may be cut in two
+
+
+def test_validation_has_each_sequence_once_whatever_the_number_of_workers(source):
+    found = windows(source, memory(source))
+    alone = [name for batch in found.validation() for name in batch.shard]
+    shared = [name for rank in (0, 1) for batch in found.validation(rank, 2) for name in batch.shard]
+    assert sorted(alone) == sorted(shared) and len(alone) == 2 * 2 * 2
+
+
+def test_train_all_adds_the_validation_sequences(source):
+    plain, joined = windows(source, memory(source)), windows(source, memory(source), train_on="training_and_validation")
+    count = [sum(run.windows for run in each._runs) for each in (plain, joined)]
+    assert count[1] - count[0] == 8
+    assert {run.series.split("/")[2] for run in joined._runs} == {"training", "validation"}
+
+
+def test_runs_are_windows_that_follow_one_another():
+    found = [Window("a", k, k) for k in (0, 1, 2, 3, 7, 8)] + [Window("b", 9, 9)]
+    assert [(run.series, run.satellite, run.windows) for run in data.runs_of(found, 3)] == [
+        ("a", 0, 3),
+        ("a", 3, 1),
+        ("a", 7, 2),
+        ("b", 9, 1),
+    ]
+
+
+def test_arrays_puts_slices_together_in_order(source):
+    pieces = [
+        {"number": n, "series": "2019/boxi_0015/training", "kind": kind, "start": start, "stop": start + 10}
+        for kind in ("satellite", "rate")
+        for n, start in enumerate((0, 10, 20))
+    ]
+    tables = [data.read_slice(pa.Table.from_pylist([piece]), source.folder, source.info) for piece in pieces]
+    found = data.arrays(pa.concat_tables(tables).combine_chunks())
+    expected = memory(source)
+    for kind in ("satellite", "rate"):
+        name = f"2019/boxi_0015/training/{kind}"
+        assert np.array_equal(found[name], expected[name][:30], equal_nan=True)
+
+
+def test_batches_never_share_the_memory_of_the_data(source):
+    columns = memory(source)
+    before = {name: array.copy() for name, array in columns.items()}
+    for batch in islice(windows(source, columns).batches(0, 0, 0, 1), 3):
+        for tensor in (batch.images, batch.events, batch.now):
+            tensor.fill_(7)
+    assert all(np.array_equal(columns[name], before[name], equal_nan=True) for name in columns)
+
+
+def test_unknown_regions_and_too_long_forecasts_are_refused(source):
+    with pytest.raises(UserError, match="roxi_0009"):
+        windows(source, memory(source), regions=["roxi_0009"])
+    with pytest.raises(UserError, match="forecast"):
+        windows(source, memory(source), forecast=9)
+
+
+def test_the_weight_of_rain_is_dry_over_rainy_pixels(source):
+    assert windows(source, memory(source)).positive_ratio == pytest.approx(0.8 / 0.2)
+
+
+@pytest.mark.slow
+def test_ray_data_hands_over_the_same_batches(source):
+    expected = everything(windows(source).batches(0, 1, 1, 2)), everything(windows(source).validation())
+    with ray_cluster():
+        assert ray.is_initialized()
+        same(everything(windows(source).batches(0, 1, 1, 2)), expected[0])
+        same(everything(windows(source).validation()), expected[1])
+        stopped = windows(source).batches(0, 0, 0, 1)
+        next(stopped)
+        stopped.close()
+        folder = Storage.open(source.folder.root)
+        folder.write_json("dataset.json", dict(source.info))
+        tables = ray.get(data.read(folder).to_arrow_refs())
+        found = data.arrays(pa.concat_tables(tables).combine_chunks())
+        plain = memory(source)
+        assert found.keys() == plain.keys()
+        assert all(np.array_equal(found[name], plain[name], equal_nan=True) for name in plain)

@@ -1,0 +1,174 @@
+"""Training: losses fall, every option does what it says, one worker equals two, and an interruption changes nothing."""
+
+from datetime import timedelta
+
+import numpy as np
+import pytest
+import torch
+from torch import distributed
+
+from retable.platform.config import override
+from retable.platform.errors import UserError
+from retable.platform.run import Run
+from retable.platform.runs import RunFolder
+from retable.platform.storage import Storage
+from retable.platform.task import Source, find
+from retable.tasks.weather.config import Bce, Config
+from retable.tasks.weather.data import Windows
+from retable.tasks.weather.learner import ForecastLearner, make_optimizer, positive_weight, validate
+from tests.weather.toys import SMALL, config, make, run
+
+WAIT = 120
+PLAIN = {"model__normalization": "instance", "model__dropout": 0.0}
+MODELS = [
+    {},
+    PLAIN | {"model__attention": True, "model__activation": "rrelu"},
+    {"model": "context", "model__filters": 4, "model__levels": 2},
+    {"model": "retrieval", "model__filters": 4, "model__motion": "optical_flow"},
+    {"model": "climatology"},
+    {"model": "all_dry"},
+    {"optimizer": "adabelief", "precision": "bfloat16"},
+    {"loss": "soft_iou", "temporal_shift": True, "mask": "zero"},
+    {"loss": "dice_focal", "crop": "none"},
+]
+
+
+@pytest.fixture(scope="module")
+def storage(tmp_path_factory):
+    return make(tmp_path_factory.mktemp("weather") / "results")
+
+
+def of(changes):
+    """A config; the U-Net's own options are left out where another model is chosen."""
+    base = {k: v for k, v in SMALL.items() if not (k.startswith("model") and "model" in changes)}
+    base = {k: v for k, v in base.items() if not (k.startswith("optimizer") and "optimizer" in changes)}
+    return override(Config(), base | {name.replace("__", "."): value for name, value in changes.items()})
+
+
+def learner(storage, chosen):
+    data = Windows(None, Source.of(storage, "weather/tiny"), [chosen])
+    return ForecastLearner([chosen], data, Run()), data
+
+
+def timeless(folder):
+    return [{k: v for k, v in row.items() if k not in ("time", "seconds")} for row in folder.history()]
+
+
+@pytest.mark.parametrize("changes", MODELS, ids=str)
+def test_interrupted_equals_uninterrupted_bit_for_bit(storage, tmp_path, changes):
+    chosen = of(changes)
+    whole = run(make(tmp_path / "whole"), chosen, keep=(1, 2))
+    with pytest.raises(KeyboardInterrupt):
+        run(make(tmp_path / "stopped"), chosen, stop_at=4, checkpoint_every=2, keep=(1, 2))
+    stopped = run(Storage.open(tmp_path / "stopped"), chosen, checkpoint_every=2, keep=(1, 2))
+    assert timeless(whole) == timeless(stopped) and len(timeless(whole)) == 2
+    assert whole.result()["weights"] == stopped.result()["weights"] and len(whole.result()["weights"]) == 2
+
+
+@pytest.mark.parametrize("changes", [{}, {"model": "context", "model__filters": 8, "model__levels": 2}], ids=str)
+def test_a_batch_can_be_learned_by_heart(storage, changes):
+    taught, data = learner(storage, of({**changes, "model__dropout": 0.0} if not changes else changes))
+    batch = next(iter(data.batches(0, 0, 0, 1)))
+    losses = [float(taught.step(batch)["loss"]) for _ in range(60)]
+    assert losses[-1] < 0.8 * losses[0]
+
+
+def test_gradients_are_clipped_by_value(storage):
+    taught, data = learner(storage, of({"clip": 1e-12}))
+    taught.step(next(iter(data.batches(0, 0, 0, 1))))
+    found = torch.cat([p.grad.flatten() for p in taught.model.parameters() if p.grad is not None])
+    assert float(found.abs().max()) == pytest.approx(1e-12)
+
+
+def test_sixteen_bit_is_close_to_thirty_two(storage):
+    losses = []
+    for precision in ("float32", "bfloat16", "float16"):
+        taught, data = learner(storage, of({**PLAIN, "precision": precision}))
+        losses.append([float(taught.step(batch)["loss"]) for batch in data.batches(0, 0, 0, 1)])
+    assert losses[1] == pytest.approx(losses[0], rel=0.03) and losses[1] != losses[0]
+    assert losses[2] == pytest.approx(losses[0], rel=0.01)
+
+
+def test_adabelief_honours_its_configuration(storage):
+    taught, _ = learner(storage, of({"optimizer": "adabelief", "optimizer__learning_rate": 0.02}))
+    (group,) = make_optimizer(taught.config, taught.model).param_groups
+    assert (group["lr"], group["eps"], group["weight_decay"], group["betas"]) == (0.02, 1e-16, 0.0, (0.9, 0.999))
+
+
+def test_the_weight_of_rain_comes_from_the_config_or_the_data(storage):
+    _, data = learner(storage, of({}))
+    assert positive_weight(of({}), data) == Bce().positive_weight
+    assert positive_weight(of({"loss": "bce", "loss__positive_weight": "training_set"}), data) == pytest.approx(4.0)
+    assert positive_weight(of({"loss": "soft_iou"}), data) == 1.0
+
+
+def test_validation_is_the_pooled_iou_of_each_region_and_year(storage):
+    taught, data = learner(storage, of({}))
+    (found,) = validate(taught, data)
+    counts = {}
+    for batch in data.validation():
+        logits, events = taught.forecast(batch)
+        for k, shard in enumerate(batch.shard):
+            forecast, event = logits[k].numpy() >= 0, events[k].numpy()
+            both, either = counts.get(shard, (0, 0))
+            seen = event != 2
+            counts[shard] = (
+                both + np.sum(forecast & (event == 1)),
+                either + np.sum((forecast & seen) | (event == 1)),
+            )
+    ious = {shard: both / either for shard, (both, either) in counts.items()}
+    assert len(ious) == 4 and found["validation_iou"] == pytest.approx(np.mean(list(ious.values())))
+    assert all(found[f"validation_iou/{shard}"] == pytest.approx(value) for shard, value in ious.items())
+
+
+def test_climatology_counts_the_rain_of_an_epoch(storage):
+    taught, data = learner(storage, of({"model": "climatology"}))
+    rain, seen = np.zeros((2, 12, 12)), np.zeros((2, 12, 12))
+    for batch in data.batches(0, 0, 0, 1):
+        taught.step(batch)
+        for k, region in enumerate(batch.region.tolist()):
+            rain[region] += (batch.events[k].numpy() == 1).sum(0)
+            seen[region] += (batch.events[k].numpy() != 2).sum(0)
+    network = taught.model.model
+    assert np.allclose(network.rainy, rain) and np.allclose(network.seen, seen)
+
+
+def test_a_child_takes_its_parents_weights_and_keeps_its_own_new_ones(storage):
+    source, _ = learner(storage, of({}))
+    target, _ = learner(storage, of({"seed": 1}))
+    target.load_weights([source.model.state_dict()])
+    for name, value in source.model.state_dict().items():
+        assert torch.equal(target.model.state_dict()[name], value)
+    other, _ = learner(storage, of({"model": "context", "model__filters": 4, "model__levels": 2}))
+    with pytest.raises(UserError, match="which this model has not"):
+        other.load_weights([source.model.state_dict()])
+
+
+def worker(rank, where, changes):
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", f"file://{where}/meet", timedelta(seconds=WAIT), rank=rank, world_size=2)
+    try:
+        run(Storage.open(f"{where}/results"), config(**changes), place=Run(rank=rank, world=2))
+    finally:
+        distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("changes", [PLAIN, {"model__dropout": 0.0, "model__normalization": "batch"}], ids=str)
+def test_two_workers_learn_what_one_does(tmp_path, changes):
+    make(tmp_path / "results")
+    alone = run(make(tmp_path / "alone"), config(**changes))
+    other = torch.multiprocessing.get_context("spawn").Process(target=worker, args=(1, str(tmp_path), changes))
+    other.start()
+    try:
+        worker(0, str(tmp_path), changes)
+        other.join(timeout=WAIT)
+        assert other.exitcode == 0
+    finally:
+        other.kill()
+    shared = RunFolder.of(Storage.open(tmp_path / "results"), find("weather"), config(**changes)).history()
+    losses = [[row["loss"] for row in rows] for rows in (alone.history(), shared)]
+    scores = [[row["validation_loss"] for row in rows] for rows in (alone.history(), shared)]
+    if changes is PLAIN:
+        assert losses[0] == pytest.approx(losses[1], rel=1e-4) and scores[0] == pytest.approx(scores[1], rel=1e-4)
+    else:  # each worker normalises its own half of the batch: close, and not equal
+        assert losses[0] == pytest.approx(losses[1], rel=0.1) and losses[0] != losses[1]

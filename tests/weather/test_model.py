@@ -1,0 +1,206 @@
+"""A network in its place: geometry, temporal shift, the reference's weights."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from retable.platform.errors import UserError
+from retable.tasks.weather.config import (
+    AllDry,
+    Climatology,
+    Config,
+    Context,
+    Retrieval,
+    Swin,
+    UNet,
+    Vivit,
+)
+from retable.tasks.weather.model import build, convert_reference
+from retable.tasks.weather.unet import UNetForecaster
+
+SIZE, INPUTS, FORECAST, REGIONS = 24, 4, 8, ("boxi_0015", "roxi_0004")
+SMALL = UNet(filters=2, levels=3)
+NETWORKS = [
+    SMALL,
+    Swin(feature_size=12),
+    Vivit(dim=16, depth=1, heads=2, patch=8),
+    Context(filters=4, levels=2),
+    Retrieval(filters=4),
+    Climatology(),
+    AllDry(),
+]
+QUICK = [model for model in NETWORKS if not isinstance(model, Swin)]  # Swin pads to 32 x 64 x 64
+by_name = {"ids": lambda model: type(model).__name__}
+
+
+def config(model=SMALL, **fields):
+    return Config(model=model, inputs=INPUTS, forecast=FORECAST, **fields)
+
+
+def make(model=SMALL, seed=0, size=SIZE, **fields):
+    torch.manual_seed(seed)
+    return build(config(model, **fields), size, REGIONS).eval()
+
+
+def images(batch=2, size=SIZE):
+    return torch.randn(batch, 11, INPUTS, size, size), torch.arange(batch) % len(REGIONS)
+
+
+class Given(nn.Module):
+    """Stands in for a network: says what it was given."""
+
+    def __init__(self, logits):
+        super().__init__()
+        self.logits = logits
+
+    def forward(self, x):
+        return self.logits
+
+
+@pytest.mark.parametrize("model", QUICK, **by_name)
+@pytest.mark.parametrize("crop", ["centre", "none"])
+def test_every_network_forecasts_every_lead_time_and_pixel(model, crop):
+    x, region = images()
+    with torch.no_grad():
+        logits = make(model, crop=crop)(x, region)
+    assert logits.shape == (2, FORECAST, SIZE, SIZE)
+    assert logits.dtype == torch.float32
+    assert logits.isfinite().all()
+
+
+def enlarged(logits, size):
+    """Bilinear enlargement of the centre, pixel by pixel."""
+    first, count = 5 * size // 12, size // 6
+    small = logits[0].numpy()[:, first : first + count, first : first + count]
+    result = np.zeros((FORECAST, size, size), np.float32)
+    for row, column in itertools.product(range(size), repeat=2):
+        y, x = (min(max((place + 0.5) / 6 - 0.5, 0), count - 1) for place in (row, column))
+        for i, j in itertools.product(range(count), repeat=2):
+            result[:, row, column] += max(0, 1 - abs(y - i)) * max(0, 1 - abs(x - j)) * small[:, i, j]
+    return torch.from_numpy(result)[None]
+
+
+@pytest.mark.parametrize(("model", "size"), [(UNet(filters=1, levels=2), 12), (NETWORKS[1], 24), (NETWORKS[2], 24)])
+def test_the_centre_is_cut_out_and_enlarged(model, size):
+    forecaster = make(model, size=size)
+    logits = torch.randn(1, FORECAST, size, size)
+    forecaster.model = Given(logits)
+    torch.testing.assert_close(forecaster(*images(1, size)), enlarged(logits, size))
+
+
+@pytest.mark.parametrize("model", NETWORKS[:3], **by_name)
+def test_without_crop_the_networks_grid_is_the_forecasts(model):
+    forecaster = make(model, crop="none")
+    logits = torch.randn(2, FORECAST, SIZE, SIZE)
+    forecaster.model = Given(logits)
+    assert torch.equal(forecaster(*images()), logits)
+
+
+@pytest.mark.parametrize("model", [SMALL, Context(filters=4, levels=2)], ids=["unet", "context"])
+@pytest.mark.parametrize("crop", ["centre", "none"])
+def test_temporal_shift_sums_over_lead_time(model, crop):
+    x, region = images()
+    plain, shifted = make(model, crop=crop), make(model, crop=crop, temporal_shift=True)
+    if isinstance(model, Context):
+        nn.init.normal_(plain.model.last.weight)
+    shifted.load_state_dict(plain.state_dict())
+    with torch.no_grad():
+        raw, sums = plain(x, region), shifted(x, region)
+    expected = [raw[:, 0]]
+    for lead in range(1, FORECAST):  # t'_i = t'_(i-1) + t_i
+        expected.append(expected[-1] + raw[:, lead])
+    torch.testing.assert_close(sums, torch.stack(expected, 1))
+
+
+def test_a_context_network_starts_at_the_climate_with_temporal_shift_too():
+    probability = make(Context(filters=4, levels=2), temporal_shift=True)(*images()).sigmoid()
+    torch.testing.assert_close(probability, torch.full_like(probability, 0.08))
+
+
+@pytest.mark.parametrize("model", NETWORKS[-3:], **by_name)
+def test_temporal_shift_of_a_baseline_is_refused(model):
+    with pytest.raises(UserError, match=r"temporal_shift.*set it to false"):
+        make(model, temporal_shift=True)
+
+
+@pytest.mark.parametrize("size", [0, 6, 30, 250])
+def test_a_size_without_a_central_sixth_is_refused(size):
+    with pytest.raises(UserError, match=f"{size} x {size}.*multiple of 12"):
+        build(config(), size, REGIONS)
+
+
+@pytest.mark.parametrize("model", NETWORKS[:5], **by_name)
+def test_channels_last_changes_the_layout_only(model):
+    x, region = images()
+    plain, last = make(model), make(model, channels_last=True)
+    dims, wanted = (5, torch.channels_last_3d) if isinstance(model, UNet | Swin) else (4, torch.channels_last)
+    weights = [value for value in last.parameters() if value.dim() == dims]
+    assert weights
+    assert all(value.is_contiguous(memory_format=wanted) for value in weights)
+    if isinstance(model, Swin):
+        return
+    with torch.no_grad():
+        torch.testing.assert_close(last(x, region), plain(x, region), rtol=1e-4, atol=1e-4)
+
+
+def test_regions_are_told_apart_where_the_model_can():
+    forecaster = make(Climatology())
+    events = torch.zeros(2, FORECAST, SIZE, SIZE, dtype=torch.uint8)
+    events[1] = 1
+    forecaster.model.observe(events, torch.tensor([0, 1]))
+    x, _ = images(3)
+    logits = forecaster(x, torch.tensor([1, 0, 1]))
+    assert torch.equal(logits[0], logits[2])
+    assert (logits[0] > logits[1]).all()
+
+
+@pytest.fixture
+def reference():
+    """A state dict of the reference's network, without prefix."""
+    torch.manual_seed(7)
+    return UNetForecaster(SMALL, SIZE, INPUTS, FORECAST).state_dict()
+
+
+def wrapped(state):
+    return {f"model.{name}": value for name, value in state.items()} | {"loss_fn.pos_weight": torch.ones(1)}
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [dict, wrapped, lambda state: {"epoch": 3, "state_dict": wrapped(state), "global_step": 12}],
+    ids=["network", "lightning module", "lightning checkpoint"],
+)
+def test_the_references_weights_load(reference, wrap):
+    forecaster = make(crop="none")
+    forecaster.load_state_dict(convert_reference(wrap(reference), config(crop="none"), SIZE, REGIONS))
+    network = UNetForecaster(SMALL, SIZE, INPUTS, FORECAST).eval()
+    network.load_state_dict(reference)
+    x, region = images()
+    assert torch.equal(forecaster(x, region), network(x))
+
+
+@pytest.mark.parametrize("model", NETWORKS, **by_name)
+@pytest.mark.parametrize("prefixed", [True, False])
+def test_every_networks_names_survive(model, prefixed):
+    own = make(model).state_dict()
+    state = own if prefixed else {name.removeprefix("model."): value for name, value in own.items()}
+    converted = convert_reference(state, config(model), SIZE, REGIONS)
+    assert converted.keys() == own.keys()
+    assert all(torch.equal(converted[name], own[name]) for name in own)
+
+
+@pytest.mark.parametrize("wrap", [dict, wrapped])
+def test_weights_that_do_not_fit_are_refused_by_name(reference, wrap):
+    def convert(state):
+        return convert_reference(wrap(state), config(), SIZE, REGIONS)
+
+    missing = {name: value for name, value in reference.items() if name != "up_convs.1.norm2.bias"}
+    with pytest.raises(UserError, match=r"lack 'model\.up_convs\.1\.norm2\.bias'"):
+        convert(missing)
+    with pytest.raises(UserError, match=r"hold 'model\.down_convs\.3\.conv1\.weight'"):
+        convert(reference | {"down_convs.3.conv1.weight": torch.ones(1)})
+    with pytest.raises(UserError, match=r"'model\.reduce_channels\.weight'.*\(3, 8, 1, 1, 1\).*\(8, 8, 1, 1, 1\)"):
+        convert(reference | {"reduce_channels.weight": torch.ones(3, 8, 1, 1, 1)})

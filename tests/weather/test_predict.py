@@ -1,0 +1,165 @@
+"""Reading a run: one forecast serves many views, thresholds come from validation, scores are those of plain loops."""
+
+from importlib import import_module
+
+import numpy as np
+import pytest
+import torch
+
+from retable.platform.config import override
+from retable.platform.errors import UserError
+from retable.platform.stages import score_weights
+from retable.platform.task import Source, find
+from retable.tasks.weather.config import View
+from retable.tasks.weather.data import sequences
+from retable.tasks.weather.frames import Frames
+from retable.tasks.weather.model import build
+from retable.tasks.weather.preprocess import classify, normalise
+from tests.weather.toys import config, make
+
+predict = import_module("retable.tasks.weather.predict")  # the package has a function of that name
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    return Source.of(make(tmp_path_factory.mktemp("weather") / "results"), "weather/tiny")
+
+
+@pytest.fixture(scope="module")
+def weights():
+    torch.manual_seed(3)
+    model = build(config(), 12, config().regions)
+    return {name: value.detach() for name, value in model.state_dict().items()}
+
+
+def view(**changes):
+    return override(View(epoch=1), changes)
+
+
+def truth(source, shard):
+    frames = Frames(source.folder, source.info)
+    return np.stack(
+        [
+            classify(frames.rate(window.series, window.rain + 4, window.rain + 12), 0.2)
+            for window in sequences(source, config(), shard)
+        ]
+    )
+
+
+def plain_forecasts(source, weights, shard):
+    """Forecast each sequence alone."""
+    model = build(config(), 12, config().regions)
+    model.load_state_dict(weights)
+    model.eval()
+    frames, found = Frames(source.folder, source.info), []
+    for window in sequences(source, config(), shard):
+        images = normalise(frames.satellite(window.series, window.satellite, window.satellite + 4))
+        x = torch.from_numpy(images.transpose(1, 0, 2, 3)[None].copy())
+        region = torch.tensor([config().regions.index(shard.split("/")[2])])
+        with torch.no_grad():
+            found.append(model(x, region)[0].sigmoid().numpy())
+    return np.stack(found)
+
+
+def test_shards_are_the_regions_and_years_of_the_split(source):
+    found = predict.shards(config(), view(split="heldout"), source)
+    assert sorted(found) == [f"heldout/{y}/{r}" for y in (2019, 2020) for r in ("boxi_0015", "roxi_0004")]
+
+
+def test_a_forecast_is_the_models_probability_rounded_down(source, weights):
+    shard = "test/2020/roxi_0004"
+    steps = predict.predict(config(), view(), weights, source, shard)["probability"]
+    expected = plain_forecasts(source, weights, shard)
+    assert steps.dtype == np.uint8 and steps.shape == expected.shape
+    assert np.abs(steps / 200 + 0.0025 - expected).max() <= 0.0026
+
+
+def test_scores_are_those_of_a_plain_loop(source, weights):
+    chosen = view(threshold=0.5, split="test")
+    found = score_weights(find("weather"), config(), chosen, weights, source)
+    ious = {}
+    for shard in predict.shards(config(), chosen, source):
+        forecast, events = plain_forecasts(source, weights, shard) >= 0.5, truth(source, shard)
+        seen = events != 2
+        both, either = (forecast & (events == 1)).sum(), ((forecast & seen) | (events == 1)).sum()
+        ious[shard.removeprefix("test/")] = both / either
+    assert found["iou"] == pytest.approx(np.mean(list(ious.values())), abs=1e-3)
+    for place, value in ious.items():
+        assert found[f"iou/{place}"] == pytest.approx(value, abs=2e-3)
+
+
+def test_views_that_differ_in_a_threshold_share_a_forecast():
+    for threshold in (0.2, 0.65):
+        assert predict.reads(view(threshold=threshold)) == (view(),)
+    assert predict.reads(view(threshold="tuned")) == (view(), view(split="validation"))
+    assert predict.reads(view(threshold="tuned", split="validation")) == (view(split="validation"),)
+    assert predict.reads(view(split="heldout", calibration="difference_mask"))[0].calibration == "difference_mask"
+
+
+def test_a_tuned_threshold_is_the_best_on_validation_and_looks_at_nothing_else(source, weights):
+    task, chosen = find("weather"), config()
+    score = score_weights(task, chosen, view(threshold="tuned"), weights, source)
+    on_validation = {
+        k: score_weights(task, chosen, view(threshold=k / 200, split="validation"), weights, source)
+        for k in range(60, 150, 5)
+    }
+    pooled = {k: pooled_iou(source, weights, k) for k in on_validation}
+    best = score["threshold"]
+    assert pooled_iou(source, weights, round(best * 200)) >= max(pooled.values())
+    same = score_weights(task, chosen, view(threshold=best), weights, source)
+    assert same["iou"] == score["iou"]
+
+
+def pooled_iou(source, weights, step):
+    both = either = 0
+    for shard in predict.shards(config(), view(split="validation"), source):
+        steps = predict.predict(config(), view(split="validation"), weights, source, shard)["probability"]
+        events = truth(source, shard)
+        forecast, seen = steps >= step, events != 2
+        both += (forecast & (events == 1)).sum()
+        either += ((forecast & seen) | (events == 1)).sum()
+    return both / either
+
+
+def test_each_region_may_have_its_own_threshold(source, weights):
+    summaries = {}
+    for each in predict.reads(view(threshold="tuned_per_region")):
+        for shard in predict.shards(config(), each, source):
+            forecast = predict.predict(config(), each, weights, source, shard)
+            summaries[shard] = predict.summarise(config(), each, forecast, source, shard)
+    own = predict.thresholds(view(threshold="tuned_per_region"), summaries)
+    assert set(own) == set(predict.shards(config(), view(), source)) and len(set(own.values())) > 1
+    for shard, threshold in own.items():
+        histogram = summaries[shard.replace("test", "validation")]["histogram"].sum((0, 1))
+        hits = histogram[::-1, 1].cumsum()[::-1]
+        alarms = histogram[::-1, 0].cumsum()[::-1]
+        ious = hits / (alarms + histogram[:, 1].sum())
+        assert ious[round(threshold * 200)] == ious[1:200].max()
+
+
+def test_the_difference_mask_lowers_what_training_had_more_of(source, weights):
+    shard = "test/2019/boxi_0015"
+    frames = Frames(source.folder, source.info)
+    frequency = []
+    for split in ("training", "validation"):
+        series = f"2019/boxi_0015/{split}"
+        events = classify(frames.rate(series, 0, source.info["series"][series]["rain"]), 0.2)
+        frequency.append((events == 1).sum(0) / np.maximum((events != 2).sum(0), 1))
+    alpha = 1 / (1 + frequency[0] - frequency[1])
+    expected = np.minimum(plain_forecasts(source, weights, shard) * alpha, 1)
+    steps = predict.predict(config(), view(calibration="difference_mask"), weights, source, shard)["probability"]
+    assert np.abs(steps / 200 + 0.0025 - expected).max() <= 0.0027
+    assert (alpha < 1).any() and (alpha > 1).any()
+
+
+def test_an_unknown_shard_or_empty_split_is_named(source, weights):
+    with pytest.raises(UserError, match="no test/2020/roxi_0009"):
+        predict.predict(config(), view(), weights, source, "test/2020/roxi_0009")
+    with pytest.raises(UserError, match="2021"):
+        predict.shards(config(years=[2021]), view(), source)
+
+
+@pytest.mark.parametrize("threshold", [0.0, 1.0, 0.5012, "best"])
+def test_thresholds_outside_the_steps_are_refused(threshold):
+    with pytest.raises(UserError, match="threshold"):
+        override(View(), {"threshold": threshold})

@@ -1,0 +1,171 @@
+"""The tables against the paper's, and what each scale makes of them."""
+
+import csv
+
+import numpy as np
+import pytest
+
+from retable.platform import api
+from retable.platform.config import fingerprint, flatten, parent
+from retable.platform.table import Combined, Need, Replicate, Results, Row
+from retable.tasks.weather import claims, figures
+from retable.tasks.weather.config import Config, View
+from retable.tasks.weather.scales import SCALES
+from retable.tasks.weather.tables import SUBMISSIONS, TABLE1, TABLE2
+
+
+def published(table):
+    return [tuple(row.published[header] for header in ("Total", "2019", "2020")) for row in table.rows if row.published]
+
+
+@pytest.mark.parametrize(("table", "name"), [(TABLE1, "weather_table1"), (TABLE2, "weather_table2")])
+def test_published_values_are_the_papers(shared, table, name):
+    with open(shared / f"papers/tables/{name}.csv") as file:
+        lines = [tuple(float(line[column]) for column in ("total", "2019", "2020")) for line in csv.DictReader(file)]
+    assert sorted(published(table)) == sorted(lines)
+
+
+def test_the_papers_eighteen_rows_need_thirteen_trainings(tmp_path):
+    plan = api.plan("weather/table1", scale="paper", storage=str(tmp_path))
+    labels = {row.label for row in SUBMISSIONS}
+    table = plan.needs["weather/table1"]
+    needs = [need for label in labels for need in table[label] if need.axes["seed"] == 0]
+    assert len({need.label for need in needs}) == 17
+    assert len({fingerprint("weather", 1, need.config) for need in needs}) == 13
+    thresholds = [need for need in needs if "threshold" in need.label]
+    assert {need.view.threshold for need in thresholds} == {0.2, 0.65}
+
+
+def test_paper_rows_have_the_papers_faults_and_ours_have_not(tmp_path):
+    plan = api.plan("weather/table1", scale="paper", storage=str(tmp_path))
+    for label, needs in plan.needs["weather/table1"].items():
+        ours = label not in {row.label for row in SUBMISSIONS}
+        for need in needs:
+            if "put right" in label or label == "context network":
+                assert (need.config.crop, need.config.mask) == ("centre", "exclude")
+            if not ours:
+                assert (need.config.crop, need.config.mask) == ("none", "zero")
+            if label.startswith("SWIN"):
+                assert (need.config.model.resize, need.config.model.merging) == ("nearest", "merging")
+
+
+def test_channel_conv_starts_from_the_swin_of_the_table(tmp_path):
+    for scale in SCALES:
+        plan = api.plan("weather/table1", scale=scale, storage=str(tmp_path))
+        needs = plan.needs["weather/table1"]
+        for child in needs.get("SWIN-UNETR bce, channel conv. Epoch 1", []):
+            (swin,) = [n for n in needs["SWIN-UNETR bce. Epoch 3"] if n.config.seed == child.config.seed]
+            assert parent(child.config) == swin.config
+            assert child.config.init.checkpoint == swin.view.epoch
+
+
+def test_smoke_runs_every_row_and_small_says_why_not():
+    for table in (TABLE1, TABLE2):
+        assert all(row.present for row in SCALES["smoke"].apply(table).rows)
+    small = SCALES["small"].apply(TABLE1)
+    missing = [row.label for row in small.rows if not row.present]
+    assert missing and all(label.startswith(("SWIN", "VIVIT")) for label in missing)
+    assert "need a GPU" in small.note and missing[0] in small.note
+
+
+def test_epochs_shrink_in_order_and_the_note_says_so():
+    small = SCALES["small"].apply(TABLE1)
+    epochs = {row.label: (row.view or {}).get("epoch") for row in small.rows if isinstance(row, Row)}
+    early, late = epochs["BASELINE bce, train all. Epoch 24"], epochs["BASELINE bce, train all. Epoch 53"]
+    assert 0 < early < late == 4 and "54 of 54 -> 4 of 4" in small.note
+
+
+def test_combined_rows_join_what_is_run():
+    small = SCALES["small"].apply(TABLE2)
+    present = {row.label for row in small.rows if isinstance(row, Row) and row.present}
+    for row in small.rows:
+        if isinstance(row, Combined) and row.present:
+            assert set(row.of) <= present and len(row.of) > 1
+    assert not any(row.present for row in small.rows if row.label == "majority vote")
+
+
+def test_no_row_that_trained_on_validation_is_chosen_by_it():
+    for table in (TABLE1, TABLE2):
+        rows = {row.label: row for row in table.rows if isinstance(row, Row)}
+        for row in table.rows:
+            if isinstance(row, Combined) and row.combine.__name__ == "best_by_validation":
+                for label in row.of:
+                    assert (rows[label].overrides or {}).get("train_on") != "training_and_validation"
+
+
+def test_a_reduced_config_keeps_every_choice_of_its_row():
+    for scale in ("smoke", "small"):
+        table = SCALES[scale].apply(TABLE1)
+        for full, reduced in zip(TABLE1.rows, table.rows, strict=True):
+            if isinstance(full, Row) and reduced.present:
+                kept = ("crop", "mask", "loss", "train_on", "model", "precision", "model.variant", "model.upsampling")
+                assert {k: v for k, v in full.overrides.items() if k in kept}.items() <= reduced.overrides.items()
+
+
+def replicate(label, seed, hits, summaries=None):
+    """A run whose two sequences in each of two shards have so many hits of 100 rainy pixels, and no false alarms."""
+    histogram = np.zeros((2, 1, 201, 2), np.int32)
+    histogram[:, 0, 200, 1], histogram[:, 0, 0, 1] = hits, 100 - np.asarray(hits)
+    found = {f"test/{year}/roxi_0004": {"histogram": histogram} for year in (2019, 2020)}
+    need = Need(label, {"seed": seed}, Config(seed=seed), View(epoch=1))
+    return Replicate(need, "f", {}, (), lambda: summaries or found)
+
+
+def results(**rows):
+    return Results(
+        {label: [replicate(label, seed, hits) for seed, hits in enumerate(seeds)] for label, seeds in rows.items()}
+    )
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "status"),
+    [
+        ([[80, 82], [81, 83], [80, 80]], [[50, 52], [49, 51], [50, 50]], "holds"),
+        ([[50, 52], [49, 51], [50, 50]], [[80, 82], [81, 83], [80, 80]], "does not hold"),
+        ([[50, 80], [80, 50], [60, 61]], [[51, 79], [79, 52], [61, 60]], "not separable"),
+        ([[80, 82]], [[50, 52]], "not tested at this scale"),
+    ],
+)
+def test_a_claim_rests_on_the_interval(a, b, status):
+    verdict = claims.beats(results(a=a, b=b), "a", "b")
+    assert verdict.status == status and ("IoU" in verdict.because or "seed" in verdict.because)
+
+
+def test_equal_means_within_a_hundredth():
+    near = [[80, 82], [81, 83], [80, 80]]
+    assert claims.equals(results(a=near, b=near), "a", "b").status == "holds"
+    far = [[50, 52], [49, 51], [50, 50]]
+    assert claims.equals(results(a=near, b=far), "a", "b").status == "does not hold"
+
+
+def test_a_sentence_holds_if_every_part_does():
+    data = results(a=[[80, 82]] * 3, b=[[50, 52]] * 3, c=[[90, 92]] * 3)
+    assert claims.every("a", "b")(data).status == "holds"
+    assert claims.every("a", "b", "c")(data).status == "does not hold"
+    assert claims.every("a", "missing")(data).status == "not tested at this scale"
+
+
+def test_every_claim_names_rows_of_its_table():
+    for table in (TABLE1, TABLE2):
+        empty = Results({row.label: [] for row in table.rows})
+        assert all(claim.check(empty).status == "not tested at this scale" for claim in table.claims)
+
+
+def test_figure_shows_radar_and_forecasts_with_their_rain_ratios():
+    events = np.zeros((2, 12, 12), np.uint8)
+    events[0, :6] = 1
+    events[1, 0, 0] = 2
+    steps = np.where(np.arange(12) < 3, 120, 20).astype(np.uint8) * np.ones((2, 12, 12), np.uint8)
+    summary = {"test/2020/roxi_0004": {"example_events": events, "example_steps": steps}}
+    rows = {"swin": [replicate("swin", 0, [1, 1], summary)]}
+    drawing = figures.draw_forecasts(Results(rows))
+    titles = [axis.get_title() for axis in drawing.axes]
+    assert titles == ["1 h, 50.0%", "2 h, 0.0%", "1 h, 25.0%", "2 h, 25.0%"]
+    empty = figures.draw_forecasts(Results({"swin": []}))
+    assert "2020/roxi_0004" in empty.texts[0].get_text()
+
+
+def test_fields_of_every_row_are_known(tmp_path):
+    for scale in SCALES:
+        plan = api.plan("weather", scale=scale, storage=str(tmp_path))
+        assert all(flatten(training.config) for training in plan.trainings.values())

@@ -1,0 +1,61 @@
+"""A tiny data set and runs on it through the platform's loop."""
+
+from pathlib import Path
+
+from retable.platform.config import override
+from retable.platform.loop import train
+from retable.platform.run import Run
+from retable.platform.runs import RunFolder
+from retable.platform.storage import Storage
+from retable.platform.task import Source, find
+from retable.tasks.weather.config import Config
+from tests.weather.files import Layout
+
+SMALL = {
+    "data": "tiny",
+    "regions": ["boxi_0015", "roxi_0004"],
+    "inputs": 4,
+    "forecast": 8,
+    "batch": 4,
+    "run": 5,
+    "epochs": 2,
+    "steps": 3,
+    "model": "unet",
+    "model.filters": 2,
+    "model.levels": 3,
+    "optimizer.learning_rate": 1e-3,
+}
+
+
+def config(**changes):
+    return override(Config(), SMALL | {name.replace("__", "."): value for name, value in changes.items()})
+
+
+def make(where):
+    """Write the tiny layout as a data set of a storage."""
+    storage = Storage.open(where)
+    folder = storage / "data/weather/tiny"
+    info = Layout().write(Path(folder.root))
+    rain = {name: 0.2 for name in info["series"] if name.endswith("training")}
+    said = {"name": "tiny", "source": "generated", "bytes": 1e6, "digest": "tiny", "rain": rain}
+    folder.write_json("dataset.json", {**info, **said})
+    return storage
+
+
+def run(storage, chosen, place=None, stop_at=None, checkpoint_every=0, keep=()):
+    """Train to the end, or until an interruption before step `stop_at` of the call."""
+    task = find("weather")
+    folder = RunFolder.of(storage, task, chosen)
+    data = task.dataset.open(None, Source.of(storage, "weather/tiny"), [chosen])
+    steps = iter(range(10_000))
+    batches = data.batches
+
+    def interrupted(*where):
+        for batch in batches(*where):
+            if next(steps) == stop_at:
+                raise KeyboardInterrupt
+            yield batch
+
+    data.batches = interrupted
+    train(task, [chosen], data, [folder], "tiny", place or Run(), [keep], checkpoint_every)
+    return folder
