@@ -108,7 +108,10 @@ def vote_beats_members(results: Results, vote: str, members: Sequence[str]) -> V
 BASELINE, SWIN = "BASELINE bce. Epoch 23", "SWIN-UNETR bce. Epoch 3"
 IMPROVED = "BASELINE bce, improved, train all. Epoch 15"
 CONTEXT = "context network"
-LADDER = ("all dry", "climatology", "persistence of a retrieval", CONTEXT)
+TUNED = "context network, tuned threshold"
+FLOW = "retrieval moved by optical flow"
+LADDER = ("all dry", "climatology", "persistence of a retrieval", TUNED)
+"""Each but the first at the threshold that is best on validation."""
 
 
 def claim(text: str, check: Any, ours: bool = False) -> Claim:
@@ -157,12 +160,13 @@ TABLE1 = [
     ),
     claim(
         "Moving the retrieval with the clouds beats leaving it in place.",
-        every("retrieval moved by optical flow", "persistence of a retrieval"),
+        every(FLOW, "persistence of a retrieval"),
         ours=True,
     ),
+    claim("The context network beats the retrieval moved by optical flow.", every(TUNED, FLOW), ours=True),
     claim(
         "The context network beats the same network without the crop.",
-        every(CONTEXT, f"{CONTEXT} without the crop"),
+        every(TUNED, "context network without the crop, tuned threshold"),
         ours=True,
     ),
     claim(

@@ -94,17 +94,18 @@ SIMPLE: Mapping[str, Mapping[str, object]] = {
     "all_dry": {"epochs": 1, "batch": 2, "steps": 1},
     "climatology": {"epochs": 1, "batch": 2, "steps": 0},
 }
-UNET = {"model.filters": 8, "model.dropout": 0.1, "optimizer.learning_rate": 1e-3, "epochs": 4}
+BRIEF = {"batch": 2, "steps": 2}
+SHORT = {"batch": 8, "steps": 100}
 
 SMOKE = Reduced(
-    overrides={"data": "generated-24", "regions": ["boxi_0015", "roxi_0004"], "steps": 2, "patience": 0},
+    overrides={"data": "generated-24", "regions": ["boxi_0015", "roxi_0004"], "patience": 0},
     models={
         **SIMPLE,
-        "unet": {"model.filters": 4, "batch": 2, "epochs": 2},
-        "swin": {"model.feature_size": 12, "epochs": 1, "batch": 1},
-        "vivit": {"model.dim": 64, "model.depth": 2, "model.heads": 2, "batch": 2, "epochs": 1},
-        "context": {"batch": 2, "model.filters": 8, "model.levels": 3, "epochs": 1},
-        "retrieval": {"model.filters": 8, "batch": 2, "epochs": 1},
+        "unet": {**BRIEF, "model.filters": 4, "epochs": 2},
+        "swin": {**BRIEF, "batch": 1, "model.feature_size": 12, "epochs": 1},
+        "vivit": {**BRIEF, "model.dim": 64, "model.depth": 2, "model.heads": 2, "epochs": 1},
+        "context": {**BRIEF, "model.filters": 8, "model.levels": 3, "epochs": 1},
+        "retrieval": {**BRIEF, "model.filters": 8, "epochs": 1},
     },
     seeds=(0,),
     why="",
@@ -114,16 +115,14 @@ SMALL = Reduced(
     overrides={
         "data": "generated-36",
         "regions": ["boxi_0015", "roxi_0004", "roxi_0007"],
-        "batch": 8,
         "run": 4,
         "patience": 0,
-        "steps": 100,
     },
     models={
         **SIMPLE,
-        "unet": UNET,
-        "context": {"model.filters": 16, "model.levels": 4, "epochs": 4},
-        "retrieval": {"epochs": 2},
+        "unet": {**SHORT, "model.filters": 8, "model.dropout": 0.1, "optimizer.learning_rate": 1e-3, "epochs": 4},
+        "context": {**SHORT, "model.filters": 16, "model.levels": 4, "epochs": 10},
+        "retrieval": {**SHORT, "optimizer.learning_rate": 3e-3, "epochs": 2},
     },
     seeds=(0, 1, 2),
     why="as Swin-UNETR and ViViT need a GPU",

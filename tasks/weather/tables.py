@@ -95,6 +95,7 @@ OURS = [
     row("BASELINE bce, crop and mask put right", {**OFFICIAL, **RIGHT}, None),
     row("BASELINE bce, improved, crop and mask put right", {**UNET, **IMPROVED, **RIGHT, "epochs": 16}, None),
     row("context network without the crop", {**CONTEXT, "crop": "none"}, None),
+    row("context network without the crop, tuned threshold", {**CONTEXT, "crop": "none"}, None, threshold="tuned"),
     row("context network", CONTEXT, None),
     row("context network, tuned threshold", CONTEXT, None, threshold="tuned"),
     row("context network, tuned per region and year", CONTEXT, None, threshold="tuned_per_region"),
