@@ -13,7 +13,7 @@ $(READY): requirements.lock pyproject.toml
 	touch $(READY)
 
 reproduce: $(READY)
-	$(BIN)/retable reproduce rl --scale smoke
+	$(BIN)/retable reproduce --scale smoke
 
 lint: $(READY)
 	$(BIN)/ruff check .
