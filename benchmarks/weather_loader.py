@@ -1,9 +1,8 @@
 """Samples a second of the weather loader, against an h5py reader that fetches each of a window's frames on its own.
 
 Both prepare frames with the same functions and give the same samples. The files are in the competition's layout,
-uncompressed, a chunk a frame, in the page cache; at 60 pixels they are generated, at 252 random numbers. The
-reference reads 4 images and 33 rain fields a window; ours reads a run of 16 windows in one slice and prepares each frame
-once.
+uncompressed, a chunk a frame, in the page cache; at 60 pixels they are generated, at 252 random numbers. The reference
+reads 4 images and 33 rain fields a window; ours reads a run of 16 windows in one slice, and prepares each frame once.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ predictions of that shard from storage; a machine that is lost costs the shard i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ from retable.platform.board import Board
 from retable.platform.cluster import cluster_resources
 from retable.platform.launch import describe, one_line
 from retable.platform.plan import Combining, Plan, Scoring
-from retable.platform.runs import read_arrays, write_arrays
+from retable.platform.runs import read_arrays, sha256, write_arrays
 from retable.platform.stages import weights_digest
 from retable.platform.storage import Storage
 from retable.platform.task import Source, find
@@ -50,13 +51,17 @@ class Piece:
     members: tuple[StoredMember, ...]
     place: Storage
 
+    @property
+    def done(self) -> bool:
+        """Whether the shard was joined before."""
+        return self.place.exists(f"{self.shard}/summary.npz")
+
     def run(self) -> str | None:
         """Join the members and keep what comes out, with its summary; return why it failed, or None."""
         task = find(self.task)
         try:
             joined = self.combine(self.shard, self.members)
             source = Source.of(self.storage, self.where)
-            write_arrays(self.place, f"{self.shard}/predictions.npz", joined)
             summary = task.summarise(self.config, self.read, joined, source, self.shard)
             write_arrays(self.place, f"{self.shard}/summary.npz", summary)
         except Exception as error:
@@ -73,27 +78,45 @@ class Combiner:
 
 
 def combine_all(plan: Plan) -> dict[str, str]:
-    """Join predictions for every combined row that lacks its scores; return the failures, row -> line."""
+    """Join predictions for every combined row that lacks its scores; return the failures, row -> line.
+
+    A row is scored as soon as its last shard is there; shards of an interrupted call are used.
+    """
     todo = [combining for combining in plan.uncombined if len(combining.inputs()) == len(combining.members)]
-    pieces: list[Piece] = []
+    rows = {place_of(combining, plan.storage).root: combining for combining in todo}
+    pieces: dict[str, list[Piece]] = {}
     failures: dict[str, str] = {}
     with Board("combinations", len(todo)).show() as board:
-        for combining in todo:
-            place = plan.storage / combining.place
+        for root, combining in rows.items():
             try:
-                place.remove("scores.json")  # of other members: it no longer belongs to the shards
-                pieces += pieces_of(combining, plan.storage)
+                pieces[root] = [piece for piece in pieces_of(combining, plan.storage) if not piece.done]
             except Exception as error:
-                failures[place.root] = one_line(error)
-        failures |= run_actors(pieces)
-        for combining in todo:
-            name = name_of_combining(combining)
-            failure = failures.get((plan.storage / combining.place).root) or score(combining, plan.storage)
+                pieces[root], failures[root] = [], one_line(error)
+            if not pieces[root]:
+                close(board, combining, plan.storage, failures.get(root))
+        for piece, failure in run_actors([piece for row in pieces.values() for piece in row]):
+            root = piece.place.root
+            pieces[root].remove(piece)
             if failure:
-                board.fail(name, failure)
-            else:
-                board.done(name)
+                failures[root] = failure
+            if not pieces[root]:
+                close(board, rows[root], plan.storage, failures.get(root))
         return board.failures
+
+
+def close(board: Board, combining: Combining, storage: Storage, failure: str | None) -> None:
+    """Score a row whose shards are there, and show what became of it."""
+    name = name_of_combining(combining)
+    failure = failure or score(combining, storage)
+    if failure:
+        board.fail(name, failure)
+    else:
+        board.done(name)
+
+
+def place_of(combining: Combining, storage: Storage) -> Storage:
+    """Return the folder of a combination's shards: theirs alone who were joined from exactly these inputs."""
+    return storage / f"{combining.place}/{sha256(json.dumps(combining.inputs()).encode())[:16]}"
 
 
 def name_of_combining(combining: Combining) -> str:
@@ -122,7 +145,7 @@ def pieces_of(combining: Combining, storage: Storage) -> list[Piece]:
                     combining.row.of, combining.members, metrics, places, strict=True
                 )
             )
-            place = storage / combining.place
+            place = place_of(combining, storage)
             found.append(
                 Piece(task.name, first.config, read, where, storage, combining.row.combine, shard, stored, place)
             )
@@ -142,30 +165,34 @@ def member_metrics(member: Scoring) -> dict[str, float]:
     return {**log, **scores["metrics"]}
 
 
-def run_actors(pieces: Sequence[Piece]) -> dict[str, str]:
-    """Give pieces to actors, as many as there are CPUs, one at a time each; return the failures by the row's folder."""
+def run_actors(pieces: Sequence[Piece]) -> Iterator[tuple[Piece, str | None]]:
+    """Give pieces to actors, as many as there are CPUs, one at a time each; yield each piece, and why it failed."""
     import ray
 
     actor_class = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=3)(Combiner)
-    waiting, failures = list(reversed(pieces)), {}
-    idle: list[Any] = []
+    waiting, idle = list(reversed(pieces)), []
     running: dict[Any, tuple[Any, Piece]] = {}
     room = max(1, int(cluster_resources().get("CPU", 1)))
-    while waiting or running:
-        while waiting and len(running) < room:
-            piece = waiting.pop()
-            actor: Any = idle.pop() if idle else actor_class.remote()
-            running[actor.run.remote(piece)] = (actor, piece)
-        (ready, *_), _ = ray.wait(list(running), num_returns=1)
-        actor, piece = running.pop(ready)
-        try:
-            failure = ray.get(ready)
-            idle.append(actor)
-        except ray.exceptions.RayError as error:  # it died again and again: the next piece gets another
-            failure = one_line(error)
-        if failure:
-            failures[piece.place.root] = failure
-    return failures
+    try:
+        while waiting or running:
+            while waiting and len(running) < room:
+                piece = waiting.pop()
+                actor: Any = idle.pop() if idle else actor_class.remote()
+                running[actor.run.remote(piece)] = (actor, piece)
+            (ready, *_), _ = ray.wait(list(running), num_returns=1)
+            actor, piece = running.pop(ready)
+            try:
+                failure = ray.get(ready)
+                idle.append(actor)
+            except ray.exceptions.RayError as error:  # it died again and again: the next piece gets another
+                failure = one_line(error)
+            if not waiting:  # an idle actor keeps a CPU that one begun again on another node may wait for
+                while idle:
+                    ray.kill(idle.pop())
+            yield piece, failure
+    finally:
+        for actor in [*idle, *(actor for actor, _ in running.values())]:
+            ray.kill(actor)
 
 
 def score(combining: Combining, storage: Storage) -> str | None:
@@ -185,10 +212,4 @@ def summaries(combining: Combining, storage: Storage) -> dict[str, Any]:
     task, config = combining.task, combining.members[0].config
     source = Source.of(storage, task.dataset.where(config))
     shards = [shard for read in task.reads(combining.view) for shard in task.shards(config, read, source)]
-    return {shard: read_arrays(storage / combining.place, f"{shard}/summary.npz") for shard in shards}
-
-
-def combine_here(combining: Combining, storage: Storage) -> str | None:
-    """Join and score one combination in this process; return why it failed, or None."""
-    failures = [piece.run() for piece in pieces_of(combining, storage)]
-    return next((failure for failure in failures if failure), None) or score(combining, storage)
+    return {shard: read_arrays(place_of(combining, storage), f"{shard}/summary.npz") for shard in shards}

@@ -75,18 +75,23 @@ class Context:
 def load_arrays(tasks: Mapping[str, Task], storage: Storage, stream: bool = False) -> dict[str, list[ObjectRef[Any]]]:
     """Read data sets through Ray Data, once, into the object store; `tasks` maps data folder to task.
 
-    A set that would take more than 30 % of the object store is left out, where its task can stream it.
+    Sets that would take more than 30 % of a node's object store are left out, where their task can stream them.
     """
     import pyarrow as pa
     import ray
 
     ray.data.DataContext.get_current().enable_progress_bars = False
-    room = 0.3 * cluster_resources().get("object_store_memory", 0)
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+    room = 0.3 * min((node.get("object_store_memory", 0) for node in nodes), default=0)  # each node holds all of it
     arrays = {}
     for where, task in tasks.items():
         folder = storage / f"data/{where}"
-        if task.dataset.streams and (stream or folder.read_json("dataset.json")["bytes"] > room):
+        if stream and not task.dataset.streams:
+            raise UserError(f"--stream: {task.name} has no data to stream; leave it out")
+        size = folder.read_json("dataset.json")["bytes"] if task.dataset.streams else 0
+        if task.dataset.streams and (stream or size > room):
             continue
+        room -= size
         try:
             tables = ray.get(task.dataset.read(folder).to_arrow_refs())
         except (ray.exceptions.RayError, pa.ArrowException) as error:
@@ -148,7 +153,7 @@ def trial(spec: Mapping[str, Any], context: Context) -> None:
         folder = RunFolder.of(context.storage, find(job.task), job.configs[0])
         there = standing(job, context.storage) if job.view is not None else "new"
         if there == "data changed":
-            forget(folder)
+            forget(folder, data_changed=True)
         if there == "done":
             replay(job, folder)
         elif context.resources.workers > 1:
@@ -184,7 +189,8 @@ def replay(job: Job, folder: RunFolder) -> None:
         if failure:
             raise UserError(failure)
     scores, last = folder.scores(view, digest) or {}, folder.history()[-1]
-    tune.report({"epoch": last["epoch"], "step": last["step"], "seconds": last["seconds"], **scores["metrics"]})
+    numbers = {name: value for name, value in last.items() if isinstance(value, (int, float))}
+    tune.report({**numbers, **scores["metrics"]})
 
 
 def drawn(spec: Mapping[str, Any], context: Context) -> Job:
@@ -199,7 +205,12 @@ def train_group(job: Job, context: Context) -> None:
     from ray.train.torch import TorchTrainer
     from ray.tune.integration.ray_train import TuneReportCallback
 
-    gpus = context.resources.gpus
+    gpus, workers = context.resources.gpus, context.resources.workers
+    for config in job.configs:
+        if getattr(config, "batch", workers) % workers:
+            raise UserError(
+                f"batch {config.batch} cannot be shared by {workers} workers; choose a multiple of {workers}"
+            )
     name = f"train-{uuid.uuid4().hex[:12]}"  # a name used before would make Train resume its own snapshot
     trainer = TorchTrainer(
         train_worker,
@@ -368,7 +379,7 @@ def train_all(plan: Plan, context: Context, finished: Callable[[RunFolder], None
         title = "training" if len(waves) == 1 else f"training, wave {wave + 1} of {len(waves)}"
         for training in todo:
             if training.status in ("data changed", "weights not kept"):
-                forget(training.folder)
+                forget(training.folder, training.status == "data changed")
         with Board(title, len(todo), sum(weights)).show() as board:
             names = [name_of(training) for training in todo]
             watch = Watch(board, partial(pick, names), todo[0].config.epochs, partial(pick, weights))
@@ -395,14 +406,17 @@ def tell(
         finished(pick(folders, spec))
 
 
-def forget(folder: RunFolder) -> None:
+def forget(folder: RunFolder, data_changed: bool) -> None:
     """Make a run that no longer counts start anew, with new provenance.
 
-    Its views go too: other data may well give the very same weights.
+    With other data its views go first: these may well give the very same weights. `result.json` goes last, so that an
+    interruption finds the run as it was.
     """
-    for name in ("result.json", "provenance.json", "views"):
-        folder.folder.remove(name)
+    if data_changed:
+        folder.folder.remove("views")
     folder.remove_checkpoints()
+    for name in ("provenance.json", "result.json"):
+        folder.folder.remove(name)
 
 
 def name_of(item: Training | Scoring | Prediction | Timing) -> str:

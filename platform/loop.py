@@ -69,7 +69,8 @@ def train(
         folders: where each member's files go.
         digest: of the data; a finished run counts for these data only.
         run: this process's place among the workers, and whom to report to.
-        keep: for each member, the epochs (from 1) whose weights views will ask for; the last is always kept.
+        keep: for each member, the epochs (from 1) whose weights views will ask for; the last is always kept (with
+            early stopping: the best, under the last one's number).
         checkpoint_every: steps between checkpoints within an epoch; 0: at the epochs' ends only.
         score: for sweeps of one member: (weights, epoch) -> metrics that join the report of each epoch.
     """
@@ -222,7 +223,7 @@ def finish(
 ) -> None:
     """Write each member's `result.json`; the rolling checkpoint is then of no more use.
 
-    With early stopping, the last epoch is the best one, and so are the epochs that the run did not reach.
+    With early stopping, the last epoch is the best one, with its metrics, and so are those that the run did not reach.
     """
     for folder, history, kept in zip(folders, histories, keep, strict=True):
         last = {name: value for name, value in history[-1].items() if name not in ("weights", "best", "time")}
@@ -233,8 +234,11 @@ def finish(
             for epoch in sorted({epochs, *(epoch for epoch in kept if epoch > last["epoch"])}):
                 folder.folder.write(weights_path(epoch), data)
                 weights[str(epoch)] = best["best"]
+        seconds = last["seconds"]
+        if best is not None:
+            last = {name: best.get(name, value) for name, value in last.items()}
         result = {"task": folder.task, "fingerprint": folder.fingerprint, "data": digest, "metrics": last}
-        folder.folder.write_json("result.json", {**result, "weights": weights, "seconds": last["seconds"]})
+        folder.folder.write_json("result.json", {**result, "weights": weights, "seconds": seconds})
         folder.remove_checkpoints()
         for row in history:
             if "best" in row and str(row["epoch"]) not in weights:

@@ -82,9 +82,10 @@ class Combining:
 
     @property
     def place(self) -> str:
-        """The combination's folder; named by the row and its members, whose names hold the task's version."""
+        """The combination's folder; named by the row, its function and its members, whose names hold the version."""
         names = [f"{member.folder.path}/{view_key(member.view)}" for member in self.members]
-        key = json.dumps([self.row.label, dict(self.row.view), *names])
+        how = f"{self.row.combine.__module__}.{self.row.combine.__qualname__}"
+        key = json.dumps([self.row.label, how, dict(self.row.view), *names])
         return f"combinations/{self.task.name}/{sha256(key.encode())[:16]}"
 
     @property
@@ -198,7 +199,9 @@ def compile_plan(tables: Mapping[str, tuple[Task, Table | Figure]], storage: Sto
     for scoring in plan.unscored:
         for view in task_reads(scoring):
             _add_prediction(plan, scoring, view, joined=False)
-    for combining in plan.uncombined:
+    due = plan.uncombined  # or will be, once members are trained again
+    due += [c for c in plan.combinings if any(plan.trainings[m.folder.path].status != "done" for m in c.members)]
+    for combining in due:
         for member in combining.members:
             for view in combining.reads(member):
                 _add_prediction(plan, member, view, joined=True)

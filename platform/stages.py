@@ -32,23 +32,23 @@ class Scorer:
         import ray
 
         refs = {}
+        predict = ray.remote(num_cpus=1, max_retries=3)(predict_one)
         for key, prediction in self.plan.predictions.items():
             if prediction.folder == folder and key not in self.submitted:
                 self.submitted.add(key)
                 gpus = self.gpus if prediction.task.predicts_on_gpu else 0
-                remote = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=3)(predict_one)
-                refs[key] = remote.remote(
+                refs[key] = predict.options(num_gpus=gpus).remote(
                     prediction.task.name, prediction.config, prediction.view, folder, prediction.joined
                 )
         read = set()
-        remote = ray.remote(num_cpus=1, max_retries=3)(score_one)
+        score = ray.remote(num_cpus=1, max_retries=3)(score_one)
         for key, scoring in self.plan.scorings.items():
             if scoring.folder == folder and not scoring.done and f"scores {key}" not in self.submitted:
                 self.submitted.add(f"scores {key}")
                 keys = [f"{folder.path}/{view_key(view)}" for view in scoring.task.reads(scoring.view)]
                 read.update(keys)
                 waits = [refs[key] for key in keys if key in refs]
-                ref = remote.remote(scoring.task.name, scoring.config, scoring.view, folder, *waits)
+                ref = score.remote(scoring.task.name, scoring.config, scoring.view, folder, *waits)
                 self.pending[ref] = name_of_view(scoring)
         for key in refs.keys() - read:  # only joined, not scored: nobody else waits for them
             self.pending[refs[key]] = name_of_view(self.plan.predictions[key])
@@ -110,6 +110,16 @@ def predict_one(task_name: str, config: Any, view: Any, folder: RunFolder, joine
     except Exception as error:
         return one_line(error)
     return None
+
+
+def is_predicted(task: Task, config: Any, view: Any, folder: RunFolder) -> bool:
+    """Say whether the summaries that a view of a finished run is scored from are there."""
+    source = Source.of(folder.storage, task.dataset.where(config))
+    return all(
+        folder.artifacts(read, weights_digest(folder, read)).exists(f"{shard}/summary.npz")
+        for read in task.reads(view)
+        for shard in task.shards(config, read, source)
+    )
 
 
 def weights_digest(folder: RunFolder, view: Any) -> str:

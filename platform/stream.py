@@ -21,11 +21,16 @@ Fetch = Callable[[Mapping[str, Any]], Mapping[str, Array]]
 TASKS = 2
 """Pieces fetched at once. Their tasks reserve no CPU: they would wait for ever where trials hold every one."""
 
+SLOWEST = 86_400
+"""Seconds a consumer may take over its pieces before Ray Data gives up: a day, as steps on a CPU are slow."""
+
 
 def stream(pieces: Sequence[Mapping[str, Any]], fetch: Fetch) -> Iterator[Mapping[str, Array]]:
     """Yield `fetch(piece)` for each piece, in order; each is fetched once, by a Ray Data task.
 
     Without Ray (a plain process that trains alone) the pieces are fetched here.
+
+    The arrays are views of shared memory, which stays taken while any of them is held.
 
     Args:
         pieces: what to fetch; plain values, small.
@@ -45,6 +50,7 @@ def stream(pieces: Sequence[Mapping[str, Any]], fetch: Fetch) -> Iterator[Mappin
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     context.execution_options.preserve_order = True
+    context.execution_no_progress_timeout_s = SLOWEST
     blocks = [pa.table({"number": [n], "piece": [json.dumps(piece)]}) for n, piece in enumerate(pieces)]
     dataset = ray.data.from_blocks(blocks).map_batches(
         fetch_block,

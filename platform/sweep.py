@@ -30,9 +30,10 @@ from retable.platform.board import Board
 from retable.platform.cluster import ray_cluster
 from retable.platform.config import fingerprint, flatten, override
 from retable.platform.errors import UserError, nearest
-from retable.platform.launch import Context, Resources, Watch, describe, drawn, fit, load_arrays, standing
+from retable.platform.launch import Context, Job, Resources, Watch, describe, drawn, fit, load_arrays, standing
 from retable.platform.plan import compile_configs, data_digest
-from retable.platform.runs import sha256
+from retable.platform.runs import RunFolder, sha256
+from retable.platform.stages import is_predicted
 from retable.platform.storage import Storage
 from retable.platform.table import split_view
 from retable.platform.task import Task, find
@@ -118,6 +119,21 @@ def fixed_points(space: ModuleType, samples: int) -> list[dict[str, object]]:
     return []
 
 
+def check_space(space: ModuleType, points: Sequence[Mapping[str, object]]) -> None:
+    """Refuse a space that asks for what a sweep cannot do.
+
+    Raises:
+        UserError: naming it.
+    """
+    fields = {path for point in [space.SPACE, *points] for path in split_view(point)[1]}
+    if "epoch" in {*fields, *space.VIEW}:
+        raise UserError(
+            "search space: view.epoch cannot be searched; a sweep scores the last epoch (set epochs instead)"
+        )
+    if fields and space.ASHA and space.SEARCH != "optuna":
+        raise UserError("search space: ASHA stops trainings, and points of view fields share theirs; set ASHA = False")
+
+
 def plain(value: Any) -> Any:
     """Return a NumPy scalar as a plain Python value, which is what configs hold."""
     return value.item() if isinstance(value, np.generic) else value
@@ -137,6 +153,7 @@ def run_sweep(
     points = fixed_points(space, samples or space.SAMPLES)
     for point in points:
         override(view, split_view(point)[1])  # a mistake is told before anything runs
+    check_space(space, points)
     configs = [override(base, split_view(point)[0]) for point in points] or [base]
     storage.check_writable()
     prepare_data(compile_configs(task, configs, storage))
@@ -174,15 +191,23 @@ def run_points(space: ModuleType, points: Sequence[dict[str, object]], context: 
 
 
 def at_once(points: Sequence[dict[str, object]], context: Context) -> list[dict[str, object]]:
-    """Return the points that can run side by side: of those whose run is still to be trained, the first."""
-    found, training = [], []
+    """Return the points that can run side by side: of those whose run is to be trained or predicted, the first."""
+    found, busy = [], []
     for point in points:
         job = drawn(point, context)
-        if job.configs not in training:
+        if job.configs not in busy:
             found.append(point)
-            if standing(job, context.storage) != "done":
-                training.append(job.configs)
+            if not is_read(job, context.storage):
+                busy.append(job.configs)
     return found
+
+
+def is_read(job: Job, storage: Storage) -> bool:
+    """Say whether a point needs no more than scores: its run is done, and what it is scored from is there."""
+    task, config = find(job.task), job.configs[0]
+    view: Any = override(job.view, {"epoch": config.epochs})
+    folder = RunFolder.of(storage, task, config)
+    return standing(job, storage) == "done" and is_predicted(task, config, view, folder)
 
 
 def run_together(space: ModuleType, points: Sequence[dict[str, object]], context: Context, journal: Journal) -> None:
@@ -219,9 +244,9 @@ def trains_apart(space: Mapping[str, Any]) -> bool:
     """Say whether points drawn side by side train runs of their own: a real number is not drawn twice."""
     from ray.tune.search.sample import Float, Quantized
 
-    config, view = split_view(space)
+    config, _ = split_view(space)
     reals = [domain for domain in config.values() if isinstance(domain, Float)]
-    return not view or any(not isinstance(domain.sampler, Quantized) for domain in reals)
+    return any(not isinstance(domain.sampler, Quantized) for domain in reals)
 
 
 def watcher(board: Board, context: Context, journal: Journal, overrides_of: Any) -> Watch:

@@ -120,7 +120,7 @@ class Task:
     dataset: Dataset
     learner: Callable[[Sequence[Any], Any, Run], Learner]
     validate: Callable[[Any, Any], Sequence[Mapping[str, float]]]
-    """(learner, data) -> cheap metrics of each member, taken with every checkpoint."""
+    """(learner, data) -> cheap metrics of each member, taken with every checkpoint; the same on every rank."""
     predict: Callable[[Any, Any, Mapping[str, Tensor], Source, str], Arrays]
     """(config, view, weights, data set, shard) -> predictions, the costly stage. They are kept where a combined row
     joins them; what stays of the others is their summary."""

@@ -14,4 +14,4 @@ VIEW = {"split": "validation", "threshold": "tuned"}
 SEARCH = "grid"
 SAMPLES = 1
 ASHA = False
-SET: dict[str, object] = {"model": "unet"}
+SET: dict[str, object] = {}

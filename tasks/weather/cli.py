@@ -102,6 +102,7 @@ def import_(
 
     Example: `retable data import weather opera_20180824 --name opera`
     """
+    from retable.platform.api import set_line
     from retable.tasks.weather.importer import import_composites
     from retable.tasks.weather.prepare import describe, folder, index_folder
     from retable.tasks.weather.progress import progress_bar
@@ -122,12 +123,8 @@ def import_(
         )
     info = index_folder(place, name, "imported", **{**said, "simulated_satellite": True})
     console.print(f"{place}: {describe(info)}")
-    console.print(
-        f"train on it: retable train weather --set data={name} --set inputs={inputs} --set forecast={forecast} "
-        f"--set 'years={info['years']}' --set 'regions={list(info['regions'])}'".replace("'", '"').replace(
-            '"years', "'years"
-        )
-    )
+    changes = {"data": name, "regions": info["regions"], "years": info["years"], "inputs": inputs, "forecast": forecast}
+    console.print(f"train on it: retable train weather {set_line(changes)}", markup=False)
 
 
 DATA = {"make": make, "check": check, "convert": convert, "import": import_}
@@ -135,22 +132,23 @@ DATA = {"make": make, "check": check, "convert": convert, "import": import_}
 
 @app.command()
 def submit(
-    run: Fingerprint,
+    runs: Annotated[list[str], typer.Argument(help="Fingerprints, or their first digits; several: a majority vote.")],
     out: Annotated[Path, typer.Option(help="The zip to write.")] = Path("submission.zip"),
     storage: Where = "results",
     split: Split = "test",
     epoch: Epoch = 0,
     threshold: Annotated[float, typer.Option(help="Probability from which on rain is forecast.")] = 0.5,
 ) -> None:
-    """Write a run's forecasts of the organisers' inputs as a submission, and say what their server would refuse.
+    """Write forecasts of the organisers' inputs as a submission, and say what their server would refuse.
 
     Example: `retable weather submit 93bc5ee1 --out core.zip`
     """
     from retable.tasks.weather import submission
     from retable.tasks.weather.export import official_forecasts, opened
 
-    loaded = opened(run, storage, split, epoch, threshold)
-    submission.write(out, official_forecasts(loaded), threshold)
+    loaded = [opened(run, storage, split, epoch, threshold) for run in runs]
+    out.parent.mkdir(parents=True, exist_ok=True)
+    submission.write(out, official_forecasts(loaded), 0.5)
     console.print(f"{out}: {out.stat().st_size / 1e6:.1f} MB")
     for line in submission.check(out):
         console.print(line, markup=False)

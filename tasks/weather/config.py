@@ -186,11 +186,12 @@ class Config:
     batch: int = 40
     epochs: int = 90
     steps: int = 0
-    """Batches in an epoch; 0: every window of the training set once."""
+    """Batches in an epoch; 0: as many as the windows of the training set fill."""
     run: int = 16
     """Consecutive windows that are read in one slice; shorter runs mix the batches better and read more."""
     patience: int = 0
-    """End after so many epochs without a better validation IoU, and keep the best epoch's weights; 0: never."""
+    """End after so many epochs without a better validation IoU, and keep the best epoch's weights; 0: never. The
+    reference watches the validation loss and keeps the best three."""
     init: Scratch | Parent | Weights = field(default_factory=Scratch)
     seed: int = 0
 

@@ -71,7 +71,7 @@ def convert(storage: Storage, name: str, target: str | None = None) -> dict[str,
     """
     target = target or f"{name}-parquet"
     if target == name:
-        raise UserError(f"{name}: the converted data set needs another name; choose --name {name}-parquet")
+        raise UserError(f"{name}: the converted data set needs another name; choose --target {name}-parquet")
     with ray_cluster():
         return transfer(storage / f"data/weather/{name}", storage / f"data/weather/{target}", target)
 

@@ -237,7 +237,7 @@ class Windows:
             yield self._join([(*held[lane], place) for lane, place in enumerate(places)])
 
     def validation(self, rank: int = 0, world: int = 1) -> Iterator[Batch]:
-        """Yield this rank's share of the validation sequences, a run at a time (each sequence is one)."""
+        """Yield this rank's share of the validation sequences in batches; the last one may be smaller."""
         runs = [run for windows in self._validation.values() for run in runs_of(windows, 1)][rank::world]
         size = max(1, self.config.batch // world)
         held: list[tuple[Run, Mapping[str, Array], int]] = []

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from retable.platform import api
@@ -18,9 +19,10 @@ from retable.platform.storage import Storage
 from retable.platform.table import resolve
 from retable.platform.task import Source
 from retable.tasks.weather import netcdf
-from retable.tasks.weather.config import Config, View
+from retable.tasks.weather.config import STEPS, Config, View
 from retable.tasks.weather.data import sequences
 from retable.tasks.weather.layout import Index
+from retable.tasks.weather.metrics import cut
 from retable.tasks.weather.model import convert_reference
 from retable.tasks.weather.predict import forecast_windows, load, predict, shards
 
@@ -50,25 +52,40 @@ def opened(run: str, storage: str, split: str, epoch: int, threshold: float) -> 
     if found.task.name != "weather":
         raise UserError(f"run {found.fingerprint} is of {found.task.name}, not weather")
     view = resolve(override(View(), {"split": split, "epoch": epoch, "threshold": threshold}), found.config)
-    source = Source.of(found.folder.storage, found.task.dataset.where(found.config))
+    where = found.task.dataset.where(found.config)
+    if not found.folder.storage.exists(f"data/{where}/dataset.json"):
+        raise UserError(f"{found.folder.storage}/data/{where} is gone; put the run's data there again")
+    source = Source.of(found.folder.storage, where)
     return Opened(found, found.config, view, source)
 
 
-def official_forecasts(what: Opened) -> Iterator[tuple[int, str, Array]]:
-    """Yield year, region and forecast in steps (sequences, leads, S, S) for the organisers' inputs of a split.
+def official_forecasts(members: Sequence[Opened]) -> Iterator[tuple[int, str, Array]]:
+    """Yield year, region and forecast (sequences, leads, S, S) for the organisers' inputs of a split.
 
-    Their targets are not needed, and not public. One region and year is held at a time.
+    The forecast is 200 where rain is forecast, else 0; by several runs, where at least half of them forecast rain
+    (section 3.5). The organisers' targets are not needed, and not public. One region and year is held at a time.
+
+    Raises:
+        UserError: where the data set has no such inputs, or the runs are of different data.
     """
-    config, source = what.config, what.source
+    first = members[0]
+    if any(m.config.data != first.config.data or m.config.regions != first.config.regions for m in members):
+        raise UserError("submit: the runs are of different data or regions; choose runs of one data set")
+    config, source, view = first.config, first.source, first.view
     index = Index.read(source.folder, source.info)
     lengths = (config.inputs, config.forecast)
-    found = index.official(what.view.split, config.regions, config.years, *lengths, targets=False)
+    found = index.official(view.split, config.regions, config.years, *lengths, targets=False)
     if not found:
-        raise UserError(f"{source.folder}: no {what.view.split} inputs; a submission needs the organisers' files")
-    model = load(config, what.run.weights(what.view.epoch), source)
+        raise UserError(f"{source.folder}: no {view.split} inputs; a submission needs the organisers' files")
+    models = [load(m.config, m.run.weights(m.view.epoch), source) for m in members]
     for shard, windows in found.items():
         _, year, region = shard.split("/")
-        yield int(year), region, forecast_windows(model, config, source, windows)
+        forecasts = (
+            forecast_windows(model, m.config, source, windows) >= cut(m.view.threshold)  # type: ignore[arg-type]
+            for model, m in zip(models, members, strict=True)
+        )
+        votes: Array = sum(forecast.astype(np.uint8) for forecast in forecasts)  # type: ignore[assignment]
+        yield int(year), region, np.where(2 * votes >= len(members), STEPS, 0).astype(np.uint8)
 
 
 def write_netcdf(what: Opened, out: Path) -> Iterator[Path]:
@@ -105,11 +122,13 @@ def take_over(file: Path, storage: Storage, changes: list[str]) -> str:
     config = override(Config(), parse_set(changes))
     try:
         state = torch.load(file, map_location="cpu", weights_only=True)
-    except FileNotFoundError as error:
-        raise UserError(f"{file}: no such file") from error
+    except OSError as error:
+        raise UserError(f"{file}: {error.strerror}") from error
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise UserError(f"{file}: no plain state dict ({reason}); save `model.state_dict()` alone") from error
+    if not isinstance(state, dict):
+        raise UserError(f"{file}: no state dict but a {type(state).__name__}; save `model.state_dict()`")
     converted = convert_reference(state, config, SIZE, config.regions)
     data = save(contiguous(converted))
     digest = sha256(data)

@@ -56,5 +56,6 @@ def panels(replicate: Replicate) -> tuple[str, Array, Array] | None:
     if summary is None:
         return None
     forecast = (summary["example_steps"] >= cut(view.threshold)).astype(np.uint8)
+    forecast[summary["example_events"] == 2] = 2  # where no radar looked, no forecast counts
     name = replicate.need.label.replace(", ", ",\n").replace(". ", ".\n")
     return name, summary["example_events"], forecast

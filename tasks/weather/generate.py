@@ -341,25 +341,30 @@ def generate(
     }
     target.mkdir(parents=True, exist_ok=True)
     write_csv(target / CSV, schedules)
-    total, done = len(regions) * sum(map(len, schedules.values())), 0
+    found: dict[str, Any] = {"slots": {year: len(slots) for year, slots in schedules.items()}, "series": {}, "rain": {}}
+    jobs = [(target, year, region, slots, size, seed) for year, slots in schedules.items() for region in regions]
+    for written in write_all(jobs, len(regions) * sum(map(len, schedules.values())), workers, progress):
+        for key, values in written.items():
+            found[key].update(values)
+    return found
+
+
+def write_all(
+    jobs: Sequence[Any], total: int, workers: int, progress: Callable[[int, int], None]
+) -> list[dict[str, Any]]:
+    """Call `write_region` with each job's arguments, here or in processes of their own; return what each returned."""
+    done = 0
 
     def advance(slots: int) -> None:
         nonlocal done
         done += slots
         progress(done, total)
 
-    found: dict[str, Any] = {"slots": {year: len(slots) for year, slots in schedules.items()}, "series": {}, "rain": {}}
-    jobs = [(target, year, region, slots, size, seed) for year, slots in schedules.items() for region in regions]
     if workers == 1:
-        results = [write_region(*job, advance=advance) for job in jobs]
-    else:
-        with ProcessPoolExecutor(min(workers, len(jobs)), get_context("spawn")) as pool:
-            futures = [pool.submit(write_region, *job) for job in jobs]
-            for future in as_completed(futures):
-                future.result()
-                advance(total // len(jobs))
-            results = [future.result() for future in futures]
-    for written in results:
-        for key, values in written.items():
-            found[key].update(values)
-    return found
+        return [write_region(*job, advance=advance) for job in jobs]
+    with ProcessPoolExecutor(min(workers, len(jobs)), get_context("spawn")) as pool:
+        futures = [pool.submit(write_region, *job) for job in jobs]
+        for future in as_completed(futures):
+            future.result()
+            advance(total // len(jobs))
+        return [future.result() for future in futures]

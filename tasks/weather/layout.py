@@ -300,6 +300,15 @@ class Index:
                     shards[f"{split}/{year}/{region}"] = [Window(name, *pair) for pair in pairs]
         return shards
 
+    def free(self, series: str) -> Array:
+        """Return which rain rows of a series belong to no local hold-out or its buffer, bool (n,)."""
+        year, _, split = series.split("/")
+        rows = len(self._slot(int(year), split).time)
+        if split != "training" or self._info["holdout"] != "local":
+            return np.ones(rows, bool)
+        free: Array = ~self._local(int(year))[1]
+        return free
+
     def reference_times(self, windows: Sequence[Window], inputs: int) -> Array:
         """Return the time of each window's last input, from which its lead times count, datetime64[m] (n,)."""
         found = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,18 @@ from torch import Tensor
 
 from retable.platform.config import flatten
 from retable.platform.run import Run
-from retable.tasks.weather.config import Adabelief, AllDry, Bce, Climatology, Config, Retrieval
+from retable.tasks.weather.config import (
+    Adabelief,
+    AllDry,
+    Bce,
+    Climatology,
+    Config,
+    Context,
+    Retrieval,
+    Swin,
+    UNet,
+    Vivit,
+)
 from retable.tasks.weather.losses import build_loss
 from retable.tasks.weather.model import build
 
@@ -40,7 +52,7 @@ class ForecastLearner:
         if self.optimizer is None:
             if isinstance(self.config.model, Climatology):
                 self._count(batch)
-            return {"loss": torch.zeros(1)}
+            return {"loss": torch.zeros(1, device=self.run.device)}
         self.model.train()
         self.optimizer.zero_grad(set_to_none=True)
         loss = self._loss(batch)
@@ -72,7 +84,11 @@ class ForecastLearner:
         network.observe(batch.events, batch.region)
 
     def share_buffers(self) -> None:
-        """Average running statistics over the workers: each has seen its own share of the batches."""
+        """Average running statistics over the workers: each has seen its own share of the batches.
+
+        That happens at the end of an epoch. A checkpoint within one has the first worker's, so of several workers with
+        batch norm, one that goes on within an epoch differs from one that was never interrupted.
+        """
         if self.run.world > 1 and self.optimizer is not None:
             for buffer in self.model.buffers():
                 if buffer.is_floating_point():
@@ -98,7 +114,8 @@ class ForecastLearner:
         self.model.load_state_dict(states[0]["weights"])
         if self.optimizer is not None:
             self.optimizer.load_state_dict(states[0]["optimizer"])
-        self.scaler.load_state_dict(states[0]["scaler"])
+        if states[0]["scaler"]:  # empty where the run began on a CPU, which needs none
+            self.scaler.load_state_dict(states[0]["scaler"])
 
     def load_weights(self, weights: Sequence[Mapping[str, Tensor]]) -> None:
         """Start from another run's weights.
@@ -206,10 +223,9 @@ def cost(config: Config) -> float:
 
 
 def sample_cost(config: Config) -> float:
-    """Return seconds of one CPU core for one sample forward and backward, roughly."""
-    from retable.tasks.weather.config import Context, Swin, UNet, Vivit
-
-    size = {"generated-24": 24, "generated-36": 36, "generated-60": 60}.get(config.data, 252)
+    """Return seconds of one CPU core for one sample forward and backward, roughly; its size is read off the name."""
+    digits = re.match(r"generated-(\d+)", config.data)
+    size = int(digits[1]) if digits else 252
     area = (size / 36) ** 2
     match config.model:
         case UNet(filters=filters):

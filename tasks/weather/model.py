@@ -74,16 +74,19 @@ def network(config: Config, size: int, regions: Sequence[str]) -> nn.Module:
 def build(config: Config, size: int, regions: Sequence[str]) -> Forecaster:
     """Make the forecaster of a config, on the CPU, initialised from torch's global generator.
 
-    `size` is the width of the images in pixels, `regions` what the data set has.
+    `size` is the width of the images in pixels, `regions` those of the config.
 
     Raises:
         UserError: where the images' centre is no whole number of pixels, a network cannot take the size, or
-            `temporal_shift` is asked of a baseline, whose logits are no differences.
+            `temporal_shift` or a missing crop is asked of a baseline.
 
     """
     if size < 12 or size % 12:
         raise UserError(f"images of {size} x {size} pixels have no central sixth; their size must be a multiple of 12")
-    if config.temporal_shift and isinstance(config.model, Retrieval | Climatology | AllDry):
+    baseline = isinstance(config.model, Retrieval | Climatology | AllDry)
+    if baseline and config.crop == "none":
+        raise UserError("crop none: the baselines forecast the right place only; leave it out")
+    if config.temporal_shift and baseline:
         raise UserError("temporal_shift sums what a network says of each step; with a baseline set it to false")
     forecaster = Forecaster(config, size, regions)
     if config.channels_last:
@@ -102,6 +105,10 @@ def convert_reference(state: Mapping[str, Any], config: Config, size: int, regio
         UserError: naming the first entry that is missing, unexpected or of another shape than the config's.
 
     """
+    if isinstance(config.model, Vivit):
+        raise UserError(
+            "model vivit: the authors' entries have other names than ours; their weights cannot be taken over"
+        )
     state = state.get("state_dict", state)
     expected = build(config, size, regions).state_dict()
     if expected.keys() & state.keys():

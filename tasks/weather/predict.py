@@ -18,6 +18,7 @@ from retable.tasks.weather.config import Config, View
 from retable.tasks.weather.data import sequences
 from retable.tasks.weather.frames import Frames
 from retable.tasks.weather.layout import Index, Window
+from retable.tasks.weather.learner import PRECISION, sample_cost
 from retable.tasks.weather.model import Forecaster, build
 from retable.tasks.weather.preprocess import classify, normalise
 
@@ -62,8 +63,7 @@ def forecast(model: Forecaster, images: Array, region: int, precision: str = "fl
     """Return the probability of rain for normalised images (n, inputs, 11, S, S): float32 (n, leads, S, S)."""
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     x = torch.from_numpy(images).transpose(1, 2).contiguous().to(device)
-    kind = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[precision]
-    with torch.autocast(device.type, kind, enabled=precision != "float32"):
+    with torch.autocast(device.type, PRECISION[precision], enabled=precision != "float32"):
         logits = model(x, torch.full((len(x),), region, device=device))
     probability: Array = logits.float().sigmoid().cpu().numpy()
     return probability
@@ -103,15 +103,21 @@ def difference_mask(config: Config, source: Source, shard: str) -> Array:
 
 
 def rain_frequency(config: Config, source: Source, series: str) -> Array:
-    """Return how often it rained at each pixel of a series, float (S, S); 0 where no radar ever looked."""
+    """Return how often it rained at each pixel of a series, float (S, S); NaN where no radar ever looked.
+
+    Frames of local hold-outs do not count.
+    """
     frames, rows = Frames(source.folder, source.info), source.info["series"].get(series, {}).get("rain") or 0
-    size = int(source.info["size"])
+    size, free = int(source.info["size"]), Index.read(source.folder, source.info).free(series)
     rain, seen = np.zeros((size, size)), np.zeros((size, size))
     for start in range(0, rows, CHUNK):
-        events = classify(frames.rate(series, start, min(rows, start + CHUNK)), config.rain_threshold)
+        stop = min(rows, start + CHUNK)
+        events = classify(frames.rate(series, start, stop)[free[start:stop]], config.rain_threshold)
         rain += (events == 1).sum(0)
         seen += (events != 2).sum(0)
-    return rain / np.maximum(seen, 1)
+    with np.errstate(invalid="ignore"):
+        frequency: Array = rain / seen
+    return frequency
 
 
 def events(config: Config, source: Source, shard: str) -> Array:
@@ -161,6 +167,4 @@ def evaluate(
 
 def view_cost(config: Config, view: View) -> float:
     """Return seconds of one CPU core that a view's forecasts take, roughly: a third of training on as many samples."""
-    from retable.tasks.weather.learner import sample_cost
-
     return 60 * len(config.regions) * len(config.years) * sample_cost(config) / 3

@@ -28,6 +28,7 @@ from retable.tasks.weather.layout import (
     SATELLITE,
     SPLITS,
     TARGET,
+    Index,
     Slots,
     find_csv,
     rain_path,
@@ -117,6 +118,9 @@ def make_generated(place: Storage, name: str, size: int, seed: int = 0) -> dict[
 
     """
     place.check_writable()
+    ours = place.exists("dataset.json") and place.read_json("dataset.json").get("source") == "generated"
+    if place.list() and not ours and not name.startswith("generated-"):
+        raise UserError(f"{place} holds other data; choose another --name")
     if place.is_local:
         return _generate(place, name, size, seed)
     with tempfile.TemporaryDirectory(prefix="retable-") as scratch:
@@ -163,7 +167,8 @@ def index_folder(folder: Storage, name: str, source: str, **extra: Any) -> dict[
         UserError: where a file or the CSV is missing, damaged or foreign, sizes differ, or other data pass for w4c22.
 
     """
-    inputs, forecast = lengths(read_csv(folder))
+    slots = read_csv(folder)
+    inputs, forecast = lengths(slots)
     root, table = Path(folder.root), find_csv(folder)
     found = _survey(root)
     if source == "w4c22" and (found["size"] != REAL_SIZE or found["simulated_satellite"]):
@@ -189,14 +194,21 @@ def index_folder(folder: Storage, name: str, source: str, **extra: Any) -> dict[
         "files": files,
         "digest": hashlib.sha256("\n".join(f"{path} {files[path]}" for path in sorted(files)).encode()).hexdigest(),
     }
+    index = Index(slots, info)
+    info["rain"] = {
+        series: rain_share(open_hdf5(root / rain_path(int(year), region, split), RAIN, 1), index.free(series))
+        for series in found["series"]
+        for year, region, split in [series.split("/")]
+        if split == "training" and found["series"][series]["rain"]
+    }
     folder.write_json("dataset.json", info)
     return info
 
 
 def _survey(root: Path) -> dict[str, Any]:
-    """Return what files themselves say: series, files, size, bytes, rain, simulated_satellite (see `index_folder`)."""
+    """Return what files themselves say: series, files, size, bytes, simulated_satellite (see `index_folder`)."""
     series: dict[str, dict[str, int | None]] = {}
-    files, sizes, rain, total, simulated = {}, {}, {}, 0, False
+    files, sizes, total, simulated = {}, {}, 0, False
     for year, region, split in scan(root):
         name = series_name(year, region, split)
         series[name] = {"satellite": None, "rain": None}
@@ -207,14 +219,11 @@ def _survey(root: Path) -> dict[str, Any]:
             series[name][kind], sizes[path], files[path] = len(data), data.shape[-1], file_digest(path, data)
             total += 4 * int(np.prod(data.shape))
             simulated |= any(data.file.attrs.get(mark, False) for mark in ("generated", "simulated"))
-            if kind == "rain" and split == "training":
-                rain[name] = rain_share(data)
     return {
         "series": series,
         "files": files,
         "size": _one_size(root, sizes),
         "bytes": total,
-        "rain": rain,
         "simulated_satellite": simulated,
     }
 
@@ -244,11 +253,14 @@ def file_digest(path: str, data: h5py.Dataset) -> str:
     return digest.hexdigest()
 
 
-def rain_share(data: h5py.Dataset) -> float:
-    """Return the share of rainy pixels (0.2 mm/h or more) among those measured, on frames evenly spread; 0 of none."""
+def rain_share(data: h5py.Dataset, free: Array) -> float:
+    """Return the share of rainy pixels (0.2 mm/h or more) among those measured, on frames evenly spread; 0 of none.
+
+    `free` says which frames count, bool (n,): those of local hold-outs do not.
+    """
     rainy = measured = 0
-    step = -(-len(data) // RAIN_FRAMES)
-    for row in range(0, len(data), max(step, 1)):
+    rows = np.flatnonzero(free[: len(data)])
+    for row in rows[:: max(-(-len(rows) // RAIN_FRAMES), 1)].tolist():
         events = preprocess.classify(read_hdf5(data, slice(row, row + 1))[:, 0], RAIN_THRESHOLD)
         rainy += int((events == preprocess.RAIN).sum())
         measured += int((events != preprocess.MASKED).sum())

@@ -9,7 +9,7 @@ import pytest
 
 from retable.platform import combine
 from retable.platform.cluster import ray_cluster
-from retable.platform.combine import StoredMember, combine_all, combine_here, member_metrics, pieces_of
+from retable.platform.combine import StoredMember, combine_all, member_metrics, pieces_of
 from retable.platform.results import gather
 from retable.platform.runs import RunFolder
 from retable.platform.stages import Scorer
@@ -31,7 +31,7 @@ def here(monkeypatch):
     """Join in this process."""
 
     def run(pieces):
-        return {piece.place.root: why for piece in pieces if (why := piece.run())}
+        return ((piece, piece.run()) for piece in pieces)
 
     monkeypatch.setattr(combine, "run_actors", run)
 
@@ -160,19 +160,34 @@ def test_a_row_is_joined_again_when_a_members_weights_change(storage, here):
     assert after["metrics"]["error"] != before["metrics"]["error"]
 
 
-def test_an_interrupted_combination_does_not_count(storage, here, monkeypatch):
-    rows = [*ROWS, BOTH]
+def test_an_interrupted_combination_does_not_count_and_goes_on_where_it_stopped(storage, monkeypatch):
+    rows, asked = [*ROWS, BOTH], []
     plan = fill(storage, *rows)
-    assert combine_all(plan) == {}
-    storage.write_json(plan.combinings[0].path, {"inputs": ["others"], "metrics": {}})
 
-    def stop(*_):
-        raise KeyboardInterrupt
+    def stop(pieces):
+        asked.append([piece.shard for piece in pieces])
+        yield pieces[0], pieces[0].run()
+        if len(pieces) > 1:
+            raise KeyboardInterrupt
 
     monkeypatch.setattr(combine, "run_actors", stop)
     with pytest.raises(KeyboardInterrupt):
-        combine_all(planned(storage, *rows))
+        combine_all(plan)
     assert not storage.exists(plan.combinings[0].path)
+    assert combine_all(planned(storage, *rows)) == {}
+    assert len(asked[0]) == 2 and asked[1] == asked[0][1:] and not planned(storage, *rows).uncombined
+
+
+def test_members_that_are_trained_again_are_predicted_for_the_row_at_once(storage):
+    plan = fill(storage, *ROWS, BOTH)
+    assert not any(prediction.joined for prediction in planned(storage, *ROWS).predictions.values())
+    storage.write_json(plan.combinings[0].path, {"inputs": plan.combinings[0].inputs(), "metrics": {}})
+    storage.write_json("data/line/points/dataset.json", {"points": 64, "digest": "other points"})
+    again = planned(storage, *ROWS, BOTH)
+    assert again.missing and not again.uncombined
+    assert {p.folder.path for p in again.predictions.values() if p.joined} == {
+        m.folder.path for m in again.combinings[0].members
+    }
 
 
 def test_two_tables_with_one_row_join_it_once(storage):
@@ -219,6 +234,6 @@ def test_what_is_kept_of_a_combination_is_small_and_named(storage, here):
     plan = fill(storage, *ROWS, BOTH)
     assert combine_all(plan) == {}
     place = Storage.open(storage.root) / plan.combinings[0].place
-    assert place.list() == ["scores.json", "test"] and place.list("test/left") == ["predictions.npz", "summary.npz"]
+    inputs, scores = place.list()
+    assert scores == "scores.json" and place.list(f"{inputs}/test/left") == ["summary.npz"]
     assert json.loads(place.read("scores.json"))["inputs"] == plan.combinings[0].inputs()
-    assert combine_here(plan.combinings[0], storage) is None

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pyarrow.parquet as pq
 import pytest
 
-from retable.platform.combine import combine_here
+from retable.platform.combine import pieces_of, score
 from retable.platform.loop import train
 from retable.platform.plan import compile_plan
 from retable.platform.report import comma_separated, latex, markdown, remember, section, write_report
@@ -110,7 +110,8 @@ def test_a_combination_counts_only_for_the_weights_it_was_made_from(filled):
     for prediction in plan.predictions.values():
         if prediction.joined and prediction.folder.result():
             assert predict_one("line", prediction.config, prediction.view, prediction.folder, joined=True) is None
-    assert combine_here(combining, storage) is None and combining.scores(storage) is not None
+    assert not any(piece.run() for piece in pieces_of(combining, storage))
+    assert score(combining, storage) is None and combining.scores(storage) is not None
     fast = part.results.select("fast", seed=0)[0].metrics["rmse"]
     assert combining.scores(storage)["metrics"]["rmse"] == pytest.approx(fast), "the mean of a thing and itself"
     storage.write_json(combining.path, {"inputs": ["other weights"], "metrics": {"rmse": 0.0}})

@@ -140,7 +140,7 @@ def test_scores_of_other_data_are_forgotten_though_the_weights_are_the_same(stor
     storage.write_json("data/line/points/dataset.json", {"points": 64, "digest": "another test set"})
     (training,) = compile_configs(TASK, [Config()], storage).trainings.values()
     assert training.status == "data changed"
-    forget(run)
+    forget(run, data_changed=True)
     storage.remove("data")
     fit(storage, Config(), run, (1, 3))
     assert run.result()["weights"] == weights and run.scores(view, weights["3"]) is None

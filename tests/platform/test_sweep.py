@@ -75,7 +75,7 @@ def test_draws_that_may_share_a_run_come_one_after_another():
     from ray import tune
 
     limit = {"view.limit": tune.uniform(0, 1)}
-    assert trains_apart({"rate": tune.choice([0.1])}), "without a view a run is drawn once"
+    assert not trains_apart({"rate": tune.choice([0.1])}), "an equal draw would train the same run beside it"
     assert trains_apart({"rate": tune.loguniform(1e-3, 1), **limit})
     for domains in ({}, {"epochs": tune.randint(1, 3)}, {"rate": tune.quniform(0, 1, 0.5)}):
         assert not trains_apart(domains | limit)

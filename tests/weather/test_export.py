@@ -29,7 +29,7 @@ def trained(tmp_path_factory):
 def test_a_submission_holds_the_forecasts_of_the_organisers_inputs(trained, tmp_path, capsys):
     storage, folder = trained
     out = tmp_path / "core.zip"
-    cli.submit(folder.fingerprint, out, storage.root, "test", 0, 0.45)
+    cli.submit([folder.fingerprint], out, storage.root, "test", 0, 0.45)
     found = {(year, region): forecast for year, region, forecast in submission.read(out)}
     assert sorted(found) == [(y, r) for y in (2019, 2020) for r in ("boxi_0015", "roxi_0004")]
     source = Source.of(storage, "weather/tiny")
@@ -39,14 +39,27 @@ def test_a_submission_holds_the_forecasts_of_the_organisers_inputs(trained, tmp_
         steps = predict.predict(config(epochs=1), View(epoch=1), folder.weights(1), source, shard)["probability"]
         assert np.array_equal(forecast, steps >= 90)
     said = capsys.readouterr().out
-    assert (
-        "2019/boxi_0034" in said and "MB" in said
-    )  # the server would refuse two of seven regions
+    assert "2019/boxi_0034" in said and "MB" in said  # the server would refuse two of seven regions
+
+
+def test_several_runs_submit_their_majority_vote(trained, tmp_path):
+    storage, folder = trained
+    others = [run(storage, config(epochs=1, seed=seed)) for seed in (1, 2)]
+    names = [each.fingerprint for each in (folder, *others)]
+    votes = 0
+    for name in names:
+        cli.submit([name], tmp_path / f"{name}.zip", storage.root, "test", 0, 0.5)
+        votes = votes + np.stack([forecast for _, _, forecast in submission.read(tmp_path / f"{name}.zip")]).astype(int)
+    for count in (2, 3):  # of two, a tie is rain
+        cli.submit(names[:count], tmp_path / "deep/vote.zip", storage.root, "test", 0, 0.5)
+        found = np.stack([forecast for _, _, forecast in submission.read(tmp_path / "deep/vote.zip")])
+        if count == 3:
+            assert np.array_equal(found, votes >= 2) and 0 < found.mean() < 1
 
 
 def test_check_says_why_a_submission_would_be_refused(trained, tmp_path, capsys):
     storage, folder = trained
-    cli.submit(folder.fingerprint, tmp_path / "core.zip", storage.root, "heldout", 0, 0.5)
+    cli.submit([folder.fingerprint], tmp_path / "core.zip", storage.root, "heldout", 0, 0.5)
     capsys.readouterr()
     with pytest.raises(typer.Exit):
         cli.check(str(tmp_path / "core.zip"), storage.root)
@@ -83,7 +96,12 @@ def test_weights_that_hold_code_or_do_not_fit_are_refused(tmp_path):
     torch.save({"reduce_channels.weight": torch.zeros(1)}, tmp_path / "other.ckpt")
     with pytest.raises(UserError, match="the weights lack"):
         cli.weights(tmp_path / "other.ckpt", str(tmp_path / "results"), ["model.filters=2"])
-    with pytest.raises(UserError, match="no such file"):
+    torch.save(torch.zeros(3), tmp_path / "tensor.ckpt")
+    with pytest.raises(UserError, match="no state dict but a Tensor"):
+        cli.weights(tmp_path / "tensor.ckpt", str(tmp_path / "results"), [])
+    with pytest.raises(UserError, match="Is a directory"):
+        cli.weights(tmp_path, str(tmp_path / "results"), [])
+    with pytest.raises(UserError, match="No such file"):
         cli.weights(tmp_path / "none.ckpt", str(tmp_path / "results"), [])
 
 
@@ -109,3 +127,12 @@ def test_make_refuses_what_it_cannot_make(tmp_path):
         cli.make(40, str(tmp_path), None, 0)
     with pytest.raises(UserError, match="--name"):
         cli.make(24, str(tmp_path), None, 3)
+
+
+def test_make_never_touches_other_data(tmp_path):
+    storage = make(tmp_path / "results")
+    storage.write_json("data/weather/tiny/dataset.json", {"source": "own"})
+    before = sorted(path for path in tmp_path.rglob("*"))
+    with pytest.raises(UserError, match="holds other data"):
+        cli.make(24, storage.root, "tiny", 0)
+    assert sorted(path for path in tmp_path.rglob("*")) == before

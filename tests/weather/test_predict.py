@@ -2,6 +2,7 @@
 
 from importlib import import_module
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -9,15 +10,19 @@ import torch
 from retable.platform.config import override
 from retable.platform.errors import UserError
 from retable.platform.stages import score_weights
+from retable.platform.storage import Storage
 from retable.platform.task import Source, find
 from retable.tasks.weather.config import View
 from retable.tasks.weather.data import sequences
 from retable.tasks.weather.frames import Frames
+from retable.tasks.weather.layout import Index
 from retable.tasks.weather.model import build
 from retable.tasks.weather.preprocess import classify, normalise
+from tests.weather.files import Layout
 from tests.weather.toys import config, make
 
-predict = import_module("retable.tasks.weather.predict")  # the package has a function of that name
+# The package has functions of these names.
+predict, prepare = (import_module(f"retable.tasks.weather.{name}") for name in ("predict", "prepare"))
 
 
 @pytest.fixture(scope="module")
@@ -150,6 +155,31 @@ def test_the_difference_mask_lowers_what_training_had_more_of(source, weights):
     steps = predict.predict(config(), view(calibration="difference_mask"), weights, source, shard)["probability"]
     assert np.abs(steps / 200 + 0.0025 - expected).max() <= 0.0027
     assert (alpha < 1).any() and (alpha > 1).any()
+
+
+def test_local_hold_outs_count_for_nothing_that_is_fitted(tmp_path):
+    storage = Storage.open(tmp_path)
+    info = Layout(targets=False, runs=(150, 140, 160, 150)).write(tmp_path)
+    index, chosen = Index.read(storage, info), config()
+    sequences = [window for split in ("test", "heldout") for window in held(index, split)]
+    series = "2019/boxi_0015/training"
+    free = index.free(series)
+    assert sequences and 0 < free.sum() < len(free)
+    frames = Frames(storage, info)
+    rates = frames.rate(series, 0, len(free))
+    for window in sequences:
+        assert not free[window.rain : window.rain + 12].any()
+    events = classify(rates[free], 0.2)
+    expected = (events == 1).sum(0) / (events != 2).sum(0)
+    found = predict.rain_frequency(chosen, Source(storage, info), series)
+    assert np.allclose(found, expected, equal_nan=True)
+    assert not np.allclose(found, (classify(rates, 0.2) == 1).sum(0) / (classify(rates, 0.2) != 2).sum(0))
+    share = prepare.rain_share(h5py.File(tmp_path / "2019/OPERA/boxi_0015.train.rates.crop.h5")["rates.crop"], free)
+    assert share == pytest.approx((events == 1).sum() / (events != 2).sum(), rel=0.1)
+
+
+def held(index, split):
+    return index.sequences(split, ("boxi_0015",), (2019,), 4, 8)[f"{split}/2019/boxi_0015"]
 
 
 def test_an_unknown_shard_or_empty_split_is_named(source, weights):
