@@ -170,7 +170,8 @@ def run_actors(pieces: Sequence[Piece]) -> Iterator[tuple[Piece, str | None]]:
     import ray
 
     actor_class = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=3)(Combiner)
-    waiting, idle = list(reversed(pieces)), []
+    waiting = list(reversed(pieces))
+    idle: list[Any] = []
     running: dict[Any, tuple[Any, Piece]] = {}
     room = max(1, int(cluster_resources().get("CPU", 1)))
     try:

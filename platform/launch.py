@@ -1,7 +1,7 @@
 """Everything that trains: Ray Tune trials that run the loop, alone or as a Ray Train group.
 
 With one worker a trial runs the loop itself, in an actor that the next trial uses again. With more it starts a Ray
-Train `TorchTrainer` whose workers run the very same loop. Predictions, combinations and measurements are Ray tasks.
+Train `TorchTrainer` whose workers run the very same loop.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ def official_forecasts(members: Sequence[Opened]) -> Iterator[tuple[int, str, Ar
             forecast_windows(model, m.config, source, windows) >= cut(m.view.threshold)  # type: ignore[arg-type]
             for model, m in zip(models, members, strict=True)
         )
-        votes: Array = sum(forecast.astype(np.uint8) for forecast in forecasts)  # type: ignore[assignment]
+        votes: Array = sum(forecast.astype(np.uint8) for forecast in forecasts)
         yield int(year), region, np.where(2 * votes >= len(members), STEPS, 0).astype(np.uint8)
 
 

@@ -350,7 +350,10 @@ def generate(
 
 
 def write_all(
-    jobs: Sequence[Any], total: int, workers: int, progress: Callable[[int, int], None]
+    jobs: Sequence[tuple[Path, int, str, Sequence[Slot], int, int]],
+    total: int,
+    workers: int,
+    progress: Callable[[int, int], None],
 ) -> list[dict[str, Any]]:
     """Call `write_region` with each job's arguments, here or in processes of their own; return what each returned."""
     done = 0

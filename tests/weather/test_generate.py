@@ -260,3 +260,19 @@ def test_rain_enters_from_outside_the_target() -> None:
 def test_real_composites_can_be_observed() -> None:
     composites = np.random.default_rng(0).gamma(0.2, 2, (12, 144, 144))
     assert np.isfinite(observe(composites, cirrus_seed=0, start_minutes=1425)).all()
+
+
+@pytest.mark.slow
+def test_processes_write_what_one_writes(tmp_path: Path) -> None:
+    regions, years = ["boxi_0015", "roxi_0004"], [2019]
+    said = [
+        generate(tmp_path / str(workers), regions=regions, years=years, **SETTINGS, workers=workers)
+        for workers in (1, 2)
+    ]
+    assert said[0] == said[1]
+    files = sorted(path.relative_to(tmp_path / "1") for path in (tmp_path / "1").rglob("*.h5"))
+    assert len(files) > 8
+    for name in files:
+        with h5py.File(tmp_path / "1" / name) as left, h5py.File(tmp_path / "2" / name) as right:
+            for key in left:
+                np.testing.assert_array_equal(left[key][()], right[key][()])
