@@ -52,15 +52,17 @@ class Preset:
     years: tuple[int, ...] = (2019, 2020)
     training: int
     """Training frames of a region and year."""
-    sequences: int
-    """Sequences of a region and year in each other split."""
+    validation: int
+    """Validation sequences of a region and year."""
+    tests: int
+    """Sequences of a region and year in each of test and heldout."""
 
 
 GENERATED = {
-    24: Preset(regions=CENTRAL[:2], training=96, sequences=1),
-    36: Preset(regions=CENTRAL, training=2000, sequences=12),
-    60: Preset(regions=CENTRAL, training=1200, sequences=12),
-    252: Preset(regions=("roxi_0004",), years=(2019,), training=120, sequences=2),
+    24: Preset(regions=CENTRAL[:2], training=96, validation=1, tests=1),
+    36: Preset(regions=CENTRAL, training=2000, validation=40, tests=16),
+    60: Preset(regions=CENTRAL, training=1200, validation=40, tests=16),
+    252: Preset(regions=("roxi_0004",), years=(2019,), training=120, validation=2, tests=2),
 }
 """Size -> the data set `generated-<size>`."""
 RAIN_THRESHOLD = 0.2
@@ -142,7 +144,7 @@ def _generate(place: Storage, name: str, size: int, seed: int) -> dict[str, Any]
             regions=preset.regions,
             years=preset.years,
             training=preset.training,
-            sequences=dict.fromkeys(("validation", "test", "heldout"), preset.sequences),
+            sequences={"validation": preset.validation, "test": preset.tests, "heldout": preset.tests},
             seed=seed,
             workers=(os.cpu_count() or 1) if size > 24 else 1,  # starting a process takes seconds
             progress=show,

@@ -56,7 +56,10 @@ class Reduced:
 
     def shrink(self, overrides: Mapping[str, object]) -> dict[str, object]:
         """Return overrides, and those of the run they start from, at this size."""
-        small = {**overrides, **self.models[model_of(overrides)]}
+        changes = self.models[model_of(overrides)]
+        if overrides.get("loss", "bce") != "bce":  # no other loss is short of rain
+            changes = {path: value for path, value in changes.items() if not path.startswith("loss.")}
+        small = {**overrides, **changes}
         if "init.overrides" in small:
             parent = dict(small["init.overrides"])  # type: ignore[call-overload]
             small["init.overrides"] = tuple(self.shrink(parent).items())
@@ -95,7 +98,8 @@ SIMPLE: Mapping[str, Mapping[str, object]] = {
     "climatology": {"epochs": 1, "batch": 2, "steps": 0},
 }
 BRIEF = {"batch": 2, "steps": 2}
-SHORT = {"batch": 8, "steps": 100}
+SHORT = {"batch": 8, "steps": 100, "loss.positive_weight": 5.0}
+"""With this weight 0.5 stands for one chance of rain in six, about where an IoU of 0.2 is best (p = IoU / (1 + IoU))."""
 
 SMOKE = Reduced(
     overrides={"data": "generated-24", "regions": ["boxi_0015", "roxi_0004"], "patience": 0},
@@ -120,8 +124,8 @@ SMALL = Reduced(
     },
     models={
         **SIMPLE,
-        "unet": {**SHORT, "model.filters": 8, "model.dropout": 0.1, "optimizer.learning_rate": 1e-3, "epochs": 4},
-        "context": {**SHORT, "model.filters": 16, "model.levels": 4, "epochs": 10},
+        "unet": {**SHORT, "model.filters": 8, "model.dropout": 0.1, "optimizer.learning_rate": 1e-3, "epochs": 3},
+        "context": {**SHORT, "model.filters": 16, "model.levels": 4, "epochs": 7},
         "retrieval": {**SHORT, "optimizer.learning_rate": 3e-3, "epochs": 2},
     },
     seeds=(0, 1, 2),

@@ -21,7 +21,7 @@ prepare_module = importlib.import_module("retable.tasks.weather.prepare")  # the
 
 @pytest.fixture
 def small(monkeypatch):
-    preset = Preset(regions=("boxi_0015",), years=(2019,), training=36, sequences=1)
+    preset = Preset(regions=("boxi_0015",), years=(2019,), training=36, validation=1, tests=1)
     monkeypatch.setitem(GENERATED, 24, preset)
     monkeypatch.setitem(GENERATED, 12, preset)
 

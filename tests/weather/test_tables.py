@@ -72,7 +72,7 @@ def test_epochs_shrink_in_order_and_the_note_says_so():
     small = SCALES["small"].apply(TABLE1)
     epochs = {row.label: (row.view or {}).get("epoch") for row in small.rows if isinstance(row, Row)}
     early, late = epochs["BASELINE bce, train all. Epoch 24"], epochs["BASELINE bce, train all. Epoch 53"]
-    assert 0 < early < late == 4 and "54 of 54 -> 4 of 4" in small.note
+    assert 0 < early < late == 3 and "54 of 54 -> 3 of 3" in small.note
 
 
 def test_combined_rows_join_what_is_run():
