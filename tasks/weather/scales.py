@@ -99,7 +99,7 @@ SIMPLE: Mapping[str, Mapping[str, object]] = {
 }
 BRIEF = {"batch": 2, "steps": 2}
 SHORT = {"batch": 8, "steps": 100, "loss.positive_weight": 5.0}
-"""With this weight 0.5 stands for one chance of rain in six, about where an IoU of 0.2 is best (p = IoU / (1 + IoU))."""
+"""With this weight 0.5 means one chance of rain in six, about where an IoU of 0.2 is best (p = IoU / (1 + IoU))."""
 
 SMOKE = Reduced(
     overrides={"data": "generated-24", "regions": ["boxi_0015", "roxi_0004"], "patience": 0},

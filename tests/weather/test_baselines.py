@@ -187,7 +187,8 @@ def test_rain_now_is_read_off_the_last_image():
     images = torch.randn(2, 11, 4, 24, 24)
     expected = nn.functional.interpolate(images[:, 7, -1:, 10:14, 10:14], (24, 24), mode="bilinear")[:, 0]
     torch.testing.assert_close(model.now(images), expected, atol=1e-4, rtol=0)
-    forecast = model(images)
+    torch.testing.assert_close(model(images), expected[:, None], atol=1e-4, rtol=0)  # what is trained
+    forecast = model.eval()(images)
     assert forecast.shape == (2, 6, 24, 24)
     assert all(torch.equal(forecast[:, lead], model.now(images)) for lead in range(6))
 
@@ -197,7 +198,7 @@ def test_rain_moves_with_the_clouds():
     images = inputs(pictures)
     model = RetrievalForecaster(Retrieval(motion="optical_flow"), size=48, inputs=4, forecast=6)
     channel_of_the_last_image(model, INFRARED)
-    forecast = model(images[:, :, :4])
+    forecast = model.eval()(images[:, :, :4])
     assert forecast.shape == (1, 6, 48, 48)
     for lead in (2, 6):
         truth = model.now(images[:, :, : 4 + lead])
@@ -207,7 +208,7 @@ def test_rain_moves_with_the_clouds():
 
 def test_without_contrast_the_moving_forecast_stays():
     torch.manual_seed(0)
-    moving = RetrievalForecaster(Retrieval(motion="optical_flow"), size=24, inputs=4, forecast=3)
+    moving = RetrievalForecaster(Retrieval(motion="optical_flow"), size=24, inputs=4, forecast=3).eval()
     images = torch.randn(2, 11, 4, 24, 24)
     images[:, INFRARED] = 0
     torch.testing.assert_close(moving(images)[:, 2], moving.now(images), atol=1e-5, rtol=1e-5)

@@ -97,8 +97,12 @@ def test_adabelief_honours_its_configuration(storage):
 
 def test_the_weight_of_rain_comes_from_the_config_or_the_data(storage):
     _, data = learner(storage, of({}))
+    rain = np.mean(list(Source.of(storage, "weather/tiny").info["rain"].values()))
+    assert 0 < rain < 0.5
     assert positive_weight(of({}), data) == Bce().positive_weight
-    assert positive_weight(of({"loss": "bce", "loss__positive_weight": "training_set"}), data) == pytest.approx(4.0)
+    assert positive_weight(of({"loss": "bce", "loss__positive_weight": "training_set"}), data) == pytest.approx(
+        (1 - rain) / rain
+    )
     assert positive_weight(of({"loss": "soft_iou"}), data) == 1.0
 
 

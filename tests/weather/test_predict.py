@@ -174,7 +174,8 @@ def test_local_hold_outs_count_for_nothing_that_is_fitted(tmp_path):
     found = predict.rain_frequency(chosen, Source(storage, info), series)
     assert np.allclose(found, expected, equal_nan=True)
     assert not np.allclose(found, (classify(rates, 0.2) == 1).sum(0) / (classify(rates, 0.2) != 2).sum(0))
-    share = prepare.rain_share(h5py.File(tmp_path / "2019/OPERA/boxi_0015.train.rates.crop.h5")["rates.crop"], free)
+    with h5py.File(tmp_path / "2019/OPERA/boxi_0015.train.rates.crop.h5", locking=False) as file:
+        share = prepare.rain_share(file["rates.crop"], free)
     assert share == pytest.approx((events == 1).sum() / (events != 2).sum(), rel=0.1)
 
 

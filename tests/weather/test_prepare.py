@@ -66,10 +66,11 @@ def test_rain_shares_of_long_series_come_from_spread_frames(tmp_path, monkeypatc
     rates[::10] = 1  # 10 of 95 frames: every tenth
     write_hdf5(path, "rain", rates)
     with h5py.File(path) as file:
-        assert prepare_module.rain_share(file["rates.crop"]) == 1
+        assert prepare_module.rain_share(file["rates.crop"], np.ones(95, bool)) == 1
+        assert prepare_module.rain_share(file["rates.crop"], np.arange(95) % 10 > 0) == 0
     write_hdf5(path, "rain", np.full((95, 1, 12, 12), -9999000, np.float32))
     with h5py.File(path) as file:
-        assert prepare_module.rain_share(file["rates.crop"]) == 0
+        assert prepare_module.rain_share(file["rates.crop"], np.ones(95, bool)) == 0
 
 
 def test_digest_is_of_the_content(tmp_path):
@@ -218,7 +219,7 @@ def test_presets_fit_the_published_regions_and_sizes():
     assert set(GENERATED) == {24, 36, 60, 252}
     for size, preset in GENERATED.items():
         assert size % 12 == 0 and set(preset.years) <= {2019, 2020}
-        assert preset.training >= 36 and preset.sequences >= 2
+        assert preset.training >= 36 and preset.validation >= 1 and preset.tests >= 1
 
 
 @pytest.mark.parametrize(

@@ -19,12 +19,12 @@ from retable.tasks.weather.preprocess import classify
 
 @pytest.fixture(scope="module")
 def storage(shared, tmp_path_factory):
-    """What `retable data import weather opera_20180824 --name opera --size 24` makes."""
+    """What `retable data import weather opera_20180824 --name opera --size 36` makes."""
     from retable.tasks.weather.cli import import_
 
     where = tmp_path_factory.mktemp("real") / "results"
     import_(
-        shared / "data/weather/opera_20180824", str(where), "opera", size=24, regions=8, inputs=4, forecast=8, seed=0
+        shared / "data/weather/opera_20180824", str(where), "opera", size=36, regions=8, inputs=4, forecast=8, seed=0
     )
     return Storage.open(where)
 
@@ -86,6 +86,7 @@ def test_a_network_trains_on_it_and_beats_saying_dry(storage, source):
     for model in ({}, {"model": "all_dry"}):
         chosen = config(source, **model) if not model else override(config(source), model)
         folder = RunFolder.of(storage, task, chosen)
+        folder.begin(chosen, task.version, {})
         data = task.dataset.open(None, source, [chosen])
         train(task, [chosen], data, [folder], source.info["digest"], Run(), [()])
         view = View(epoch=2, threshold="tuned") if not model else View(epoch=2)
@@ -104,6 +105,7 @@ def test_its_forecasts_are_georeferenced(storage, source, tmp_path):
     task = find("weather")
     chosen = override(config(source), {"model": "all_dry"})
     folder = RunFolder.of(storage, task, chosen)
+    folder.begin(chosen, task.version, {})
     if folder.result() is None:
         train(task, [chosen], task.dataset.open(None, source, [chosen]), [folder], source.info["digest"], Run(), [()])
     netcdf(folder.fingerprint, tmp_path / "out", storage.root, "test", 0)
@@ -113,5 +115,5 @@ def test_its_forecasts_are_georeferenced(storage, source, tmp_path):
         grid = source.info["grids"][region]
         assert file.variables["x"][0] == pytest.approx(grid["x0"] + 1000)
         assert file.variables["y"][0] == pytest.approx(grid["y0"] - 1000)
-        assert file.variables["probability"].shape[1:] == (8, 24, 24)
+        assert file.variables["probability"].shape[1:] == (8, 36, 36)
     assert json.dumps(retable.load(folder.fingerprint, storage=storage.root).metrics)

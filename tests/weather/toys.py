@@ -9,6 +9,7 @@ from retable.platform.runs import RunFolder
 from retable.platform.storage import Storage
 from retable.platform.task import Source, find
 from retable.tasks.weather.config import Config
+from retable.tasks.weather.prepare import index_folder
 from tests.weather.files import Layout
 
 SMALL = {
@@ -35,10 +36,8 @@ def make(where):
     """Write the tiny layout as a data set of a storage."""
     storage = Storage.open(where)
     folder = storage / "data/weather/tiny"
-    info = Layout().write(Path(folder.root))
-    rain = {name: 0.2 for name in info["series"] if name.endswith("training")}
-    said = {"name": "tiny", "source": "generated", "bytes": 1e6, "digest": "tiny", "rain": rain}
-    folder.write_json("dataset.json", {**info, **said})
+    Layout().write(Path(folder.root))
+    index_folder(folder, "tiny", "own")
     return storage
 
 
@@ -46,7 +45,10 @@ def run(storage, chosen, place=None, stop_at=None, checkpoint_every=0, keep=()):
     """Train to the end, or until an interruption before step `stop_at` of the call."""
     task = find("weather")
     folder = RunFolder.of(storage, task, chosen)
-    data = task.dataset.open(None, Source.of(storage, "weather/tiny"), [chosen])
+    source = Source.of(storage, "weather/tiny")
+    if (place or Run()).rank == 0:
+        folder.begin(chosen, task.version, {})
+    data = task.dataset.open(None, source, [chosen])
     steps = iter(range(10_000))
     batches = data.batches
 
@@ -57,5 +59,5 @@ def run(storage, chosen, place=None, stop_at=None, checkpoint_every=0, keep=()):
             yield batch
 
     data.batches = interrupted
-    train(task, [chosen], data, [folder], "tiny", place or Run(), [keep], checkpoint_every)
+    train(task, [chosen], data, [folder], source.info["digest"], place or Run(), [keep], checkpoint_every)
     return folder
