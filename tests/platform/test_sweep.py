@@ -1,5 +1,7 @@
 """Sweeps over the config, the view, or both: what a point trains, and how the journal tells points apart."""
 
+from dataclasses import replace
+
 import pytest
 
 from retable.platform import cli
@@ -7,6 +9,7 @@ from retable.platform.errors import UserError
 from retable.platform.launch import Context, Resources, drawn
 from retable.platform.plan import data_digest
 from retable.platform.runs import RunFolder
+from retable.platform.stages import predict_and_score
 from retable.platform.sweep import Journal, Point, at_once, entry, find_space, fixed_points, run_sweep, trains_apart
 from retable.platform.table import split_view
 from retable.tasks.halves import TASK, Config, View
@@ -45,6 +48,8 @@ def test_points_of_one_run_do_not_train_it_side_by_side(context):
     folder = RunFolder.of(context.storage, TASK, config)
     fit(context.storage, config, folder, ())
     rest = [point for point in points if point not in first]
+    assert len(at_once(rest, context)) == 2, "of a run that is not predicted yet, one point"
+    assert predict_and_score(TASK, config, replace(drawn(rest[0], context).view, epoch=1), folder) is None
     assert at_once(rest, context) == sorted(
         [*(p for p in runs[0.1] if p in rest), next(p for p in runs[0.001] if p in rest)], key=rest.index
     ), "all of the finished run, and one of the other, which was stopped early"
