@@ -4,18 +4,50 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import typer
 from rich.console import Console, Group
 from rich.live import Live
+from rich.progress import Progress
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 160)
 errors = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
+    """Show a bar while the block runs; the function given to it takes the work so far and in all."""
+    if not console.is_terminal:
+        console.print(title)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        job = bar.add_task(title, total=None)
+
+        def advance(done: int, total: int) -> None:
+            """Move the bar."""
+            bar.update(job, completed=done, total=total)
+
+        yield advance
+
+
+def show_defects(checked: Iterable[tuple[object, Sequence[str]]]) -> None:
+    """Print what is wrong with each thing that was checked, a line each, or that it is fine.
+
+    Raises:
+        typer.Exit: with status 1 where anything is wrong.
+    """
+    bad = False
+    for name, defects in checked:
+        bad |= bool(defects)
+        for line in defects or [f"{name}: fine"]:
+            console.print(line, markup=False)
+    if bad:
+        raise typer.Exit(1)
 
 
 @dataclass

@@ -134,7 +134,8 @@ def keep_weights(
     """Save an epoch's weights where a view names it, and those of the best epoch so far where a run may end early."""
     row = history[-1]
     names = []
-    if rule is None if row["epoch"] == epochs else row["epoch"] in kept:  # with a rule, the last means the best
+    last = row["epoch"] == epochs
+    if (last and rule is None) or (not last and row["epoch"] in kept):  # with a rule, the last means the best
         names.append("weights")
     if rule is not None and best_epoch(rule[0], history) == row["epoch"]:
         names.append("best")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from retable.platform.board import console
+from retable.platform.board import console, show_defects
 from retable.platform.errors import UserError
 from retable.platform.storage import Storage
 
@@ -64,14 +64,7 @@ def check(
     if path is None and not places:
         raise UserError(f"{root}/data/rl: no data sets; `retable data make rl --env hopper` records one")
     targets = [Path(path)] if path else [root / place for place in places]
-    bad = 0
-    for target in targets:
-        defects = data.check(target)
-        bad += len(defects)
-        for line in defects or [f"{target}: fine"]:
-            console.print(line, markup=False)
-    if bad:
-        raise typer.Exit(1)
+    show_defects((target, data.check(target)) for target in targets)
 
 
 def convert(

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, cast
 
-from rich.progress import Progress
-
-from retable.platform.board import console
+from retable.platform.board import progress_bar
 from retable.platform.errors import UserError
 from retable.platform.storage import Storage
 from retable.tasks.rl.config import Config
@@ -19,10 +17,7 @@ def make_recording(
 ) -> dict[str, Any]:
     """Record a data set with a progress bar; return its `dataset.json`."""
     storage.check_writable()
-    if not console.is_terminal:
-        console.print(f"recording {transitions:,} transitions of {environment}")
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        job = bar.add_task(f"recording {environment}", total=transitions)
+    with progress_bar(f"recording {transitions:,} transitions of {environment}") as show:
         return record(
             environment,
             storage,
@@ -30,7 +25,7 @@ def make_recording(
             noise,
             seed,
             policy=cast(Literal["expert", "random"], policy),
-            progress=lambda done, total: bar.update(job, completed=done, total=total),
+            progress=show,
         )
 
 

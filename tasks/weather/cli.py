@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from retable.platform.board import console
+from retable.platform.board import console, show_defects
 from retable.platform.errors import UserError
 from retable.platform.storage import Storage
 
@@ -57,18 +57,11 @@ def check(
     names = where.list("data/weather")
     if path is None and not names:
         raise UserError(f"{where}/data/weather: no data sets; `retable data make weather` generates one")
-    targets = [path] if path else [f"{where.root}/data/weather/{name}" for name in names]
-    bad = 0
-    for target in targets:
-        if target.endswith(".zip"):
-            defects = check_submission(Path(target))
-        else:
-            defects = check_folder(Storage(where.filesystem, target) if path is None else Path(target))
-        bad += len(defects)
-        for line in defects or [f"{target}: fine"]:
-            console.print(line, markup=False)
-    if bad:
-        raise typer.Exit(1)
+    if path is None:
+        folders = [where / f"data/weather/{name}" for name in names]
+        show_defects((folder, check_folder(folder)) for folder in folders)
+    else:
+        show_defects([(path, check_submission(Path(path)) if path.endswith(".zip") else check_folder(Path(path)))])
 
 
 def convert(
@@ -103,9 +96,9 @@ def import_(
     Example: `retable data import weather opera_20180824 --name opera`
     """
     from retable.platform.api import set_line
+    from retable.platform.board import progress_bar
     from retable.tasks.weather.importer import import_composites
     from retable.tasks.weather.prepare import describe, folder, index_folder
-    from retable.tasks.weather.progress import progress_bar
 
     place = folder(Storage.open(storage), name)
     if not place.is_local:

@@ -6,7 +6,6 @@ format*, version 2.2; NWC SAF, *Data output format for the NWC/GEO*, 2016.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Any, Literal
 import h5py
 import numpy as np
 import numpy.typing as npt
+import pyproj
 
 from retable.platform.errors import UserError
 from retable.tasks.weather.preprocess import MISSING, UNDETECTED
@@ -25,8 +25,6 @@ Array = npt.NDArray[Any]
 
 PRODUCTS = {"opera": "OPERA composites", "crr": "NWC-SAF convective rain rate"}
 SUFFIXES = (".h5", ".hdf", ".hdf5", ".nc", ".nc4")
-WGS84 = (6378137.0, 1 / 298.257223563)
-"""Major semi-axis in metres, and flattening."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +141,7 @@ def _text(value: Any) -> str:
 
 
 def _radar_grid(path: Path, where: Mapping[str, Any], shape: tuple[int, int]) -> Grid:
-    """Read ODIM's /where; the corner is computed for the equal-area projection that OPERA uses."""
+    """Read ODIM's /where."""
     if "xscale" in where and "yscale" in where and _number(where["xscale"]) != _number(where["yscale"]):
         raise UserError(f"{path}: its pixels are not square; give composites on an equal-area grid")
     pixel = _number(where["xscale"]) if "xscale" in where else None
@@ -165,33 +163,9 @@ def _satellite_grid(path: Path, attributes: Mapping[str, Any], shape: tuple[int,
 
 
 def project(projdef: str, longitude: float, latitude: float) -> tuple[float, float] | None:
-    """Project degrees to metres, to the nearest metre, by Lambert's azimuthal equal-area projection of WGS 84.
-
-    Snyder 1987, *Map Projections: A Working Manual*, equations 3-11, 3-12, 3-13 and 24-17 to 24-20.
-
-    Returns:
-        x and y with the false easting and northing; None where `projdef` is another projection or ellipsoid.
-
-    """
-    pairs = (word.lstrip("+").split("=", 1) for word in projdef.split() if "=" in word)
-    words = {key: value for key, value in pairs}
-    if words.get("proj") != "laea" or "WGS84" not in (words.get("ellps"), words.get("datum")):
+    """Project degrees to metres, to the nearest metre; None where PROJ does not understand `projdef`."""
+    try:
+        x, y = pyproj.Proj(projdef)(longitude, latitude)
+    except pyproj.exceptions.CRSError:
         return None
-    axis, flattening = WGS84
-    square = flattening * (2 - flattening)
-    e = math.sqrt(square)
-
-    def area(sine: float) -> float:
-        return (1 - square) * (sine / (1 - square * sine**2) + math.atanh(e * sine) / e)
-
-    centre = math.radians(float(words.get("lat_0", 0)))
-    turn = math.radians(longitude - float(words.get("lon_0", 0)))
-    radius = axis * math.sqrt(area(1) / 2)
-    beta, beta0 = (math.asin(area(math.sin(angle)) / area(1)) for angle in (math.radians(latitude), centre))
-    stretch = axis * math.cos(centre) / math.sqrt(1 - square * math.sin(centre) ** 2) / (radius * math.cos(beta0))
-    cosine = math.sin(beta0) * math.sin(beta) + math.cos(beta0) * math.cos(beta) * math.cos(turn)
-    scale = radius * math.sqrt(2 / (1 + cosine))
-    x = scale * stretch * math.cos(beta) * math.sin(turn)
-    y = scale / stretch * (math.cos(beta0) * math.sin(beta) - math.sin(beta0) * math.cos(beta) * math.cos(turn))
-    x, y = x + float(words.get("x_0", 0)), y + float(words.get("y_0", 0))
-    return float(round(x)), float(round(y))
+    return float(round(x)) + 0.0, float(round(y)) + 0.0  # no -0

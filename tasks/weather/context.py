@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from retable.tasks.weather.config import Context
+from retable.tasks.weather.preprocess import CHANNELS
 
-CHANNELS = 11
 RAIN_SHARE = 0.08
 """Where forecasts start: how often it rains in the seven regions (training set of 2019 and 2020)."""
 STEPS = (2, 3)
@@ -84,8 +84,8 @@ class ContextForecaster(nn.Module):
         super().__init__()
         self.size, self.crop = size, crop
         width = 2 * config.filters  # lead times are read off these features, so they are twice as many as the body's
-        self.body = Body(CHANNELS * inputs, config.filters, config.levels)
-        self.join = Block(CHANNELS * inputs + config.filters, width)
+        self.body = Body(len(CHANNELS) * inputs, config.filters, config.levels)
+        self.join = Block(len(CHANNELS) * inputs + config.filters, width)
         self.refine = nn.ModuleList(Block(width, width) for _ in STEPS)
         self.last = nn.Conv2d(width, forecast, 1)
         nn.init.zeros_(self.last.weight)

@@ -20,6 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from retable.platform.board import progress_bar
 from retable.platform.cluster import ray_cluster
 from retable.platform.errors import UserError
 from retable.platform.storage import Storage
@@ -27,7 +28,6 @@ from retable.platform.stream import stream
 from retable.tasks.weather.frames import COLUMN, FRAMES_PER_FILE, Frames, part_path
 from retable.tasks.weather.layout import CSV, find_csv
 from retable.tasks.weather.preprocess import HIGH, LOW
-from retable.tasks.weather.progress import progress_bar
 
 Array = npt.NDArray[Any]
 

@@ -125,8 +125,7 @@ def take_over(file: Path, storage: Storage, changes: list[str]) -> str:
     except OSError as error:
         raise UserError(f"{file}: {error.strerror}") from error
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise UserError(f"{file}: no plain state dict ({reason}); save `model.state_dict()` alone") from error
+        raise UserError(f"{file}: no file of tensors and plain values; save `model.state_dict()` alone") from error
     if not isinstance(state, dict):
         raise UserError(f"{file}: no state dict but a {type(state).__name__}; save `model.state_dict()`")
     converted = convert_reference(state, config, SIZE, config.regions)

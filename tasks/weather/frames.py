@@ -22,10 +22,10 @@ import pyarrow.parquet as pq
 from retable.platform.errors import UserError, disk_errors
 from retable.platform.storage import Storage
 from retable.tasks.weather.layout import RAIN, REMEDY, SATELLITE, rain_path, satellite_path
+from retable.tasks.weather.preprocess import CHANNELS
 
 Array = npt.NDArray[Any]
 
-CHANNELS = 11
 FRAMES_PER_FILE = 256
 """Frames of one Parquet file."""
 OPEN_FILES = 128
@@ -161,7 +161,7 @@ class Frames:
         year, region, split = series.split("/")
         where, key = (satellite_path, SATELLITE) if kind == "satellite" else (rain_path, RAIN)
         path = Path(self._folder.root) / where(int(year), region, split)
-        channels = CHANNELS if kind == "satellite" else 1
+        channels = len(CHANNELS) if kind == "satellite" else 1
         data = _open(f"{self._digest}:{path}", lambda: open_hdf5(path, key, channels))
         wanted = (self._series[series][kind], channels, self._size, self._size)
         if data.shape != wanted:
@@ -169,7 +169,7 @@ class Frames:
         return read_hdf5(data, slice(start, stop))
 
     def _read_parquet(self, series: str, kind: str, start: int, stop: int) -> Array:
-        channels = CHANNELS if kind == "satellite" else 1
+        channels = len(CHANNELS) if kind == "satellite" else 1
         pieces = [np.empty((0, channels, self._size, self._size), np.float32)]
         while start < stop:
             number = start // FRAMES_PER_FILE

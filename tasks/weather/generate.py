@@ -23,7 +23,17 @@ import numpy as np
 import numpy.typing as npt
 
 from retable.platform.errors import UserError
-from retable.tasks.weather.layout import CSV, RAIN, SATELLITE, SPLITS, STEP, rain_path, satellite_path, series_name
+from retable.tasks.weather.layout import (
+    COLUMNS,
+    CSV,
+    RAIN,
+    SATELLITE,
+    SPLITS,
+    STEP,
+    rain_path,
+    satellite_path,
+    series_name,
+)
 from retable.tasks.weather.preprocess import CHANNELS, MISSING, UNDETECTED
 from retable.tasks.weather.rainfall import (
     DAY,
@@ -42,7 +52,6 @@ Array = npt.NDArray[Any]
 
 VERSION = 1
 """Raised when the generator's numbers change."""
-COLUMNS = ("time", "date_str", "date", "RATE", "ACRR", "DBZH", "REFL-BT", "all_vars", "split", "split_type")
 YEARS = (2019, 2020, 2021)
 REGIONS = {
     "boxi_0015": ((0.073, 0.081, 0.077), 1.0, 0, 0.15, 0.3),
@@ -215,6 +224,7 @@ class Files:
         self.rows: dict[str, dict[str, int]] = {split: {"satellite": 0, "rain": 0} for split in SPLITS}
 
         def create(path: str, key: str, *shape: int) -> h5py.Dataset:
+            """Open a file that says what it is, with one data set."""
             (target / path).parent.mkdir(parents=True, exist_ok=True)
             file = stack.enter_context(h5py.File(target / path, "w"))
             file.attrs.update(generated=True, generator_version=VERSION, seed=seed)

@@ -47,7 +47,6 @@ FEWEST = 4
 """Regions needed for four splits."""
 CUT_SPLITS = ("validation", "test", "heldout")
 SIMULATION = "computed from the rain of the whole square by retable.tasks.weather.satellite.observe; not observed"
-COLUMNS = ("time", "date_str", "date", "RATE", "ACRR", "DBZH", "REFL-BT", "all_vars", "split", "split_type")
 
 
 @dataclass(frozen=True)
@@ -341,7 +340,7 @@ def _write_csv(path: Path, composites: Sequence[Composite], inputs: int, forecas
     """Write the CSV; unlike in the competition's, a slot stands there once for each split, as splits are places."""
     with path.open("w", newline="") as file:
         table = csv.writer(file, lineterminator="\n")
-        table.writerow(COLUMNS)
+        table.writerow(layout.COLUMNS)
         for split in layout.SPLITS:
             for frame, kind in slots(len(composites), split, inputs, forecast):
                 time = composites[frame].time

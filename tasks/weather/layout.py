@@ -35,6 +35,8 @@ CSV_NAMES = tuple(
     for folder in ("", "data/")
 )
 """Where the CSV may lie; the first one found counts."""
+COLUMNS = ("time", "date_str", "date", "RATE", "ACRR", "DBZH", "REFL-BT", "all_vars", "split", "split_type")
+"""Of the CSV."""
 STEP = 15
 """Minutes from one frame to the next."""
 LOCAL_SEQUENCES = 60

@@ -17,12 +17,12 @@ import numpy.typing as npt
 from scipy.ndimage import uniform_filter
 
 from retable.tasks.weather.config import STEPS
+from retable.tasks.weather.preprocess import MASKED
 
 Array = npt.NDArray[Any]
 Summaries = Mapping[str, Mapping[str, Array]]
 Counts = Mapping[str, Array]
 
-MASKED = 2
 FSS_WIDTHS = (1, 3, 9, 27)
 """Widths of the fractions skill score's neighbourhoods, pixels of 2 km."""
 MINUTES = 15

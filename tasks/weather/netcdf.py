@@ -9,6 +9,7 @@ from typing import Any
 import h5netcdf
 import numpy as np
 import numpy.typing as npt
+import pyproj
 
 from retable.tasks.weather.config import STEPS
 from retable.tasks.weather.metrics import MINUTES
@@ -18,14 +19,6 @@ Array = npt.NDArray[Any]
 PIXEL = 2000.0
 """Width of the competition's pixels, metres."""
 NO_PLACE = "none: the competition does not publish where its regions lie; x and y count within the region"
-WGS84 = {"semi_major_axis": 6378137.0, "inverse_flattening": 298.257223563}
-ORIGIN = {
-    "lon_0": "longitude_of_projection_origin",
-    "lat_0": "latitude_of_projection_origin",
-    "x_0": "false_easting",
-    "y_0": "false_northing",
-}
-"""PROJ's parameters -> CF's attributes."""
 
 
 def export(
@@ -49,7 +42,7 @@ def export(
         attributes: what else the file says of itself, such as `title`, `source`, `history`.
         grid: where the region lies: `projdef` (PROJ's string), `x0` and `y0` (upper left corner of the upper left
             pixel, metres) and `step` (a pixel's width, metres). None, or without these, or in another projection than
-            Lambert's azimuthal equal-area of WGS 84 (OPERA's): x and y are kilometres within the region.
+            Lambert's azimuthal equal-area (OPERA's): x and y are kilometres within the region.
 
     The variable `probability` (sequence, lead_time, y, x) is packed in signed bytes, as CF-1.8 packs no unsigned ones;
     0.5 is exact. Raises ValueError where there are not as many times as sequences.
@@ -103,13 +96,13 @@ def write_place(file: Any, grid: Mapping[str, Any] | None, shape: tuple[int, ...
 
 def equal_area(projdef: str) -> dict[str, Any] | None:
     """Return CF's attributes of a Lambert azimuthal equal-area projection in metres; None if PROJ names another."""
-    words = dict(word.lstrip("+").split("=", 1) for word in projdef.split() if "=" in word)
-    if words.get("proj") != "laea" or "WGS84" not in (words.get("ellps"), words.get("datum")):
+    try:
+        system = pyproj.CRS(projdef)
+    except pyproj.exceptions.CRSError:
         return None
-    if words.get("units", "m") != "m":
-        return None
-    origin = {name: float(words.get(key, 0)) for key, name in ORIGIN.items()}
-    return {"grid_mapping_name": "lambert_azimuthal_equal_area", **origin, **WGS84, "proj4": projdef}
+    found: dict[str, Any] = system.to_cf()
+    metres = system.axis_info[0].unit_name == "metre"
+    return found if metres and found.get("grid_mapping_name") == "lambert_azimuthal_equal_area" else None
 
 
 def write_probability(file: Any, steps: Array, mapping: Mapping[str, str]) -> None:

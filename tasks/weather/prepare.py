@@ -15,12 +15,13 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
+from retable.platform.board import progress_bar
 from retable.platform.errors import UserError
 from retable.platform.storage import Storage
 from retable.tasks.weather import preprocess
 from retable.tasks.weather.config import Config
 from retable.tasks.weather.convert import transfer
-from retable.tasks.weather.frames import CHANNELS, open_hdf5, read_hdf5
+from retable.tasks.weather.frames import open_hdf5, read_hdf5
 from retable.tasks.weather.layout import (
     CSV_NAMES,
     INPUT,
@@ -36,7 +37,6 @@ from retable.tasks.weather.layout import (
     satellite_path,
     series_name,
 )
-from retable.tasks.weather.progress import progress_bar
 
 Array = npt.NDArray[Any]
 
@@ -120,7 +120,7 @@ def make_generated(place: Storage, name: str, size: int, seed: int = 0) -> dict[
 
     """
     place.check_writable()
-    ours = place.exists("dataset.json") and place.read_json("dataset.json").get("source") == "generated"
+    ours = place.exists("truth")  # only generated data have it, from their first moment on
     if place.list() and not ours and not name.startswith("generated-"):
         raise UserError(f"{place} holds other data; choose another --name")
     if place.is_local:
@@ -241,7 +241,7 @@ def scan(root: Path) -> Iterator[tuple[int, str, str]]:
 def layout_files(year: int, region: str, split: str) -> list[tuple[str, str, str, int]]:
     """Return a series' two files: kind, path, key and channels."""
     return [
-        ("satellite", satellite_path(year, region, split), SATELLITE, CHANNELS),
+        ("satellite", satellite_path(year, region, split), SATELLITE, len(preprocess.CHANNELS)),
         ("rain", rain_path(year, region, split), RAIN, 1),
     ]
 
@@ -303,8 +303,8 @@ def describe(info: Mapping[str, Any]) -> str:
     if info["source"] == "generated":
         return f"generated rain and satellite images, {extent} (seed {info.get('seed', 0)})"
     if info["source"] == "imported":
-        product, date = info.get("product", "rain"), info.get("date", ", ".join(map(str, info["years"])))
-        return f"{product} composites of {date} with simulated satellite images, split by place"
+        product, date = info.get("product", "rain composites"), info.get("date", ", ".join(map(str, info["years"])))
+        return f"{product} of {date} with simulated satellite images, split by place"
     images = "own files, simulated satellite images" if info["simulated_satellite"] else "own files"
     what = "Weather4cast 2022" if info["source"] == "w4c22" else f"{images}, {extent}"
     if info["holdout"] == "local":

@@ -14,8 +14,8 @@ from torch.nn import functional
 
 from retable.platform.errors import UserError
 from retable.tasks.weather.config import UNet
+from retable.tasks.weather.preprocess import CHANNELS
 
-CHANNELS = 11
 Volume = Float[Tensor, "batch channel time row column"]
 
 
@@ -138,7 +138,7 @@ class UNetForecaster(nn.Module):
                 "normalization makes 0; lower model.levels"
             )
         widths = [config.filters * 2**level for level in range(config.levels)]
-        below = [CHANNELS, *widths]
+        below = [len(CHANNELS), *widths]
         self.down_convs = nn.ModuleList(DownConv(config, below[level], width) for level, width in enumerate(widths))
         upwards = reversed(range(config.levels - 1))
         self.up_convs = nn.ModuleList(UpConv(config, widths[i], 2 if min(shapes[i]) > 1 else 1) for i in upwards)

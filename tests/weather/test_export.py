@@ -91,7 +91,7 @@ def test_weights_of_the_kit_become_a_file_that_a_run_can_start_from(tmp_path, ca
 
 def test_weights_that_hold_code_or_do_not_fit_are_refused(tmp_path):
     torch.save({"model": torch.nn.Linear(1, 1)}, tmp_path / "code.ckpt")
-    with pytest.raises(UserError, match="no plain state dict"):
+    with pytest.raises(UserError, match="no file of tensors"):
         cli.weights(tmp_path / "code.ckpt", str(tmp_path / "results"), [])
     torch.save({"reduce_channels.weight": torch.zeros(1)}, tmp_path / "other.ckpt")
     with pytest.raises(UserError, match="the weights lack"):

@@ -230,7 +230,7 @@ def test_presets_fit_the_published_regions_and_sizes():
             "generated rain and satellite images, 36 x 36, 3 regions, 2 years (seed 5)",
         ),
         (
-            {"source": "imported", "product": "OPERA", "date": "2018-08-24", "simulated_satellite": True},
+            {"source": "imported", "product": "OPERA composites", "date": "2018-08-24", "simulated_satellite": True},
             "OPERA composites of 2018-08-24 with simulated satellite images, split by place",
         ),
         (

@@ -89,11 +89,11 @@ def test_a_network_trains_on_it_and_beats_saying_dry(storage, source):
         folder.begin(chosen, task.version, {})
         data = task.dataset.open(None, source, [chosen])
         train(task, [chosen], data, [folder], source.info["digest"], Run(), [()])
-        view = View(epoch=2, threshold="tuned") if not model else View(epoch=2)
+        view = View(epoch=2, split="validation")  # an hour of one day: the place kept for tests is nearly dry
         assert predict_and_score(task, chosen, view, folder) is None
         scores[str(model)] = folder.scores(view, folder.result()["weights"]["2"])["metrics"]
     dry, learned = scores[str({"model": "all_dry"})], scores["{}"]
-    assert dry["iou"] == 0 and learned["iou"] > 0.05
+    assert dry["iou"] == 0 and learned["iou"] > 0.2
     assert any(name.startswith("iou/2018/opera_") for name in learned)
 
 
