@@ -27,7 +27,7 @@ from retable.platform.task import Source
 from retable.tasks.weather.config import Config
 from retable.tasks.weather.frames import Frames
 from retable.tasks.weather.layout import Index, Window
-from retable.tasks.weather.preprocess import classify, normalise
+from retable.tasks.weather.preprocess import CHANNELS, classify, normalise
 
 if TYPE_CHECKING:
     import ray.data
@@ -157,7 +157,7 @@ def fetch(piece: Mapping[str, Any], raw: Raw, inputs: int, forecast: int, thresh
     now = run.rain + inputs - 1
     satellite = raw.satellite(run.series, run.satellite, run.satellite + run.windows + inputs - 1)
     rate = raw.rate(run.series, now, now + run.windows + forecast)
-    return {"satellite": normalise(satellite), "events": classify(rate, threshold)}
+    return {"satellite": normalise(satellite, copy=isinstance(raw, Memory)), "events": classify(rate, threshold)}
 
 
 def lanes(runs: Sequence[Run], batch: int, seed: int, epoch: int) -> tuple[Array, int]:
@@ -260,12 +260,14 @@ class Windows:
     def _join(self, samples: Sequence[tuple[Run, Mapping[str, Array], int]]) -> Batch:
         """Cut windows out of their runs and put them together. Everything is copied: runs may be shared memory."""
         inputs, forecast = self.config.inputs, self.config.forecast
-        images = np.stack([arrays["satellite"][place : place + inputs] for _, arrays, place in samples])
+        images = np.empty((len(samples), len(CHANNELS), inputs, self.size, self.size), np.float32)
+        for image, (_, arrays, place) in zip(images, samples, strict=True):
+            image[...] = arrays["satellite"][place : place + inputs].swapaxes(0, 1)
         events = np.stack([arrays["events"][place : place + 1 + forecast] for _, arrays, place in samples])
         names = [run.series.rsplit("/", 1)[0] for run, _, _ in samples]
         regions = [self.regions.index(name.split("/")[1]) for name in names]
         return Batch(
-            torch.from_numpy(images).transpose(1, 2).contiguous(),
+            torch.from_numpy(images),
             torch.from_numpy(events[:, 1:]),
             torch.from_numpy(events[:, 0]),
             torch.tensor(regions),

@@ -44,18 +44,21 @@ HIGHEST_RATE = 128.0
 DRY, RAIN, MASKED = 0, 1, 2
 
 
-def normalise(satellite: Array) -> Array:
+def normalise(satellite: Array, copy: bool = True) -> Array:
     """Satellite images (..., 11, height, width) with mean 0 and standard deviation 1 in each channel, float32.
 
     Missing values (infinite, not a number) become 0 first, as in the kit: brightness temperatures of 0 K, some 17
     standard deviations low, which a network can tell from any cloud. Every number depends on itself alone, so batches
-    may be split anywhere.
+    may be split anywhere. Without `copy`, float32 images are changed in place.
     """
     shape = (len(CHANNELS), 1, 1)
-    values = np.where(np.isfinite(satellite), satellite, 0).astype(np.float32, copy=False)
-    values = np.clip(values, LOW.reshape(shape), HIGH.reshape(shape))
-    values -= MEAN.reshape(shape)
-    values /= STD.reshape(shape)
+    low, high, mean, std = (numbers.reshape(shape) for numbers in (LOW, HIGH, MEAN, STD))
+    values = np.array(satellite, np.float32, copy=copy or None)
+    for image in values.reshape(-1, *values.shape[-3:]):  # one at a time stays in the processor's cache
+        image[~np.isfinite(image)] = 0
+        np.clip(image, low, high, out=image)
+        image -= mean
+        image /= std
     return values
 
 
@@ -67,7 +70,9 @@ def classify(rate: Array, rain_threshold: float) -> Array:
     """
     # Compared in float32: 0.2 in a file is the float32 next to 0.2, which lies above the float64.
     threshold = np.float32(rain_threshold)
+    events = np.empty(rate.shape, np.uint8)
     with np.errstate(invalid="ignore"):
-        rain = rate >= threshold if threshold > 0 else rate > 0
-        masked = ~np.isfinite(rate) | (rate == MISSING) | (rate > HIGHEST_RATE)
-    return np.where(masked, np.uint8(MASKED), rain.astype(np.uint8))
+        for field, event in zip(rate, events, strict=True):  # one at a time stays in the processor's cache
+            event[...] = field >= threshold if threshold > 0 else field > 0
+            event[~np.isfinite(field) | (field == MISSING) | (field > HIGHEST_RATE)] = MASKED
+    return events
