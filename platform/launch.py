@@ -121,6 +121,7 @@ def train_job(job: Job, context: Context, run: Any) -> None:
     if run.rank == 0:
         for folder, config in zip(folders, job.configs, strict=True):
             folder.begin(config, task.version, {**context.provenance, "data": source.info, "seed": config.seed})
+        run = dataclasses.replace(run, save=folders[0].folder.write)
     arrays = ray.get(context.arrays[where][0]) if where in context.arrays else None
     data = task.dataset.open(arrays, source, job.configs)
 

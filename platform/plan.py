@@ -272,7 +272,7 @@ def _keep(plan: Plan, task: Task, config: Any, epoch: int, wave: int, digests: d
     known = plan.trainings.get(folder.path)
     if known is not None and epoch in known.keep:
         return known
-    keep = tuple(sorted({epoch, config.epochs, *(known.keep if known else ())}))
+    keep = tuple(sorted({epoch, config.epochs, *task.keep(config), *(known.keep if known else ())}))
     where = task.dataset.where(config)
     if where not in digests:
         digests[where] = data_digest(plan.storage, where)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, distributed, nn
 
 
-def ignore(metrics: Mapping[str, Any]) -> None:
-    """Report to nobody."""
+def ignore(*_: Any) -> None:
+    """Report to nobody, keep nothing."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,8 @@ class Run:
     device: str = "cpu"
     report: Callable[[Mapping[str, Any]], None] = ignore
     """Called by every rank, equally often, at each epoch's end: Tune's, Train's or nobody's."""
+    save: Callable[[str, bytes], None] = ignore
+    """(name, data): keep a file in the run's folder; `samples/<step>.png` are shown in TensorBoard too."""
 
     def wrap(self, module: nn.Module) -> nn.Module:
         """Return a module whose backward pass averages gradients over the workers; itself where there is one."""

@@ -4,6 +4,7 @@
     provenance.json    commit, versions, machine, command, data
     metrics.jsonl      one line an epoch
     tensorboard/       the same for TensorBoard
+    samples/           PNG pictures by step of how far it was, where the task makes any
     checkpoint-<step>/ the rolling checkpoint: model.safetensors, state.pt, manifest.json (written last)
     weights/epoch-<n>.safetensors    the weights that views ask for
     views/<key>/       scores.json of one view; <weights>/<shard>/summary.npz, and predictions.npz where they are joined
@@ -18,6 +19,7 @@ import hashlib
 import io
 import json
 import re
+import struct
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -89,9 +91,14 @@ class RunFolder:
         return [json.loads(line) for line in lines]
 
     def write_history(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Write the log whole, for people and for TensorBoard: object stores cannot append."""
+        """Write the log whole, for people and for TensorBoard: object stores cannot append.
+
+        A picture `samples/<step>.png` is shown with the row of its step.
+        """
         self.folder.write("metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
-        self.folder.write("tensorboard/events.out.tfevents.0.retable", tensorboard_events(rows))
+        steps = {int(name.removesuffix(".png")) for name in self.folder.list("samples")}
+        samples = {row["step"]: self.folder.read(sample_path(row["step"])) for row in rows if row["step"] in steps}
+        self.folder.write("tensorboard/events.out.tfevents.0.retable", tensorboard_events(rows, samples))
 
     def checkpoints(self) -> list[int]:
         """Return the steps at which a whole checkpoint lies, ascending."""
@@ -218,8 +225,16 @@ def view_key(view: Any) -> str:
     return f"{choice_name(type(view))}-{sha256(text.encode())[:12]}"
 
 
-def tensorboard_events(rows: Sequence[Mapping[str, Any]]) -> bytes:
-    """Return a TensorBoard event file of a log: a pure function of the rows, so that a longer log only appends."""
+def sample_path(step: int) -> str:
+    """Return the name of the picture that shows how far a run was at a step."""
+    return f"samples/{step:08d}.png"
+
+
+def tensorboard_events(rows: Sequence[Mapping[str, Any]], samples: Mapping[int, bytes]) -> bytes:
+    """Return a TensorBoard event file of a log and PNG pictures by step.
+
+    It is a pure function of them, so that a longer log only appends.
+    """
     from tensorboardX.proto.event_pb2 import Event
     from tensorboardX.proto.summary_pb2 import Summary
     from tensorboardX.record_writer import RecordWriter
@@ -235,6 +250,11 @@ def tensorboard_events(rows: Sequence[Mapping[str, Any]]) -> bytes:
             for name, value in row.items()
             if isinstance(value, (int, float)) and name not in ("time", "step")
         ]
+        if row["step"] in samples:
+            png = samples[row["step"]]
+            width, height = struct.unpack(">II", png[16:24])  # PNG's first chunk begins with them
+            picture = Summary.Image(width=width, height=height, colorspace=3, encoded_image_string=png)
+            values.append(Summary.Value(tag="sample", image=picture))
         event = Event(wall_time=float(row["time"]), step=int(row["step"]), summary=Summary(value=values))
         writer.write(event.SerializeToString())
     return buffer.getvalue()

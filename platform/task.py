@@ -134,6 +134,8 @@ class Task:
     """(config, view, predictions, data set, shard) -> the small arrays that scores are computed from."""
     reads: Callable[[Any], Sequence[Any]] = lambda view: (view,)
     """View -> the views whose predictions it is scored from: those that differ in a threshold share one."""
+    keep: Callable[[Any], Sequence[int]] = lambda config: ()
+    """Config -> epochs whose weights are kept besides the last one and those that views name."""
     early_stop: Callable[[Any], tuple[str, int] | None] = lambda config: None
     """Config -> (metric of `validate` to maximise, epochs to wait for a better one), or None."""
     predicts_on_gpu: bool = False

@@ -277,7 +277,7 @@ def test_tensorboard_reads_the_same_numbers(folder):
 
 
 def test_a_longer_log_only_appends_to_the_tensorboard_file():
-    short, long = tensorboard_events(ROWS[:1]), tensorboard_events(ROWS)
+    short, long = tensorboard_events(ROWS[:1], {}), tensorboard_events(ROWS, {})
     assert long.startswith(short) and len(long) > len(short)
 
 

@@ -1,0 +1,325 @@
+"""The paper's findings, and ours, as functions of the measured rows.
+
+The paper judges by eye. Here pictures are judged by a network that none was made with, over several photographs:
+a comparison is the geometric mean of the ratios, photograph by photograph, with Student's 95 % interval.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from retable.platform.table import Claim, Replicate, Results, Status, Verdict
+from retable.tasks.style.figures import (
+    VERSION1,
+    VERSION2,
+    arrays_of,
+    losses_of,
+    of_photograph,
+    photograph_of,
+    timed,
+)
+
+UNTESTED: Status = "not tested at this scale"
+PHOTOGRAPHS = ("mountain", "astronaut", "coffee")
+"""What is stylised; the paper shows the mountain alone."""
+ENOUGH = 3
+"""Fewer photographs separate nothing."""
+ALIKE = 1.5
+"""Judged errors within this factor of each other are alike: settings differ by far more."""
+TREND = 3.0
+"""Losses that fall within this factor of each other, half a decade, have a similar trend."""
+HUNDREDS = 100.0
+SEVERAL = 3.0
+"""Several times as fast; the paper says `around 5`."""
+EQUAL = 1e-5
+"""Relative difference of losses that are the same but for rounding."""
+SIZES = (256, 512, 1024)
+UHD = "4032 x 2480"
+SECONDS = 3.0
+"""A 4K picture takes 2 to 3 seconds (section V.A)."""
+
+Quantity = str | Callable[[Replicate], float]
+"""A metric by name, or what is made of a replicate."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A positive number with its 95 % interval, or with the range of what was timed."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        """Write it as one reads it."""
+        return f"{self.value:.3g} [{self.low:.3g}, {self.high:.3g}]"
+
+    def within(self, low: float, high: float = np.inf) -> Status:
+        """Say whether the number lies between two others."""
+        if low <= self.low and self.high <= high:
+            return "holds"
+        return "does not hold" if self.high < low or self.low > high else "not separable"
+
+
+def join(verdicts: Sequence[Verdict]) -> Verdict:
+    """Join verdicts: a sentence holds if every part of it does, and not if one does not."""
+    order: tuple[Status, ...] = ("does not hold", UNTESTED, "not separable", "holds")
+    status = next(status for status in order if status in {verdict.status for verdict in verdicts})
+    return Verdict(status, "; ".join(dict.fromkeys(verdict.because for verdict in verdicts)))
+
+
+def by_photograph(results: Results, labels: Sequence[str], quantity: Quantity) -> dict[str, float]:
+    """Return a quantity of the rows' runs, by photograph."""
+    found = {}
+    for replicate in (replicate for label in labels for replicate in results.select(label)):
+        value = replicate.metrics.get(quantity) if isinstance(quantity, str) else quantity(replicate)
+        if value is not None:
+            found[photograph_of(replicate)] = float(value)
+    return found
+
+
+def compare(results: Results, above: Sequence[str], below: Sequence[str], quantity: Quantity) -> Interval | Verdict:
+    """Return the ratio of a quantity of some rows to that of others; a verdict where that cannot be done.
+
+    A loss that overflowed counts as the largest number there is; two such losses are equal.
+    """
+    over, under = (by_photograph(results, labels, quantity) for labels in (above, below))
+    common = [name for name in over if name in under]
+    if len(common) < ENOUGH:
+        count = f"{len(common)} photograph{'' if len(common) == 1 else 's'}"
+        return Verdict(UNTESTED, f"{count}; at least {ENOUGH} are needed" if common else "rows are missing")
+    largest, smallest = np.finfo(np.float64).max, np.finfo(np.float64).tiny
+    values = np.array([[over[name], under[name]] for name in common])
+    logs = np.log(np.clip(np.nan_to_num(values, nan=largest), smallest, largest))
+    ratios = logs[:, 0] - logs[:, 1]
+    margin = stats.t.ppf(0.975, len(ratios) - 1) * ratios.std(ddof=1) / np.sqrt(len(ratios))
+    with np.errstate(over="ignore"):
+        low, value, high = np.exp([ratios.mean() - margin, ratios.mean(), ratios.mean() + margin])
+    return Interval(float(value), float(low), float(high))
+
+
+def check(found: Interval | Verdict, low: float, high: float, about: str) -> Verdict:
+    """Say whether a ratio lies in a range, and of what it is."""
+    return found if isinstance(found, Verdict) else Verdict(found.within(low, high), f"{about} {found}")
+
+
+def lower(results: Results, *triples: tuple[str, str, str]) -> Verdict:
+    """Say whether, for each (one, other, metric), the metric is lower for the one row than for the other."""
+    verdicts = []
+    for one, other, metric in triples:
+        found = compare(results, [one], [other], metric)
+        verdicts.append(check(found, 0.0, 1.0, f"{metric.replace('_', ' ')}, {one} over {other}:"))
+    return join(verdicts)
+
+
+def alike(results: Results, ones: Sequence[str], other: str) -> Verdict:
+    """Say whether both judged errors of some rows are within a factor `ALIKE` of another's."""
+    verdicts = []
+    for one in ones:
+        for name in ("style", "content"):
+            found = compare(results, [one], [other], f"{name}_error")
+            verdicts.append(check(found, 1 / ALIKE, ALIKE, f"{name} error, {one} over {other}:"))
+    joined = join(verdicts)
+    return Verdict(joined.status, f"{joined.because}; alike means within a factor {ALIKE}")
+
+
+def spread(metrics: Mapping[str, float], name: str) -> Interval:
+    """Return a measured number and its range, `name`, `name_low` and `name_high`."""
+    return Interval(*(metrics[f"{name}{end}"] for end in ("", "_low", "_high")))
+
+
+def measured(results: Results, size: int) -> Mapping[str, float]:
+    """Return what was measured at a size; nothing where it was not."""
+    found = results.select(f"{size} x {size}")
+    return found[0].metrics if found else {}
+
+
+def at_every_size(results: Results, name: str, least: float, sizes: Sequence[int] = SIZES) -> Verdict:
+    """Say whether a measured ratio is at least so large at each of some sizes."""
+    verdicts = []
+    for size in sizes:
+        metrics = measured(results, size)
+        found = spread(metrics, name) if metrics else Verdict(UNTESTED, f"{size} pixels not run")
+        verdicts.append(check(found, least, np.inf, f"{name.replace('_', ' ')} at {size} pixels"))
+    return join(verdicts)
+
+
+def on(results: Results) -> str:
+    """Say on what was timed."""
+    gpus = {replicate.metrics["gpu"] for rows in results.replicates.values() for replicate in rows}
+    return "a GPU" if 1.0 in gpus else "a CPU"
+
+
+def much_faster(results: Results) -> Verdict:
+    """Say whether version 2 is at least a hundred times as fast as version 1, with either backbone, at every size."""
+    verdict = join([at_every_size(results, f"speedup_{backbone}", HUNDREDS) for backbone in ("alexnet", "vgg")])
+    return Verdict(verdict.status, f"{verdict.because}; on {on(results)}")
+
+
+def grows(results: Results) -> Verdict:
+    """Say whether the speed-up at 1,024 pixels is larger than at 256, with either backbone."""
+    small, large = (measured(results, size) for size in (SIZES[0], SIZES[-1]))
+    if not small or not large:
+        return Verdict(UNTESTED, "rows are missing")
+    verdicts = []
+    for name in ("alexnet", "vgg"):
+        over, under = (spread(metrics, f"speedup_{name}") for metrics in (large, small))
+        ratio = Interval(over.value / under.value, over.low / under.high, over.high / under.low)
+        verdicts.append(check(ratio, 1.0, np.inf, f"speedup {name}, 1,024 over 256 pixels:"))
+    return join(verdicts)
+
+
+def seconds_of_4k(results: Results) -> Verdict:
+    """Say whether version 2 stylises a 4K picture on a GPU within 3 seconds."""
+    found = results.select(UHD)
+    if not found:
+        return Verdict(UNTESTED, "not run")
+    seconds = spread(found[0].metrics, "network_seconds")
+    if found[0].metrics["gpu"] != 1.0:
+        return Verdict(UNTESTED, f"{seconds} s, but on a CPU")
+    return Verdict(seconds.within(0.0, SECONDS), f"{seconds} s on a GPU")
+
+
+TABLE1 = [
+    Claim(text="Version 2 is hundreds of times as fast as version 1, at every size.", check=much_faster),
+    Claim(text="The speed-up is larger at higher resolutions.", check=grows),
+    Claim(
+        text="At 512 pixels AlexNet is several times as fast as VGG-19 (the paper: around 5).",
+        check=partial(at_every_size, name="vgg_over_alexnet", least=SEVERAL, sizes=(512,)),
+    ),
+    Claim(text="A 4K picture takes 2 to 3 seconds, or less, on a GPU.", check=seconds_of_4k),
+]
+
+
+def more_style(results: Results) -> Verdict:
+    """Say whether version 1's judged style error is lower than version 2's, and how long version 2 was trained."""
+    one, other = ([of_photograph(version, name) for name in PHOTOGRAPHS] for version in (VERSION1, VERSION2))
+    verdict = check(compare(results, one, other, "style_error"), 0.0, 1.0, "style error, version 1 over version 2:")
+    configs = [replicate.need.config for label in other for replicate in results.select(label)]
+    trained = [f"; version 2 after {c.epochs * c.steps:,} batches (COCO 2017 once: 29,500)" for c in configs[:1]]
+    return Verdict(verdict.status, verdict.because + "".join(trained))
+
+
+FIGURE1 = [Claim(text="Version 1 preserves more of the style than version 2.", check=more_style)]
+
+
+def fall(replicate: Replicate) -> float:
+    """Return the last loss over the first."""
+    return float(losses_of(replicate, relative=True)[-1])
+
+
+def falls_alike(results: Results, one: str, other: str) -> Verdict:
+    """Say whether the losses of two rows fall by a similar factor."""
+    verdict = check(compare(results, [one], [other], fall), 1 / TREND, TREND, f"loss left, {one} over {other}:")
+    return Verdict(verdict.status, f"{verdict.because}; similar means within a factor {TREND:g}")
+
+
+FIGURE2 = [
+    Claim(text="Both backbones have a similar loss trend.", check=partial(falls_alike, one="AlexNet", other="VGG-19"))
+]
+FIGURE3 = [Claim(text="Both backbones end alike.", check=partial(alike, ones=["AlexNet"], other="VGG-19"))]
+
+
+def seconds(results: Results, label: str) -> Interval | None:
+    """Return the seconds of one evaluation with a loss function, with quartiles."""
+    found = results.select(timed(label))
+    return spread(found[0].metrics, "seconds_per_evaluation") if found else None
+
+
+def quicker(results: Results, quick: Sequence[str], slow: Sequence[str]) -> Verdict:
+    """Say whether each of some losses takes fewer seconds than each of others, beyond the quartiles."""
+    times = {label: seconds(results, label) for label in (*quick, *slow)}
+    there = {label: time for label, time in times.items() if time}
+    if len(there) < len(times):
+        return Verdict(UNTESTED, "rows are missing")
+    because = ", ".join(f"{label} {time} s" for label, time in there.items())
+    pairs = [(there[one], there[other]) for one in quick for other in slow]
+    if all(one.high < other.low for one, other in pairs):
+        return Verdict("holds", because)
+    return Verdict("does not hold" if any(one.low > other.high for one, other in pairs) else "not separable", because)
+
+
+def first_loss(replicate: Replicate) -> float:
+    """Return the loss of the first evaluation."""
+    return float(arrays_of(replicate)["losses"][0, 0])
+
+
+def same_function(results: Results) -> Verdict:
+    """Say whether Huber and smooth L1 give equal first losses and alike ends, and times that overlap."""
+    times = [seconds(results, label) for label in ("Huber", "smooth L1")]
+    losses = [by_photograph(results, [label], first_loss) for label in ("Huber", "smooth L1")]
+    if None in times or not losses[0] or losses[0].keys() != losses[1].keys():
+        return Verdict(UNTESTED, "rows are missing")
+    gap = max(abs(losses[0][name] / losses[1][name] - 1) for name in losses[0])
+    one, other = (time for time in times if time)
+    overlap = one.low <= other.high and other.low <= one.high
+    because = f"first losses differ by {gap:.1g} of their size; seconds {one} and {other}"
+    return Verdict("holds" if gap < EQUAL and overlap else "does not hold", because)
+
+
+FIGURE4 = [
+    Claim(
+        text="Huber and MSE take less time than L1 and smooth L1.",
+        check=partial(quicker, quick=("Huber", "MSE"), slow=("L1", "smooth L1")),
+    ),
+    Claim(
+        text="The four losses end alike.",
+        check=partial(alike, ones=["L1", "smooth L1", "Huber"], other="MSE"),
+    ),
+    Claim(
+        text="Huber with delta 1 and smooth L1 are one function: their losses are equal, their times differ by noise.",
+        check=same_function,
+        ours=True,
+    ),
+]
+
+
+def order(*triples: tuple[str, str, str]) -> Callable[[Results], Verdict]:
+    """Return the check that metrics are in an order."""
+    return lambda results: lower(results, *triples)
+
+
+NORMALISED = "SGD, normalised gradient"
+FIGURE5 = [
+    Claim(
+        text="L-BFGS ends with the lowest loss, SGD with an extremely high one.",
+        check=order(("L-BFGS", "Adam", "final_loss"), ("Adam", "SGD", "final_loss")),
+    ),
+    Claim(
+        text="SGD ends lower where its gradients are normalised.",
+        check=order((NORMALISED, "SGD", "final_loss")),
+        ours=True,
+    ),
+]
+FIGURE6 = [
+    Claim(
+        text="Adam keeps more of the content than L-BFGS, and takes less of the style.",
+        check=order(("Adam", "L-BFGS", "content_error"), ("L-BFGS", "Adam", "style_error")),
+    ),
+    Claim(
+        text="SGD gives no picture with clear content.",
+        check=order(("L-BFGS", "SGD", "content_error"), ("Adam", "SGD", "content_error")),
+    ),
+]
+
+
+def keeps_size(results: Results) -> Verdict:
+    """Say whether results have the sizes of their photographs."""
+    pairs = []
+    for replicate in results.select(VERSION2):
+        arrays: Mapping[str, Any] = arrays_of(replicate)
+        name = photograph_of(replicate)
+        pairs.append([arrays[f"{what}/{name}"].shape[1::-1] for what in ("photograph", "stylised")])
+    if not pairs:
+        return Verdict(UNTESTED, "rows are missing")
+    because = "; ".join(f"{w} x {h} gives {v} x {g}" for (w, h), (v, g) in pairs)
+    return Verdict("holds" if all(one == other for one, other in pairs) else "does not hold", because)
+
+
+FIGURE8 = [Claim(text="The result has the size of the photograph.", check=keeps_size)]

@@ -1,0 +1,225 @@
+"""What a style-transfer run is: version 1 optimises an image, version 2 trains a network. Defaults follow the paper.
+
+Source: Shen and Wang, *Style Transfer of Images and Videos*, section IV. The paper prints no weights, learning rates,
+iteration counts or batch sizes; what it leaves open follows Gatys et al. 2016 and the PyTorch tutorial (version 1) and
+Johnson et al. 2016 and the PyTorch example (version 2), and is a field.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+Convention = Literal["gatys", "frobenius", "mean", "sum", "relative"]
+"""How layer losses are scaled; G = F F^T over M positions of N filters, C H W = N M.
+
+gatys: equations (1)-(4), half the sum of squares for content, 1/(4 N^2 M^2) for style (each Gram by its own M, so that
+    sizes may differ; the same where they agree). frobenius: equations (5)-(6), mean over C H W, and ||G - A||^2.
+mean: G/(N M) and means (the PyTorch tutorial). sum: G/(N M), the sum for style, the mean for content (Johnson's).
+relative: each layer's loss
+    divided by its target's own sum: what untrained networks need (He, Wang and Hopcroft 2016).
+"""
+Criterion = Literal["mse", "l1", "smooth_l1", "huber"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vgg19:
+    """VGG-19 (Simonyan and Zisserman 2015): the paper's backbone of version 1."""
+
+    weights: str = "imagenet"
+    """imagenet: torchvision's; random: He initialisation by the run's seed; or the SHA-256 that `retable style weights
+    FILE` prints for a file of one's own."""
+    pooling: Literal["average", "max"] = "average"
+    normalise: bool = True
+    """Whether each filter's mean activation over images and positions is set to one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vgg16:
+    """VGG-16: the paper's loss network of version 2, and the backbone of its optimizers' comparison."""
+
+    weights: str = "imagenet"
+    pooling: Literal["average", "max"] = "average"
+    normalise: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alexnet:
+    """AlexNet (Krizhevsky 2014): five convolutions, a stage each."""
+
+    weights: str = "imagenet"
+    pooling: Literal["average", "max"] = "average"
+    normalise: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Squeezenet:
+    """SqueezeNet 1.0 (Iandola et al. 2016)."""
+
+    weights: str = "imagenet"
+    pooling: Literal["average", "max"] = "average"
+    normalise: bool = True
+
+
+Backbone = Vgg19 | Vgg16 | Alexnet | Squeezenet
+
+
+@dataclass(frozen=True, kw_only=True)
+class Objective:
+    """What is minimised: content, style and total-variation losses on a backbone's layers."""
+
+    content_layers: tuple[str, ...] = ("stage4",)
+    """`stage1` .. `stage5`, or a layer by name, such as `relu3_3` or `conv4_2`."""
+    style_layers: tuple[str, ...] = ("stage1", "stage2", "stage3", "stage4", "stage5")
+    layer_weights: tuple[float, ...] = ()
+    """Weight of each style layer (w_l of equation 2); none: 1 over their number in `gatys`, else 1."""
+    criterion: Criterion = "mse"
+    convention: Convention = "gatys"
+    content_weight: float = 1.0
+    style_weight: float = 1e6
+    variation_weight: float = 0.0
+    """Weight of the total variation, a mean over pixels."""
+
+    def __post_init__(self) -> None:
+        if self.layer_weights and len(self.layer_weights) != len(self.style_layers):
+            raise ValueError(f"{len(self.layer_weights)} layer_weights for {len(self.style_layers)} style_layers")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lbfgs:
+    """L-BFGS as the paper: one evaluation per step, no line search."""
+
+    learning_rate: float = 1.0
+    history: int = 20
+    """Pairs of vectors kept: 2 * history * pixels * 3 floats."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adam:
+    """Adam on pixels in [0, 1]."""
+
+    learning_rate: float = 0.02
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sgd:
+    """Plain gradient descent: at the paper's style weights it diverges, as the paper shows."""
+
+    learning_rate: float = 1.0
+    normalise_gradient: bool = False
+    """Whether each step's gradient is divided by its mean magnitude, with which it works."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimiseImage:
+    """Version 1 (Gatys et al. 2016): the pixels of one image are optimised."""
+
+    content: str = "mountain"
+    """A photograph of the data set, by name."""
+    size: int = 512
+    """Length of the image's longer side, in pixels."""
+    shape: Literal["square", "keep"] = "square"
+    """square: content and style are cropped to the same square, as the paper's; keep: the content's own shape."""
+    start: Literal["content", "style", "noise"] = "content"
+    scales: tuple[int, ...] = ()
+    """Smaller sizes to begin with, e.g. [128, 256] (coarse to fine); the evaluations are shared equally."""
+    style_scale: float = 1.0
+    """Size of the style image over that of the content image."""
+    backbone: Backbone = field(default_factory=Vgg19)
+    objective: Objective = field(default_factory=Objective)
+    optimizer: Lbfgs | Adam | Sgd = field(default_factory=Lbfgs)
+
+    def __post_init__(self) -> None:
+        if self.size < 16 or any(scale < 16 for scale in self.scales):
+            raise ValueError(f"size {min(self.size, *self.scales, self.size)} is below 16 pixels")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainNetwork:
+    """Version 2 (Johnson et al. 2016): a network is trained to stylise any image in one pass."""
+
+    filters: int = 32
+    """Filters of the first convolution; the next ones have two and four times as many."""
+    upsampling: Literal["transposed", "resize"] = "transposed"
+    """transposed: the paper's deconvolutions; resize: nearest neighbour and a convolution, with no checkerboard."""
+    output: Literal["tanh", "raw"] = "tanh"
+    """tanh: the last layer's values are squashed to levels (Johnson et al. 2016); raw: they are levels."""
+    size: int = 256
+    """Side of the square training images."""
+    crop: Literal["centre", "random"] = "centre"
+    batch: int = 4
+    """Images of a step, over all workers together."""
+    learning_rate: float = 1e-3
+    style_size: int = 0
+    """Length of the painting's longer side; 0: its own."""
+    backbone: Backbone = field(default_factory=lambda: Vgg16(normalise=False, pooling="max"))
+    objective: Objective = field(
+        default_factory=lambda: Objective(
+            content_layers=("relu2_2",),
+            style_layers=("relu1_2", "relu2_2", "relu3_3", "relu4_3"),
+            convention="mean",
+            content_weight=1e5,
+            style_weight=1e10,
+        )
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("filters", "batch"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} {getattr(self, name)} is below 1")
+        if self.size < 32:
+            raise ValueError(f"size {self.size} is below 32 pixels")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """One style transfer: an image (version 1) or a network (version 2)."""
+
+    data: str = "coco2017"
+    """The data set: a folder below `data/style/`. `generated` is what `retable data make style` writes."""
+    style: tuple[str, ...] = ("great_wave",)
+    """One painting of the data set or several, by name."""
+    blend: tuple[float, ...] = ()
+    """Weight of each painting; none: equal."""
+    method: OptimiseImage | TrainNetwork = field(default_factory=TrainNetwork)
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Arithmetic of the networks; Gram matrices and losses are always in float32."""
+    compile: bool = False
+    """Whether torch.compile is used: it pays on GPUs."""
+    epochs: int = 59
+    """An epoch ends with a checkpoint, a line of the log and a sample picture."""
+    steps: int = 500
+    """Batches of an epoch (version 2: the paper looks every 500), or evaluations (version 1). 59 x 500 batches of four
+    are COCO 2017 once; version 1's rows set 30 x 10 evaluations, as the PyTorch tutorial does."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "steps"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} {getattr(self, name)} is below 1")
+        if not self.style:
+            raise ValueError("style names no painting")
+        if self.blend and (len(self.blend) != len(self.style) or min(self.blend) < 0 or sum(self.blend) <= 0):
+            raise ValueError(f"blend {list(self.blend)} should hold {len(self.style)} weights, not negative")
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """How a trained run is read: which photographs a network stylises, and how its result is judged."""
+
+    epoch: int = 0
+    """The epoch whose weights (or image) are read, counted from 1; 0 is the last."""
+    content: tuple[str, ...] = ()
+    """Photographs of the data set, by name; none: all of its test photographs. Version 1 has but its own."""
+    size: int = 256
+    """Length of their longer side; 0: their own."""
+    original_colours: bool = False
+    """Whether the result takes the photograph's colours (its chroma)."""
+    strength: float = 1.0
+    """Share of the stylised image in the result; the rest is the photograph."""
+    judge: Backbone = field(default_factory=lambda: Squeezenet(weights="random", normalise=False))
+    """The network by which results are scored: another one than was trained with."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.strength <= 1:
+            raise ValueError(f"strength {self.strength} is outside [0, 1]")

@@ -1,0 +1,361 @@
+"""Photographs in batches: from memory as encoded files, or as a stream; and single pictures by name.
+
+The order of training pictures is endless: pass after pass over all of them, each pass a permutation that follows from
+seed and pass. A batch's place in it follows from epoch and step, so training can start at any step, and the batches are
+the same for any number of workers, from memory as from a stream.
+"""
+
+from __future__ import annotations
+
+import io
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import islice
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from jaxtyping import UInt8
+from PIL import Image
+from pyarrow import fs
+from torch import Tensor
+
+from retable.platform.errors import UserError, disk_errors, nearest
+from retable.platform.storage import Storage
+from retable.platform.stream import decode as decode_table
+from retable.platform.stream import encode, stream
+from retable.platform.task import Source
+from retable.tasks.style import assets, images
+from retable.tasks.style.config import Config, TrainNetwork
+
+if TYPE_CHECKING:
+    import ray.data
+
+Array = npt.NDArray[Any]
+
+INDEX = "index.parquet"
+"""The training pictures of a data set: `path` below its folder, and size in `bytes`."""
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".tif", ".tiff", ".bmp")
+REMEDY = "`retable data check style` lists all such files"
+ORDER, CROPS = 1, 2
+"""Second words of the seeds of the two streams of random numbers."""
+ZOOM = 1.5
+"""Random crops are at most so much smaller than the largest square that fits."""
+FILES = 256
+"""Files that are read at once into memory."""
+PIECE = 64
+"""Pictures that one task of Ray Data prepares."""
+THREADS = 8
+"""Files read or decoded at once; OpenCV decodes without Python's lock."""
+
+
+def is_picture(path: str) -> bool:
+    """Say whether a file's name is that of a picture."""
+    return PurePosixPath(path).suffix.lower() in SUFFIXES
+
+
+def files_below(folder: Storage, path: str = "") -> dict[str, int]:
+    """Return all files in a folder and those below it, sorted: path relative to `folder` -> bytes; no hidden ones.
+
+    Symbolic links are followed; an absent folder is empty.
+    """
+    selector = fs.FileSelector(f"{folder.root}/{path}".rstrip("/"), allow_not_found=True, recursive=True)
+    with disk_errors(f"{folder}/{path}"):
+        infos = folder.filesystem.get_file_info(selector)
+    start = len(folder.root) + 1
+    found = {info.path[start:]: int(info.size) for info in infos if info.type == fs.FileType.File}
+    return {name: found[name] for name in sorted(found) if not any(part[0] == "." for part in name.split("/"))}
+
+
+def pictures_below(folder: Storage, path: str = "") -> dict[str, int]:
+    """Return the files among those that have a picture's name."""
+    return {name: size for name, size in files_below(folder, path).items() if is_picture(name)}
+
+
+def training_files(folder: Storage) -> list[str]:
+    """Return the paths of a data set's training pictures, in their order."""
+    table = pq.read_table(f"{folder.root}/{INDEX}", filesystem=folder.filesystem, columns=["path"])
+    paths: list[str] = table["path"].to_pylist()
+    return paths
+
+
+def threaded(function: Callable[[Any], Any], items: Iterable[Any], ahead: int = 2 * THREADS) -> Iterator[Any]:
+    """Yield `function(item)` for each item, in order, from threads; so many are worked on ahead."""
+    with ThreadPoolExecutor(THREADS) as pool:
+        waiting: deque[Any] = deque()
+        for item in items:
+            waiting.append(pool.submit(function, item))
+            if len(waiting) > ahead:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+
+def read(folder: Storage) -> ray.data.Dataset:
+    """Return the training pictures' files as a Ray dataset: a block is some files, encoded as they are."""
+    import ray.data
+
+    paths = training_files(folder)
+    blocks = [
+        pa.table({"number": [number], "paths": [paths[start : start + FILES]]})
+        for number, start in enumerate(range(0, len(paths), FILES))
+    ]
+    ray.data.DataContext.get_current().execution_options.preserve_order = True
+    dataset: ray.data.Dataset = ray.data.from_blocks(blocks).map_batches(
+        partial(read_files, folder=folder),
+        batch_size=None,
+        batch_format="pyarrow",
+        num_cpus=0,
+        compute=ray.data.TaskPoolStrategy(size=2),
+    )
+    return dataset
+
+
+def read_files(block: pa.Table, folder: Storage) -> pa.Table:
+    """Read some files, in a task of Ray Data."""
+    found = [np.frombuffer(data, np.uint8) for data in threaded(partial(_bytes, folder), block["paths"][0].as_py())]
+    sizes = np.array([len(data) for data in found], np.int64)
+    return encode(block["number"][0].as_py(), {"bytes": np.concatenate(found), "sizes": sizes})
+
+
+def arrays(table: pa.Table) -> dict[str, Array]:
+    """Return what `read` read: `bytes` of all files one after another, and `offsets` of where each begins and ends."""
+    parts = [decode_table(table.slice(row, 1)) for row in range(len(table))]
+    sizes = np.concatenate([part["sizes"] for part in parts])
+    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    return {"bytes": np.concatenate([part["bytes"] for part in parts]), "offsets": offsets}
+
+
+def _bytes(folder: Storage, path: str) -> bytes:
+    try:
+        return folder.read(path)
+    except FileNotFoundError as error:
+        raise UserError(f"{folder}/{path}: missing; {REMEDY}") from error
+
+
+def decode(data: bytes | memoryview, shorter: int, name: str) -> UInt8[np.ndarray, "height width 3"]:
+    """Decode a picture in blue, green, red; a JPEG that is much larger at 1/2, 1/4 or 1/8 of its size, which is faster.
+
+    Args:
+        data: an encoded picture.
+        shorter: the shorter side has at least so many pixels, unless the picture itself has fewer.
+        name: what an error calls it.
+
+    Raises:
+        UserError: where it cannot be decoded.
+
+    """
+    flag, pixels = cv2.IMREAD_COLOR, None
+    try:
+        with Image.open(io.BytesIO(data)) as header:
+            for factor in (2, 4, 8):
+                if header.format == "JPEG" and min(header.size) >= factor * shorter:
+                    flag = getattr(cv2, f"IMREAD_REDUCED_COLOR_{factor}")
+        pixels = cv2.imdecode(np.frombuffer(data, np.uint8), flag)
+    except (OSError, Image.DecompressionBombError, cv2.error):
+        pass
+    if pixels is None:
+        raise UserError(f"{name}: cannot be decoded; {REMEDY}")
+    return np.asarray(pixels)
+
+
+def prepare_picture(
+    data: bytes | memoryview, size: int, key: Sequence[int] | None, name: str
+) -> UInt8[np.ndarray, "3 size size"]:
+    """Decode a training picture, crop a square and resize it by area averaging (bicubically where it grows).
+
+    Args:
+        data: an encoded picture.
+        size: pixels across the result.
+        key: seed of a random crop: a square between 1 / 1.5 of the shorter side and all of it, anywhere, and mirrored
+            every other time; None: the shorter side is resized to `size` and the centre cropped.
+        name: what an error calls it.
+
+    Raises:
+        UserError: where it cannot be decoded.
+
+    """
+    if key is None:
+        pixels = images.square(decode(data, size, name), size)
+    else:
+        pixels = decode(data, round(ZOOM * size), name)
+        rng = np.random.default_rng(key)
+        side = max(round(min(pixels.shape[:2]) / rng.uniform(1, ZOOM)), 1)
+        top, left = (int(rng.integers(length - side + 1)) for length in pixels.shape[:2])
+        pixels = images.square(pixels[top : top + side, left : left + side], size)
+        pixels = pixels[:, ::-1] if rng.integers(2) else pixels
+    return np.ascontiguousarray(pixels[..., ::-1].transpose(2, 0, 1))
+
+
+def pictures_at(positions: Array, count: int, seed: int) -> Array:
+    """Return which of `count` pictures stands at each of some positions, int64 (...), of the endless order."""
+    passes, found = positions // count, np.empty_like(positions)
+    for number in np.unique(passes).tolist():
+        here = passes == number
+        found[here] = np.random.default_rng([seed, ORDER, number]).permutation(count)[positions[here] % count]
+    return found
+
+
+def fetch(piece: Mapping[str, Any], folder: Storage, size: int) -> dict[str, Array]:
+    """Read and prepare the pictures of a piece, uint8 (pictures, 3, size, size): `paths`, and `keys` of their crops."""
+
+    def one(item: tuple[str, Sequence[int] | None]) -> Array:
+        path, key = item
+        return prepare_picture(_bytes(folder, path), size, key, f"{folder}/{path}")
+
+    return {"images": np.stack(list(threaded(one, zip(piece["paths"], piece["keys"], strict=True))))}
+
+
+class Photographs:
+    """The training batches of one run, and the pictures that it names."""
+
+    def __init__(self, columns: Mapping[str, Array] | None, source: Source, configs: Sequence[Config]) -> None:
+        """Take what `arrays` returned, or None to read the data set's files as a stream.
+
+        Raises:
+            UserError: where a painting, or the content image, is not there.
+
+        """
+        (config,) = configs
+        self.config, self.source, self.steps = config, source, config.steps
+        self.tests = tests(source)
+        self.storage = root(source)
+        self._columns, self._paths = columns, training_files(source.folder)
+        for name in config.style:
+            find(paintings(source), name, "style")
+        if not isinstance(config.method, TrainNetwork):
+            find(photographs(source), config.method.content, "method.content")
+
+    def batches(
+        self, epoch: int, start: int, rank: int, world: int
+    ) -> Iterator[UInt8[Tensor, "batch 3 size size"] | None]:
+        """Yield this rank's share of the epoch's batches from step `start` on; for version 1, None for each step.
+
+        Raises:
+            UserError: where the batch cannot be shared equally, or a picture is missing or broken.
+
+        """
+        method = self.config.method
+        if not isinstance(method, TrainNetwork):
+            return iter([None] * (self.steps - start))
+        if method.batch % world:
+            raise UserError(f"batch {method.batch} cannot be shared by {world} workers; choose a multiple of {world}")
+        own = slice(rank * method.batch // world, (rank + 1) * method.batch // world)
+        first, last = (epoch * self.steps + step for step in (start, self.steps))
+        positions = np.arange(first * method.batch, last * method.batch).reshape(-1, method.batch)[:, own]
+        return self._streamed(positions, method) if self._columns is None else self._decoded(positions, method)
+
+    def _keys(self, positions: Array, method: TrainNetwork) -> list[Sequence[int] | None]:
+        random = method.crop == "random"
+        return [[self.config.seed, CROPS, place] if random else None for place in positions.ravel().tolist()]
+
+    def _decoded(self, positions: Array, method: TrainNetwork) -> Iterator[Tensor]:
+        """Yield batches of pictures whose files are in memory."""
+        assert self._columns is not None
+        data, offsets = self._columns["bytes"], self._columns["offsets"]
+        order, rows = pictures_at(positions, len(self._paths), self.config.seed), positions.shape[1]
+
+        def one(item: tuple[int, Sequence[int] | None]) -> Array:
+            number, key = item
+            name = f"{self.source.folder}/{self._paths[number]}"
+            return prepare_picture(data[offsets[number] : offsets[number + 1]].data, method.size, key, name)
+
+        items = zip(order.ravel().tolist(), self._keys(positions, method), strict=True)
+        decoded = threaded(one, items, ahead=max(2 * rows, 2 * THREADS))
+        for _ in positions:
+            yield torch.from_numpy(np.stack(list(islice(decoded, rows))))
+
+    def _streamed(self, positions: Array, method: TrainNetwork) -> Iterator[Tensor]:
+        """Yield batches of pictures that tasks of Ray Data prepare."""
+        order, rows = pictures_at(positions, len(self._paths), self.config.seed), positions.shape[1]
+        steps = max(1, PIECE // rows)
+        pieces = [
+            {
+                "paths": [self._paths[number] for number in order[step : step + steps].ravel()],
+                "keys": self._keys(positions[step : step + steps], method),
+            }
+            for step in range(0, len(positions), steps)
+        ]
+        for piece in stream(pieces, partial(fetch, folder=self.source.folder, size=method.size)):
+            found = piece["images"]
+            for start in range(0, len(found), rows):
+                yield torch.from_numpy(found[start : start + rows].copy())  # a stream's arrays are shared memory
+
+    def painting(self, name: str) -> UInt8[np.ndarray, "height width 3"]:
+        """Return a painting by name; see `painting`."""
+        return painting(self.source, name)
+
+    def photograph(self, name: str) -> UInt8[np.ndarray, "height width 3"]:
+        """Return a photograph by name; see `photograph`."""
+        return photograph(self.source, name)
+
+
+def root(source: Source) -> Storage:
+    """Return the storage that a data set lies in, at `data/style/<name>`."""
+    return Storage(source.folder.filesystem, source.folder.root.rsplit("/", 3)[0])
+
+
+def tests(source: Source) -> tuple[str, ...]:
+    """Return the names of a data set's test photographs; of the shipped ones where it has none."""
+    return tuple(PurePosixPath(path).stem for path in source.info["test"]) or tuple(assets.photographs())
+
+
+def photographs(source: Source) -> dict[str, str | Path]:
+    """Return where photographs lie, by name: those shipped, those in `test/` now, and the data set's tests."""
+    there = [f"test/{name}" for name in source.folder.list("test")]
+    return {**assets.photographs(), **_by_name([*there, *source.info["test"]])}
+
+
+def paintings(source: Source) -> dict[str, str | Path]:
+    """Return where paintings lie, by name: those shipped, and those in `paintings/` now, which win."""
+    return {**assets.paintings(), **_by_name(f"paintings/{name}" for name in source.folder.list("paintings"))}
+
+
+def _by_name(paths: Iterable[str]) -> dict[str, str]:
+    return {PurePosixPath(path).stem: path for path in paths if is_picture(path)}
+
+
+def find(there: Mapping[str, str | Path], name: str, what: str) -> str | Path:
+    """Return where a picture lies.
+
+    Raises:
+        UserError: where there is none of that name; `what` says who names it.
+
+    """
+    if name not in there:
+        raise UserError(f"{what}: the data set has no picture {name!r}{nearest(name, there)}")
+    return there[name]
+
+
+def photograph(source: Source, name: str) -> UInt8[np.ndarray, "height width 3"]:
+    """Return a photograph of a data set by name, in red, green, blue; the shipped ones are in every set.
+
+    Raises:
+        UserError: where there is none of that name, or it is broken.
+
+    """
+    return _picture(source, find(photographs(source), name, "content"))
+
+
+def painting(source: Source, name: str) -> UInt8[np.ndarray, "height width 3"]:
+    """Return a painting of a data set by name, in red, green, blue; the shipped ones are in every set.
+
+    Raises:
+        UserError: where there is none of that name, or it is broken.
+
+    """
+    return _picture(source, find(paintings(source), name, "style"))
+
+
+def _picture(source: Source, where: str | Path) -> Array:
+    if isinstance(where, Path):
+        return images.read(where).pixels
+    with source.folder.local(where) as path:
+        return images.read(path).pixels

@@ -1,0 +1,84 @@
+"""The task's part of `retable data`: make, check and import."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from retable.platform.board import console, progress_bar, show_defects
+from retable.platform.errors import UserError
+from retable.platform.storage import Storage
+
+Where = Annotated[str, typer.Option("--storage", envvar="RETABLE_STORAGE", help="Where data and runs lie.")]
+
+
+def make(
+    storage: Where = "results",
+    name: Annotated[str, typer.Option(help="Name of the data set.")] = "generated",
+    photographs: Annotated[int, typer.Option(help="Training pictures.", min=1)] = 400,
+    seed: Annotated[int, typer.Option(help="Seed of the pictures.", min=0)] = 0,
+) -> None:
+    """Generate landscapes to train on, test photographs and a clip.
+
+    Example: `retable data make style`
+    """
+    from retable.tasks.style.prepare import GENERATED, PHOTOGRAPHS, describe, folder, make_generated
+
+    if name == GENERATED and (photographs, seed) != (PHOTOGRAPHS, 0):
+        raise UserError(f"--name {name}: this set has {PHOTOGRAPHS} photographs and seed 0; choose another --name")
+    place = folder(Storage.open(storage), name)
+    console.print(f"{place}: {describe(make_generated(place, name, photographs, seed))}", markup=False)
+
+
+def check(
+    path: Annotated[
+        str | None, typer.Argument(help="A data set's folder or any folder of pictures; none: all.")
+    ] = None,
+    storage: Where = "results",
+) -> None:
+    """Say every missing, empty, broken, truncated or too small picture, one line each.
+
+    Example: `retable data check style ~/Pictures`
+    """
+    from retable.tasks.style.check import check as check_folder
+
+    where = Storage.open(storage)
+    names = where.list("data/style")
+    if path is None and not names:
+        raise UserError(f"{where}/data/style: no data sets; `retable data make style` generates one")
+    if path is not None and not Storage.open(path).exists():
+        raise UserError(f"{path}: no folder; give one that holds pictures")
+    folders = [Storage.open(path)] if path else [where / f"data/style/{name}" for name in names]
+    found = []
+    for folder in folders:
+        with progress_bar(f"checking {folder}") as show:
+            found.append((folder, check_folder(folder, show)))
+    show_defects(found)
+
+
+def import_(
+    folder: Annotated[Path, typer.Argument(help="A folder of pictures and videos; those below it are read too.")],
+    name: Annotated[str, typer.Option(help="Name of the data set.")],
+    storage: Where = "results",
+    test: Annotated[int, typer.Option(help="Pictures that become test photographs.", min=0)] = 10,
+    every: Annotated[int, typer.Option(help="Of a video, one frame in so many is taken.", min=1)] = 24,
+) -> None:
+    """Make a data set of any pictures; broken ones are listed and left out.
+
+    Example: `retable data import style ~/Pictures --name mine`
+    """
+    from retable.platform.api import set_line
+    from retable.tasks.style.prepare import describe, import_folder
+    from retable.tasks.style.prepare import folder as data_folder
+
+    place = data_folder(Storage.open(storage), name)
+    info = import_folder(folder, place, name, test, every)
+    for line in info["left_out"]:
+        console.print(f"left out: {line}", markup=False)
+    console.print(f"{place}: {describe(info)}, {len(info['test'])} for tests", markup=False)
+    console.print(f"train on it: retable train style {set_line({'data': name})}", markup=False)
+
+
+DATA = {"make": make, "check": check, "import": import_}

@@ -1,0 +1,388 @@
+"""Video files: probed, decoded to frames and encoded again, with everything but the pixels kept.
+
+The paper reads and writes with OpenCV. PyAV (FFmpeg's libraries) is the default here, since OpenCV's wheels write no
+H.264, and OpenCV gives neither timestamps nor sound; `reader="opencv"` is the paper's way, at a constant rate.
+
+Kept: the number of frames, their timestamps (hence a rational or a variable rate), width and height, the pixels' aspect
+ratio, and every sound track, packet by packet, unchanged. A rotation that the file asks its player for is applied to
+the pixels: the picture looks the same everywhere, and is stylised upright. Not kept: subtitles, cover art, more than 8
+bits, full-range YUV (limited range is written) and interlacing flags. Matroska and WebM count time in milliseconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import chain
+from pathlib import Path
+from typing import Any, Literal
+
+import av
+import cv2
+import numpy as np
+import numpy.typing as npt
+from av.audio.stream import AudioStream
+from av.container import InputContainer, OutputContainer
+from av.stream import Disposition
+from av.video.reformatter import ColorRange, Interpolation
+from av.video.stream import VideoStream
+from jaxtyping import UInt8
+
+from retable.platform.errors import UserError
+
+Array = npt.NDArray[Any]
+Reader = Literal["pyav", "opencv"]
+
+CODECS = {".mp4": "libx264", ".mov": "libx264", ".mkv": "libx264", ".webm": "libvpx-vp9"}
+"""Suffix of the file that is written -> its encoder."""
+OPTIONS = {
+    # Without B frames decoding and display order agree, so that every container keeps uneven timestamps exactly.
+    "libx264": {"bf": "0"},
+    "libvpx-vp9": {"row-mt": "1", "cpu-used": "4", "deadline": "good"},
+}
+MATRICES = {1: 1, 4: 4, 5: 5, 6: 5, 7: 7, 9: 9}
+"""FFmpeg's AVCOL_SPC_* -> swscale's SWS_CS_*: BT.709, FCC, BT.601 (PAL and NTSC), SMPTE 240M, BT.2020."""
+BT709, BT601, UNSPECIFIED, LIMITED = 1, 6, 2, 1
+MILLISECOND = Fraction(1, 1000)
+LATE = Fraction(1, 4)
+"""Seconds that may lack at the end of a video without a word."""
+ACCURATE = Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT | Interpolation.FULL_CHR_H_INP
+
+
+@dataclass(frozen=True)
+class Clip:
+    """What a video's header and first frame say."""
+
+    path: Path
+    width: int
+    """Pixels across, as displayed: after the rotation."""
+    height: int
+    rate: Fraction
+    """Frames a second, on average."""
+    time_base: Fraction
+    """Seconds in a unit of the timestamps."""
+    frames: int
+    """Their number by the header or the duration; 0: unknown."""
+    aspect: Fraction | None
+    """Width over height of a pixel, as displayed; none: not said."""
+    matrix: int
+    """The YUV matrix (AVCOL_SPC_*); where the file names none, what players take: BT.709 for HD, else BT.601."""
+    primaries: int
+    transfer: int
+    turn: tuple[int, ...]
+    """The display matrix's [a, b, c, d] in FFmpeg's 16.16 fixed point; empty: none."""
+
+
+@dataclass(frozen=True, eq=False)
+class Frame:
+    """One decoded frame."""
+
+    pts: int
+    """When it is shown, in the clip's time base."""
+    duration: int
+    picture: UInt8[np.ndarray, "height width 3"]
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[InputContainer, VideoStream]]:
+    """Open a file at its first video track that is no cover art.
+
+    Raises:
+        UserError: where there is none, or the file is none that FFmpeg knows.
+    """
+    try:
+        container = av.open(str(path))
+    except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
+        raise UserError(f"{path}: {error.strerror}") from error
+    except (av.FFmpegError, ValueError) as error:
+        raise UserError(f"{path}: no video that can be read, or cut off before its index") from error
+    with container:
+        streams = [s for s in container.streams.video if not s.disposition & Disposition.attached_pic]
+        if not streams or streams[0].codec_context is None:
+            kinds = sorted({stream.type for stream in container.streams})
+            raise UserError(f"{path}: no video track that can be decoded ({', '.join(kinds) or 'nothing'} only)")
+        streams[0].thread_type = "AUTO"
+        yield container, streams[0]
+
+
+def _decoded(container: InputContainer, stream: VideoStream, notes: list[str]) -> Iterator[av.VideoFrame]:
+    """Decode what can be decoded; damage is noted. The empty packet at the end flushes the decoder's last frames."""
+    damaged, end, packets = 0, Fraction(0), container.demux(stream)
+    while True:
+        try:
+            packet = next(packets, None)
+        except av.FFmpegError:
+            break
+        if packet is None:
+            break
+        if packet.pts is not None:
+            end = max(end, (packet.pts + (packet.duration or 0)) * packet.time_base)
+        try:
+            for frame in packet.decode():
+                damaged += frame.is_corrupt
+                yield frame
+        except av.FFmpegError:
+            damaged += 1
+    said = _end(container, stream)
+    if said - end > LATE:
+        notes.append(f"its pictures end at {float(end):.1f} of {float(said):.1f} s: cut off, or its sound is longer")
+    if damaged:
+        notes.append(f"{damaged} frames are damaged or lost")
+
+
+def _end(container: InputContainer, stream: VideoStream) -> Fraction:
+    """Return when the video ends, in seconds, by the file's header; 0 where it does not say."""
+    if stream.duration and stream.time_base:
+        return ((stream.start_time or 0) + stream.duration) * stream.time_base
+    return Fraction((container.start_time or 0) + (container.duration or 0), av.time_base)
+
+
+def probe(path: Path) -> Clip:
+    """Say what a video is, from its header and its first frame.
+
+    Raises:
+        UserError: in one line, where it is no video or no frame can be decoded.
+    """
+    with _opened(path) as (container, stream):
+        frame = next(_decoded(container, stream, []), None)
+        if frame is None:
+            raise UserError(f"{path}: no frame can be decoded")
+        display: Any = frame.side_data.get("DISPLAYMATRIX")
+        turn = tuple(int(v) for v in np.frombuffer(bytes(display), "<i4")[[0, 1, 3, 4]]) if display else ()
+        sideways = _is_sideways(turn)
+        width, height = (frame.height, frame.width) if sideways else (frame.width, frame.height)
+        rate = stream.average_rate or stream.guessed_rate or Fraction(25)
+        time_base = stream.time_base or 1 / rate
+        seconds = _end(container, stream) - (stream.start_time or 0) * time_base
+        aspect = stream.sample_aspect_ratio or None
+        return Clip(
+            path=path,
+            width=width,
+            height=height,
+            rate=rate,
+            time_base=finer(time_base, rate),
+            frames=stream.frames or round(seconds * rate),
+            aspect=1 / aspect if aspect and sideways else aspect,
+            matrix=frame.colorspace if frame.colorspace in MATRICES else BT709 if max(width, height) > 1024 else BT601,
+            primaries=frame.color_primaries,
+            transfer=frame.color_trc,
+            turn=turn,
+        )
+
+
+def read(clip: Clip, notes: list[str], size: int = 0, reader: Reader = "pyav") -> Iterator[Frame]:
+    """Decode a clip, one frame at a time.
+
+    Args:
+        clip: what `probe` said.
+        notes: gets a line for each thing that a user should know, such as a file that ends too early.
+        size: pixels of the longer side; the shorter one is then even. 0: the clip's own size.
+        reader: pyav, or opencv: the paper's, which gives frames alone. They are then shown at the clip's average rate.
+    """
+    width, height = scaled(clip.width, clip.height, size)
+    step = max(1, round(1 / (clip.rate * clip.time_base)))
+    if reader == "opencv":
+        for number, picture in enumerate(_read_opencv(clip, width, height)):
+            yield Frame(round(number / (clip.rate * clip.time_base)), step, picture)
+        return
+    inner = (height, width) if _is_sideways(clip.turn) else (width, height)
+    scaling = Interpolation.AREA if size and size < max(clip.width, clip.height) else Interpolation.BICUBIC
+    with _opened(clip.path) as (container, stream):
+        unit = stream.time_base or clip.time_base
+        for frame, pts, duration in _timed(_decoded(container, stream, notes), clip, unit):
+            rgb = frame.reformat(
+                *inner, "rgb24", src_colorspace=MATRICES[clip.matrix], interpolation=scaling | ACCURATE
+            )
+            yield Frame(pts, duration, upright(rgb.to_ndarray(), clip.turn))
+
+
+def _timed(frames: Iterable[av.VideoFrame], clip: Clip, unit: Fraction) -> Iterator[tuple[av.VideoFrame, int, int]]:
+    """Give each frame's timestamp and duration in the clip's time base; `unit` is the file's.
+
+    What Matroska rounded to milliseconds becomes exact again where it fits the rate. Timestamps that a broken file
+    lacks, or that do not rise, follow on the last one.
+    """
+    step = 1 / clip.rate
+    start, last = Fraction(0), None
+    for frame in frames:
+        seconds = None if frame.pts is None else frame.pts * unit
+        length = frame.duration * unit or step
+        if unit == MILLISECOND:
+            if last is None:
+                start = seconds or start
+            exact = start + round(((seconds or start) - start) / step) * step
+            seconds = exact if seconds is not None and abs(exact - seconds) <= unit / 2 else seconds
+            length = step if abs(length - step) < unit else length
+        if seconds is None or (last is not None and round(seconds / clip.time_base) <= last):
+            seconds = start if last is None else last * clip.time_base + step
+        last = round(seconds / clip.time_base)
+        yield frame, last, max(1, round(length / clip.time_base))
+
+
+def finer(time_base: Fraction, rate: Fraction) -> Fraction:
+    """Return a time base that holds Matroska's milliseconds and whole frames at `rate`; others are kept."""
+    return time_base if time_base != MILLISECOND else Fraction(1, math.lcm(1000, rate.numerator))
+
+
+def _read_opencv(clip: Clip, width: int, height: int) -> Iterator[Array]:
+    """Read with OpenCV, which turns frames upright itself and converts colours in its own way."""
+    capture = cv2.VideoCapture(str(clip.path))
+    try:
+        while True:
+            there, picture = capture.read()
+            if not there:
+                return
+            if picture.shape[:2] != (height, width):
+                picture = cv2.resize(picture, (width, height), interpolation=cv2.INTER_AREA)
+            yield cv2.cvtColor(picture, cv2.COLOR_BGR2RGB)
+    finally:
+        capture.release()
+
+
+def scaled(width: int, height: int, size: int) -> tuple[int, int]:
+    """Return width and height with the longer side `size` and the other one even; 0: as they are."""
+    if not size:
+        return width, height
+    share = size / max(width, height)
+    shorter = max(2, 2 * round(min(width, height) * share / 2))
+    return (size, shorter) if width >= height else (shorter, size)
+
+
+def _is_sideways(turn: Sequence[int]) -> bool:
+    return bool(turn) and abs(turn[1]) > abs(turn[0])
+
+
+def upright(picture: Array, turn: Sequence[int]) -> Array:
+    """Apply a display matrix, to the nearest of the eight turns and reflections of a rectangle.
+
+    A pixel at column p and row q is shown at column a p + c q and row b p + d q (FFmpeg's display.h).
+    """
+    if not turn:
+        return picture
+    a, b, c, d = turn
+    across, down = (c, b) if _is_sideways(turn) else (a, d)
+    if _is_sideways(turn):
+        picture = picture.transpose(1, 0, 2)
+    return np.ascontiguousarray(picture[:: -1 if down < 0 else 1, :: -1 if across < 0 else 1])
+
+
+def write(path: Path, clip: Clip, frames: Iterable[Frame], notes: list[str], crf: int = 18) -> int:
+    """Encode frames beside the clip's untouched sound; return how many there were.
+
+    H.264 with 4:2:0 chroma has even sizes only, so an odd width or height is written as 4:4:4 (some players, browsers
+    among them, show no 4:4:4); VP9 has no such limit. The sound is read by a second handle, in step with the pictures.
+
+    Args:
+        path: what is written; its suffix chooses container and encoder.
+        clip: the video that the frames are of; its colour tags, aspect and sound are taken over.
+        frames: in the clip's time base, all of one size.
+        notes: gets a line for each thing that a user should know.
+        crf: the encoder's quality, its own scale: lower is better.
+
+    Raises:
+        UserError: where there is no frame, the encoder refuses it, or the container cannot hold the sound.
+    """
+    options = {"movflags": "faststart"} if path.suffix in (".mp4", ".mov") else {}
+    try:
+        with av.open(str(clip.path)) as source, av.open(str(path), "w", options=options) as container:
+            return _encode(container, source, path, clip, iter(frames), notes, crf)
+    except av.FFmpegError as error:
+        if isinstance(error, OSError):  # a full disk
+            raise
+        raise UserError(f"{clip.path}: {CODECS[path.suffix]} cannot encode its frames ({error.strerror})") from error
+
+
+def _encode(
+    container: OutputContainer,
+    source: InputContainer,
+    path: Path,
+    clip: Clip,
+    frames: Iterator[Frame],
+    notes: list[str],
+    crf: int,
+) -> int:
+    first = next(frames, None)
+    if first is None:
+        raise UserError(f"{clip.path}: no frame can be decoded")
+    stream = _add_video(container, clip, first.picture, path.suffix, crf)
+    sound = _Sound(container, source, path, notes)
+    count, durations = 0, deque[int]()
+    for frame in chain([first], frames, [None]):
+        if frame is not None:
+            count += 1
+            durations.append(frame.duration)
+        for packet in stream.encode(_to_yuv(frame, clip, stream) if frame else None):  # none: what it still holds
+            packet.duration = durations.popleft()
+            sound.mux_until((packet.pts or 0) * clip.time_base)
+            container.mux(packet)
+    sound.mux_until(None)
+    return count
+
+
+def _add_video(container: OutputContainer, clip: Clip, picture: Array, suffix: str, crf: int) -> VideoStream:
+    height, width = picture.shape[:2]
+    codec = CODECS[suffix]
+    stream = container.add_stream(codec, rate=clip.rate, options={**OPTIONS[codec], "crf": str(crf)})
+    assert isinstance(stream, VideoStream)
+    stream.width, stream.height = width, height
+    stream.pix_fmt = "yuv444p" if codec == "libx264" and (width % 2 or height % 2) else "yuv420p"
+    context = stream.codec_context
+    context.thread_type = "AUTO"
+    context.time_base = clip.time_base
+    if clip.aspect:
+        context.sample_aspect_ratio = clip.aspect
+    context.colorspace, context.color_range = clip.matrix, LIMITED
+    context.color_primaries = clip.primaries or UNSPECIFIED
+    context.color_trc = clip.transfer or UNSPECIFIED
+    return stream
+
+
+def _to_yuv(frame: Frame, clip: Clip, stream: VideoStream) -> av.VideoFrame:
+    yuv = av.VideoFrame.from_ndarray(np.ascontiguousarray(frame.picture), "rgb24").reformat(
+        format=stream.pix_fmt,
+        dst_colorspace=MATRICES[clip.matrix],
+        dst_color_range=ColorRange.MPEG,
+        interpolation=Interpolation.BICUBIC | ACCURATE,
+    )
+    yuv.pts, yuv.time_base, yuv.duration = frame.pts, clip.time_base, frame.duration
+    return yuv
+
+
+class _Sound:
+    """The sound tracks of one file, copied to another in step with its pictures."""
+
+    def __init__(self, target: OutputContainer, source: InputContainer, path: Path, notes: list[str]) -> None:
+        self.target, self.notes = target, notes
+        self.tracks: dict[int, AudioStream] = {}
+        for stream in source.streams.audio:
+            try:
+                self.tracks[stream.index] = target.add_stream_from_template(stream)
+            except ValueError as error:
+                codec = stream.codec_context.name if stream.codec_context else "unknown"
+                raise UserError(f"{path.suffix} files hold no {codec} sound; write .mkv, or .mp4") from error
+            self.tracks[stream.index].metadata.update(stream.metadata)
+        dropped = sorted({s.type for s in source.streams if s.type not in ("audio", "video")})
+        if dropped:
+            notes.append(f"not kept: {', '.join(dropped)} tracks")
+        self.packets = source.demux(*source.streams.audio) if self.tracks else iter(())
+        self.next = self._read()
+
+    def _read(self) -> Any:
+        """Return the next packet; none at the end, or where the file is cut off."""
+        try:
+            return next((packet for packet in self.packets if packet.size), None)
+        except av.FFmpegError:
+            return None
+
+    def mux_until(self, seconds: Fraction | None) -> None:
+        """Copy the packets up to a time; none: all that are left."""
+        while self.next is not None and (
+            seconds is None or self.next.dts is None or self.next.dts * self.next.time_base <= seconds
+        ):
+            self.next.stream = self.tracks[self.next.stream_index]
+            self.target.mux(self.next)
+            self.next = self._read()

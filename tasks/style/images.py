@@ -1,0 +1,273 @@
+"""Pictures: read from any usual file, written whole or not at all, and the arithmetic on them.
+
+A *picture* is a uint8 RGB array (height, width, 3); an *image* is a float32 tensor (batch, 3, height, width) in [0, 1].
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import uuid
+import warnings
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+import torch
+from jaxtyping import Float, UInt8
+from PIL import ExifTags, Image, ImageCms, ImageFile, UnidentifiedImageError
+from torch import Tensor
+
+from retable.platform.errors import UserError
+
+Array = npt.NDArray[Any]
+
+PIXELS = 400_000_000
+"""The most pixels of a picture that is read: a few hundred bytes can decode to more memory than there is."""
+FORMATS: dict[str, dict[str, Any]] = {
+    ".png": {"format": "PNG"},
+    ".jpg": {"format": "JPEG", "quality": 95, "subsampling": 0},
+    ".jpeg": {"format": "JPEG", "quality": 95, "subsampling": 0},
+    ".webp": {"format": "WEBP", "quality": 95},
+    ".tif": {"format": "TIFF", "compression": "tiff_adobe_deflate"},
+    ".tiff": {"format": "TIFF", "compression": "tiff_adobe_deflate"},
+}
+"""Suffix -> how a picture is written. JPEG has no alpha channel, and chroma at full resolution here."""
+TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""EXIF orientation -> what sets the picture upright."""
+LUMA = np.array([0.299, 0.587, 0.114], dtype=np.float32)
+"""Weights of R, G and B in the luma Y (ITU-R BT.601, section 2.5.1), as JPEG's."""
+
+Image.MAX_IMAGE_PIXELS = PIXELS
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """A decoded picture, upright."""
+
+    pixels: UInt8[np.ndarray, "height width 3"]
+    alpha: UInt8[np.ndarray, "height width"] | None = None
+    icc: bytes | None = None
+    """The RGB colour profile that the pixels are in; none: sRGB is meant."""
+    animated: bool = False
+    """Whether the file holds more pictures, of which this is the first."""
+
+
+def read(source: Path | str | bytes) -> Picture:
+    """Decode a file, or the bytes of one: the first picture where it holds several, turned as its EXIF says.
+
+    Samples of 16 bits are rounded to 8. Grey, palette and CMYK become RGB: CMYK and grey ones through the profile that
+    they carry, into sRGB; an RGB profile is kept.
+
+    Raises:
+        UserError: in one line, where it is no picture, is broken, or has more than `PIXELS` pixels.
+    """
+    name = "the picture" if isinstance(source, bytes) else str(source)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Pillow warns of broken metadata, which is not used
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        try:
+            with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
+                return _decode(image, source)
+        except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+            raise UserError(f"{name}: more than {PIXELS // 10**6} million pixels; make it smaller first") from error
+        except UnidentifiedImageError as error:
+            raise UserError(f"{name}: {_no_picture(source)}") from error
+        except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
+            raise UserError(f"{name}: {error.strerror}") from error
+        except Exception as error:  # decoders raise anything on broken bytes
+            why = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise UserError(f"{name}: cannot be read: {why}") from error
+
+
+def _no_picture(source: Path | str | bytes) -> str:
+    length = len(source) if isinstance(source, bytes) else os.path.getsize(source)
+    if not length:
+        return "an empty file"
+    return "no picture (PNG, JPEG, WebP, TIFF, GIF, BMP, ...); a video goes to `retable style video`"
+
+
+def _decode(image: ImageFile.ImageFile, source: Path | str | bytes) -> Picture:
+    """Decode in full, turn upright, and convert any of Pillow's modes to RGB and alpha.
+
+    Raises:
+        ValueError: on samples without a fixed range.
+    """
+    upright, icc = _upright(image, source), image.info.get("icc_profile")
+    animated = (
+        bool(getattr(image, "is_animated", False)) and image.format != "MPO"
+    )  # a phone's: a photograph, a preview
+    alpha = None
+    if upright.has_transparency_data:
+        upright = upright.convert("RGBA")
+        alpha = np.array(upright.getchannel("A"))
+    if icc is None or icc[16:20] == b"RGB ":
+        return Picture(np.array(upright.convert("RGB")), alpha, icc, animated)
+    return Picture(np.array(_managed(upright, icc)), alpha, None, animated)
+
+
+def _upright(image: ImageFile.ImageFile, source: Path | str | bytes) -> Image.Image:
+    """Decode in 8 bits and turn. Colours of 16 bits are decoded by OpenCV, since Pillow cuts off their lower half."""
+    deep = image.mode in ("RGB", "RGBA") and bool(image.tile) and ";16" in str(image.tile[0].args)
+    turn = TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
+    if deep:
+        data = source if isinstance(source, bytes) else Path(source).read_bytes()
+        decoded = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
+        if decoded is None:
+            raise ValueError("OpenCV cannot decode it")
+        order = [2, 1, 0, 3][: decoded.shape[2]]
+        whole = Image.fromarray(_eight_bits(decoded[..., order]))
+    else:
+        image.load()
+        whole = image
+        if image.mode in ("I", "F") or image.mode.startswith("I;16"):
+            whole = Image.fromarray(_eight_bits(np.asarray(image)))
+    itself = image.format == "TIFF"  # both libraries turn TIFF, and nothing else, by themselves
+    return whole if turn is None or itself else whole.transpose(turn)
+
+
+def _eight_bits(samples: Array) -> Array:
+    """Round 16-bit samples to 8 bits: 65535 = 257 * 255, so v / 257 to the nearest integer, which has no ties.
+
+    Raises:
+        ValueError: where samples are fractions, or outside 16 bits.
+    """
+    if samples.dtype.kind == "f" or samples.min() < 0 or samples.max() > 65535:
+        raise ValueError("its samples have no fixed range; save it with 8 or 16 bits each")
+    return ((samples.astype(np.uint32) + 128) // 257).astype(np.uint8)
+
+
+def _managed(image: Image.Image, icc: bytes) -> Image.Image:
+    """Convert CMYK or grey into sRGB through its profile; plainly, where that is broken or for something else."""
+    wanted = {b"CMYK": "CMYK", b"GRAY": "L"}.get(icc[16:20], "")
+    try:
+        source = image if image.mode == wanted else image.convert(wanted)
+        profile = ImageCms.ImageCmsProfile(io.BytesIO(icc))
+        managed = ImageCms.profileToProfile(source, profile, ImageCms.createProfile("sRGB"), outputMode="RGB")
+    except (ImageCms.PyCMSError, OSError, ValueError):
+        managed = None
+    return managed or image.convert("RGB")
+
+
+def check_suffix(path: Path) -> dict[str, Any]:
+    """Return how a picture of this name is written.
+
+    Raises:
+        UserError: naming the suffixes there are.
+    """
+    if path.suffix.lower() not in FORMATS:
+        raise UserError(f"{path}: pictures are written as {', '.join(FORMATS)}")
+    return FORMATS[path.suffix.lower()]
+
+
+def write(
+    path: Path | str,
+    pixels: UInt8[np.ndarray, "height width 3"],
+    alpha: UInt8[np.ndarray, "height width"] | None = None,
+    icc: bytes | None = None,
+) -> None:
+    """Write a picture in the format of its name's suffix, at once: there is never half of one. JPEG drops `alpha`.
+
+    Raises:
+        UserError: on another suffix, a picture too large for the format, or where the disk refuses.
+    """
+    path = Path(path)
+    data = _encode(pixels, alpha, icc, check_suffix(path), str(path))
+    writing = path.with_name(f".writing-{uuid.uuid4().hex[:8]}{path.suffix}")
+    try:
+        with open(writing, "xb") as file:
+            file.write(data)
+        os.replace(writing, path)
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from error
+    finally:
+        with suppress(OSError):
+            writing.unlink()
+
+
+def _encode(pixels: Array, alpha: Array | None, icc: bytes | None, how: dict[str, Any], name: str) -> bytes:
+    if alpha is not None and how["format"] != "JPEG":
+        pixels = np.dstack((pixels, alpha))
+    stream = io.BytesIO()
+    try:
+        Image.fromarray(pixels).save(stream, **(how | ({"icc_profile": icc} if icc else {})))
+    except (OSError, ValueError) as error:
+        size = f"{pixels.shape[1]} x {pixels.shape[0]}"
+        raise UserError(f"{name}: {how['format']} cannot hold this picture of {size} ({error}); use .png") from error
+    return stream.getvalue()
+
+
+def encode_png(pixels: UInt8[np.ndarray, "height width 3"]) -> bytes:
+    """Return a picture as the bytes of a PNG file."""
+    return _encode(pixels, None, None, FORMATS[".png"], "the picture")
+
+
+def to_tensor(pixels: UInt8[np.ndarray, "height width 3"]) -> Float[Tensor, "1 3 height width"]:
+    """Turn a picture into an image."""
+    return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1))).unsqueeze(0).float().div_(255)
+
+
+def to_pixels(image: Float[Tensor, "1 3 height width"]) -> UInt8[np.ndarray, "height width 3"]:
+    """Turn an image into a picture: clamped to [0, 1] and rounded to the nearest of the 256 values."""
+    levels = image.detach()[0].float().clamp(0, 1).mul(255).round().to(torch.uint8)
+    return np.ascontiguousarray(levels.permute(1, 2, 0).cpu().numpy())
+
+
+def fit(pixels: UInt8[np.ndarray, "height width 3"], longer: int) -> UInt8[np.ndarray, "new_height new_width 3"]:
+    """Resize so that the longer side has `longer` pixels, the other in proportion and at least one; 0: unchanged.
+
+    Each new pixel is the mean over its area; where the picture grows, it is interpolated bicubically.
+    """
+    height, width = pixels.shape[:2]
+    scale = longer / max(height, width)
+    return _resize(pixels, round(height * scale), round(width * scale)) if longer else pixels
+
+
+def square(pixels: UInt8[np.ndarray, "height width 3"], side: int) -> UInt8[np.ndarray, "side side 3"]:
+    """Resize so that the shorter side has `side` pixels, and crop the other in the middle."""
+    height, width = pixels.shape[:2]
+    scale = side / min(height, width)
+    resized = _resize(pixels, round(height * scale), round(width * scale))
+    top, left = (resized.shape[0] - side) // 2, (resized.shape[1] - side) // 2
+    return np.ascontiguousarray(resized[top : top + side, left : left + side])
+
+
+def _resize(pixels: Array, height: int, width: int) -> Array:
+    size = max(1, width), max(1, height)
+    if size == (pixels.shape[1], pixels.shape[0]):
+        return pixels
+    shrinks = size[0] <= pixels.shape[1] and size[1] <= pixels.shape[0]
+    return np.asarray(cv2.resize(pixels, size, interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_CUBIC))
+
+
+def original_colours(
+    stylised: UInt8[np.ndarray, "height width 3"], photograph: UInt8[np.ndarray, "height width 3"]
+) -> UInt8[np.ndarray, "height width 3"]:
+    """Return the luma Y of `stylised` with the chroma of `photograph` (Gatys et al. 2017, *luminance only*).
+
+    Chroma is B - Y and R - Y, so the photograph plus the difference of the lumas has exactly both, up to rounding and
+    the ends of the range: colours beyond them are clipped.
+    """
+    difference = stylised.astype(np.float32) @ LUMA - photograph.astype(np.float32) @ LUMA
+    whole: Array = np.clip(photograph + np.rint(difference)[..., None], 0, 255).astype(np.uint8)
+    return whole
+
+
+def mix(
+    stylised: UInt8[np.ndarray, "height width 3"], photograph: UInt8[np.ndarray, "height width 3"], strength: float
+) -> UInt8[np.ndarray, "height width 3"]:
+    """Return `strength` parts of `stylised` and the rest of `photograph`, rounded to the nearest value."""
+    mixed = strength * stylised.astype(np.float32) + (1 - strength) * photograph.astype(np.float32)
+    return np.rint(mixed).astype(np.uint8)

@@ -1,0 +1,198 @@
+"""Content, style and total-variation losses on a backbone's features (the paper's sections III and IV).
+
+F are the features of a layer, N filters over M = H W positions; G_ij = sum_k F_ik F_jk its Gram matrix (equation 4). P
+and A are the content image's features and the style image's Gram matrix, with M_a positions of its own. phi is the
+criterion, applied to every entry; for `mse` it is the square, and the rows below are then the equations they cite:
+
+| convention | content, per layer | style, per layer | source |
+|---|---|---|---|
+| gatys | 1/2 sum phi(F - P) | 1/(4 N^2) sum phi(G/M - A/M_a) | equations (1), (3), M = M_a |
+| frobenius | mean phi(F - P) | sum phi(G - A M/M_a) | equations (5), (6), M = M_a |
+| mean | mean phi(F - P) | mean phi((G/M - A/M_a)/N) | PyTorch's tutorial and example |
+| sum | mean phi(F - P) | sum phi((G/M - A/M_a)/N) | Johnson et al. 2016, equations 2 and 4 |
+| relative | sum phi(F - P) / sum phi(P) | sum phi(G/M - A/M_a) / sum phi(A/M_a) | He, Wang and Hopcroft 2016 |
+
+Sizes of painting and image may differ, as each Gram matrix is divided by its own number of positions. All sums and
+means are of one sample: a batch gives one loss each. Everything is computed in float32, under autocast too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional
+
+from retable.tasks.style.backbones import BackboneNetwork, Features, Image
+from retable.tasks.style.config import Convention, Criterion, Objective
+
+CRITERIA: dict[Criterion, Callable[..., Tensor]] = {
+    "mse": functional.mse_loss,
+    "l1": functional.l1_loss,
+    "smooth_l1": functional.smooth_l1_loss,
+    "huber": functional.huber_loss,
+}
+"""With PyTorch's defaults (beta = delta = 1), where Smooth L1 and Huber are the same function."""
+
+
+class Targets(NamedTuple):
+    """What an image is compared with; a layer's name maps to its target."""
+
+    content: Mapping[str, Features]
+    """Features of one content image, or of one per sample; none: no content loss."""
+    style: Mapping[str, Float[Tensor, "1 filter filter"]]
+    """Gram matrices over their numbers of positions; of several paintings, their weighted mean."""
+
+
+class Losses(NamedTuple):
+    """Losses of each sample, times their weights; `total` is their sum."""
+
+    content: Float[Tensor, " batch"]
+    style: Float[Tensor, " batch"]
+    variation: Float[Tensor, " batch"]
+    total: Float[Tensor, " batch"]
+
+
+def gram(features: Features) -> Float[Tensor, "batch filter filter"]:
+    """Multiply each sample's features with themselves: F F^T (equation 4), not divided by anything, in float32."""
+    with torch.autocast(features.device.type, enabled=False):
+        found: Tensor = Gram.apply(features.float().flatten(2))
+        return found
+
+
+class Gram(torch.autograd.Function):
+    """F F^T. Its gradient (D + D^T) F takes one product; autograd would take two, D F and D^T F, and add them."""
+
+    @staticmethod
+    def forward(context: Any, flat: Tensor) -> Tensor:
+        """Multiply features (batch, filter, position) with themselves."""
+        context.save_for_backward(flat)
+        return flat @ flat.transpose(1, 2)
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> Tensor:
+        """Give the gradient of the features."""
+        (flat,), (gradient,) = context.saved_tensors, gradients
+        found: Tensor = (gradient + gradient.transpose(1, 2)) @ flat
+        return found
+
+
+@torch.no_grad()
+def targets(
+    network: BackboneNetwork,
+    objective: Objective,
+    content: Image | None,
+    paintings: Sequence[Image],
+    blend: Sequence[float] = (),
+) -> Targets:
+    """Compute what stays the same over a run. Each painting (1, 3, H, W) may have a size of its own.
+
+    `blend` weighs the paintings; its sum does not matter, and none means equal weights.
+
+    Raises:
+        UserError: where a layer is not there, or an image too small for it.
+    """
+    blend = blend or [1.0] * len(paintings)
+    names = resolved(network, objective.style_layers, "style")
+    style: dict[str, Tensor] = {}
+    for painting, share in zip(paintings, blend, strict=True):
+        for name, features in network(painting, names).items():
+            part = gram(features) * (share / sum(blend) / features[0, 0].numel())
+            style[name] = style[name] + part if name in style else part
+    found = Targets({}, style)
+    return found if content is None else with_content(found, network, objective, content)
+
+
+@torch.no_grad()
+def with_content(found: Targets, network: BackboneNetwork, objective: Objective, content: Image) -> Targets:
+    """Give the same targets with the content of other images, one for each sample or for all."""
+    features = network(content, resolved(network, objective.content_layers, "content"))
+    return found._replace(content={name: value.float() for name, value in features.items()})
+
+
+def loss(network: BackboneNetwork, objective: Objective, found: Targets, image: Image) -> Losses:
+    """Compare images with their targets, and weigh (equations 1 to 6 as the objective's convention has them)."""
+    content_layers = resolved(network, objective.content_layers, "content") if found.content else ()
+    style_layers = resolved(network, objective.style_layers, "style")
+    features = network(image, tuple(dict.fromkeys((*content_layers, *style_layers))))
+    content = style = image.new_zeros(len(image), dtype=torch.float32)
+    with torch.autocast(image.device.type, enabled=False):
+        for name in content_layers:
+            content = content + content_loss(
+                features[name].float(), found.content[name], objective.convention, objective.criterion
+            )
+        for name, weight in zip(style_layers, layer_weights(objective), strict=True):
+            style = style + weight * style_loss(
+                features[name], found.style[name], objective.convention, objective.criterion
+            )
+        content, style = objective.content_weight * content, objective.style_weight * style
+        smooth = objective.variation_weight * variation(image)
+    return Losses(content, style, smooth, content + style + smooth)
+
+
+def content_loss(
+    features: Features, target: Features, convention: Convention, criterion: Criterion
+) -> Float[Tensor, " batch"]:
+    """Compare features with a content image's, sample by sample."""
+    difference = entries(features, target, criterion)
+    if convention == "gatys":
+        return difference.sum(1) / 2
+    if convention == "relative":
+        return difference.sum(1) / magnitude(target, criterion)
+    return difference.mean(1)
+
+
+def style_loss(
+    features: Features, target: Float[Tensor, "1 filter filter"], convention: Convention, criterion: Criterion
+) -> Float[Tensor, " batch"]:
+    """Compare features' Gram matrices with `target`, a Gram matrix over its number of positions, sample by sample."""
+    filters, positions = features.shape[1], features[0, 0].numel()
+    grams = gram(features) / positions
+    match convention:
+        case "gatys":
+            return entries(grams, target, criterion).sum(1) / (4 * filters**2)
+        case "frobenius":
+            return entries(grams * positions, target * positions, criterion).sum(1)
+        case "mean":
+            return entries(grams / filters, target / filters, criterion).mean(1)
+        case "sum":
+            return entries(grams / filters, target / filters, criterion).sum(1)
+        case "relative":
+            return entries(grams, target, criterion).sum(1) / magnitude(target, criterion)
+
+
+def entries(values: Tensor, target: Tensor, criterion: Criterion) -> Float[Tensor, "batch entry"]:
+    """Apply the criterion to each entry of the difference."""
+    return CRITERIA[criterion](values, target.expand_as(values), reduction="none").flatten(1)
+
+
+def magnitude(target: Tensor, criterion: Criterion) -> Float[Tensor, " batch"]:
+    """Give what a difference is relative to: the loss of zero. One where the target is zero itself."""
+    size = entries(target, torch.zeros_like(target), criterion).sum(1)
+    return size.where(size > 0, 1)
+
+
+def variation(image: Image) -> Float[Tensor, " batch"]:
+    """Sum the squared differences of pixels next to each other, over both directions and all channels, per pixel.
+
+    As Johnson et al. 2016 and its predecessors do, squares in place of the absolute differences of total variation.
+    """
+    image = image.float()
+    height, width = image.shape[-2:]
+    down = image.diff(dim=2).square().flatten(1).sum(1)
+    across = image.diff(dim=3).square().flatten(1).sum(1)
+    return (down + across) / (height * width)
+
+
+def layer_weights(objective: Objective) -> tuple[float, ...]:
+    """Give w_l of equation (2): the objective's, or 1 over the number of layers for `gatys`, or ones."""
+    count = len(objective.style_layers)
+    return objective.layer_weights or (1 / count if count and objective.convention == "gatys" else 1.0,) * count
+
+
+def resolved(network: BackboneNetwork, layers: Sequence[str], role: Literal["content", "style"]) -> tuple[str, ...]:
+    """Give the layers' own names."""
+    return tuple(network.resolve(layer, role) for layer in layers)

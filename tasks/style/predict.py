@@ -1,0 +1,102 @@
+"""How a trained style is read: the pictures it makes, and how another network judges them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from retable.platform.task import Source
+from retable.tasks.style import images, losses
+from retable.tasks.style.backbones import build
+from retable.tasks.style.config import Config, Objective, OptimiseImage, TrainNetwork, View
+from retable.tasks.style.data import painting, photograph, root, tests
+from retable.tasks.style.learner import RATE, TRANSFORMER
+from retable.tasks.style.transformer import stylise, untrained
+
+Array = npt.NDArray[Any]
+
+JUDGEMENT = Objective(convention="relative", content_weight=1.0, style_weight=0.2)
+"""Content and style errors relative to their targets; the style's is a mean over five layers."""
+JUDGED_SIZE = 512
+"""Pictures are judged at most at this size: their longer side in pixels."""
+
+
+def predict(config: Config, view: View, weights: Mapping[str, Tensor], source: Source, shard: str) -> dict[str, Array]:
+    """Stylise the view's photographs with a trained network, or return the image that was optimised.
+
+    Returns:
+        `photograph/<name>` and `stylised/<name>`, of one size, and `painting/<name>`: uint8 (height, width, 3); of
+        version 1 also `losses`, float32 (evaluations, 3): total, content and style.
+
+    Raises:
+        UserError: where the data set has no such picture.
+
+    """
+    found: dict[str, Array] = {f"painting/{name}": painting(source, name) for name in config.style}
+    if isinstance(config.method, OptimiseImage):
+        pixels = images.to_pixels(weights["image"])
+        before = photograph(source, config.method.content)
+        before = images.square(before, config.method.size) if config.method.shape == "square" else before
+        made = {config.method.content: (images.fit(before, max(pixels.shape[:2])), pixels)}
+        found["losses"] = weights["losses"].float().numpy()
+    else:
+        made = stylised(config, config.method, view, weights, source)
+    for name, (before, pixels) in made.items():
+        after = images.original_colours(pixels, before) if view.original_colours else pixels
+        found[f"photograph/{name}"] = before
+        found[f"stylised/{name}"] = images.mix(after, before, view.strength)
+    return found
+
+
+def stylised(
+    config: Config, method: TrainNetwork, view: View, weights: Mapping[str, Tensor], source: Source
+) -> dict[str, tuple[Array, Array]]:
+    """Return each of the view's photographs and what the network makes of it, by name."""
+    network = untrained(method)
+    network.load_state_dict(weights)
+    network.eval().to("cuda" if torch.cuda.is_available() else "cpu")
+    made = {}
+    for name in view.content or tests(source):
+        before = images.fit(photograph(source, name), view.size)
+        after = stylise(network, images.to_tensor(before), config.precision)
+        made[name] = (before, images.to_pixels(after.cpu()))
+    return made
+
+
+@torch.no_grad()
+def evaluate(
+    config: Config, view: View, summaries: Mapping[str, Mapping[str, Array]], source: Source
+) -> dict[str, float]:
+    """Return `style_error` and `content_error`, means over photographs, as the judge sees them; 0 is no difference."""
+    arrays = summaries["all"]
+    judge = build(view.judge, 0, root(source))
+    names = [key.removeprefix("stylised/") for key in arrays if key.startswith("stylised/")]
+    errors = []
+    for name in names:
+        after = images.to_tensor(images.fit(arrays[f"stylised/{name}"], least(arrays[f"stylised/{name}"])))
+        before = images.to_tensor(images.fit(arrays[f"photograph/{name}"], max(after.shape[2:])))
+        works = [images.fit(arrays[f"painting/{style}"], max(after.shape[2:])) for style in config.style]
+        targets = losses.targets(judge, JUDGEMENT, before, [images.to_tensor(work) for work in works], config.blend)
+        seen = losses.loss(judge, JUDGEMENT, targets, after)
+        errors.append([float(seen.style), float(seen.content)])
+    style, content = np.mean(errors, axis=0)
+    return {"style_error": float(style), "content_error": float(content)}
+
+
+def least(pixels: Array) -> int:
+    """Return the longer side at which a picture is judged."""
+    return min(JUDGED_SIZE, int(max(pixels.shape[:2])))
+
+
+def view_cost(config: Config, view: View) -> float:
+    """Return seconds of one CPU core that a view takes, roughly."""
+    pictures = len(view.content) or 6
+    if isinstance(config.method, OptimiseImage):
+        return 3.0
+    size = view.size or 1024
+    return 3 + pictures * TRANSFORMER * (config.method.filters / 32) ** 2 * size**2 / RATE

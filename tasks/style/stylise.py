@@ -1,0 +1,273 @@
+"""What `--style` means: a network that stylises any photograph (version 2), or paintings (version 1)."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float, UInt8
+
+from retable.platform import api
+from retable.platform.config import override
+from retable.platform.errors import UserError
+from retable.platform.storage import Storage
+from retable.tasks.style import assets, backbones, images, transformer, weights
+from retable.tasks.style.config import Config, OptimiseImage, TrainNetwork
+from retable.tasks.style.optimise import ImageOptimisation
+from retable.tasks.style.tiling import Precision, fits, needed_bytes, stylise_tiled
+from retable.tasks.style.transformer import TransformerNetwork, untrained
+
+Pixels = UInt8[np.ndarray, "height width 3"]
+Report = Callable[[float, int, str], None]
+"""Told how much of the work is done, how much there is, and what is being done."""
+
+NETWORKS = (".safetensors", ".pth", ".pt")
+BATCH_PIXELS = 2_000_000
+"""Pictures of one size go through a network together, up to so many pixels in all."""
+TILE = 1024
+"""Side of tiles where a GPU does not hold a whole picture."""
+EVALUATIONS = 300
+"""Evaluations of version 1 where nothing else is said (the PyTorch tutorial's)."""
+RELATIVE_WEIGHT = 50.0
+"""Style weight of the convention `relative`, whose losses begin near 1, where nothing else is said."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How pictures are stylised."""
+
+    size: int | None = None
+    """Pixels of the result's longer side; 0: the photograph's own. None: 0 by a network, 512 by optimisation."""
+    strength: float = 1.0
+    """Share of the stylised picture in the result; the rest is the photograph."""
+    original_colours: bool = False
+    precision: Precision = "float32"
+    device: str = ""
+    """As torch names it; none: a GPU where there is one."""
+    tile: int = 0
+    """Pixels across the tiles that a network works in; 0: tiles only where memory asks for them."""
+    changes: Mapping[str, object] = field(default_factory=dict)
+    """Fields of the config of an optimisation (version 1), such as `method.start`, and their values."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.strength <= 1:
+            raise UserError(f"strength {self.strength} is outside [0, 1]")
+        if (self.size or 0) < 0 or self.tile < 0:
+            raise UserError("size and tile are numbers of pixels; 0: the picture's own, and as memory asks")
+
+    @property
+    def where(self) -> torch.device:
+        """The device that computes."""
+        try:
+            device = torch.device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+            torch.empty(1, device=device)
+        except (RuntimeError, AssertionError) as error:
+            raise UserError(f"device {self.device!r} cannot be used here; leave it out, or use cpu") from error
+        return device
+
+
+@dataclass(frozen=True)
+class Stylised:
+    """A result before it is mixed with its photograph."""
+
+    pixels: Pixels
+    losses: Float[np.ndarray, "evaluations 3"] | None = None
+
+
+@dataclass(frozen=True)
+class NetworkStyle:
+    """Version 2: one pass of a network for a batch of photographs of one size."""
+
+    network: TransformerNetwork
+    options: Options
+    batch_pixels: int = BATCH_PIXELS
+
+    @property
+    def size(self) -> int:
+        """Pixels of the longer side that photographs are resized to; 0: their own."""
+        return self.options.size or 0
+
+    def __call__(self, photographs: Sequence[Pixels], report: Report) -> list[Stylised]:
+        """Stylise; in tiles, with the same result, where memory does not hold the features of the whole picture.
+
+        Raises:
+            UserError: where not even tiles would fit.
+        """
+        device, precision = self.options.where, self.options.precision
+        height, width = photographs[0].shape[:2]
+        tile = self.options.tile or self.tile_for(len(photographs) * height, width, device)
+        batch = torch.cat([images.to_tensor(pixels) for pixels in photographs])
+        if not tile:
+            made = transformer.stylise(self.network, batch.to(device), precision)
+            return [Stylised(images.to_pixels(single)) for single in torch.split(made, 1)]
+
+        def progress(done: int, total: int) -> None:
+            report(done, total, "in tiles")
+
+        tiled = (
+            stylise_tiled(self.network, one, tile, str(device), precision, progress) for one in torch.split(batch, 1)
+        )
+        return [Stylised(images.to_pixels(single)) for single in tiled]
+
+    def tile_for(self, height: int, width: int, device: torch.device) -> int:
+        """Return the side of tiles where a GPU does not hold the whole; else 0, as CPUs work in strips anyway."""
+        needed = needed_bytes(self.network, height, width)
+        there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        if needed > there:
+            raise UserError(f"{width} x {height} pixels need {needed / 1e9:.0f} GB of memory; use a smaller --size")
+        if device.type != "cuda" or fits(self.network, height, width, torch.cuda.mem_get_info(device)[0]):
+            return 0
+        return TILE
+
+
+@dataclass(frozen=True)
+class PaintingStyle:
+    """Version 1: the pixels of each photograph are optimised."""
+
+    paintings: Sequence[Pixels]
+    config: Config
+    network: backbones.BackboneNetwork
+    options: Options
+    batch_pixels: int = 0
+
+    @property
+    def size(self) -> int:
+        """Pixels of the longer side that photographs are resized to; 0: their own."""
+        return 512 if self.options.size is None else self.options.size
+
+    def __call__(self, photographs: Sequence[Pixels], report: Report) -> list[Stylised]:
+        """Optimise one after the other, and report the loss."""
+        return [self.optimise(pixels, report) for pixels in photographs]
+
+    def optimise(self, pixels: Pixels, report: Report) -> Stylised:
+        """Optimise the pixels of one photograph.
+
+        Raises:
+            UserError: where the loss is no number at the end.
+        """
+        config = override(self.config, {"method.size": max(pixels.shape[:2])})
+        job = ImageOptimisation(config, pixels, self.paintings, self.network, str(self.options.where))
+        for done in range(job.evaluations):
+            losses = job.step()
+            if done % 10 == 0 or done == job.evaluations - 1:  # a look at the loss waits for the GPU
+                report(done + 1, job.evaluations, f"loss {losses.total.item():.4g}")
+        history = np.asarray(job.losses, dtype=np.float64)
+        if not np.isfinite(history[-1, 0]):
+            raise UserError("the loss grew beyond all numbers; lower --style-weight, or use --optimizer adam")
+        return Stylised(images.to_pixels(job.image), history)
+
+
+Style = NetworkStyle | PaintingStyle
+
+
+def open_style(styles: Sequence[str], options: Options, storage: Storage) -> Style:
+    """Find what `--style` names: one network, or one painting or more.
+
+    A name is looked for in this order: a file (weights or a picture), a network of the zoo, a painting that comes with
+    the task (`great_wave`, or `great_wave.jpg` where the zoo has a network of the name), a run's fingerprint.
+
+    Raises:
+        UserError: where there is none, or options do not fit it.
+    """
+    paintings = [found for found in map(find_painting, styles) if found]
+    if len(paintings) == len(styles):
+        return open_paintings(paintings, options, storage)
+    if len(styles) > 1:
+        other = next(name for name in styles if not find_painting(name))
+        raise UserError(f"--style {other}: no painting; several styles are blended from paintings alone")
+    network = find_network(styles[0], storage)
+    if options.changes:
+        raise UserError(f"{min(options.changes)} is of paintings (version 1), and {styles[0]} is a network")
+    return NetworkStyle(network.to(options.where), options)
+
+
+def find_painting(name: str) -> Path | None:
+    """Return the painting that a name means, if it means one."""
+    path = Path(name)
+    if path.is_file():
+        return None if path.suffix.lower() in NETWORKS else path
+    shipped = assets.paintings()
+    if name in transformer.zoo():
+        return None
+    return shipped.get(name) or {file.name: file for file in shipped.values()}.get(name)
+
+
+def find_network(name: str, storage: Storage, epoch: int = 0) -> TransformerNetwork:
+    """Return the network that a file, a name of the zoo or a run's fingerprint means.
+
+    Raises:
+        UserError: where there is none.
+    """
+    if Path(name).is_file() or name in transformer.zoo():
+        return transformer.find(name)
+    if not re.fullmatch("[0-9a-f]+", name):
+        names = sorted({*transformer.zoo(), *assets.paintings()})
+        raise UserError(f"--style {name}: no such file; or use {', '.join(names)}, or a run's fingerprint")
+    return run_network(find_run(name, storage), epoch)
+
+
+def find_run(fingerprint: str, storage: Storage) -> api.Run:
+    """Return a run of version 2, by its fingerprint's first digits.
+
+    Raises:
+        UserError: where there is none, or it is another task's or version's.
+    """
+    run = api.load(fingerprint, str(storage))
+    if run.task.name != "style" or not isinstance(run.config.method, TrainNetwork):
+        what = run.task.name if run.task.name != "style" else "an optimised image"
+        raise UserError(f"run {run.fingerprint} is of {what}; only networks (method train_network) stylise photographs")
+    return run
+
+
+def run_network(run: api.Run, epoch: int = 0) -> TransformerNetwork:
+    """Return a run's network after an epoch that was kept; 0: the last.
+
+    Raises:
+        UserError: where the epoch was not kept.
+    """
+    network = untrained(run.config.method)
+    network.load_state_dict(run.weights(epoch))
+    return network.eval()
+
+
+def open_paintings(paintings: Sequence[Path], options: Options, storage: Storage) -> PaintingStyle:
+    """Read paintings and build the backbone that looks at them.
+
+    Raises:
+        UserError: where a painting is no picture, weights cannot be had, or a value does not fit.
+    """
+    if options.tile:
+        raise UserError("--tile is for networks; make --size smaller where memory does not hold an optimisation")
+    config = painting_config([path.stem for path in paintings], options, storage)
+    assert isinstance(config.method, OptimiseImage)
+    pictures = [images.read(path).pixels for path in paintings]
+    network = backbones.build(config.method.backbone, config.seed, storage).to(options.where)
+    return PaintingStyle(pictures, config, network, options)
+
+
+def painting_config(names: Sequence[str], options: Options, storage: Storage) -> Config:
+    """Return the config of an optimisation; weights that are a file are imported, and name their network."""
+    changes = dict(options.changes)
+    source = str(changes.get("method.backbone.weights", "imagenet"))
+    if Path(source).is_file():
+        changes["method.backbone.weights"] = source = weights.import_weights(Path(source), storage)
+    if source not in ("imagenet", "random"):
+        changes.setdefault("method.backbone", network_name(source, storage))
+    if source == "random":
+        changes = {"method.backbone.normalise": False, **changes}
+    changes.setdefault("method.objective.convention", "relative")  # one style weight is then right for every size
+    if changes.get("method.objective.convention") == "relative":
+        changes.setdefault("method.objective.style_weight", RELATIVE_WEIGHT)
+    fixed = {"method": "optimise_image", "method.shape": "keep", "style": list(names), "epochs": 1}
+    return override(Config(), {**fixed, "precision": options.precision, "steps": EVALUATIONS, **changes})
+
+
+def network_name(digest: str, storage: Storage) -> str:
+    """Return the config's name of the network whose imported weights these are."""
+    network = weights.stored(digest, storage).network
+    return next(kind.__name__.lower() for kind, name in backbones.NETWORKS.items() if name == network)

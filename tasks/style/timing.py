@@ -1,0 +1,130 @@
+"""Seconds that version 1 takes for one evaluation, and version 2 for one image: what Table I is made of.
+
+Nothing is trained or read but the shipped pictures: backbones have random weights, which take the same time.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import cycle
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from retable.tasks.style.assets import paintings, photographs
+from retable.tasks.style.backbones import build
+from retable.tasks.style.config import Config, Lbfgs, OptimiseImage, TrainNetwork
+from retable.tasks.style.images import read, square, to_tensor
+from retable.tasks.style.optimise import ImageOptimisation
+from retable.tasks.style.tiling import stylise
+from retable.tasks.style.transformer import untrained
+
+EVALUATIONS = 300
+"""Of a run of version 1, as in PyTorch's tutorial; the paper does not say."""
+FEWEST, MOST = 3, 50
+"""Timings of one measurement: as many as its budget allows, within these."""
+
+
+def seconds_per_evaluation(config: Config, budget: float = 60.0) -> dict[str, float]:
+    """Time steps of version 1 at the method's full size.
+
+    The first, which compile and allocate, do not count, nor, for a third of the budget, those while L-BFGS has less
+    than its full history.
+
+    Returns:
+        `seconds_per_evaluation` (the median; quartiles with `_low` and `_high`), `spread` (between the quartiles),
+        `seconds` (the median times `EVALUATIONS`), `evaluations` (how many were timed), and `gpu` (0 or 1).
+
+    Raises:
+        ValueError: where the config does not optimise an image.
+    """
+    method = config.method
+    if not isinstance(method, OptimiseImage):
+        raise ValueError(f"{type(method).__name__} does not optimise an image")
+    method = replace(method, scales=(), backbone=replace(method.backbone, weights="random", normalise=False))
+    shipped = photographs()
+    content = read(shipped.get(method.content, shipped["mountain"])).pixels
+    chosen = [read(paintings().get(name, paintings()["great_wave"])).pixels for name in config.style]
+    warm_up = method.optimizer.history + 1 if isinstance(method.optimizer, Lbfgs) else 2
+    with all_cores():
+        network = build(method.backbone, config.seed, None)
+        job = ImageOptimisation(replace(config, method=method), content, chosen, network, device())
+        found = summary("seconds_per_evaluation", timed(job.step, warm_up, budget))
+    return {**found, "seconds": EVALUATIONS * found["seconds_per_evaluation"]}
+
+
+def seconds_per_image(config: Config, shape: tuple[int, int] | None = None, budget: float = 60.0) -> dict[str, float]:
+    """Time passes of version 2, in turn on the shipped photographs, on squares of the method's size or at `shape`.
+
+    Pictures lie on the device and stay there. The network is untrained.
+
+    Returns:
+        `seconds_per_image` and the rest as `seconds_per_evaluation` has them, without `seconds`.
+
+    Raises:
+        ValueError: where the config does not train a network.
+    """
+    method = config.method
+    if not isinstance(method, TrainNetwork):
+        raise ValueError(f"{type(method).__name__} does not train a network")
+    side = max(shape or (method.size,))
+    network = untrained(method).eval().to(device())
+    pictures = [to_tensor(square(read(path).pixels, side)) for path in photographs().values()]
+    pictures = [functional.interpolate(each, shape or (side, side), mode="bilinear").to(device()) for each in pictures]
+    turn = cycle(pictures)
+    with all_cores():
+        times = timed(lambda: stylise(network, next(turn), config.precision), len(pictures), budget)
+    return summary("seconds_per_image", times)
+
+
+def timed(work: Callable[[], object], warm_up: int, budget: float) -> list[float]:
+    """Return the seconds of single calls, the device's work included, until `budget` seconds are spent.
+
+    Before them come `warm_up` calls, at least one, as a third of the budget allows.
+    """
+    begun = time.perf_counter()
+    for _ in range(warm_up):
+        once(work)
+        if time.perf_counter() - begun > budget / 3:
+            break
+    found: list[float] = []
+    while len(found) < FEWEST or (len(found) < MOST and time.perf_counter() - begun < budget):
+        found.append(once(work))
+    return found
+
+
+def once(work: Callable[[], object]) -> float:
+    """Return the seconds of one call, the device's work included."""
+    start = time.perf_counter()
+    work()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def summary(name: str, times: list[float]) -> dict[str, float]:
+    """Return median and quartiles of some timings, their number, and whether a GPU was timed."""
+    low, median, high = (float(value) for value in np.quantile(times, (0.25, 0.5, 0.75)))
+    found = {name: median, f"{name}_low": low, f"{name}_high": high, "spread": high - low}
+    return {**found, "evaluations": float(len(times)), "gpu": float(torch.cuda.is_available())}
+
+
+def device() -> str:
+    """Return what is timed: the GPU where there is one."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@contextmanager
+def all_cores() -> Iterator[None]:
+    """Let torch use every core of the node, of which a measurement has all."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(os.cpu_count() or 1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,131 @@
+"""Trained transformation networks: reading, saving and finding them; what applies them is imported here too.
+
+A file is a safetensors file whose metadata say what the network is: `network` (its architecture), `input` ("rgb01":
+images in [0, 1], red first) and `provenance`, all JSON. Published files of others are read too, see `layouts`.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from retable.platform.errors import UserError, nearest
+from retable.platform.storage import Storage
+from retable.tasks.style.config import TrainNetwork
+from retable.tasks.style.layouts import convert
+from retable.tasks.style.network import Statistics, TransformerNetwork
+from retable.tasks.style.tiling import Precision, stylise
+
+__all__ = [  # what the network's own modules offer is had from here too
+    "Precision",
+    "Statistics",
+    "TransformerNetwork",
+    "find",
+    "load",
+    "read",
+    "save",
+    "stylise",
+    "untrained",
+    "zoo",
+]
+
+ZOO = Path(__file__).parent / "zoo"
+
+
+def untrained(method: TrainNetwork) -> TransformerNetwork:
+    """Make the network that a config trains, with fresh weights."""
+    return TransformerNetwork(method.filters, method.upsampling, method.output)
+
+
+def load(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> TransformerNetwork:
+    """Make a network, in evaluation mode and float32, of a file's tensors and metadata.
+
+    Raises:
+        UserError: where they are no transformation network, or do not fit the architecture that they name.
+    """
+    if metadata and "network" in metadata:
+        try:
+            arguments, state = json.loads(metadata["network"]), dict(tensors)
+        except ValueError as error:
+            raise UserError(f"the metadata `network` are no JSON: {error}") from error
+    else:
+        arguments, state = convert(tensors)
+    try:
+        network = TransformerNetwork(**arguments)
+        network.load_state_dict(state)
+    except (RuntimeError, TypeError, ValueError) as error:
+        line = str(error).strip().splitlines()[-1].strip()
+        raise UserError(f"the weights fit no transformation network: {line}") from error
+    return network.eval()
+
+
+def read(path: Path) -> TransformerNetwork:
+    """Read a network from a safetensors file, or from a state dict that PyTorch saved.
+
+    Raises:
+        UserError: where the file cannot be read or holds no transformation network.
+    """
+    try:
+        if path.suffix == ".safetensors":
+            with safe_open(path, "pt") as file:
+                tensors = {name: file.get_tensor(name) for name in file.keys()}
+                metadata = file.metadata()
+        else:
+            tensors, metadata = torch.load(path, map_location="cpu", weights_only=True), None
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror or 'no such file'}") from error
+    except SafetensorError as error:
+        raise UserError(f"{path}: no safetensors file, or a damaged one") from error
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
+        raise UserError(f"{path}: no file of tensors; save the network's state_dict() alone") from error
+    if not isinstance(tensors, dict) or not all(isinstance(value, Tensor) for value in tensors.values()):
+        raise UserError(f"{path}: no state dict; save the network's state_dict() alone")
+    try:
+        return load(tensors, metadata)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
+
+
+def save(network: TransformerNetwork, path: Path, provenance: Mapping[str, object], half: bool = False) -> None:
+    """Write a network, atomically; with `half` in float16, half the size (3.4 MB at 32 filters).
+
+    `provenance` says where the weights come from: whatever JSON can hold.
+
+    Raises:
+        UserError: where the file cannot be written.
+    """
+    dtype = torch.float16 if half else torch.float32
+    state = {name: value.detach().to("cpu", dtype).contiguous() for name, value in network.state_dict().items()}
+    metadata = {
+        "network": json.dumps(asdict(network.architecture)),
+        "input": json.dumps("rgb01"),
+        "provenance": json.dumps(provenance),
+    }
+    Storage.open(path.absolute().parent).write(path.name, safetensors.torch.save(state, metadata))
+
+
+def zoo() -> dict[str, Path]:
+    """Give the trained networks that come with this package, by name."""
+    return {path.stem: path for path in sorted(ZOO.glob("*.safetensors"))}
+
+
+def find(name: str) -> TransformerNetwork:
+    """Read a network by its name in the zoo, or by its file's path.
+
+    Raises:
+        UserError: where there is neither.
+    """
+    networks = zoo()
+    if name in networks:
+        return read(networks[name])
+    if not Path(name).exists():
+        raise UserError(f"{name}: neither a file nor a network of the zoo{nearest(name, networks)}")
+    return read(Path(name))

@@ -1,0 +1,187 @@
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from retable.platform.config import override
+from retable.platform.errors import UserError
+from retable.platform.runs import RunFolder
+from retable.platform.task import find
+from retable.tasks.style import assets, images, transformer, weights
+from retable.tasks.style.cli import app
+from retable.tasks.style.config import Config
+from retable.tasks.style.transformer import TransformerNetwork
+
+RANDOM = ("--backbone", "alexnet", "--weights", "random", "--evaluations", "2", "--size", "72")
+
+
+def noise(height, width, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+def network(seed):
+    """A network of random weights whose pictures fill the range of levels."""
+    torch.manual_seed(seed)
+    made = TransformerNetwork(filters=4).eval()
+    last = made.layers[-1].convolution
+    with torch.no_grad():
+        last.weight *= 300
+        last.bias += 127
+    return made
+
+
+@pytest.fixture
+def style(tmp_path, monkeypatch):
+    """Call `retable style ...` in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    transformer.save(network(0), tmp_path / "net.safetensors", {"style": "a test's"}, half=False)
+    images.write(tmp_path / "lake.png", noise(40, 52))
+
+    def call(*words):
+        return CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "160"}, catch_exceptions=True)
+
+    return call
+
+
+def refused(found):
+    assert isinstance(found.exception, UserError), found.output
+    assert "\n" not in str(found.exception)
+    return str(found.exception)
+
+
+def test_a_network(style, tmp_path):
+    found = style("image", "lake.png", "out.png", "--style", "net.safetensors")
+    assert found.exit_code == 0 and "out.png" in found.output, found.output
+    with torch.no_grad():
+        expected = network(0)(images.to_tensor(noise(40, 52)))
+    assert np.abs(images.read("out.png").pixels.astype(int) - images.to_pixels(expected)).max() <= 1
+    again = style("image", "lake.png", "out.png", "--style", "net.safetensors")
+    assert again.exit_code == 0 and "is there already" in again.output
+
+
+def test_a_folder_with_a_broken_picture(style, tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/a.jpg").write_bytes(b"nothing")
+    images.write(tmp_path / "in/b.jpg", noise(30, 30))
+    found = style("image", "in", "out", "--style", "net.safetensors", "--tile", "16", "--precision", "bfloat16")
+    assert found.exit_code == 1 and "1 stylised, 1 failed" in found.output
+    assert images.read("out/b.jpg").pixels.shape == (30, 30, 3)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["b.jpg"]
+
+
+def test_paintings_with_every_option(style, tmp_path):
+    first, second = list(assets.paintings().values())[:2]
+    words = ("--blend", "0.7,0.3", "--style-weight", 20, "--content-weight", 2, "--variation-weight", 0.1)
+    words += ("--style-scale", 1.1, "--start", "noise", "--optimizer", "adam", "--scales", "64", "--seed", 3)
+    words += ("--content-layers", "stage3", "--style-layers", "stage1,stage2", "--history", "losses.csv")
+    words += ("--strength", 0.5, "--original-colours")
+    found = style("image", "lake.png", "out.jpg", "--style", first, "--style", second, *RANDOM, *words)
+    assert found.exit_code == 0, found.output
+    assert images.read("out.jpg").pixels.shape == (55, 72, 3)
+    assert len((tmp_path / "losses.csv").read_text().splitlines()) == 3
+
+
+def test_a_painting_by_its_name(style):
+    name = next(name for name in assets.paintings())
+    assert style("image", "lake.png", "out.png", "--style", f"{name}.jpg", *RANDOM).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--style", "nothing"), "no such file"),
+        (("--style", "net.safetensors", "--start", "noise"), "method.start"),
+        (("--style", "net.safetensors", "--history", "a.csv"), "--history"),
+        (("--style", "lake.png", "--scales", "128;256", *RANDOM), "--scales 128;256"),
+        (("--style", "lake.png", "--blend", "1,2", *RANDOM), "blend"),
+        (("--style", "lake.png", "--optimizer", "adamw", *RANDOM), "method.optimizer"),
+        (("--style", "lake.png", "--weights", "missing.pth"), "missing.pth"),
+    ],
+)
+def test_mistakes_are_one_line(style, tmp_path, words, said):
+    assert said in refused(style("image", "lake.png", "out.png", *words))
+    assert not (tmp_path / "out.png").exists()
+
+
+def test_no_weights_to_be_had(style, monkeypatch):
+    """What a machine without a network and without torch's cache says."""
+
+    def unreachable(*_, **__):
+        raise OSError("no route to host")
+
+    monkeypatch.setattr(torch.hub, "download_url_to_file", unreachable)
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: "empty")
+    said = refused(style("image", "lake.png", "out.png", "--style", "lake.png"))
+    assert "random" in said and "retable style weights FILE" in said
+
+
+def run_of(storage, epochs):
+    """Lay down a finished run of networks, as the platform does."""
+    config = override(Config(), {"method.filters": 4, "method.output": "raw", "epochs": epochs})
+    task = find("style")
+    folder = RunFolder.of(storage, task, config)
+    folder.begin(config, task.version, {})
+    kept = {str(epoch): folder.save_weights(epoch, network(epoch).state_dict()) for epoch in range(1, epochs + 1)}
+    folder.folder.write_json("result.json", {"metrics": {}, "weights": kept})
+    return folder.fingerprint
+
+
+def test_checkpoints_of_a_run(style, tmp_path, storage):
+    run = run_of(storage, 3)
+    found = style("compare", run[:8], "lake.png", "-o", "sheet.png", "--storage", tmp_path / "results")
+    assert found.exit_code == 0, found.output
+    whole = images.read("sheet.png").pixels
+    assert whole.shape[1] == 4 * 512
+    pixels = images.fit(noise(40, 52), 512)
+    assert np.array_equal(whole[: pixels.shape[0], :512], pixels)
+    with torch.no_grad():
+        expected = images.to_pixels(network(2)(images.to_tensor(pixels)))
+    assert np.abs(whole[: pixels.shape[0], 1024:1536].astype(int) - expected).max() <= 1
+    two = style("compare", run, "lake.png", "-o", "two.png", "--epochs", "1,3", "--storage", tmp_path / "results")
+    assert two.exit_code == 0 and images.read("two.png").pixels.shape[1] == 3 * 512
+    wrong = style("compare", run, "lake.png", "--epochs", "9", "--storage", tmp_path / "results")
+    assert "epoch 9" in refused(wrong)
+
+
+def test_a_run_as_style(style, tmp_path, storage):
+    run = run_of(storage, 2)
+    assert style("image", "lake.png", "out.png", "--style", run[:10], "--storage", storage).exit_code == 0
+    with torch.no_grad():
+        expected = images.to_pixels(network(2)(images.to_tensor(noise(40, 52))))
+    assert np.abs(images.read("out.png").pixels.astype(int) - expected).max() <= 1
+
+
+def test_weights_of_others(style, tmp_path, storage):
+    torch.save(dict(weights.random("alexnet", 1).tensors), tmp_path / "alexnet.pth")
+    found = style("weights", "alexnet.pth", "--storage", storage)
+    assert found.exit_code == 0, found.output
+    digest, line = found.output.split("\n")[:2]
+    assert line == f"--set method.backbone=alexnet --set method.backbone.weights={digest}"
+    words = ("--weights", digest, "--storage", storage, "--evaluations", 1, "--size", 64)
+    assert style("image", "lake.png", "out.png", "--style", "lake.png", *words).exit_code == 0
+    assert "no such file" in refused(style("weights", "absent.pth", "--storage", storage)).lower()
+
+
+def test_zoo(style):
+    found = style("zoo")
+    assert found.exit_code == 0
+    for name in transformer.zoo():
+        assert name in found.output
+
+
+@pytest.mark.parametrize("words", [(), ("image",), ("compare",), ("weights",), ("zoo",), ("video",)])
+def test_help_teaches(style, words):
+    found = style(*words, "--help")
+    assert found.exit_code == 0 and "Usage" in found.output
+    if words:
+        assert f"retable style {words[0]}" in found.output
+
+
+def test_help_needs_no_torch():
+    code = "import sys; sys.argv = ['retable', '--help']; from retable.platform import cli\n"
+    code += "try: cli.main()\nexcept SystemExit: print(sorted({'torch', 'cv2', 'av'} & set(sys.modules)))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert found.stdout.endswith("[]\n") and "Commands of the task style" in found.stdout

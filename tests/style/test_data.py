@@ -1,0 +1,267 @@
+"""The batches, against plain readers and themselves in every other way; pictures of one colour tell who is who."""
+
+import pickle
+from functools import partial
+from itertools import islice
+
+import cv2
+import numpy as np
+import pyarrow as pa
+import pytest
+import ray
+import torch
+from PIL import Image
+
+from retable.platform.cluster import ray_cluster
+from retable.platform.config import override
+from retable.platform.errors import UserError
+from retable.platform.storage import Storage
+from retable.platform.task import Source
+from retable.tasks.style import assets, data
+from retable.tasks.style.config import Config, OptimiseImage
+from retable.tasks.style.prepare import index_folder
+
+COUNT = 7
+
+
+def save(path, pixels):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels).save(path)
+
+
+def plain(number, height=40, width=36):
+    return np.full((height, width, 3), (10 * number, 200, 255 - 10 * number), np.uint8)
+
+
+@pytest.fixture
+def source(tmp_path):
+    root = tmp_path / "data/style/mine"
+    for number in range(COUNT):
+        save(root / f"training/{number}.png", plain(number))
+    save(root / "test/house.png", plain(20))
+    index_folder(Storage.open(root), "mine")
+    return Source.of(Storage.open(tmp_path), "style/mine")
+
+
+def config(**changes):
+    return override(Config(), {"method.size": 32, "method.batch": 4, "steps": 5, "data": "mine"} | changes)
+
+
+def memory(source):
+    """Read as Ray Data does, but in this process and with blocks of three files."""
+    paths = data.training_files(source.folder)
+    blocks = [pa.table({"number": [n], "paths": [paths[n * 3 : n * 3 + 3]]}) for n in range(-(-len(paths) // 3))]
+    return data.arrays(pa.concat_tables([data.read_files(block, source.folder) for block in blocks]).combine_chunks())
+
+
+def photographs(source, streamed=False, **changes):
+    return data.Photographs(None if streamed else memory(source), source, [config(**changes)])
+
+
+def same(left, right):
+    left, right = list(left), list(right)
+    assert len(left) == len(right) > 0
+    assert all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
+
+
+def numbers(batches):
+    return [int(picture[0, 0, 0]) // 10 for batch in batches for picture in batch]
+
+
+def test_arrays_hold_the_files_as_they_are_in_order(source):
+    found = memory(source)
+    assert found["bytes"].dtype == np.uint8 and found["offsets"].dtype == np.int64
+    files = sorted((source.folder.root + f"/training/{number}.png") for number in range(COUNT))
+    for number, path in enumerate(files):
+        with open(path, "rb") as file:
+            assert found["bytes"][slice(*found["offsets"][number : number + 2])].tobytes() == file.read()
+    assert found["offsets"][-1] == len(found["bytes"]) == source.info["bytes"]
+
+
+def test_each_pass_is_a_permutation_of_its_own():
+    order = data.pictures_at(np.arange(5 * 11), 11, 3).reshape(5, 11)
+    assert (np.sort(order) == np.arange(11)).all() and len({row.tobytes() for row in order}) == 5
+    assert not np.array_equal(order, data.pictures_at(np.arange(5 * 11), 11, 4).reshape(5, 11))
+    shuffled = np.random.default_rng(0).permutation(5 * 11).reshape(5, 11)
+    assert np.array_equal(data.pictures_at(shuffled, 11, 3), order.ravel()[shuffled])
+
+
+def test_batches_go_through_all_pictures_pass_after_pass(source):
+    found = photographs(source)
+    assert found.steps == 5
+    batches = [batch for epoch in range(7) for batch in found.batches(epoch, 0, 0, 1)]
+    assert all(batch.dtype == torch.uint8 and batch.shape == (4, 3, 32, 32) for batch in batches)
+    seen = numbers(batches)
+    assert len(seen) == 7 * 5 * 4 == 20 * COUNT
+    for start in range(0, len(seen), COUNT):
+        assert sorted(seen[start : start + COUNT]) == list(range(COUNT))
+    assert (batches[0][:, 1] == 200).all() and torch.equal(batches[0][:, 2], 255 - batches[0][:, 0])  # RGB, not BGR
+    assert numbers(photographs(source, seed=1).batches(0, 0, 0, 1)) != seen[:20]
+
+
+@pytest.mark.parametrize("crop", ["centre", "random"])
+@pytest.mark.parametrize("streamed", [False, True])
+def test_training_goes_on_at_any_step_and_workers_share_a_batch(source, crop, streamed):
+    changes = {"method.crop": crop, "streamed": streamed}
+    whole = list(photographs(source, **changes).batches(2, 0, 0, 1))
+    for start in (1, 4):
+        same(whole[start:], photographs(source, **changes).batches(2, start, 0, 1))
+    parts = [list(photographs(source, **changes).batches(2, 0, rank, 2)) for rank in (0, 1)]
+    same(whole, [torch.cat(pair) for pair in zip(*parts, strict=True)])
+    with pytest.raises(UserError, match="batch 4 cannot be shared by 3 workers"):
+        photographs(source, **changes).batches(0, 0, 0, 3)
+
+
+def noise(height, width):
+    coarse = np.random.default_rng(height).integers(0, 256, (9, 9, 3), np.uint8)
+    return cv2.resize(coarse, (width, height), interpolation=cv2.INTER_CUBIC)
+
+
+@pytest.mark.parametrize("crop", ["centre", "random"])
+def test_a_stream_without_ray_gives_the_same_batches_as_memory(source, crop, tmp_path, monkeypatch):
+    for number in range(COUNT):
+        save(tmp_path / f"data/style/mine/training/{number}.png", noise(50 + number, 80 - 3 * number))
+    monkeypatch.setattr(data, "PIECE", 9)  # two steps, which do not divide five
+    for epoch in (0, 3):
+        same(
+            photographs(source, **{"method.crop": crop}).batches(epoch, 0, 0, 1),
+            photographs(source, True, **{"method.crop": crop}).batches(epoch, 0, 0, 1),
+        )
+
+
+def averaging(length, new):
+    """Share of each old pixel in each new one, float64 (new, length)."""
+    edges = np.arange(new + 1) * length / new
+    low, high = np.maximum(edges[:-1, None], np.arange(length)), np.minimum(edges[1:, None], np.arange(1, length + 1))
+    return np.maximum(high - low, 0) * new / length
+
+
+@pytest.mark.parametrize(("height", "width"), [(75, 50), (50, 83), (32, 40), (64, 64)])
+def test_the_centre_crop_is_an_area_average(tmp_path, height, width):
+    pixels = noise(height, width)
+    save(tmp_path / "a.png", pixels)
+    found = data.prepare_picture((tmp_path / "a.png").read_bytes(), 32, None, "a")
+    new = [round(side * 32 / min(height, width)) for side in (height, width)]
+    resized = np.einsum("hi,wj,ijc->chw", averaging(height, new[0]), averaging(width, new[1]), pixels.astype(float))
+    top, left = (new[0] - 32) // 2, (new[1] - 32) // 2
+    assert np.abs(found - resized[:, top : top + 32, left : left + 32]).max() <= 0.6
+
+
+def test_a_smaller_picture_is_enlarged(tmp_path):
+    save(tmp_path / "a.png", plain(3, 20, 30))
+    found = data.prepare_picture((tmp_path / "a.png").read_bytes(), 32, None, "a")
+    assert found.shape == (3, 32, 32) and (found == np.array([30, 200, 225])[:, None, None]).all()
+
+
+def test_random_crops_are_squares_of_varied_size_and_place_and_half_of_them_mirrored(tmp_path):
+    height, width = 60, 90
+    ramp = np.zeros((height, width, 3), np.uint8)
+    ramp[..., 0], ramp[..., 1] = 2 * np.arange(width), 3 * np.arange(height)[:, None]
+    save(tmp_path / "a.png", ramp)
+    encoded = (tmp_path / "a.png").read_bytes()
+    sides, lefts, tops, mirrored = [], [], [], []
+    for number in range(200):
+        found = data.prepare_picture(encoded, 32, [0, 2, number], "a").astype(float)
+        across, down = (
+            (found[0, 0, -1] - found[0, 0, 0]) / 31 / 2 * 32,
+            (found[1, -1, 0] - found[1, 0, 0]) / 31 / 3 * 32,
+        )
+        assert abs(abs(across) - down) < 1.1 and np.ptp(found[0], axis=0).max() <= 1  # upright, and not distorted
+        sides.append(down)
+        mirrored.append(across < 0)
+        lefts.append(min(found[0, 0, 0], found[0, 0, -1]) / 2)
+        tops.append(found[1, 0, 0] / 3)
+    assert 39 < min(sides) < 42 and 58 < max(sides) < 61
+    assert 0.4 < np.mean(mirrored) < 0.6
+    assert max(lefts) > 35 and max(tops) > 12 and min(lefts) < 3 and min(tops) < 1
+    again = data.prepare_picture(encoded, 32, [0, 2, 199], "a")
+    assert np.array_equal(again, found)
+
+
+@pytest.mark.parametrize(
+    ("shorter", "factor"), [(304, 1), (153, 1), (152, 2), (77, 2), (76, 4), (39, 4), (38, 8), (3, 8)]
+)
+def test_large_jpegs_are_decoded_at_a_fraction_of_their_size(shorter, factor):
+    pixels = noise(304, 400)
+    encoded = cv2.imencode(".jpg", pixels[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, 98])[1].tobytes()
+    found = data.decode(encoded, shorter, "a")
+    assert found.shape == (304 // factor, 400 // factor, 3)
+    expected = cv2.resize(pixels, found.shape[1::-1], interpolation=cv2.INTER_AREA)[..., ::-1]
+    assert np.abs(found.astype(float) - expected).mean() < 2
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("broken", [b"no picture", b""])
+def test_a_broken_picture_is_named(source, streamed, broken):
+    with open(f"{source.folder.root}/training/5.png", "wb") as file:
+        file.write(broken)
+    with pytest.raises(UserError, match=r"training/5\.png.*retable data check style"):
+        list(photographs(source, streamed).batches(0, 0, 0, 1))
+
+
+def test_a_missing_picture_is_named(source):
+    source.folder.remove("training/5.png")
+    with pytest.raises(UserError, match=r"training/5\.png: missing"):
+        list(photographs(source, streamed=True).batches(0, 0, 0, 1))
+
+
+def test_version_1_needs_no_batches(source):
+    found = data.Photographs(None, source, [Config(steps=5, method=OptimiseImage(content="house"))])
+    assert list(found.batches(0, 0, 0, 1)) == [None] * 5 and list(found.batches(3, 3, 0, 1)) == [None] * 2
+
+
+def test_pictures_are_found_by_name(source, tmp_path):
+    found = photographs(source)
+    assert np.array_equal(found.photograph("house"), plain(20))
+    assert np.array_equal(found.photograph("coffee"), np.asarray(Image.open(assets.photographs()["coffee"])))
+    assert np.array_equal(found.painting("the_scream"), np.asarray(Image.open(assets.paintings()["the_scream"])))
+    save(tmp_path / "data/style/mine/paintings/oil.png", plain(2))
+    save(tmp_path / "data/style/mine/paintings/the_scream.png", plain(3))  # one's own wins
+    save(tmp_path / "data/style/mine/test/later.png", plain(4))
+    assert np.array_equal(data.painting(source, "oil"), plain(2))
+    assert np.array_equal(data.painting(source, "the_scream"), plain(3))
+    assert np.array_equal(data.photograph(source, "later"), plain(4))
+    assert found.tests == data.tests(source) == ("house",)
+    assert found.storage == Storage.open(tmp_path)
+
+
+def test_an_unknown_name_gets_the_nearest(source):
+    with pytest.raises(UserError, match="did you mean 'great_wave'"):
+        photographs(source, style=["great_wav"])
+    with pytest.raises(UserError, match=r"method\.content.*did you mean 'house'"):
+        data.Photographs(None, source, [Config(method=OptimiseImage(content="hause"))])
+    with pytest.raises(UserError, match="did you mean 'mountain'"):
+        data.photograph(source, "mountains")
+
+
+def test_a_set_without_tests_has_the_shipped_photographs(source):
+    bare = Source(source.folder, {**source.info, "test": []})
+    assert data.tests(bare) == ("astronaut", "coffee", "mountain")
+
+
+def test_batches_never_share_the_memory_of_the_data(source, monkeypatch):
+    held = np.zeros((8, 3, 32, 32), np.uint8)
+    held.flags.writeable = False
+    monkeypatch.setattr(data, "stream", lambda pieces, fetch: iter([{"images": held}] * len(pieces)))
+    monkeypatch.setattr(data, "PIECE", 8)
+    for batch in islice(photographs(source, streamed=True).batches(0, 0, 0, 1), 4):
+        assert batch.shape == (4, 3, 32, 32)
+        batch.fill_(7)
+    assert not held.any()
+
+
+def test_what_tasks_are_given_can_be_sent(source):
+    piece = {"paths": ["training/1.png"], "keys": [[0, 2, 5]]}
+    fetch = pickle.loads(pickle.dumps(partial(data.fetch, folder=source.folder, size=32)))
+    assert fetch(piece)["images"].shape == (1, 3, 32, 32)
+
+
+@pytest.mark.slow
+def test_ray_data_hands_over_the_same_batches(source):
+    expected = list(photographs(source).batches(1, 1, 1, 2))
+    with ray_cluster():
+        assert ray.is_initialized()
+        same(expected, photographs(source, streamed=True).batches(1, 1, 1, 2))
+        found = data.arrays(pa.concat_tables(ray.get(data.read(source.folder).to_arrow_refs())).combine_chunks())
+        plain_read = memory(source)
+        assert all(np.array_equal(found[name], plain_read[name]) for name in plain_read)

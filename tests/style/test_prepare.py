@@ -1,0 +1,279 @@
+import hashlib
+import importlib
+import os
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+from pyarrow import fs
+
+from retable.platform.errors import UserError
+from retable.platform.storage import Storage
+from retable.tasks.style import assets, data, generate
+from retable.tasks.style.check import check
+from retable.tasks.style.config import Config
+from retable.tasks.style.prepare import describe, folder, import_folder, index_folder, make_generated, prepare
+
+module = importlib.import_module("retable.tasks.style.prepare")  # the task exports a function so named
+
+
+def picture(path, number=0, height=40, width=48):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    noise = np.random.default_rng(number).integers(0, 256, (height, width, 3), np.uint8)
+    Image.fromarray(noise).save(path)
+
+
+def bucket():
+    memory = fsspec.filesystem("memory", skip_instance_cache=True)
+    memory.store.clear()
+    return Storage(fs.PyFileSystem(fs.FSSpecHandler(memory)), "/bucket")
+
+
+def contents(place):
+    return {path: hashlib.sha256(place.read(path)).hexdigest() for path in data.files_below(place)}
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr(generate, "clip", lambda seed: f"clip {seed}".encode())
+    monkeypatch.setattr(generate, "SHAPES", ((40, 50),))
+    monkeypatch.setattr(module, "PHOTOGRAPHS", 4)
+    return monkeypatch
+
+
+@pytest.mark.parametrize("where", ["local", "bucket"])
+def test_prepare_generates_a_set_without_defects(quick, storage, where):
+    root = storage if where == "local" else bucket()
+    prepare(Config(data="generated"), root)
+    place = folder(root, "generated")
+    info = place.read_json("dataset.json")
+    assert check(place) == [] and not place.exists("unfinished.json")
+    assert info["source"] == "generated" and info["training"] == 4 and info["seed"] == 0
+    assert place.list("paintings") == ["great_wave.jpg", "starry_night.jpg", "the_scream.jpg"]
+    names = [path.split("/")[1].split(".")[0] for path in info["test"]]
+    assert names == ["astronaut", "coffee", *(f"landscape_{n}" for n in range(5)), "mountain"]
+    assert place.read("test/mountain.jpg") == assets.photographs()["mountain"].read_bytes()
+    assert describe(info) == "4 generated landscapes (seed 0)"
+
+
+def test_generating_again_gives_the_same_and_another_seed_another_set(quick, storage):
+    first = make_generated(storage / "a", "a", 3, 0)
+    before = contents(storage / "a")
+    assert make_generated(storage / "a", "a", 3, 0) == first and contents(storage / "a") == before
+    other = make_generated(storage / "b", "b", 3, 1)
+    assert other["digest"] != first["digest"]
+    pictures = {p: h for p, h in contents(storage / "b").items() if p.startswith("training/") or "landscape" in p}
+    assert len(set(pictures.values()) | set(before.values())) == 8 + len(before)
+    fewer = make_generated(storage / "a", "a", 2, 0)
+    assert fewer["training"] == 2 and len(data.files_below(storage / "a", "training")) == 2
+
+
+def interrupt_at(monkeypatch, count):
+    left = iter(range(count))
+    write = Storage.write
+
+    def stop(self, path, content):
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        write(self, path, content)
+
+    monkeypatch.setattr(Storage, "write", stop)
+
+
+@pytest.mark.parametrize("count", [2, 3, 8, 14])
+def test_an_interrupted_generation_is_done_again(quick, storage, count):
+    with quick.context() as patch, pytest.raises(KeyboardInterrupt):
+        interrupt_at(patch, count)
+        make_generated(storage / "data/style/mine", "mine", 3, 0)
+    with pytest.raises(UserError, match="run `retable data make style --name mine --photographs 3 --seed 0` again"):
+        prepare(Config(data="mine"), storage)
+    info = make_generated(storage / "data/style/mine", "mine", 3, 0)
+    assert info == make_generated(storage / "other", "mine", 3, 0) and check(storage / "data/style/mine") == []
+
+
+def test_data_of_ones_own_are_not_overwritten(quick, storage, tmp_path):
+    picture(tmp_path / "results/data/style/mine/training/a.png")
+    before = contents(storage)
+    with pytest.raises(UserError, match="holds other data"):
+        make_generated(folder(storage, "mine"), "mine", 3, 0)
+    with pytest.raises(UserError, match="holds other data"):
+        import_folder(tmp_path, folder(storage, "mine"), "mine")
+    assert contents(storage) == before
+
+
+def test_prepare_says_where_to_get_coco(storage):
+    with pytest.raises(UserError) as error:
+        prepare(Config(), storage)
+    text = str(error.value)
+    assert "\n" not in text
+    assert all(word in text for word in ("train2017.zip", "118,287", "18 GB", "data import style", "data=generated"))
+    with pytest.raises(UserError, match="cannot name a data set"):
+        prepare(Config(data="../x"), storage)
+
+
+def test_prepare_indexes_what_lies_in_the_folder(storage, tmp_path):
+    place = tmp_path / "results/data/style/mine"
+    for number in range(3):
+        picture(place / f"training/{2 - number}.png", number)
+    picture(place / "training/deep/er/x.jpg", 7)
+    picture(tmp_path / "elsewhere/y.png", 8)
+    (place / "training/linked").symlink_to(tmp_path / "elsewhere")
+    (place / "training/notes.txt").write_text("no picture")
+    (place / "training/.hidden.png").write_bytes(b"")
+    picture(place / "test/one.png", 9)
+    prepare(Config(data="mine"), storage)
+    table = pq.read_table(place / "index.parquet").to_pydict()
+    assert table["path"] == [
+        f"training/{name}" for name in ("0.png", "1.png", "2.png", "deep/er/x.jpg", "linked/y.png")
+    ]
+    assert table["bytes"] == [(place / path).stat().st_size for path in table["path"]]
+    info = storage.read_json("data/style/mine/dataset.json")
+    assert info["source"] == "folder" and info["test"] == ["test/one.png"] and info["bytes"] == sum(table["bytes"])
+    assert describe(info) == "own pictures, 5 for training"
+
+
+def test_the_digest_is_of_names_and_content(storage):
+    root = Path(storage.root)
+    for name in ("a", "b"):
+        for number in range(3):
+            picture(root / name / f"training/{number}.png", number, 64, 64)
+        picture(root / name / "paintings/oil.png", 5)
+    digest = index_folder(storage / "a", "a")["digest"]
+    assert index_folder(storage / "b", "other")["digest"] == digest
+    path = root / "b/training/1.png"
+    sound = path.read_bytes()
+    assert len(sound) > 2 * module.SAMPLED
+    for changed in (b"x" + sound[1:], sound[:-1] + b"x", sound + b"x"):
+        path.write_bytes(changed)
+        assert index_folder(storage / "b", "b")["digest"] != digest
+    path.write_bytes(sound)
+    path.rename(path.with_name("3.png"))
+    assert index_folder(storage / "b", "b")["digest"] != digest
+    path.with_name("3.png").rename(path)
+    picture(root / "b/paintings/oil.png", 6)
+    assert index_folder(storage / "b", "b")["digest"] != digest
+
+
+def test_coco_must_be_whole_to_be_called_so(storage, tmp_path, monkeypatch):
+    place = tmp_path / "results/data/style/coco2017"
+    for number in range(4):
+        picture(place / f"train2017/{number:012d}.jpg", number)
+        picture(place / f"val2017/{9 - number:012d}.jpg", number)
+    with pytest.raises(UserError, match="4 training pictures, not COCO 2017's 118,287"):
+        prepare(Config(), storage)
+    monkeypatch.setattr(module, "COCO_PHOTOGRAPHS", 4)
+    monkeypatch.setattr(module, "COCO_TESTS", 3)
+    prepare(Config(), storage)
+    info = storage.read_json("data/style/coco2017/dataset.json")
+    assert info["source"] == "coco" and describe(info) == "COCO 2017, 4 photographs"
+    assert info["test"] == [f"val2017/{number:012d}.jpg" for number in (6, 7, 8)]
+
+
+def test_empty_files_and_equal_names_are_refused(storage, tmp_path):
+    place = tmp_path / "results/x"
+    picture(place / "training/a.png")
+    picture(place / "test/a.png")
+    picture(place / "test/a.jpg")
+    with pytest.raises(UserError, match=r"test/a\.png: has the name of test/a\.jpg"):
+        index_folder(storage / "x", "x")
+    (place / "test/a.jpg").unlink()
+    (place / "training/b.jpg").write_bytes(b"")
+    with pytest.raises(UserError, match=r"training/b\.jpg: zero bytes"):
+        index_folder(storage / "x", "x")
+
+
+@pytest.fixture
+def album(tmp_path):
+    root = tmp_path / "album"
+    for number in range(12):
+        picture(root / f"{'abc'[number % 3]}/{number}.png", number)
+    picture(root / "a-0.jpg", 20)  # flattened, a/0.png has its stem
+    (root / "text.png").write_text("no picture")
+    (root / "empty.jpg").write_bytes(b"")
+    picture(root / "tiny.png", 0, 20, 20)
+    (root / "notes.txt").write_text("x")
+    return root
+
+
+@pytest.mark.parametrize("where", ["local", "bucket"])
+def test_an_import_splits_all_sound_pictures(album, storage, where):
+    root = storage if where == "local" else bucket()
+    info = import_folder(album, folder(root, "mine"), "mine", 4)
+    place = folder(root, "mine")
+    assert info["training"] == 9 and len(info["test"]) == 4 and check(place) == []
+    sound = [
+        path for path in album.rglob("*") if path.is_file() and path.name[:4] not in ("text", "empt", "tiny", "note")
+    ]
+    stored = [place.read(path) for path in data.pictures_below(place)]
+    assert sorted(stored) == sorted(path.read_bytes() for path in sound) and len(set(stored)) == 13
+    assert [line.split(": ")[0].rsplit("/")[-1] for line in info["left_out"]] == ["empty.jpg", "text.png", "tiny.png"]
+    assert len({path.split("/")[1].split(".")[0] for path in data.pictures_below(place)}) == 13
+    assert describe(info) == "own pictures, 9 for training"
+
+
+def test_an_import_links_and_is_repeatable(album, storage):
+    place = folder(storage, "mine")
+    first = import_folder(album, place, "mine", 4)
+    assert {os.stat(f"{place.root}/{path}").st_nlink for path in data.pictures_below(place)} == {2}
+    before = contents(place)
+    assert import_folder(album, place, "mine", 4) == first and contents(place) == before
+    more = import_folder(album, place, "mine", 5)
+    assert set(first["test"]) < set(more["test"]) and more["training"] == 8
+
+
+@pytest.mark.parametrize("count", [0, 1, 7])
+def test_an_interrupted_import_is_done_again(album, storage, monkeypatch, count):
+    place, left, link = folder(storage, "mine"), iter(range(count)), os.link
+
+    def stop(source, target):
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        link(source, target)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(os, "link", stop)
+        import_folder(album, place, "mine", 4)
+    with pytest.raises(UserError, match=r"unfinished; run `retable data import style .*album --name mine"):
+        prepare(Config(data="mine"), storage)
+    info = import_folder(album, place, "mine", 4)
+    assert info["training"] == 9 and check(place) == []
+
+
+def test_copies_stand_in_where_links_cannot_be_made(album, storage, monkeypatch):
+    monkeypatch.setattr(os, "link", lambda *names: (_ for _ in ()).throw(OSError(18, "Invalid cross-device link")))
+    import_folder(album, folder(storage, "mine"), "mine", 4)
+    assert check(folder(storage, "mine")) == []
+
+
+def test_an_import_needs_pictures_to_train_on(album, storage, tmp_path):
+    with pytest.raises(UserError, match="13 sound pictures and 0 videos, too few"):
+        import_folder(album, folder(storage, "mine"), "mine", 13)
+    with pytest.raises(UserError, match="no folder"):
+        import_folder(tmp_path / "nowhere", folder(storage, "mine"), "mine")
+    assert not storage.list("data/style/mine")
+
+
+def test_an_import_leaves_out_its_own_target(album):
+    inside = Storage.open(album / "results")
+    for _ in range(2):
+        assert import_folder(album, folder(inside, "mine"), "mine", 4)["training"] == 9
+
+
+def test_a_video_contributes_every_nth_frame_to_training(storage, tmp_path):
+    album = tmp_path / "videos"
+    picture(album / "one.png")
+    (album / "clip.mp4").write_bytes(generate.clip(0))
+    (album / "broken.mp4").write_bytes(b"no video" * 100)
+    place = folder(storage, "mine")
+    info = import_folder(album, place, "mine", 1, every=30)
+    assert info["test"] == ["test/one.png"] and info["training"] == 3
+    assert place.list("training/videos/clip") == [f"{number:06d}.jpg" for number in (0, 30, 60)]
+    frames = list(generate.frames(0))
+    for number in (0, 30, 60):
+        found = np.asarray(Image.open(f"{place.root}/training/videos/clip/{number:06d}.jpg"), np.float32)
+        assert np.abs(found - frames[number]).mean() < 5
+    (line,) = info["left_out"]
+    assert "broken.mp4" in line

@@ -1,0 +1,177 @@
+"""The table and figures against the paper's, and what each scale makes of them."""
+
+import csv
+from types import SimpleNamespace
+
+import pytest
+
+from retable.platform.api import config_at
+from retable.platform.config import fingerprint, override
+from retable.platform.sweep import find_space, fixed_points
+from retable.platform.table import Measurement, Results, Row, expand, split_view
+from retable.tasks.style import assets, claims, figures, timing, timing_rows
+from retable.tasks.style.config import Alexnet, Config, OptimiseImage, Vgg19, View
+from retable.tasks.style.learner import cost
+from retable.tasks.style.scales import SCALES
+from retable.tasks.style.tables import IMAGE, TABLES
+
+
+def needs(name, scale, label=None):
+    """Return every replicate of a table's rows that are run, or of one row."""
+    table = SCALES[scale].apply(TABLES[name])
+    rows = [row for row in table.rows if row.present and label in (None, row.label)]
+    return [(row, need) for row in rows for need in expand(table, row, Config(), View())]
+
+
+def trainings(scale, names=TABLES):
+    """Return the configs that are trained at a scale, each once."""
+    found = [need.config for name in names for row, need in needs(name, scale) if isinstance(row, Row)]
+    return {fingerprint("style", 1, config): config for config in found}
+
+
+def test_published_values_are_the_papers(shared):
+    with open(shared / "papers/tables/style_table1.csv") as file:
+        lines = [tuple(float(value) for value in line.values()) for line in csv.DictReader(file)]
+    rows = [row for row in TABLES["table1"].rows if row.published]
+    assert [(row.overrides["method.size"], *row.published.values()) for row in rows] == lines
+
+
+def test_published_speedups_are_the_ratios_of_published_seconds():
+    for row in TABLES["table1"].rows:
+        if row.published:
+            alexnet, vgg, network, low, high = row.published.values()
+            assert alexnet / network == pytest.approx(low, abs=1) and vgg / network == pytest.approx(high, abs=1)
+
+
+def test_seconds_of_version_1_are_those_of_a_row_of_version_1():
+    assert IMAGE["epochs"] * IMAGE["steps"] == timing.EVALUATIONS
+
+
+def test_a_line_of_the_table_has_every_column_and_ratios_of_its_seconds(monkeypatch):
+    seconds = {Alexnet: 0.1, Vgg19: 0.5}
+    asked = []
+
+    def evaluation(config, budget):
+        value = seconds[type(config.method.backbone)]
+        asked.append((config.method.size, config.method.objective.convention))
+        return dict(zip(figures.SPREAD, (value, value * 0.9, value * 1.2), strict=True))
+
+    def image(config, shape, budget):
+        asked.append((shape, config.method))
+        name = "seconds_per_image"
+        return {name: 0.2, f"{name}_low": 0.16, f"{name}_high": 0.25, "gpu": 0.0}
+
+    monkeypatch.setattr(timing_rows, "seconds_per_evaluation", evaluation)
+    monkeypatch.setattr(timing_rows, "seconds_per_image", image)
+    row, need = needs("table1", "smoke", "256 x 256")[0]
+    found = row.measure(need.config)
+    assert asked == [(256, "relative"), (256, "relative"), ((256, 256), Config().method)]
+    assert [found[column.metric] for column in TABLES["table1"].columns] == pytest.approx([30, 150, 0.2, 150, 750])
+    assert (found["vgg_over_alexnet"], found["gpu"]) == (pytest.approx(5), 0.0)
+    assert (found["speedup_vgg_low"], found["speedup_vgg_high"]) == pytest.approx((135 / 0.25, 180 / 0.16))
+    large, need = needs("table1", "paper", claims.UHD)[0]
+    assert large.measure(need.config)["network_seconds"] == 0.2 and asked[-1][0] == (2480, 4032)
+
+
+def test_the_paper_has_one_table_and_eight_figures():
+    assert list(TABLES) == ["table1", *(f"figure{number}" for number in range(1, 9))]
+    assert all(row.published == {} for name, table in TABLES.items() for row in table.rows if name != "table1")
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("name", TABLES)
+def test_every_row_expands_to_valid_work(name, scale):
+    found = needs(name, scale)
+    assert found
+    for row, need in found:
+        assert isinstance(row, Measurement) == (need.view is None)
+        assert need.view is None or need.view.epoch == need.config.epochs
+        assert set(need.config.style) <= set(assets.paintings())
+        contents = [need.config.method.content] if isinstance(need.config.method, OptimiseImage) else []
+        assert set(contents or (need.view.content if need.view else ())) <= set(assets.photographs())
+        assert scale == "paper" or need.config.data == "generated"
+
+
+def test_the_paper_scale_is_the_published_setting():
+    for config in trainings("paper").values():
+        if isinstance(config.method, OptimiseImage):
+            assert (config.method.size, config.epochs * config.steps) == (512, 300)
+            assert config.method.backbone.weights == "imagenet" and config.method.backbone.normalise
+            assert config.method.objective.convention == "gatys" and config.method.start == "content"
+        else:
+            assert config == Config()
+    sizes = {need.view.size for _, need in needs("figure8", "paper")}
+    assert sizes == {4032}
+
+
+def test_a_run_is_trained_once_for_all_figures_that_show_it():
+    photographs, one = 3, 1
+    wave_by_versions = photographs + one
+    backbones, criteria, optimizers = 2 * photographs, 3 * photographs, 4 * photographs
+    paintings = 2  # the third is a backbone's run
+    assert len(trainings("paper")) == wave_by_versions + backbones + criteria + optimizers + paintings
+    assert trainings("paper", ["figure2"]).keys() == trainings("paper", ["figure3"]).keys()
+    assert trainings("paper", ["figure5"]).keys() == trainings("paper", ["figure6"]).keys()
+    assert trainings("paper", ["figure8"]).keys() < trainings("paper", ["figure1"]).keys()
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_a_scale_keeps_what_is_compared(scale):
+    criteria = {row.label: need.config.method.objective.criterion for row, need in needs("figure4", scale)}
+    assert {criteria[name] for name in figures.CRITERIA} == {"l1", "smooth_l1", "huber", "mse"}
+    assert all(criteria[figures.timed(name)] == criteria[name] for name in figures.CRITERIA)
+    optimizers = {row.label: type(need.config.method.optimizer).__name__ for row, need in needs("figure5", scale)}
+    assert list(optimizers.values()) == ["Lbfgs", "Adam", "Sgd", "Sgd"]
+    backbones = [type(need.config.method.backbone).__name__ for row, need in needs("figure2", scale)]
+    assert set(backbones) == {"Vgg19", "Alexnet"}
+    assert {type(need.config.method.backbone).__name__ for _, need in needs("figure5", scale)} == {"Vgg16"}
+    assert [need.config.style for _, need in needs("figure7", scale)] == [
+        ("starry_night",),
+        ("the_scream",),
+        ("great_wave",),
+    ]
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_both_versions_of_figure_1_are_as_large(scale):
+    sides = {
+        need.config.method.size if isinstance(need.config.method, OptimiseImage) else need.view.size
+        for _, need in needs("figure1", scale)
+    }
+    assert len(sides) == 1
+
+
+@pytest.mark.parametrize(("scale", "minutes"), [("smoke", 4), ("small", 60)])
+def test_reduced_scales_are_as_short_as_they_say(scale, minutes):
+    assert sum(cost(config) for config in trainings(scale).values()) / 2 < 60 * minutes
+
+
+@pytest.mark.parametrize("scale", ["smoke", "small"])
+@pytest.mark.parametrize("name", TABLES)
+def test_notes_say_what_a_scale_changes_and_leaves_out(name, scale):
+    table = SCALES[scale].apply(TABLES[name])
+    assert table.note.startswith(TABLES[name].note) and "Settings of this scale: " in table.note
+    kinds = {type(need.config.method) for row, need in needs(name, scale) if isinstance(row, Row)}
+    assert ("version 1 method." in table.note) == (OptimiseImage in kinds)
+    assert all(row.label in table.note.split("Not at this scale")[-1] for row in table.rows if not row.present)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_claim_names_rows_of_its_table(name):
+    table = TABLES[name]
+    empty = Results({row.label: [] for row in table.rows})
+    assert all(claim.check(empty).status == "not tested at this scale" for claim in table.claims)
+    if name not in ("figure7",):
+        assert table.claims
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("name", ["style", "style_weight"])
+def test_every_point_of_the_search_spaces_is_a_valid_config_of_version_1(name, scale):
+    space = find_space(name)
+    base = config_at(SimpleNamespace(name="style", config=Config, scales=SCALES), scale, space.SET)
+    points = fixed_points(space, space.SAMPLES)
+    assert len(points) == {"style": 2 * 4 * 3 * 3, "style_weight": 7}[name]
+    for point in points:
+        config = override(base, split_view(point)[0])
+        assert isinstance(config.method, OptimiseImage) and config.method.size == 128

@@ -1,0 +1,79 @@
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from retable.tasks.style import timing
+from retable.tasks.style.config import Alexnet, Config, Objective, OptimiseImage, Sgd, TrainNetwork
+
+OPTIMISE = Config(method=OptimiseImage(size=64, scales=(32,), backbone=Alexnet()))
+
+
+def test_a_call_is_timed_and_the_first_ones_are_not_counted():
+    durations = iter([0.2, 0.02, 0.02, 0.02, 0.02, 0.02])
+    times = timing.timed(lambda: time.sleep(next(durations)), warm_up=2, budget=0.0)
+    assert len(times) == timing.FEWEST
+    assert all(0.02 <= seconds < 0.15 for seconds in times)  # the slow first is left out, and ends the warming up
+
+
+def test_calls_end_with_the_budget_or_at_the_most():
+    calls = []
+    assert len(timing.timed(lambda: calls.append(1), 4, budget=60)) == timing.MOST == len(calls) - 4
+    begun = time.perf_counter()
+    count = len(timing.timed(lambda: time.sleep(0.05), 1, budget=0.4))
+    assert timing.FEWEST <= count <= 7 and time.perf_counter() - begun < 2
+
+
+def test_summary_has_median_and_quartiles():
+    found = timing.summary("x", [4.0, 1.0, 2.0, 3.0, 5.0])
+    assert (found["x_low"], found["x"], found["x_high"], found["spread"]) == (2.0, 3.0, 4.0, 2.0)
+    assert found["evaluations"] == 5 and found["gpu"] == float(torch.cuda.is_available())
+
+
+@pytest.fixture
+def called(monkeypatch):
+    """Let each measurement call what it times six times, for 1 to 6 seconds: calls, results and threads are kept."""
+    seen = []
+
+    def six(work, warm_up, budget):
+        seen.extend((work, work(), torch.get_num_threads()) for _ in range(6))
+        return [float(n) for n in range(1, 7)]
+
+    monkeypatch.setattr(timing, "timed", six)
+    monkeypatch.setattr(timing.os, "cpu_count", lambda: 2)
+    return seen
+
+
+def test_an_evaluation_is_a_step_at_full_size_on_all_cores(called):
+    before = torch.get_num_threads()
+    found = timing.seconds_per_evaluation(OPTIMISE)
+    assert (found["seconds_per_evaluation"], found["seconds"], found["evaluations"]) == (3.5, 1050.0, 6)
+    job = called[0][0].__self__
+    assert job.image.shape == (1, 3, 64, 64) and len(job.losses) == 6 and job.losses.isfinite().all()
+    assert {threads for *_, threads in called} == {2} and torch.get_num_threads() == before
+
+
+def test_every_optimiser_and_unknown_names_are_timed():
+    objective = Objective(content_layers=("relu2",), style_layers=("relu1",))
+    method = replace(OPTIMISE.method, content="a photograph of one's own", optimizer=Sgd(), objective=objective)
+    found = timing.seconds_per_evaluation(replace(OPTIMISE, method=method, style=("another",)), budget=0.1)
+    assert np.isfinite(list(found.values())).all()
+
+
+def test_an_image_is_a_pass_at_the_size_asked_for(called):
+    config = Config(method=TrainNetwork(filters=4, size=32))
+    found = timing.seconds_per_image(config)
+    assert found["seconds_per_image"] == 3.5 and "seconds" not in found
+    timing.seconds_per_image(config, shape=(40, 24))
+    results = [result for _, result, _ in called]
+    assert [tuple(result.shape[2:]) for result in results] == [(32, 32)] * 6 + [(40, 24)] * 6
+    assert torch.equal(results[0], results[3]) and not torch.equal(results[0], results[1])  # three in turn
+
+
+def test_the_other_version_is_refused():
+    with pytest.raises(ValueError, match="TrainNetwork does not optimise an image"):
+        timing.seconds_per_evaluation(Config(method=TrainNetwork()))
+    with pytest.raises(ValueError, match="OptimiseImage does not train a network"):
+        timing.seconds_per_image(OPTIMISE)

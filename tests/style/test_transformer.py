@@ -1,0 +1,274 @@
+import json
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch.nn import functional
+
+from retable.platform.errors import UserError
+from retable.tasks.style import transformer
+from retable.tasks.style.transformer import TransformerNetwork, find, load, read, save, stylise
+
+torch.set_num_threads(1)
+SIZES = [(1, 1), (2, 3), (5, 7), (63, 65), (3, 400)]
+
+
+def network(seed=0, **arguments):
+    torch.manual_seed(seed)
+    made = TransformerNetwork(**{"filters": 4, **arguments})
+    with torch.no_grad():
+        for name, value in made.named_parameters():
+            if ".norm." in name:
+                value.add_(torch.randn_like(value) * 0.3)
+        made.layers[-1].convolution.weight.mul_(100)
+        made.layers[-1].convolution.bias.add_(120)
+    return made.eval()
+
+
+def picture(shared, height, width):
+    pixels = cv2.imread(str(shared / "data/style/content_coffee.png"))[:, :, ::-1]
+    pixels = cv2.resize(pixels, (width, height), interpolation=cv2.INTER_AREA)
+    return torch.from_numpy(pixels / 255).permute(2, 0, 1)[None].float()
+
+
+def tensorflow_network(tensors, image):
+    """lengstrom/fast-style-transfer in float64, from its own facts: SAME padding, doubling as a sum over the kernel."""
+    triples = [
+        [tensors["Variable" + (f"_{i}" if i else "")].double() for i in (3 * n, 3 * n + 1, 3 * n + 2)]
+        for n in range(16)
+    ]
+
+    def norm(x, shift, scale):
+        centred = x - x.mean((2, 3), keepdim=True)
+        variance = (centred**2).mean((2, 3), keepdim=True)
+        return scale.view(1, -1, 1, 1) * centred / (variance + 1e-3).sqrt() + shift.view(1, -1, 1, 1)
+
+    def conv(x, index, stride):
+        kernel, shift, scale = triples[index]
+        size = kernel.shape[0]
+        before = (size - stride) // 2
+        after = size - stride - before
+        x = functional.pad(x, (before, after, before, after))
+        return norm(functional.conv2d(x, kernel.permute(3, 2, 0, 1), stride=stride), shift, scale)
+
+    def up(x, index):
+        kernel, shift, scale = triples[index]  # height, width, out, in
+        height, width = x.shape[2:]
+        out = torch.zeros(len(x), kernel.shape[2], 2 * height + 1, 2 * width + 1, dtype=torch.float64)
+        for row in range(3):
+            for column in range(3):
+                part = torch.einsum("bihw,oi->bohw", x, kernel[row, column])
+                out[:, :, row : row + 2 * height : 2, column : column + 2 * width : 2] += part
+        return norm(out[:, :, :-1, :-1], shift, scale)
+
+    x = image.double()
+    for index, stride in ((0, 1), (1, 2), (2, 2)):
+        x = conv(x, index, stride).relu()
+    for index in range(3, 13, 2):
+        x = x + conv(conv(x, index, 1).relu(), index + 1, 1)
+    x = up(up(x, 13).relu(), 14).relu()
+    return (conv(x, 15, 1).tanh() * 150 + 255 / 2) / 255
+
+
+def example_weights(filters=8, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    state = {}
+
+    def conv(name, inputs, outputs, kernel):
+        bound = (inputs * kernel * kernel) ** -0.5
+        state[f"{name}.conv2d.weight"] = (
+            torch.rand(outputs, inputs, kernel, kernel, generator=generator) * 2 - 1
+        ) * bound
+        state[f"{name}.conv2d.bias"] = torch.randn(outputs, generator=generator) * 0.1
+
+    def norm(name, channels):
+        state[f"{name}.weight"] = 1 + 0.3 * torch.randn(channels, generator=generator)
+        state[f"{name}.bias"] = 0.3 * torch.randn(channels, generator=generator)
+
+    widths = [3, filters, 2 * filters, 4 * filters]
+    for index, kernel in ((1, 9), (2, 3), (3, 3)):
+        conv(f"conv{index}", widths[index - 1], widths[index], kernel)
+        norm(f"in{index}", widths[index])
+    for block in range(1, 6):
+        for part in (1, 2):
+            conv(f"res{block}.conv{part}", 4 * filters, 4 * filters, 3)
+            norm(f"res{block}.in{part}", 4 * filters)
+    for index, (inputs, outputs) in ((1, (4, 2)), (2, (2, 1))):
+        conv(f"deconv{index}", inputs * filters, outputs * filters, 3)
+        norm(f"in{index + 3}", outputs * filters)
+    conv("deconv3", filters, 3, 9)
+    state["deconv3.conv2d.weight"] *= 60
+    state["deconv3.conv2d.bias"] += 128
+    return state
+
+
+def example_network(state, image):
+    """pytorch/examples' network in float64, from 0..255 to 0..255, by numpy's reflection and repetition."""
+    state = {name: value.double() for name, value in state.items()}
+
+    def conv(x, name, stride=1):
+        weight = state[f"{name}.conv2d.weight"]
+        margin = weight.shape[2] // 2
+        x = torch.from_numpy(np.pad(x.numpy(), [(0, 0), (0, 0), (margin, margin), (margin, margin)], mode="reflect"))
+        return functional.conv2d(x, weight, state[f"{name}.conv2d.bias"], stride)
+
+    def norm(x, name):
+        x = (x - x.mean((2, 3), keepdim=True)) / (x.var((2, 3), correction=0, keepdim=True) + 1e-5).sqrt()
+        return x * state[f"{name}.weight"].view(1, -1, 1, 1) + state[f"{name}.bias"].view(1, -1, 1, 1)
+
+    x = image.double()
+    for index in (1, 2, 3):
+        x = norm(conv(x, f"conv{index}", 1 if index == 1 else 2), f"in{index}").relu()
+    for block in range(1, 6):
+        hidden = norm(conv(x, f"res{block}.conv1"), f"res{block}.in1").relu()
+        x = x + norm(conv(hidden, f"res{block}.conv2"), f"res{block}.in2")
+    for index in (1, 2):
+        x = torch.from_numpy(x.numpy().repeat(2, 2).repeat(2, 3))
+        x = norm(conv(x, f"deconv{index}"), f"in{index + 3}").relu()
+    return conv(x, "deconv3")
+
+
+@pytest.mark.parametrize("style", ["wave", "scream"])
+def test_published_networks_give_what_their_own_definition_does(shared, style):
+    path = shared / f"weights/style/v2_{style}_lengstrom_layout.safetensors"
+    image = picture(shared, 48, 64)
+    expected = tensorflow_network(load_file(path), image)
+    assert expected.std() > 0.1
+    with torch.no_grad():
+        torch.testing.assert_close(read(path)(image).double(), expected, rtol=0, atol=2e-4)
+    torch.testing.assert_close(stylise(read(path), image).double(), expected.clamp(0, 1), rtol=0, atol=2e-4)
+
+
+@pytest.mark.parametrize("size", [(32, 44), (64, 36)])
+def test_state_dicts_of_pytorch_examples_give_what_their_definition_does(size):
+    state, image = example_weights(), torch.rand(2, 3, *size)
+    expected = example_network(state, image * 255) / 255
+    assert expected.std() > 0.02
+    with torch.no_grad():
+        torch.testing.assert_close(load(state)(image).double(), expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(stylise(load(state), image).double(), expected.clamp(0, 1), rtol=0, atol=1e-5)
+
+
+def test_unused_running_statistics_of_old_files_are_dropped(tmp_path):
+    state = example_weights()
+    old = {**state, "in1.running_mean": torch.zeros(8), "res1.in2.running_var": torch.ones(32)}
+    torch.save(old, tmp_path / "old.pth")
+    torch.save(state, tmp_path / "new.pth")
+    image = torch.rand(1, 3, 16, 16)
+    with torch.no_grad():
+        assert torch.equal(read(tmp_path / "old.pth")(image), read(tmp_path / "new.pth")(image))
+
+
+@pytest.mark.parametrize("upsampling", ["transposed", "resize"])
+def test_parameters_are_counted_as_published(upsampling):
+    state = TransformerNetwork(upsampling=upsampling).state_dict()
+    assert (len(state), sum(value.numel() for value in state.values())) == (62, 1_679_235)
+
+
+def test_a_transposed_convolution_is_pytorchs_with_output_padding():
+    layer = network().layers[13]
+    x = torch.randn(1, 16, 6, 10)
+    theirs = functional.conv_transpose2d(x, layer.convolution.weight, layer.convolution.bias, 2, 1, 1)
+    torch.testing.assert_close(layer.convolve(layer.window(x, (0, 12), (0, 20))), theirs)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(
+    "arguments", [{}, {"upsampling": "resize"}, {"padding": "zeros", "output": "tanh", "final_norm": True}]
+)
+def test_the_result_has_the_size_of_the_image(size, arguments):
+    net, image = network(**arguments), torch.rand(1, 3, *size)
+    with torch.no_grad():
+        whole = net(image)
+    assert whole.shape == image.shape and bool(whole.isfinite().all())
+    # A picture of few pixels has channels of next to no variance, by whose root rounding errors are divided.
+    tolerance = 1e-4 if min(size) > 8 else 1e-2
+    torch.testing.assert_close(stylise(net, image), whole.clamp(0, 1), rtol=0, atol=tolerance)
+
+
+def test_a_batch_gives_what_its_images_give():
+    net, images = network(), torch.rand(3, 3, 21, 30)
+    with torch.no_grad():
+        torch.testing.assert_close(net(images), torch.cat([net(image[None]) for image in images]), rtol=0, atol=1e-5)
+    torch.testing.assert_close(stylise(net, images)[1:2], stylise(net, images[1:2]), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"upsampling": "resize"}, {"padding": "zeros", "epsilon": 1e-3, "final_norm": True, "output": "tanh"}]
+)
+def test_a_saved_network_is_the_same(tmp_path, arguments):
+    net, image = network(**arguments), torch.rand(1, 3, 24, 24)
+    save(net, tmp_path / "full.safetensors", {"painting": "wave"})
+    save(net, tmp_path / "half.safetensors", {"painting": "wave"}, half=True)
+    with torch.no_grad():
+        assert torch.equal(read(tmp_path / "full.safetensors")(image), net(image))
+        half = find(str(tmp_path / "half.safetensors"))
+        assert half.architecture == net.architecture
+        assert next(half.parameters()).dtype == torch.float32
+        torch.testing.assert_close(half(image), net(image), rtol=0, atol=5e-3)
+
+
+def test_a_network_of_the_zoo_has_below_4_megabytes(tmp_path, monkeypatch):
+    save(TransformerNetwork(), tmp_path / "wave.safetensors", {}, half=True)
+    assert (tmp_path / "wave.safetensors").stat().st_size < 4e6
+    monkeypatch.setattr(transformer, "ZOO", tmp_path)
+    assert list(transformer.zoo()) == ["wave"]
+    assert find("wave").architecture.filters == 32
+    with pytest.raises(UserError, match="wawe: neither a file nor a network of the zoo; did you mean 'wave'"):
+        find("wawe")
+
+
+def test_wrong_files_are_told_in_one_line(tmp_path):
+    state = example_weights()
+    missing = {name: value for name, value in state.items() if name != "res3.in1.bias"}
+    wide = {**state, "res3.in1.bias": torch.zeros(7)}
+    torch.save(missing, tmp_path / "missing.pth")
+    torch.save(wide, tmp_path / "wide.pth")
+    torch.save({"epoch": 3}, tmp_path / "epoch.pth")
+    torch.save({"classifier.weight": torch.zeros(2)}, tmp_path / "other.pth")
+    torch.save(torch.nn.Linear(2, 2), tmp_path / "module.pth")
+    (tmp_path / "text.pth").write_text("no weights")
+    (tmp_path / "empty.pth").write_bytes(b"")
+    (tmp_path / "text.safetensors").write_text("no weights")
+    named = {"network": json.dumps({"filters": 4, "depth": 3})}
+    save_file(network().state_dict(), tmp_path / "strange.safetensors", named)
+    save_file({}, tmp_path / "broken.safetensors", {"network": "{"})
+    files = [*tmp_path.iterdir(), tmp_path / "absent.pth", tmp_path / "absent.safetensors", tmp_path]
+    for path in files:
+        with pytest.raises(UserError) as caught:
+            read(path)
+        assert str(caught.value).startswith(f"{path}: ")
+        assert "\n" not in str(caught.value) and "weights_only" not in str(caught.value)
+
+
+def test_the_images_own_statistics_change_nothing_and_others_do():
+    net, image, other = network(), torch.rand(1, 3, 20, 32), torch.rand(1, 3, 20, 32) * 0.2
+    own = net.statistics(image)
+    assert [len(mean) for mean, _ in own] == [len(layer.norm.weight) for layer in net.layers if layer.norm is not None]
+    with torch.no_grad():
+        free = net(image)
+        torch.testing.assert_close(net(image, own), free, rtol=0, atol=1e-5)
+        fixed = net(other, own)
+        assert (fixed - net(other)).abs().max() > 1e-2
+    torch.testing.assert_close(stylise(net, other, statistics=own), fixed.clamp(0, 1), rtol=0, atol=1e-5)
+
+
+def test_statistics_of_several_frames_are_those_of_all_their_pixels():
+    net, frames = network(), torch.rand(3, 3, 16, 24) * torch.tensor([0.3, 0.6, 1]).view(3, 1, 1, 1)
+    first = net.layers[0]
+    features = first.convolve(first.window(frames, (0, 16), (0, 24))).detach().double().transpose(0, 1).flatten(1)
+    mean, variance = net.statistics(frames)[0]
+    torch.testing.assert_close(mean.double(), features.mean(1), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(variance.double(), features.var(1, correction=0), rtol=1e-4, atol=1e-6)
+
+
+def test_training_under_autocast_gives_every_parameter_a_finite_gradient():
+    net = network(upsampling="resize").train()
+    with torch.autocast("cpu", torch.bfloat16):
+        result = net(torch.rand(2, 3, 16, 16))
+    assert result.dtype == torch.float32
+    result.square().mean().backward()
+    for name, value in net.named_parameters():
+        assert value.grad is not None and bool(value.grad.isfinite().all()), name

@@ -1,0 +1,100 @@
+"""`retable style video`, from the options to the file."""
+
+import av
+import numpy as np
+import pytest
+import torch
+import typer
+from typer.testing import CliRunner
+
+from retable.platform.errors import UserError
+from retable.tasks.style import stylise, video_cli
+from retable.tasks.style.transformer import TransformerNetwork
+from retable.tasks.style.video_cli import flicker_lines, video
+from tests.style.test_video import look, make, sound
+
+app = typer.Typer()
+app.command()(video)
+
+
+@pytest.fixture(autouse=True)
+def network(monkeypatch):
+    """What every name of a style means here."""
+    torch.manual_seed(0)
+    made = TransformerNetwork(filters=4).eval()
+    monkeypatch.setattr(stylise, "find_network", lambda name, storage: made if name == "toy" else stop(name))
+    return made
+
+
+def stop(name):
+    raise UserError(f"--style {name}: no such file")
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
+
+
+def test_a_video_is_stylised_and_what_was_done_is_said(tmp_path, network):
+    source, target = make(tmp_path / "in.mp4", 7, (45, 63), tracks=1, kind="yuv444p"), tmp_path / "out.mp4"
+    result = run(source, target, "--style", "toy", "--batch", 3)
+    assert result.exit_code == 0 and f"{target}: 7 frames in" in result.output and "frames/s" in result.output
+    times, pictures, *_ = look(target)
+    assert times == look(source)[0] and pictures[0].shape == (45, 63, 3) and sound(target) == sound(source)
+    image = torch.from_numpy(look(source)[1][3]).permute(2, 0, 1)[None].float() / 255
+    with torch.inference_mode():
+        alone = (network(image).clamp(0, 1) * 255)[0].permute(1, 2, 0).numpy()
+    assert np.abs(pictures[3] - alone).mean() < 6, "up to what H.264 loses"
+
+
+def test_strength_zero_is_the_video_itself(tmp_path):
+    source, target = make(tmp_path / "in.mp4", 3), tmp_path / "out.mp4"
+    assert run(source, target, "--style", "toy", "--strength", 0, "--size", 32).exit_code == 0
+    assert look(target)[1][0].shape == (24, 32, 3)
+    assert np.abs(look(target)[1][0][2, 2].astype(int) - 250).max() < 12, "the bright corner"
+
+
+@pytest.mark.parametrize("steady", ["statistics", "flow"])
+def test_steadiness_is_measured_against_none(tmp_path, steady):
+    source = make(tmp_path / "in.mp4", 6)
+    result = run(source, tmp_path / "out.mp4", "--style", "toy", "--steady", steady, "--measure")
+    lines = [line for line in result.output.splitlines() if "flicker" in line]
+    assert len(lines) == 3
+    assert all(said in "".join(lines) for said in ("source:", "--steady off:", f"--steady {steady}:"))
+    plain = run(source, tmp_path / "off.mp4", "--style", "toy", "--measure")
+    assert sum("flicker" in line for line in plain.output.splitlines()) == 2
+
+
+def test_flicker_is_said_with_units():
+    found = {
+        "source": {"static_change": 0.5, "warp_error": 0.0141},
+        "result": {"static_change": 3.8, "warp_error": 0.048},
+    }
+    first, second = flicker_lines(found, "flow")
+    assert first.endswith("source: static pixels 0.50/255, warp error 0.0141")
+    assert "--steady flow: static pixels 3.80/255, warp error 0.0480" in second
+
+
+def test_mistakes_are_one_line(tmp_path):
+    source = make(tmp_path / "in.mp4", 3)
+    with pytest.raises(UserError, match=r"nowhere\.mp4: no such file"):
+        run(tmp_path / "nowhere.mp4", tmp_path / "out.mp4", "--style", "toy")
+    with pytest.raises(UserError, match="--style toyy: no such file"):
+        run(source, tmp_path / "out.mp4", "--style", "toyy")
+    assert run(source, tmp_path / "out.mp4", "--style", "toy", "--steady", "very").exit_code == 2
+    with pytest.raises(UserError, match="written as"):
+        run(source, tmp_path / "out.avi", "--style", "toy")
+
+
+def test_a_long_video_says_how_far_it_is_where_there_is_no_terminal(tmp_path, monkeypatch):
+    monkeypatch.setattr(video_cli, "EVERY", 0.0)
+    result = run(make(tmp_path / "in.mp4", 5), tmp_path / "out.mp4", "--style", "toy")
+    lines = [line for line in result.output.splitlines() if "/5 frames" in line]
+    assert len(lines) == 5 and "frames/s" in lines[0] and "left" in lines[0]
+
+
+def test_frames_read_with_opencv_keep_their_sound(tmp_path):
+    source = make(tmp_path / "in.mp4", 5, tracks=1)
+    assert run(source, tmp_path / "out.mp4", "--style", "toy", "--reader", "opencv").exit_code == 0
+    with av.open(str(tmp_path / "out.mp4")) as container:
+        assert sum(1 for _ in container.decode(video=0)) == 5
+    assert sound(tmp_path / "out.mp4") == sound(source)
