@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from retable.platform.errors import UserError
-from retable.platform.provenance import device_name, versions
+from retable.platform.provenance import processor_name, versions
 from retable.platform.storage import Storage
 
 
@@ -27,7 +27,7 @@ def checks(storage: str) -> Iterator[Line]:
     """Check this machine, one line a thing; what is bad names its remedy."""
     found = versions()
     yield Line(sys.version_info >= (3, 11), ", ".join(f"{name} {version}" for name, version in found.items()))
-    yield Line(True, device_name())
+    yield Line(True, processor_name())
     import torch
 
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]

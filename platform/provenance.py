@@ -45,12 +45,17 @@ def versions() -> dict[str, str]:
     return found
 
 
-def device_name(device: str = "cpu") -> str:
-    """Return the name of the processor or GPU that numbers of seconds belong to."""
-    if device.startswith("cuda"):
-        import torch
+def device_name() -> str:
+    """Return the name of the device that numbers of seconds belong to: the processor, and the GPU where there is one."""
+    import torch
 
-        return str(torch.cuda.get_device_name(device))
+    if torch.cuda.is_available():
+        return f"{torch.cuda.get_device_name()}, {processor_name()}"
+    return processor_name()
+
+
+def processor_name() -> str:
+    """Return the name of this machine's processor and the number of its cores."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         model = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))

@@ -171,14 +171,24 @@ def score_weights(task: Task, config: Any, view: Any, weights: Any, source: Sour
 
 
 def measure_all(plan: Plan) -> dict[str, str]:
-    """Take the measurements that are missing, one at a time, each with its node to itself; return the failures."""
+    """Take the measurements that are missing, one at a time, each with its node to itself; return the failures.
+
+    The node is the one that this process runs on: a measurement is kept under the name of its device.
+    """
     import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     todo = plan.unmeasured
     if not todo:
         return {}
-    cpus = max(node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"])  # type: ignore[no-untyped-call]
-    remote = ray.remote(num_cpus=cpus)(measure_one)
+    here = ray.get_runtime_context().get_node_id()
+    nodes = ray.nodes()  # type: ignore[no-untyped-call]
+    whole = next(node["Resources"] for node in nodes if node["NodeID"] == here)
+    remote = ray.remote(  # type: ignore[call-overload]
+        num_cpus=whole.get("CPU", 0.0),
+        num_gpus=whole.get("GPU", 0.0),
+        scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=False),
+    )(measure_one)
     with Board("measurements", len(todo)).show() as board:
         for timing in todo:
             name = f"{timing.row.label} ({name_of(timing)})"
