@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, UInt8
 
 from retable.platform import api
-from retable.platform.config import override
+from retable.platform.config import differences, override
 from retable.platform.errors import UserError
 from retable.platform.storage import Storage
 from retable.tasks.style import assets, backbones, images, transformer, weights
@@ -233,6 +233,24 @@ def run_network(run: api.Run, epoch: int = 0) -> TransformerNetwork:
     network = untrained(run.config.method)
     network.load_state_dict(run.weights(epoch))
     return network.eval()
+
+
+def export_network(run: api.Run, out: Path, epoch: int, half: bool, licence: str) -> None:
+    """Write a run's network to a file that says where it is from: config, data, commit, versions and licence.
+
+    Raises:
+        UserError: where the epoch was not kept, or the file cannot be written.
+    """
+    made = run.folder.folder.read_json("provenance.json")
+    provenance = {
+        "run": run.fingerprint,
+        "epoch": epoch or run.config.epochs,
+        "config": differences(run.config, Config()),
+        "data": run.task.dataset.describe(made["data"]),
+        **{key: made[key] for key in ("commit", "versions", "started") if key in made},
+        **({"licence": licence} if licence else {}),
+    }
+    transformer.save(run_network(run, epoch), out, provenance, half)
 
 
 def open_paintings(paintings: Sequence[Path], options: Options, storage: Storage) -> PaintingStyle:

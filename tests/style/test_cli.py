@@ -1,9 +1,11 @@
+import json
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from typer.testing import CliRunner
 
 from retable.platform.config import override
@@ -185,3 +187,22 @@ def test_help_needs_no_torch():
     code += "try: cli.main()\nexcept SystemExit: print(sorted({'torch', 'cv2', 'av'} & set(sys.modules)))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert found.stdout.endswith("[]\n") and "Commands of the task style" in found.stdout
+
+
+def test_a_run_becomes_a_file_that_says_where_it_is_from(style, tmp_path, storage):
+    run = run_of(storage, 2)
+    folder = storage / f"runs/style/{run}"
+    folder.write_json("provenance.json", {"data": {"source": "folder", "training": 7}, "commit": "abc", "seed": 0})
+    written = style("export", run[:8], "wave.safetensors", "--half", "--licence", "CC0", "--storage", storage)
+    assert written.exit_code == 0, written.output
+    with safe_open("wave.safetensors", "pt") as file:
+        said = json.loads(file.metadata()["provenance"])
+        assert all(file.get_tensor(name).dtype == torch.float16 for name in file.keys())
+    assert said["run"] == run and said["licence"] == "CC0" and said["commit"] == "abc" and "7" in said["data"]
+    assert said["config"]["method.filters"] == 4 and said["epoch"] == 2
+    assert style("image", "lake.png", "out.png", "--style", "wave.safetensors").exit_code == 0
+    with torch.no_grad():
+        expected = images.to_pixels(network(2)(images.to_tensor(noise(40, 52))))
+    assert np.abs(images.read("out.png").pixels.astype(int) - expected).mean() < 1  # 16 bits
+    assert ".safetensors" in refused(style("export", run, "wave.pth", "--storage", storage))
+    assert "epoch" in refused(style("export", run, "wave.safetensors", "--epoch", "9", "--storage", storage))
