@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from retable.platform.config import Parent, Scratch, Weights
+
 Convention = Literal["gatys", "frobenius", "mean", "sum", "relative"]
 """How layer losses are scaled; G = F F^T over M positions of N filters, C H W = N M.
 
@@ -182,6 +184,8 @@ class Config:
     blend: tuple[float, ...] = ()
     """Weight of each painting; none: equal."""
     method: OptimiseImage | TrainNetwork = field(default_factory=TrainNetwork)
+    init: Scratch | Weights | Parent = field(default_factory=Scratch)
+    """Version 2: what the network starts from, e.g. a network of another painting; it need not have the same losses."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Arithmetic of the networks; Gram matrices and losses are always in float32."""
     compile: bool = False
@@ -201,6 +205,8 @@ class Config:
             raise ValueError("style names no painting")
         if self.blend and (len(self.blend) != len(self.style) or min(self.blend) < 0 or sum(self.blend) <= 0):
             raise ValueError(f"blend {list(self.blend)} should hold {len(self.style)} weights, not negative")
+        if isinstance(self.method, OptimiseImage) and not isinstance(self.init, Scratch):
+            raise ValueError("method=optimise_image starts from an image (method.start), not from weights")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -142,6 +142,17 @@ class NetworkLearner:
         self.network.load_state_dict(states[0]["weights"])
         self.optimizer.load_state_dict(states[0]["optimizer"])
 
+    def load_weights(self, weights: Sequence[Mapping[str, Tensor]]) -> None:
+        """Start from a network's weights.
+
+        Raises:
+            UserError: where it has another shape.
+        """
+        try:
+            self.network.load_state_dict(weights[0])
+        except RuntimeError as error:
+            raise UserError("init: a network of another shape (method.filters, method.upsampling)") from error
+
 
 def validate(learner: ImageLearner | NetworkLearner, data: Any) -> list[dict[str, float]]:
     """Return the cheap metrics that are taken with every checkpoint, and keep a sample picture."""

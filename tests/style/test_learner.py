@@ -210,3 +210,17 @@ def test_two_workers_equal_one_with_the_joined_batch(storage, tmp_path):
         assert their_losses == pytest.approx(losses, rel=1e-4)
         np.testing.assert_allclose(theirs, made, atol=1e-4)
     assert losses[2] != pytest.approx(losses[0], rel=0.01)
+
+
+def test_a_network_starts_from_another_paintings(storage, tmp_path):
+    parent = override(Config(), NETWORK)
+    trained = run(storage, tmp_path, parent).weights(2)
+    child = NETWORK | {"style": ["the_scream"], "steps": 1, "epochs": 1, "method.learning_rate": 1e-12}
+    child |= {"init": "parent", "init.overrides": list(NETWORK.items())}
+    weights = run(storage, tmp_path, override(Config(), child)).weights(1)
+    for name, value in trained.items():
+        torch.testing.assert_close(weights[name], value, atol=1e-9, rtol=0)
+    with pytest.raises(UserError, match=r"init: .*shape"):
+        run(storage, tmp_path, override(Config(), child | {"method.filters": 8}))
+    with pytest.raises(UserError, match=r"method\.start"):
+        override(Config(), {"method": "optimise_image", "init": "parent"})
