@@ -11,12 +11,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import rl_update, run_overhead, weather_loader, weather_step
+from benchmarks import rl_update, run_overhead, style_image, style_network, style_video, weather_loader, weather_step
 from retable.platform.provenance import collect
 
 BENCHMARKS: dict[str, Callable[[], dict[str, Any]]] = {
     "rl_update": rl_update.measure,
     "run_overhead": run_overhead.measure,
+    "style_image": style_image.measure,
+    "style_network": style_network.measure,
+    "style_video": style_video.measure,
     "weather_loader": weather_loader.measure,
     "weather_step": weather_step.measure,
 }

@@ -46,7 +46,7 @@ def versions() -> dict[str, str]:
 
 
 def device_name() -> str:
-    """Return the name of the device that numbers of seconds belong to: the processor, and the GPU where there is one."""
+    """Return the name of the device that numbers of seconds belong to: GPU, where there is one, and processor."""
     import torch
 
     if torch.cuda.is_available():

@@ -96,6 +96,7 @@ def expand(inputs: Sequence[str]) -> tuple[list[Path], list[str]]:
             found.append(path)
             continue
         there = sorted(path.iterdir() if path.is_dir() else map(Path, glob.glob(name, recursive=True)))
+        there = [file for file in there if not file.name.startswith(".")]  # previews, and what a killed run left
         pictures = [file for file in there if file.is_file() and file.suffix.lower() in SUFFIXES]
         if not pictures:
             raise UserError(f"{name}: holds no pictures")
@@ -284,8 +285,7 @@ def write_history(path: Path, rows: Sequence[tuple[str | float, ...]]) -> None:
     csv.writer(stream, lineterminator="\n").writerows(
         [("photograph", "evaluation", "total", "content", "style"), *rows]
     )
-    with disk_errors(str(path)):
-        path.write_text(stream.getvalue())
+    Storage.open(path.absolute().parent).write(path.name, stream.getvalue())
 
 
 def sheet(pictures: Sequence[tuple[str, Pixels]], columns: int = 4) -> Pixels:

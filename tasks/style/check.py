@@ -42,7 +42,7 @@ def defect(data: bytes) -> str | None:
     except Image.DecompressionBombError:
         return "too large"
     except Exception as error:  # decoders raise anything on broken bytes
-        return "truncated" if "truncated" in str(error) else f"broken ({str(error).splitlines()[0] or error!r})"
+        return "truncated" if "truncated" in str(error) else f"broken ({(str(error) or repr(error)).splitlines()[0]})"
     return None if decoded is not None else "broken: OpenCV cannot decode it"
 
 

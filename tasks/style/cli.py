@@ -10,9 +10,9 @@ from typing import Annotated, Literal
 import typer
 
 from retable.platform.board import console, errors
-from retable.platform.errors import UserError
+from retable.platform.errors import UserError, disk_errors
 from retable.platform.storage import Storage
-from retable.tasks.style.data_cli import DATA
+from retable.tasks.style.data_cli import DATA, Where
 from retable.tasks.style.video_cli import video
 
 __all__ = ["DATA", "app"]
@@ -20,7 +20,6 @@ __all__ = ["DATA", "app"]
 app = typer.Typer(no_args_is_help=True, help="Style transfer: stylise pictures and videos, by a network or a painting.")
 app.command("video")(video)
 
-Where = Annotated[str, typer.Option("--storage", envvar="RETABLE_STORAGE", help="Where data and runs lie.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1; none: a GPU where there is one.")]
 Precision = Annotated[
     Literal["float32", "bfloat16"], typer.Option(help="bfloat16: twice as fast, and off by a level of 255 or so.")
@@ -176,6 +175,8 @@ def compare(
     from retable.tasks.style.stylise import Options
 
     images.check_suffix(out)
+    with disk_errors(str(out)):
+        out.parent.mkdir(parents=True, exist_ok=True)
     wanted = [int(value) for value in numbers("--epochs", epochs)]
     options = Options(size=size, precision=precision, device=device)
     images.write(out, batches.compare(run, photograph, wanted, options, Storage.open(storage)))

@@ -40,8 +40,7 @@ class ImageLearner:
         paintings = [data.painting(name) for name in config.style]
         content = data.photograph(config.method.content)
         self.optimisation = ImageOptimisation(config, content, paintings, network, run.device)
-        self.data, self.run = data, run
-        self.steps = 0
+        self.run = run
 
     def step(self, batch: None) -> dict[str, Tensor]:
         """Evaluate the losses once and move the image; return `loss`, `content_loss` and `style_loss`, shape (1,)."""

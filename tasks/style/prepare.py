@@ -76,7 +76,7 @@ def prepare(config: Config, storage: Storage) -> None:
         raise UserError(
             f"{place} has no photographs; unzip http://images.cocodataset.org/zips/train2017.zip (118,287 images, "
             "18 GB) and val2017.zip there, or put any pictures into training/ and test/, or "
-            f"`retable data import style FOLDER --name {config.data}`, or --set data={GENERATED}"
+            f"`retable data import style FOLDER --name mine` and --set data=mine, or --set data={GENERATED}"
         )
     index_folder(place, config.data)
 
@@ -226,6 +226,8 @@ def import_folder(source: Path, place: Storage, name: str, tests: int = 10, ever
     """
     if not source.is_dir():
         raise UserError(f"{source}: no folder; give one that holds pictures")
+    if name in (GENERATED, COCO):
+        raise UserError(f"--name {name}: is the name of other pictures, which tables are made with; choose another")
     _check_own(place, name)
     origin = Storage.open(source)
     inside = f"{place.root}/" if place.is_local else None  # the target may lie in the folder that is imported

@@ -26,7 +26,8 @@ Pixels = UInt8[np.ndarray, "height width 3"]
 Report = Callable[[float, int, str], None]
 """Told how much of the work is done, how much there is, and what is being done."""
 
-NETWORKS = (".safetensors", ".pth", ".pt")
+NETWORKS = (".safetensors", ".pth", ".pt", ".model")
+"""Suffixes of files that hold a network; `.model` is what pytorch/examples writes."""
 BATCH_PIXELS = 2_000_000
 """Pictures of one size go through a network together, up to so many pixels in all."""
 TILE = 1024
@@ -197,18 +198,22 @@ def find_painting(name: str) -> Path | None:
     return shipped.get(name) or {file.name: file for file in shipped.values()}.get(name)
 
 
-def find_network(name: str, storage: Storage, epoch: int = 0) -> TransformerNetwork:
+def find_network(name: str, storage: Storage) -> TransformerNetwork:
     """Return the network that a file, a name of the zoo or a run's fingerprint means.
 
     Raises:
-        UserError: where there is none.
+        UserError: where there is none, or the name is a painting's.
     """
+    if find_painting(name):
+        raise UserError(
+            f"--style {name}: a painting, where a network is needed: a file of one, a name of the zoo, a run"
+        )
     if Path(name).is_file() or name in transformer.zoo():
         return transformer.find(name)
     if not re.fullmatch("[0-9a-f]+", name):
         names = sorted({*transformer.zoo(), *assets.paintings()})
         raise UserError(f"--style {name}: no such file; or use {', '.join(names)}, or a run's fingerprint")
-    return run_network(find_run(name, storage), epoch)
+    return run_network(find_run(name, storage))
 
 
 def find_run(fingerprint: str, storage: Storage) -> api.Run:
@@ -274,7 +279,7 @@ def painting_config(names: Sequence[str], options: Options, storage: Storage) ->
     source = str(changes.get("method.backbone.weights", "imagenet"))
     if Path(source).is_file():
         changes["method.backbone.weights"] = source = weights.import_weights(Path(source), storage)
-    if source not in ("imagenet", "random"):
+    if re.fullmatch("[0-9a-f]{64}", source):
         changes.setdefault("method.backbone", network_name(source, storage))
     if source == "random":
         changes = {"method.backbone.normalise": False, **changes}

@@ -89,19 +89,6 @@ def stylise(
     return result.clamp_(0, 1)
 
 
-def stylise_large(
-    network: TransformerNetwork, image: Image, precision: Precision = "float32", tile: int = 1024
-) -> Image:
-    """Stylise one image (1, 3, height, width), in tiles where the network's device has too little memory for it.
-
-    The result is in host memory, clamped to [0, 1].
-    """
-    device = next(network.parameters()).device
-    if device.type == "cuda" and not fits(network, image.shape[2], image.shape[3], torch.cuda.mem_get_info(device)[0]):
-        return stylise_tiled(network, image, tile, device, precision).clamp_(0, 1)
-    return stylise(network, image, precision).cpu()
-
-
 def needed_bytes(network: TransformerNetwork, height: int, width: int, tiled: bool = True) -> int:
     """Estimate the memory that one image's features take at most, tiled (on the host) or whole (on the device).
 

@@ -7,7 +7,6 @@ images in [0, 1], red first) and `provenance`, all JSON. Published files of othe
 from __future__ import annotations
 
 import json
-import pickle
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -56,9 +55,9 @@ def load(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = Non
             arguments, state = json.loads(metadata["network"]), dict(tensors)
         except ValueError as error:
             raise UserError(f"the metadata `network` are no JSON: {error}") from error
-    else:
-        arguments, state = convert(tensors)
     try:
+        if not metadata or "network" not in metadata:
+            arguments, state = convert(tensors)
         network = TransformerNetwork(**arguments)
         network.load_state_dict(state)
     except (RuntimeError, TypeError, ValueError) as error:
@@ -84,7 +83,7 @@ def read(path: Path) -> TransformerNetwork:
         raise UserError(f"{path}: {error.strerror or 'no such file'}") from error
     except SafetensorError as error:
         raise UserError(f"{path}: no safetensors file, or a damaged one") from error
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
+    except Exception as error:  # unpickling a broken file raises almost anything
         raise UserError(f"{path}: no file of tensors; save the network's state_dict() alone") from error
     if not isinstance(tensors, dict) or not all(isinstance(value, Tensor) for value in tensors.values()):
         raise UserError(f"{path}: no state dict; save the network's state_dict() alone")

@@ -111,13 +111,13 @@ def whole(source: Path, target: Path, overwrite: bool) -> Iterator[Path]:
     Raises:
         UserError: where `target` exists, is the source, or has a suffix that is not written.
     """
-    if target.suffix not in CODECS:
+    if target.suffix.lower() not in CODECS:
         raise UserError(f"{target}: videos are written as {', '.join(CODECS)}")
     if target.exists() and source.exists() and target.samefile(source):
         raise UserError(f"{target}: is the video that is read; choose another name")
     if target.exists() and not overwrite:
         raise UserError(f"{target}: exists; --overwrite replaces it")
-    path = target.with_name(f".{target.stem}.{os.getpid()}{target.suffix}")
+    path = target.with_name(f".{target.stem}.{os.getpid()}{target.suffix.lower()}")
     with disk_errors(str(target)):
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -196,7 +196,7 @@ def on_cluster(
     """
     import ray
 
-    gpus = min(1.0, cluster_resources().get("GPU", 0.0) / workers)
+    gpus = gpu_share(workers, int(cluster_resources().get("GPU", 0.0)))
     needs: dict[str, Any] = {"num_gpus": gpus, "num_cpus": 0} if gpus else {"num_cpus": cpu_share(workers)}
     actor: Any = ray.remote(max_restarts=-1, max_task_retries=3, **needs)(_Worker)
     held = ray.put(function)
@@ -218,6 +218,15 @@ def on_cluster(
     finally:
         for one in actors:
             ray.kill(one)
+
+
+def gpu_share(workers: int, gpus: int) -> float:
+    """Return how much of a GPU each worker may reserve so that all of them fit; 0 where there is none.
+
+    No worker lies across two GPUs, so the share follows from the most that one GPU holds. Ray counts in ten-thousandths
+    and rounds to the nearest, so the share is rounded down here.
+    """
+    return 10_000 // -(-workers // gpus) / 10_000 if gpus else 0.0
 
 
 class _Worker:

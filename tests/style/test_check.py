@@ -106,3 +106,12 @@ def test_a_broken_index_is_one_line(root):
     only(root, "index.parquet")
     (root / "dataset.json").write_text("[]")
     only(root, "dataset.json", "not a data set's")
+
+
+def test_an_error_without_words_is_a_defect_too(monkeypatch, tmp_path):
+    def give_up(image):
+        raise MemoryError
+
+    Image.new("RGB", (SMALLEST, SMALLEST)).save(tmp_path / "a.png")
+    monkeypatch.setattr("PIL.PngImagePlugin.PngImageFile.load", give_up)
+    assert defect((tmp_path / "a.png").read_bytes()) == "broken (MemoryError())"

@@ -142,8 +142,8 @@ def test_checkpoints_of_a_run(style, tmp_path, storage):
     with torch.no_grad():
         expected = images.to_pixels(network(2)(images.to_tensor(pixels)))
     assert np.abs(whole[: pixels.shape[0], 1024:1536].astype(int) - expected).max() <= 1
-    two = style("compare", run, "lake.png", "-o", "two.png", "--epochs", "1,3", "--storage", tmp_path / "results")
-    assert two.exit_code == 0 and images.read("two.png").pixels.shape[1] == 3 * 512
+    two = style("compare", run, "lake.png", "-o", "new/two.png", "--epochs", "1,3", "--storage", tmp_path / "results")
+    assert two.exit_code == 0 and images.read("new/two.png").pixels.shape[1] == 3 * 512
     wrong = style("compare", run, "lake.png", "--epochs", "9", "--storage", tmp_path / "results")
     assert "epoch 9" in refused(wrong)
 

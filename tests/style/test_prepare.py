@@ -277,3 +277,10 @@ def test_a_video_contributes_every_nth_frame_to_training(storage, tmp_path):
         assert np.abs(found - frames[number]).mean() < 5
     (line,) = info["left_out"]
     assert "broken.mp4" in line
+
+
+@pytest.mark.parametrize("name", ["generated", "coco2017"])
+def test_an_import_takes_no_name_that_tables_use(album, storage, name):
+    with pytest.raises(UserError, match=f"--name {name}: .* choose another"):
+        import_folder(album, folder(storage, name), name, 2)
+    assert not folder(storage, name).exists()

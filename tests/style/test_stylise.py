@@ -164,6 +164,8 @@ def test_patterns_and_folders(tmp_path, photographs):
     assert [path.name for path in expand([f"{photographs}/[12].png"])[0]] == ["1.png", "2.png"]
     assert len(expand([str(photographs), f"{photographs}/*.png"])[0]) == 3
     assert expand(["absent.jpg"])[0][0].name == "absent.jpg"
+    (photographs / ".writing-0.png").write_bytes(b"half of a pict")
+    assert expand([str(photographs)])[1] == []
     for name in (str(tmp_path / "*.jpg"), str(tmp_path)):
         with pytest.raises(UserError, match="holds no pictures"):
             expand([name])
@@ -222,6 +224,7 @@ def test_what_style_means(tmp_path, storage, weights_file):
         ([str(weights_file), painting], Options(), "no painting"),
         ([str(weights_file)], Options(changes={"method.start": "noise"}), "is of paintings"),
         ([painting], Options(tile=64, changes=RANDOM), "for networks"),
+        ([painting], Options(changes={"method.backbone.weights": "absent.pth"}), "'absent.pth' is none of imagenet"),
         ([painting], Options(changes=RANDOM | {"method.start": "nose"}), "method.start"),
         ([painting], Options(changes=RANDOM | {"blend": [1, 2]}), "blend"),
         ([painting], Options(changes={"method.backbone.weights": "f" * 64}), "retable style weights FILE"),
@@ -233,6 +236,12 @@ def test_what_style_means(tmp_path, storage, weights_file):
     for wrong in ({"strength": 1.5}, {"size": -1}):
         with pytest.raises(UserError):
             Options(**wrong)
+
+
+def test_a_painting_is_no_network(tmp_path, storage):
+    for name in (str(assets.paintings()["starry_night"]), "starry_night.jpg"):
+        with pytest.raises(UserError, match="a painting, where a network is needed"):
+            find_network(name, storage)
 
 
 def test_every_network_of_the_zoo_is_found(storage):

@@ -235,6 +235,8 @@ def test_wrong_files_are_told_in_one_line(tmp_path):
     named = {"network": json.dumps({"filters": 4, "depth": 3})}
     save_file(network().state_dict(), tmp_path / "strange.safetensors", named)
     save_file({}, tmp_path / "broken.safetensors", {"network": "{"})
+    flat = {name: torch.zeros(3) for name in ("Variable", *(f"Variable_{number}" for number in range(1, 48)))}
+    save_file(flat, tmp_path / "flat.safetensors")
     files = [*tmp_path.iterdir(), tmp_path / "absent.pth", tmp_path / "absent.safetensors", tmp_path]
     for path in files:
         with pytest.raises(UserError) as caught:

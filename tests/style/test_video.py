@@ -18,7 +18,7 @@ import torch
 from retable.platform.errors import UserError
 from retable.tasks.style import frames as files
 from retable.tasks.style import video
-from retable.tasks.style.video import Piece, ahead, on_cluster, stylise_video
+from retable.tasks.style.video import Piece, ahead, gpu_share, on_cluster, stylise_video
 
 RATE = Fraction(30000, 1001)
 invert = partial(map, lambda pictures: 255 - pictures)
@@ -304,6 +304,7 @@ def test_targets_are_refused_or_replaced(tmp_path):
         stylise_video(source, source, same, overwrite=True)
     with pytest.raises(UserError, match=r"written as \.mp4"):
         stylise_video(source, tmp_path / "out.gif", same)
+    assert stylise_video(source, tmp_path / "OUT.MP4", same).frames == len(look(tmp_path / "OUT.MP4")[0])
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, UserError("no memory"), ValueError])
@@ -364,6 +365,15 @@ def test_reading_ahead_keeps_order_passes_errors_on_and_stops():
     assert threading.active_count() == 1
     with pytest.raises(ZeroDivisionError):
         list(ahead((1 // n for n in (1, 0)), 1))
+
+
+@pytest.mark.parametrize("gpus", [1, 3, 4, 8])
+def test_all_workers_fit_on_the_gpus(gpus):
+    for workers in range(1, 40):
+        units = round(10_000 * gpu_share(workers, gpus))  # what Ray counts in
+        assert gpus * (10_000 // units) >= workers
+        assert units == 10_000 or workers > gpus
+    assert gpu_share(3, 0) == 0
 
 
 @pytest.mark.slow
