@@ -98,7 +98,7 @@ def convert(value: object, hint: Any, path: str) -> object:
         return _choose(value, arguments, path)
     if origin is tuple:
         if not isinstance(value, (tuple, list)):
-            raise UserError(f"{path}: {value!r} is not a list")
+            raise UserError(f"{path}: {value!r} is not a list; write {path}={json.dumps([value], default=str)}")
         inner = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else list(arguments)
         if len(inner) != len(value):
             raise UserError(f"{path}: {value!r} should hold {len(inner)} values")

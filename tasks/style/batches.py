@@ -6,7 +6,7 @@ import csv
 import glob
 import io
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -208,6 +208,9 @@ def stylise_dataset(
     shares = [sources[start : start + SHARE] for start in range(0, len(sources), SHARE)]
     blocks = [pa.table({"source": [s for s, _ in share], "target": [t for _, t in share]}) for share in shares]
     named = [str(Path(style).absolute()) if Path(style).is_file() else style for style in styles]
+    backbone = Path(str(options.changes.get("method.backbone.weights", "")))
+    if backbone.is_file():
+        options = replace(options, changes={**options.changes, "method.backbone.weights": str(backbone.absolute())})
     with ray_cluster():
         context = ray.data.DataContext.get_current()
         context.enable_progress_bars = False

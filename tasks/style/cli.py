@@ -36,11 +36,11 @@ def painting(help: str, minimum: float | None = None) -> typer.models.OptionInfo
 @app.command()
 def image(
     inputs: Annotated[list[str], typer.Argument(help="Photographs, folders, or patterns such as 'holiday/*.jpg'.")],
-    out: Annotated[Path, typer.Argument(help="The result's file for one photograph, else a folder.")],
     style: Annotated[
         list[str],
         typer.Option("--style", help="A network: a name (`retable style zoo`), a file, a run. Or paintings: files."),
     ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The result's file for one photograph, else a folder.")],
     storage: Where = "results",
     size: Annotated[
         int | None,
@@ -73,13 +73,13 @@ def image(
 ) -> None:
     """Stylise photographs: by a network in one pass, or, slowly and freely, after paintings.
 
-    A network: `retable style image lake.jpg lake-wave.jpg --style great_wave`
+    A network: `retable style image lake.jpg --style wave.safetensors --out lake-wave.jpg`
 
-    A painting: `retable style image lake.jpg out.png --style my_painting.jpg --size 256`
+    A painting: `retable style image lake.jpg --style my_painting.jpg --size 256 --out out.png`
 
-    Two: `retable style image lake.jpg out.png --style a.jpg --style b.jpg --blend 0.7,0.3`
+    Two: `retable style image lake.jpg --style a.jpg --style b.jpg --blend 0.7,0.3 --out out.png`
 
-    A folder: `retable style image holiday stylised --style great_wave`; the same command goes on where it stopped.
+    A folder: `retable style image holiday --style wave.safetensors --out stylised`; again, it goes on where it stopped.
     """
     from retable.tasks.style.batches import stylise_files
     from retable.tasks.style.stylise import Options
@@ -208,7 +208,7 @@ def weights(
 def zoo() -> None:
     """List the networks that come with the task, and where each is from.
 
-    Example: `retable style zoo`, then `retable style image lake.jpg lake-wave.jpg --style great_wave`
+    Example: `retable style zoo`, then `retable style image lake.jpg --style NAME --out out.jpg`
     """
     import json
 
@@ -216,6 +216,8 @@ def zoo() -> None:
 
     from retable.tasks.style.transformer import zoo as networks
 
+    if not networks():
+        console.print("no networks here; `retable style export RUN FILE` writes one that was trained")
     for name, path in networks().items():
         console.print(f"[bold]{name}[/]  {path.stat().st_size / 1e6:.1f} MB")
         with safe_open(path, "pt") as file:

@@ -78,7 +78,7 @@ def import_(
     for line in info["left_out"]:
         console.print(f"left out: {line}", markup=False)
     console.print(f"{place}: {describe(info)}, {len(info['test'])} for tests", markup=False)
-    console.print(f"train on it: retable train style {set_line({'data': name})}", markup=False)
+    console.print(f"train on it: retable train style --scale paper {set_line({'data': name})}", markup=False)
 
 
 DATA = {"make": make, "check": check, "import": import_}

@@ -21,6 +21,7 @@ import numpy.typing as npt
 import torch
 from jaxtyping import Float, UInt8
 
+from retable.platform.errors import UserError
 from retable.tasks.style import images, transformer
 from retable.tasks.style.transformer import Statistics, TransformerNetwork
 from retable.tasks.style.video import Pictures, Piece, Stylise, on_cluster
@@ -116,7 +117,10 @@ class Stylist:
             self.shot, self.statistics = piece.shot, self._measure(piece.reference, device)
         image = piece.pictures.to(device).float() / 255
         statistics = None if piece.reference is None else self.statistics
-        made = transformer.stylise(self.network, image, self.precision, statistics=statistics)
+        try:
+            made = transformer.stylise(self.network, image, self.precision, statistics=statistics)
+        except torch.OutOfMemoryError as error:
+            raise UserError(f"{len(image)} frames do not fit on the GPU; use --batch 1, or a smaller --size") from error
         pictures = (made.float().clamp(0, 1) * 255).round().to(torch.uint8).cpu()
         if not self.original_colours and self.strength == 1:
             return pictures

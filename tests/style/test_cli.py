@@ -55,12 +55,12 @@ def refused(found):
 
 
 def test_a_network(style, tmp_path):
-    found = style("image", "lake.png", "out.png", "--style", "net.safetensors")
+    found = style("image", "lake.png", "--out", "out.png", "--style", "net.safetensors")
     assert found.exit_code == 0 and "out.png" in found.output, found.output
     with torch.no_grad():
         expected = network(0)(images.to_tensor(noise(40, 52)))
     assert np.abs(images.read("out.png").pixels.astype(int) - images.to_pixels(expected)).max() <= 1
-    again = style("image", "lake.png", "out.png", "--style", "net.safetensors")
+    again = style("image", "lake.png", "--out", "out.png", "--style", "net.safetensors")
     assert again.exit_code == 0 and "is there already" in again.output
 
 
@@ -68,7 +68,9 @@ def test_a_folder_with_a_broken_picture(style, tmp_path):
     (tmp_path / "in").mkdir()
     (tmp_path / "in/a.jpg").write_bytes(b"nothing")
     images.write(tmp_path / "in/b.jpg", noise(30, 30))
-    found = style("image", "in", "out", "--style", "net.safetensors", "--tile", "16", "--precision", "bfloat16")
+    found = style(
+        "image", "in", "--out", "out", "--style", "net.safetensors", "--tile", "16", "--precision", "bfloat16"
+    )
     assert found.exit_code == 1 and "1 stylised, 1 failed" in found.output
     assert images.read("out/b.jpg").pixels.shape == (30, 30, 3)
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["b.jpg"]
@@ -80,7 +82,7 @@ def test_paintings_with_every_option(style, tmp_path):
     words += ("--style-scale", 1.1, "--start", "noise", "--optimizer", "adam", "--scales", "64", "--seed", 3)
     words += ("--content-layers", "stage3", "--style-layers", "stage1,stage2", "--history", "losses.csv")
     words += ("--strength", 0.5, "--original-colours")
-    found = style("image", "lake.png", "out.jpg", "--style", first, "--style", second, *RANDOM, *words)
+    found = style("image", "lake.png", "--out", "out.jpg", "--style", first, "--style", second, *RANDOM, *words)
     assert found.exit_code == 0, found.output
     assert images.read("out.jpg").pixels.shape == (55, 72, 3)
     assert len((tmp_path / "losses.csv").read_text().splitlines()) == 3
@@ -88,7 +90,7 @@ def test_paintings_with_every_option(style, tmp_path):
 
 def test_a_painting_by_its_name(style):
     name = next(name for name in assets.paintings())
-    assert style("image", "lake.png", "out.png", "--style", f"{name}.jpg", *RANDOM).exit_code == 0
+    assert style("image", "lake.png", "--out", "out.png", "--style", f"{name}.jpg", *RANDOM).exit_code == 0
 
 
 @pytest.mark.parametrize(
@@ -104,7 +106,7 @@ def test_a_painting_by_its_name(style):
     ],
 )
 def test_mistakes_are_one_line(style, tmp_path, words, said):
-    assert said in refused(style("image", "lake.png", "out.png", *words))
+    assert said in refused(style("image", "lake.png", "--out", "out.png", *words))
     assert not (tmp_path / "out.png").exists()
 
 
@@ -116,7 +118,7 @@ def test_no_weights_to_be_had(style, monkeypatch):
 
     monkeypatch.setattr(torch.hub, "download_url_to_file", unreachable)
     monkeypatch.setattr(torch.hub, "get_dir", lambda: "empty")
-    said = refused(style("image", "lake.png", "out.png", "--style", "lake.png"))
+    said = refused(style("image", "lake.png", "--out", "out.png", "--style", "lake.png"))
     assert "random" in said and "retable style weights FILE" in said
 
 
@@ -150,7 +152,7 @@ def test_checkpoints_of_a_run(style, tmp_path, storage):
 
 def test_a_run_as_style(style, tmp_path, storage):
     run = run_of(storage, 2)
-    assert style("image", "lake.png", "out.png", "--style", run[:10], "--storage", storage).exit_code == 0
+    assert style("image", "lake.png", "--out", "out.png", "--style", run[:10], "--storage", storage).exit_code == 0
     with torch.no_grad():
         expected = images.to_pixels(network(2)(images.to_tensor(noise(40, 52))))
     assert np.abs(images.read("out.png").pixels.astype(int) - expected).max() <= 1
@@ -163,7 +165,7 @@ def test_weights_of_others(style, tmp_path, storage):
     digest, line = found.output.split("\n")[:2]
     assert line == f"--set method.backbone=alexnet --set method.backbone.weights={digest}"
     words = ("--weights", digest, "--storage", storage, "--evaluations", 1, "--size", 64)
-    assert style("image", "lake.png", "out.png", "--style", "lake.png", *words).exit_code == 0
+    assert style("image", "lake.png", "--out", "out.png", "--style", "lake.png", *words).exit_code == 0
     assert "no such file" in refused(style("weights", "absent.pth", "--storage", storage)).lower()
 
 
@@ -200,7 +202,7 @@ def test_a_run_becomes_a_file_that_says_where_it_is_from(style, tmp_path, storag
         assert all(file.get_tensor(name).dtype == torch.float16 for name in file.keys())
     assert said["run"] == run and said["licence"] == "CC0" and said["commit"] == "abc" and "7" in said["data"]
     assert said["config"]["method.filters"] == 4 and said["epoch"] == 2
-    assert style("image", "lake.png", "out.png", "--style", "wave.safetensors").exit_code == 0
+    assert style("image", "lake.png", "--out", "out.png", "--style", "wave.safetensors").exit_code == 0
     with torch.no_grad():
         expected = images.to_pixels(network(2)(images.to_tensor(noise(40, 52))))
     assert np.abs(images.read("out.png").pixels.astype(int) - expected).mean() < 1  # 16 bits

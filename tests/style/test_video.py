@@ -310,7 +310,7 @@ def test_targets_are_refused_or_replaced(tmp_path):
 @pytest.mark.parametrize("error", [KeyboardInterrupt, UserError("no memory"), ValueError])
 @pytest.mark.parametrize("where", ["progress", "network"])
 def test_an_interruption_leaves_nothing_behind(tmp_path, error, where):
-    source = make(tmp_path / "in.mp4", 24)
+    source, before = make(tmp_path / "in.mp4", 24), threading.active_count()
 
     def break_off(*_):
         raise error
@@ -319,7 +319,7 @@ def test_an_interruption_leaves_nothing_behind(tmp_path, error, where):
     with pytest.raises(error if isinstance(error, type) else UserError):
         stylise_video(source, tmp_path / "out.mp4", batch=2, **broken)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["in.mp4"]
-    assert threading.active_count() == 1
+    assert threading.active_count() <= before
 
 
 def test_memory_does_not_grow_with_the_length(tmp_path, monkeypatch):
@@ -350,7 +350,7 @@ def test_a_network_that_loses_frames_is_found_out(tmp_path):
 
 def test_reading_ahead_keeps_order_passes_errors_on_and_stops():
     assert list(ahead(range(100), 3)) == list(range(100))
-    made = []
+    made, before = [], threading.active_count()
 
     def endless():
         for number in range(10**9):
@@ -362,7 +362,7 @@ def test_reading_ahead_keeps_order_passes_errors_on_and_stops():
         time.sleep(0.1)
         assert len(made) <= 3 + 4 + 1
     gc.collect()
-    assert threading.active_count() == 1
+    assert threading.active_count() <= before
     with pytest.raises(ZeroDivisionError):
         list(ahead((1 // n for n in (1, 0)), 1))
 
