@@ -7,8 +7,10 @@ reads 4 images and 33 rain fields a window; ours reads a run of 16 windows in on
 
 from __future__ import annotations
 
+import gc
 import tempfile
 import time
+from contextlib import closing
 from datetime import datetime, timedelta
 from itertools import islice
 from pathlib import Path
@@ -86,11 +88,12 @@ def one_by_one(root: Path, windows: Any) -> Any:
 
 
 def rate(samples: Any, count: int) -> float:
-    """Return samples a second, after the first few."""
-    next(samples)
-    start = time.perf_counter()
-    got = sum(1 for _ in islice(samples, count))
-    return got / (time.perf_counter() - start)
+    """Return samples a second, after the first few, and end the stream."""
+    with closing(samples):
+        next(samples)
+        start = time.perf_counter()
+        got = sum(1 for _ in islice(samples, count))
+        return got / (time.perf_counter() - start)
 
 
 def check(found: Any, root: Path, index: Any) -> None:
@@ -131,6 +134,7 @@ def measure_at(size: int, count: int) -> dict[str, float]:
         alone = BATCH * rate(epochs(), batches)
         with ray_cluster():
             streamed = BATCH * rate(epochs(), batches)
+            gc.collect()  # what still holds Ray's memory must go before Ray does
     return {
         f"S={size}: h5py, each frame on its own, samples/s": plain,
         f"S={size}: runs, one process, samples/s": alone,
