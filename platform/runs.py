@@ -96,8 +96,9 @@ class RunFolder:
         A picture `samples/<step>.png` is shown with the row of its step.
         """
         self.folder.write("metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
-        steps = {int(name.removesuffix(".png")) for name in self.folder.list("samples")}
-        samples = {row["step"]: self.folder.read(sample_path(row["step"])) for row in rows if row["step"] in steps}
+        there = {f"samples/{name}" for name in self.folder.list("samples")}
+        paths = {row["step"]: sample_path(row["step"]) for row in rows}
+        samples = {step: self.folder.read(path) for step, path in paths.items() if path in there}
         self.folder.write("tensorboard/events.out.tfevents.0.retable", tensorboard_events(rows, samples))
 
     def checkpoints(self) -> list[int]:

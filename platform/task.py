@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 import pkgutil
+import re
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -147,6 +148,18 @@ class Task:
     """(config, view) -> seconds of one CPU core that its predictions take, roughly."""
     tables: Mapping[str, Table | Figure] = field(default_factory=dict)
     scales: Mapping[str, Scale] = field(default_factory=dict)
+
+
+def data_folder(storage: Storage, *words: str) -> Storage:
+    """Return the folder of a data set, `<storage>/data/<task>/<name>`.
+
+    Raises:
+        UserError: where a name would leave that folder.
+    """
+    for word in words:
+        if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", word):
+            raise UserError(f"{word!r} cannot name a data set; use letters, digits, '-', '_' and '.'")
+    return storage / "/".join(("data", *words))
 
 
 def names() -> list[str]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +20,7 @@ import torch
 
 from retable.platform.errors import UserError
 from retable.platform.storage import Storage
-from retable.platform.task import Source
+from retable.platform.task import Source, data_folder
 from retable.tasks.rl.config import Config
 from retable.tasks.rl.d4rl import COLUMNS, TOLERANCE, defects, identify, impostor, load, read_d4rl, sha256
 from retable.tasks.rl.metrics import normalised_score
@@ -67,10 +66,7 @@ def folder(storage: Storage, environment: str, name: str) -> Storage:
         UserError: where a name would leave that folder.
 
     """
-    for word in (environment, name):
-        if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", word):
-            raise UserError(f"{word!r} cannot name a data set; use letters, digits, '-', '_' and '.'")
-    return storage / f"data/rl/{environment}/{name}"
+    return data_folder(storage, "rl", environment, name)
 
 
 def _schema(states: int, actions: int) -> pa.Schema:

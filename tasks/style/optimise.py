@@ -17,6 +17,9 @@ from retable.tasks.style.config import Adam, Config, Lbfgs, OptimiseImage, Sgd
 from retable.tasks.style.images import fit, square, to_tensor
 from retable.tasks.style.losses import Losses, loss, targets
 
+EVALUATIONS = 300
+"""Evaluations of a run where nothing else is said, as in PyTorch's tutorial; the paper does not say."""
+
 Pixels = UInt8[np.ndarray, "height width 3"]
 
 

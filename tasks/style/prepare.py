@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -22,6 +21,7 @@ import pyarrow.parquet as pq
 from retable.platform.board import progress_bar
 from retable.platform.errors import UserError, disk_errors
 from retable.platform.storage import Storage
+from retable.platform.task import data_folder
 from retable.tasks.style import assets
 from retable.tasks.style.check import defect
 from retable.tasks.style.config import Config
@@ -53,9 +53,7 @@ def folder(storage: Storage, name: str) -> Storage:
         UserError: where a name would leave that folder.
 
     """
-    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
-        raise UserError(f"{name!r} cannot name a data set; use letters, digits, '-', '_' and '.'")
-    return storage / f"data/style/{name}"
+    return data_folder(storage, "style", name)
 
 
 def prepare(config: Config, storage: Storage) -> None:

@@ -18,7 +18,7 @@ from retable.platform.errors import UserError
 from retable.platform.storage import Storage
 from retable.tasks.style import assets, backbones, images, transformer, weights
 from retable.tasks.style.config import Config, OptimiseImage, TrainNetwork
-from retable.tasks.style.optimise import ImageOptimisation
+from retable.tasks.style.optimise import EVALUATIONS, ImageOptimisation
 from retable.tasks.style.tiling import Precision, fits, needed_bytes, stylise_tiled
 from retable.tasks.style.transformer import TransformerNetwork, untrained
 
@@ -32,8 +32,6 @@ BATCH_PIXELS = 2_000_000
 """Pictures of one size go through a network together, up to so many pixels in all."""
 TILE = 1024
 """Side of tiles where a GPU does not hold a whole picture."""
-EVALUATIONS = 300
-"""Evaluations of version 1 where nothing else is said (the PyTorch tutorial's)."""
 RELATIVE_WEIGHT = 50.0
 """Style weight of the convention `relative`, whose losses begin near 1, where nothing else is said."""
 

@@ -20,12 +20,10 @@ from retable.tasks.style.assets import paintings, photographs
 from retable.tasks.style.backbones import build
 from retable.tasks.style.config import Config, Lbfgs, OptimiseImage, TrainNetwork
 from retable.tasks.style.images import read, square, to_tensor
-from retable.tasks.style.optimise import ImageOptimisation
+from retable.tasks.style.optimise import EVALUATIONS, ImageOptimisation
 from retable.tasks.style.tiling import stylise
 from retable.tasks.style.transformer import untrained
 
-EVALUATIONS = 300
-"""Of a run of version 1, as in PyTorch's tutorial; the paper does not say."""
 FEWEST, MOST = 3, 50
 """Timings of one measurement: as many as its budget allows, within these."""
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from retable.platform.config import override
 from retable.tasks.style.config import Config, OptimiseImage
-from retable.tasks.style.timing import EVALUATIONS, seconds_per_evaluation, seconds_per_image
+from retable.tasks.style.optimise import EVALUATIONS
+from retable.tasks.style.timing import seconds_per_evaluation, seconds_per_image
 
 BUDGET = 20.0
 """Seconds for each system; a GPU needs fewer for as many timings as are taken at most."""

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from retable.platform.board import progress_bar
 from retable.platform.errors import UserError
 from retable.platform.storage import Storage
+from retable.platform.task import data_folder
 from retable.tasks.weather import preprocess
 from retable.tasks.weather.config import Config
 from retable.tasks.weather.convert import transfer
@@ -80,9 +81,7 @@ def folder(storage: Storage, name: str) -> Storage:
         UserError: where a name would leave that folder.
 
     """
-    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
-        raise UserError(f"{name!r} cannot name a data set; use letters, digits, '-', '_' and '.'")
-    return storage / f"data/weather/{name}"
+    return data_folder(storage, "weather", name)
 
 
 def prepare(config: Config, storage: Storage) -> None:
