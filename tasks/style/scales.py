@@ -114,7 +114,7 @@ SCALES = {
     ),
     "small": Scale(
         about="under an hour on two cores: 192 pixels and 100 evaluations, or 300 batches; untrained backbones "
-        "(set method.backbone.weights for those of a file)",
+        "(set method.backbone.weights=imagenet for trained ones)",
         apply=SMALL,
     ),
     "paper": Scale(about="the published setting: pretrained backbones, COCO 2017, GPUs", apply=lambda table: table),
