@@ -17,7 +17,7 @@ from torchvision.models.squeezenet import Fire
 
 from retable.platform.errors import UserError
 from retable.platform.storage import Storage
-from retable.tasks.style import weights
+from retable.tasks.style import weights, winograd
 from retable.tasks.style.assets import calibration
 from retable.tasks.style.config import Alexnet, Backbone, Squeezenet, Vgg16, Vgg19
 
@@ -49,6 +49,7 @@ class BackboneNetwork(nn.Module):
         self.layers = names(network, features)
         self.register_buffer("mean", torch.tensor(mean).view(3, 1, 1))
         self.register_buffer("std", torch.tensor(std).view(3, 1, 1))
+        self._frozen: dict[nn.Module, winograd.Frozen] = {}
         self.eval()
 
     def forward(self, image: Image, layers: tuple[str, ...]) -> dict[str, Features]:
@@ -61,19 +62,33 @@ class BackboneNetwork(nn.Module):
         """
         depth = max((self.layers.index(layer) + 1 for layer in layers), default=0)
         found: dict[str, Tensor] = {}
-        features = self.prepare(image)
+        features, last = self.prepare(image), ""
         for name, module in zip(self.layers[:depth], self.features, strict=False):
             if min(features.shape[-2:]) < smallest(module):
                 height, width = image.shape[-2:]
                 raise UserError(f"{height} x {width} pixels are too few for {name}; take a larger size")
-            features = module(features)
+            if isinstance(module, nn.ReLU) and last.startswith("conv") and last not in found:
+                features = features.relu_()  # of a convolution's output, which nothing else needs
+            else:
+                features = self._apply_layer(module, features)
+            last = name
             if name in layers:
                 found[name] = features
         return {layer: found[layer] for layer in layers}
 
     def prepare(self, image: Image) -> Image:
-        """Give the image as the first convolution wants it."""
-        return (image - self.mean) / self.std
+        """Give the image as the first convolution wants it, on a CPU channels last, which suits its libraries."""
+        prepared: Tensor = (image - self.mean) / self.std
+        return prepared.contiguous(memory_format=torch.channels_last) if image.device.type == "cpu" else prepared
+
+    def _apply_layer(self, module: nn.Module, features: Features) -> Features:
+        """Apply a layer, its convolution by Winograd's algorithm where that is faster."""
+        if not winograd.suits(module, features):
+            result: Tensor = module(features)
+            return result
+        if module not in self._frozen:
+            self._frozen[module] = winograd.Frozen(module)
+        return self._frozen[module](features)
 
     def resolve(self, layer: str, role: Literal["content", "style"]) -> str:
         """Say which layer `stage1` .. `stage5` stands for, or return a layer's own name.

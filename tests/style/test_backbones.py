@@ -69,7 +69,7 @@ def test_features_are_torchvisions(name, pooling):
     found = ours(image, ours.layers)
     assert list(found) == list(ours.layers) and len(seen) == len(found)
     for layer, wanted in zip(ours.layers, seen, strict=True):
-        torch.testing.assert_close(found[layer], wanted, rtol=1e-4, atol=1e-5, msg=layer)
+        torch.testing.assert_close(found[layer], wanted, rtol=0, atol=1e-4 * float(wanted.detach().std()), msg=layer)
         assert not layer.startswith("conv") or (found[layer] < 0).any()
 
 
@@ -141,7 +141,7 @@ def test_nothing_deeper_than_asked_is_computed():
     for name, module in zip(made.layers, made.features, strict=True):
         module.register_forward_hook(lambda module, inputs, output, name=name: seen.append(name))
     assert set(made(picture(64), ("conv2", "relu1"))) == {"conv2", "relu1"}
-    assert seen == ["conv1", "relu1", "pool1", "conv2"]
+    assert seen == ["conv1", "pool1", "conv2"]  # a ReLU is applied in place where its input is not asked for
     assert made(picture(64), ()) == {}
 
 

@@ -115,7 +115,7 @@ def test_lbfgs_follows_the_textbook_in_float64():
     optimisation = run(make(steps=14, optimizer=Lbfgs(history=4)))
     content, painting = (to_tensor(square(p, 24))[0].double().numpy() for p in (CONTENT, PAINTING))
     pixels, trace = textbook_lbfgs(Float64(content, painting), content, 14, 4)
-    np.testing.assert_allclose(optimisation.losses.numpy(), trace, rtol=1e-4)
+    np.testing.assert_allclose(optimisation.losses.numpy(), trace, rtol=5e-4)
     assert np.abs(pixels.clip(0, 1) - content).max() > 0.1
     np.testing.assert_allclose(optimisation.image[0].numpy(), pixels.clip(0, 1), atol=1e-4)
 
