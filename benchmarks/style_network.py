@@ -106,7 +106,7 @@ def ways(network: TransformerNetwork) -> dict[str, Callable[[Tensor], Tensor]]:
         return (result / 255).clamp(0, 1)
 
     found: dict[str, Callable[[Tensor], Tensor]] = {"eager": eager, "float32": partial(stylise, network)}
-    if DEVICE == "cuda" or torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    if DEVICE == "cuda" or torch.cpu.get_capabilities().get("amx_bf16", False):
         found["bfloat16"] = partial(stylise, network, precision="bfloat16")
     if DEVICE == "cuda":
         for name, mode in (("compiled", "default"), ("CUDA graph", "reduce-overhead")):

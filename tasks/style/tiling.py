@@ -22,9 +22,9 @@ from retable.tasks.style.network import Features, Image, Layer, Range, Statistic
 
 Precision = Literal["float32", "bfloat16"]
 
-STRIP = 131072
+STRIP = 65536
 """Pixels of a strip on a CPU: with smaller ones margins weigh, larger buffers the allocator returns to the system."""
-CACHED = 1 << 18
+CACHED = 1 << 19
 """Numbers that stay in a core's cache."""
 ROWS = 4
 """Rows of the last convolution's output that are computed as channels."""
@@ -38,10 +38,14 @@ class Moments:
         self.mean = self.squares = torch.zeros((), dtype=torch.float64)
 
     def add(self, tile: Float[Tensor, "1 channel row column"]) -> None:
-        """Take in the pixels of a tile, in two passes over pieces that fit the cache: quicker than `torch.var_mean`."""
+        """Take in the pixels of a tile, in two passes over pieces that fit the cache.
+
+        Sums are matrix products: on CPUs that is twice as fast as `sum`, and many times as fast as `torch.var_mean`.
+        """
         for piece in torch.split(tile.permute(0, 2, 3, 1).flatten(0, 2), max(1, CACHED // tile.shape[1])):
-            mean = piece.mean(0)
-            squares = (piece - mean).square_().sum(0).double().cpu()
+            ones = piece.new_ones(len(piece))
+            mean = ones @ piece / len(piece)
+            squares = (ones @ (piece - mean).square_()).double().cpu()
             delta = mean.double().cpu() - self.mean
             total = self.count + len(piece)
             self.squares = self.squares + squares + delta**2 * (self.count * len(piece) / total)
@@ -78,11 +82,12 @@ def stylise(
     """Stylise images on the network's device by the fastest way that is right; the result is clamped to [0, 1].
 
     On a CPU in strips of whole rows: large buffers that are made anew for every layer cost more there than arithmetic
-    can save. `bfloat16` is used where the processor has it (emulated, it is many times slower), else float32.
+    can save. `bfloat16` is used there where the processor multiplies matrices in it (AMX), else float32 is taken: with
+    AVX-512's bfloat16 it is no faster, emulated many times slower.
     """
     device = next(network.parameters()).device
     if device.type == "cpu":
-        usable = precision == "float32" or torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        usable = precision == "float32" or torch.cpu.get_capabilities().get("amx_bf16", False)
         side = (max(8, STRIP // image.shape[3] // 8 * 8), -(-image.shape[3] // 8) * 8)
         strips = partial(_run, network, side=side, precision=precision if usable else "float32", statistics=statistics)
         return torch.cat([strips(single) for single in torch.split(image, 1)]).clamp_(0, 1)
@@ -157,7 +162,7 @@ def _run(
         if layer.norm is not None:
             found = moments.result() if statistics is None else statistics[index]
             scale, shift = layer.scale_and_shift(*(value.to(layer.convolution.weight.device) for value in found))
-            features.mul_(scale.cpu()).add_(shift.cpu())
+            torch.addcmul(shift.cpu(), features, scale.cpu(), out=features)
         if layer.residual and block is not None:
             features.add_(block)
         if layer.rectified:

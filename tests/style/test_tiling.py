@@ -71,7 +71,7 @@ def test_rewritten_convolutions_equal_the_plain_ones(arguments):
 
 def test_bfloat16_is_close_to_float32(shared, monkeypatch):
     monkeypatch.setattr(tiling, "STRIP", 16 * 48)
-    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": True})
     net = read(shared / "weights/style/v2_wave_lengstrom_layout.safetensors")
     image = picture(shared, 32, 48)
     exact, rounded = stylise(net, image), stylise(net, image, "bfloat16")
@@ -80,7 +80,7 @@ def test_bfloat16_is_close_to_float32(shared, monkeypatch):
 
 
 def test_a_processor_without_bfloat16_computes_in_float32(monkeypatch):
-    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": False})
     net, image = network(), torch.rand(1, 3, 16, 16)
     assert torch.equal(stylise(net, image, "bfloat16"), stylise(net, image))
 
