@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -22,7 +22,7 @@ app.command("video")(video)
 
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1; none: a GPU where there is one.")]
 Precision = Annotated[
-    Literal["float32", "bfloat16"], typer.Option(help="bfloat16: twice as fast, and off by a level of 255 or so.")
+    Literal["float32", "bfloat16"], typer.Option(help="bfloat16: faster on GPUs, and off by a few levels of 255.")
 ]
 PAINTINGS = "For paintings"
 
@@ -59,7 +59,9 @@ def image(
     style_weight: Annotated[float | None, painting("Default: 50, in losses relative to the painting's.", 0)] = None,
     content_weight: Annotated[float | None, painting("Default: 1.", 0)] = None,
     variation_weight: Annotated[float | None, painting("Total variation: smooths. Default: 0.", 0)] = None,
-    style_scale: Annotated[float | None, painting("Size of the strokes: the painting's over the picture's.")] = None,
+    style_scale: Annotated[
+        float | None, painting("Size of the strokes: the painting's over the picture's.", 0.05)
+    ] = None,
     start: Annotated[str | None, painting("content, style or noise.")] = None,
     optimizer: Annotated[str | None, painting("lbfgs, adam or sgd.")] = None,
     evaluations: Annotated[int | None, painting("Evaluations of the loss. Default: 300.", 1)] = None,
@@ -73,13 +75,13 @@ def image(
 ) -> None:
     """Stylise photographs: by a network in one pass, or, slowly and freely, after paintings.
 
-    A network: `retable style image lake.jpg --style wave.safetensors --out lake-wave.jpg`
+    A network: `retable style image lake.jpg --style great_wave --out lake-wave.jpg`
 
     A painting: `retable style image lake.jpg --style my_painting.jpg --size 256 --out out.png`
 
     Two: `retable style image lake.jpg --style a.jpg --style b.jpg --blend 0.7,0.3 --out out.png`
 
-    A folder: `retable style image holiday --style wave.safetensors --out stylised`; again, it goes on where it stopped.
+    A folder: `retable style image holiday --style great_wave --out stylised`; again, it goes on where it stopped.
     """
     from retable.tasks.style.batches import stylise_files
     from retable.tasks.style.stylise import Options
@@ -90,7 +92,7 @@ def image(
         "seed": seed,
         "method.start": start,
         "method.style_scale": style_scale,
-        "method.scales": [int(value) for value in numbers("--scales", scales)],
+        "method.scales": numbers("--scales", scales, int),
         "method.optimizer": optimizer,
         "method.backbone": backbone,
         "method.backbone.weights": weights,
@@ -128,16 +130,17 @@ def image(
         raise typer.Exit(1)
 
 
-def numbers(option: str, text: str) -> list[float]:
-    """Read numbers with commas between them.
+def numbers(option: str, text: str, kind: type[float] = float) -> list[Any]:
+    """Read numbers with commas between them, of a kind: float or int.
 
     Raises:
         UserError: naming the option.
     """
     try:
-        return [float(part) for part in text.split(",")] if text else []
+        return [kind(part) for part in text.split(",")] if text else []
     except ValueError as error:
-        raise UserError(f"{option} {text}: write numbers with commas between them, e.g. 1,2") from error
+        whole = "whole " if kind is int else ""
+        raise UserError(f"{option} {text}: write {whole}numbers with commas between them, e.g. 1,2") from error
 
 
 @contextmanager
@@ -177,7 +180,7 @@ def compare(
     images.check_suffix(out)
     with disk_errors(str(out)):
         out.parent.mkdir(parents=True, exist_ok=True)
-    wanted = [int(value) for value in numbers("--epochs", epochs)]
+    wanted = numbers("--epochs", epochs, int)
     options = Options(size=size, precision=precision, device=device)
     images.write(out, batches.compare(run, photograph, wanted, options, Storage.open(storage)))
     console.print(str(out), markup=False)
@@ -208,7 +211,7 @@ def weights(
 def zoo() -> None:
     """List the networks that come with the task, and where each is from.
 
-    Example: `retable style zoo`, then `retable style image lake.jpg --style NAME --out out.jpg`
+    Example: `retable style zoo`, then `retable style image lake.jpg --style great_wave --out out.jpg`
     """
     import json
 

@@ -141,11 +141,11 @@ def extended(features: Features, beyond: list[int], mode: Literal["replicate", "
         return functional.pad(features, beyond, mode=mode)
     for dim, (before, after) in ((3, beyond[:2]), (2, beyond[2:])):
         last = features.shape[dim] - 1
-        first, end = (range(before, 0, -1), range(last - 1, last - 1 - after, -1))
+        first, end = list(range(before, 0, -1)), list(range(last - 1, last - 1 - after, -1))
         if mode == "replicate":
             first, end = [0] * before, [last] * after
-        parts = [features.narrow(dim, place, 1) for place in first] + [features]
-        parts += [features.narrow(dim, place, 1) for place in end]
+        edges = [[features.narrow(dim, place, 1) for place in places] for places in (first, end)]
+        parts = [*edges[0], features, *edges[1]]
         features = torch.cat(parts, dim) if len(parts) > 1 else features
     return features
 

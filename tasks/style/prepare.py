@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -233,6 +233,8 @@ def import_folder(source: Path, place: Storage, name: str, tests: int = 10, ever
     pictures = [path for path in files if is_picture(path)]
     videos = [path for path in files if Path(path).suffix.lower() in VIDEOS]
     sound, left_out = _sound(origin, pictures, name)
+    videos, broken = _playable(origin, videos)
+    left_out += broken
     if tests > len(sound) or not (len(sound) > tests or videos):
         raise UserError(
             f"{source}: {len(sound)} sound pictures and {len(videos)} videos, too few to train on beside {tests} tests"
@@ -250,6 +252,21 @@ def import_folder(source: Path, place: Storage, name: str, tests: int = 10, ever
         except av.FFmpegError as error:
             left_out.append(f"{origin.root}/{path}: {error.strerror}; frames before that are taken")
     return index_folder(place, name, source="imported", origin=origin.root, left_out=left_out)
+
+
+def _playable(origin: Storage, videos: list[str]) -> tuple[list[str], list[str]]:
+    """Return the videos whose first frame can be decoded, and of each other one what is wrong with it."""
+    playable, left_out = [], []
+    for path in videos:
+        try:
+            with closing(video_frames(Path(origin.root) / path, 1)) as frames:
+                next(frames)
+            playable.append(path)
+        except StopIteration:
+            left_out.append(f"{origin.root}/{path}: no frames")
+        except (av.FFmpegError, UserError) as error:
+            left_out.append(f"{origin.root}/{path}: {getattr(error, 'strerror', error)}")
+    return playable, left_out
 
 
 def _sound(origin: Storage, pictures: list[str], name: str) -> tuple[list[str], list[str]]:
@@ -294,7 +311,7 @@ def _transfer(file: Path, place: Storage, path: str) -> None:
         shutil.copyfile(file, target)
 
 
-def video_frames(path: Path, every: int) -> Iterator[tuple[int, Array]]:
+def video_frames(path: Path, every: int) -> Generator[tuple[int, Array], None, None]:
     """Yield number and pixels, uint8 (height, width, 3), of the first of every so many frames of a video."""
     with av.open(str(path)) as container:
         for number, frame in enumerate(container.decode(video=0) if container.streams.video else ()):

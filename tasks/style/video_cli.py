@@ -43,7 +43,7 @@ def video(
 ) -> None:
     """Stylise a video; sound, frame rate, timestamps and size are kept.
 
-    Example: `retable style video holiday.mp4 waves.mp4 --style wave.safetensors --steady flow`
+    Example: `retable style video holiday.mp4 waves.mp4 --style great_wave --steady flow`
     """
     from retable.platform.cluster import ray_cluster
     from retable.platform.storage import Storage

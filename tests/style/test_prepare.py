@@ -256,6 +256,17 @@ def test_an_import_needs_pictures_to_train_on(album, storage, tmp_path):
     assert not storage.list("data/style/mine")
 
 
+def test_videos_that_cannot_be_played_are_no_pictures_to_train_on(album, storage, tmp_path):
+    place = folder(storage, "mine")
+    info = import_folder(album, place, "mine", tests=1)
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "film.mp4").write_bytes(b"no film" * 100)
+    with pytest.raises(UserError, match="0 sound pictures and 0 videos"):
+        import_folder(broken, place, "mine", tests=0)
+    assert place.read_json("dataset.json") == info  # what was there is there
+
+
 def test_an_import_leaves_out_its_own_target(album):
     inside = Storage.open(album / "results")
     for _ in range(2):
