@@ -1,9 +1,11 @@
+import json
 import math
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors import safe_open
 
 from retable.platform.errors import UserError
 from retable.tasks.style import assets, batches, images, transformer, weights
@@ -244,9 +246,14 @@ def test_a_painting_is_no_network(tmp_path, storage):
             find_network(name, storage)
 
 
-def test_every_network_of_the_zoo_is_found(storage):
-    for name in transformer.zoo():
+def test_the_zoo_has_the_great_wave(storage):
+    assert "great_wave" in transformer.zoo()
+    for name, path in transformer.zoo().items():
         assert isinstance(find_network(name, storage), TransformerNetwork)
+        assert path.stat().st_size <= 4e6
+        with safe_open(path, "pt") as file:
+            provenance = json.loads(file.metadata()["provenance"])
+        assert {"config", "data", "commit", "versions", "licence"} <= set(provenance)
 
 
 def test_sheet():
