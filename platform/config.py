@@ -50,35 +50,40 @@ class Parent:
 def override(config: C, changes: Mapping[str, object]) -> C:
     """Return `config` with the fields at the dotted paths changed, e.g. `{"prune": "snip", "prune.sparsity": 0.9}`.
 
-    A choice is made before its fields are set, whatever the order of `changes`.
+    A choice is made before its fields are set, and all fields are set before any is checked against another: the order
+    of `changes` does not matter.
 
     Raises:
-        UserError: on an unknown path (naming the nearest valid one) or a value of the wrong type.
+        UserError: on an unknown path (naming the nearest valid one), a value of the wrong type, or values that do not
+            go together.
     """
-    for path, value in sorted(changes.items(), key=lambda item: item[0].count(".")):
-        config = _set(config, path.split("."), value, path)
-    return config
+    return _changed(config, changes, "")
 
 
-def _set(config: C, path: list[str], value: object, whole: str) -> C:
-    name, *rest = path
+def _changed(config: C, changes: Mapping[str, object], prefix: str) -> C:
     kind: Any = type(config)
     hints = field_types(kind)
-    if name not in hints:
-        known = flatten(config)
-        prefix = whole[: len(whole) - len(".".join(path))]
-        raise UserError(f"unknown field {whole!r}{nearest(whole, (prefix + key for key in known))}")
-    if rest:
-        inner = getattr(config, name)
-        if not dataclasses.is_dataclass(inner):
-            raise UserError(f"unknown field {whole!r}: {whole[: -len('.'.join(rest)) - 1]!r} has no fields of its own")
-        value = _set(inner, rest, value, whole)
-    else:
-        value = convert(value, hints[name], whole)
+    own: dict[str, Any] = {}
+    inner: dict[str, dict[str, object]] = {}
+    for path, value in changes.items():
+        name, dot, rest = path.partition(".")
+        if name not in hints:
+            known = (prefix + key for key in flatten(config))
+            raise UserError(f"unknown field {prefix + path!r}{nearest(prefix + path, known)}")
+        if dot:
+            inner.setdefault(name, {})[rest] = value
+        else:
+            own[name] = convert(value, hints[name], prefix + name)
+    for name, below in inner.items():
+        chosen = own.get(name, getattr(config, name))
+        if not dataclasses.is_dataclass(chosen):
+            whole = f"{prefix}{name}.{next(iter(below))}"
+            raise UserError(f"unknown field {whole!r}: {prefix + name!r} has no fields of its own")
+        own[name] = _changed(chosen, below, f"{prefix}{name}.")
     try:
-        return dataclasses.replace(config, **{name: value})  # type: ignore[type-var]
+        return dataclasses.replace(config, **own)  # type: ignore[type-var]
     except ValueError as error:
-        raise UserError(f"{whole}: {error}") from error
+        raise UserError(f"{', '.join(prefix + name for name in own)}: {error}") from error
 
 
 def convert(value: object, hint: Any, path: str) -> object:

@@ -1,0 +1,125 @@
+"""Search latency and recall@10 of the indexes of `retable audio index`, against brute force in NumPy; memory.
+
+Vectors have 256 dimensions and the shape of a trained space: a mixture of clusters in few dimensions. Queries are like
+those in words: drawn near the same clusters, and moved off by an offset that all of them share, which is what sets
+captions apart from sounds in such spaces (the gap between modalities). Their similarity to the nearest vector is
+reported. Queries come one at a time, as people search. `RETABLE_BENCH_VECTORS=1000000` makes it a million vectors;
+HNSW, which is slow to build, holds 100,000 at most. Memory is that of a process of its own that reads the index.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from retable.tasks.audio import nearest
+
+VECTORS = int(os.environ.get("RETABLE_BENCH_VECTORS", 100_000))
+DIMENSION, RANK, CLUSTERS = 256, 48, 500
+QUERIES, COUNT = 200, 10
+MOST_HNSW = 100_000
+BLOCK = 16384
+
+
+def world(rows: int) -> tuple[list[np.ndarray[Any, Any]], np.ndarray[Any, Any]]:
+    """Return unit vectors in blocks, and unit queries."""
+    draw = np.random.default_rng(0)
+    basis = np.linalg.qr(draw.normal(size=(DIMENSION, RANK)))[0].T
+    centres = draw.normal(size=(CLUSTERS, RANK))
+    gap = draw.normal(size=DIMENSION) / np.sqrt(DIMENSION)
+
+    def near(count: int, spread: float, offset: float) -> np.ndarray[Any, Any]:
+        """Draw vectors around the centres."""
+        inner = centres[draw.integers(CLUSTERS, size=count)] + spread * draw.normal(size=(count, RANK))
+        vectors = inner @ basis / np.sqrt(RANK) + 0.02 * draw.normal(size=(count, DIMENSION)) + offset * gap
+        return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+
+    sizes = [min(BLOCK, rows - start) for start in range(0, rows, BLOCK)]
+    return [near(size, 0.6, 0.0) for size in sizes], near(QUERIES, 0.8, 1.0)
+
+
+def latency(call: Callable[[np.ndarray[Any, Any]], object], queries: np.ndarray[Any, Any]) -> float:
+    """Return the median milliseconds of one query at a time."""
+    times = []
+    for query in queries[:50]:
+        start = time.perf_counter()
+        call(query[None])
+        times.append(time.perf_counter() - start)
+    return 1000 * statistics.median(times)
+
+
+def compare(kind: nearest.Kind, rows: int, folder: Path) -> dict[str, float]:
+    """Build one kind of index of so many vectors, and time it against brute force on the same ones."""
+    blocks, queries = world(rows)
+    name = f"{kind}, {rows:,}"
+    start = time.perf_counter()
+    index = nearest.build(kind, blocks, DIMENSION)
+    seconds = time.perf_counter() - start
+    effort, recall = nearest.tune(index, blocks, queries)
+    whole = np.concatenate(blocks)
+
+    def brute(query: np.ndarray[Any, Any]) -> object:
+        """Multiply by all, and select."""
+        scores = (query @ whole.T)[0]
+        best = np.argpartition(scores, -COUNT)[-COUNT:]
+        return best[np.argsort(-scores[best])]
+
+    slow = latency(brute, queries)
+    fast = latency(lambda query: nearest.nearest(index, blocks, query, COUNT, effort), queries)
+    size = nearest.write(index, folder / f"{kind}.faiss")
+    return {
+        f"{name}: build, s": seconds,
+        f"{name}: effort": effort,
+        f"{name}: recall@10": recall,
+        f"{name}: ms a query": fast,
+        f"{name}: times as fast as NumPy": slow / fast,
+        f"{name}: file, MB": size / 1e6,
+        f"{name}: memory, MB": memory(folder / f"{kind}.faiss", size, rows),
+    }
+
+
+def memory(path: Path, size: int, rows: int) -> float:
+    """Return what reading an index adds to a process of its own, MB."""
+    command = f"from benchmarks.audio_search import grown; grown({str(path)!r}, {size}, {rows})"
+    done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True)
+    return float(done.stdout)
+
+
+def grown(path: str, size: int, rows: int) -> None:
+    """Print the most memory that reading an index takes, MB."""
+    import faiss
+
+    faiss.IndexFlatIP(1)
+    before = most_resident()
+    nearest.read(Path(path), size, rows, DIMENSION)
+    print(most_resident() - before)
+
+
+def most_resident() -> float:
+    """Return the most memory that this process has had, MB."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) / 1024
+
+
+def measure() -> dict[str, Any]:
+    """Compare all kinds of index."""
+    blocks, queries = world(min(VECTORS, 20_000))
+    found: dict[str, Any] = {
+        "dimension": DIMENSION,
+        "threads": os.environ.get("OMP_NUM_THREADS", os.cpu_count()),
+        "nearest cosine of a query, median": float(np.median(nearest.exact(blocks, queries, 1)[0])),
+    }
+    kinds: tuple[nearest.Kind, ...] = ("flat", "sq8", "ivf", "hnsw")
+    with tempfile.TemporaryDirectory() as folder:
+        for kind in kinds:
+            found |= compare(kind, min(VECTORS, MOST_HNSW) if kind == "hnsw" else VECTORS, Path(folder))
+    return found

@@ -1,0 +1,18 @@
+"""Probability that a caption is replaced by a rewritten form (the paper: 0.3), on Clotho, at three learning rates.
+
+Training starts from nothing; `--set init=weights --set init.sha256=...` starts from weights of one's own.
+"""
+
+from ray import tune
+
+TASK = "audio"
+SPACE = {
+    "augmentation": tune.grid_search([0.0, 0.15, 0.3, 0.6, 1.0]),
+    "learning_rate": tune.grid_search([3e-4, 1e-3, 3e-3]),
+}
+METRIC, MODE = "map10", "max"
+VIEW = {"split": "validation"}
+SEARCH = "grid"
+SAMPLES = 1
+ASHA = False
+SET: dict[str, object] = {"corpora": ["clotho"]}

@@ -1,0 +1,247 @@
+"""`retable audio ...` and the task's part of `retable data`."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from retable.platform.board import console, errors, progress_bar
+from retable.platform.errors import UserError
+from retable.platform.storage import Storage
+from retable.tasks.audio.data_cli import DATA, Where
+
+__all__ = ["DATA", "app"]
+
+app = typer.Typer(no_args_is_help=True, help="Text-to-audio retrieval: find recordings by describing them.")
+
+Run = Annotated[str, typer.Argument(help="A run's fingerprint, or its first digits.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1; none: a GPU where there is one.")]
+Model = Annotated[
+    str,
+    typer.Option(
+        help="A run's fingerprint, or a file of `retable audio export`; none: the one the index was made with."
+    ),
+]
+LLM = "For a language model"
+
+
+@app.command()
+def index(
+    folder: Annotated[Path, typer.Argument(help="A folder of recordings; those below it are read too.")],
+    model: Model = "",
+    out: Annotated[Path, typer.Option("--out", "-o", help="The index, a folder of its own.")] = Path("index"),
+    kind: Annotated[
+        Literal["auto", "flat", "sq8", "hnsw", "ivf"],
+        typer.Option(help="flat: exact; sq8: a byte a number; hnsw, ivf: fast, approximate; auto: by size."),
+    ] = "auto",
+    storage: Where = "results",
+    device: Device = "",
+    ray: Annotated[bool, typer.Option("--ray", help="Share the files out over the Ray cluster.")] = False,
+) -> None:
+    """Make an index of a folder to search in, or bring it up to date: only new and changed files are heard.
+
+    Broken files are named and left out. A killed command goes on where it stopped.
+
+    Example: `retable audio index ~/Sounds --model 93bc5ee1 --out sounds.index`
+    """
+    from retable.tasks.audio.embedder import open_embedder
+    from retable.tasks.audio.index import over_ray, update
+    from retable.tasks.audio.search import read_info
+
+    where, info = Storage.open(storage), read_info(out)
+    if not (model or info):
+        raise UserError(f"--model: {out} is a new index; give a run's fingerprint or a file of `retable audio export`")
+    embedder = open_embedder(model or (info or {})["source"], where, device)
+    remote = partial(over_ray, source=embedder.source, storage=where, device=device, folder=folder) if ray else None
+    with progress_bar(f"indexing {folder}") as show:
+        made = update(folder, out, embedder, kind=kind, remote=remote, show=show)
+    for line in made.failures:
+        errors.print(f"left out: {line}", markup=False)
+    said, left = made.info, f", {len(made.failures)} left out" if made.failures else ""
+    console.print(f"{out}: {said['files']} files, {said['segments']} segments of {said['segment']:g} s", markup=False)
+    console.print(f"{made.added} embedded, {made.removed} removed{left}")
+    console.print(f"{said['kind']}, recall@10 of {said['recall']:.3f} with queries in words")
+
+
+@app.command()
+def search(
+    words: Annotated[str, typer.Argument(help="What is to be heard: 'rain on a tin roof'.")] = "",
+    like: Annotated[Path | None, typer.Option(help="A recording; the found ones sound like it.")] = None,
+    place: Annotated[Path, typer.Option("--index", "-i", help="The index.")] = Path("index"),
+    top: Annotated[int, typer.Option(help="Recordings to show.", min=1)] = 10,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    model: Model = "",
+    storage: Where = "results",
+    device: Device = "",
+) -> None:
+    """Find recordings by words, by a recording, or by both: score (a cosine), second of the best segment, file.
+
+    Example: `retable audio search "rain on a tin roof" --index sounds.index`
+    """
+    from retable.tasks.audio.embedder import open_embedder
+    from retable.tasks.audio.search import check_model, open_index, query_vector
+    from retable.tasks.audio.search import search as find
+
+    opened = open_index(place)
+    embedder = open_embedder(model or opened.info["source"], Storage.open(storage), device)
+    check_model(opened.info, embedder, place)
+    hits = find(opened, query_vector(embedder, words, like), top)
+    if as_json:
+        found = {
+            "words": words,
+            "like": str(like or ""),
+            "folder": opened.info["folder"],
+            "hits": list(map(vars, hits)),
+        }
+        typer.echo(json.dumps(found, ensure_ascii=False, indent=2))
+        return
+    for hit in hits:
+        console.print(f"{hit.score:6.3f}  {_clock(hit.offset):>8}  {hit.file}", markup=False)
+
+
+def _clock(seconds: float) -> str:
+    """Write a second as a player shows it: `0:00`, `12:30`, `1:02:05`."""
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"
+
+
+@app.command()
+def finetune(
+    table: Annotated[Path, typer.Argument(help="A CSV with the columns file and caption; files lie beside it.")],
+    start: Annotated[str, typer.Option("--from", help="A run, a file of `retable audio export`, or none.")],
+    name: Annotated[str, typer.Option(help="Name of the data set; none: the CSV's.")] = "",
+    folder: Annotated[Path | None, typer.Option(help="Where the recordings lie; none: beside the CSV.")] = None,
+    set: Annotated[list[str] | None, typer.Option("--set", help="Change a config field: path=value.")] = None,
+    storage: Where = "results",
+    workers: Annotated[int, typer.Option(help="Workers; more than one: a Ray Train group.", min=1)] = 1,
+    cpus: Annotated[int, typer.Option(help="CPUs and torch threads with one worker.", min=1)] = 1,
+    gpus: Annotated[float, typer.Option(help="GPUs of each worker.", min=0)] = 0.0,
+) -> None:
+    """Train on your own recordings and captions, from a trained model or from none.
+
+    The CSV is imported as a data set (broken files are named and left out), and trained on with the paper's settings.
+
+    Example: `retable audio finetune sounds.csv --from 93bc5ee1`
+    """
+    import re
+
+    from retable.platform.config import parse_set
+    from retable.platform.launch import Resources
+    from retable.tasks.audio.data_cli import import_table
+    from retable.tasks.audio.finetune import settings, train
+
+    where = Storage.open(storage)
+    chosen = name or re.sub(r"[^\w.-]+", "-", table.stem, flags=re.ASCII).strip("-._") or "own"
+    info = import_table(table, folder, chosen, where)
+    config = settings(start, info, where, parse_set(set or []))
+    run = train(config, where, Resources(workers=workers, cpus=cpus, gpus=gpus))
+    console.print(f"run {run.fingerprint}: {run.folder.folder}", markup=False)
+    for metric, value in run.metrics.items():
+        console.print(f"  {metric}  {value:.6g}")
+    console.print(f"search with it: retable audio index FOLDER --model {run.fingerprint[:8]}")
+
+
+@app.command()
+def weights(
+    file: Annotated[Path, typer.Argument(help="A checkpoint of PaSST or PANNs, e.g. passt-s-f128-p16-s16-ap.468.pt.")],
+    storage: Where = "results",
+) -> None:
+    """Take over an audio encoder that others trained; prints the `--set` option that uses it.
+
+    Known are the published files of PaSST and PANNs' CNN14. Only numbers are read: a file that holds code is refused.
+
+    Example: `retable audio weights passt-s-f128-p16-s16-ap.468.pt`
+    """
+    from retable.tasks.audio.checkpoints import import_file
+
+    console.print(f"--set audio.weights={import_file(file, Storage.open(storage))}")
+
+
+@app.command()
+def augment(
+    data: Annotated[str, typer.Argument(help="A data set below data/audio/, e.g. dcase2023.")],
+    rules: Annotated[
+        Literal["keywords", "no_keywords", "hallucinated"] | None,
+        typer.Option(help="Rewrite by rules, without a model; the last two are bad on purpose."),
+    ] = None,
+    model: Annotated[
+        str, typer.Option(help="Ask this model at OPENAI_BASE_URL, with OPENAI_API_KEY.", rich_help_panel=LLM)
+    ] = "",
+    variations: Annotated[Path | None, typer.Option(help="Take the forms of a published variations.json.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the forms as variations.json too.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the rules.", min=0)] = 0,
+    rate: Annotated[float, typer.Option(help="Requests a minute; 0: no limit.", min=0, rich_help_panel=LLM)] = 0,
+    concurrent: Annotated[int, typer.Option(help="Requests at once.", min=1, rich_help_panel=LLM)] = 8,
+    price: Annotated[
+        tuple[float, float], typer.Option(help="Of a million tokens read, and written.", rich_help_panel=LLM)
+    ] = (0.0, 0.0),
+    storage: Where = "results",
+) -> None:
+    """Rewrite a data set's training captions: by a language model, by rules, or from a published file.
+
+    Answers are kept as they come: a killed command asks only for what is missing. `--set augmentation=0.3` trains with
+    them.
+
+    Example: `retable audio augment dcase2023 --model gpt-3.5-turbo`
+    """
+    from retable.tasks.audio.augment import Endpoint, augment_dataset
+    from retable.tasks.audio.prepare import folder
+
+    asked = Endpoint(model=model, requests_per_minute=rate, concurrent=concurrent, price=price) if model else None
+    provider = asked or rules or variations
+    if provider is None or [bool(asked), bool(rules), bool(variations)].count(True) != 1:
+        raise UserError("augment: name one of --rules, --model and --variations")
+    with progress_bar(f"rewriting {data}") as show:
+        report = augment_dataset(folder(Storage.open(storage), data), provider, seed, out, show)
+    for line in (*report.dropped, *report.failed):
+        errors.print(line, markup=False)
+    console.print(f"{data}: {report}", markup=False)
+    if report.failed:
+        raise typer.Exit(1)
+
+
+@app.command()
+def submit(
+    runs: Annotated[list[str], typer.Argument(help="Runs, or files of `retable audio export`; several: their mean.")],
+    captions: Annotated[Path, typer.Option(help="A CSV with a column caption: retrieval_captions.csv.")],
+    audio: Annotated[Path, typer.Option(help="The folder of the recordings.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The CSV to write.")] = Path("submission.csv"),
+    storage: Where = "results",
+    device: Device = "",
+) -> None:
+    """Write the ten best recordings of each caption in the challenge's form, and say what its server would refuse.
+
+    Example: `retable audio submit 93bc5ee1 --captions retrieval_captions.csv --audio retrieval_audio`
+    """
+    from retable.tasks.audio.embedder import open_embedder
+    from retable.tasks.audio.export import submit as write
+
+    where = Storage.open(storage)
+    models = [open_embedder(run, where, device).network for run in runs]
+    with progress_bar(f"ranking {audio}") as show:
+        complaints = write(models, captions, audio, out, show)
+    console.print(str(out), markup=False)
+    for line in complaints:
+        console.print(line, markup=False)
+
+
+@app.command()
+def export(
+    run: Run,
+    out: Annotated[Path, typer.Argument(help="The file to write, e.g. sounds.safetensors.")],
+    epoch: Annotated[int, typer.Option(help="A kept epoch; 0: the last.", min=0)] = 0,
+    storage: Where = "results",
+) -> None:
+    """Write a trained model with its config and provenance to one file, which `--model` takes on any machine.
+
+    Example: `retable audio export 93bc5ee1 sounds.safetensors`
+    """
+    from retable.tasks.audio.embedder import export as write
+    from retable.tasks.audio.embedder import find_run
+
+    write(find_run(run, Storage.open(storage)), out, epoch)
+    console.print(f"{out}: {out.stat().st_size / 1e6:.1f} MB", markup=False)

@@ -1,0 +1,185 @@
+"""What an audio run is: data, two encoders, their training. The defaults are the paper's values, its faults put right.
+
+Source: Primus, Koutini and Widmer 2023, *CP-JKU's Submission to Task 6b of the DCASE2023 Challenge*, and its code.
+Where paper and code differ, the difference is a value of a field; `PAPER` chooses what the paper's rows were trained
+with.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from retable.platform.config import Parent, Scratch, Weights
+
+SAMPLE_RATE = 32000
+"""Samples a second of everything that a model hears."""
+Corpus = Literal["clotho", "audiocaps", "wavcaps"]
+
+
+def check_positive(config: object, *names: str) -> None:
+    """Refuse numbers that are not above 0."""
+    for name in names:
+        if not getattr(config, name) > 0:
+            raise ValueError(f"{name} {getattr(config, name)} is not above 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Passt:
+    """PaSST (Koutini et al. 2022), a vision transformer over mel spectrograms; the defaults are PaSST-N's."""
+
+    weights: str = "passt-n"
+    """passt-n, passt-s, passt-s15: the published checkpoints of that name, from the storage; imagenet: timm's DeiT,
+    its positions adapted; random; or the SHA-256 that `retable audio weights FILE` prints."""
+    stride: int = 16
+    """Of the 16 x 16 patches, in mel bands and frames: 10 makes them overlap, 16 does not."""
+    frames: int = 1000
+    """Frames (10 ms each) that there are positions for: 998 of PaSST-S, 1000 of PaSST-N, 2000 of PaSST-S15."""
+    width: int = 768
+    depth: int = 12
+    heads: int = 12
+    patchout_frequency: int = 2
+    """Rows of patches that a training step leaves out, one draw for the whole batch."""
+    patchout_time: int = 15
+    """Columns of patches left out."""
+    patchout: int = 0
+    """Patches left out of those that remain, without structure."""
+
+    def __post_init__(self) -> None:
+        check_positive(self, "stride", "width", "depth", "heads")
+        if self.width % self.heads:
+            raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
+        if self.frames < 16:
+            raise ValueError(f"frames {self.frames} are fewer than a patch's 16")
+        if min(self.patchout_frequency, self.patchout_time, self.patchout) < 0:
+            raise ValueError("patchout cannot be negative")
+        rows, columns = (128 - 16) // self.stride + 1, (self.frames - 16) // self.stride + 1
+        if self.patchout_frequency >= rows or self.patchout_time >= columns:
+            raise ValueError(f"patchout leaves nothing of {rows} x {columns} patches")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cnn14:
+    """CNN14 of PANNs (Kong et al. 2020), the challenge's baseline encoder."""
+
+    weights: str = "random"
+    """random, or the SHA-256 that `retable audio weights FILE` prints."""
+    filters: int = 64
+    """Channels of the first of six blocks; each next one has twice as many."""
+
+    def __post_init__(self) -> None:
+        check_positive(self, "filters")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeanMel:
+    """A control of ours: the mean and standard deviation over time of each mel band; only the projection is trained."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pretrained:
+    """A text encoder of Hugging Face's transformers."""
+
+    name: str = "roberta-large"
+    """A name on the hub (bert-base-uncased, bert-large-uncased, roberta-base, roberta-large, ...) or a local folder."""
+    dropout: float = 0.2
+    """Of hidden layers and attention: the code's; the paper does not say."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Untrained:
+    """A small encoder with random weights, whose tokenizer is trained on the training captions."""
+
+    family: Literal["bert", "roberta"] = "bert"
+    width: int = 128
+    depth: int = 2
+    heads: int = 4
+    vocabulary: int = 2000
+    dropout: float = 0.2
+
+    def __post_init__(self) -> None:
+        check_positive(self, "width", "depth", "heads", "vocabulary")
+        if self.width % self.heads:
+            raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """One run: an audio and a text encoder are trained so that a recording and its captions come to lie close."""
+
+    data: str = "dcase2023"
+    """The data set: a folder below `data/audio/`. `generated-<size>` is made on the way."""
+    corpora: tuple[Corpus, ...] = ("clotho", "audiocaps", "wavcaps")
+    """Whose recordings are trained on: all three in pre-training, Clotho's in fine-tuning."""
+    leaks: Literal["exclude", "include"] = "exclude"
+    """Training recordings that are also in the validation or test set: left out, or (the paper's code) kept."""
+    audio: Passt | Cnn14 | MeanMel = field(default_factory=Passt)
+    text: Pretrained | Untrained = field(default_factory=Pretrained)
+    segment: float = 10.0
+    """Seconds of audio that are encoded at once; longer recordings are cut, and the mean is taken."""
+    clip: float = 30.0
+    """Seconds of a recording that a training step hears, cut at random."""
+    words: int = 32
+    """Tokens of a caption, the first included; the rest is cut off."""
+    projection: int = 1024
+    """Length of the vectors that are compared."""
+    temperature: float = 0.01
+    """What similarities are divided by at first; it is learnt."""
+    learn_temperature: bool = True
+    augmentation: float = 0.0
+    """Probability that a caption of Clotho is replaced by one of its rewritten forms."""
+    frequency_mask: int = 0
+    """Mel bands, at most, that a training step hides of each segment (SpecAugment; 48 in the paper's code)."""
+    time_mask: int = 0
+    """Frames, at most, that it hides (192 in the paper's code)."""
+    shift_bands: bool = False
+    """Whether the mel bank's lowest and highest frequency are drawn for each batch, as in the paper's code."""
+    batch: int = 64
+    chunk: int = 0
+    """Clips encoded at once: the loss is that of the whole batch, by gradient caching; 0: all of it."""
+    learning_rate: float = 2e-5
+    final_learning_rate: float = 1e-7
+    warmup: float = 1.0
+    """Epochs of linear warm-up; a half cosine follows, to the last epoch."""
+    epochs: int = 15
+    steps: int = 0
+    """Batches of an epoch; 0: as many as the training captions fill."""
+    precision: Literal["float32", "bfloat16", "float16"] = "bfloat16"
+    compile: bool = False
+    patience: int = 0
+    """End after so many epochs without a better validation mAP@10, and keep the best epoch's weights; 0: never."""
+    init: Scratch | Parent | Weights = field(default_factory=Scratch)
+    """What the encoders start from besides their own weights: fine-tuning names its pre-training here."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_positive(self, "segment", "clip", "projection", "temperature", "batch", "epochs", "learning_rate")
+        if not 0 <= self.augmentation <= 1:
+            raise ValueError(f"augmentation {self.augmentation} is no probability")
+        if self.words < 2:
+            raise ValueError(f"words {self.words} leave no room for a caption")
+        if min(self.chunk, self.steps, self.patience, self.warmup, self.frequency_mask, self.time_mask) < 0:
+            raise ValueError("chunk, steps, patience, warmup and masks cannot be negative")
+        if not self.corpora or len(set(self.corpora)) != len(self.corpora):
+            raise ValueError("corpora must be named, each once")
+        if isinstance(self.audio, Passt) and round(self.segment * 100) > self.audio.frames + self.audio.stride:
+            raise ValueError(f"segment {self.segment} s is longer than audio.frames {self.audio.frames} (10 ms each)")
+
+
+PAPER: dict[str, object] = {
+    "leaks": "include",
+    "frequency_mask": 48,
+    "time_mask": 192,
+    "shift_bands": True,
+    "precision": "float16",
+}
+"""What the paper's code does and its text does not say."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """How a trained run is read: which epoch, and on which recordings."""
+
+    epoch: int = 0
+    """The epoch whose weights embed, counted from 1; 0 is the last (with patience: the best)."""
+    split: Literal["test", "validation"] = "test"

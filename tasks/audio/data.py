@@ -1,0 +1,282 @@
+"""Batches of recordings with captions: from memory, or as a stream.
+
+An epoch's items are (recording, caption) pairs, each once, in an order that follows from seed and epoch. What is cut
+out of a recording and which form its caption takes follow from seed, epoch and the item's place. So training can start
+at any step, and the batches are the same for any number of workers, from memory as from a stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import torch
+from jaxtyping import Float32, Int64
+from torch import Tensor
+
+from retable.platform.errors import UserError
+from retable.platform.storage import Storage
+from retable.platform.stream import decode, encode, stream
+from retable.platform.task import Source
+from retable.tasks.audio.config import SAMPLE_RATE, Config
+from retable.tasks.audio.mel import frames_of
+from retable.tasks.audio.recordings import BANDS, FRAME, AudioShards, Recording, read_recordings
+
+if TYPE_CHECKING:
+    import ray.data
+
+Array = npt.NDArray[Any]
+
+ORDER, CLIPS = 1, 2
+"""Second words of the seeds of the two streams of random numbers."""
+PIECE = 64
+"""Clips that one task of Ray Data reads."""
+SILENCE = float(np.log(1e-5))
+"""A log-mel spectrogram's value where there is no sound."""
+EVALUATED = 1920.0
+"""Seconds of sound, at most, in a batch that is only embedded, unless one recording is longer: 64 of 30 s."""
+RATE = {"waveform": SAMPLE_RATE, "mel": SAMPLE_RATE // FRAME}
+"""Samples or frames a second."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Clips, and a caption of each in training."""
+
+    audio: Float32[Tensor, "batch samples"] | Float32[Tensor, "batch frames 128"]
+    """Waveforms at 32 kHz in [-1, 1], or log-mel spectrograms, not normalised; then silence up to the longest."""
+    lengths: Int64[Tensor, " batch"]
+    """Samples or frames of sound."""
+    captions: tuple[str, ...]
+    """One of each clip; none where recordings are only embedded."""
+    recording: Int64[Tensor, " batch"]
+    """Clips of the same number are the same recording: each is right for the other's caption."""
+    features: Literal["waveform", "mel"]
+
+
+@dataclass(frozen=True)
+class Clip:
+    """What a batch takes of a recording: samples or frames from `start` to `stop`."""
+
+    recording: int
+    start: int
+    stop: int
+
+
+def read(folder: Storage) -> ray.data.Dataset:
+    """Return the sound of training and validation as a Ray dataset: a block is a shard."""
+    import ray.data
+
+    info = folder.read_json("dataset.json")
+    names = [name for split in ("training", "validation") for name in info["shards"][split]]
+    blocks = [pa.table({"number": [number], "name": [name]}) for number, name in enumerate(names)]
+    if not blocks:
+        raise UserError(f"{folder}: no recordings to train on; make or import the data set again")
+    ray.data.DataContext.get_current().execution_options.preserve_order = True
+    dataset: ray.data.Dataset = ray.data.from_blocks(blocks).map_batches(
+        partial(read_shard, folder=folder, info=info),
+        batch_size=None,
+        batch_format="pyarrow",
+        num_cpus=0,
+        compute=ray.data.TaskPoolStrategy(size=2),
+    )
+    return dataset
+
+
+def read_shard(block: pa.Table, folder: Storage, info: Mapping[str, Any]) -> pa.Table:
+    """Read a shard, in a task of Ray Data."""
+    numbers, sounds = AudioShards(folder, info).all_of(block["name"][0].as_py())
+    return encode(
+        block["number"][0].as_py(),
+        {
+            "recording": np.array(numbers, np.int64),
+            "sizes": np.array([len(sound) for sound in sounds], np.int64),
+            "audio": np.concatenate(sounds),
+        },
+    )
+
+
+def arrays(table: pa.Table) -> dict[str, Array]:
+    """Return what `read` read: all sound one after another (`audio`), where each ends (`ends`), and whose it is."""
+    parts = [decode(table.slice(row, 1)) for row in range(len(table))]
+    return {
+        "recording": np.concatenate([part["recording"] for part in parts]),
+        "ends": np.cumsum(np.concatenate([part["sizes"] for part in parts])),
+        "audio": np.concatenate([part["audio"] for part in parts]),
+    }
+
+
+class Recordings:
+    """The training batches of one run, and the validation set."""
+
+    def __init__(self, columns: Mapping[str, Array] | None, source: Source, configs: Sequence[Config]) -> None:
+        """Take what `arrays` returned, or None to read the shards as a stream.
+
+        Raises:
+            UserError: where nothing is left to train on, or the config asks for what mel spectrograms cannot give.
+        """
+        (self.config,) = configs
+        self.source = source
+        self.features: Literal["waveform", "mel"] = source.info["features"]
+        self.recordings = read_recordings(source.folder)
+        self._columns = columns
+        self._place = {number: row for row, number in enumerate(columns["recording"].tolist())} if columns else {}
+        self._items = [
+            (recording, caption)
+            for recording in training_recordings(self.recordings, self.config)
+            for caption in range(len(recording.captions))
+        ]
+        if not self._items:
+            kept = ", ".join(self.config.corpora)
+            raise UserError(f"{source.folder}: no captions of {kept} to train on; change corpora, leaks or the data")
+        if self.config.shift_bands and self.features == "mel":
+            raise UserError("shift_bands: this data set keeps mel spectrograms; use one that keeps waveforms")
+        self.steps = self.config.steps or max(len(self._items) // self.config.batch, 1)
+
+    def captions(self) -> list[str]:
+        """Return the captions trained on, as they were written."""
+        return [recording.captions[caption] for recording, caption in self._items]
+
+    def queries(self, split: str) -> list[tuple[str, int]]:
+        """Return each caption of a split, with the number of its recording."""
+        return queries(self.recordings, split)
+
+    def batches(self, epoch: int, start: int, rank: int, world: int) -> Iterator[Batch]:
+        """Yield this rank's share of the epoch's batches from step `start` on.
+
+        Items that do not fill a last batch are left out; where `steps` asks for more than there are, the epoch goes
+        over all of them again, in another order.
+
+        Raises:
+            UserError: where the batch cannot be shared equally.
+        """
+        batch = self.config.batch
+        if batch % world:
+            raise UserError(f"batch {batch} cannot be shared by {world} workers; choose a multiple of {world}")
+        own = slice(rank * batch // world, (rank + 1) * batch // world)
+        order = self._order(epoch)
+        places = np.arange(start * batch, self.steps * batch).reshape(-1, batch)[:, own]
+        chosen = [self._choose(epoch, place, int(order[place])) for place in places.ravel().tolist()]
+        sounds = self._sounds([clip for clip, _ in chosen])
+        rows = places.shape[1]
+        for first in range(0, len(chosen), rows):
+            clips, captions = zip(*chosen[first : first + rows], strict=True)
+            yield collate([next(sounds) for _ in clips], clips, captions, self.features)
+
+    def validation(self, rank: int = 0, world: int = 1) -> Iterator[Batch]:
+        """Yield this rank's share of the validation recordings, whole and without captions: every `world`-th one."""
+        return self.embedding([each for each in self.recordings if each.split == "validation"][rank::world])
+
+    def embedding(self, recordings: Sequence[Recording]) -> Iterator[Batch]:
+        """Yield recordings whole, in order and without captions; at most `config.batch` at once, fewer of long ones."""
+        whole = [Clip(each.recording, 0, extent(each, self.features)) for each in recordings]
+        sounds = self._sounds(whole)
+        for clips in _bounded(whole, self.config.batch, RATE[self.features]):
+            yield collate([next(sounds) for _ in clips], clips, (), self.features)
+
+    def _order(self, epoch: int) -> Array:
+        """Return which item stands at each place of an epoch: one shuffled pass over all, or as many as it takes."""
+        passes = -(-self.steps * self.config.batch // len(self._items))
+        seeds = [[self.config.seed, ORDER, epoch, number] for number in range(passes)]
+        return np.concatenate([np.random.default_rng(seed).permutation(len(self._items)) for seed in seeds])
+
+    def _choose(self, epoch: int, place: int, item: int) -> tuple[Clip, str]:
+        """Return what a place of an epoch holds: which part of an item's recording, and its caption."""
+        recording, caption = self._items[item]
+        random = np.random.default_rng([self.config.seed, CLIPS, epoch, place])
+        whole, length = extent(recording, self.features), round(self.config.clip * RATE[self.features])
+        start = int(random.integers(max(whole - length, 0) + 1))
+        return Clip(recording.recording, start, min(start + length, whole)), self._words(recording, caption, random)
+
+    def _words(self, recording: Recording, caption: int, random: np.random.Generator) -> str:
+        """Return a caption, or with some probability one of its rewritten forms (Clotho's only, as in the paper)."""
+        forms = recording.rewrites[caption] if caption < len(recording.rewrites) else ()
+        if forms and recording.corpus == "clotho" and random.random() < self.config.augmentation:
+            return forms[int(random.integers(len(forms)))]
+        return recording.captions[caption]
+
+    def _sounds(self, clips: Sequence[Clip]) -> Iterator[Array]:
+        """Yield the sound of clips, int16 (samples,) or float16 (frames, 128), in order."""
+        if self._columns is not None:
+            ends, audio = self._columns["ends"], self._columns["audio"]
+            for clip in clips:
+                row = self._place[clip.recording]
+                yield cut(audio[int(ends[row - 1]) if row else 0 : int(ends[row])], clip, self.features)
+            return
+        pieces = [
+            {"clips": [[clip.recording, clip.start, clip.stop] for clip in clips[first : first + PIECE]]}
+            for first in range(0, len(clips), PIECE)
+        ]
+        for piece in stream(pieces, partial(fetch, folder=self.source.folder, info=dict(self.source.info))):
+            yield from np.split(piece["audio"], np.cumsum(piece["sizes"])[:-1])
+
+
+def training_recordings(recordings: Iterable[Recording], config: Config) -> list[Recording]:
+    """Return the recordings that a run trains on: of its corpora, without leaks unless it includes them."""
+    return [
+        each
+        for each in recordings
+        if each.split == "training" and each.corpus in config.corpora and not (each.leak and config.leaks == "exclude")
+    ]
+
+
+def queries(recordings: Iterable[Recording], split: str) -> list[tuple[str, int]]:
+    """Return each caption of a split, with the number of its recording."""
+    return [(caption, each.recording) for each in recordings if each.split == split for caption in each.captions]
+
+
+def fetch(piece: Mapping[str, Any], folder: Storage, info: Mapping[str, Any]) -> dict[str, Array]:
+    """Read the clips of a piece: their sound one after another, and the length of each."""
+    shards = AudioShards(folder, info)
+    clips = [Clip(*each) for each in piece["clips"]]
+    found = [cut(shards.stored(clip.recording), clip, info["features"]) for clip in clips]
+    return {"audio": np.concatenate(found), "sizes": np.array([len(each) for each in found])}
+
+
+def extent(recording: Recording, features: str) -> int:
+    """Return how many samples or frames a recording has."""
+    samples = round(recording.seconds * SAMPLE_RATE)
+    return samples if features == "waveform" else frames_of(samples)
+
+
+def cut(stored: Array, clip: Clip, features: str) -> Array:
+    """Return a clip of a recording's stored values, int16 (samples,) or float16 (frames, 128)."""
+    sound = stored if features == "waveform" else stored.reshape(-1, BANDS)
+    return sound[clip.start : clip.stop]
+
+
+def collate(sounds: Sequence[Array], clips: Sequence[Clip], captions: tuple[str, ...], features: str) -> Batch:
+    """Join clips into a batch; silence follows the shorter ones."""
+    lengths = [len(sound) for sound in sounds]
+    shape = (len(sounds), max(lengths), *sounds[0].shape[1:])
+    audio = np.full(shape, 0.0 if features == "waveform" else SILENCE, np.float32)
+    for row, sound in zip(audio, sounds, strict=True):
+        row[: len(sound)] = sound
+    if features == "waveform":
+        audio /= 32768
+    return Batch(
+        audio=torch.from_numpy(audio),
+        lengths=torch.tensor(lengths),
+        captions=captions,
+        recording=torch.tensor([clip.recording for clip in clips]),
+        features="waveform" if features == "waveform" else "mel",
+    )
+
+
+def _bounded(clips: Sequence[Clip], most: int, rate: int) -> Iterator[list[Clip]]:
+    """Yield runs of clips that, padded to their longest, take no more than `EVALUATED` seconds."""
+    batch: list[Clip] = []
+    longest = 0
+    for clip in clips:
+        longest = max(longest, clip.stop - clip.start)
+        if batch and (len(batch) == most or longest * (len(batch) + 1) > EVALUATED * rate):
+            yield batch
+            batch, longest = [], clip.stop - clip.start
+        batch.append(clip)
+    if batch:
+        yield batch

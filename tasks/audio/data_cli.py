@@ -1,0 +1,187 @@
+"""The task's part of `retable data`: make, check and import."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from retable.platform.board import console, errors, progress_bar, show_defects
+from retable.platform.errors import UserError
+from retable.platform.storage import Storage
+
+Where = Annotated[str, typer.Option("--storage", envvar="RETABLE_STORAGE", help="Where data and runs lie.")]
+Workers = Annotated[int, typer.Option(help="Processes.", min=1)]
+
+
+def make(
+    size: Annotated[Literal["tiny", "small", "large"], typer.Option(help="tiny: seconds; large: hours.")] = "tiny",
+    storage: Where = "results",
+    name: Annotated[str, typer.Option(help="Name of the data set; none: generated-SIZE.")] = "",
+    layout: Annotated[
+        Path | None, typer.Option(help="Write the real collections' layouts there instead, with defects planted.")
+    ] = None,
+    scenes: Annotated[
+        Path | None, typer.Option(help="Compose scenes of the recordings in this folder, such as ESC-10, instead.")
+    ] = None,
+    training: Annotated[int, typer.Option(help="Scenes to train on, with --scenes.", min=1)] = 2000,
+    validation: Annotated[int, typer.Option(help="Scenes to validate on, with --scenes.", min=1)] = 200,
+    test_fold: Annotated[int, typer.Option(help="The fold held out for the test, with --scenes.", min=1)] = 5,
+    seed: Annotated[int, typer.Option(help="Of the scenes.", min=0)] = 0,
+    workers: Workers = 1,
+) -> None:
+    """Generate recordings with captions: of procedural sounds, or composed of real ones.
+
+    Example: `retable data make audio --size small`, or `retable data make audio --scenes esc10 --name esc10-scenes`
+    """
+    from retable.tasks.audio.prepare import GENERATED, folder, make_generated
+
+    if layout and scenes:
+        raise UserError("--layout and --scenes: name one of them")
+    if layout:
+        write_layout(size, layout)
+        return
+    if scenes and (not name or name.startswith(GENERATED)):
+        raise UserError(f"--name: name the data set of the scenes, not {GENERATED}...")
+    chosen = name or f"{GENERATED}{size}"
+    place = folder(Storage.open(storage), chosen)
+    if scenes:
+        tell(place, compose(scenes, place, chosen, (training, validation, test_fold, seed), workers))
+    else:
+        tell(place, make_generated(place, chosen, size))
+
+
+def write_layout(size: str, target: Path) -> None:
+    """Write a world in the real collections' layouts."""
+    from retable.tasks.audio.generate import world
+    from retable.tasks.audio.generated_layout import write_layout as write
+
+    with progress_bar(f"writing {target}") as show:
+        planted = write(world(size), target, show)
+    console.print(f"{target}: {len(planted['defects'])} defects planted, see planted.json", markup=False)
+
+
+def compose(
+    source: Path, place: Storage, name: str, numbers: tuple[int, int, int, int], workers: int
+) -> dict[str, Any]:
+    """Make a data set of scenes of real recordings; the folds beside the test's serve validation and training."""
+    from retable.tasks.audio.compose import Composition, clips, items
+    from retable.tasks.audio.recordings import write_dataset
+
+    if place.exists("dataset.json") and place.read_json("dataset.json").get("kind") != "generated":
+        raise UserError(f"{place}: holds other data; choose another --name")
+    training, validation, test_fold, seed = numbers
+    folds = sorted({clip.fold for clip in clips(source)} - {test_fold})
+    if len(folds) < 2:
+        raise UserError(f"{source}: too few folds beside fold {test_fold}; training and validation need one each")
+    composition = Composition(
+        folder=source,
+        test_fold=test_fold,
+        validation_fold=folds[-1],
+        training=training,
+        validation=validation,
+        seed=seed,
+    )
+    with progress_bar(f"composing {name}") as show:
+        return write_dataset(place, name, "generated", "waveform", items(composition), show, workers)
+
+
+def tell(place: Storage, info: Mapping[str, Any]) -> None:
+    """Print what a data set holds, and the files that are not in it."""
+    from retable.tasks.audio.prepare import describe
+    from retable.tasks.audio.recordings import LEFT_OUT
+
+    for line in place.read_json(LEFT_OUT) if info["left_out"] else ():
+        errors.print(f"left out: {line}", markup=False)
+    console.print(f"{place}: {describe(info)}", markup=False)
+
+
+def check(
+    path: Annotated[
+        str | None, typer.Argument(help="A data set's folder, the collections', a CSV, or any folder; none: all.")
+    ] = None,
+    storage: Where = "results",
+) -> None:
+    """Say every missing, silent, corrupt, too short or mislabelled file, and every leak between splits, a line each.
+
+    Example: `retable data check audio ~/Sounds`
+    """
+    from retable.tasks.audio.check import check as check_folder
+
+    where = Storage.open(storage)
+    names = where.list("data/audio")
+    if path is None and not names:
+        raise UserError(f"{where}/data/audio: no data sets; `retable data make audio` generates one")
+    if path is not None and not Storage.open(path).exists():
+        raise UserError(f"{path}: not there; give a folder or a CSV")
+    found = []
+    for folder in [Storage.open(path)] if path else [where / f"data/audio/{name}" for name in names]:
+        with progress_bar(f"checking {folder}") as show:
+            found.append((folder, check_folder(folder, show)))
+    show_defects(found)
+
+
+def import_(
+    source: Annotated[
+        Path,
+        typer.Argument(help="A folder with clotho/, audiocaps/ or wavcaps/; or a CSV with the columns file, caption."),
+    ],
+    name: Annotated[str, typer.Option(help="Name of the data set.")] = "dcase2023",
+    storage: Where = "results",
+    folder: Annotated[Path | None, typer.Option(help="Of a CSV: where the recordings lie; none: beside it.")] = None,
+    features: Annotated[
+        Literal["waveform", "mel"], typer.Option(help="What is kept; mel: no resampling or mel in training.")
+    ] = "waveform",
+    exclude: Annotated[
+        list[Path] | None, typer.Option(help="A published list of recordings that must not be trained on.")
+    ] = None,
+    workers: Workers = 1,
+) -> None:
+    """Make a data set of Clotho, AudioCaps and WavCaps, or of your own CSV; broken files are named and left out.
+
+    Example: `retable data import audio ~/collections`, or `retable data import audio sounds.csv --name sounds`
+    """
+    from retable.tasks.audio import importer
+    from retable.tasks.audio.prepare import folder as data_folder
+
+    where = Storage.open(storage)
+    if source.is_dir():
+        place = data_folder(where, name)
+        lists = exclude or []
+        info = importer.import_challenge(source, place, name, features=features, exclusions=lists, workers=workers)
+        tell(place, info)
+    elif exclude:
+        raise UserError("--exclude: is for the collections; take the rows out of your own CSV")
+    else:
+        import_table(source, folder, name, where, features, workers)
+    console.print(f"train on it: retable train audio --set data={name}")
+
+
+def import_table(
+    table: Path,
+    folder: Path | None,
+    name: str,
+    storage: Storage,
+    features: Literal["waveform", "mel"] = "waveform",
+    workers: int = 1,
+) -> dict[str, Any]:
+    """Import one's own CSV as a data set, say what became of it, and return what its `dataset.json` holds.
+
+    Raises:
+        UserError: where the name is another set's, the CSV is none, or none of its recordings can be read.
+    """
+    from retable.tasks.audio import importer
+    from retable.tasks.audio.prepare import GENERATED
+    from retable.tasks.audio.prepare import folder as data_folder
+
+    if name == "dcase2023" or name.startswith(GENERATED):
+        raise UserError(f"--name {name}: is the name of other recordings; choose another")
+    place = data_folder(storage, name)
+    info = importer.import_own(table, place, name, folder=folder, features=features, workers=workers)
+    tell(place, info)
+    return info
+
+
+DATA = {"make": make, "check": check, "import": import_}

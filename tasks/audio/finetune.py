@@ -1,0 +1,89 @@
+"""Fine-tune on one's own recordings: the settings that follow from what the training starts from."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from retable.platform import api
+from retable.platform.config import Weights, differences, override
+from retable.platform.errors import UserError
+from retable.platform.launch import Resources
+from retable.platform.plan import compile_configs
+from retable.platform.runs import RunFolder
+from retable.platform.storage import Storage
+from retable.platform.task import find
+from retable.tasks.audio.config import Config, MeanMel
+from retable.tasks.audio.embedder import find_run, read_export
+
+EPOCHS = 5
+"""Of fine-tuning, in the paper."""
+SLOWER = 8e-6 / 2e-5
+"""Fine-tuning's learning rate over that of the training before it, in the paper."""
+
+
+def settings(start: str, info: Mapping[str, Any], storage: Storage, changes: Mapping[str, object]) -> Config:
+    """Return the config that trains on a data set of one's own.
+
+    From a trained model: the paper's fine-tuning, 5 epochs at 0.4 times the learning rate, without what hides parts of
+    the spectrogram; from none: the defaults. Batches are no larger than the set, and where there is a validation set,
+    the weights of the epoch that is best on it are kept.
+
+    Args:
+        start: a run's fingerprint, a file of `retable audio export`, or "none".
+        info: the data set's `dataset.json`.
+        storage: where runs lie; a file's weights are put there.
+        changes: fields that are to be otherwise.
+
+    Raises:
+        UserError: where there is no such model, the set has no training captions, or a change fits no field.
+    """
+    captions = int(info["captions"].get("training", 0))
+    if not captions:
+        raise UserError(f"{info['name']}: no training captions; add rows to the CSV")
+    base = Config() if start == "none" else _continued(start, storage)
+    if start != "none":
+        rates = {"learning_rate": SLOWER * base.learning_rate}
+        base = override(base, {"epochs": EPOCHS, **rates, "frequency_mask": 0, "time_mask": 0, "shift_bands": False})
+    batch = min(base.batch, captions)
+    own: dict[str, object] = {
+        "data": info["name"],
+        "corpora": ["clotho"],
+        "batch": batch,
+        "steps": 0,
+        "leaks": "exclude",
+    }
+    own["chunk"] = base.chunk if base.chunk < batch else 0
+    own["patience"] = base.epochs if info["captions"].get("validation") else 0
+    return override(override(base, own), changes)
+
+
+def _continued(start: str, storage: Storage) -> Config:
+    """Return a trained model's config, starting from its weights."""
+    if not Path(start).is_file():
+        parent: Config = find_run(start, storage).config
+        overrides = tuple(differences(parent, Config()).items())
+        return override(parent, {"init": "parent", "init.overrides": overrides, "init.checkpoint": 0})
+    config, _ = read_export(Path(start))
+    data = Path(start).read_bytes()
+    digest = hashlib.sha256(data).hexdigest()
+    storage.write(f"weights/{digest}.safetensors", data)
+    audio = config.audio if isinstance(config.audio, MeanMel) else replace(config.audio, weights="random")
+    return replace(config, audio=audio, init=Weights(sha256=digest))  # the file holds all weights: none are looked for
+
+
+def train(config: Config, storage: Storage, resources: Resources) -> api.Run:
+    """Train a config as it is, or go on with it: no scale changes it, or the run that it starts from.
+
+    Raises:
+        UserError: if the run fails.
+    """
+    task = find("audio")
+    work = compile_configs(task, [config], storage)
+    failures = api.execute(work, resources)
+    if failures:
+        raise UserError(next(iter(failures.values())))
+    return api.Run(task, RunFolder.of(storage, task, config), config)

@@ -1,0 +1,323 @@
+"""Scores of a similarity matrix: recordings found by their captions, captions found by their recording.
+
+Rule for ties: items of equal similarity stand in random order, and every score is its expectation over these orders,
+computed exactly. The challenge leaves ties undefined, and unstable sorting gives one model several scores; here a model
+that says the same of everything scores exactly what chance does. Queries are counted one by one: the challenge's script
+keeps only the last of captions with equal words.
+
+Arrays: `similarity` float (queries, items), `better` and `tied` int (queries,): how many other items are more similar
+to the query than its relevant one, and how many are just as similar.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from jaxtyping import Bool, Float, Int
+
+Array = npt.NDArray[Any]
+
+DEPTH = 10
+"""Ranks that the challenge's scores look at."""
+MULTI_DEPTH = 16
+"""Ranks that the challenge of 2025 looks at, where several recordings fit a caption."""
+CUTS = (1, 5, 10)
+"""The k of R@k."""
+
+
+def ranks(
+    similarity: Float[Array, "queries items"], relevant: Int[Array, " queries"]
+) -> tuple[Int[Array, " queries"], Int[Array, " queries"]]:
+    """Return `better` and `tied` of each query's one relevant item, of which `relevant` is the column.
+
+    Its rank is one of `better + 1, ..., better + tied + 1`, each equally likely.
+
+    Raises:
+        ValueError: where a similarity is not a finite number, as after a training that diverged.
+    """
+    check_finite(similarity)
+    own = np.take_along_axis(similarity, np.asarray(relevant)[:, None], axis=1)
+    return (similarity > own).sum(axis=1), (similarity == own).sum(axis=1) - 1
+
+
+def check_finite(similarity: Array) -> None:
+    """Refuse similarities that cannot be ordered."""
+    if not np.isfinite(similarity).all():
+        raise ValueError("similarities are not finite numbers; the training has diverged")
+
+
+def recall(better: Array, tied: Array, k: int) -> Float[Array, " queries"]:
+    """Return the probability that the one relevant item is among the first k: R@k of each query."""
+    found: Array = np.clip(k - better, 0, tied + 1) / (tied + 1)
+    return found
+
+
+def reciprocal_rank(better: Array, tied: Array, depth: int = DEPTH) -> Float[Array, " queries"]:
+    """Return the expected 1 / rank, 0 beyond `depth`: with one relevant item that is AP@depth of each query."""
+    harmonic = np.concatenate([[0.0], np.cumsum(1 / np.arange(1, depth + 1))])
+    first, last = np.minimum(better, depth), np.minimum(better + tied + 1, depth)
+    expected: Array = (harmonic[last] - harmonic[first]) / (tied + 1)
+    return expected
+
+
+def columns_of(query_recording: Array, item_recording: Array) -> Int[Array, " queries"]:
+    """Return the column of each query's recording.
+
+    Raises:
+        ValueError: where a recording has two columns, or a query's has none.
+    """
+    order = np.argsort(item_recording, kind="stable")
+    known = np.asarray(item_recording)[order]
+    if (known[1:] == known[:-1]).any():
+        raise ValueError("a recording is among the items twice")
+    place = np.searchsorted(known, query_recording).clip(max=max(0, len(known) - 1))
+    if not len(known) or (known[place] != query_recording).any():
+        raise ValueError("a query's recording is not among the items")
+    columns: Array = order[place]
+    return columns
+
+
+def text_to_audio(better: Array, tied: Array) -> dict[str, Array]:
+    """Return the scores of each query, float (queries,): `map10`, `r1`, `r5`, `r10`."""
+    return {"map10": reciprocal_rank(better, tied)} | {f"r{k}": recall(better, tied, k) for k in CUTS}
+
+
+def retrieval_scores(
+    similarity: Float[Array, "queries items"],
+    query_recording: Int[Array, " queries"],
+    item_recording: Int[Array, " items"],
+) -> dict[str, float]:
+    """Return `map10`, `r1`, `r5`, `r10` of finding recordings by captions: the challenge's scores, in [0, 1].
+
+    Args:
+        similarity: of captions and recordings.
+        query_recording: the recording of each caption, the one item that counts as found.
+        item_recording: the recording of each column, all different.
+
+    Raises:
+        ValueError: where a query's recording is not one of the items, or similarities are not finite.
+    """
+    better, tied = ranks(similarity, columns_of(query_recording, item_recording))
+    return means(text_to_audio(better, tied))
+
+
+def means(scores: dict[str, Array]) -> dict[str, float]:
+    """Return the mean of each score; queries that have none (not a number) are left out."""
+    return {name: float(np.nanmean(values)) for name, values in scores.items()}
+
+
+@dataclass(frozen=True)
+class Ties:
+    """The best-placed items of each query, those of equal similarity together: all that scores up to a depth need.
+
+    Each array is (queries, depth), best first. Where a query has fewer different similarities, -inf, 0 and 0 follow.
+    """
+
+    value: Array
+    """The similarity, float."""
+    count: Array
+    """How many items have it, int."""
+    relevant: Array
+    """How many of them are relevant, int."""
+
+
+def tie_groups(value: Array, relevant: Array, depth: int, count: Array | None = None) -> Ties:
+    """Return the `depth` best groups of equal similarity.
+
+    Args:
+        value: similarities (queries, items).
+        relevant: whether, or how many times, an item is relevant (queries, items).
+        depth: ranks that will be looked at.
+        count: how many items an entry stands for; one each where it is not given.
+    """
+    queries, items = value.shape
+    order = np.argsort(-value, axis=1, kind="stable")
+    ordered = np.take_along_axis(value, order, axis=1)
+    group = np.zeros((queries, items), np.intp)
+    group[:, 1:] = np.cumsum(ordered[:, 1:] != ordered[:, :-1], axis=1)
+    near = group < depth
+    cell = (np.arange(queries)[:, None] * depth + group)[near]
+
+    def total(numbers: Array) -> Array:
+        weights = np.take_along_axis(numbers, order, axis=1)[near].astype(np.float64)
+        return np.bincount(cell, weights, queries * depth).reshape(queries, depth).astype(np.int32)
+
+    best = np.full(queries * depth, -np.inf, value.dtype)
+    best[cell] = ordered[near]
+    return Ties(best.reshape(queries, depth), total(np.ones(value.shape) if count is None else count), total(relevant))
+
+
+def merge(parts: Sequence[Ties]) -> Ties:
+    """Return the best groups of items that were looked at in several parts, of the same queries and depth."""
+    value, count, relevant = (
+        np.concatenate([getattr(part, name) for part in parts], axis=1) for name in ("value", "count", "relevant")
+    )
+    return tie_groups(value, relevant, parts[0].value.shape[1], count)
+
+
+@dataclass(frozen=True)
+class Places:
+    """Of each query and rank: the group that holds the rank. All int (queries, depth)."""
+
+    count: Array
+    """Items of the group."""
+    relevant: Array
+    """Relevant ones."""
+    earlier: Array
+    """Relevant items of the groups before."""
+    place: Array
+    """The rank's place in the group, from 1."""
+
+
+def places(ties: Ties, depth: int) -> Places:
+    """Say which group holds each rank up to `depth`; ranks beyond the last item get a group with nothing relevant."""
+    rank = np.arange(1, depth + 1)
+    end, hits = (
+        np.pad(np.cumsum(numbers, axis=1, dtype=np.int64), ((0, 0), (1, 0))) for numbers in (ties.count, ties.relevant)
+    )
+    group = (end[:, None, 1:] < rank[:, None]).sum(axis=2)
+    count, relevant = (np.pad(numbers, ((0, 0), (0, 1))) for numbers in (ties.count, ties.relevant))
+    taken = [np.take_along_axis(numbers, group, axis=1) for numbers in (count, relevant, hits, end)]
+    return Places(taken[0], taken[1], taken[2], rank - taken[3])
+
+
+def average_precision(ties: Ties, relevant: Int[Array, " queries"], depth: int) -> Float[Array, " queries"]:
+    """Return the expected AP@depth of each query: precision at each hit, summed, over the number of relevant items.
+
+    Args:
+        ties: at least `depth` groups of each query.
+        relevant: all relevant items of each query, also those far down; not a number comes of none.
+        depth: ranks that count.
+
+    The divisor is the number of all relevant items, as in the challenge's code of 2025 and in WavCaps', not
+    min(relevant, depth): with more than `depth` of them 1 cannot be reached.
+
+    Source of the expectation: McSherry and Najork 2008, *Computing information retrieval performance measures
+    efficiently in the presence of tied scores*, section 2.3.
+    """
+    at = places(ties, depth)
+    probability = at.relevant / np.maximum(at.count, 1)
+    beside = (at.place - 1) * (at.relevant - 1) / np.maximum(at.count - 1, 1)
+    precision = probability * (at.earlier + 1 + beside) / np.arange(1, depth + 1)
+    divided: Array = np.divide(precision.sum(axis=1), relevant, out=np.full(len(relevant), np.nan), where=relevant > 0)
+    return divided
+
+
+def any_recall(ties: Ties, relevant: Int[Array, " queries"], k: int) -> Float[Array, " queries"]:
+    """Return the probability that a relevant item is among the first k: R@k by the best-placed one.
+
+    Not a number for queries without a relevant item (`relevant` counts them all).
+    """
+    at = places(ties, k)
+    left = np.maximum(at.count - at.place + 1, 1)
+    missed = np.where(at.relevant == 0, 1, np.clip(left - at.relevant, 0, None) / left)
+    return np.where(relevant > 0, 1 - missed.prod(axis=1), np.nan)
+
+
+def multi_text_to_audio(similarity: Array, relevance: Array) -> dict[str, Array]:
+    """Return AP of each query where several recordings fit it, float (queries,): `map10_multi`, `map16_multi`."""
+    check_finite(similarity)
+    ties, relevant = tie_groups(similarity, relevance, MULTI_DEPTH), relevance.sum(axis=1)
+    return {f"map{depth}_multi": average_precision(ties, relevant, depth) for depth in (DEPTH, MULTI_DEPTH)}
+
+
+def graded_scores(
+    similarity: Float[Array, "queries items"], relevance: Bool[Array, "queries items"]
+) -> dict[str, float]:
+    """Return `map10_multi` and `map16_multi`: mean average precision where several recordings fit a caption.
+
+    Captions that fit no recording are left out, as in the challenge of 2025; nothing where none fits any.
+    """
+    return means(multi_text_to_audio(similarity, relevance)) if relevance.any() else {}
+
+
+def audio_to_text(ties: Ties, captions: Int[Array, " recordings"]) -> dict[str, Array]:
+    """Return the scores of each recording as a query, float (recordings,): `a2t_map10`, `a2t_r1`, ...
+
+    Args:
+        ties: groups of captions, of which a recording's own are relevant, (recordings, at least 10).
+        captions: how many captions a recording has; not a number comes of none.
+    """
+    found = {"a2t_map10": average_precision(ties, captions, DEPTH)}
+    return found | {f"a2t_r{k}": any_recall(ties, captions, k) for k in CUTS}
+
+
+def audio_to_text_scores(
+    similarity: Float[Array, "queries items"],
+    query_recording: Int[Array, " queries"],
+    item_recording: Int[Array, " items"],
+) -> dict[str, float]:
+    """Return `a2t_map10`, `a2t_r1`, `a2t_r5`, `a2t_r10` of finding captions by their recording, in [0, 1].
+
+    Args:
+        similarity: of captions and recordings, not transposed.
+        query_recording: the recording of each caption.
+        item_recording: the recording of each column.
+
+    R@k asks whether one of a recording's captions is among the first k; AP@10 is over the number of all its captions
+    (Clotho: 5). Recordings without captions are left out.
+    """
+    check_finite(similarity)
+    own = query_recording[None, :] == item_recording[:, None]
+    return means(audio_to_text(tie_groups(similarity.T, own, DEPTH), own.sum(axis=1)))
+
+
+def bootstrap(
+    values: Float[Array, "*seeds queries"], cluster: Int[Array, " queries"], samples: int = 2000, seed: int = 0
+) -> tuple[float, float, float]:
+    """Return the mean of scores with its 95 % bootstrap interval: mean, lower and upper end.
+
+    Args:
+        values: a score of each query; or of each training seed and query.
+        cluster: what belongs together: the recording of each query.
+        samples: how often to resample.
+        seed: seed of the resampling; equal seeds give equal intervals.
+
+    Each sample takes recordings with replacement, each with all of its captions, and training seeds with replacement.
+    With one seed the interval says nothing of training's noise; with two or three it says too little. Queries without
+    a score (not a number) are left out.
+
+    Source: Efron and Tibshirani 1993, section 13.3 (percentile interval); clusters: Davison and Hinkley 1997, 3.8.
+    """
+    rows = np.atleast_2d(np.asarray(values, np.float64))
+    scored = np.isfinite(rows)
+    _, member = np.unique(cluster, return_inverse=True)
+    number = int(member.max()) + 1
+    sums = np.stack([np.bincount(member, row, number) for row in np.where(scored, rows, 0)])
+    sizes = np.stack([np.bincount(member, row, number) for row in scored.astype(np.float64)])
+    random, resampled = np.random.default_rng(seed), np.empty(samples)
+    for sample in range(samples):
+        times = np.bincount(random.integers(number, size=number), minlength=number)
+        seeds = random.integers(len(rows), size=len(rows))
+        total = sizes[seeds] @ times
+        resampled[sample] = np.mean(np.divide(sums[seeds] @ times, total, out=np.zeros(len(rows)), where=total > 0))
+    low, high = np.percentile(resampled, [2.5, 97.5])
+    return float((sums.sum(axis=1) / sizes.sum(axis=1)).mean()), float(low), float(high)
+
+
+def paired_bootstrap(
+    a: Float[Array, "*seeds queries"],
+    b: Float[Array, "*seeds queries"],
+    cluster: Int[Array, " queries"],
+    samples: int = 2000,
+    seed: int = 0,
+) -> tuple[float, float, float]:
+    """Return by how much the mean of `a` exceeds that of `b`, with a 95 % interval: the same queries, both drawn alike.
+
+    Args:
+        a: a score of each query, or of each training seed and query.
+        b: the same of another system; k-th seed beside k-th seed.
+        cluster: the recording of each query.
+        samples: how often to resample.
+        seed: seed of the resampling.
+
+    Raises:
+        ValueError: where the two are not of the same queries and seeds.
+    """
+    if np.shape(a) != np.shape(b):
+        raise ValueError(f"scores {np.shape(a)} and {np.shape(b)} are not of the same queries and seeds")
+    return bootstrap(np.asarray(a, np.float64) - b, cluster, samples, seed)

@@ -1,0 +1,224 @@
+"""Nearest vectors: FAISS indexes of unit vectors, chosen by size, tuned by their recall with queries of words.
+
+FAISS proposes and the vectors themselves decide: what an approximate index finds is ranked again by exact scores, so
+that it can miss a vector, and never misplaces one. An evaluation never comes here: it multiplies matrices.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from jaxtyping import Float32, Int64
+
+from retable.platform.errors import UserError, disk_errors
+
+Kind = Literal["flat", "sq8", "hnsw", "ivf"]
+Vectors = Sequence[Float32[np.ndarray, "rows dimension"]]
+"""Unit vectors in blocks, as they lie in files; a vector's number counts through all of them."""
+Found = tuple[Float32[np.ndarray, "queries count"], Int64[np.ndarray, "queries count"]]
+"""Scores, falling, and the vectors' numbers; where there are fewer: -inf and -1."""
+
+FLAT, SQ8 = 200_000, 1_000_000
+"""Up to so many vectors an index is exact, or holds them in a byte a number; beyond, it is divided into lists."""
+LINKS, CONSTRUCTION = 32, 80
+"""HNSW: neighbours of a vector, and candidates looked at when it is put in."""
+TRAINING = 64
+"""Vectors for each list that an IVF index learns its centres from."""
+WANTED, COUNT = 0.95, 10
+"""The recall at so many that an approximate index is tuned to."""
+SPARE = 4
+"""An approximate index is asked for so many times as many as are wanted."""
+
+
+def choose(rows: int) -> Kind:
+    """Return the kind of index for so many vectors."""
+    return "flat" if rows <= FLAT else "sq8" if rows <= SQ8 else "ivf"
+
+
+def build(kind: Kind, vectors: Vectors, dimension: int) -> Any:
+    """Return a FAISS index of all vectors, for inner products.
+
+    It lies in memory whole, as all of FAISS does; the vectors pass through block by block. HNSW's links depend on the
+    order in which threads meet; the other kinds are the same every time.
+    """
+    import faiss
+
+    rows = sum(map(len, vectors))
+    metric = faiss.METRIC_INNER_PRODUCT
+    index: Any
+    if kind == "flat" or not rows:
+        index = faiss.IndexFlatIP(dimension)
+    elif kind == "sq8":
+        index = faiss.IndexScalarQuantizer(dimension, faiss.ScalarQuantizer.QT_8bit, metric)
+    elif kind == "hnsw":
+        index = faiss.IndexHNSWFlat(dimension, LINKS, metric)
+        index.hnsw.efConstruction = CONSTRUCTION
+    else:
+        lists = max(1, min(int(4 * math.sqrt(rows)), rows // 39 or 1))  # FAISS wants 39 vectors a list
+        centres = faiss.IndexFlatIP(dimension)
+        index = faiss.IndexIVFScalarQuantizer(centres, dimension, lists, faiss.ScalarQuantizer.QT_8bit, metric)
+    if not index.is_trained:
+        index.train(_sample(vectors, TRAINING * getattr(index, "nlist", 1000)))
+    for block in vectors:
+        index.add(np.ascontiguousarray(block))
+    return index
+
+
+def _sample(vectors: Vectors, wanted: int) -> Float32[np.ndarray, "sample dimension"]:
+    """Return evenly spread vectors."""
+    rows = sum(map(len, vectors))
+    return _gather(vectors, np.unique(np.linspace(0, rows - 1, min(rows, wanted)).astype(np.int64)))
+
+
+def _gather(vectors: Vectors, numbers: Int64[np.ndarray, " count"]) -> Float32[np.ndarray, "count dimension"]:
+    """Return the vectors of some numbers."""
+    ends = np.cumsum([len(block) for block in vectors])
+    blocks = np.searchsorted(ends, numbers, side="right")
+    found = np.empty((len(numbers), vectors[0].shape[1]), np.float32)
+    for block in np.unique(blocks):
+        here = blocks == block
+        found[here] = vectors[block][numbers[here] - (ends[block] - len(vectors[block]))]
+    return found
+
+
+def exact(vectors: Vectors, queries: Float32[np.ndarray, "queries dimension"], count: int) -> Found:
+    """Return the nearest vectors of each query by comparing with all of them, block by block; ties by number."""
+    scores = np.full((len(queries), 0), -np.inf, np.float32)
+    numbers = np.full((len(queries), 0), -1, np.int64)
+    start = 0
+    for block in vectors:
+        here = np.broadcast_to(np.arange(start, start + len(block)), (len(queries), len(block)))
+        scores, numbers = _best(np.hstack([scores, queries @ block.T]), np.hstack([numbers, here]), count)
+        start += len(block)
+    return _padded(scores, numbers, count)
+
+
+def nearest(
+    index: Any, vectors: Vectors, queries: Float32[np.ndarray, "queries dimension"], count: int, effort: int
+) -> Found:
+    """Return what an index holds nearest to each query, ranked by exact scores; ties by number.
+
+    Args:
+        index: of `build`.
+        vectors: what it was built of.
+        queries: unit vectors.
+        count: how many are wanted.
+        effort: of `tune`: lists looked into (IVF), or candidates kept (HNSW).
+    """
+    rows = int(index.ntotal)
+    if not rows:
+        return _padded(np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64), count)
+    spare = min(rows, count if _is_flat(index) else SPARE * count)
+    _set_effort(index, max(effort, spare if hasattr(index, "hnsw") else 1))
+    _, numbers = index.search(np.ascontiguousarray(queries), spare)
+    there = numbers >= 0
+    scores = np.full(numbers.shape, -np.inf, np.float32)
+    owner = np.nonzero(there)[0]
+    scores[there] = np.einsum("nd,nd->n", _gather(vectors, numbers[there]), queries[owner])
+    return _padded(*_best(scores, numbers, count), count)
+
+
+def _best(scores: Any, numbers: Any, count: int) -> tuple[Any, Any]:
+    """Return the best columns of each row, best first; equal scores in order of their numbers."""
+    if scores.shape[1] > 8 * count:  # a partial sort first; what equals the last place is kept
+        place = np.partition(scores, -count, axis=1)[:, -count]
+        most = int((scores >= place[:, None]).sum(1).max())
+        columns = np.argpartition(scores, -most, axis=1)[:, -most:]
+        scores, numbers = np.take_along_axis(scores, columns, 1), np.take_along_axis(numbers, columns, 1)
+    order = np.lexsort((numbers, -scores), axis=1)[:, :count]
+    return np.take_along_axis(scores, order, 1), np.take_along_axis(numbers, order, 1)
+
+
+def _padded(scores: Any, numbers: Any, count: int) -> Found:
+    lacking = ((0, 0), (0, count - scores.shape[1]))
+    return np.pad(scores, lacking, constant_values=-np.inf), np.pad(numbers, lacking, constant_values=-1)
+
+
+def _is_flat(index: Any) -> bool:
+    import faiss
+
+    return isinstance(index, faiss.IndexFlat)
+
+
+def _set_effort(index: Any, effort: int) -> None:
+    if hasattr(index, "nprobe"):
+        index.nprobe = effort
+    if hasattr(index, "hnsw"):
+        index.hnsw.efSearch = effort
+
+
+def recall(
+    index: Any, vectors: Vectors, queries: Float32[np.ndarray, "queries dimension"], truth: Found, effort: int
+) -> float:
+    """Return which share of the truly nearest an index finds; one that is as near as the last of them counts.
+
+    Args:
+        index: of `build`.
+        vectors: what it was built of.
+        queries: unit vectors of words: those of sounds lie where the vectors do, and flatter an index.
+        truth: of `exact`, for the same queries.
+        effort: see `nearest`.
+    """
+    best = truth[0]
+    scores, _ = nearest(index, vectors, queries, best.shape[1], effort)
+    there = np.isfinite(best)
+    last = np.where(there, best, np.inf).min(1, keepdims=True)
+    hits = (np.isfinite(scores) & (scores >= last - 1e-5)).sum()
+    return float(min(hits, there.sum()) / max(there.sum(), 1))
+
+
+def tune(index: Any, vectors: Vectors, queries: Float32[np.ndarray, "queries dimension"]) -> tuple[int, float]:
+    """Return the least effort, doubled from 8 on, with which an index finds 95 % of the nearest 10, and its recall.
+
+    Flat and SQ8 take none: 0. Where no effort suffices, the greatest counts, and its recall says so.
+    """
+    truth = exact(vectors, queries, min(COUNT, max(int(index.ntotal), 1)))
+    most = int(getattr(index, "nlist", 0)) or (1024 if hasattr(index, "hnsw") else 0)
+    effort = min(8, most)
+    found = recall(index, vectors, queries, truth, effort)
+    while found < WANTED and effort < most:
+        effort = min(2 * effort, most)
+        found = recall(index, vectors, queries, truth, effort)
+    return effort, found
+
+
+def write(index: Any, path: Path) -> int:
+    """Write an index at once, and return its size in bytes."""
+    import faiss
+
+    writing = path.parent / f".writing-{path.name}"
+    try:
+        faiss.write_index(index, str(writing))
+    except RuntimeError as error:
+        raise UserError(f"{path}: cannot be written; free some space or choose another --out") from error
+    with disk_errors(str(path)):
+        writing.replace(path)
+    return path.stat().st_size
+
+
+def read(path: Path, size: int, rows: int, dimension: int) -> Any:
+    """Read an index that `write` wrote.
+
+    FAISS' format holds numbers and no code, but its reader trusts them: a file that was made to harm may. So a file
+    whose size is not what was written is not opened, one that holds other vectors than those beside it is refused, and
+    of a stranger's index `index.faiss` should be removed: `retable audio index` builds it again from the vectors.
+
+    Raises:
+        UserError: where the file is missing, or is not the one that was written.
+    """
+    import faiss
+
+    again = f"remove {path} and run `retable audio index` again"
+    if not path.is_file() or path.stat().st_size != size:
+        raise UserError(f"{path}: missing, or not what was written; {again}")
+    try:
+        index: Any = faiss.read_index(str(path))
+    except RuntimeError as error:
+        raise UserError(f"{path}: FAISS cannot read it; {again}") from error
+    if (index.ntotal, index.d) != (rows, dimension):
+        raise UserError(f"{path}: holds {index.ntotal} vectors of {index.d}, not {rows} of {dimension}; {again}")
+    return index

@@ -1,0 +1,232 @@
+"""How a trained run is read: captions of a split against its recordings, and the scores of these similarities.
+
+A shard is a block of captions against all recordings of the split, so predictions of any size are made, joined and
+scored in bounded memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from retable.platform.errors import UserError
+from retable.platform.task import Source
+from retable.tasks.audio import metrics
+from retable.tasks.audio.config import Config, View
+from retable.tasks.audio.data import RATE, queries
+from retable.tasks.audio.generate import relevant
+from retable.tasks.audio.recordings import AudioShards, Recording, read_recordings
+
+if TYPE_CHECKING:
+    from retable.tasks.audio.model import DualEncoder
+
+Array = npt.NDArray[Any]
+Summaries = Mapping[str, Mapping[str, Array]]
+
+BLOCK = 1024
+"""Captions of a shard."""
+TEXTS = 128
+"""Captions that are embedded at once."""
+SECONDS = 320
+"""Of sound that is held at once, its padding included; more where a single recording is longer."""
+EMBEDDED: dict[tuple[str, ...], Array] = {}
+"""The last split's recordings as embedded by one model: the next shard of the same split needs them again."""
+FITTING: dict[tuple[str, ...], Array | None] = {}
+"""Which recordings the last split's captions fit: all models need that again."""
+
+
+def shards(config: Config, view: View, source: Source) -> Sequence[str]:
+    """Return the names `<split>/<number>` of a split's blocks of captions.
+
+    Raises:
+        UserError: where the data set has no captions of that split.
+    """
+    captions = int(source.info["captions"].get(view.split, 0))
+    if not captions:
+        raise UserError(f"{source.folder}: no captions of the {view.split} split; choose another `split`")
+    return [f"{view.split}/{number:05d}" for number in range(-(-captions // BLOCK))]
+
+
+def split_recordings(source: Source, split: str) -> list[Recording]:
+    """Return the recordings of a split in order: the columns of a similarity matrix."""
+    return [recording for recording in read_recordings(source.folder) if recording.split == split]
+
+
+def block(shard: str) -> slice:
+    """Return which captions of the split a shard holds."""
+    number = int(shard.rpartition("/")[2])
+    return slice(number * BLOCK, (number + 1) * BLOCK)
+
+
+def load(config: Config, weights: Mapping[str, Tensor]) -> DualEncoder:
+    """Return a trained model in evaluation mode, on a GPU where there is one. Nothing is downloaded."""
+    from retable.tasks.audio.model import load as rebuild
+
+    return rebuild(config, weights).eval().to("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def predict(config: Config, view: View, weights: Mapping[str, Tensor], source: Source, shard: str) -> dict[str, Array]:
+    """Return `similarity`, the cosines of a block's captions and the split's recordings: float32 (queries, recordings).
+
+    All of a recording is heard, in float32 arithmetic whatever a run was trained in; repeated shards of a split embed
+    its recordings once.
+    """
+    from retable.tasks.audio.embedder import weights_fingerprint
+
+    model, recordings = load(config, weights), split_recordings(source, view.split)
+    key = (weights_fingerprint(config, weights), *name_of(source, view.split))
+    if key not in EMBEDDED:
+        EMBEDDED.clear()
+        EMBEDDED[key] = embed_audio(model, sounds(source, recordings), source.info["features"])
+    captions = [caption for caption, _ in queries(recordings, view.split)[block(shard)]]
+    similarity: Array = embed_text(model, captions) @ EMBEDDED[key].T
+    return {"similarity": similarity}
+
+
+def name_of(source: Source, split: str) -> tuple[str, ...]:
+    """Return what tells a split of a data set from any other."""
+    return str(source.folder), source.info["digest"], source.info["features"], split
+
+
+def sounds(source: Source, recordings: Iterable[Recording]) -> Iterator[Array]:
+    """Yield what each recording is kept as: its waveform (samples,) or log-mel (frames, 128), float32."""
+    kept = AudioShards(source.folder, source.info)
+    read = kept.mel if source.info["features"] == "mel" else kept.waveform
+    return (read(recording.recording) for recording in recordings)
+
+
+def device_of(model: DualEncoder) -> torch.device:
+    """Return where a model computes; a model without parameters computes on the CPU."""
+    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+
+
+@torch.inference_mode()
+def embed_audio(model: DualEncoder, recordings: Iterable[Array], features: str = "waveform") -> Array:
+    """Return the L2-normalised vectors of recordings, float32 (recordings, projection); a few are held at a time.
+
+    Args:
+        model: in evaluation mode.
+        recordings: float32 each, (samples,) or, with features "mel", (frames, 128).
+        features: "waveform" or "mel".
+    """
+    device, found = device_of(model), []
+    for some in batches(recordings, SECONDS * RATE[features]):
+        lengths = torch.tensor([len(sound) for sound in some])
+        audio = torch.zeros(len(some), int(lengths.max()), *some[0].shape[1:])
+        for row, sound in zip(audio, some, strict=True):
+            row[: len(sound)] = torch.tensor(sound)
+        found.append(model.embed_audio(audio.to(device), lengths.to(device), features).float().cpu().numpy())
+    return np.concatenate(found)
+
+
+def batches(recordings: Iterable[Array], size: int) -> Iterator[list[Array]]:
+    """Yield runs of recordings that have, padded to their longest, at most `size` samples or frames; at least one."""
+    batch: list[Array] = []
+    longest = 0
+    for sound in recordings:
+        longest = max(longest, len(sound))
+        if batch and longest * (len(batch) + 1) > size:
+            yield batch
+            batch, longest = [], len(sound)
+        batch.append(sound)
+    if batch:
+        yield batch
+
+
+@torch.inference_mode()
+def embed_text(model: DualEncoder, captions: Sequence[str]) -> Array:
+    """Return the L2-normalised vectors of captions, float32 (captions, projection)."""
+    starts = range(0, len(captions), TEXTS)
+    return np.concatenate([model.embed_text(captions[start : start + TEXTS]).float().cpu().numpy() for start in starts])
+
+
+def summarise(
+    config: Config, view: View, predictions: Mapping[str, Array], source: Source, shard: str
+) -> dict[str, Array]:
+    """Return what a block's scores are computed from.
+
+    Returns:
+        `recording` int64 (queries,), of each caption; `better` and `tied` int64 (queries,), see `metrics.ranks`. For
+        audio to text: `item_recording` int64 (recordings,), `item_captions` int64 (recordings,), how many of the
+        block's captions are a recording's own, and its best-placed captions as `a2t_value`, `a2t_count` and
+        `a2t_relevant` (recordings, 10), see `metrics.Ties`. Where it is known which recordings fit a caption:
+        `map10_multi` and `map16_multi`, float64 (queries,).
+    """
+    similarity, recordings = predictions["similarity"], split_recordings(source, view.split)
+    items = np.array([recording.recording for recording in recordings])
+    own = np.array([number for _, number in queries(recordings, view.split)[block(shard)]])
+    better, tied = metrics.ranks(similarity, metrics.columns_of(own, items))
+    match = own[None, :] == items[:, None]
+    ties = metrics.tie_groups(similarity.T, match, metrics.DEPTH)
+    summary = {
+        "recording": own,
+        "better": better,
+        "tied": tied,
+        "item_recording": items,
+        "item_captions": match.sum(axis=1),
+        "a2t_value": ties.value,
+        "a2t_count": ties.count,
+        "a2t_relevant": ties.relevant,
+    }
+    relevance = fitting(source, view.split)
+    return summary if relevance is None else summary | metrics.multi_text_to_audio(similarity, relevance[block(shard)])
+
+
+def fitting(source: Source, split: str) -> Array | None:
+    """Return which recordings each caption of a split fits, bool (captions, recordings); None where nobody knows."""
+    key = name_of(source, split)
+    if key not in FITTING:
+        FITTING.clear()
+        FITTING[key] = relevant(source, split)
+    return FITTING[key]
+
+
+def per_query(summaries: Summaries) -> dict[str, Array]:
+    """Return the scores of every caption of a view, and `recording`, what they are clustered by: each (queries,).
+
+    The scores are `map10`, `r1`, `r5`, `r10`, and, of data that know which recordings fit a caption, `map10_multi` and
+    `map16_multi`, not a number for captions that fit none. `metrics.paired_bootstrap` compares those of two runs.
+    """
+    ordered = [summaries[shard] for shard in sorted(summaries)]
+    names = ("recording", "better", "tied", "map10_multi", "map16_multi")
+    joined = {name: np.concatenate([part[name] for part in ordered]) for name in names if name in ordered[0]}
+    return joined | metrics.text_to_audio(joined.pop("better"), joined.pop("tied"))
+
+
+def per_recording(summaries: Summaries) -> dict[str, Array]:
+    """Return the scores of every recording as a query, and `recording`: each (recordings,).
+
+    See `metrics.audio_to_text`; not a number for recordings without captions.
+    """
+    parts = list(summaries.values())
+    ties = metrics.merge([metrics.Ties(part["a2t_value"], part["a2t_count"], part["a2t_relevant"]) for part in parts])
+    captions: Array = np.sum([part["item_captions"] for part in parts], axis=0)
+    return metrics.audio_to_text(ties, captions) | {"recording": parts[0]["item_recording"]}
+
+
+def evaluate(config: Config, view: View, summaries: Summaries, source: Source) -> dict[str, float]:
+    """Return the scores of a view, in [0, 1].
+
+    Returns:
+        `map10`, `r1`, `r5`, `r10` of finding recordings by captions; `a2t_map10`, `a2t_r1`, `a2t_r5`, `a2t_r10` of
+        finding captions by recordings; of generated data `map10_multi` and `map16_multi`, where every recording
+        counts that a caption fits.
+    """
+    scores = per_query(summaries) | per_recording(summaries)
+    del scores["recording"]
+    return metrics.means({name: values for name, values in scores.items() if np.isfinite(values).any()})
+
+
+def view_cost(config: Config, view: View) -> float:
+    """Return seconds of one CPU core that a view's predictions take, roughly: a third of training on as many clips.
+
+    A test set has about a fifteenth as many recordings as Clotho's training set has captions.
+    """
+    from retable.tasks.audio.learner import CHALLENGE, ITEMS, clip_cost
+
+    return 5 + ITEMS.get(config.data, CHALLENGE)["clotho"] / 15 * clip_cost(config) / 3

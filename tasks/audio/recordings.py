@@ -1,0 +1,386 @@
+"""A data set in the storage: a table of recordings with their captions, and their sound in Parquet shards."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import multiprocessing
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+from jaxtyping import Float16, Float32, Int16
+
+from retable.platform.errors import UserError, disk_errors
+from retable.platform.storage import Storage
+from retable.tasks.audio.config import SAMPLE_RATE
+
+Array = npt.NDArray[Any]
+Waveform = Float32[np.ndarray, " samples"]
+
+Kind = Literal["generated", "dcase2023", "own"]
+Features = Literal["waveform", "mel"]
+
+SPLITS = ("training", "validation", "test")
+TABLE = "recordings.parquet"
+LEFT_OUT = "left_out.json"
+"""A line for each recording that could not be decoded."""
+SHARD = 64 << 20
+"""Bytes of sound in a shard, about."""
+GROUP = 1 << 20
+"""Bytes of sound that are read at once to get at one recording, about."""
+FRAME = 320
+"""Samples from one frame of the mel spectrogram to the next."""
+BANDS = 128
+SECOND = {"waveform": 2 * SAMPLE_RATE, "mel": 2 * BANDS * SAMPLE_RATE // FRAME}
+"""Bytes of a second of sound in memory."""
+OPEN = 16
+"""Shards whose tables of contents are kept."""
+RECORDING = pa.schema(
+    [
+        ("recording", pa.int64()),
+        ("file", pa.string()),
+        ("corpus", pa.string()),
+        ("split", pa.string()),
+        ("source", pa.string()),
+        ("seconds", pa.float64()),
+        ("captions", pa.list_(pa.string())),
+        ("keywords", pa.string()),
+        ("leak", pa.bool_()),
+        ("rewrites", pa.list_(pa.list_(pa.string()))),
+        ("facts", pa.string()),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Recording:
+    """One audio file with its captions."""
+
+    recording: int
+    """Its number in the data set, from 0 on."""
+    file: str
+    """Its name in the original data."""
+    corpus: str
+    split: str
+    """training, validation or test."""
+    source: str
+    """Where the sound comes from, such as `freesound:12345`; "" where unknown. Equal ones are the same sound."""
+    seconds: float
+    captions: tuple[str, ...]
+    keywords: str = ""
+    """Separated by ';'."""
+    leak: bool = False
+    """Whether it is a training recording that is also in the validation or test set."""
+    rewrites: tuple[tuple[str, ...], ...] = ()
+    """Rewritten forms of each caption; empty where there are none."""
+    facts: str = ""
+    """JSON: what a generated recording truly holds."""
+
+
+Item = tuple[Recording, Callable[[], Waveform]]
+"""A recording and what decodes it. The decoder raises UserError where the file is broken."""
+
+
+def read_recordings(folder: Storage) -> list[Recording]:
+    """Return a data set's recordings in order.
+
+    Raises:
+        UserError: where the table is missing or broken.
+    """
+    try:
+        with disk_errors(f"{folder}/{TABLE}"):
+            table = pq.read_table(f"{folder.root}/{TABLE}", filesystem=folder.filesystem, schema=RECORDING)
+    except (FileNotFoundError, pa.ArrowException) as error:
+        raise UserError(f"{folder}/{TABLE}: missing or broken; make or import the data set again") from error
+    return [
+        Recording(**{**row, "captions": tuple(row["captions"]), "rewrites": tuple(map(tuple, row["rewrites"]))})
+        for row in table.to_pylist()
+    ]
+
+
+def write_recordings(folder: Storage, recordings: Sequence[Recording]) -> None:
+    """Write the table of recordings."""
+    table = pa.table({name: [getattr(each, name) for each in recordings] for name in RECORDING.names}, RECORDING)
+    folder.write(TABLE, _parquet(table, len(recordings)))
+
+
+def encode(waveform: Waveform) -> Int16[np.ndarray, " samples"]:
+    """Return samples as 16-bit integers, little-endian: a file of 16 bits comes back exactly."""
+    return np.clip(np.rint(waveform * 32768.0), -32768, 32767).astype("<i2")
+
+
+def write_dataset(
+    folder: Storage,
+    name: str,
+    kind: Kind,
+    features: Features,
+    items: Iterable[Item],
+    show: Callable[[int, int], None] = lambda done, total: None,
+    workers: int = 1,
+) -> dict[str, Any]:
+    """Write a data set whose leaks are known, and return what `dataset.json` holds; see `write_shards`."""
+    written = write_shards(folder, features, items, show, workers)
+    return finish(folder, name, kind, features, written)
+
+
+@dataclass(frozen=True)
+class Written:
+    """What lies in the shards of a data set."""
+
+    recordings: list[Recording]
+    shards: dict[str, list[str]]
+    """Split -> names of files."""
+    starts: dict[str, int]
+    """Name of a file -> number of its first recording; the others follow."""
+    left_out: list[str]
+    """A line for each recording that could not be decoded."""
+    places: list[int]
+    """Each recording's place among the items."""
+
+
+def write_shards(
+    folder: Storage,
+    features: Features,
+    items: Iterable[Item],
+    show: Callable[[int, int], None] = lambda done, total: None,
+    workers: int = 1,
+) -> Written:
+    """Write the sound of a data set, shard by shard.
+
+    A recording that cannot be decoded is left out; those after it move up. Else the numbers of the recordings are
+    their places among the items. A shard that an interrupted call wrote is not written again. One shard's sound is in
+    memory at a time.
+
+    Args:
+        folder: of the data set.
+        features: whether waveforms are kept or their mel spectrograms, which take 2.5 times less and need no
+            transform in training, but allow no shift of the mel bands.
+        items: the recordings, those of a split together.
+        show: called with the recordings done and in all.
+        workers: processes that decode; with more than one, decoders must be picklable.
+    """
+    everything = list(items)
+    folder.remove("dataset.json")
+    written = Written([], {split: [] for split in SPLITS}, {}, [], [])
+    done = 0
+    for plan in _plans(everything):
+        split = plan[0][0].split
+        file = f"{split}-{len(written.shards[split]):05d}.parquet"
+        recordings, broken = _write_shard(folder, f"audio/{file}", features, plan, len(written.recordings), workers)
+        if recordings:
+            written.shards[split].append(file)
+            written.starts[file] = len(written.recordings)
+        written.recordings.extend(recordings)
+        written.left_out.extend(broken.values())
+        written.places.extend(done + place for place in range(len(plan)) if str(place) not in broken)
+        done += len(plan)
+        show(done, len(everything))
+    for old in set(folder.list("audio")) - {*written.starts}:
+        folder.remove(f"audio/{old}")
+    return written
+
+
+def finish(folder: Storage, name: str, kind: Kind, features: Features, written: Written) -> dict[str, Any]:
+    """Write the table of recordings and `dataset.json`, and return what that holds."""
+    recordings = written.recordings
+    write_recordings(folder, recordings)
+    folder.write_json(LEFT_OUT, written.left_out)
+    info = {
+        "name": name,
+        "kind": kind,
+        "features": features,
+        "rows": {split: sum(each.split == split for each in recordings) for split in SPLITS},
+        "captions": {split: sum(len(each.captions) for each in recordings if each.split == split) for split in SPLITS},
+        "corpora": dict(sorted(Counter(each.corpus for each in recordings).items())),
+        "seconds": sum(each.seconds for each in recordings),
+        "bytes": round(sum(each.seconds for each in recordings if each.split != "test") * SECOND[features]),
+        "leaks": sum(each.leak for each in recordings),
+        "shards": written.shards,
+        "starts": written.starts,
+        "left_out": len(written.left_out),
+        "digest": digest(recordings),
+    }
+    folder.write_json("dataset.json", info)
+    return info
+
+
+def digest(recordings: Sequence[Recording]) -> str:
+    """Return the SHA-256 of what is known of recordings, their sound apart."""
+    lines = (json.dumps(asdict(each), sort_keys=True) for each in recordings)
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _plans(items: Sequence[Item]) -> Iterator[list[Item]]:
+    """Yield the items of each shard: a run of one split that is full by the lengths its recordings claim."""
+    plan: list[Item] = []
+    filled = 0.0
+    for recording, decode in items:
+        size = 2 * SAMPLE_RATE * recording.seconds
+        if plan and (recording.split != plan[0][0].split or filled + size > SHARD):
+            yield plan
+            plan, filled = [], 0.0
+        plan.append((recording, decode))
+        filled += size
+    if plan:
+        yield plan
+
+
+def _write_shard(
+    folder: Storage, path: str, features: Features, plan: Sequence[Item], first: int, workers: int
+) -> tuple[list[Recording], dict[str, str]]:
+    """Write one shard unless it is there; return its recordings, and a line for each place that is left out."""
+    wanted = digest([recording for recording, _ in plan]) + f" {features} {first}"
+    said = _said(folder, path)
+    if said.get("plan") != wanted:
+        said = {"plan": wanted, "seconds": [], "broken": {}}
+        sounds = []
+        for place, waveform in enumerate(_decoded([decode for _, decode in plan], workers)):
+            if isinstance(waveform, UserError):
+                said["broken"][str(place)] = str(waveform)
+                continue
+            said["seconds"].append(len(waveform) / SAMPLE_RATE)
+            sounds.append((encode(waveform) if features == "waveform" else _mel(waveform)).tobytes())
+        if sounds:
+            numbers = np.arange(first, first + len(sounds))
+            table = pa.table({"recording": numbers, "audio": pa.array(sounds, pa.binary())})
+            table = table.replace_schema_metadata({"shard": json.dumps(said)})
+            rows = max(1, GROUP * len(sounds) // max(sum(map(len, sounds)), 1))
+            folder.write(path, _parquet(table, rows))
+    left = [recording for place, (recording, _) in enumerate(plan) if str(place) not in said["broken"]]
+    numbered = zip(left, said["seconds"], strict=True)
+    kept = [replace(each, recording=first + n, seconds=seconds) for n, (each, seconds) in enumerate(numbered)]
+    return kept, said["broken"]
+
+
+def _decoded(decoders: Sequence[Callable[[], Waveform]], workers: int) -> Iterator[Waveform | UserError]:
+    """Yield what decoders return, or raise, in order."""
+    if workers == 1:
+        yield from map(_attempt, decoders)
+        return
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+        yield from pool.map(_attempt, decoders, chunksize=4)
+
+
+def _attempt(decode: Callable[[], Waveform]) -> Waveform | UserError:
+    try:
+        return decode()
+    except UserError as error:
+        return error
+
+
+def _said(folder: Storage, path: str) -> dict[str, Any]:
+    """Return what a shard says of itself; nothing where it is missing or broken."""
+    try:
+        schema = pq.read_schema(f"{folder.root}/{path}", filesystem=folder.filesystem)
+        said: dict[str, Any] = json.loads(schema.metadata[b"shard"])
+    except (OSError, pa.ArrowException, KeyError, TypeError, ValueError):
+        return {}
+    return said
+
+
+def _mel(waveform: Waveform) -> Float16[np.ndarray, "frames 128"]:
+    import torch
+
+    with torch.no_grad():
+        mel: Array = _mel_module()(torch.from_numpy(waveform)[None])[0].T.numpy()
+    return mel.astype("<f2")
+
+
+@lru_cache(maxsize=1)
+def _mel_module() -> Any:
+    from retable.tasks.audio.mel import Mel
+
+    return Mel().eval()
+
+
+def _parquet(table: pa.Table, rows: int) -> bytes:
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, row_group_size=max(rows, 1), compression="zstd", use_dictionary=False)
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+class AudioShards:
+    """The sound of a data set, by the recordings' numbers; a recording costs the reading of about 1 MB."""
+
+    def __init__(self, folder: Storage, info: Mapping[str, Any]) -> None:
+        """Take a data set's folder and its `dataset.json`."""
+        self._folder = folder
+        self._type = "<i2" if info["features"] == "waveform" else "<f2"
+        self._files = sorted(info["starts"], key=info["starts"].__getitem__)
+        self._starts = np.array([info["starts"][file] for file in self._files])
+        self._open: OrderedDict[str, tuple[pq.ParquetFile, Array]] = OrderedDict()
+
+    def waveform(self, recording: int) -> Waveform:
+        """Return a recording's waveform at 32 kHz, in [-1, 1].
+
+        Raises:
+            UserError: where the shard is missing or broken.
+        """
+        if self._type != "<i2":
+            raise ValueError("this data set keeps mel spectrograms, no waveforms")
+        return self.stored(recording).astype(np.float32) / np.float32(32768)
+
+    def mel(self, recording: int) -> Float32[np.ndarray, "frames 128"]:
+        """Return a recording's log-mel spectrogram, not normalised, 100 frames a second.
+
+        Raises:
+            UserError: where the shard is missing or broken.
+        """
+        if self._type == "<i2":
+            return _mel(self.waveform(recording)).astype(np.float32)
+        return self.stored(recording).astype(np.float32).reshape(-1, BANDS)
+
+    def stored(self, recording: int) -> Array:
+        """Return a recording's values as they are stored, int16 samples or float16 mel, one-dimensional and read-only.
+
+        Raises:
+            UserError: where the shard is missing or broken.
+        """
+        name = self._files[int(np.searchsorted(self._starts, recording, "right")) - 1]
+        row = recording - int(self._starts[self._files.index(name)])
+        with self._reading(name):
+            file, ends = self._opened(name)
+            group = int(np.searchsorted(ends, row, "right"))
+            table = file.read_row_group(group)
+            row -= int(ends[group - 1]) if group else 0
+            if table["recording"][row].as_py() != recording:
+                raise IndexError(recording)
+            return np.frombuffer(table["audio"][row].as_buffer(), self._type)
+
+    def all_of(self, name: str) -> tuple[list[int], list[Array]]:
+        """Return the numbers of a shard's recordings and what is stored of each; see `stored`.
+
+        Raises:
+            UserError: where the shard is missing or broken.
+        """
+        with self._reading(name):
+            table = self._opened(name)[0].read()
+            return table["recording"].to_pylist(), [np.frombuffer(x.as_buffer(), self._type) for x in table["audio"]]
+
+    @contextmanager
+    def _reading(self, name: str) -> Iterator[None]:
+        where = f"{self._folder}/audio/{name}"
+        try:
+            yield
+        except (OSError, pa.ArrowException, IndexError) as error:
+            raise UserError(f"{where}: missing, broken or of another set; make or import it again") from error
+
+    def _opened(self, name: str) -> tuple[pq.ParquetFile, Array]:
+        if name not in self._open:
+            file = pq.ParquetFile(f"{self._folder.root}/audio/{name}", filesystem=self._folder.filesystem)
+            groups = range(file.metadata.num_row_groups)
+            self._open[name] = file, np.cumsum([file.metadata.row_group(group).num_rows for group in groups])
+            if len(self._open) > OPEN:
+                self._open.popitem(last=False)
+        self._open.move_to_end(name)
+        return self._open[name]

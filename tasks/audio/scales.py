@@ -1,0 +1,176 @@
+"""The sizes at which the tables are run, and what each does to rows, encoders and data."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from retable.platform.launch import describe
+from retable.platform.table import Combined, Measurement, Row
+from retable.platform.task import Scale
+from retable.tasks.audio.claims import GUARDED, MEMBERS
+from retable.tasks.audio.tables import TEXT
+
+Changes = Mapping[str, object]
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """A reduced setting."""
+
+    overrides: Changes
+    """What every run changes."""
+    pre_training: Changes
+    fine_tuning: Changes
+    audio: Mapping[str, Changes]
+    """What a published audio encoder stands for; a choice without weights of its own stays as it is."""
+    text: Mapping[str, Changes]
+    """What a sentence encoder on the hub stands for; rows of one that is not named are not run."""
+    seeds: Sequence[int]
+    once: Sequence[str] = ()
+    """Labels of rows that are run with the first seed alone."""
+    why: str = ""
+    """Why rows are left out."""
+    left_out: Sequence[str] = ()
+    """Labels of further rows that are not run."""
+
+    def __call__(self, table: Any) -> Any:
+        """Return a table at this size. Combined rows join those members that are run."""
+        if not table.rows:  # what `train` and `sweep` start from
+            start = {"audio.weights": "passt-n", "text.name": TEXT["roberta-large"]}
+            return dataclasses.replace(table, overrides={**table.overrides, **self.shrink(start)})
+        rows = [self.row(row) if isinstance(row, Row) else row for row in table.rows]
+        present = {row.label for row in rows if isinstance(row, Row) and row.present and row.overrides is not None}
+        rows = [self.combined(row, present) if isinstance(row, Combined) else row for row in rows]
+        over = {axis: self.seeds[: len(values)] for axis, values in table.over.items()}  # seeds are the only axis
+        note = table.note if all(isinstance(row, Measurement) for row in rows) else f"{table.note} {self.note(rows)}"
+        return dataclasses.replace(table, rows=rows, over=over, note=note)
+
+    def row(self, row: Row) -> Row:
+        """Return a row with the encoders and training of this size; a published line stays as it is."""
+        if row.overrides is None:
+            return row
+        if row.overrides["text.name"] not in self.text or row.label in self.left_out:
+            return dataclasses.replace(row, present=False)
+        overrides = self.shrink(row.overrides)
+        if row.label in self.once:
+            overrides["seed"] = self.seeds[0]
+        return dataclasses.replace(row, overrides=overrides)
+
+    def shrink(self, overrides: Changes) -> dict[str, object]:
+        """Return overrides, and those of the run they start from, at this size."""
+        small = {path: value for path, value in overrides.items() if path != "text.name"}
+        small |= self.audio.get(str(overrides.get("audio.weights")), {"segment": self.audio["passt-n"]["segment"]})
+        small |= {**self.text[str(overrides["text.name"])], **self.overrides}
+        small |= self.fine_tuning if "init.overrides" in overrides else self.pre_training
+        if "init.overrides" in overrides:
+            ancestor = dict(overrides["init.overrides"])  # type: ignore[call-overload]
+            small["init.overrides"] = tuple(self.shrink(ancestor).items())
+        return small
+
+    def combined(self, row: Combined, present: set[str]) -> Combined:
+        """Return a combined row of those members that are run.
+
+        There have to be two, and so has the row's own point: what it has more or less than the ensemble.
+        """
+        members = tuple(label for label in row.of if label in present)
+        own = set(row.of) ^ set(MEMBERS)
+        return dataclasses.replace(row, of=members or row.of, present=len(members) > 1 and own <= present)
+
+    def note(self, rows: Sequence[Any]) -> str:
+        """Say what stands for what, and what is left out."""
+        stand_ins = {**self.audio, **self.text}
+        settings = "; ".join(f"{name}: {describe(changes)}" for name, changes in stand_ins.items())
+        stages = f"pre-training: {describe(self.pre_training)}; fine-tuning: {describe(self.fine_tuning)}"
+        once = [row.label for row in rows if row.label in self.once and row.present]
+        missing = [row.label for row in rows if not row.present]
+        note = f"Settings of this scale: {describe(self.overrides)}; {stages}. In place of {settings}."
+        note += f" With one seed: {'; '.join(once)}." if once else ""
+        return note + (f" Not at this scale, {self.why}: {'; '.join(missing)}." if missing else "")
+
+
+def passt(stride: int, frequency: int, time: int, segment: float, size: Changes) -> dict[str, object]:
+    """Return an untrained PaSST; its segment and the columns it leaves out are a tenth of the published one's."""
+    return {
+        "audio.weights": "random",
+        "audio.stride": stride,
+        "audio.patchout_frequency": frequency,
+        "audio.patchout_time": time,
+        "segment": segment,
+        **size,
+    }
+
+
+def passts(size: Changes) -> dict[str, Changes]:
+    """Return the three PaSSTs with random weights, for recordings of 3 s where the published ones hear 30."""
+    return {
+        "passt-n": passt(16, 2, 1, 1.0, size),
+        "passt-s": passt(10, 3, 5, 1.0, size),
+        "passt-s15": passt(10, 3, 8, 1.5, size),
+    }
+
+
+def untrained(family: str, width: int, depth: int) -> dict[str, object]:
+    """Return a sentence encoder with random weights."""
+    return {
+        "text": "untrained",
+        "text.family": family,
+        "text.width": width,
+        "text.depth": depth,
+        "text.vocabulary": 1000,
+        "text.dropout": 0.1,
+    }
+
+
+COMMON: Changes = {
+    "clip": 3.0,
+    "projection": 128,
+    "temperature": 0.05,
+    "time_mask": 19,
+    "frequency_mask": 16,
+    "shift_bands": False,
+    "precision": "float32",
+}
+"""Masks and temperature for encoders that start untrained. Bands cannot be shifted where mel spectrograms are kept."""
+
+SMOKE = Reduced(
+    overrides={**COMMON, "data": "generated-tiny", "batch": 8, "steps": 2, "projection": 32},
+    pre_training={"epochs": 1, "learning_rate": 1e-3},
+    fine_tuning={"epochs": 2, "learning_rate": 4e-4},
+    audio=passts({"audio.width": 24, "audio.depth": 1, "audio.heads": 4}),
+    text={
+        "bert-base-uncased": untrained("bert", 16, 1),
+        "roberta-base": untrained("roberta", 16, 1),
+        "bert-large-uncased": untrained("bert", 32, 1),
+        "roberta-large": untrained("roberta", 32, 1),
+    },
+    seeds=(0,),
+)
+SMALL = Reduced(
+    overrides={**COMMON, "data": "generated-small", "batch": 32},
+    pre_training={"epochs": 5, "steps": 125, "learning_rate": 1e-3},
+    fine_tuning={"epochs": 5, "steps": 40, "learning_rate": 4e-4},
+    audio=passts({"audio.width": 72, "audio.depth": 3, "audio.heads": 4}),
+    text={
+        "roberta-base": untrained("roberta", 32, 1),
+        "roberta-large": untrained("roberta", 128, 2),
+    },
+    seeds=(0, 1, 2),
+    once=(GUARDED,),
+    why="to stay within an hour",
+    left_out=("PaSST-S + roberta-base",),
+)
+
+SCALES = {
+    "smoke": Scale(about="minutes on two cores: every row, a few steps each; scores mean nothing", apply=SMOKE),
+    "small": Scale(
+        about="under an hour on two cores: generated recordings of 3 s, untrained encoders of one family, 3 seeds",
+        apply=SMALL,
+    ),
+    "paper": Scale(
+        about="the published setting: WavCaps, AudioCaps and Clotho, pretrained encoders, GPUs",
+        apply=lambda table: table,
+    ),
+}

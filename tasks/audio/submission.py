@@ -1,0 +1,134 @@
+"""The challenge's submissions: a CSV with the ten best recordings of each caption, best first.
+
+The header is `caption,file_name_1,...,file_name_10`, as in the organisers' example; their scorer goes by the columns'
+order, and the baseline of 2023 numbers them instead, so both are read. Names are those of the files, without folders.
+
+Source: the description of DCASE 2023 task 6b and the organisers' baseline.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+
+from retable.platform.errors import UserError
+from retable.platform.storage import Storage
+
+RANKS = 10
+"""Recordings that are named for a caption."""
+HEADER = ("caption", *(f"file_name_{rank}" for rank in range(1, RANKS + 1)))
+
+Row = tuple[str, tuple[str, ...]]
+"""A caption and the names of its recordings, best first."""
+
+
+def read_captions(path: Path) -> list[str]:
+    """Return the captions of a CSV with a column `caption`, such as the challenge's `retrieval_captions.csv`.
+
+    Raises:
+        UserError: where there is no such file or column, no caption, or an empty one.
+    """
+    rows = read_csv(path)
+    header = [cell.strip() for cell in rows[0]] if rows else []
+    if "caption" not in header:
+        raise UserError(f"{path}: has no column 'caption' but {', '.join(header) or 'nothing'}; name it so")
+    column = header.index("caption")
+    captions = [row[column].strip() if column < len(row) else "" for row in rows[1:]]
+    if not captions:
+        raise UserError(f"{path}: holds no captions")
+    if "" in captions:
+        raise UserError(f"{path}: caption {captions.index('') + 1} is empty; fill it or remove its line")
+    return captions
+
+
+def read_csv(path: Path) -> list[list[str]]:
+    """Return the lines of a CSV in UTF-8 that are not blank, each a list of cells.
+
+    Raises:
+        UserError: where it cannot be read.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        return [row for row in csv.reader(io.StringIO(text, newline=""), strict=True) if row]
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{path}: no CSV file in UTF-8 ({error})") from error
+
+
+def write(path: Path, rows: Iterable[Row]) -> None:
+    """Write a submission; it appears only when it is whole.
+
+    Raises:
+        ValueError: where a caption has not ten recordings.
+        UserError: where the file cannot be written.
+    """
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(HEADER)
+    for caption, names in rows:
+        if len(names) != RANKS:
+            raise ValueError(f"caption {caption!r}: {len(names)} recordings, not {RANKS}")
+        writer.writerow((caption, *names))
+    Storage.open(path.absolute().parent).write(path.name, text.getvalue())
+
+
+def read(path: Path) -> list[Row]:
+    """Return a submission's captions and their recordings, in the file's order.
+
+    Raises:
+        UserError: where it is not of this form.
+    """
+    rows = read_csv(path)
+    if reasons := defects(rows):
+        raise UserError(f"{path}: {reasons[0]}")
+    return [(row[0], tuple(row[1:])) for row in rows[1:]]
+
+
+def check(path: Path, captions: Sequence[str] | None = None, files: Collection[str] | None = None) -> list[str]:
+    """Return why a submission would be refused or scored wrongly, a line each; nothing where it is fine.
+
+    Args:
+        path: the submission.
+        captions: those that it must answer, each as often as here, in any order.
+        files: names of all recordings that there are.
+    """
+    try:
+        rows = read_csv(path)
+    except UserError as error:
+        return [str(error)]
+    reasons = defects(rows)
+    if captions is not None:
+        reasons += unanswered([row[0] for row in rows[1:]], captions)
+    if files is not None:
+        known = set(files)
+        strangers = dict.fromkeys(name for row in rows[1:] for name in row[1:] if name.strip() and name not in known)
+        reasons += [f"{name!r} is none of the recordings" for name in strangers]
+    return reasons
+
+
+def defects(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return what is wrong with the form of a submission's lines, the header the first of them."""
+    numbered = [("caption", *(str(rank) for rank in range(first, first + RANKS))) for first in (0, 1)]
+    if not rows or tuple(rows[0]) not in (HEADER, *numbered):
+        return [f"the header is {','.join(rows[0] if rows else [])!r}, not {','.join(HEADER)!r}"]
+    reasons = [] if len(rows) > 1 else ["holds no captions"]
+    for number, row in enumerate(rows[1:], 1):
+        names = [name for name in row[1:] if name.strip()]
+        if not row[0].strip():
+            reasons.append(f"row {number}: the caption is empty")
+        if len(row) != len(HEADER) or len(names) != RANKS:
+            reasons.append(f"row {number}: names {len(names)} recordings, not {RANKS}")
+        reasons += [f"row {number}: names {name!r} twice" for name in dict.fromkeys(names) if names.count(name) > 1]
+        reasons += [f"row {number}: {name!r} is a path; give the file's name alone" for name in names if "/" in name]
+    return reasons
+
+
+def unanswered(answered: Sequence[str], captions: Sequence[str]) -> list[str]:
+    """Return which captions lack an answer, and which answers are to no caption."""
+    wanted, given = Counter(captions), Counter(answered)
+    lines = [f"caption {caption!r} is missing" for caption in wanted - given]
+    return lines + [f"caption {caption!r} is not asked for" for caption in given - wanted]

@@ -1,0 +1,314 @@
+"""Text encoders: a tokenizer and a transformer of Hugging Face, pretrained or small and new."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+import string
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int, UInt8
+from torch import Tensor, nn
+
+from retable.platform.errors import UserError
+from retable.tasks.audio.config import Config, Pretrained, Untrained
+
+PUNCTUATION = str.maketrans("", "", string.punctuation)
+SPECIALS = {
+    "bert": ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"],
+    "roberta": ["<s>", "<pad>", "</s>", "<unk>", "<mask>"],
+}
+"""In the order of their numbers."""
+BYTES = 256
+DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout")
+"""What transformers call the dropout of hidden layers and attention: BERT and most others, DistilBERT and its kind."""
+FOREIGN = ("_name_or_path", "transformers_version")
+"""Fields of an architecture that say where it came from: equal encoders must give equal files."""
+
+
+class TextEncoder(nn.Module):
+    """A transformer that turns a caption into its class token, and the tokenizer that it was trained with.
+
+    The tokenizer and the architecture are part of the state dict, as JSON in the bytes of one tensor (torch's "extra
+    state"): a trained run needs no other file. Loading a state replaces the tokenizer.
+    """
+
+    def __init__(self, network: nn.Module, tokenizer: Any, words: int) -> None:
+        super().__init__()
+        self.network, self.words = network, words
+        self.architecture: Any = network.config
+        self.width: int = self.architecture.hidden_size  # type: ignore[assignment, union-attr]
+        self._set_tokenizer(tokenizer)
+
+    def _set_tokenizer(self, tokenizer: Any) -> None:
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        self.tokenizer = tokenizer
+
+    def tokenize(self, captions: Sequence[str]) -> dict[str, Tensor]:
+        """Return `ids` (caption, token), padded to the longest caption, and `mask`, true where there is a token.
+
+        Source: the paper's code. Captions are lower-cased, punctuation is deleted, class and end tokens are added, and
+        then all is cut to `words` tokens: a caption that is too long loses its end token.
+        """
+        encodings = self.tokenizer.encode_batch([clean(caption) for caption in captions])
+        rows = [torch.tensor(encoding.ids[: self.words]) for encoding in encodings]
+        padding = self.architecture.pad_token_id or 0
+        ids = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=padding)
+        lengths = torch.tensor([len(row) for row in rows])
+        return {"ids": ids, "mask": torch.arange(ids.shape[1]) < lengths[:, None]}
+
+    def forward(
+        self, ids: Int[Tensor, "caption token"], mask: Bool[Tensor, "caption token"]
+    ) -> Float[Tensor, "caption width"]:
+        """Give the last hidden state of each caption's class token; no pooling layer follows."""
+        hidden: Tensor = self.network(input_ids=ids, attention_mask=mask.long()).last_hidden_state
+        return hidden[:, 0]
+
+    def get_extra_state(self) -> UInt8[Tensor, " byte"]:
+        """Return tokenizer and architecture as the bytes of a JSON text."""
+        architecture = {k: v for k, v in self.architecture.to_dict().items() if k not in FOREIGN}
+        whole = {"tokenizer": json.loads(self.tokenizer.to_str()), "architecture": architecture}
+        text = json.dumps(whole, sort_keys=True, separators=(",", ":"))
+        return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).clone()
+
+    def set_extra_state(self, state: UInt8[Tensor, " byte"]) -> None:
+        """Take the tokenizer of such a state; the architecture is what it is."""
+        self._set_tokenizer(_tokenizer(_read_state(state)["tokenizer"]))
+
+
+def _read_state(state: Tensor) -> dict[str, Any]:
+    whole: dict[str, Any] = json.loads(bytes(state.cpu().numpy()))
+    return whole
+
+
+def _tokenizer(content: dict[str, Any]) -> Any:
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_str(json.dumps(content))
+
+
+def build_text(config: Config, captions: Sequence[str]) -> TextEncoder:
+    """Make the text encoder of a config, on the CPU; random weights come from torch's global generator.
+
+    Args:
+        config: the run's; `text` chooses the encoder.
+        captions: those of training, which the tokenizer of an untrained encoder is trained on.
+
+    Raises:
+        UserError: where a pretrained encoder cannot be had or used, or a vocabulary is too small.
+    """
+    if isinstance(config.text, Pretrained):
+        return _pretrained(config.text, config.words)
+    network = _network(_architecture(config.text, config.words))
+    return TextEncoder(network, train_tokenizer(config.text, captions), config.words)
+
+
+def rebuild_text(config: Config, state: UInt8[Tensor, " byte"]) -> TextEncoder:
+    """Make a text encoder, with random weights, from the extra state of one: nothing is downloaded."""
+    from transformers import AutoConfig
+
+    whole = _read_state(state)
+    network = _network(AutoConfig.for_model(**whole["architecture"]))
+    return TextEncoder(network, _tokenizer(whole["tokenizer"]), config.words)
+
+
+def _network(architecture: Any) -> nn.Module:
+    from transformers import AutoModel
+
+    return _without_pooler(AutoModel.from_config(architecture))  # type: ignore[no-untyped-call]
+
+
+def _without_pooler(network: Any) -> nn.Module:
+    """Drop the layer behind the class token, whose weights would never be trained."""
+    if hasattr(network, "pooler"):
+        network.pooler = None
+    made: nn.Module = network
+    return made
+
+
+def _architecture(text: Untrained, words: int) -> Any:
+    """Return the architecture of an untrained encoder: BERT's or RoBERTa's, in its usual proportions.
+
+    Weights are drawn wider than theirs, whose 0.02 is for a width of 768: class tokens of a small encoder would hardly
+    differ from caption to caption at first, and it would learn late.
+    """
+    from transformers import AutoConfig
+
+    specials = SPECIALS[text.family]
+    padding = next(number for number, word in enumerate(specials) if "pad" in word.lower())
+    positions = words if text.family == "bert" else words + padding + 1  # RoBERTa counts from the padding's number on
+    return AutoConfig.for_model(
+        text.family,
+        vocab_size=text.vocabulary,
+        hidden_size=text.width,
+        num_hidden_layers=text.depth,
+        num_attention_heads=text.heads,
+        intermediate_size=4 * text.width,
+        max_position_embeddings=positions,
+        type_vocab_size=2 if text.family == "bert" else 1,
+        pad_token_id=padding,
+        initializer_range=0.02 * math.sqrt(768 / text.width),
+        hidden_dropout_prob=text.dropout,
+        attention_probs_dropout_prob=text.dropout,
+    )
+
+
+def train_tokenizer(text: Untrained, captions: Sequence[str]) -> Any:
+    """Train WordPiece (BERT) or byte-level BPE (RoBERTa) on captions: a `tokenizers.Tokenizer`, equal for equal ones.
+
+    Raises:
+        UserError: where the vocabulary is too small for single letters.
+    """
+    from tokenizers.processors import TemplateProcessing
+
+    specials = SPECIALS[text.family]
+    least = len(specials) + (BYTES if text.family == "roberta" else 2)
+    if text.vocabulary < least:
+        raise UserError(f"text.vocabulary: {text.vocabulary} is too few for {text.family}; take at least {least}")
+    captions = [clean(caption) for caption in captions]
+    train, start, end = (_word_pieces, "[CLS]", "[SEP]") if text.family == "bert" else (_byte_pairs, "<s>", "</s>")
+    tokenizer = train(captions, specials, text.vocabulary)
+    tokenizer.post_processor = TemplateProcessing(
+        single=f"{start} $A {end}", special_tokens=[(word, specials.index(word)) for word in (start, end)]
+    )
+    return tokenizer
+
+
+def _byte_pairs(captions: Sequence[str], specials: list[str], size: int) -> Any:
+    """Train byte-level pairs as RoBERTa has them: there is no unknown word."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer: Any = trainers.BpeTrainer(
+        vocab_size=size,
+        special_tokens=specials,
+        show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )
+    tokenizer.train_from_iterator(captions, trainer)
+    return tokenizer
+
+
+def _word_pieces(captions: Sequence[str], specials: list[str], size: int) -> Any:
+    """Train pieces of words as uncased BERT has them.
+
+    The library numbers letters within words (`##a`) in random order, and by these numbers it breaks ties. So they are
+    named here, as if they were special, and the tokenizer is made of the vocabulary that follows. The library also
+    breaks ties between rare letters at random; so the rarest are left out here.
+    """
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+    normalizer, splitter = normalizers.BertNormalizer(lowercase=True), pre_tokenizers.BertPreTokenizer()
+    captions = [normalizer.normalize_str(caption) for caption in captions]
+    counts = Counter("".join("".join(caption.split()) for caption in captions))
+    ranked = sorted(counts, key=lambda letter: (-counts[letter], letter))
+    common = ranked[: (size - len(specials)) // 2]
+    rare = str.maketrans(dict.fromkeys(ranked[len(common) :], " "))
+    trained = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    trained.pre_tokenizer = splitter
+    trainer: Any = trainers.WordPieceTrainer(
+        vocab_size=size,
+        special_tokens=[*specials, *common, *(f"##{letter}" for letter in common)],
+        limit_alphabet=size,
+        show_progress=False,
+    )
+    trained.train_from_iterator((caption.translate(rare) for caption in captions), trainer)
+    model: Any = models.WordPiece
+    tokenizer = Tokenizer(model(trained.get_vocab(), unk_token="[UNK]"))
+    tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.decoder = normalizer, splitter, decoders.WordPiece()
+    tokenizer.add_special_tokens(specials)
+    return tokenizer
+
+
+def clean(caption: str) -> str:
+    """Return a caption in lower case, without punctuation (ASCII's), as the paper's code reads it."""
+    return caption.lower().translate(PUNCTUATION)
+
+
+def _pretrained(text: Pretrained, words: int) -> TextEncoder:
+    """Load an encoder of transformers: from a local folder, the cache, or the hub, in this order."""
+    from transformers import AutoConfig, AutoModel, AutoTokenizer
+
+    with _quiet():
+        architecture = _load(AutoConfig, text.name)
+        _check(text.name, architecture, words)
+        for field in DROPOUTS:
+            if hasattr(architecture, field):
+                setattr(architecture, field, text.dropout)
+        tokenizer = getattr(_load(AutoTokenizer, text.name), "backend_tokenizer", None)
+        if tokenizer is None:
+            raise UserError(f"text.name {text.name!r}: has no fast tokenizer; take another encoder")
+        network, found = _load(AutoModel, text.name, config=architecture, dtype=torch.float32, output_loading_info=True)
+    lacking = sorted(name for name in found["missing_keys"] if not name.startswith("pooler."))
+    if lacking:
+        raise UserError(f"text.name {text.name!r}: its weights lack {lacking[0]}; take a whole copy")
+    from tokenizers import Tokenizer
+
+    return TextEncoder(_without_pooler(network), Tokenizer.from_str(tokenizer.to_str()), words)
+
+
+def _check(name: str, architecture: Any, words: int) -> None:
+    if architecture.is_encoder_decoder or not hasattr(architecture, "hidden_size"):
+        raise UserError(f"text.name {name!r}: a {architecture.model_type} is no text encoder; take a BERT or RoBERTa")
+    positions = getattr(architecture, "max_position_embeddings", None)
+    if positions is not None and words + 2 > positions:  # RoBERTa and its kind leave the first two unused
+        raise UserError(f"words: {words} are more than the positions of text.name {name!r}; take {positions - 2}")
+
+
+def _load(kind: Any, name: str, **options: Any) -> Any:
+    """Load a part of an encoder; what lies in the cache is not asked for again.
+
+    Raises:
+        UserError: where it is neither here nor to be had from the hub.
+    """
+    folder = Path(name).expanduser()
+    looks_local = name.startswith(("/", ".", "~")) or folder.is_dir()
+    if looks_local and not (folder / "config.json").is_file():
+        raise UserError(
+            f"text.name {name!r}: no folder with a config.json; save an encoder there, or name one of the hub"
+        )
+    try:
+        return kind.from_pretrained(folder if looks_local else name, local_files_only=True, **options)
+    except (OSError, ValueError) as error:
+        if looks_local:
+            raise UserError(f"text.name {name!r}: {_reason(error)}; save the encoder there again") from error
+    try:
+        return kind.from_pretrained(name, **options)
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"text.name {name!r}: neither in the cache of Hugging Face nor to be had from the hub ({_reason(error)}); "
+            "name a local folder, or take text=untrained"
+        ) from error
+
+
+def _reason(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep transformers from listing the unused weights of classifiers, and the hub's client each of its attempts."""
+    from transformers.utils import logging as progress
+
+    loggers = [logging.getLogger(name) for name in ("transformers", "huggingface_hub")]
+    levels = [logger.level for logger in loggers]
+    bars = progress.is_progress_bar_enabled()
+    progress.disable_progress_bar()  # type: ignore[no-untyped-call]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+        if bars:
+            progress.enable_progress_bar()  # type: ignore[no-untyped-call]

@@ -1,0 +1,221 @@
+"""Verdicts on made-up results whose answer is known."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from retable.platform.config import override
+from retable.platform.table import Need, Replicate, Results
+from retable.tasks.audio import claims, example
+from retable.tasks.audio.config import Config, View
+from retable.tasks.audio.tables import TABLES
+
+UNTESTED = "not tested at this scale"
+RECORDINGS, CAPTIONS = 40, 5
+
+
+def run(label, seed, ranks, data="generated-small"):
+    """Return a run that put the right recording of each caption at these ranks (from 1)."""
+    recording = np.repeat(np.arange(RECORDINGS), CAPTIONS)
+    better = np.asarray(ranks) - 1
+    summary = {"test/00000": {"recording": recording, "better": better, "tied": np.zeros_like(better)}}
+    precision = np.where(better < 10, 1 / (better + 1), 0.0)
+    need = Need(label, {"seed": seed}, override(Config(), {"seed": seed, "data": data}), View(epoch=1))
+    return Replicate(need, "0", {"map10": float(precision.mean())}, (), lambda: summary)
+
+
+def ranks_of(level, seed, label):
+    """Return ranks whose reciprocals are about 1 / level, other ones for each seed and row."""
+    rng = np.random.default_rng([seed, *label.encode()])
+    return rng.integers(max(1, level - 1), level + 2, RECORDINGS * CAPTIONS)
+
+
+def results(levels, seeds=3, **options):
+    """Return rows: label -> the rank that the right recording has, about."""
+    return Results(
+        {
+            label: [run(label, seed, ranks_of(level, seed, label), **options) for seed in range(seeds)]
+            for label, level in levels.items()
+        }
+    )
+
+
+def verdict(table, found, number):
+    return TABLES[table].claims[number].check(found)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "seeds", "status"),
+    [
+        (2, 6, 3, "holds"),
+        (6, 2, 3, "does not hold"),
+        (4, 4, 3, "not separable"),
+        (2, 6, 2, UNTESTED),
+        (2, 6, 1, UNTESTED),
+    ],
+)
+def test_a_comparison_rests_on_the_interval(one, other, seeds, status):
+    found = verdict("table2", results({claims.BEST: one, claims.NO_REWRITES: other}, seeds), 4)
+    assert found.status == status and f"{seeds} seed" in found.because
+
+
+@pytest.mark.parametrize(
+    ("number", "better", "worse"),
+    [
+        (2, claims.NO_REWRITES, claims.NOT_FINE_TUNED),
+        (3, claims.BEST, claims.NOT_FINE_TUNED),
+        (8, claims.BEST, claims.MEAN_MEL),
+        (9, claims.BEST, claims.GUARDED),
+    ],
+)
+def test_each_comparison_is_of_its_two_rows(number, better, worse):
+    assert verdict("table2", results({better: 2, worse: 6}), number).status == "holds"
+    assert verdict("table2", results({better: 6, worse: 2}), number).status == "does not hold"
+
+
+def test_the_difference_is_that_of_the_means_in_points():
+    rows = results({"a": 2, "b": 5})
+    found = claims.compare(rows, [("a", "b")])
+    means = [np.mean([each.metrics["map10"] for each in rows.select(label)]) for label in ("a", "b")]
+    assert found.value == pytest.approx(100 * (means[0] - means[1]))
+    assert found.low < found.value < found.high
+    assert str(found).endswith("mAP@10, 3 seeds, 40 recordings")
+
+
+def test_pairs_are_averaged_and_those_not_run_left_out():
+    small, large, overlap = "PaSST-N + bert-base", "PaSST-N + bert-large", "PaSST-S + bert-base"
+    rows = results({small: 6, large: 3, overlap: 9, "PaSST-S + bert-large": 9})
+    differences = [claims.compare(rows, [pair]).value for pair in claims.LARGER if all(label in rows for label in pair)]
+    together = claims.compare(rows, claims.LARGER)
+    assert len(differences) == 2 and together.value == pytest.approx(np.mean(differences))
+    assert "mean of 2 pairs" in together.about
+    assert verdict("table2", rows, 0).status == "holds"
+    assert verdict("table2", rows, 1).status == "holds"
+    assert verdict("table2", results({small: 2, overlap: 6}), 0).status == UNTESTED
+    assert verdict("table2", results({small: 6, overlap: 2}), 1).status == "does not hold"
+
+
+def test_only_seeds_that_both_rows_have_are_compared():
+    rows = Results({**results({"a": 2}, 4).replicates, **results({"b": 6}, 3).replicates})
+    assert "3 seeds" in claims.compare(rows, [("a", "b")]).about
+
+
+def test_rows_of_other_captions_are_not_compared():
+    rows = results({"a": 2, "b": 6})
+    for replicate in rows.select("b"):
+        summary = replicate.summaries()["test/00000"]
+        summary["recording"] = summary["recording"][::-1]
+    assert claims.compare(rows, [("a", "b")]).because == "rows are scored on different captions"
+
+
+@pytest.mark.parametrize(("ensemble", "status"), [(2, "holds"), (4, "not separable"), (6, "does not hold")])
+def test_the_ensemble_is_held_against_its_best_member(ensemble, status):
+    best, weak = claims.MEMBERS[3], claims.MEMBERS[0]
+    found = verdict("table2", results({claims.ENSEMBLE: ensemble, best: 4, weak: 9}), 5)
+    assert found.status == status and f"2 members, against {best}" in found.because
+
+
+def test_a_member_less_or_a_system_more_lowers_the_score_only_if_each_does():
+    first, second = claims.MEMBERS[:2]
+    lower = {claims.ENSEMBLE: 2, claims.without(first): 5, claims.without(second): 5}
+    assert verdict("ensembles", results(lower), 0).status == "holds"
+    higher = {**lower, claims.without(second): 1}
+    found = verdict("ensembles", results(higher), 0)
+    assert found.status == "does not hold" and f"without {second}: " in found.because
+    more = {claims.ENSEMBLE: 2, claims.added(claims.CANDIDATES[0]): 2}
+    assert verdict("ensembles", results(more), 1).status == "not separable"
+
+
+def test_chance_is_the_mean_over_all_ranks():
+    for number in (3, 10, 1045):
+        ranks = np.arange(1, number + 1)
+        assert claims.chance(number) == pytest.approx(np.mean(np.where(ranks <= 10, 1 / ranks, 0)))
+    assert claims.chance(1045) == pytest.approx(0.0028, abs=5e-5)
+
+
+def test_a_random_order_is_not_above_chance_and_a_good_one_is():
+    label = claims.NOT_FINE_TUNED
+    random = np.random.default_rng(0)
+    rows = [run(label, seed, random.integers(1, RECORDINGS + 1, RECORDINGS * CAPTIONS)) for seed in range(3)]
+    assert verdict("table2", Results({label: rows}), 7).status == "not separable"
+    assert verdict("table2", results({label: 3}), 7).status == "holds"
+
+
+def test_published_scores_are_compared_on_the_challenges_data_alone():
+    assert verdict("table2", results({claims.ENSEMBLE: 2}), 6).status == UNTESTED
+    assert verdict("table2", results({claims.ENSEMBLE: 2}, data="dcase2023"), 6).status == "holds"
+    between = results({claims.ENSEMBLE: 4}, data="dcase2023")
+    assert 0.222 < between.values(claims.ENSEMBLE, "map10").mean() < 0.299
+    found = verdict("table2", between, 6)
+    assert found.status == "does not hold" and "baseline: +" in found.because and "2022: -" in found.because
+
+
+def tuned(label, seed, losses):
+    history = [{"epoch": epoch, "validation_loss": loss} for epoch, loss in enumerate(losses, start=1)]
+    return Replicate(Need(label, {"seed": seed}, Config(seed=seed), None), "0", {}, history)
+
+
+def curves(plain, rewritten):
+    return Results(
+        {
+            claims.CLOTHO: [tuned(claims.CLOTHO, seed, losses) for seed, losses in enumerate(plain)],
+            claims.CLOTHO_GPT: [tuned(claims.CLOTHO_GPT, seed, losses) for seed, losses in enumerate(rewritten)],
+        }
+    )
+
+
+PLAIN = [(2.0, 1.5, 1.9), (2.1, 1.5, 1.95), (2.0, 1.6, 2.0)]
+REWRITTEN = [(2.0, 1.5, 1.6), (2.1, 1.5, 1.58), (2.0, 1.6, 1.72)]
+
+
+def test_over_fitting_is_the_rise_from_the_lowest_loss_with_students_interval():
+    found = verdict("figure2", curves(PLAIN, REWRITTEN), 0)
+    rises = [[curve[-1] - min(curve) for curve in side] for side in (PLAIN, REWRITTEN)]
+    interval = stats.ttest_rel(*rises).confidence_interval(0.95)
+    assert found.status == "holds" and interval.low > 0
+    assert f"[{interval.low:.3f}, {interval.high:.3f}], 3 seeds" in found.because
+    assert verdict("figure2", curves(REWRITTEN, PLAIN), 0).status == "does not hold"
+    assert verdict("figure2", curves(PLAIN, PLAIN), 0).status == "not separable"
+    assert verdict("figure2", curves(PLAIN[:2], REWRITTEN[:2]), 0).status == UNTESTED
+
+
+def test_last_losses_are_compared_too():
+    lower = [tuple(loss - 0.3 for loss in curve) for curve in PLAIN]
+    found = verdict("figure2", curves(PLAIN, [(*curve[:2], curve[2] + 1e-3 * n) for n, curve in enumerate(lower)]), 1)
+    assert found.status == "holds"
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_claim_names_rows_of_its_table(name):
+    table = TABLES[name]
+    empty = Results({row.label: [] for row in table.rows})
+    assert table.claims and all(claim.check(empty).status == UNTESTED for claim in table.claims)
+    labels = {row.label for row in table.rows}
+    compared = {label for pair in (*claims.LARGER, *claims.NO_OVERLAP) for label in pair}
+    if name == "table2":
+        assert compared | {*claims.MEMBERS, *claims.CANDIDATES, claims.GUARDED, claims.MEAN_MEL} <= labels
+
+
+def counted(label, sentences):
+    return Replicate(Need(label, {}, Config(), None), "0", example.count(sentences))
+
+
+def test_sentences_are_counted():
+    found = example.count(["Metallic sounds are heard.", "A person taps on a solid surface", "Nails tap"])
+    assert found == {"sentences": 3, "longest": 7, "with_keyword": 2, "forbidden": 1}
+
+
+def test_the_papers_answer_names_keywords_and_breaks_a_rule():
+    rows = Results({example.MODEL: [counted(example.MODEL, example.ANSWER)]})
+    assert verdict("table1", rows, 0).status == "holds"
+    assert verdict("table1", rows, 2).status == "does not hold"
+    good = [f"Nails tap {word}." for word in ("here", "there", "slowly", "fast", "softly")]
+    rows = Results({example.RULES: [counted(example.RULES, good)]})
+    assert [verdict("table1", rows, number).status for number in (1, 3)] == ["holds", "holds"]
+    rows = Results({example.RULES: [counted(example.RULES, [example.CAPTION] * 4)]})
+    assert [verdict("table1", rows, number).status for number in (1, 3)] == ["does not hold", "does not hold"]
+
+
+def test_the_offline_rewriter_keeps_the_prompts_rules():
+    found = example.count_rewritten(Config())
+    assert found["sentences"] == 5 and found["longest"] < 20 and not found["forbidden"] and found["with_keyword"]

@@ -1,0 +1,116 @@
+import importlib.util
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+from typer.testing import CliRunner
+
+from retable.platform.errors import UserError
+from retable.tasks.audio import checkpoints, embedder, export
+from retable.tasks.audio.cli import app
+from retable.tasks.audio.config import SAMPLE_RATE, Config
+
+
+class Toy:
+    """Hears how loud a sound is."""
+
+    config = Config(segment=1.0, projection=2)
+    dimension = 2
+    network = "a network"
+
+    def __init__(self, name):
+        self.source, self.fingerprint = name, name * 16
+
+    def sounds(self, segments):
+        loud = np.array([np.abs(segment).max() for segment in segments])
+        return np.stack([loud, np.sqrt(1 - loud**2)], 1).astype(np.float32)
+
+    def words(self, captions):
+        loud = np.array([float("loud" in caption) for caption in captions])
+        return np.stack([loud, 1 - loud], 1).astype(np.float32)
+
+
+@pytest.fixture
+def audio(tmp_path, monkeypatch):
+    """Call `retable audio ...` in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(embedder, "open_embedder", lambda name, storage, device="": Toy(name))
+    Path("in").mkdir()
+    for name, peaks in {"Rain &amp; wind, 1.wav": [0.1], "[red]Hund.wav": [0.1] * 70 + [0.9]}.items():
+        wave = np.concatenate([peak * np.sign(np.sin(np.arange(SAMPLE_RATE) / 9)) for peak in peaks])
+        soundfile.write(Path("in", name), wave.astype(np.float32), SAMPLE_RATE)
+
+    def call(*words):
+        return CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "160"}, catch_exceptions=True)
+
+    return call
+
+
+def refused(found):
+    assert isinstance(found.exception, UserError), found.output
+    assert "\n" not in str(found.exception)
+    return str(found.exception)
+
+
+def test_index_and_search(audio):
+    assert "give a run's fingerprint" in refused(audio("index", "in"))
+    Path("in/letter.mp3").write_text("Dear Sir")
+    made = audio("index", "in", "--model", "one", "--out", "my index")
+    assert made.exit_code == 0, made.output
+    assert "my index: 2 files, 72 segments of 1 s" in made.output and "recall@10 of 1.000" in made.output
+    assert "left out: in/letter.mp3" in made.output and "2 embedded, 0 removed, 1 left out" in made.output
+    found = audio("search", "something loud", "--index", "my index").output.splitlines()
+    assert len(found) == 2 and found[0].endswith("1:10  [red]Hund.wav") and found[0].split()[0] == "0.900"
+    assert found[1].endswith("0:00  Rain &amp; wind, 1.wav")
+    again = audio("index", "in", "--out", "my index")  # the model is known
+    assert "0 embedded, 0 removed, 1 left out" in again.output
+    said = json.loads(audio("search", "--like", "in/Rain &amp; wind, 1.wav", "-i", "my index", "--json").output)
+    assert said["hits"][0]["score"] == pytest.approx(1, abs=1e-4) and said["folder"].endswith("/in")
+    assert len(json.loads(audio("search", "x", "-i", "my index", "--json", "--top", "1").output)["hits"]) == 1
+    assert "was made with the model one" in refused(audio("search", "x", "-i", "my index", "--model", "two"))
+    assert "was made with the model one" in refused(audio("index", "in", "--model", "two", "--out", "my index"))
+    assert "nothing to search for" in refused(audio("search", "-i", "my index"))
+    assert "no index" in refused(audio("search", "x", "-i", "other"))
+
+
+def test_kinds(audio):
+    for kind in ("sq8", "hnsw", "ivf"):
+        assert f"{kind}, recall@10 of" in audio("index", "in", "--model", "one", "--kind", kind).output
+    found = audio("search", "loud").output
+    assert "Hund" in found.splitlines()[0]
+
+
+def test_weights_and_submit(audio, monkeypatch):
+    monkeypatch.setattr(checkpoints, "import_file", lambda file, storage: f"{file.stem} in {Path(storage.root).name}")
+    assert audio("weights", "passt.pt", "--storage", "here").output.strip() == "--set audio.weights=passt in here"
+    given = []
+    monkeypatch.setattr(export, "submit", lambda *words: given.append(words) or ["row 1: the caption is empty"])
+    found = audio("submit", "one", "two", "--captions", "c.csv", "--audio", "in", "-o", "out.csv")
+    assert found.output.splitlines()[-2:] == ["out.csv", "row 1: the caption is empty"]
+    assert given[0][0] == ["a network"] * 2 and given[0][1:4] == (Path("c.csv"), Path("in"), Path("out.csv"))
+
+
+def test_augment_takes_one_provider(audio):
+    assert "name one of" in refused(audio("augment", "mine"))
+    assert "name one of" in refused(audio("augment", "mine", "--rules", "keywords", "--model", "m"))
+
+
+@pytest.mark.parametrize("command", ["index", "search", "finetune", "weights", "augment", "submit", "export"])
+def test_help_has_an_example(audio, command):
+    found = audio(command, "--help")
+    assert found.exit_code == 0 and f"Example: `retable audio {command}" in " ".join(found.output.split())
+
+
+def test_help_imports_nothing_heavy():
+    """`retable --help` must stay quick: torch and FAISS are imported by the commands that need them."""
+    import subprocess
+    import sys
+
+    code = (
+        "import sys, retable.tasks.audio.cli; print([m for m in ('faiss', 'transformers', 'ray') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+    assert importlib.util.find_spec("faiss")

@@ -1,0 +1,156 @@
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from safetensors.torch import save_file
+
+from retable.platform.config import Parent
+from retable.platform.errors import UserError
+from retable.platform.runs import RunFolder
+from retable.tasks.audio import embedder as embedding
+from retable.tasks.audio.config import SAMPLE_RATE, Config, Passt, Untrained
+from retable.tasks.audio.embedder import embed_file, export, offsets, open_embedder, read_export, weights_fingerprint
+from retable.tasks.audio.model import build
+
+CONFIG = Config(
+    audio=Passt(weights="random", width=24, depth=1, patchout_time=2),
+    text=Untrained(width=16, depth=1, heads=2, vocabulary=60),
+    segment=1.0,
+    projection=8,
+    epochs=3,
+    init=Parent(overrides=(("seed", 3),)),
+)
+CAPTIONS = ["rain falls on a roof", "a dog barks twice", "waves break"]
+
+
+def noise(seconds, seed=0):
+    return np.random.default_rng(seed).normal(0, 0.1, round(seconds * SAMPLE_RATE)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def network():
+    torch.manual_seed(0)
+    return build(CONFIG, CAPTIONS, None).eval()
+
+
+@pytest.fixture
+def run(network, storage):
+    """A finished run of this network, and what the platform says of it."""
+    folder = RunFolder(storage, "audio", "0123456789abcdef")
+    digest = folder.save_weights(3, network.state_dict())
+    folder.folder.write_json("provenance.json", {"data": {"name": "sounds"}, "commit": "abc"})
+    folder.folder.write_json("result.json", {"weights": {"3": digest}, "metrics": {}})
+    task = SimpleNamespace(name="audio", dataset=SimpleNamespace(describe=lambda info: f"the {info['name']}"))
+    return embedding.api.Run(task, folder, CONFIG)
+
+
+@pytest.fixture
+def file(run, tmp_path):
+    export(run, tmp_path / "model.safetensors")
+    return tmp_path / "model.safetensors"
+
+
+def test_a_run_and_its_file_are_one_model(run, file, network, storage, monkeypatch):
+    monkeypatch.setattr(embedding.api, "load", lambda start, where: run)
+    one, other = open_embedder("0123", storage, "cpu"), open_embedder(str(file), storage, "cpu")
+    assert one.fingerprint == other.fingerprint and (one.source, other.source) == (run.fingerprint, str(file))
+    segments = [noise(1.0), noise(0.3, 1)]
+    with torch.inference_mode():
+        audio = torch.zeros(2, SAMPLE_RATE)
+        for row, segment in zip(audio, segments, strict=True):
+            row[: len(segment)] = torch.from_numpy(segment)
+        heard = network.embed_audio(audio, torch.tensor([len(s) for s in segments]), "waveform").numpy()
+        said = network.embed_text(CAPTIONS).numpy()
+    for embedder in (one, other):
+        np.testing.assert_allclose(embedder.sounds(segments), heard, atol=1e-5)
+        np.testing.assert_allclose(embedder.words(CAPTIONS), said, atol=1e-5)
+    assert one.words([]).shape == (0, 8)
+    config, _ = read_export(file)
+    assert config == replace(Config(), **{name: getattr(CONFIG, name) for name in embedding.SHAPING})
+
+
+def test_a_file_says_where_it_is_from(file):
+    from safetensors import safe_open
+
+    with safe_open(file, "pt") as opened:
+        said = json.loads(opened.metadata()["provenance"])
+    assert said["run"] == "0123456789abcdef" and said["data"] == "the sounds" and said["commit"] == "abc"
+    assert said["training"]["projection"] == 8
+
+
+def test_fingerprints_tell_networks_apart(network):
+    weights = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    first = weights_fingerprint(CONFIG, weights)
+    assert first == weights_fingerprint(replace(CONFIG, seed=5, epochs=1), dict(reversed(weights.items())))
+    assert first != weights_fingerprint(replace(CONFIG, segment=2.0), weights)
+    weights["temperature"] = weights["temperature"] + 1
+    assert first != weights_fingerprint(CONFIG, weights)
+
+
+@pytest.mark.parametrize("seconds", [0.05, 1.0, 2.05, 2.5])
+def test_segments_are_those_of_the_encoder(network, storage, file, tmp_path, seconds):
+    """Their mean before the projection is what the whole recording is embedded from."""
+    path = tmp_path / "sound.wav"
+    soundfile.write(path, noise(seconds), SAMPLE_RATE, subtype="FLOAT")
+    embedder = open_embedder(str(file), storage, "cpu")
+    starts, vectors = embed_file(embedder, path)
+    audio, lengths = torch.from_numpy(noise(seconds))[None], torch.tensor([round(seconds * SAMPLE_RATE)])
+    with torch.inference_mode():
+        encoded, counts = network.audio.segments(audio, lengths, "waveform")
+        expected = torch.nn.functional.normalize(network.audio_projection(encoded[0]), dim=-1)
+    assert len(starts) == counts.item() and starts == [float(number) for number in range(len(starts))]
+    np.testing.assert_allclose(vectors, expected.numpy(), atol=1e-4)
+    again = embed_file(embedder, path)[1]
+    assert (vectors == again).all()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "starts"),
+    [(0.01, [0]), (1, [0]), (1.05, [0]), (1.1, [0, 1]), (2.5, [0, 1, 2]), (3, [0, 1, 2])],
+)
+def test_offsets(seconds, starts):
+    assert offsets(seconds, 1.0) == starts
+
+
+def test_rates_and_channels_make_no_other_sound(storage, file, tmp_path):
+    """A low tone is the same in every form."""
+    embedder = open_embedder(str(file), storage, "cpu")
+    found = []
+    for rate, channels in ((32000, 1), (8000, 1), (44100, 2), (48000, 1)):
+        tone = 0.3 * np.sin(2 * np.pi * 500 * np.arange(rate) / rate)
+        soundfile.write(tmp_path / "tone.wav", np.stack([tone] * channels, 1), rate, subtype="FLOAT")
+        starts, vectors = embed_file(embedder, tmp_path / "tone.wav")
+        assert len(starts) == 1
+        found.append(vectors[0])
+    assert min(float(found[0] @ other) for other in found[1:]) > 0.95
+
+
+def test_what_is_no_model_is_refused(storage, tmp_path, run, file):
+    for name in ("nothing.safetensors", "no such run!"):
+        with pytest.raises(UserError, match="no such file, and no run"):
+            open_embedder(name, storage)
+    (tmp_path / "text.safetensors").write_text("hello, this is no model")
+    save_file({"x": torch.zeros(1)}, tmp_path / "other.safetensors")
+    for name in ("text", "other"):
+        with pytest.raises(UserError, match="no model"):
+            open_embedder(str(tmp_path / f"{name}.safetensors"), storage)
+    with pytest.raises(UserError, match="models are written as"):
+        export(run, tmp_path / "model.pt")
+    with pytest.raises(UserError, match="epoch 2 were not kept"):
+        export(run, tmp_path / "model.safetensors", 2)
+    (tmp_path / "half.safetensors").write_bytes(file.read_bytes()[:-10])
+    with pytest.raises(UserError, match="damaged"):
+        open_embedder(str(tmp_path / "half.safetensors"), storage)
+    with pytest.raises(UserError, match="on nowhere"):
+        open_embedder(str(file), storage, "nowhere")
+
+
+def test_another_tasks_run_is_refused(storage, run, monkeypatch):
+    other = SimpleNamespace(task=SimpleNamespace(name="rl"), fingerprint="ab12")
+    monkeypatch.setattr(embedding.api, "load", lambda start, where: other)
+    with pytest.raises(UserError, match="run ab12 is of rl"):
+        open_embedder("ab12", storage)

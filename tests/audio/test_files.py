@@ -1,0 +1,99 @@
+"""Sound files of every kind become mono at 32 kHz, or one clear line."""
+
+import numpy as np
+import pytest
+import soundfile
+
+from retable.platform.errors import UserError
+from retable.tasks.audio.files import decode, duration, header, is_sound
+
+SECONDS = 1.5
+TONE = 440.0
+
+
+def tone(rate, seconds=SECONDS):
+    return 0.5 * np.sin(2 * np.pi * TONE * np.arange(round(seconds * rate)) / rate)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "rate", "channels", "tolerance"),
+    [
+        ("wav", 32000, 1, 1e-4),
+        ("wav", 8000, 1, 2e-2),
+        ("flac", 44100, 2, 2e-2),
+        ("wav", 48000, 2, 2e-2),
+        ("ogg", 44100, 1, 5e-2),
+        ("mp3", 44100, 2, 5e-2),
+    ],
+)
+def test_every_format_rate_and_number_of_channels_gives_the_same_tone(tmp_path, suffix, rate, channels, tolerance):
+    path = tmp_path / f"a tone, {suffix} &amp;.{suffix}"
+    soundfile.write(path, np.stack([tone(rate)] * channels, axis=1), rate)
+    found = decode(path)
+    assert found.dtype == np.float32
+    assert abs(len(found) - SECONDS * 32000) <= 0.06 * 32000  # lossy formats may pad
+    middle = slice(8000, 40000)
+    if suffix == "mp3":  # a delay of the encoder: compare the spectrum's peak and level
+        peak = np.abs(np.fft.rfft(found[middle])).argmax()
+        assert abs(peak * 32000 / 32000 - TONE) <= 1
+        assert abs(np.sqrt(2) * found[middle].std() - 0.5) < tolerance
+    else:
+        assert np.abs(found[middle] - tone(32000)[middle]).max() < tolerance
+    assert header(path).rate == rate
+    assert abs(duration(path) - SECONDS) < 0.06
+
+
+def test_stereo_is_averaged(tmp_path):
+    path = tmp_path / "stereo.wav"
+    soundfile.write(path, np.stack([np.full(3200, 0.5), np.full(3200, -0.25)], axis=1), 32000, subtype="FLOAT")
+    assert np.allclose(decode(path), 0.125)
+
+
+def test_a_part_is_the_same_part_of_the_whole_and_long_files_are_not_read_whole(tmp_path, monkeypatch):
+    path = tmp_path / "long.wav"
+    long = np.random.default_rng(0).integers(-9999, 9999, 600 * 1000).astype(np.int16)
+    soundfile.write(path, long, 1000)  # ten minutes
+    read = []
+    plain = soundfile.SoundFile.read
+    monkeypatch.setattr(soundfile.SoundFile, "read", lambda self, n, **k: read.append(n) or plain(self, n, **k))
+    assert len(decode(path, 595.0, 10.0)) == 5 * 32000
+    assert sum(read) == 5000
+    same = tmp_path / "same.wav"
+    soundfile.write(same, long[:64000], 32000)
+    assert np.array_equal(decode(same, 0.5, 1.0), decode(same)[16000:48000])
+
+
+def test_very_short_sounds_and_values_beyond_one_are_read(tmp_path):
+    path = tmp_path / "short.wav"
+    soundfile.write(path, np.full(1, 3.0), 48000, subtype="FLOAT")
+    assert decode(path).tolist() == [1.0]
+
+
+def test_broken_files_are_one_clear_line(tmp_path):
+    nothing = {
+        "empty.wav": (b"", "empty \\(0 bytes\\)"),
+        "text.wav": (b"<html>not found</html>\n", "mislabelled, it is text"),
+        "picture.mp3": (b"\x89PNG\r\n\x1a\n" + bytes(200), "mislabelled, it is a PNG picture"),
+        "phone.wav": (b"\x00\x00\x00\x20ftypM4A " + bytes(200), "MP4 or M4A"),
+        "noise.flac": (bytes(np.random.default_rng(0).integers(0, 256, 999, np.uint8)), "corrupt"),
+        "notes.txt": (b"hello", "not a sound file, it is text"),
+    }
+    for name, (data, said) in nothing.items():
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(UserError, match=said) as error:
+            decode(tmp_path / name)
+        assert str(tmp_path / name) in str(error.value)
+        assert "\n" not in str(error.value)
+    soundfile.write(tmp_path / "none.wav", np.zeros(0), 32000)
+    soundfile.write(tmp_path / "nan.wav", np.full(100, np.nan), 32000, subtype="FLOAT")
+    soundfile.write(tmp_path / "fine.wav", np.zeros(3200), 32000)
+    for name, said in {"none.wav": "0 s", "nan.wav": "no numbers", "away.wav": "missing", "": "a folder"}.items():
+        with pytest.raises(UserError, match=said):
+            decode(tmp_path / name)
+    with pytest.raises(UserError, match=r"ends after 0.1 s, before 2 s"):
+        decode(tmp_path / "fine.wav", 2.0)
+
+
+def test_names_of_sounds(tmp_path):
+    assert all(is_sound(tmp_path / name) for name in ("a.WAV", "b, c.flac", "d.mp3", "ü.ogg"))
+    assert not any(is_sound(tmp_path / name) for name in (".hidden.wav", "a.csv", "wav"))

@@ -1,0 +1,99 @@
+import hashlib
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from retable.platform.config import Parent, Weights, override, parent
+from retable.platform.errors import UserError
+from retable.tasks.audio import embedder, finetune
+from retable.tasks.audio.config import Config, MeanMel, Untrained
+
+INFO = {"name": "mine", "captions": {"training": 40, "validation": 5, "test": 5}}
+BEFORE = Config(
+    data="dcase2023", audio=MeanMel(), text=Untrained(), learning_rate=1e-3, epochs=15, batch=64, chunk=48, steps=7,
+    frequency_mask=48, time_mask=192, shift_bands=True, leaks="include", init=Parent(overrides=(("seed", 4),)),
+)  # fmt: skip
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """A run of another data set, which itself went on from one."""
+    run = SimpleNamespace(task=SimpleNamespace(name="audio"), fingerprint="ab12", config=BEFORE)
+    monkeypatch.setattr(embedder.api, "load", lambda start, where: run)
+
+
+def test_from_a_run(trained, storage):
+    config = finetune.settings("ab12", INFO, storage, {})
+    assert parent(config) == BEFORE  # whole: nothing that is set for the child reaches the run it starts from
+    assert (config.data, config.corpora, config.leaks) == ("mine", ("clotho",), "exclude")
+    assert (config.epochs, config.patience, config.steps) == (5, 5, 0)
+    assert config.learning_rate == pytest.approx(1e-3 * 8e-6 / 2e-5)
+    assert (config.batch, config.chunk) == (40, 0)
+    assert (config.frequency_mask, config.time_mask, config.shift_bands) == (0, 0, False)
+    assert (config.audio, config.text) == (BEFORE.audio, BEFORE.text)
+
+
+def test_the_papers_own_rate_comes_out():
+    assert Config().learning_rate * finetune.SLOWER == pytest.approx(8e-6)
+
+
+def test_changes_win(trained, storage):
+    config = finetune.settings("ab12", INFO, storage, {"epochs": 2, "batch": 8, "seed": 9, "learning_rate": 0.1})
+    assert (config.epochs, config.batch, config.seed, config.learning_rate) == (2, 8, 9, 0.1)
+    assert parent(config) == BEFORE
+    with pytest.raises(UserError, match="unknown field 'epoch'"):
+        finetune.settings("ab12", INFO, storage, {"epoch": 2})
+
+
+def test_from_none(storage):
+    config = finetune.settings("none", INFO, storage, {"text": "untrained", "audio": "mean_mel"})
+    assert parent(config) is None
+    expected = {"data": "mine", "corpora": ["clotho"], "batch": 40, "patience": 15, "text": "untrained"}
+    assert config == override(Config(), {**expected, "audio": "mean_mel"})
+
+
+def test_without_validation_all_epochs_count(storage):
+    assert finetune.settings("none", {"name": "mine", "captions": {"training": 3}}, storage, {}).patience == 0
+
+
+def test_no_captions(storage):
+    with pytest.raises(UserError, match="mine: no training captions"):
+        finetune.settings("none", {"name": "mine", "captions": {"training": 0}}, storage, {})
+
+
+def test_from_a_file(storage, tmp_path):
+    path = tmp_path / "model.safetensors"
+    metadata = {"format": embedder.FORMAT, "config": '{"projection": 12, "audio": "cnn14", "audio.weights": "abc"}'}
+    save_file({"x": torch.arange(3.0)}, path, metadata)
+    config = finetune.settings(str(path), INFO, storage, {})
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert config.init == Weights(sha256=digest)
+    assert storage.read(f"weights/{digest}.safetensors") == path.read_bytes()
+    assert config.projection == 12 and config.audio.weights == "random"  # of no use: the file holds all
+    with pytest.raises(UserError, match="runs begin with 'ffff'"):
+        finetune.settings("ffff", INFO, storage, {})
+
+
+def test_training_leaves_the_parents_run_alone(storage, monkeypatch):
+    """The plan holds the very configs: no scale is applied to them, or to what they start from."""
+    seen = {}
+
+    def execute(work, resources):
+        seen["configs"] = [training.config for training in work.trainings.values()]
+        return seen["failures"]
+
+    task = SimpleNamespace(
+        name="audio", version=1, keep=lambda config: (), dataset=SimpleNamespace(where=lambda config: "audio/x")
+    )
+    monkeypatch.setattr(finetune, "find", lambda name: task)
+    monkeypatch.setattr(finetune.api, "execute", execute)
+    before = Config(seed=4)
+    config = Config(init=Parent(overrides=(("seed", 4),)), epochs=2)
+    seen["failures"] = {}
+    assert finetune.train(config, storage, None).config == config
+    assert seen["configs"] == [before, config]
+    seen["failures"] = {"run": "it broke"}
+    with pytest.raises(UserError, match="it broke"):
+        finetune.train(config, storage, None)

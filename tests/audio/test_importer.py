@@ -1,0 +1,131 @@
+"""The collections' real layouts, with leaks and defects planted, become a data set; so does one's own CSV."""
+
+import csv
+
+import numpy as np
+import pytest
+import soundfile
+
+from retable.platform.errors import UserError
+from retable.tasks.audio import importer, leaks
+from retable.tasks.audio.check import check
+from retable.tasks.audio.config import Config
+from retable.tasks.audio.files import decode
+from retable.tasks.audio.generate import World
+from retable.tasks.audio.generated_layout import write_layout
+from retable.tasks.audio.prepare import describe, folder, prepare
+from retable.tasks.audio.recordings import AudioShards, read_recordings
+
+LITTLE = World(
+    name="little",
+    clotho=(3, 2, 2),
+    audiocaps=2,
+    wavcaps=6,
+    clotho_seconds=(2.4, 2.6),
+    audiocaps_seconds=(0.5, 0.5),
+    wavcaps_seconds=(1.0, 1.5),
+)
+
+
+@pytest.fixture(scope="module")
+def layout(tmp_path_factory):
+    root = tmp_path_factory.mktemp("collections")
+    return root, write_layout(LITTLE, root)
+
+
+def imported(root, place, **options):
+    return importer.import_challenge(root, place, "dcase2023", **options)
+
+
+def test_the_collections_become_a_data_set_and_planted_leaks_are_found(layout, storage):
+    root, planted = layout
+    place = folder(storage, "dcase2023")
+    info = imported(root, place)
+    recordings = read_recordings(place)
+    marked = {each.file.removeprefix("FreeSound/") for each in recordings if each.leak}
+    assert marked == {file.rsplit("/", 1)[1].removesuffix(".flac") for file in planted["leaks"]}
+    signs = {line["file"]: line["signs"] for line in place.read_json(importer.LEAKS)}
+    for file, how in planted["leaks"].items():
+        wanted = {"id": "source", "name": "title", "sound": "sound"}[how["by"]]
+        assert wanted in signs["FreeSound/" + file.rsplit("/", 1)[1].removesuffix(".flac")]
+    assert info["leaks"] == len(marked)
+    unusable = {file for file, what in planted["defects"].items() if what != "duplicate"}
+    lines = place.read_json("left_out.json")
+    assert all(any(file.rsplit("/", 1)[1] in line for line in lines) for file in unusable)
+    assert info["left_out"] == len(lines) == len(unusable)
+    assert info["rows"]["validation"] == info["rows"]["test"] == 2
+    assert "held out" in describe(info)
+    sounds = AudioShards(place, info)
+    long = next(each for each in recordings if "70 s" in each.file)
+    assert abs(len(sounds.waveform(long.recording)) / 32000 - 70) < 0.01
+    whole = next((root / "clotho/evaluation").glob("*.wav"))
+    copy = next(each for each in recordings if each.split == "test" and each.file.strip() == whole.name)
+    assert np.abs(sounds.waveform(copy.recording) - decode(whole)).max() < 1e-4
+
+
+def test_importing_again_changes_nothing_and_listens_to_nothing(layout, storage, monkeypatch):
+    place = folder(storage, "dcase2023")
+    first = imported(layout[0], place, features="mel")
+    monkeypatch.setattr(importer, "decode", None)
+    monkeypatch.setattr(leaks, "HeldOut", None)
+    assert imported(layout[0], place, features="mel") == first
+    with pytest.raises(UserError, match="holds other data"):
+        importer.import_entries((), place, "dcase2023", "own")
+
+
+def test_an_import_that_broke_off_in_the_guard_is_no_data_set(layout, storage, monkeypatch):
+    place = folder(storage, "dcase2023")
+
+    def dies(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(leaks, "HeldOut", dies)
+        imported(layout[0], place)
+    assert not place.exists("dataset.json")
+    assert imported(layout[0], place)["leaks"] == len(layout[1]["leaks"])
+
+
+def test_a_list_of_exclusions_marks_what_it_names(layout, storage, tmp_path):
+    place = folder(storage, "dcase2023")
+    before = imported(layout[0], place)
+    free = next(
+        e for e in read_recordings(place) if e.source.startswith("freesound:") and e.split == "training" and not e.leak
+    )
+    (tmp_path / "list.csv").write_text(f"sound_id\n{free.source.removeprefix('freesound:')}\n")
+    after = imported(layout[0], place, exclusions=[tmp_path / "list.csv"])
+    assert after["leaks"] == before["leaks"] + 1
+    assert read_recordings(place)[free.recording].leak
+
+
+def test_own_recordings_become_a_data_set(storage, tmp_path):
+    rng = np.random.default_rng(0)
+    rows = [["file", "caption"]]
+    for number in range(12):
+        soundfile.write(tmp_path / f"a b, {number}.wav", rng.uniform(-0.1, 0.1, 4000), 8000)
+        rows.append([f"a b, {number}.wav", f"noise {number}"])
+    rows += [["missing.wav", "x"], ["a b, 3.wav", "again"]]
+    with (tmp_path / "mine.csv").open("w", newline="") as file:
+        csv.writer(file).writerows(rows)
+    place = folder(storage, "mine")
+    info = importer.import_own(tmp_path / "mine.csv", place, "mine")
+    assert info["kind"] == "own"
+    assert info["rows"] == {"training": 10, "validation": 1, "test": 1}
+    assert place.read_json("left_out.json") == ["missing.wav: missing"]
+    assert {each.captions for each in read_recordings(place)} >= {("noise 3", "again"), ("noise 11",)}
+    assert {each.seconds for each in read_recordings(place)} == {0.5}
+    assert check(place) == []
+    (tmp_path / "none.csv").write_text("file,caption\nx.wav,y\n")
+    with pytest.raises(UserError, match=r"none of 1 recordings can be imported; the first: x.wav: missing"):
+        importer.import_own(tmp_path / "none.csv", folder(storage, "none"), "none")
+
+
+def test_what_cannot_be_made_says_where_it_is_to_be_had(storage):
+    with pytest.raises(UserError, match=r"Clotho 2\.1 .*retable data import audio FOLDER --name dcase2023"):
+        prepare(Config(), storage)
+    with pytest.raises(UserError, match=r"retable data import audio FILE.csv --name mine"):
+        prepare(Config(data="mine"), storage)
+    with pytest.raises(UserError, match="no 'huge'"):
+        prepare(Config(data="generated-huge"), storage)
+    with pytest.raises(UserError, match="cannot name a data set"):
+        prepare(Config(data="../x"), storage)

@@ -1,0 +1,158 @@
+"""The collections' tables as they are published, with their oddities, and one's own CSV."""
+
+import csv
+import json
+
+import pytest
+
+from retable.platform.errors import UserError
+from retable.tasks.audio import layouts
+
+
+def touch(*paths):
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"sound")
+
+
+def write_csv(path, *rows, delimiter=",", encoding="utf-8"):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="", encoding=encoding) as file:
+        csv.writer(file, delimiter=delimiter).writerows(rows)
+
+
+HEAD = ["file_name", *(f"caption_{n}" for n in range(1, 6))]
+
+
+def test_clotho_with_all_its_oddities(tmp_path):
+    root = tmp_path / "clotho"
+    names = [" Rain, heavy.wav", "Fish &amp; chips.wav", "12:30 bell.wav", "absent.wav"]
+    write_csv(root / "clotho_captions_development.csv", HEAD, *([n, "A  b. ", "", "c", "d", "e"] for n in names))
+    meta = ["file_name", "keywords", "sound_id", "sound_link", "start_end_samples", "manufacturer", "license"]
+    write_csv(
+        root / "metadata/clotho_metadata_development.csv",
+        meta,
+        ["Rain, heavy.wav", "rain;window", "17", "x", "[1, 2]", "Müller", "cc"],
+        [names[1], "fish", "Not found", "Not found", "[1, 2]", "b", "cc"],
+        [names[2], "bell; tower ", "Not found", "https://freesound.org/people/x/sounds/42", "[1, 2]", "b", "cc"],
+        encoding="latin-1",
+    )
+    write_csv(root / "clotho_captions_evaluation.csv", HEAD, ["rain.wav", *"abcde"])
+    write_csv(root / "clotho_metadata_evaluation.csv", meta[:3], ["rain.wav", "a;b", "7"], delimiter=";")
+    on_disk = ["Rain, heavy.wav", "Fish & chips.wav", "12_30 bell.wav"]
+    touch(*(root / "development/development" / name for name in on_disk), root / "evaluation/rain.wav")
+    touch(root / "evaluation/absent.wav")  # another split's: not the one that is missed
+    found = layouts.clotho(root)
+    assert [entry.path and entry.path.name for entry in found] == [*on_disk, None, "rain.wav"]
+    assert [entry.source for entry in found] == ["freesound:17", "", "freesound:42", "", "freesound:7"]
+    assert [entry.split for entry in found] == ["training"] * 4 + ["test"]
+    assert found[0].captions == ("A b.", "c", "d", "e")
+    assert [found[n].keywords for n in (0, 2, 4)] == ["rain;window", "bell;tower", "a;b"]
+    assert found[0].title == "rain, heavy"
+
+
+def test_audiocaps_rows_of_one_clip_are_its_captions(tmp_path):
+    head = ["audiocap_id", "youtube_id", "start_time", "caption"]
+    write_csv(tmp_path / "dataset/train.csv", head, [1, "ab-cdefghij", 30, "A man talks, then a dog barks"])
+    write_csv(tmp_path / "dataset/val.csv", head, [2, "_x", 0, "one"], [3, "_x", 0, "two"], [4, "gone", 5, "three"])
+    touch(tmp_path / "audio/Yab-cdefghij.flac", tmp_path / "audio/_x_0.wav")
+    found = layouts.audiocaps(tmp_path)
+    assert [(entry.path and entry.path.name, entry.captions) for entry in found] == [
+        ("Yab-cdefghij.flac", ("A man talks, then a dog barks",)),
+        ("_x_0.wav", ("one", "two")),
+        (None, ("three",)),
+    ]
+    assert {entry.split for entry in found} == {"training"}
+    assert [entry.source for entry in found] == ["youtube:ab-cdefghij@30", "youtube:_x@0", "youtube:gone@5"]
+
+
+def test_wavcaps_finds_equal_numbers_of_different_sources_apart(tmp_path):
+    tables = {
+        "FreeSound/fsd_final.json": [
+            {"id": "12", "caption": " Rain. ", "file_name": "Rain at night.WAV", "tags": ["a"]}
+        ],
+        "BBC_Sound_Effects/bbc_final.json": [{"id": "12", "caption": "Wind."}],
+        "SoundBible/sb_final.json": [{"id": 12, "caption": "", "title": "Bell"}],
+        "AudioSet_SL/as_final.json": [{"id": "Yabc.wav", "caption": "Talk."}],
+    }
+    for name, data in tables.items():
+        path = tmp_path / "json_files" / name
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps({"num_captions_per_audio": 1, "data": data}))
+    for file in ("FreeSound/12.flac", "BBC_Sound_Effects/12.flac", "AudioSet_SL/Yabc.mp3"):
+        touch(tmp_path / "Zip_files" / file)
+    found = layouts.wavcaps(tmp_path)
+    assert [entry.source for entry in found] == ["freesound:12", "bbc:12", "soundbible:12", "youtube:abc"]
+    assert [entry.path and entry.path.parent.name for entry in found] == [
+        "FreeSound",
+        "BBC_Sound_Effects",
+        None,
+        "AudioSet_SL",
+    ]
+    assert [entry.captions for entry in found] == [("Rain.",), ("Wind.",), (), ("Talk.",)]
+    assert [entry.title for entry in found] == ["rain at night", "12", "bell", "Yabc"]
+    assert found[0].keywords == "a"
+
+
+def test_the_challenges_folders_give_training_first(tmp_path):
+    with pytest.raises(UserError, match="none of the folders clotho, audiocaps, wavcaps"):
+        layouts.challenge(tmp_path)
+    write_csv(tmp_path / "clotho/clotho_captions_evaluation.csv", HEAD, ["a.wav", *"abcde"])
+    write_csv(tmp_path / "audiocaps/test.csv", ["youtube_id", "start_time", "caption"], ["x", 0, "b"])
+    assert [entry.corpus for entry in layouts.challenge(tmp_path)] == ["audiocaps", "clotho"]
+    (tmp_path / "wavcaps").mkdir()
+    with pytest.raises(UserError, match=r"no fsd_final.json"):
+        layouts.challenge(tmp_path)
+
+
+def test_own_tables_of_both_forms(tmp_path):
+    table = tmp_path / "mine.csv"
+    write_csv(
+        table, ["File", "Caption"], ["a, b.wav", "x"], ["a, b.wav", "y"], ["sub/ü.wav", "犬が吠える"], ["no.wav", " "]
+    )
+    touch(tmp_path / "a, b.wav", tmp_path / "sub/ü.wav")
+    found = {entry.file: entry for entry in layouts.own(table)}
+    assert found["a, b.wav"].captions == ("x", "y")
+    assert found["sub/ü.wav"].captions == ("犬が吠える",)
+    assert found["sub/ü.wav"].path == tmp_path / "sub/ü.wav"
+    assert found["no.wav"].path is None
+    assert found["no.wav"].captions == ()
+    write_csv(table, ["file_name", "caption_1", "caption_2", "split"], ["a, b.wav", "x", "y", "dev"], delimiter=";")
+    assert [(entry.captions, entry.split) for entry in layouts.own(table)] == [(("x", "y"), "training")]
+
+
+def test_own_recordings_are_dealt_out_by_source_and_always_alike(tmp_path):
+    table = tmp_path / "mine.csv"
+    rows = [[f"{n}.wav", f"caption {n}", f"freesound:{n // 3}"] for n in range(60)]
+    write_csv(table, ["file", "caption", "source"], *rows)
+    found = {entry.file: entry for entry in layouts.own(table)}
+    write_csv(table, ["file", "caption", "source"], *rows[::-1])
+    assert {entry.file: entry for entry in layouts.own(table)} == found
+    splits = {source: {e.split for e in found.values() if e.source == source} for source in {r[2] for r in rows}}
+    assert all(len(here) == 1 for here in splits.values())
+    counts = [sum(entry.split == split for entry in found.values()) for split in ("validation", "test")]
+    assert all(6 <= count <= 8 for count in counts)
+    write_csv(table, ["file", "caption"], ["a.wav", "x"], ["b.wav", "y"])
+    assert [entry.split for entry in layouts.own(table)] == ["training", "training"]
+
+
+def test_tables_that_cannot_be_used_say_why(tmp_path):
+    table = tmp_path / "mine.csv"
+    with pytest.raises(UserError, match="cannot be read"):
+        layouts.own(table)
+    write_csv(table, ["name", "text"], ["a", "b"])
+    with pytest.raises(UserError, match=r"needs columns file and caption .* has name, text"):
+        layouts.own(table)
+    assert not layouts.describes(table)
+    write_csv(table, ["file", "caption", "split"], ["a.wav", "b", "middle"])
+    with pytest.raises(UserError, match="no split 'middle'"):
+        layouts.own(table)
+    table.write_bytes(b"PK\0\0")
+    with pytest.raises(UserError, match="not a text file"):
+        layouts.own(table)
+    write_csv(tmp_path / "clotho_captions_validation.csv", ["name"], ["a"])
+    with pytest.raises(UserError, match="no column file_name, caption_1"):
+        layouts.clotho(tmp_path)
+    (tmp_path / "fsd_final.json").write_text("[1]")
+    with pytest.raises(UserError, match="not a table of WavCaps"):
+        layouts.wavcaps(tmp_path)

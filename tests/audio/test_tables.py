@@ -1,0 +1,231 @@
+"""The tables against the paper's, and what each scale makes of them."""
+
+import csv
+import functools
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure as Drawing
+
+from retable.platform.api import config_at
+from retable.platform.config import fingerprint, flatten, override, parent
+from retable.platform.sweep import check_space, find_space, fixed_points
+from retable.platform.table import Combined, Need, Replicate, Results, Row, expand, split_view
+from retable.tasks.audio import claims, example, figures
+from retable.tasks.audio.config import PAPER, Config, MeanMel, Untrained, View
+from retable.tasks.audio.learner import cost
+from retable.tasks.audio.scales import SCALES
+from retable.tasks.audio.tables import AUDIO, COLUMNS, SYSTEMS, TABLES, TEXT
+
+SPACES = ("audio", "audio_text", "audio_augmentation", "audio_learning_rate")
+
+
+@functools.cache
+def needs(name, scale):
+    """Return label -> needs of the rows that are trained."""
+    table = SCALES[scale].apply(TABLES[name])
+    rows = [row for row in table.rows if isinstance(row, Row) and row.present]
+    return {row.label: expand(table, row, Config(), View()) for row in rows if row.overrides is not None}
+
+
+def trainings(scale, names=tuple(TABLES)):
+    """Return fingerprint -> config of all runs, ancestors included."""
+    found = {}
+    for name in names:
+        for need in (need for row in needs(name, scale).values() for need in row):
+            config = need.config
+            while config is not None:
+                found[fingerprint("audio", 1, config)] = config
+                config = parent(config)
+    return found
+
+
+@pytest.fixture(scope="module")
+def published(request):
+    shared = request.getfixturevalue("shared")
+    with open(shared / "papers/tables/audio_table2.csv") as file:
+        return list(csv.DictReader(file))
+
+
+def test_published_values_are_the_papers(published):
+    headers = {"mAP@10": "mAP10", "R@1": "R1", "R@5": "R5", "R@10": "R10"}
+    lines = [{ours: float(line[theirs]) for ours, theirs in headers.items() if line[theirs]} for line in published]
+    rows = [dict(row.published) for row in TABLES["table2"].rows if row.published]
+    assert len(rows) == 16 and sorted(map(str, rows)) == sorted(map(str, lines))
+    assert [column.header for column in COLUMNS] == list(headers)
+
+
+def test_a_row_trains_what_the_papers_line_says(published):
+    rows = needs("table2", "paper")
+    by_score = {row.published.get("mAP@10"): row.label for row in TABLES["table2"].rows}
+    lines = [line for line in published if line["audio"].startswith("PaSST")]
+    assert len(lines) == 12
+    for line in lines:
+        config = rows[by_score[float(line["mAP10"])]][0].config
+        assert config.audio.weights == line["audio"].lower()
+        assert config.segment == float(line["segment_s"])
+        assert config.text.name.removesuffix("-uncased") == line["text"]
+        assert (parent(config) is not None) == (line["finetune"] == "1")
+        assert config.augmentation == (0.3 if line["gpt"] == "1" else 0.0)
+        assert (config.audio.stride == 16) == (line["audio"] == "PaSST-N")
+        assert {path: flatten(config)[path] for path in PAPER} == PAPER
+
+
+def test_the_ensemble_joins_the_papers_eight(published):
+    by_score = {row.published.get("mAP@10"): row.label for row in TABLES["table2"].rows}
+    eight = [by_score[float(line["mAP10"])] for line in published if line["id"].isdigit()]
+    assert tuple(eight) == claims.MEMBERS
+    (ensemble,) = [row for row in TABLES["table2"].rows if isinstance(row, Combined)]
+    assert ensemble.of == claims.MEMBERS
+    assert set(claims.CANDIDATES) | set(claims.MEMBERS) == set(needs("ensembles", "paper"))
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_fine_tuning_starts_from_the_same_encoders_and_seed(scale):
+    stages = {
+        "corpora",
+        "learning_rate",
+        "epochs",
+        "steps",
+        "augmentation",
+        "init",
+        "init.overrides",
+        "init.checkpoint",
+    }
+    for label, found in needs("table2", scale).items():
+        for need in found:
+            ancestor = parent(need.config)
+            if label == claims.NOT_FINE_TUNED:
+                assert ancestor is None and len(need.config.corpora) == 3
+                continue
+            assert parent(ancestor) is None and len(ancestor.corpora) == 3 and ancestor.augmentation == 0
+            assert need.config.corpora == ("clotho",) and need.config.learning_rate < ancestor.learning_rate
+            child, other = flatten(need.config), flatten(ancestor)
+            assert {path for path in other if child[path] != other[path]} <= stages
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_runs_are_shared_and_differ_where_rows_do(scale):
+    table2 = needs("table2", scale)
+    prints = [fingerprint("audio", 1, need.config) for found in table2.values() for need in found]
+    assert len(set(prints)) == len(prints)
+    assert trainings(scale, ["ensembles"]).keys() | trainings(scale, ["figure2"]).keys() < trainings(scale).keys()
+    assert trainings(scale, ["table2"]).keys() == trainings(scale).keys()
+    best, plain = needs("figure2", scale)[claims.CLOTHO_GPT], needs("figure2", scale)[claims.CLOTHO]
+    assert [need.config for need in best] == [need.config for need in table2[claims.BEST]]
+    assert [parent(need.config) for need in plain] == [need.config for need in table2[claims.NOT_FINE_TUNED]]
+
+
+def test_smoke_trains_every_row_once():
+    systems, fine_tuned_alone, guarded, mean_mel = 2 * 10, 1, 2, 2
+    assert len(trainings("smoke")) == systems + fine_tuned_alone + guarded + mean_mel
+    for name, table in TABLES.items():
+        assert all(row.present for row in SCALES["smoke"].apply(table).rows)
+        assert needs(name, "smoke").keys() == needs(name, "paper").keys()
+
+
+@pytest.mark.parametrize("scale", ["smoke", "small"])
+def test_a_reduced_row_keeps_what_is_compared(scale):
+    full = needs("table2", "paper")
+    for label, found in needs("table2", scale).items():
+        big, small = full[label][0].config, found[0].config
+        assert (small.leaks, small.corpora, small.augmentation) == (big.leaks, big.corpora, big.augmentation)
+        assert small.segment == big.segment / 10 and isinstance(small.text, Untrained)
+        assert small.text.family == big.text.name.split("-")[0] and type(small.audio) is type(big.audio)
+        if not isinstance(big.audio, MeanMel):
+            assert small.audio.stride == big.audio.stride and small.audio.weights == "random"
+            assert small.audio.patchout_frequency == big.audio.patchout_frequency
+    for large, base in claims.LARGER:
+        rows = needs("table2", scale)
+        if large in rows and base in rows:
+            assert rows[large][0].config.text.width > rows[base][0].config.text.width
+
+
+@pytest.mark.parametrize(("scale", "minutes"), [("smoke", 4), ("small", 60)])
+def test_reduced_scales_are_as_short_as_they_say(scale, minutes):
+    assert sum(cost(config) for config in trainings(scale).values()) / 2 < 60 * minutes
+
+
+def test_combined_rows_join_what_is_run():
+    small = SCALES["small"].apply(TABLES["ensembles"])
+    run = {row.label for row in small.rows if isinstance(row, Row) and row.present}
+    combined = {row.label: row for row in small.rows if isinstance(row, Combined) and row.present}
+    members = set(claims.MEMBERS) & run
+    assert set(combined[claims.ENSEMBLE].of) == members and len(members) == 4
+    assert {label for label in combined if "without" in label} == {claims.without(label) for label in members}
+    for label in members:
+        assert set(combined[claims.without(label)].of) == members - {label}
+    extra = {claims.added(label): label for label in claims.CANDIDATES if label in run}
+    assert {label: set(combined[label].of) - members for label in extra} == {k: {v} for k, v in extra.items()}
+
+
+def test_small_repeats_what_claims_compare_and_says_what_it_leaves_out():
+    found = {label: len(rows) for label, rows in needs("table2", "small").items()}
+    assert found.pop(claims.GUARDED) == 1 and set(found.values()) == {3}
+    table = SCALES["small"].apply(TABLES["table2"])
+    left_out = [row.label for row in table.rows if not row.present]
+    assert left_out and all(label in table.note.split("Not at this scale")[1] for label in left_out)
+    assert f"With one seed: {claims.GUARDED}." in table.note
+    assert SCALES["small"].apply(TABLES["table1"]).note == TABLES["table1"].note
+
+
+def test_labels_say_which_encoders_a_system_has():
+    assert [row.label for row in SYSTEMS] == [f"{a} + {t}" for a in list(AUDIO)[:2] for t in TEXT] + [
+        "PaSST-S15 + bert-large",
+        "PaSST-S15 + roberta-large",
+    ]
+
+
+def task():
+    return SimpleNamespace(name="audio", config=Config, scales=SCALES)
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_train_starts_from_a_system_of_that_size(scale):
+    config = config_at(task(), scale, {})
+    assert parent(config) is None and config.leaks == "exclude"
+    best = needs("table2", scale)[claims.NOT_FINE_TUNED][0].config
+    assert (config.audio, config.text, config.segment) == (best.audio, best.text, best.segment)
+    assert (config.data, config.epochs, config.steps) == (best.data, best.epochs, best.steps)
+
+
+@pytest.mark.parametrize("scale", ["smoke", "small"])
+@pytest.mark.parametrize("name", SPACES)
+def test_every_point_of_the_search_spaces_is_a_valid_config(name, scale):
+    space = find_space(name)
+    base = config_at(task(), scale, space.SET)
+    points = fixed_points(space, space.SAMPLES)
+    if space.SEARCH == "optuna":
+        points = [{path: domain.sample() for path, domain in space.SPACE.items()} for _ in range(5)]
+    check_space(space, points)
+    configs = [override(base, split_view(point)[0]) for point in points]
+    assert len({fingerprint("audio", 1, config) for config in configs}) == len(points) >= 5
+    assert override(View(), space.VIEW).split == "validation"
+
+
+def tuned(label, seed, losses):
+    history = [{"epoch": epoch, "validation_loss": loss} for epoch, loss in enumerate(losses, start=1)]
+    return Replicate(Need(label, {"seed": seed}, Config(seed=seed), None), "0", {}, history)
+
+
+def test_figure_2_shows_means_and_ranges():
+    curves = np.array([[2.0, 1.5], [2.4, 1.2], [2.2, 1.8]])
+    rows = {claims.CLOTHO: [tuned(claims.CLOTHO, seed, curve) for seed, curve in enumerate(curves)], "none": []}
+    drawing = figures.draw_validation(Results(rows))
+    assert isinstance(drawing, Drawing)
+    ((line, _, (bars,)),) = [container.lines for container in drawing.axes[0].containers]
+    np.testing.assert_allclose(line.get_ydata(), curves.mean(axis=0))
+    np.testing.assert_allclose(line.get_xdata(), [1, 2])
+    ranges = [segment[:, 1] for segment in bars.get_segments()]
+    np.testing.assert_allclose(ranges, np.stack([curves.min(axis=0), curves.max(axis=0)], axis=1))
+    assert drawing.axes[0].get_legend().get_texts()[0].get_text() == "ClothoV2, 3 runs"
+
+
+def test_table_1_shows_both_authors_sentences():
+    drawing = example.draw_example(Results({}))
+    texts = [text.get_text().replace("\n    ", " ") for text in drawing.texts]
+    for sentence in (*example.ANSWER, *example.rewritten()):
+        assert any(text.endswith(sentence) for text in texts)
+    red = [text.get_text() for text in drawing.texts if text.get_color() == "#b3261e"]
+    assert len(red) == sum(map(example.names_keyword, (*example.ANSWER, *example.rewritten())))
