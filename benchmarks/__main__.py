@@ -11,10 +11,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import rl_update, run_overhead, style_image, style_network, style_video, weather_loader, weather_step
+from benchmarks import (
+    audio_search,
+    rl_update,
+    run_overhead,
+    style_image,
+    style_network,
+    style_video,
+    weather_loader,
+    weather_step,
+)
 from retable.platform.provenance import collect
 
 BENCHMARKS: dict[str, Callable[[], dict[str, Any]]] = {
+    "audio_search": audio_search.measure,
     "rl_update": rl_update.measure,
     "run_overhead": run_overhead.measure,
     "style_image": style_image.measure,
