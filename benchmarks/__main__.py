@@ -13,6 +13,7 @@ from typing import Any
 
 from benchmarks import (
     audio_search,
+    audio_step,
     rl_update,
     run_overhead,
     style_image,
@@ -25,6 +26,7 @@ from retable.platform.provenance import collect
 
 BENCHMARKS: dict[str, Callable[[], dict[str, Any]]] = {
     "audio_search": audio_search.measure,
+    "audio_step": audio_step.measure,
     "rl_update": rl_update.measure,
     "run_overhead": run_overhead.measure,
     "style_image": style_image.measure,
