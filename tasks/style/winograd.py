@@ -98,7 +98,7 @@ def convolve(
             strip = source[image, 4 * top : 4 * min(top + rows, down) + 2]
             torch.add(_strip(strip, kernels), bias, out=tiled[image, top : top + rows])
     whole = (height, width) == tuple(result.shape[2:])
-    return result if whole else result[:, :, :height, :width].contiguous(memory_format=torch.channels_last)
+    return result if whole else result[:, :, :height, :width].clone(memory_format=torch.channels_last)
 
 
 def _strip(source: Float[Tensor, "row column channel"], kernels: Kernels) -> Float[Tensor, "down 4 across 4 outputs"]:
