@@ -40,7 +40,7 @@ def power_spectrum(
     """Give |STFT|^2: frames are centred, the ends are reflected; a waveform too short to be reflected gets zeros."""
     padded = F.pad(waveform, (0, max(0, FFT // 2 + 1 - waveform.shape[-1])))
     spectrum = torch.stft(padded, FFT, HOP, len(window), window, pad_mode="reflect", return_complex=True)
-    return torch.view_as_real(spectrum).square().sum(-1)
+    return spectrum.real.square().addcmul_(spectrum.imag, spectrum.imag)  # a sum over two is many times as slow
 
 
 def kaldi_bank(lowest: float, highest: float) -> Float[Tensor, "band bin"]:
