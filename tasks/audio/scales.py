@@ -120,7 +120,7 @@ def untrained(family: str, width: int, depth: int) -> dict[str, object]:
         "text.width": width,
         "text.depth": depth,
         "text.vocabulary": 1000,
-        "text.dropout": 0.1,
+        "text.dropout": 0.0,
     }
 
 
@@ -128,12 +128,14 @@ COMMON: Changes = {
     "clip": 3.0,
     "projection": 128,
     "temperature": 0.05,
-    "time_mask": 19,
-    "frequency_mask": 16,
+    "learn_temperature": False,
+    "time_mask": 0,
+    "frequency_mask": 0,
     "shift_bands": False,
     "precision": "float32",
 }
-"""Masks and temperature for encoders that start untrained. Bands cannot be shifted where mel spectrograms are kept."""
+"""For encoders that start untrained. These sit on a plateau for some hundred steps, which masks, dropout and a
+temperature that may rise prolong. Bands cannot be shifted where mel spectrograms are kept."""
 
 SMOKE = Reduced(
     overrides={**COMMON, "data": "generated-tiny", "batch": 8, "steps": 2, "projection": 32},
@@ -150,8 +152,8 @@ SMOKE = Reduced(
 )
 SMALL = Reduced(
     overrides={**COMMON, "data": "generated-small", "batch": 32},
-    pre_training={"epochs": 5, "steps": 125, "learning_rate": 1e-3},
-    fine_tuning={"epochs": 5, "steps": 40, "learning_rate": 4e-4},
+    pre_training={"epochs": 5, "steps": 220, "learning_rate": 1e-3, "warmup": 0.25},
+    fine_tuning={"epochs": 5, "steps": 60, "learning_rate": 4e-4},
     audio=passts({"audio.width": 72, "audio.depth": 3, "audio.heads": 4}),
     text={
         "roberta-base": untrained("roberta", 32, 1),
