@@ -298,4 +298,4 @@ def clip_cost(config: Config) -> float:
             operations += 12 * width**2 * depth * TOKENS
         case Pretrained(name=name):
             operations += (3e8 if "large" in name else 8.5e7) * TOKENS
-    return 0.003 + 0.002 * seconds + 6 * operations / 3e10
+    return 0.001 + 0.001 * seconds + 6 * operations / 4e10

@@ -152,7 +152,7 @@ SMOKE = Reduced(
 )
 SMALL = Reduced(
     overrides={**COMMON, "data": "generated-small", "batch": 32},
-    pre_training={"epochs": 5, "steps": 220, "learning_rate": 1e-3, "warmup": 0.25},
+    pre_training={"epochs": 5, "steps": 220, "learning_rate": 1e-3},
     fine_tuning={"epochs": 5, "steps": 60, "learning_rate": 4e-4},
     audio=passts({"audio.width": 72, "audio.depth": 3, "audio.heads": 4}),
     text={
