@@ -77,6 +77,11 @@ class Source:
         folder = storage / f"data/{where}"
         return Source(folder, folder.read_json("dataset.json"))
 
+    @property
+    def storage(self) -> Storage:
+        """The storage that the data set lies in: above `data/<task>/`, where imported weights are too."""
+        return Storage(self.folder.filesystem, self.folder.root.rsplit("/data/", 1)[0])
+
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset:

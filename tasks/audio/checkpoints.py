@@ -8,20 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import io
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError
-from safetensors.torch import load, save
 from torch import Tensor
 
+from retable.platform import foreign
 from retable.platform.errors import UserError, nearest
 from retable.platform.storage import Storage
 from retable.tasks.audio.cnn14 import BAND, Cnn14Network, slaney_bank
@@ -182,16 +178,7 @@ def stored(audio: Passt | Cnn14, storage: Storage) -> Weights:
     else:
         names = (*PUBLISHED, "imagenet", "random") if isinstance(audio, Passt) else ("random",)
         raise UserError(f"audio.weights {name}: neither a SHA-256 nor a known name{nearest(name, names)}")
-    path = f"weights/{digest}.safetensors"
-    data = storage.read(path) if storage.exists(path) else b""
-    if hashlib.sha256(data).hexdigest() != digest:
-        raise UserError(f"{storage}/{path} is missing or is another file; import it by `retable audio weights FILE`")
-    try:
-        tensors = load(data)
-        (length,) = np.frombuffer(data[:8], "<u8")
-        fields = json.loads(json.loads(data[8 : 8 + int(length)])["__metadata__"]["audio"])
-    except (SafetensorError, KeyError, ValueError) as error:
-        raise UserError(f"{storage}/{path} holds no audio encoder; use `retable audio weights FILE`") from error
+    fields, tensors = foreign.unseal(digest, "audio", storage, "retable audio weights FILE")
     return Weights(fields["network"], tensors, fields["variant"])
 
 
@@ -220,7 +207,7 @@ def import_file(file: Path, storage: Storage) -> str:
         data = file.read_bytes()
     except OSError as error:
         raise UserError(f"{file}: {error.strerror or error}") from error
-    state = _state(file, data)
+    state = foreign.read_tensors(file, data, KNOWN)
     try:
         weights, layout = recognise(state)
         variant = _variant(file, layout)
@@ -233,9 +220,7 @@ def import_file(file: Path, storage: Storage) -> str:
     }
     if layout:
         fields |= {"stride": layout.stride, "frames": layout.frames}
-    tensors = {name: tensor.float().contiguous().clone() for name, tensor in weights.tensors.items()}
-    made = save(tensors, metadata={"audio": json.dumps(fields, sort_keys=True)})
-    digest = hashlib.sha256(made).hexdigest()
+    digest, made = foreign.seal({name: value.float() for name, value in weights.tensors.items()}, "audio", fields)
     if variant and storage.exists(f"weights/{variant}.json") and _published(variant, storage) != digest:
         raise UserError(
             f"{file}: {variant} is already another file's; remove {storage}/weights/{variant}.json, or rename this one"
@@ -334,25 +319,6 @@ def _check(tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]])
             raise ValueError(f"{name} has shape {tuple(tensors[name].shape)}, not {shape}")
         if not tensors[name].isfinite().all():
             raise ValueError(f"{name} has values that are no finite numbers")
-
-
-def _state(file: Path, data: bytes) -> dict[str, Tensor]:
-    """Read a PyTorch file's tensors, or those of its `model`, without running what else it may hold."""
-    try:
-        state = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    except Exception as error:  # unpickling a broken file raises almost anything
-        # torch's own message advises to load the file unsafely
-        raise UserError(f"{file}: no file of tensors and plain values, or not the whole file; {KNOWN}") from error
-    if isinstance(state, dict) and isinstance(state.get("model"), dict):
-        state = state["model"]
-    if not isinstance(state, dict):
-        raise UserError(f"{file}: no state dict but a {type(state).__name__}; {KNOWN}")
-    tensors = {name: value for name, value in state.items() if isinstance(name, str) and isinstance(value, Tensor)}
-    return {
-        name: value.detach()
-        for name, value in tensors.items()
-        if value.is_floating_point() and value.layout == torch.strided and value.numel() <= len(data)
-    }  # a repeated number can claim to be a tensor of any size
 
 
 def _reason(error: Exception) -> str:

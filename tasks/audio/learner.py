@@ -14,8 +14,6 @@ from torch import Tensor
 from retable.platform.config import flatten
 from retable.platform.errors import UserError
 from retable.platform.run import Run
-from retable.platform.storage import Storage
-from retable.platform.task import Source
 from retable.tasks.audio.config import Cnn14, Config, Passt, Pretrained, Untrained
 from retable.tasks.audio.losses import contrastive, same_recording
 from retable.tasks.audio.metrics import retrieval_scores
@@ -37,7 +35,7 @@ class RetrievalLearner:
         if config.batch % run.world:
             raise UserError(f"batch: {config.batch} is no multiple of {run.world} workers; change one of them")
         torch.manual_seed(config.seed)
-        self.model = build(config, data.captions(), storage_of(data.source))
+        self.model = build(config, data.captions(), data.source.storage)
         self.forward: Any = run.wrap(self.model)
         if config.compile:
             self.forward = torch.compile(self.forward)
@@ -182,11 +180,6 @@ class RetrievalLearner:
             load_weights(self.model, weights[0])
         except UserError as error:
             raise UserError(f"init: {error}") from error
-
-
-def storage_of(source: Source) -> Storage:
-    """Return the storage that a data set lies in, at `data/audio/<name>`."""
-    return Storage(source.folder.filesystem, source.folder.root.rsplit("/", 3)[0])
 
 
 def learning_rate(config: Config, epochs: float) -> float:

@@ -226,7 +226,7 @@ class Photographs:
         (config,) = configs
         self.config, self.source, self.steps = config, source, config.steps
         self.tests = tests(source)
-        self.storage = root(source)
+        self.storage = source.storage
         self._columns, self._paths = columns, training_files(source.folder)
         for name in config.style:
             find(paintings(source), name, "style")
@@ -295,11 +295,6 @@ class Photographs:
     def photograph(self, name: str) -> UInt8[np.ndarray, "height width 3"]:
         """Return a photograph by name; see `photograph`."""
         return photograph(self.source, name)
-
-
-def root(source: Source) -> Storage:
-    """Return the storage that a data set lies in, at `data/style/<name>`."""
-    return Storage(source.folder.filesystem, source.folder.root.rsplit("/", 3)[0])
 
 
 def tests(source: Source) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from retable.platform.task import Source
 from retable.tasks.style import images, losses
 from retable.tasks.style.backbones import build
 from retable.tasks.style.config import Config, Objective, OptimiseImage, TrainNetwork, View
-from retable.tasks.style.data import painting, photograph, root, tests
+from retable.tasks.style.data import painting, photograph, tests
 from retable.tasks.style.learner import RATE, TRANSFORMER
 from retable.tasks.style.transformer import stylise, untrained
 
@@ -74,7 +74,7 @@ def evaluate(
 ) -> dict[str, float]:
     """Return `style_error` and `content_error`, means over photographs, as the judge sees them; 0 is no difference."""
     arrays = summaries["all"]
-    judge = build(view.judge, 0, root(source))
+    judge = build(view.judge, 0, source.storage)
     names = [key.removeprefix("stylised/") for key in arrays if key.startswith("stylised/")]
     errors = []
     for name in names:

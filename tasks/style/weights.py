@@ -10,8 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import io
-import json
 import re
 import sys
 from collections.abc import Mapping
@@ -22,11 +20,10 @@ from typing import Any, Literal
 import numpy as np
 import torch
 import torchvision
-from safetensors import SafetensorError
-from safetensors.torch import load, save
 from torch import Tensor, nn
 from torchvision.models.squeezenet import Fire
 
+from retable.platform import foreign
 from retable.platform.errors import UserError
 from retable.platform.storage import Storage
 
@@ -157,17 +154,7 @@ def stored(digest: str, storage: Storage | None) -> Weights:
     Raises:
         UserError: where the file is missing, changed, or of another kind.
     """
-    path = f"weights/{digest}.safetensors"
-    data = storage.read(path) if storage and storage.exists(path) else b""
-    if hashlib.sha256(data).hexdigest() != digest:
-        where = f"{storage}/{path}" if storage else path
-        raise UserError(f"weights: {where} is missing or is another file; import it by `retable style weights FILE`")
-    try:
-        tensors = load(data)
-        (length,) = np.frombuffer(data[:8], "<u8")
-        fields = json.loads(json.loads(data[8 : 8 + int(length)])["__metadata__"]["backbone"])
-    except (SafetensorError, KeyError, ValueError) as error:
-        raise UserError(f"weights: {storage}/{path} holds no backbone; use `retable style weights FILE`") from error
+    fields, tensors = foreign.unseal(digest, "backbone", storage, "retable style weights FILE")
     mean, std = tuple(fields["mean"]), tuple(fields["std"])
     return Weights(fields["network"], tensors, mean, std, fields["padding"])
 
@@ -177,7 +164,7 @@ def import_weights(file: Path, storage: Storage) -> str:
 
     Only tensors and plain values are read; a file that holds code is refused. Classifiers and other tensors beside the
     path of convolutions are dropped. A file with torchvision's names is taken to want torchvision's preprocessing.
-    The same file gives the same digest. Its metadata is one JSON text, as safetensors puts several in any order.
+    The same file gives the same digest.
 
     Raises:
         UserError: where the file cannot be read, is of no known layout, or its tensors do not fit each other.
@@ -195,10 +182,8 @@ def import_weights(file: Path, storage: Storage) -> str:
     except (ValueError, RuntimeError) as error:
         raise UserError(f"{file}: no {weights.network}: {str(error).splitlines()[0]}; {KNOWN}") from error
     fields = {field.name: getattr(weights, field.name) for field in dataclasses.fields(weights)}
-    tensors = {name: tensor.contiguous().clone() for name, tensor in fields.pop("tensors").items()}
-    fields["source"] = hashlib.sha256(data).hexdigest()
-    made = save(tensors, metadata={"backbone": json.dumps(fields, sort_keys=True)})
-    digest = hashlib.sha256(made).hexdigest()
+    tensors, fields["source"] = fields.pop("tensors"), hashlib.sha256(data).hexdigest()
+    digest, made = foreign.seal(tensors, "backbone", fields)
     storage.write(f"weights/{digest}.safetensors", made)
     return digest
 
@@ -212,30 +197,11 @@ def recognise(file: Path, data: bytes) -> Weights:
     if not data.startswith((b"PK", b"\x80")):
         weights = decompress(data)
     else:
-        state = _state(file, data)
+        state = foreign.read_tensors(file, data, KNOWN)
         weights = _torchvision(state) or _with_colours(state)
     if weights is None:
         raise UserError(f"{file}: unknown weights, or not the whole file; {KNOWN}")
     return weights
-
-
-def _state(file: Path, data: bytes) -> dict[str, Tensor]:
-    """Read a PyTorch file's tensors, or those of its `model`, without running what else it may hold."""
-    try:
-        state = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    except Exception as error:  # unpickling a broken file raises almost anything
-        # torch's own message advises to load the file unsafely
-        raise UserError(f"{file}: no file of tensors and plain values, or not the whole file; {KNOWN}") from error
-    if isinstance(state, dict) and isinstance(state.get("model"), dict):
-        state = state["model"]
-    if not isinstance(state, dict):
-        raise UserError(f"{file}: no state dict but a {type(state).__name__}; {KNOWN}")
-    tensors = {name: value for name, value in state.items() if isinstance(name, str) and isinstance(value, Tensor)}
-    return {
-        name: value.detach()
-        for name, value in tensors.items()
-        if value.is_floating_point() and value.layout == torch.strided and value.numel() <= len(data)
-    }  # a repeated number can claim to be a tensor of any size
 
 
 def _torchvision(state: Mapping[str, Tensor]) -> Weights | None:
