@@ -258,7 +258,7 @@ def test_stored_weights_are_checked(tmp_path, storage):
     for data in (save({"a": torch.zeros(2)}), save({"a": torch.zeros(2)}, metadata={"backbone": "?"}), b"words"):
         other = weights.hashlib.sha256(data).hexdigest()
         storage.write(f"weights/{other}.safetensors", data)
-        with pytest.raises(UserError, match="no backbone"):
+        with pytest.raises(UserError, match="no weights of the kind backbone"):
             weights.stored(other, storage)
     storage.write(f"weights/{digest}.safetensors", b"changed")
     with pytest.raises(UserError, match="another file"):
