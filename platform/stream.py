@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -15,11 +16,14 @@ import pyarrow as pa
 from retable.platform.errors import UserError
 from retable.platform.launch import one_line
 
+if TYPE_CHECKING:
+    import ray.data
+
 Array = np.ndarray[Any, Any]
 Fetch = Callable[[Mapping[str, Any]], Mapping[str, Array]]
 
 TASKS = 2
-"""Pieces fetched at once. Their tasks reserve no CPU: they would wait for ever where trials hold every one."""
+"""Pieces or blocks read at once. Their tasks reserve no CPU: they would wait for ever where trials hold every one."""
 
 SLOWEST = 86_400
 """Seconds a consumer may take over its pieces before Ray Data gives up: a day, as steps on a CPU are slow."""
@@ -49,24 +53,31 @@ def stream(pieces: Sequence[Mapping[str, Any]], fetch: Fetch) -> Iterator[Mappin
         return
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
-    context.execution_options.preserve_order = True
     context.execution_no_progress_timeout_s = SLOWEST
     blocks = [pa.table({"number": [n], "piece": [json.dumps(piece)]}) for n, piece in enumerate(pieces)]
-    dataset = ray.data.from_blocks(blocks).map_batches(
-        fetch_block,
-        fn_kwargs={"fetch": fetch},
-        batch_size=None,
-        batch_format="pyarrow",
-        num_cpus=0,
-        compute=ray.data.TaskPoolStrategy(size=TASKS),
-    )
+    dataset = read_blocks(blocks, partial(fetch_block, fetch=fetch))
     batches = dataset.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=1)
-    for number, table in enumerate(batches):
+    for number, table in enumerate(cast(Iterator[pa.Table], batches)):
         if table["number"][0].as_py() != number:
             raise RuntimeError(f"Ray Data handed over piece {table['number'][0].as_py()} in place of {number}")
         if "error" in table.column_names:
             raise (UserError if table["users"][0].as_py() else RuntimeError)(table["error"][0].as_py())
         yield decode(table)
+
+
+def read_blocks(blocks: Sequence[pa.Table], read: Callable[[pa.Table], pa.Table]) -> ray.data.Dataset:
+    """Return `read(block)` of each block, in order, as a Ray dataset; `read` is picklable and runs in a task."""
+    import ray.data
+
+    ray.data.DataContext.get_current().execution_options.preserve_order = True
+    dataset: ray.data.Dataset = ray.data.from_blocks(list(blocks)).map_batches(
+        read,
+        batch_size=None,
+        batch_format="pyarrow",
+        num_cpus=0,
+        compute=ray.data.TaskPoolStrategy(size=min(TASKS, len(blocks))),
+    )
+    return dataset
 
 
 def fetch_block(block: pa.Table, fetch: Fetch) -> pa.Table:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from retable.platform.errors import UserError
 from retable.platform.storage import Storage
-from retable.platform.stream import decode, encode, stream
+from retable.platform.stream import decode, encode, read_blocks, stream
 from retable.platform.task import Source
 from retable.tasks.audio.config import SAMPLE_RATE, Config
 from retable.tasks.audio.mel import frames_of
@@ -70,22 +70,12 @@ class Clip:
 
 def read(folder: Storage) -> ray.data.Dataset:
     """Return the sound of training and validation as a Ray dataset: a block is a shard."""
-    import ray.data
-
     info = folder.read_json("dataset.json")
     names = [name for split in ("training", "validation") for name in info["shards"][split]]
     blocks = [pa.table({"number": [number], "name": [name]}) for number, name in enumerate(names)]
     if not blocks:
         raise UserError(f"{folder}: no recordings to train on; make or import the data set again")
-    ray.data.DataContext.get_current().execution_options.preserve_order = True
-    dataset: ray.data.Dataset = ray.data.from_blocks(blocks).map_batches(
-        partial(read_shard, folder=folder, info=info),
-        batch_size=None,
-        batch_format="pyarrow",
-        num_cpus=0,
-        compute=ray.data.TaskPoolStrategy(size=2),
-    )
-    return dataset
+    return read_blocks(blocks, partial(read_shard, folder=folder, info=info))
 
 
 def read_shard(block: pa.Table, folder: Storage, info: Mapping[str, Any]) -> pa.Table:

@@ -30,7 +30,7 @@ from torch import Tensor
 from retable.platform.errors import UserError, disk_errors, nearest
 from retable.platform.storage import Storage
 from retable.platform.stream import decode as decode_table
-from retable.platform.stream import encode, stream
+from retable.platform.stream import encode, read_blocks, stream
 from retable.platform.task import Source
 from retable.tasks.style import assets, images
 from retable.tasks.style.config import Config, TrainNetwork
@@ -100,22 +100,12 @@ def threaded(function: Callable[[Any], Any], items: Iterable[Any], ahead: int = 
 
 def read(folder: Storage) -> ray.data.Dataset:
     """Return the training pictures' files as a Ray dataset: a block is some files, encoded as they are."""
-    import ray.data
-
     paths = training_files(folder)
     blocks = [
         pa.table({"number": [number], "paths": [paths[start : start + FILES]]})
         for number, start in enumerate(range(0, len(paths), FILES))
     ]
-    ray.data.DataContext.get_current().execution_options.preserve_order = True
-    dataset: ray.data.Dataset = ray.data.from_blocks(blocks).map_batches(
-        partial(read_files, folder=folder),
-        batch_size=None,
-        batch_format="pyarrow",
-        num_cpus=0,
-        compute=ray.data.TaskPoolStrategy(size=2),
-    )
-    return dataset
+    return read_blocks(blocks, partial(read_files, folder=folder))
 
 
 def read_files(block: pa.Table, folder: Storage) -> pa.Table:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from retable.platform.errors import UserError
 from retable.platform.storage import Storage
-from retable.platform.stream import decode, encode, stream
+from retable.platform.stream import decode, encode, read_blocks, stream
 from retable.platform.task import Source
 from retable.tasks.weather.config import Config
 from retable.tasks.weather.frames import Frames
@@ -82,8 +82,6 @@ class Memory:
 
 def read(folder: Storage) -> ray.data.Dataset:
     """Return the training and validation frames as a Ray dataset: a block is a slice of consecutive frames."""
-    import ray.data
-
     info = folder.read_json("dataset.json")
     pieces = [
         {"number": number, "series": series, "kind": kind, "start": start, "stop": min(start + SLICE, rows[key])}
@@ -92,17 +90,8 @@ def read(folder: Storage) -> ray.data.Dataset:
         for kind, key in (("satellite", "satellite"), ("rate", "rain"))
         for number, start in enumerate(range(0, rows[key] or 0, SLICE))
     ]
-    context = ray.data.DataContext.get_current()
-    context.execution_options.preserve_order = True
     blocks = [pa.Table.from_pylist([piece]) for piece in pieces]
-    dataset: ray.data.Dataset = ray.data.from_blocks(blocks).map_batches(
-        partial(read_slice, folder=folder, info=info),
-        batch_size=None,
-        batch_format="pyarrow",
-        num_cpus=0,
-        compute=ray.data.TaskPoolStrategy(size=2),
-    )
-    return dataset
+    return read_blocks(blocks, partial(read_slice, folder=folder, info=info))
 
 
 def read_slice(block: pa.Table, folder: Storage, info: Mapping[str, Any]) -> pa.Table:

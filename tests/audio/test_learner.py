@@ -14,6 +14,7 @@ from retable.platform.loop import train
 from retable.platform.run import Run
 from retable.platform.runs import RunFolder
 from retable.platform.storage import Storage
+from retable.platform.task import Source
 from retable.tasks.audio.config import PAPER, Cnn14, Config, MeanMel, Passt
 from retable.tasks.audio.data import Batch
 from retable.tasks.audio.learner import RetrievalLearner, cost, group, learning_rate, spread, validate
@@ -36,7 +37,7 @@ class Sounds:
     """Tones with captions; some recordings come twice in a batch, and lengths differ."""
 
     steps = 3
-    source = SimpleNamespace(folder=Storage.open("/nowhere/data/audio/tones"))
+    source = Source(Storage.open("/nowhere/data/audio/tones"), {})
 
     def __init__(self, batch=8):
         self.batch = batch
