@@ -137,6 +137,9 @@ COMMON: Changes = {
 """For encoders that start untrained. These sit on a plateau for some hundred steps, which masks, dropout and a
 temperature that may rise prolong. Bands cannot be shifted where mel spectrograms are kept."""
 
+WHOLE: Changes = {"audio.patchout_frequency": 0, "audio.patchout_time": 0}
+"""A second of sound has few patches. Left out, they halve what 1,000 steps learn: mAP@10 0.04 for 0.10."""
+
 SMOKE = Reduced(
     overrides={**COMMON, "data": "generated-tiny", "batch": 8, "steps": 2, "projection": 32},
     pre_training={"epochs": 1, "learning_rate": 1e-3},
@@ -152,9 +155,9 @@ SMOKE = Reduced(
 )
 SMALL = Reduced(
     overrides={**COMMON, "data": "generated-small", "batch": 32},
-    pre_training={"epochs": 5, "steps": 220, "learning_rate": 1e-3},
+    pre_training={"epochs": 6, "steps": 220, "learning_rate": 1e-3},
     fine_tuning={"epochs": 5, "steps": 60, "learning_rate": 4e-4},
-    audio=passts({"audio.width": 72, "audio.depth": 3, "audio.heads": 4}),
+    audio=passts({"audio.width": 64, "audio.depth": 3, "audio.heads": 2, **WHOLE}),
     text={
         "roberta-base": untrained("roberta", 32, 1),
         "roberta-large": untrained("roberta", 128, 2),

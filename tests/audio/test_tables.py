@@ -135,7 +135,7 @@ def test_a_reduced_row_keeps_what_is_compared(scale):
         assert small.text.family == big.text.name.split("-")[0] and type(small.audio) is type(big.audio)
         if not isinstance(big.audio, MeanMel):
             assert small.audio.stride == big.audio.stride and small.audio.weights == "random"
-            assert small.audio.patchout_frequency == big.audio.patchout_frequency
+            assert small.audio.patchout_frequency == (big.audio.patchout_frequency if scale == "smoke" else 0)
     for large, base in claims.LARGER:
         rows = needs("table2", scale)
         if large in rows and base in rows:
