@@ -101,6 +101,8 @@ def draw(
 ) -> Scene:
     """Draw a scene: one to three sounds in the foreground, one after another or together; half have a background.
 
+    No sound comes twice, so there are no more events than kinds of sound.
+
     Args:
         rng: chooses everything.
         seconds: length of the recording.
@@ -108,7 +110,8 @@ def draw(
         ambient: the sounds that may be a background.
         rooms: whether the scene may be in a hall or outdoors.
     """
-    names = [str(name) for name in rng.choice(sorted(traits), 1 + rng.choice(3, p=(0.25, 0.5, 0.25)), replace=False)]
+    count = min(1 + int(rng.choice(3, p=(0.25, 0.5, 0.25))), len(traits))
+    names = [str(name) for name in rng.choice(sorted(traits), count, replace=False)]
     groups = [[names[0]]]
     for name in names[1:]:
         if rng.random() < 0.35:
