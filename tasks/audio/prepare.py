@@ -52,6 +52,8 @@ def prepare(config: Config, storage: Storage) -> None:
 def make_generated(place: Storage, name: str, size: str) -> dict[str, Any]:
     """Generate a world of a size into `place`, its captions rewritten by rule too, and return its info.
 
+    Spectrograms are kept: to make them anew would be half of a small training's time.
+
     Raises:
         UserError: where there is no such size, the folder holds other data, or it cannot be written.
     """
@@ -66,7 +68,7 @@ def make_generated(place: Storage, name: str, size: str) -> dict[str, Any]:
     made = list(zip(rewrites(recordings), makers, strict=True))
     workers = (os.cpu_count() or 1) if len(made) > FEW else 1
     with progress_bar(f"generating {name}") as show:
-        return write_dataset(place, name, "generated", "waveform", made, show, workers)
+        return write_dataset(place, name, "generated", "mel", made, show, workers)
 
 
 def describe(info: Mapping[str, Any]) -> str:

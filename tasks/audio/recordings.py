@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Literal
 
 import numpy as np
@@ -172,18 +172,19 @@ def write_shards(
     folder.remove("dataset.json")
     written = Written([], {split: [] for split in SPLITS}, {}, [], [])
     done = 0
-    for plan in _plans(everything):
-        split = plan[0][0].split
-        file = f"{split}-{len(written.shards[split]):05d}.parquet"
-        recordings, broken = _write_shard(folder, f"audio/{file}", features, plan, len(written.recordings), workers)
-        if recordings:
-            written.shards[split].append(file)
-            written.starts[file] = len(written.recordings)
-        written.recordings.extend(recordings)
-        written.left_out.extend(broken.values())
-        written.places.extend(done + place for place in range(len(plan)) if str(place) not in broken)
-        done += len(plan)
-        show(done, len(everything))
+    with _pool(workers) as work:
+        for plan in _plans(everything):
+            split = plan[0][0].split
+            file = f"{split}-{len(written.shards[split]):05d}.parquet"
+            recordings, broken = _write_shard(folder, f"audio/{file}", features, plan, len(written.recordings), work)
+            if recordings:
+                written.shards[split].append(file)
+                written.starts[file] = len(written.recordings)
+            written.recordings.extend(recordings)
+            written.left_out.extend(broken.values())
+            written.places.extend(done + place for place in range(len(plan)) if str(place) not in broken)
+            done += len(plan)
+            show(done, len(everything))
     for old in set(folder.list("audio")) - {*written.starts}:
         folder.remove(f"audio/{old}")
     return written
@@ -234,8 +235,31 @@ def _plans(items: Sequence[Item]) -> Iterator[list[Item]]:
         yield plan
 
 
+Kept = tuple[float, bytes] | UserError
+"""A recording's seconds and what is kept of its sound, or why it could not be decoded."""
+Work = Callable[[Callable[[Callable[[], Waveform]], Kept], Sequence[Callable[[], Waveform]]], Iterator[Kept]]
+"""What maps a function over decoders, in order."""
+
+
+@contextmanager
+def _pool(workers: int) -> Iterator[Work]:
+    """Yield what maps in so many processes; with one, in this one. They start when there is work."""
+    if workers == 1:
+        yield map
+        return
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _one_thread) as pool:
+        yield partial(pool.map, chunksize=4)
+
+
+def _one_thread() -> None:
+    """Leave the other cores to the other processes."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
 def _write_shard(
-    folder: Storage, path: str, features: Features, plan: Sequence[Item], first: int, workers: int
+    folder: Storage, path: str, features: Features, plan: Sequence[Item], first: int, work: Work
 ) -> tuple[list[Recording], dict[str, str]]:
     """Write one shard unless it is there; return its recordings, and a line for each place that is left out."""
     wanted = digest([recording for recording, _ in plan]) + f" {features} {first}"
@@ -243,12 +267,12 @@ def _write_shard(
     if said.get("plan") != wanted:
         said = {"plan": wanted, "seconds": [], "broken": {}}
         sounds = []
-        for place, waveform in enumerate(_decoded([decode for _, decode in plan], workers)):
-            if isinstance(waveform, UserError):
-                said["broken"][str(place)] = str(waveform)
+        for place, kept in enumerate(work(partial(_keep, features), [decode for _, decode in plan])):
+            if isinstance(kept, UserError):
+                said["broken"][str(place)] = str(kept)
                 continue
-            said["seconds"].append(len(waveform) / SAMPLE_RATE)
-            sounds.append((encode(waveform) if features == "waveform" else _mel(waveform)).tobytes())
+            said["seconds"].append(kept[0])
+            sounds.append(kept[1])
         if sounds:
             numbers = np.arange(first, first + len(sounds))
             table = pa.table({"recording": numbers, "audio": pa.array(sounds, pa.binary())})
@@ -257,24 +281,18 @@ def _write_shard(
             folder.write(path, _parquet(table, rows))
     left = [recording for place, (recording, _) in enumerate(plan) if str(place) not in said["broken"]]
     numbered = zip(left, said["seconds"], strict=True)
-    kept = [replace(each, recording=first + n, seconds=seconds) for n, (each, seconds) in enumerate(numbered)]
-    return kept, said["broken"]
+    written = [replace(each, recording=first + n, seconds=seconds) for n, (each, seconds) in enumerate(numbered)]
+    return written, said["broken"]
 
 
-def _decoded(decoders: Sequence[Callable[[], Waveform]], workers: int) -> Iterator[Waveform | UserError]:
-    """Yield what decoders return, or raise, in order."""
-    if workers == 1:
-        yield from map(_attempt, decoders)
-        return
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-        yield from pool.map(_attempt, decoders, chunksize=4)
-
-
-def _attempt(decode: Callable[[], Waveform]) -> Waveform | UserError:
+def _keep(features: Features, decode: Callable[[], Waveform]) -> Kept:
+    """Decode a recording and return what a shard keeps of it."""
     try:
-        return decode()
+        waveform = decode()
     except UserError as error:
         return error
+    kept = encode(waveform) if features == "waveform" else _mel(waveform)
+    return len(waveform) / SAMPLE_RATE, kept.tobytes()
 
 
 def _said(folder: Storage, path: str) -> dict[str, Any]:
