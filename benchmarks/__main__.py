@@ -14,6 +14,9 @@ from typing import Any
 from benchmarks import (
     audio_search,
     audio_step,
+    rl_files,
+    rl_inference,
+    rl_stack,
     rl_update,
     run_overhead,
     style_image,
@@ -27,6 +30,9 @@ from retable.platform.provenance import collect
 BENCHMARKS: dict[str, Callable[[], dict[str, Any]]] = {
     "audio_search": audio_search.measure,
     "audio_step": audio_step.measure,
+    "rl_files": rl_files.measure,
+    "rl_inference": rl_inference.measure,
+    "rl_stack": rl_stack.measure,
     "rl_update": rl_update.measure,
     "run_overhead": run_overhead.measure,
     "style_image": style_image.measure,

@@ -13,7 +13,7 @@ from retable.tasks.rl.tables import SCALES, TABLES
 TASK = Task(
     name="rl",
     about="single-shot pruning before offline reinforcement learning",
-    version=1,
+    version=2,
     config=Config,
     view=View,
     dataset=Dataset(

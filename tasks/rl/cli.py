@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -11,8 +12,15 @@ from retable.platform.board import console, show_defects
 from retable.platform.errors import UserError
 from retable.platform.storage import Storage
 
-app = typer.Typer(no_args_is_help=True, help="Offline RL: play a trained policy, look at a network's shape.")
+if TYPE_CHECKING:
+    from torch import Tensor
 
+    from retable.platform.task import Source
+
+app = typer.Typer(no_args_is_help=True, help="Offline RL: play a trained policy, write it as a compact file.")
+
+SUFFIX = ".rtsn"
+"""What the name of a policy's file ends in."""
 Where = Annotated[str, typer.Option("--storage", envvar="RETABLE_STORAGE", help="Where data and runs lie.")]
 Environment = Annotated[str, typer.Option("--env", help="A Gymnasium environment without its version, e.g. hopper.")]
 
@@ -83,28 +91,105 @@ def convert(
     console.print(f"{info['environment']}/{info['name']}: {info['transitions']:,} transitions, source {info['source']}")
 
 
-DATA = {"make": make, "check": check, "convert": convert}
+def import_(
+    source: Annotated[Path, typer.Argument(help="A Minari data set's folder, e.g. .../mujoco/hopper/expert-v0.")],
+    storage: Where = "results",
+    env: Annotated[str | None, typer.Option(help="Environment, where the metadata do not say it.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the data set; default: minari-, and from its id.")] = None,
+) -> None:
+    """Read a Minari data set, as its package keeps it in HDF5, into the Parquet form that training loads.
+
+    Example: `retable data import rl ~/.minari/datasets/mujoco/hopper/expert-v0`
+    """
+    from retable.platform.api import set_line
+    from retable.tasks.rl.minari import import_minari
+
+    info = import_minari(source.expanduser(), Storage.open(storage), environment_name(env) if env else None, name)
+    console.print(f"{info['environment']}/{info['name']}: {info['transitions']:,} transitions")
+    changes = {"environment": info["environment"], "data": info["name"], "simulator": info["simulator"]}
+    known = {key: value for key, value in changes.items() if value != "unknown"}
+    console.print(f"train on it: retable train rl {set_line(known)}", markup=False)
+
+
+DATA = {"make": make, "check": check, "convert": convert, "import": import_}
+
+
+@app.command()
+def export(
+    run: Annotated[str, typer.Argument(help="A run's fingerprint, or its first digits.")],
+    file: Annotated[Path, typer.Argument(help="The file to write, e.g. policy.rtsn.")],
+    storage: Where = "results",
+    policy: Annotated[str, typer.Option(help="Whose weights: bcq, bc; all: those that train, too.")] = "bcq",
+    precision: Annotated[str, typer.Option(help="float32 loses no bit; float16, int8.")] = "float32",
+    epoch: Annotated[int, typer.Option(help="A kept epoch; 0: the last.", min=0)] = 0,
+) -> None:
+    """Write a trained policy as one compact file that `play` reads.
+
+    Example: `retable rl export 3f2a policy.rtsn --precision int8`
+    """
+    from retable.platform import api
+    from retable.tasks.rl.compact import TYPES, Precision
+    from retable.tasks.rl.export import POLICIES, write_policy
+    from retable.tasks.rl.sparse import file_bytes
+
+    if policy not in POLICIES:
+        raise UserError(f"--policy {policy}: use {', '.join(POLICIES)}")
+    if precision not in TYPES:
+        raise UserError(f"--precision {precision}: use {', '.join(TYPES)}")
+    if file.suffix != SUFFIX:
+        raise UserError(f"{file}: call it {file.stem}{SUFFIX}, so that `retable rl play` knows it")
+    loaded = api.load(run, storage)
+    weights = loaded.weights(epoch)
+    info = loaded.folder.storage.read_json(f"data/{loaded.task.dataset.where(loaded.config)}/dataset.json")
+    data = write_policy(loaded.config, info, weights, policy, cast(Precision, precision))
+    Storage.open(file.expanduser().absolute().parent).write(file.name, data)
+    dense = file_bytes(weights)
+    ratio = f"{dense / len(data):.1f} times smaller than the dense file of all weights"
+    console.print(f"{file}: {len(data):,} bytes, {ratio} ({dense:,})")
 
 
 @app.command()
 def play(
-    run: Annotated[str, typer.Argument(help="A run's fingerprint, or its first digits.")],
+    run: Annotated[str, typer.Argument(help=f"A run's fingerprint, or its first digits; or a {SUFFIX} file.")],
     storage: Where = "results",
-    policy: Annotated[str, typer.Option(help="bcq or bc.")] = "bcq",
+    policy: Annotated[str | None, typer.Option(help="bcq or bc; default: bcq, or what a file was written for.")] = None,
     episodes: Annotated[int, typer.Option(min=1)] = 10,
     epoch: Annotated[int, typer.Option(help="A kept epoch; 0: the last.", min=0)] = 0,
+    env: Annotated[str | None, typer.Option(help="The environment a file is for, to be sure.")] = None,
 ) -> None:
     """Play a trained policy in its simulator and print its scores."""
     from retable.platform import api
     from retable.platform.config import override
     from retable.platform.table import resolve
-    from retable.platform.task import Source
+    from retable.platform.task import Source, find
 
-    loaded = api.load(run, storage)
-    task = loaded.task
-    view = resolve(override(task.view(), {"policy": policy, "episodes": episodes, "epoch": epoch}), loaded.config)
-    source = Source.of(loaded.folder.storage, task.dataset.where(loaded.config))
-    played = task.predict(loaded.config, view, loaded.weights(view.epoch), source, "all")
-    console.print(task.dataset.describe(source.info))
-    for name, value in task.evaluate(loaded.config, view, {"all": played}, source).items():
+    task = find("rl")
+    changes: dict[str, object] = {"episodes": episodes, "epoch": epoch}
+    if run.endswith(SUFFIX):
+        config, weights, source, own = _policy_file(Path(run).expanduser(), env)
+        view = override(task.view(), {**changes, "policy": policy or own})
+        console.print(f"{run}: a policy for {config.environment}-{config.simulator}")
+    else:
+        loaded = api.load(run, storage)
+        task, config = loaded.task, loaded.config
+        view = resolve(override(task.view(), {**changes, "policy": policy or "bcq"}), config)
+        source = Source.of(loaded.folder.storage, task.dataset.where(config))
+        weights = loaded.weights(view.epoch)
+        console.print(task.dataset.describe(source.info))
+    played = task.predict(config, view, weights, source, "all")
+    for name, value in task.evaluate(config, view, {"all": played}, source).items():
         console.print(f"  {name}  {value:.6g}")
+
+
+def _policy_file(file: Path, env: str | None) -> tuple[Any, Mapping[str, Tensor], Source, str]:
+    """Read a policy's file: what `predict` asks for, and the policy it was written for."""
+    from retable.platform.task import Source
+    from retable.tasks.rl.export import check_sizes, read_policy
+
+    if not file.is_file():
+        raise UserError(f"{file}: no such file; `retable rl export` writes one")
+    config, info, weights, policy = read_policy(file.read_bytes(), str(file))
+    if env is not None and environment_name(env) != config.environment:
+        raise UserError(f"{file}: a policy for {config.environment}, not for {environment_name(env)}; leave out --env")
+    check_sizes(f"{config.environment}-{config.simulator}", info["states"], info["actions"])
+    return config, weights, Source(Storage.open(file.absolute().parent), info), policy

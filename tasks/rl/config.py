@@ -130,6 +130,8 @@ class Config:
     """The paper trains for 1,000,000 updates; the reference evaluates every 5,000."""
     updates: int = 5000
     """Updates in an epoch."""
+    precision: Literal["float32", "tf32"] = "float32"
+    """Arithmetic of a GPU's matrix products: `tf32` rounds their factors to 10 bits. On a CPU it is always float32."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -150,3 +152,5 @@ class View:
     """Candidate actions BCQ draws at each step (the current reference 100, its first release and BEAR 10)."""
     seed: int = 100
     """Seed of the first episode; the others follow by ones. The reference evaluates at seed + 100."""
+    precision: Literal["float32", "float16", "int8"] = "float32"
+    """The weights act as they come out of a compact file of this precision (`retable rl export`); float32 is exact."""

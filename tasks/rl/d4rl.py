@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,59 @@ TOLERANCE = 1e-3
 """How far an action may lie outside [-1, 1]: float32 policies with a tanh can miss by a rounding error."""
 
 
+@contextmanager
+def opened(path: Path) -> Iterator[h5py.File]:
+    """Open a foreign HDF5 file for reading.
+
+    Raises:
+        UserError: where the file is missing, truncated or no HDF5, or turns out to be so while it is read.
+
+    """
+    if not path.is_file():
+        raise UserError(f"{path}: no such file; check the path")
+    try:
+        with h5py.File(path, "r") as file:
+            yield file
+    except (OSError, RuntimeError, KeyError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{path}: not a readable HDF5 file ({reason}); download or write it again") from error
+
+
+def child(path: Path, group: h5py.Group, key: str, remedy: str) -> Any:
+    """Return a member of a group of a foreign file.
+
+    Raises:
+        UserError: where it is missing, or a link: that may point into any other file of this machine.
+
+    """
+    name = f"{group.name}/{key}".lstrip("/")
+    if not group.id.links.exists(key.encode()):
+        raise UserError(f"{path}: key '{name}' is missing; {remedy}")
+    if group.id.links.get_info(key.encode()).type != h5py.h5l.TYPE_HARD:
+        raise UserError(f"{path}: key '{name}' is a link to elsewhere; write the data itself into the file")
+    return group[key]
+
+
+def numbers(path: Path, group: h5py.Group, key: str, axes: int, remedy: str) -> Array:
+    """Return an array of a foreign file: numbers as float32, flags as they are; (N, 1) as (N,) where `axes` is 1.
+
+    Raises:
+        UserError: where it is missing, not an array of numbers, or kept in another file.
+
+    """
+    dataset = child(path, group, key, remedy)
+    name = f"{group.name}/{key}".lstrip("/")
+    if not isinstance(dataset, h5py.Dataset) or dataset.dtype.kind not in "fiub":
+        raise UserError(f"{path}: key '{name}' is no array of numbers; {remedy}")
+    if dataset.is_virtual or dataset.external:
+        raise UserError(f"{path}: key '{name}' keeps its data in another file; write the data itself into the file")
+    array: Array = np.asarray(dataset[()])
+    if axes == 1 and array.ndim == 2 and array.shape[1] == 1:
+        array = array[:, 0]
+    with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite and is reported as such
+        return array if array.dtype == bool else array.astype(np.float32)
+
+
 def load(path: Path) -> dict[str, Array]:
     """Return the arrays of a file by D4RL's keys: numbers as float32, flags as they are, (N, 1) columns as (N,).
 
@@ -32,34 +86,11 @@ def load(path: Path) -> dict[str, Array]:
         UserError: where the file is missing, truncated, foreign, lacks a key, or refers to another file.
 
     """
-    if not path.is_file():
-        raise UserError(f"{path}: no such file; check the path")
-    try:
-        with h5py.File(path, "r") as file:
-            links = file.id.links
-            keys, needed = [key for key in AXES if links.exists(key.encode())], list(AXES)[:-1]
-            for key in AXES:
-                if key in needed and key not in keys:
-                    raise UserError(f"{path}: key '{key}' is missing; give a D4RL file, with {', '.join(needed)}")
-                # A link may point into any other file of this machine; D4RL's files have none.
-                if key in keys and links.get_info(key.encode()).type != h5py.h5l.TYPE_HARD:
-                    raise UserError(f"{path}: key '{key}' is a link to elsewhere; write the data itself into the file")
-            return {key: _array(path, key, file[key]) for key in keys}
-    except (OSError, RuntimeError, KeyError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"{path}: not a readable HDF5 file ({reason}); download or write it again") from error
-
-
-def _array(path: Path, key: str, dataset: Any) -> Array:
-    if not isinstance(dataset, h5py.Dataset) or dataset.dtype.kind not in "fiub":
-        raise UserError(f"{path}: key '{key}' is no array of numbers; give a D4RL file")
-    if dataset.is_virtual or dataset.external:
-        raise UserError(f"{path}: key '{key}' keeps its data in another file; write the data itself into the file")
-    array: Array = np.asarray(dataset[()])
-    if AXES[key] == 1 and array.ndim == 2 and array.shape[1] == 1:
-        array = array[:, 0]
-    with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite and is reported as such
-        return array if array.dtype == bool else array.astype(np.float32)
+    *needed, optional = AXES
+    remedy = f"give a D4RL file, with {', '.join(needed)}"
+    with opened(path) as file:
+        keys = [*needed, optional] if file.id.links.exists(optional.encode()) else needed
+        return {key: numbers(path, file, key, AXES[key], remedy) for key in keys}
 
 
 def defects(path: Path, arrays: Mapping[str, Array]) -> list[str]:

@@ -318,7 +318,14 @@ class Transitions:
         self._seeds = [config.seed for config in configs]
         # Members with one seed (many sparsities, say) see the same rows, which are drawn once.
         self._streams = sorted(set(self._seeds))
-        self._members = [self._streams.index(seed) for seed in self._seeds]
+        self._members = np.array([self._streams.index(seed) for seed in self._seeds])
+        self._table: torch.Tensor | None = None
+
+    def place(self, device: torch.device) -> None:
+        """Hold all columns on a device, as one float32 table: the same batches are then gathered there."""
+        whole = self._take(np.arange(len(self._columns["reward"])))
+        self._widths = {name: part.shape[1] for name, part in whole.items()}
+        self._table = torch.cat([*whole.values()], 1).to(device)
 
     def batches(self, epoch: int, start: int, rank: int, world: int) -> Iterator[dict[str, torch.Tensor]]:
         """Yield this rank's share of the batches `start`, `start + 1`, ..., `steps - 1` of an epoch.
@@ -340,9 +347,13 @@ class Transitions:
 
     def _batches(self, epoch: int, start: int, share: slice) -> Iterator[dict[str, torch.Tensor]]:
         for block in range(start // BLOCK, -(-self.steps // BLOCK)):
-            rows = np.stack([self._draw((BATCHES, seed, epoch, block), (BLOCK, self._batch)) for seed in self._streams])
+            draws = [self._draw((BATCHES, seed, epoch, block), (BLOCK, self._batch)) for seed in self._streams]
+            rows: Any = np.stack(draws)
+            members: Any = self._members
+            if self._table is not None:  # one transfer for all the block's steps
+                rows, members = (torch.from_numpy(numbers).to(self._table.device) for numbers in (rows, members))
             for step in range(max(start, block * BLOCK), min(self.steps, (block + 1) * BLOCK)):
-                yield self._take(rows[:, step % BLOCK, share][self._members])
+                yield self._take(rows[:, step % BLOCK, share][members])
 
     def sample(self, member: int, size: int) -> dict[str, torch.Tensor]:
         """Return `size` transitions for pruning a member: a batch without the members' axis, the same at each call.
@@ -354,7 +365,11 @@ class Transitions:
     def _draw(self, key: tuple[int, ...], shape: tuple[int, ...]) -> Array:
         return np.random.default_rng(key).integers(len(self._columns["reward"]), size=shape)
 
-    def _take(self, rows: Array) -> dict[str, torch.Tensor]:
+    def _take(self, rows: Array | torch.Tensor) -> dict[str, torch.Tensor]:
+        if isinstance(rows, torch.Tensor):
+            assert self._table is not None
+            parts = torch.split(self._table[rows], [*self._widths.values()], -1)
+            return dict(zip(self._widths, parts, strict=True))
         # `take` copies. A column itself must never reach torch: it is memory that other processes share.
         taken = {name: self._columns[name].take(rows, axis=0) for name in COLUMNS[:5]}
         taken["reward"] = taken["reward"][..., None]

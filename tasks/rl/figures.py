@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import numpy as np
 from matplotlib.figure import Figure as Drawing
@@ -21,12 +23,30 @@ NAMES = {
     "erk": "ERK",
     "small_dense": "small dense",
 }
+CONTROLS = {
+    "random": {"color": "#5b6472", "marker": "x"},
+    "magnitude": {"color": "#8a4fbf", "marker": "s"},
+    "erk": {"color": "#2a8c4a", "marker": "^"},
+    "small_dense": {"color": "#b08900", "marker": "D"},
+}
+"""What the methods are compared with at equal sparsity, and how it is drawn."""
 LAYERS = {
     "actor": ("l1", "l2", "l3"),
     "critic": ("l1", "l2", "l3", "l4", "l5", "l6"),
     "vae": ("e1", "e2", "mean", "log_std", "d1", "d2", "d3"),
 }
 NETWORKS = {"actor": "Actor", "critic": "Critic", "vae": "VAE"}
+FORMATS: dict[str, tuple[str, dict[str, Any]]] = {
+    "sparse": ("COO int64 (the paper's)", {"color": "#2a8c4a", "marker": "o"}),
+    "csr_int64": ("CSR int64", {"color": "#7a6fb0", "marker": "s"}),
+    "csr_int32": ("CSR int32", {"color": "#4f8fc0", "marker": "^"}),
+    "coo_int16": ("COO int16", {"color": "#8a5a3c", "marker": "v", "linestyle": ":"}),
+    "bitmask": ("bit mask", {"color": "#8d939c", "marker": "D"}),
+    "compact": ("ours, exact", {"color": "#d9662b", "marker": "o", "linewidth": 2}),
+    "compact_float16": ("ours, float16", {"color": "#d9662b", "linestyle": "--"}),
+    "compact_int8": ("ours, int8", {"color": "#d9662b", "linestyle": ":"}),
+}
+"""Formats of files: their names, and how figure 4 draws them."""
 
 
 def label(method: str, sparsity: float) -> str:
@@ -64,28 +84,31 @@ def band(axis: Any, x: Sequence[float], seeds: Sequence[np.ndarray[Any, Any]], c
 
 
 def draw_scores(results: Results, method: str, sparsities: Sequence[float]) -> Drawing:
-    """Draw, for each environment, the score against sparsity above and over training below."""
+    """Draw each environment's scores: against sparsity, beside the controls for each policy, and over training."""
     from matplotlib import pyplot
 
-    environments = results.axis("environment")
-    lines = 2 if len(results.axis("view.epoch")) > 1 else 1
-    if len(environments) == 1:  # side by side
-        figure, axes = pyplot.subplots(1, lines, figsize=(5.5 * lines, 3.8), squeeze=False)
-        axes = axes.T
-    else:
-        size = (4.6 * len(environments) + 1, 3.5 * lines)
-        figure, axes = pyplot.subplots(lines, len(environments), figsize=size, squeeze=False)
-    metric, name = metric_of(results)
-    for column, environment in enumerate(environments):
-        against_sparsity(axes[0, column], results, environment, metric, method, sparsities)
-        axes[0, column].set(title=environment, xlabel="sparsity, %")
-        if lines == 2:
-            over_training(axes[1, column], results, environment, metric, method)
-            axes[1, column].set_xlabel("epoch")
-            axes[1, column].xaxis.get_major_locator().set_params(integer=True)
-    for row in axes:
-        row[0].set_ylabel(name)
-        row[0].legend(fontsize=8, loc="best")
+    environments, (metric, name) = results.axis("environment"), metric_of(results)
+    parts = [partial(against_sparsity, method=method, sparsities=sparsities)]
+    for policy in results.axis("view.policy"):
+        parts.append(partial(beside_controls, method=method, sparsities=sparsities, policy=policy))
+    if len(results.axis("view.epoch")) > 1:
+        parts.append(partial(over_training, method=method))
+    # A line of panels for each environment; a single one is folded in two.
+    lines, columns = (len(environments), len(parts)) if len(environments) > 1 else (-(-len(parts) // 2), 2)
+    share: Literal["row", "all"] = "row" if len(environments) > 1 else "all"
+    size = (4.7 * columns, 3.5 * lines)
+    figure, axes = pyplot.subplots(lines, columns, figsize=size, squeeze=False, sharey=share)
+    panels = [(part, environment) for environment in environments for part in parts]
+    for axis, (part, environment) in zip(axes.flat, panels, strict=False):
+        part(axis, results, environment, metric)
+        axis.set_title(f"{environment}: {axis.get_title()}", fontsize=10)
+        axis.grid(color="#e3e6ec", linewidth=0.6)
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.legend(fontsize=7.5, frameon=False)
+    for axis in axes.flat[len(panels) :]:
+        axis.remove()
+    for line in axes:
+        line[0].set_ylabel(name)
     figure.tight_layout()
     return figure
 
@@ -93,23 +116,46 @@ def draw_scores(results: Results, method: str, sparsities: Sequence[float]) -> D
 def against_sparsity(
     axis: Any, results: Results, environment: str, metric: str, method: str, sparsities: Sequence[float]
 ) -> None:
-    """Draw final and best scores against sparsity, the dense network at 0, and random masks as points."""
-    points = [0.0, *sparsities, 0.99]
-    rows = ["dense", *(label(method, sparsity) for sparsity in points[1:])]
-    x = [100 * sparsity for sparsity in points]
+    """Draw final and best scores of both policies against sparsity, the dense network at 0."""
+    rows = {0.0: "dense", **{100 * sparsity: label(method, sparsity) for sparsity in sparsities}}
     for policy, colour in COLOURS.items():
         at = {"environment": environment, "view_policy": policy}
-        seeds = [final(results, row, metric, **at) for row in rows]
-        band(axis, x, seeds, colour, marker="o", markersize=4, label=f"{NAMES[policy]}, final")
-        tops = [best(results, row, metric, **at) for row in rows]
-        found = [(position, values.mean()) for position, values in zip(x, tops, strict=True) if values.size]
+        seeds = [final(results, row, metric, **at) for row in rows.values()]
+        band(axis, list(rows), seeds, colour, marker="o", markersize=3.5, label=f"{NAMES[policy]}, final")
+        tops = {x: best(results, row, metric, **at) for x, row in rows.items()}
+        found = {x: values.mean() for x, values in tops.items() if values.size}
         if len(results.axis("view.epoch")) > 1:
-            axis.plot(*zip(*found, strict=True), color=colour, linestyle=":", label=f"{NAMES[policy]}, best")
-        control = [(100 * s, final(results, label("random", s), metric, **at)) for s in (0.95, 0.99)]
-        for position, values in control:
-            if values.size:
-                axis.plot(position, values.mean(), color=colour, marker="x", linestyle="", markersize=7)
-    axis.plot([], [], color="gray", marker="x", linestyle="", label="random mask, final")
+            axis.plot(list(found), list(found.values()), color=colour, linestyle=":", label=f"{NAMES[policy]}, best")
+    axis.set(title=NAMES[method], xlabel="sparsity, %")
+
+
+def beside_controls(
+    axis: Any, results: Results, environment: str, metric: str, method: str, sparsities: Sequence[float], policy: str
+) -> None:
+    """Draw one policy's final scores from 90 % on, over the logarithm of the weights kept, with controls.
+
+    Whiskers, like the band, go from the lowest to the highest seed.
+    """
+    at = {"environment": environment, "view_policy": policy}
+    high = [sparsity for sparsity in sparsities if sparsity >= 0.9]
+    kept = [100 * (1 - sparsity) for sparsity in high]
+    seeds = [final(results, label(method, sparsity), metric, **at) for sparsity in high]
+    band(axis, kept, seeds, COLOURS[policy], marker="o", markersize=4, linewidth=2, label=NAMES[method])
+    for control, style in CONTROLS.items():
+        runs = {x: final(results, label(control, s), metric, **at) for x, s in zip(kept, high, strict=True)}
+        found = {x: (v.mean(), v.mean() - v.min(), v.max() - v.mean()) for x, v in runs.items() if v.size}
+        if found:
+            means, *whiskers = zip(*found.values(), strict=True)
+            thin = {"linewidth": 1, "elinewidth": 0.7, "markersize": 4.5}
+            axis.errorbar(list(found), means, yerr=whiskers, label=NAMES[control], **thin, **style)
+    dense = final(results, "dense", metric, **at)
+    if dense.size:
+        axis.axhline(dense.mean(), color=COLOURS[policy], linewidth=1, linestyle="--", label="dense")
+    axis.set_xscale("log")
+    axis.set_xticks(kept, [f"{100 * sparsity:.0f}" for sparsity in high])
+    axis.set_xticks([], minor=True)
+    axis.set_xlim(1.1 * max(kept), min(kept) / 1.1)
+    axis.set(title=f"{NAMES[policy]} beside controls", xlabel="sparsity, %")
 
 
 def over_training(axis: Any, results: Results, environment: str, metric: str, method: str) -> None:
@@ -120,16 +166,21 @@ def over_training(axis: Any, results: Results, environment: str, metric: str, me
             at = {"environment": environment, "view_policy": policy}
             seeds = [results.values(row, metric, **at, view_epoch=epoch) for epoch in epochs]
             band(axis, epochs, seeds, colour, linestyle=style, marker=".", label=f"{NAMES[policy]}, {row}")
+    axis.set(title="over training", xlabel="epoch")
+    axis.xaxis.get_major_locator().set_params(integer=True)
 
 
 def draw_layers(results: Results) -> Drawing:
-    """Draw the weights each layer keeps, dense and pruned, on a logarithmic axis."""
+    """Draw the weights each layer keeps, dense and pruned, on a logarithmic axis; a line of panels an environment."""
     from matplotlib import pyplot
 
-    environment = results.axis("environment")[0]
+    environments = results.axis("environment")
     rows = [row for row in ("dense", label("snip", 0.95), label("grasp", 0.95)) if row in results]
-    figure, axes = pyplot.subplots(1, 3, figsize=(14, 4), width_ratios=(3, 6, 7))
-    for axis, (network, title) in zip(axes, NETWORKS.items(), strict=True):
+    size = (14, 3.6 * len(environments))
+    shape = (len(environments), 3)
+    figure, axes = pyplot.subplots(*shape, figsize=size, width_ratios=(3, 6, 7), squeeze=False, sharey=True)
+    panels = itertools.product(environments, NETWORKS.items())
+    for axis, (environment, (network, title)) in zip(axes.flat, panels, strict=True):
         layers = LAYERS[network]
         for position, row in enumerate(rows):
             values = [results.values(row, f"kept/{network}/{layer}", environment=environment) for layer in layers]
@@ -139,30 +190,57 @@ def draw_layers(results: Results) -> Drawing:
         axis.set_yscale("log")
         axis.set_xticks(range(len(layers)), layers)
         axis.set_title(f"{title}, {environment}")
-    axes[0].set_ylabel("weights kept")
-    axes[0].legend(fontsize=8)
+    for line in axes:
+        line[0].set_ylabel("weights kept")
+    axes[0, 0].legend(fontsize=8)
     figure.tight_layout()
     return figure
 
 
+def file_sizes(
+    results: Results, network: str, form: str, sparsities: Sequence[float]
+) -> tuple[list[float], list[float]]:
+    """Return the sparsities that were run with SNIP, the dense network as 0, and the mean bytes of a file there."""
+    rows = {0.0: "dense", **{sparsity: label("snip", sparsity) for sparsity in sparsities}}
+    found = {s: results.values(row, f"bytes/{network}/{form}") for s, row in rows.items()}
+    there = {sparsity: float(values.mean()) for sparsity, values in found.items() if values.size}
+    return list(there), list(there.values())
+
+
+def break_even(sparsities: Sequence[float], sizes: Sequence[float], dense: float) -> float | None:
+    """Return the sparsity from which on files are smaller than `dense` bytes, between the measured ones by a line.
+
+    None where they never are. Sizes are linear in sparsity for all formats that do not compress.
+    """
+    below = next((i for i, size in enumerate(sizes) if size < dense), None)
+    if not below:
+        return None if below is None else sparsities[0]
+    return float(np.interp(-dense, [-sizes[below - 1], -sizes[below]], sparsities[below - 1 : below + 1]))
+
+
 def draw_memory(results: Results, sparsities: Sequence[float]) -> Drawing:
-    """Draw the saved file's size against sparsity beside the dense file's."""
+    """Draw file sizes against sparsity in every format, with the sparsity at which each undercuts the dense file."""
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, 3, figsize=(13, 3.8))
-    rows = {0.0: "dense", **{sparsity: label("snip", sparsity) for sparsity in sparsities}}
+    figure, axes = pyplot.subplots(1, 3, figsize=(14, 4.6))
     for axis, (network, title) in zip(axes, NETWORKS.items(), strict=True):
-        there = {100 * s: results.values(row, f"bytes/{network}/sparse") for s, row in rows.items() if row in results}
-        axis.plot(
-            list(there), [v.mean() / 1e6 for v in there.values()], color="#2a8c4a", marker="o", label="sparse file"
-        )
-        dense = results.values("dense", f"bytes/{network}/dense").mean() / 1e6
-        axis.axhline(dense, color="#2457c5", label="dense file")
-        axis.axvline(80, color="gray", linewidth=0.8, linestyle=":", label="break-even, 80 %")
-        axis.set_title(title)
-        axis.set_xlabel("sparsity, %")
-        axis.set_ylim(bottom=0)
-    axes[0].set_ylabel("MB")
-    axes[0].legend(fontsize=8)
-    figure.tight_layout()
+        dense = float(results.values("dense", f"bytes/{network}/dense").mean())
+        axis.axhline(dense / 1e6, color="black", linewidth=1.2, label="dense file")
+        evens: dict[str, tuple[float, float]] = {}  # two formats with one break-even are named once
+        for form, (name, style) in FORMATS.items():
+            x, sizes = file_sizes(results, network, form, sparsities)
+            axis.plot([100 * s for s in x], [size / 1e6 for size in sizes], markersize=3.5, label=name, **style)
+            even = break_even(x, sizes, dense)
+            if even:  # ours are smaller from the start
+                axis.plot(100 * even, dense / 1e6, "o", markersize=7, fillstyle="none", color=style["color"])
+                evens.setdefault(f"{100 * even:.0f} %", (100 * even, dense / 1e6))
+        for text, point in evens.items():
+            box = {"boxstyle": "square,pad=0.05", "facecolor": "white", "edgecolor": "none"}
+            axis.annotate(text, point, (4, 5), textcoords="offset points", fontsize=8, bbox=box)
+        axis.set(title=title, xlabel="sparsity, %", yscale="log", xlim=(-6, 99))
+        axis.yaxis.set_major_formatter("{x:g}")
+        axis.grid(axis="y", which="both", color="#e8e8e8", linewidth=0.6)
+    axes[0].set_ylabel("file, MB")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="lower center", ncols=5, fontsize=9, frameon=False)
+    figure.tight_layout(rect=(0, 0.1, 1, 1))
     return figure

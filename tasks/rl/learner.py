@@ -7,7 +7,7 @@ each update trains the VAE, then the critic, then the actor on one batch, then m
 from __future__ import annotations
 
 import copy
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from retable.tasks.rl.config import Bcq, Config, Dense, SmallDense
-from retable.tasks.rl.losses import Batch, actor_loss, critic_loss, draw_noise, td_target, vae_loss
+from retable.tasks.rl.losses import Batch, actor_loss, critic_loss, latents, noise_keys, td_target, vae_loss
 from retable.tasks.rl.model import Actor, Critic, Vae, build, layers, load, unstack
 from retable.tasks.rl.prune import Masks, dense, masks
 
@@ -49,6 +49,9 @@ class Data(Protocol):
     def sample(self, member: int, size: int) -> Mapping[str, Tensor]:
         """Draw transitions for a member, (size, ...) each, always the same for the same member's seed."""
 
+    def place(self, device: torch.device) -> None:
+        """Serve batches on a device from now on."""
+
 
 def group(config: Config) -> Hashable:
     """Give the key of configs that can train as one stack: they differ in seed and pruning only.
@@ -64,7 +67,8 @@ class _Trained(Generic[Network]):
     def __init__(self, network: Network, run: Run, learning_rate: float) -> None:
         self.network: Network = network
         self.wrapped = run.wrap(network)
-        self.optimizer = torch.optim.Adam(network.parameters(), lr=learning_rate, fused=True)
+        on_gpu = torch.device(run.device).type == "cuda"
+        self.optimizer = torch.optim.Adam(network.parameters(), lr=learning_rate, fused=True, capturable=on_gpu)
         for value in network.parameters():  # as Adam itself does later; made now so that there is a state to load into
             moments = {name: torch.zeros_like(value, requires_grad=False) for name in MOMENTS}
             self.optimizer.state[value] = {"step": torch.zeros((), device=value.device), **moments}
@@ -91,11 +95,46 @@ def _frozen(module: nn.Module) -> Iterator[None]:
         module.requires_grad_(True)
 
 
+class Replay:
+    """A function of tensors that a GPU replays as one CUDA graph: an update is hundreds of small kernels.
+
+    The first calls run it as it is, on a stream of their own, as capturing wants it. It must not wait for the device,
+    inputs keep their shapes, and what else it reads or writes must stay where it is.
+    """
+
+    WARM_UP = 3
+
+    def __init__(self, function: Callable[[Batch], dict[str, Tensor]]) -> None:
+        self._function, self._calls = function, 0
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._graph = torch.cuda.CUDAGraph()
+        self._inputs: dict[str, Tensor] = {}
+        self._outputs: dict[str, Tensor] = {}
+
+    def __call__(self, inputs: Batch) -> dict[str, Tensor]:
+        """Give what the function gives, in tensors of its own."""
+        self._calls += 1
+        if self._calls <= self.WARM_UP:
+            self._stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._stream):
+                outputs = self._function(inputs)
+            torch.cuda.current_stream().wait_stream(self._stream)
+            return outputs
+        if not self._inputs:
+            self._inputs = {name: value.clone() for name, value in inputs.items()}
+            with torch.cuda.graph(self._graph):  # records; the first replay is what runs it
+                self._outputs = self._function(self._inputs)
+        torch._foreach_copy_([*self._inputs.values()], [*inputs.values()])
+        self._graph.replay()
+        return {name: value.clone() for name, value in self._outputs.items()}
+
+
 class OfflineLearner:
     """Trains a stack of runs that share everything but seed and pruning. One run is a stack of one.
 
-    Gradients, noise and metrics of a member never depend on its neighbours. Latents are drawn on the CPU for the global
-    batch from (seed, update), so neither the number of workers nor the device nor a restart changes them.
+    Gradients, noise and metrics of a member never depend on its neighbours. Latents are drawn for the global batch as a
+    function of (seed, update), so neither the number of workers nor a restart changes them, nor the device, but for the
+    last bits.
     """
 
     def __init__(self, configs: Sequence[Config], data: Data, run: Run) -> None:
@@ -107,16 +146,24 @@ class OfflineLearner:
         """
         if not configs or len({group(config) for config in configs}) > 1:
             raise ValueError("a stack needs one or more configs that differ in nothing but seed and prune")
-        config = configs[0]
+        self._config = config = configs[0]
         if config.batch % run.world:
             raise ValueError(f"batch {config.batch} cannot be shared equally by {run.world} workers")
         self.configs, self.run, self.updates = list(configs), run, 0
-        self._algorithm, self._seeds = config.algorithm, [member.seed for member in configs]
+        self._algorithm, self._device = config.algorithm, torch.device(run.device)
         self.networks = build(configs, data.states, data.actions, data.max_action)
+        self.zero_scores: list[dict[str, float]] = [{} for _ in configs]
         if not all(dense(member) for member in configs):
             # On the CPU, before the move: the masks must not depend on the device's arithmetic.
-            _set_masks(self.networks, masks(configs, self.networks, data.sample))
-        self.networks.to(run.device)
+            found, self.zero_scores = masks(configs, self.networks, data.sample)
+            _set_masks(self.networks, found)
+        self.networks.to(self._device)
+        on_gpu = self._device.type == "cuda"
+        if on_gpu:
+            data.place(self._device)
+        self._update = Replay(self._train) if on_gpu and run.world == 1 else self._train
+        self._keys = noise_keys([member.seed for member in configs], "train").to(self._device)
+        self._number = torch.zeros((), dtype=torch.int64, device=self._device)
         self._size = config.batch // run.world
         self._shapes = {"observation": data.states, "action": data.actions, "reward": 1}
         self._shapes |= {"next_observation": data.states, "not_done": 1}
@@ -145,20 +192,24 @@ class OfflineLearner:
         for name, width in self._shapes.items():
             if batch[name].shape != (wanted := (len(self.configs), self._size, width)):
                 raise ValueError(f"{name} has shape {tuple(batch[name].shape)}, not {wanted}")
-        bcq, rank, device = isinstance(self._algorithm, Bcq), self.run.rank, torch.device(self.run.device)
+        self._number.fill_(self.updates)
+        metrics = self._update({name: batch[name].to(self._device) for name in self._shapes})
+        self.updates += 1
+        return metrics
+
+    def _train(self, batch: Batch) -> dict[str, Tensor]:
+        """Make one update. All that changes between updates is in tensors, so that a GPU can replay it."""
+        torch.backends.cuda.matmul.allow_tf32 = self._config.precision == "tf32"
         samples = self._algorithm.target_samples if isinstance(self._algorithm, Bcq) else 0
-        rows = slice(rank * self._size, (rank + 1) * self._size)
-        total, latent = self._size * self.run.world, self.networks.vae.latent
-        noise = draw_noise(self._seeds, "train", self.updates, total, latent, samples, rows)
-        batch = {name: batch[name].to(device) for name in self._shapes}
-        losses = vae_loss(self._vae.wrapped, batch, noise.vae.to(device))
+        rows = slice(self.run.rank * self._size, (self.run.rank + 1) * self._size)
+        noise = latents(self._keys, self._number, self._config.batch, self.networks.vae.latent, samples, rows)
+        losses = vae_loss(self._vae.wrapped, batch, noise.vae)
         self._vae.descend(losses)
         metrics = {"vae_loss": losses.detach()}
-        if bcq:
-            metrics |= self._update_critic(batch, noise.target.to(device))
-            metrics |= self._update_actor(batch, noise.actor.to(device))
+        if isinstance(self._algorithm, Bcq):
+            metrics |= self._update_critic(batch, noise.target)
+            metrics |= self._update_actor(batch, noise.actor)
             self._move_targets()
-        self.updates += 1
         return metrics
 
     def _update_critic(self, batch: Batch, latents: Tensor) -> dict[str, Tensor]:
@@ -192,26 +243,27 @@ class OfflineLearner:
         ordinary linear layers; `optimizer` has `exp_avg`, `exp_avg_sq` and `step` by the same names; `updates` is a
         count.
         """
-        return [self._state(member) for member in range(len(self.configs))]
-
-    def _state(self, member: int) -> State:
+        # Whole stacks come to the CPU and are taken apart there: each transfer from a GPU is waited for.
+        networks, targets = (copy.deepcopy(part).cpu() for part in (self.networks, self.targets))
         optimizer: dict[str, dict[str, Tensor]] = {name: {} for name in (*MOMENTS, "step")}
         for network, trained in self._trained.items():
             for name, value in trained.network.named_parameters():
-                state = trained.optimizer.state[value]
-                for moment in MOMENTS:
-                    optimizer[moment][f"{network}.{name}"] = state[moment][member].to("cpu", copy=True)
-                optimizer["step"][f"{network}.{name}"] = state["step"].to("cpu", copy=True)
-        found = {name: layer.mask for name, layer in layers(self.networks).items() if layer.mask is not None}
-        return {
-            "weights": unstack(self.networks, member),
-            "targets": unstack(self.targets, member),
-            "optimizer": optimizer,
-            "masks": {}
-            if dense(self.configs[member])
-            else {f"{name}.weight": mask[member].to("cpu", copy=True) for name, mask in found.items()},
-            "updates": self.updates,
-        }
+                for kind, tensor in trained.optimizer.state[value].items():
+                    optimizer[kind][f"{network}.{name}"] = tensor.cpu()
+        found = {f"{name}.weight": layer.mask for name, layer in layers(networks).items() if layer.mask is not None}
+        return [
+            {
+                "weights": unstack(networks, member),
+                "targets": unstack(targets, member),
+                "optimizer": {
+                    kind: {name: (value if kind == "step" else value[member]).clone() for name, value in own.items()}
+                    for kind, own in optimizer.items()
+                },
+                "masks": {} if dense(config) else {name: mask[member].clone() for name, mask in found.items()},
+                "updates": self.updates,
+            }
+            for member, config in enumerate(self.configs)
+        ]
 
     @torch.no_grad()
     def load_state_dict(self, states: Sequence[State]) -> None:

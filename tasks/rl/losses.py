@@ -6,18 +6,22 @@ which Arnob et al. 2021 prune "without changing anything within the RL objective
 
 from __future__ import annotations
 
+import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from retable.tasks.rl.config import Bcq
-from retable.tasks.rl.model import BCQ_CLIP, Actor, Critic, Vae, generator
+from retable.tasks.rl.model import BCQ_CLIP, Actor, Critic, Vae
 
 Batch = Mapping[str, Tensor]
 """observation (E, B, S), action (E, B, A), reward (E, B, 1), next_observation (E, B, S), not_done (E, B, 1)."""
+GOLDEN = -0x61C8864680B583EB
+"""SplitMix64's step, 2^64 over the golden ratio, as a signed number."""
 
 
 class Noise(NamedTuple):
@@ -28,23 +32,67 @@ class Noise(NamedTuple):
     actor: Float[Tensor, "member batch latent"]
 
 
+def noise_keys(seeds: Sequence[int], stream: str) -> Int[Tensor, " member"]:
+    """Return each member's key of one stream of noise: a hash, since nearby seeds must not give related numbers."""
+    digests = [hashlib.blake2b(f"{seed}/{stream}".encode(), digest_size=8).digest() for seed in seeds]
+    return torch.tensor([int.from_bytes(digest, "little", signed=True) for digest in digests])
+
+
+def normals(
+    keys: Int[Tensor, " member"], number: int | Int[Tensor, ""], counters: Int[Tensor, " count"]
+) -> Float[Tensor, "member count 2"]:
+    """Return standard normal pairs: pure functions of key, `number` and counter, on whatever device these are.
+
+    64 random bits of a counter (SplitMix64; Steele et al. 2014) make a pair by Box and Muller's transform, 24 bits for
+    its radius, which so ends at 5.8, and 24 for its angle. PyTorch's own generators would need a call for each member,
+    or give numbers that depend on the stack and the device. On another device the last bits may differ.
+    """
+    streams = _mix(keys + torch.as_tensor(number, device=keys.device) * GOLDEN)
+    words = _mix(streams[:, None] + counters * GOLDEN)
+    radius = ((words >> 40 & 0xFFFFFF) + 1).float().mul_(2**-24).log_().mul_(-2).sqrt_()
+    angle = (words & 0xFFFFFF).float().mul_(2 * math.pi * 2**-24)
+    return torch.stack((radius * angle.cos(), radius * angle.sin()), -1)
+
+
+def _mix(words: Tensor) -> Tensor:
+    """Scramble 64-bit words, one to one. `>>` keeps the sign, so the bits that it drags in are masked."""
+    for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):
+        words = (words ^ words >> shift & (1 << 64 - shift) - 1) * factor
+    return words ^ words >> 31 & (1 << 33) - 1
+
+
+def latents(
+    keys: Int[Tensor, " member"],
+    number: int | Int[Tensor, ""],
+    batch: int,
+    latent: int,
+    samples: int,
+    rows: slice | None = None,
+) -> Noise:
+    """Draw the latents (an even number, two for each action) of a whole batch on the device of `keys`.
+
+    A member's depend on its key and `number` only, and a BC run (`samples` = 0) sees what the BCQ run with its key
+    sees. The decoder's latents are clamped to +-0.5 as in the reference. `rows` keeps one worker's transitions;
+    `samples` rows of `target` belong to each transition.
+    """
+    rows = rows or slice(0, batch)
+    pairs, share = latent // 2, rows.stop - rows.start
+    starts = (rows.start, batch + rows.start, 2 * batch + rows.start * samples)
+    sizes = [share, share, share * samples]  # of the VAE's noise, the actor's latents and the target's
+    spans = [
+        torch.arange(start * pairs, (start + size) * pairs, device=keys.device)
+        for start, size in zip(starts, sizes, strict=True)
+    ]
+    drawn = normals(keys, number, torch.cat(spans)).view(len(keys), -1, latent)
+    vae, actor, target = torch.split(drawn, sizes, dim=1)
+    return Noise(vae, target.clamp(-BCQ_CLIP, BCQ_CLIP), actor.clamp(-BCQ_CLIP, BCQ_CLIP))
+
+
 def draw_noise(
     seeds: Sequence[int], stream: str, number: int, batch: int, latent: int, samples: int, rows: slice | None = None
 ) -> Noise:
-    """Draw on the CPU the latents of a whole batch; each member's depend on its own seed, `stream` and `number` only.
-
-    The VAE's noise comes first, so that a BC run (`samples` = 0) sees what the BCQ run of the same seed sees. The
-    decoder's latents are clamped to +-0.5 as in the reference. `rows` keeps one worker's transitions; `samples` rows of
-    `target` belong to each transition.
-    """
-    rows = rows or slice(0, batch)
-    drawn: list[tuple[Tensor, ...]] = []
-    for seed in seeds:
-        source = generator(seed, stream, number)
-        vae, target, actor = (torch.randn(n, latent, generator=source) for n in (batch, batch * samples, batch))
-        drawn.append((vae[rows], target[rows.start * samples : rows.stop * samples], actor[rows]))
-    vae, target, actor = (torch.stack(parts) for parts in zip(*drawn, strict=True))
-    return Noise(vae, target.clamp_(-BCQ_CLIP, BCQ_CLIP), actor.clamp_(-BCQ_CLIP, BCQ_CLIP))
+    """Draw `latents` on the CPU for members with these seeds."""
+    return latents(noise_keys(seeds, stream), number, batch, latent, samples, rows)
 
 
 def vae_loss(vae: nn.Module, batch: Batch, noise: Float[Tensor, "member batch latent"]) -> Float[Tensor, " member"]:

@@ -38,8 +38,11 @@ def dense(config: Config) -> bool:
     return isinstance(config.prune, Dense | SmallDense)
 
 
-def masks(configs: Sequence[Config], networks: Networks, sample: Sample) -> Masks:
+def masks(configs: Sequence[Config], networks: Networks, sample: Sample) -> tuple[Masks, list[dict[str, float]]]:
     """Find every member's masks on freshly initialised `networks`, which stay as they are.
+
+    Gives with them each member's share of scores that are exactly 0, by network, where the method scores weights: among
+    these, which weights stay is an accident of their order.
 
     Members may differ in method and sparsity: each is scored alone, as a stack of one, so its masks do not depend on
     its neighbours. A dense member's masks are all True. `sample` is asked for `prune.batch` transitions where the
@@ -49,7 +52,7 @@ def masks(configs: Sequence[Config], networks: Networks, sample: Sample) -> Mask
         ValueError: where GraSP has fewer than two transitions to halve.
 
     """
-    found = []
+    found, zeros = [], []
     for member, config in enumerate(configs):
         one = build([config], *_shape(networks), networks.vae.max_action)
         load(one, 0, unstack(networks, member))
@@ -57,11 +60,14 @@ def masks(configs: Sequence[Config], networks: Networks, sample: Sample) -> Mask
         if isinstance(config.prune, Snip | Grasp):
             drawn = sample(member, config.prune.batch)
             batch = {name: value.detach().cpu().unsqueeze(0) for name, value in drawn.items()}
-        found.append(_member(config, one, batch))
-    return {
+        by_layer, zero = _member(config, one, batch)
+        found.append(by_layer)
+        zeros.append(zero)
+    stacked = {
         network: {layer: torch.stack([member[network][layer] for member in found]) for layer in found[0][network]}
         for network in found[0]
     }
+    return stacked, zeros
 
 
 def _shape(networks: Networks) -> tuple[int, int]:
@@ -69,9 +75,10 @@ def _shape(networks: Networks) -> tuple[int, int]:
     return networks.vae.e1.weight.shape[2] - actions, actions
 
 
-def _member(config: Config, networks: Networks, batch: Batch) -> dict[str, dict[str, Tensor]]:
-    """Find one member's masks, (out, in) each; `networks` is a stack of one."""
-    found = {}
+def _member(config: Config, networks: Networks, batch: Batch) -> tuple[dict[str, dict[str, Tensor]], dict[str, float]]:
+    """Find one member's masks, (out, in) each, and its shares of zero scores; `networks` is a stack of one."""
+    found: dict[str, dict[str, Tensor]] = {}
+    zeros: dict[str, float] = {}
     names = [name for name in NETWORKS if getattr(networks, name) is not None]
     for name in names:
         weights = {layer: module.weight for layer, module in layers(getattr(networks, name)).items()}
@@ -85,12 +92,14 @@ def _member(config: Config, networks: Networks, batch: Batch) -> dict[str, dict[
             case Random(sparsity=sparsity):
                 flat = _random([kept(total, sparsity)], [(total, 1)], config.seed, name)
             case method:
-                flat = keep_largest(_scores(method, name, config, networks, batch), kept(total, method.sparsity))
+                scores = _scores(method, name, config, networks, batch)
+                flat = keep_largest(scores, kept(total, method.sparsity))
+                zeros[name] = (scores == 0).float().mean().item()
         parts = torch.split(flat, [weight.numel() for weight in weights.values()])
         found[name] = {
             layer: part.view(weight.shape[1:]) for (layer, weight), part in zip(weights.items(), parts, strict=True)
         }
-    return found
+    return found, zeros
 
 
 def kept(total: int, sparsity: float) -> int:

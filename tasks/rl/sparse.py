@@ -1,12 +1,20 @@
-"""How many bytes a network takes in a file, as the paper stores it."""
+"""How many bytes networks take in files: as the paper stores them, in other published formats, and in ours."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Mapping
+from contextlib import suppress
 
+import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor
+
+from retable.platform.errors import UserError
+from retable.tasks.rl.compact import Precision, assemble, deployable, encode
+
+COMPACT: dict[str, Precision] = {"compact": "float32", "compact_float16": "float16", "compact_int8": "int8"}
 
 
 def file_bytes(state: Mapping[str, Tensor]) -> int:
@@ -18,12 +26,74 @@ def file_bytes(state: Mapping[str, Tensor]) -> int:
 
 
 def stored_bytes(state: Mapping[str, Tensor]) -> dict[str, int]:
-    """Count the file bytes of a state dict: as it is (`dense`) and with every tensor `.to_sparse()` (`sparse`).
+    """Count the file bytes of a state dict in the formats that are published; all are written by `torch.save`.
 
-    Source: Arnob et al. 2021, section 4.3 and Table 1, whose MB are 1e6 bytes of the file. Biases are stored sparse
-    too. COO keeps an int64 index per dimension and value: 20 bytes per kept weight, 12 per non-zero bias.
+    `dense` is the state dict as it is, `sparse` every tensor `.to_sparse()`: COO with an int64 index per dimension and
+    value, 20 bytes per kept weight, 12 per non-zero bias, since biases are stored sparse too. The others keep biases
+    dense and are written as the plain tensors that they consist of: `csr_int64` and `csr_int32` (row starts, columns,
+    values), `coo_int16` (rows, columns, values) and `bitmask` (one bit per weight, then the values).
+
+    Source: Arnob et al. 2021, section 4.3 and Table 1, whose MB are 1e6 bytes of the file.
     """
+    weights = {name: value.detach().cpu() for name, value in state.items() if value.dim() == 2}
+    others: dict[str, dict[str, Tensor]] = {
+        form: {name: value for name, value in state.items() if value.dim() != 2}
+        for form in ("csr_int64", "csr_int32", "coo_int16", "bitmask")
+    }
+    for name, weight in weights.items():
+        for form, parts in _parts(weight).items():
+            others[form] |= {f"{name}.{part}": value for part, value in parts.items()}
     return {
         "dense": file_bytes(state),
         "sparse": file_bytes({name: value.detach().to_sparse() for name, value in state.items()}),
+        **{form: file_bytes(parts) for form, parts in others.items()},
     }
+
+
+def _parts(weight: Float[Tensor, "outputs inputs"]) -> dict[str, dict[str, Tensor]]:
+    """Return the tensors that each format but the paper's consists of."""
+    kept = weight != 0
+    values = weight[kept]
+    rows, columns = kept.nonzero(as_tuple=True)
+    starts = torch.nn.functional.pad(kept.sum(1).cumsum(0), (1, 0))
+    bits = torch.from_numpy(np.packbits(kept.numpy()))
+    return {
+        "csr_int64": {"starts": starts, "columns": columns, "values": values},
+        "csr_int32": {"starts": starts.int(), "columns": columns.int(), "values": values},
+        "coo_int16": {"rows": rows.short(), "columns": columns.short(), "values": values},
+        "bitmask": {"kept": bits, "values": values},
+    }
+
+
+def every_size(weights: Mapping[str, Tensor]) -> dict[str, float]:
+    """Count the file bytes of one run's weights (`vae.e1.weight`, ...) in every format: `bytes/<what>/<format>`.
+
+    What: each network, `all` of them (a file for each), and what acting needs, `deployable_bc` and `deployable_bcq`, in
+    one file, dense or compact. `smaller/<what>/<format>` is how many times smaller than the dense files of all networks
+    `all` and `deployable_...` are. What a precision cannot hold (NaN in int8) has no number.
+    """
+    networks: dict[str, dict[str, Tensor]] = {}
+    for name, value in weights.items():
+        networks.setdefault(name.split(".")[0], {})[name] = value
+    policies = ("bc", "bcq") if "actor" in networks else ("bc",)
+    acting = {f"deployable_{policy}": deployable(weights, policy) for policy in policies}
+    found = {what: {"dense": file_bytes(state)} for what, state in acting.items()}
+    for network, state in networks.items():
+        found[network] = stored_bytes({name.removeprefix(f"{network}."): value for name, value in state.items()})
+    for form, precision in COMPACT.items():
+        with suppress(UserError):
+            encoded = {name: encode(value, precision, name) for name, value in weights.items()}
+            files = {
+                what: assemble({name: encoded[name] for name in state}, precision)
+                for what, state in (networks | acting).items()
+            }
+            for what, file in files.items():
+                found[what][form] = len(file)
+    found["all"] = {form: sum(found[network][form] for network in networks) for form in found["vae"]}
+    counted = {f"bytes/{what}/{form}": float(size) for what, sizes in found.items() for form, size in sizes.items()}
+    ratios = {
+        f"smaller/{what}/{form}": found["all"]["dense"] / size
+        for what in ("all", *acting)
+        for form, size in found[what].items()
+    }
+    return counted | ratios

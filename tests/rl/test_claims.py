@@ -1,7 +1,10 @@
 """Verdicts on made-up results whose answer is known."""
 
+import dataclasses
+
 import numpy as np
 import pytest
+from scipy.stats import spearmanr
 
 from retable.platform.table import Need, Replicate, Results
 from retable.tasks.rl import claims
@@ -55,18 +58,112 @@ def test_what_has_not_learned_or_has_too_few_seeds_is_not_tested():
     assert keeps({}) == "not tested at this scale"
 
 
+DENSE = {"dense": (1.0, 1.0, 1.0)}
+
+
 @pytest.mark.parametrize(
-    ("ours", "random", "status"),
+    ("ours", "control", "status"),
     [
         ((1.0, 0.98, 1.02), (0.2, 0.25, 0.22), "holds"),
         ((0.2, 0.25, 0.22), (1.0, 0.98, 1.02), "does not hold"),
         ((1.0, 0.5, 0.9), (0.9, 0.95, 0.6), "not separable"),
+        # Paired: the seeds differ far more than the rows do.
+        ((0.9, 0.2, 0.6), (0.88, 0.17, 0.57), "holds"),
+        ((0.9, 0.6), (0.1, 0.1), "not tested at this scale"),
     ],
 )
-def test_a_method_is_compared_with_random_masks(ours, random, status):
-    found = results({"dense": (1.0, 1.0, 1.0), "SNIP 99 %": ours, "random 99 %": random})
-    assert claims.beats_random(found, "snip", 0.99, "bcq").status == status
-    assert claims.beats_random(found, "snip", 0.95, "bcq").status == "not tested at this scale"
+def test_a_method_is_compared_with_a_control_seed_by_seed(ours, control, status):
+    found = results({**DENSE, "SNIP 99 %": ours, "ERK 99 %": control})
+    verdict = claims.beats(found, "SNIP 99 %", "ERK 99 %", "bcq")
+    assert verdict.status == status
+    if len(ours) == 3:
+        assert f"{np.mean(np.subtract(ours, control)):+.0%} [" in verdict.because and "3 pairs" in verdict.because
+
+
+def test_environments_are_joined_and_those_that_have_not_learned_left_out():
+    good = {**DENSE, "SNIP 99 %": (0.9, 0.8, 0.7), "ERK 99 %": (0.5, 0.4, 0.3)}
+    parts = [
+        results(good, "HalfCheetah"),
+        results({**good, "ERK 99 %": (0.7, 0.6, 0.5)}, "Hopper"),
+        results({**good, "dense": (0.1, 0.1, 0.1), "ERK 99 %": (1.0, 1.0, 1.0)}, "Walker2d"),
+    ]
+    joined = Results({label: [r for part in parts for r in part.replicates[label]] for label in good})
+    verdict = claims.beats(joined, "SNIP 99 %", "ERK 99 %", "bcq")
+    assert verdict.status == "holds" and verdict.because == "+30% [+30%, +30%], 6 pairs"
+
+
+@pytest.mark.parametrize(
+    ("erk", "small", "status"),
+    [
+        ((0.3, 0.3, 0.3), (0.2, 0.2, 0.2), "holds"),
+        ((1.0, 1.0, 1.0), (0.2, 0.2, 0.2), "does not hold"),
+        ((0.9, 0.1, 0.6), (0.2, 0.2, 0.2), "not separable"),
+        ((0.3, 0.3, 0.3), None, "not tested at this scale"),
+        ((1.0, 1.0, 1.0), None, "does not hold"),
+    ],
+)
+def test_a_method_beats_every_control_or_fails_by_one(erk, small, status):
+    rows = {"SNIP 97 %": (0.6, 0.5, 0.55), "random 97 %": (0.1, 0.1, 0.1), "magnitude 97 %": (0.0, 0.1, 0.1)}
+    rows |= {"ERK 97 %": erk} | ({"small dense 97 %": small} if small else {})
+    verdict = claims.beats_controls(results({**DENSE, **rows}), "snip", 0.97, "bcq")
+    assert verdict.status == status
+    assert all(f"{name}: " in verdict.because for name in ("random", "magnitude", "ERK", "small dense"))
+
+
+def test_controls_are_not_tested_without_three_seeds_or_runs():
+    rows = {"SNIP 97 %": (0.6, 0.5), "random 97 %": (0.1, 0.1)}
+    verdict = claims.beats_controls(results({"dense": (1.0, 1.0), **rows}), "snip", 0.97, "bcq")
+    assert verdict.status == "not tested at this scale" and "3 seeds" in verdict.because
+    assert claims.beats_controls(results(DENSE), "snip", 0.97, "bcq").status == "not tested at this scale"
+
+
+def test_every_claim_of_the_figures_is_untested_on_nothing():
+    for method, name in (("snip", "SNIP"), ("grasp", "GraSP")):
+        for claim in (
+            *claims.keeps_performance(method, name, ["Hopper"]),
+            *claims.against_controls(method, name, [0.95]),
+            *claims.explained(method, [0.95]),
+        ):
+            assert claim.check(Results({})).status == "not tested at this scale"
+
+
+def with_units(scores, units):
+    """Give each row of 99 % its units cut off, by seed, in the VAE."""
+    found = results({**DENSE, **scores}, policy="bc").replicates
+    return Results(
+        {
+            label: [
+                dataclasses.replace(r, metrics={**r.metrics, "unconnected/vae": units[label][r.need.axes["seed"]]})
+                if label in units
+                else r
+                for r in replicates
+            ]
+            for label, replicates in found.items()
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("units", "status"), [((10, 50, 90), "holds"), ((90, 50, 10), "does not hold"), ((50, 50, 50), "not separable")]
+)
+def test_units_cut_off_are_correlated_with_scores_at_equal_sparsity(units, status):
+    names = ("SNIP 99 %", "random 99 %", "ERK 99 %")
+    scores = dict(zip(names, [(0.9, 0.8, 0.85), (0.5, 0.55, 0.6), (0.1, 0.2, 0.15)], strict=True))
+    cut = {name: (count, count, count) for name, count in zip(names, units, strict=True)}
+    options = {"methods": ("snip", "random", "erk"), "sparsities": (0.95, 0.99), "policy": "bc"}
+    verdict = claims.cut_off_explains(with_units(scores, cut), **options)
+    assert verdict.status == status and "9 runs" in verdict.because
+    if status != "not separable":
+        pairs = [(cut[name][seed], scores[name][seed]) for name in names for seed in range(3)]
+        assert f"correlation {spearmanr(*zip(*pairs, strict=True)).statistic:+.2f} [" in verdict.because
+
+
+def test_rank_correlation_is_scipys_but_for_constants():
+    random = np.random.default_rng(0)
+    a, b = random.integers(0, 4, (2, 20, 9)).astype(float)
+    expected = [spearmanr(x, y).statistic for x, y in zip(a, b, strict=True)]
+    np.testing.assert_allclose(claims.rank_correlation(a, b), expected, atol=1e-12)
+    assert claims.rank_correlation(np.ones((1, 5)), a[:1, :5]).tolist() == [0.0]
 
 
 def sizes(label, dense, sparse, **kept):
@@ -77,7 +174,7 @@ def sizes(label, dense, sparse, **kept):
 
 def test_ratios_of_bytes_hold_if_they_round_to_the_published_number():
     found = Results({"Dense Model": sizes("Dense Model", 100.0, 498.0), "SNIP 95 %": sizes("SNIP 95 %", 100.0, 27.0)})
-    four, five = claims.MEMORY
+    four, five, *_ = claims.MEMORY
     assert four.check(found).status == "holds" and "3.70x" in four.check(found).because
     assert five.check(found).status == "not tested at this scale"
     found = Results({"Dense Model": sizes("Dense Model", 100.0, 1.0), "SNIP 95 %": sizes("SNIP 95 %", 100.0, 30.0)})

@@ -23,7 +23,7 @@ TINY = {"actor": (4, 3), "critic": (3, 4), "vae": (4, 3)}
 
 def found(configs, sample=None, states=5, actions=2):
     sample = sample or Toy([c.seed for c in configs], states, actions).sample
-    return masks(configs, build(configs, states, actions, 1.0), sample)
+    return masks(configs, build(configs, states, actions, 1.0), sample)[0]
 
 
 def flat(by_layer, member=0):
@@ -79,6 +79,8 @@ def test_ties_at_zero_do_not_break_the_count(method):
         )
         assert (scores == 0).float().mean() > 0.1, "the case must have the tie it is about"
         assert not flat(ours["vae"])[scores == 0].all() and flat(ours["vae"])[scores > 0].all()
+        _, (zeros,) = masks([c], networks, sample)
+        assert set(zeros) == set(NETWORKS) and zeros["vae"] == pytest.approx((scores == 0).double().mean().item())
 
 
 def test_equal_scores_go_to_the_lower_index():

@@ -1,12 +1,17 @@
 """Table 1 of the paper: bytes on disk."""
 
+import numpy as np
 import pytest
+import scipy.sparse
 import torch
 
+from retable.tasks.rl.compact import deployable, pack
 from retable.tasks.rl.config import Config, Random
 from retable.tasks.rl.model import build, unstack
+from retable.tasks.rl.predict import validate
 from retable.tasks.rl.prune import masks
-from retable.tasks.rl.sparse import stored_bytes
+from retable.tasks.rl.sparse import every_size, stored_bytes
+from tests.rl import toys
 
 # MB of 1e6 bytes: dense, dense sparse-indexed, SNIP 95 %
 TABLE = {
@@ -20,7 +25,7 @@ TABLE = {
 def half_cheetah():
     config = Config(prune=Random(sparsity=0.95))
     networks = build([config], 17, 6, 1.0)
-    return networks, masks([config], networks, lambda member, size: {})
+    return networks, masks([config], networks, lambda member, size: {})[0]
 
 
 @pytest.mark.parametrize("name", TABLE)
@@ -46,3 +51,49 @@ def test_a_kept_weight_takes_20_bytes_and_a_bias_12():
     empty = stored_bytes({"w": weight, "b": bias})["sparse"]
     weight.view(-1)[::2], bias[::4] = 1.0, 1.0
     assert stored_bytes({"w": weight, "b": bias})["sparse"] - empty == pytest.approx(5000 * 20 + 25 * 12, abs=400)
+
+
+@pytest.mark.parametrize("shape", [(60, 90), (3, 1000), (1, 7)])
+def test_other_formats_take_what_scipy_and_numpy_take(shape):
+    source = torch.Generator().manual_seed(0)
+    weight = torch.randn(shape, generator=source) * (torch.rand(shape, generator=source) < 0.3)
+    found, empty = (stored_bytes({"w": w, "b": torch.ones(5)}) for w in (weight, torch.zeros(shape)))
+    matrix = scipy.sparse.csr_array(weight.numpy())
+    kept = matrix.nnz
+    wanted = {
+        "csr_int64": 4 * kept + 8 * kept,
+        "csr_int32": matrix.data.nbytes + matrix.indices.nbytes,
+        "coo_int16": 8 * kept,
+        "bitmask": 4 * kept,
+    }
+    for form, size in wanted.items():
+        assert found[form] - empty[form] == pytest.approx(size, abs=3 * 64), form
+    starts = matrix.indptr.nbytes  # int32
+    assert empty["csr_int64"] - empty["csr_int32"] == pytest.approx(starts, abs=64)
+    assert empty["bitmask"] - empty["coo_int16"] == pytest.approx(np.packbits(weight.numpy() != 0).nbytes, abs=512)
+
+
+def test_sizes_are_those_of_the_files():
+    weights = {name: value.masked_fill(torch.rand(value.shape) < 0.95, 0) for name, value in small().items()}
+    found = every_size(weights)
+    actor = {name: value for name, value in weights.items() if name.startswith("actor.")}
+    assert found["bytes/actor/compact"] == len(pack(actor))
+    assert found["bytes/deployable_bc/compact_int8"] == len(pack(deployable(weights, "bc"), "int8"))
+    assert found["bytes/all/sparse"] == sum(found[f"bytes/{network}/sparse"] for network in TABLE)
+    assert found["smaller/deployable_bcq/compact"] == found["bytes/all/dense"] / len(pack(deployable(weights, "bcq")))
+
+
+def test_weights_of_a_diverged_run_have_no_int8_size_and_break_nothing():
+    found = every_size({name: torch.full_like(value, torch.nan) for name, value in small().items()})
+    assert "bytes/vae/compact_float16" in found and "bytes/vae/compact_int8" not in found
+
+
+def test_a_run_counts_its_files_at_its_end_only():
+    learner, toy = toys.learner([toys.config(epochs=2, updates=1)])
+    for step, counted in ((0, False), (1, True)):
+        learner.step(toy.batch(step))
+        assert ("bytes/vae/compact" in validate(learner, toy)[0]) is counted
+
+
+def small():
+    return unstack(build([toys.config()], 5, 2, 1.0), 0)

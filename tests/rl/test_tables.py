@@ -9,6 +9,9 @@ from retable.platform.plan import compile_plan
 from retable.platform.sweep import find_space, fixed_points, spaces
 from retable.platform.table import Row, expand, split_view
 from retable.platform.task import find, scaled
+from retable.tasks.rl.config import Magnitude, Random, Snip
+from retable.tasks.rl.predict import validate
+from tests.rl.toys import config, learner
 
 TASK = find("rl")
 
@@ -28,11 +31,42 @@ def test_every_row_expands_to_valid_work(name, scale):
 def test_the_paper_scale_is_the_published_setting(storage):
     tables = {f"rl/{name}": (TASK, scaled(TASK, TASK.tables[name], "paper")) for name in ("figure1", "figure2")}
     plan = compile_plan(tables, storage)
-    # 3 environments x 5 seeds x (dense + 2 methods x (10 sparsities + 99 %) + random at 95 and 99 %)
-    assert len(plan.trainings) == 3 * 5 * (1 + 2 * 11 + 2)
+    # 3 environments x 5 seeds x (dense + 2 methods x (10 sparsities + 3 beyond) + 4 controls x 4 sparsities)
+    assert len(plan.trainings) == 3 * 5 * (1 + 2 * 13 + 4 * 4)
     assert {t.config.epochs * t.config.updates for t in plan.trainings.values()} == {1_000_000}
     assert {t.config.data for t in plan.trainings.values()} == {"d4rl-expert-v2"}
-    assert len(plan.groups) == 3, "all runs of an environment stack"
+    assert len(plan.groups) == 3 * (1 + 4), "all runs of an environment stack, but for small networks of each size"
+
+
+def plan_of(storage, scale, *names):
+    return compile_plan({f"rl/{name}": (TASK, scaled(TASK, TASK.tables[name], scale)) for name in names}, storage)
+
+
+def test_the_small_scale_with_every_control_is_estimated_under_an_hour_on_two_cores(storage):
+    plan = plan_of(storage, "small", "figure1", "figure2")
+    kinds = {(type(t.config.prune).__name__, getattr(t.config.prune, "sparsity", 0)) for t in plan.trainings.values()}
+    methods = ("Snip", "Grasp", "Random", "Magnitude", "Erk", "SmallDense")
+    assert kinds >= {("Dense", 0), *((method, sparsity) for method in methods for sparsity in (0.95, 0.99))}
+    assert {t.config.seed for t in plan.trainings.values()} == {0, 1, 2}
+    assert plan.cost / 2 < 3600
+    diagnostics = plan_of(storage, "small", "diagnostics").trainings
+    assert diagnostics and set(diagnostics) <= set(plan.trainings), "these need no runs of their own"
+
+
+@pytest.mark.parametrize("prune", [Snip(sparsity=0.5, batch=10), Magnitude(sparsity=0.5), Random(sparsity=0.5)])
+def test_the_diagnostics_read_what_a_run_says_of_its_masks(prune):
+    trained, _ = learner([config(prune=prune, seed=seed) for seed in (0, 1)])
+    rows = [row for row in TASK.tables["diagnostics"].rows if row.label.startswith("Hopper, VAE: SNIP 95")]
+    (row,) = rows
+    for state, found in zip(trained.state_dict(), validate(trained, None), strict=True):
+        masks = [mask for name, mask in state["masks"].items() if name.startswith("vae")]
+        read = {header: found.get(metric) for header, metric in row.metrics.items()}
+        assert read["lost layers"] == sum(not mask.any() for mask in masks)
+        assert read["lowest layer density, %"] == pytest.approx(min(float(mask.double().mean()) for mask in masks))
+        assert 0 < read["effective weights"] <= sum(int(mask.sum()) for mask in masks)
+        assert 0 <= read["units cut off"] <= 2 * sum(config().vae)
+        zeros = read["scores of 0, %"]
+        assert zeros is None if isinstance(prune, Random) else 0 <= zeros < 0.5
 
 
 def test_published_values_are_those_of_the_paper(shared):

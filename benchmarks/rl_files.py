@@ -1,0 +1,55 @@
+"""Sizes of a trained network's file, and the seconds it takes to write and read, against the dense file.
+
+HalfCheetah's sizes, SNIP at 95 %, after updates on random data: sizes hardly depend on what is learned. Times are of
+the processor.
+"""
+
+from __future__ import annotations
+
+import io
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from retable.platform.config import override
+from retable.platform.run import Run
+from retable.tasks.rl.compact import pack, unpack
+from retable.tasks.rl.config import Config
+from retable.tasks.rl.learner import OfflineLearner
+from retable.tasks.rl.predict import RandomTransitions
+from retable.tasks.rl.sparse import COMPACT, every_size, file_bytes
+
+ROUNDS, UPDATES = 7, 100
+
+
+def seconds(work: Callable[[], object]) -> float:
+    times = []
+    for _ in range(ROUNDS):
+        start = time.process_time()
+        work()
+        times.append(time.process_time() - start)
+    return statistics.median(times)
+
+
+def measure() -> dict[str, Any]:
+    torch.set_num_threads(1)
+    config = override(Config(), {"prune": "snip"})
+    data = RandomTransitions(config, 17, 6)
+    learner = OfflineLearner([config], data, Run())
+    batch = {name: value[None] for name, value in data.sample(0, config.batch).items()}
+    for _ in range(UPDATES):
+        learner.step(batch)
+    weights = learner.state_dict()[0]["weights"]
+    found: dict[str, Any] = {name: value for name, value in every_size(weights).items() if name.startswith("smaller/")}
+    plain = io.BytesIO()
+    torch.save(weights, plain)
+    found["dense: write, ms"] = 1e3 * seconds(lambda: file_bytes(weights))
+    found["dense: read, ms"] = 1e3 * seconds(lambda: torch.load(io.BytesIO(plain.getvalue()), weights_only=True))
+    for form, precision in COMPACT.items():
+        file = pack(weights, precision)
+        found[f"{form}: write, ms"] = 1e3 * seconds(lambda precision=precision: pack(weights, precision))
+        found[f"{form}: read, ms"] = 1e3 * seconds(lambda file=file: unpack(file, "benchmark"))
+    return found

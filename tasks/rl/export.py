@@ -1,0 +1,130 @@
+"""A trained policy as one file that plays on its own: a compact file whose header says what the policy is of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from retable.platform.errors import UserError
+from retable.tasks.rl.compact import Precision, deployable, pack, read_about, unpack
+from retable.tasks.rl.config import Bc, Bcq, Config
+from retable.tasks.rl.evaluate import make
+from retable.tasks.rl.inference import ACTING
+from retable.tasks.rl.model import build, unstack
+
+FIELDS = {"environment": str, "simulator": str, "policy": str, "max_action": float}
+FIELDS |= {"perturbation": float, "behaviour_return": float}
+POLICIES = (*ACTING, "all")
+
+
+def write_policy(
+    config: Config, info: Mapping[str, Any], weights: Mapping[str, Tensor], policy: str, precision: Precision
+) -> bytes:
+    """Return the file of a run's policy.
+
+    Args:
+        config: the run's.
+        info: `dataset.json` of its data.
+        weights: all of the run's (`vae.e1.weight`, ...).
+        policy: `bc` or `bcq`, what that one needs to act; `all`: every weight.
+        precision: of the weights in the file.
+
+    Raises:
+        UserError: where the run has no such policy, or the precision cannot hold a weight.
+    """
+    if policy == "bcq" and isinstance(config.algorithm, Bc):
+        raise UserError("policy bcq needs a run with algorithm=bcq; this one trained the VAE alone (use bc or all)")
+    about = {
+        "environment": config.environment,
+        "simulator": config.simulator,
+        "policy": policy,
+        "max_action": float(info["max_action"]),
+        "perturbation": float(config.algorithm.perturbation if isinstance(config.algorithm, Bcq) else 0),
+        "behaviour_return": float(info["behaviour_return"]),
+    }
+    return pack(weights if policy == "all" else deployable(weights, policy), precision, about)
+
+
+def read_policy(data: bytes, name: str) -> tuple[Config, dict[str, Any], dict[str, Tensor], str]:
+    """Return what plays a file: config, data set's entries, weights of every network (absent ones 0), and its policy.
+
+    Widths and the sizes of observations and actions are those of the weights. `name` is what errors call the file.
+
+    Raises:
+        UserError: where it is no such file, or its weights make no networks.
+    """
+    about, weights = read_about(data, name), unpack(data, name)
+    try:
+        _check_about(about)
+        policy = about["policy"]
+        bcq = policy == "bcq" or (policy == "all" and "actor.l1.weight" in weights)
+        first, *vae, actions = _chain(weights, "vae.d")
+        states = first - 2 * actions
+        if states < 1:
+            raise ValueError("its decoder has no observations")
+        widths = {"vae": (vae[0], vae[1])}
+        for network, outputs in (("actor", actions), ("critic", 1)) if bcq else ():
+            inputs, *hidden, last = _chain(weights, f"{network}.l")
+            if (inputs, last) != (states + actions, outputs):
+                raise ValueError(f"its {network} does not fit its decoder")
+            widths[network] = (hidden[0], hidden[1])
+        config = Config(
+            environment=about["environment"],
+            simulator=about["simulator"],
+            algorithm=Bcq(perturbation=about["perturbation"]) if bcq else Bc(),
+            vae=widths["vae"],
+            actor=widths.get("actor", Config.actor),
+            critic=widths.get("critic", Config.critic),
+        )
+        whole = unstack(build([config], states, actions, about["max_action"]), 0)
+        needed = whole.keys() if policy == "all" else deployable(whole, policy).keys()
+        if needed != weights.keys():
+            raise ValueError(f"{sorted(needed ^ weights.keys())[0]} is missing, or too many")
+        for key, value in weights.items():
+            if value.shape != whole[key].shape:
+                raise ValueError(f"{key} has shape {tuple(value.shape)}, not {tuple(whole[key].shape)}")
+    except ValueError as error:
+        raise UserError(f"{name}: no policy ({error}); write it again by `retable rl export`") from error
+    info = {"states": states, "actions": actions, **{key: about[key] for key in ("max_action", "behaviour_return")}}
+    absent = {key: torch.zeros_like(value) for key, value in whole.items()}
+    return config, info, absent | weights, "bc" if not bcq else "bcq"
+
+
+def check_sizes(environment_id: str, states: int, actions: int) -> None:
+    """Refuse an environment whose observations and actions are not those of a policy.
+
+    Raises:
+        UserError: then, and where the environment is unknown or cannot be built.
+    """
+    environments = make(environment_id, 1)
+    spaces = environments.single_observation_space, environments.single_action_space
+    environments.close()
+    sizes = tuple(math.prod(space.shape or ()) for space in spaces)
+    if sizes != (states, actions):
+        raise UserError(f"{environment_id} has {sizes} observations and actions, the policy {(states, actions)}")
+
+
+def _check_about(about: Any) -> None:
+    for key, kind in FIELDS.items():
+        value = about.get(key) if isinstance(about, dict) else None
+        if type(value) is not kind or (isinstance(value, float) and not math.isfinite(value)):
+            raise ValueError(f"its header has no valid entry '{key}'")
+    if about["policy"] not in POLICIES or about["max_action"] <= 0 or not about["behaviour_return"]:
+        raise ValueError("its header has a wrong policy, bound of actions or behaviour's return")
+
+
+def _chain(weights: Mapping[str, Tensor], prefix: str) -> Sequence[int]:
+    """Return inputs, hidden widths and outputs of three layers; checked before networks so wide are built."""
+    sizes: list[int] = []
+    for layer in (f"{prefix}{i}" for i in (1, 2, 3)):
+        weight, bias = weights.get(f"{layer}.weight"), weights.get(f"{layer}.bias")
+        if weight is None or bias is None or weight.dim() != 2 or bias.shape != weight.shape[:1] or not weight.numel():
+            raise ValueError(f"its layer {layer} is missing or empty")
+        if sizes and sizes[-1] != weight.shape[1]:
+            raise ValueError(f"its layer {layer} does not fit the one before")
+        sizes = [*(sizes or [weight.shape[1]]), weight.shape[0]]
+    return sizes

@@ -1,0 +1,203 @@
+"""Minari's data sets as they lie on disk, read without its package.
+
+Source: Farama Foundation, Minari 0.5: a folder with `data/metadata.json` and `data/main_data.hdf5`, which has a group
+`episode_<k>` for each episode with `observations` (T + 1 rows), `actions`, `rewards`, `terminations` and `truncations`
+(T rows). Minari's MuJoCo sets come from other policies in another simulator than D4RL's: no score on them is a D4RL
+score, whatever their names.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+
+from retable.platform.errors import UserError
+from retable.platform.storage import Storage
+from retable.tasks.rl.d4rl import COLUMNS, TOLERANCE, child, numbers, opened, sha256
+from retable.tasks.rl.data import folder, store
+
+Array = npt.NDArray[Any]
+
+FILE, METADATA = "data/main_data.hdf5", "data/metadata.json"
+AXES = {"observations": 2, "actions": 2, "rewards": 1, "terminations": 1, "truncations": 1}
+"""An episode's keys and their number of axes; `infos` is not read."""
+BOUNDS = {"low": -1.0, "high": 1.0}
+"""What actions are taken to lie in where the metadata do not say."""
+AGAIN = "download or write it again"
+
+
+def import_minari(
+    source: Path, storage: Storage, environment: str | None = None, name: str | None = None
+) -> dict[str, Any]:
+    """Turn a Minari data set with flat observations into the internal form; return its `dataset.json`.
+
+    Args:
+        source: the data set's folder, e.g. `~/.minari/datasets/mujoco/hopper/expert-v0`.
+        storage: the root of everything that lasts.
+        environment: a Gymnasium environment without version; not needed where the metadata name it.
+        name: what the set is called; default: `minari-` and the last word of its id.
+
+    Raises:
+        UserError: where the folder holds no valid data set of this kind, or a name or environment is missing, reserved
+            or contradicted.
+
+    """
+    said = metadata(source)
+    info = identify(source, said, environment, name)
+    columns, returns = read_minari(source, said)
+    files = {Path(FILE).name: sha256(source / FILE)}
+    return store(columns, returns, folder(storage, info["environment"], info["name"]), {**info, "files": files})
+
+
+def metadata(source: Path) -> dict[str, Any]:
+    """Return what `metadata.json` says, `env_spec` and `action_space` parsed, as they are JSON within JSON.
+
+    Raises:
+        UserError: where the folder is no Minari data set, or one that is not kept as HDF5.
+
+    """
+    path = source / METADATA
+    if not path.is_file():
+        raise UserError(f"{source}: no Minari data set (no {METADATA}); give the folder that holds `data`")
+    try:
+        said = dict(json.loads(path.read_text()))
+        said |= {key: dict(json.loads(said.get(key) or "{}")) for key in ("env_spec", "action_space")}
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{path}: not Minari's metadata ({error}); {AGAIN}") from error
+    kind = said.get("data_format", "hdf5")
+    if kind != "hdf5":
+        raise UserError(f"{path}: the data are kept as {kind!r}; write the set with data_format='hdf5'")
+    return said
+
+
+def identify(source: Path, said: Mapping[str, Any], environment: str | None, name: str | None) -> dict[str, Any]:
+    """Say what a data set is (source, name, environment, simulator, ...), by its metadata and what the user calls it.
+
+    Raises:
+        UserError: where the environment is missing or contradicted, or the name is reserved.
+
+    """
+    spec = re.fullmatch(r"(?:.*/)?([^/]+)-(v\d+)", str(said["env_spec"].get("id", "")))
+    if spec and environment not in (None, spec[1]):
+        raise UserError(f"{source}: recorded in {spec[0]}, not in {environment!r}; leave the environment out")
+    if not spec and environment is None:
+        raise UserError(f"{source}/{METADATA}: 'env_spec' names no environment; give it with --env")
+    identity = str(said.get("dataset_id") or source.name)
+    name = name or f"minari-{identity.rsplit('/', 1)[-1]}"
+    if name.startswith("d4rl") or name == "recorded":
+        raise UserError(f"{source}: the name {name!r} is kept for other data; choose another name")
+    kept = ("minari_version", "requirements", "algorithm_name", "author", "code_permalink")
+    return {
+        "source": "minari",
+        "name": name,
+        "environment": spec[1] if spec else environment,
+        "simulator": spec[2] if spec else "unknown",
+        "generated": False,
+        "minari": {"id": identity, "env_spec": said["env_spec"], **{key: said.get(key) for key in kept}},
+    }
+
+
+def read_minari(source: Path, said: Mapping[str, Any]) -> tuple[dict[str, Array], Array]:
+    """Read the episodes of a data set.
+
+    An observation's successor is the next row of its episode, also at a timeout and where an episode is cut without
+    either flag; so no transition is left out. Actions are mapped from the bounds of `action_space` to [-1, 1].
+
+    Returns:
+        The columns of the internal form (see `d4rl.read_d4rl`) and the undiscounted returns of the episodes that end in
+        a termination or truncation (episodes,) float64.
+
+    Raises:
+        UserError: where the file is missing, broken, foreign or no valid data set. Links to other files are refused.
+
+    """
+    path = source / FILE
+    with opened(path) as file:
+        episodes = [_episode(path, file, number) for number in range(len(file))]
+    steps = [len(episode["rewards"]) for episode in episodes]
+    for key, found in (("total_episodes", len(steps)), ("total_steps", sum(steps))):
+        if said.get(key, found) != found:
+            raise UserError(f"{path}: {found} {key.removeprefix('total_')}, {METADATA} says {said[key]}; {AGAIN}")
+    if not steps:
+        raise UserError(f"{path}: no episodes; {AGAIN}")
+    columns = _columns(path, episodes, steps)
+    columns["action"] = _unit(path, columns["action"], said["action_space"])
+    beyond = (np.abs(columns["action"]) > 1 + TOLERANCE).any(axis=1)
+    if beyond.any():
+        place = "episode_{}/actions', first in row {}".format(*(columns[key][beyond][0] for key in ("episode", "step")))
+        raise UserError(f"{path}: actions leave the bounds of 'action_space' in '{place}; clip them")
+    ended = [bool(episode["terminations"][-1] or episode["truncations"][-1]) for episode in episodes]
+    returns = [e["rewards"].sum(dtype=np.float64) for e, whole in zip(episodes, ended, strict=True) if whole]
+    if not returns:
+        raise UserError(f"{path}: 'terminations' and 'truncations' end no episode; mark the last row of each episode")
+    return columns, np.array(returns)
+
+
+def _episode(path: Path, file: h5py.File, number: int) -> dict[str, Array]:
+    """Return one sound episode's arrays: T + 1 observations and T of everything else, T >= 1."""
+    name, remedy = f"episode_{number}", f"give a Minari data set, with {', '.join(AXES)} in each episode"
+    group = child(path, file, name, "number the episodes 0, 1, 2, ...")
+    if not isinstance(group, h5py.Group):
+        raise UserError(f"{path}: key '{name}' is no group; {remedy}")
+    for key in ("observations", "actions"):
+        if group.get(key, getclass=True, getlink=True) is h5py.HardLink and isinstance(group[key], h5py.Group):
+            parts = ", ".join(group[key])
+            raise UserError(f"{path}: key '{name}/{key}' has parts ({parts}); only sets of flat vectors can be read")
+    arrays = {key: numbers(path, group, key, axes, remedy) for key, axes in AXES.items()}
+    for key, array in arrays.items():
+        if array.ndim != AXES[key] or 0 in array.shape:
+            axes = ["(T,)", "(T, size)"][AXES[key] - 1]
+            raise UserError(f"{path}: key '{name}/{key}' has shape {array.shape}, not {axes}; {AGAIN}")
+    steps = len(arrays["actions"])
+    for key, array in arrays.items():
+        wanted = steps + (key == "observations")
+        if len(array) != wanted:
+            raise UserError(f"{path}: key '{name}/{key}' has {len(array)} rows, not {wanted}; {AGAIN}")
+        bad = ~np.isfinite(array).reshape(wanted, -1).all(axis=1)
+        if bad.any():
+            where = f"first in row {bad.argmax()}"
+            raise UserError(f"{path}: key '{name}/{key}' has NaN or infinite values, {where}; {AGAIN}")
+    if (arrays["terminations"][:-1] != 0).any() or (arrays["truncations"][:-1] != 0).any():
+        raise UserError(f"{path}: '{name}' goes on after its end (terminations or truncations); {AGAIN}")
+    return arrays
+
+
+def _columns(path: Path, episodes: list[dict[str, Array]], steps: list[int]) -> dict[str, Array]:
+    """Join episodes to the internal form's columns; actions are as they were."""
+    for key in ("observations", "actions"):
+        widths = [episode[key].shape[1] for episode in episodes]
+        if (odd := next((number for number, width in enumerate(widths) if width != widths[0]), None)) is not None:
+            what = f"key 'episode_{odd}/{key}' has {widths[odd]} numbers a row, episode_0 {widths[0]}"
+            raise UserError(f"{path}: {what}; {AGAIN}")
+    joined = {key: np.concatenate([episode[key] for episode in episodes]) for key in tuple(AXES)[1:]}
+    values = (
+        np.concatenate([episode["observations"][:-1] for episode in episodes]),
+        joined["actions"],
+        joined["rewards"],
+        np.concatenate([episode["observations"][1:] for episode in episodes]),
+        joined["terminations"] != 0,
+        joined["truncations"] != 0,
+        np.repeat(np.arange(len(steps), dtype=np.int32), steps),
+        np.concatenate([np.arange(count, dtype=np.int32) for count in steps]),
+    )
+    return dict(zip(COLUMNS, values, strict=True))
+
+
+def _unit(path: Path, actions: Array, space: Mapping[str, Any]) -> Array:
+    """Map actions (N, size) from a serialised Box to [-1, 1]; without one they are taken to lie there."""
+    try:
+        shape = actions.shape[1:]
+        low, high = (np.broadcast_to(np.array(space.get(key, end), float), shape) for key, end in BOUNDS.items())
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{path}: 'action_space' does not fit actions of {shape[0]} numbers; {AGAIN}") from error
+    if space.get("type", "Box") != "Box" or not (np.isfinite([low, high]).all() and (low < high).all()):
+        raise UserError(f"{path}: 'action_space' is no Box with finite bounds; only such sets can be read")
+    scaled: Array = ((actions - (low + high) / 2) / ((high - low) / 2)).astype(np.float32)
+    return scaled

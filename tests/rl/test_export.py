@@ -1,0 +1,85 @@
+"""A policy's file plays as its run does; one that is no policy is refused in one line."""
+
+import numpy as np
+import pytest
+import torch
+
+from retable.platform.errors import UserError
+from retable.platform.storage import Storage
+from retable.platform.task import Source
+from retable.tasks.rl.compact import deployable, pack, read_about, unpack
+from retable.tasks.rl.config import Bc, View
+from retable.tasks.rl.export import check_sizes, read_policy, write_policy
+from retable.tasks.rl.model import build, unstack
+from retable.tasks.rl.predict import predict
+from tests.rl import toys
+
+INFO = {"states": 4, "actions": 1, "max_action": 1.0, "behaviour_return": 100.0}
+CONFIG = toys.config(environment="InvertedPendulum", simulator="v5")
+WEIGHTS = unstack(build([CONFIG], 4, 1, 1.0), 0)
+
+
+def play(config, info, weights, view):
+    return predict(config, view, weights, Source(Storage.open("."), info), "all")["returns"]
+
+
+@pytest.mark.parametrize("precision", ["float32", "int8"])
+@pytest.mark.parametrize("policy", ["bcq", "bc"])
+def test_a_file_plays_as_its_run(policy, precision):
+    data = write_policy(CONFIG, INFO, WEIGHTS, policy, precision)
+    config, info, weights, own = read_policy(data, "x")
+    assert (own, info) == (policy, INFO)
+    view = View(policy=policy, episodes=3, samples=5)
+    wanted = play(CONFIG, INFO, WEIGHTS, View(policy=policy, episodes=3, samples=5, precision=precision))
+    assert np.array_equal(play(config, info, weights, view), wanted)
+
+
+def test_a_file_of_all_weights_holds_every_bit_and_plays_both_policies():
+    _, _, weights, own = read_policy(write_policy(CONFIG, INFO, WEIGHTS, "all", "float32"), "x")
+    assert own == "bcq" and all(torch.equal(weights[name], value) for name, value in WEIGHTS.items())
+
+
+def test_a_run_of_the_vae_alone_has_no_bcq_policy():
+    config = toys.config(algorithm=Bc())
+    with pytest.raises(UserError, match="algorithm=bcq"):
+        write_policy(config, INFO, unstack(build([config], 4, 1, 1.0), 0), "bcq", "float32")
+
+
+GOOD = write_policy(CONFIG, INFO, WEIGHTS, "bcq", "float32")
+ABOUT = read_about(GOOD, "x")
+BROKEN = {
+    "'environment'": ({**ABOUT, "environment": 3}, {}),
+    "'max_action'": ({**ABOUT, "max_action": 1e999}, {}),
+    "'perturbation'": ({key: value for key, value in ABOUT.items() if key != "perturbation"}, {}),
+    "wrong policy": ({**ABOUT, "policy": "sac"}, {}),
+    "layer vae.d2 does not fit": (ABOUT, {"vae.d2.weight": torch.zeros(16, 19)}),
+    "layer vae.d3 is missing": (ABOUT, {"vae.d3.bias": None}),
+    "critic does not fit": (ABOUT, {"critic.l3.weight": torch.zeros(2, 10), "critic.l3.bias": torch.zeros(2)}),
+    "no observations": (ABOUT, {"vae.d1.weight": torch.zeros(18, 2)}),
+    "more is missing, or too many": (ABOUT, {"more": torch.zeros(2)}),
+    "layer actor.l1 is missing or empty": (ABOUT, {"actor.l1.weight": torch.zeros(16)}),
+}
+
+
+@pytest.mark.parametrize("reason", BROKEN)
+def test_what_is_no_policy_is_refused_in_one_line(reason):
+    about, changes = BROKEN[reason]
+    weights = {n: v for n, v in (deployable(WEIGHTS, "bcq") | changes).items() if v is not None}
+    with pytest.raises(UserError, match=f"^evil: .*{reason}.*retable rl export`$"):
+        read_policy(pack(weights, about=about), "evil")
+
+
+def test_wide_layers_that_do_not_fit_are_refused_before_they_are_built():
+    changes = {"actor.l1.weight": torch.zeros(1 << 20, 5), "actor.l1.bias": torch.zeros(1 << 20)}
+    with pytest.raises(UserError, match=r"layer actor\.l2 does not fit"):
+        read_policy(pack(deployable(WEIGHTS, "bcq") | changes, about=ABOUT), "evil")
+
+
+def test_an_environment_of_other_sizes_is_refused():
+    check_sizes("InvertedPendulum-v5", 4, 1)
+    with pytest.raises(UserError, match="Hopper-v5 has"):
+        check_sizes("Hopper-v5", 4, 1)
+
+
+def test_a_file_that_is_read_is_the_one_that_was_written():
+    assert unpack(GOOD, "x").keys() == deployable(WEIGHTS, "bcq").keys()

@@ -1,0 +1,115 @@
+"""Figures show the numbers of the results: lines are compared with means taken by hand, at every scale."""
+
+import dataclasses
+import zlib
+
+import numpy as np
+import pytest
+from matplotlib import pyplot
+
+from retable.platform.table import Replicate, Results, expand
+from retable.platform.task import find, scaled
+from retable.tasks.rl import figures
+
+TASK = find("rl")
+
+
+def value(need):
+    """Make a score that differs between all rows, environments, seeds, epochs and policies."""
+    words = repr((need.config.prune, need.config.environment, need.config.seed, need.view))
+    return zlib.crc32(words.encode()) / 2**32 * 100
+
+
+def results(name, scale, leave_out=(), **over):
+    table = scaled(TASK, TASK.tables[name], scale)
+    table = dataclasses.replace(table, over={**table.over, **over})
+    found = {}
+    for row in table.rows:
+        if row.present and row.label not in leave_out:
+            needs = expand(table, row, TASK.config(), TASK.view())
+            found[row.label] = [Replicate(need, "0", {"score": value(need)}) for need in needs]
+    return table, Results(found)
+
+
+def mean(found, row, environment, policy, epoch):
+    return np.mean([
+        r.metrics["score"]
+        for r in found.replicates[row]
+        if (r.need.config.environment, r.need.view.policy, r.need.view.epoch) == (environment, policy, epoch)
+    ])  # fmt: skip
+
+
+def panels(drawing):
+    return {axis.get_title(): axis for axis in drawing.axes}
+
+
+def lines(axis):
+    """Return the drawn lines by the words of the legend."""
+    handles, labels = axis.get_legend_handles_labels()
+    plain = [handle.lines[0] if hasattr(handle, "lines") else handle for handle in handles]
+    return {label: np.array(line.get_data(), float) for label, line in zip(labels, plain, strict=True)}
+
+
+@pytest.fixture(autouse=True)
+def close():
+    yield
+    pyplot.close("all")
+
+
+def test_controls_stand_beside_the_method_with_their_means_and_extremes():
+    table, found = results("figure1", "small")
+    drawn = panels(table.draw(found))
+    assert set(drawn) == {f"HalfCheetah: {title}" for title in ("SNIP", "over training")} | {
+        f"HalfCheetah: {policy} beside controls" for policy in ("BCQ", "BC")
+    }
+    for policy in ("bcq", "bc"):
+        axis = drawn[f"HalfCheetah: {figures.NAMES[policy]} beside controls"]
+        shown = lines(axis)
+        for name in ("SNIP", "random", "magnitude", "ERK", "small dense"):
+            expected = [mean(found, f"{name} {s} %", "HalfCheetah", policy, 3) for s in (95, 99)]
+            np.testing.assert_allclose(shown[name], [[5, 1], expected], err_msg=name)
+        assert shown["dense"][1][0] == pytest.approx(mean(found, "dense", "HalfCheetah", policy, 3))
+        whiskers = axis.containers[0].lines[2][0].get_segments()  # random's, at 95 % and 99 %
+        scores = figures.final(found, "random 95 %", "score", view_policy=policy)
+        np.testing.assert_allclose(whiskers[0][:, 1], [scores.min(), scores.max()])
+
+
+def test_every_environment_of_the_paper_has_its_line_of_panels():
+    fewer = {"seed": (0, 1), "view.epoch": (100, 200)}
+    table, found = results("figure2", "paper", ("ERK 97 %", "magnitude 95 %"), **fewer)
+    drawn = panels(table.draw(found))
+    assert len(drawn) == 3 * 4
+    for environment in ("HalfCheetah", "Hopper", "Walker2d"):
+        shown = lines(drawn[f"{environment}: GraSP"])["BC, final"]
+        assert list(shown[0]) == [0, 10, 20, 30, 40, 50, 60, 70, 80, 90, 95, 97, 98, 99]
+        assert shown[1][-1] == pytest.approx(mean(found, "GraSP 99 %", environment, "bc", 200))
+        beside = lines(drawn[f"{environment}: BC beside controls"])
+        np.testing.assert_allclose(beside["ERK"][0], [5, 2, 1])  # a missing run is no point, not a hole of 0
+        np.testing.assert_allclose(beside["magnitude"][0], [3, 2, 1])
+
+
+@pytest.mark.parametrize("leave_out", [(), ("dense",), ("random 95 %", "ERK 95 %", "SNIP 95 %")])
+def test_what_is_missing_is_left_out_of_the_drawing(leave_out):
+    table, found = results("figure1", "smoke", leave_out)
+    drawn = panels(table.draw(found))
+    assert len(drawn) == 3 * 3  # one epoch: nothing over training
+    assert ("dense" in lines(drawn["Hopper: BC beside controls"])) == ("dense" not in leave_out)
+
+
+def test_layers_have_a_line_of_panels_for_each_environment():
+    table, found = layers()
+    drawn = panels(table.draw(found))
+    assert set(drawn) == {
+        f"{n}, {e}" for n in ("Actor", "Critic", "VAE") for e in ("HalfCheetah", "Hopper", "Walker2d")
+    }
+    assert {bar.get_height() for bar in drawn["VAE, Hopper"].patches} == {10.0}
+
+
+def layers():
+    table = scaled(TASK, TASK.tables["figure3"], "smoke")
+    kept = {f"kept/{network}/{name}": 10.0 for network, names in figures.LAYERS.items() for name in names}
+    found = {
+        row.label: [Replicate(need, "0", kept) for need in expand(table, row, TASK.config(), TASK.view())]
+        for row in table.rows
+    }
+    return table, Results(found)

@@ -1,0 +1,90 @@
+"""File sizes in tables, figure and claims: break-evens of known lines, verdicts on made-up results."""
+
+import pytest
+
+from retable.platform.table import Need, Replicate, Results
+from retable.tasks.rl import claims, figures
+from retable.tasks.rl.config import Config
+from retable.tasks.rl.tables import SPARSITIES, TABLES
+
+
+def made(rows):
+    """Make results from label -> metrics of each seed."""
+    return Results(
+        {
+            label: [
+                Replicate(Need(label, {"seed": i}, Config(), None), "0", metrics) for i, metrics in enumerate(found)
+            ]
+            for label, found in rows.items()
+        }
+    )
+
+
+def sized(slope):
+    """Make a format that takes `slope` x density x the dense file."""
+    rows = {}
+    for sparsity in (0.0, *SPARSITIES):
+        metrics = {
+            f"bytes/{n}/{form}": 1e6 * slope * (1 - sparsity) for n in figures.NETWORKS for form in figures.FORMATS
+        }
+        metrics |= {f"bytes/{n}/dense": 1e6 for n in figures.NETWORKS}
+        rows[figures.label("snip", sparsity) if sparsity else "dense"] = [metrics]
+    return made(rows)
+
+
+@pytest.mark.parametrize(("slope", "wanted"), [(5, 0.8), (3, 2 / 3), (2, 0.5), (1.25, 0.2), (0.9, 0.0), (30, None)])
+def test_formats_break_even_where_density_times_slope_is_one(slope, wanted):
+    x, sizes = figures.file_sizes(sized(slope), "vae", "sparse", SPARSITIES)
+    assert figures.break_even(x, sizes, 1e6 * (1 + 1e-12)) == (wanted if wanted is None else pytest.approx(wanted))
+
+
+@pytest.mark.parametrize(("slope", "status"), [(5, "holds"), (3, "does not hold"), (30, "does not hold")])
+def test_the_claimed_break_even_is_tested(slope, status):
+    (claim,) = TABLES["figure4"].claims
+    assert claim.check(sized(slope)).status == status
+    assert claim.check(made({})).status == "not tested at this scale"
+
+
+def test_the_figure_draws_every_format_and_marks_break_evens():
+    figure = figures.draw_memory(sized(5), SPARSITIES)
+    assert len(figure.axes) == 3
+    for axis in figure.axes:
+        assert [text.get_text() for text in axis.texts] == ["80 %"]
+        assert {line.get_label() for line in axis.lines} >= {name for name, _ in figures.FORMATS.values()}
+
+
+@pytest.mark.parametrize(("sizes", "status"), [((70, 71), "holds"), ((70, 72), "does not hold")])
+def test_the_smallest_ratio_of_all_seeds_counts(sizes, status):
+    dense = {f"bytes/{n}/dense": 1000.0 for n in figures.NETWORKS}
+    pruned = [{f"bytes/{n}/compact": float(size) for n in figures.NETWORKS} for size in sizes]
+    claim = claims.MEMORY[-1]
+    assert claim.check(made({"Dense Model": [dense], "SNIP 95 %": pruned})).status == status
+    assert claim.check(made({"Dense Model": [dense]})).status == "not tested at this scale"
+
+
+@pytest.mark.parametrize(
+    ("rounded", "status"),
+    [
+        ((0.8, 0.9, 0.85), "holds"),
+        ((0.79, 0.91, 0.84), "holds"),
+        ((0.6, 0.7, 0.6), "does not hold"),
+        ((0.9, 0.7, 0.8), "not separable"),
+        ((0.8, 0.9), "not tested at this scale"),
+    ],
+)
+def test_rounding_is_judged_seed_by_seed(rounded, status):
+    shares = {"exact": (0.8, 0.9, 0.85), "rounded": rounded}
+    found = made({name: [{"behaviour_share": value} for value in values] for name, values in shares.items()})
+    assert claims.loses_nothing(found, "exact", "rounded").status == status
+
+
+def test_every_metric_of_the_table_of_formats_is_measured():
+    from retable.tasks.rl.model import build, unstack
+    from retable.tasks.rl.sparse import every_size
+    from tests.rl import toys
+
+    found = every_size(unstack(build([toys.config()], 5, 2, 1.0), 0))
+    for row in TABLES["formats"].rows:
+        assert row.metrics.keys() <= {column.header for column in TABLES["formats"].columns}
+        assert set(row.metrics.values()) - set(found) <= {"behaviour_share"}
+    assert len(TABLES["formats"].claims) == 4
