@@ -17,9 +17,9 @@ from retable.platform.errors import UserError
 from retable.platform.launch import Context, Resources, load_arrays, train_all
 from retable.platform.plan import Plan, compile_configs, compile_plan
 from retable.platform.runs import RunFolder
-from retable.platform.stages import Scorer, measure_all
+from retable.platform.stages import Scorer, measure_all, predict_and_score
 from retable.platform.storage import Storage
-from retable.platform.table import Figure, Table
+from retable.platform.table import Figure, Table, resolve
 from retable.platform.task import Task, find, find_table, names, scaled
 
 if TYPE_CHECKING:
@@ -176,6 +176,23 @@ class Run:
     def weights(self, epoch: int = 0) -> Mapping[str, Tensor]:
         """The networks' weights after an epoch that was kept; 0: the last."""
         return self.folder.weights(epoch or self.config.epochs)
+
+    def score(self, view: Mapping[str, object] | None = None) -> dict[str, float]:
+        """Return the scores of a view, given by the fields that differ from the task's default.
+
+        Predictions and scores are kept: the same view again is only read.
+
+        Raises:
+            UserError: if the run is not finished, a field is unknown, the epoch was not kept, or the scoring fails.
+        """
+        seen: Any = resolve(override(self.task.view(), dict(view or {})), self.config)
+        weights = self.result["weights"].get(str(seen.epoch), "")
+        if self.folder.scores(seen, weights) is None:
+            failure = predict_and_score(self.task, self.config, seen, self.folder)
+            if failure:
+                raise UserError(f"run {self.fingerprint}: {failure}")
+        kept = self.folder.scores(seen, weights)
+        return dict(kept["metrics"]) if kept else {}
 
     @property
     def set_line(self) -> str:

@@ -40,17 +40,20 @@ Workers = Annotated[int, typer.Option(help="Workers of each training; more than 
 Cpus = Annotated[int, typer.Option(help="CPUs and torch threads of a training with one worker.", min=1)]
 Gpus = Annotated[float, typer.Option(help="GPUs of each worker (0.25: four trainings share one).", min=0)]
 Every = Annotated[int, typer.Option(help="Steps between checkpoints within an epoch; 0: at epochs' ends only.", min=0)]
+Stack = Annotated[
+    int, typer.Option(help="Most trainings of a group in one stack; 0: one on CPUs, as many as fit on GPUs.", min=0)
+]
 
 Stream = Annotated[
     bool, typer.Option("--stream/--no-stream", help="Read data as a stream even where they fit in memory.")
 ]
 
 
-def resources(workers: int, cpus: int, gpus: float, every: int, stream: bool) -> Any:
+def resources(workers: int, cpus: int, gpus: float, every: int, stream: bool, stack: int = 0) -> Any:
     """Return the resources that the options ask for."""
     from retable.platform.launch import Resources
 
-    return Resources(workers=workers, cpus=cpus, gpus=gpus, checkpoint_every=every, stream=stream)
+    return Resources(workers=workers, cpus=cpus, gpus=gpus, checkpoint_every=every, stream=stream, stack=stack)
 
 
 @app.command("list")
@@ -113,6 +116,7 @@ def reproduce(
     gpus_per_run: Gpus = 0.0,
     checkpoint_every: Every = 0,
     stream: Stream = False,
+    stack: Stack = 0,
 ) -> None:
     """Fill tables and figures, measured beside published, and write the report.
 
@@ -124,7 +128,7 @@ def reproduce(
     from retable.platform.report import section
 
     changes = parse_set(set or [])
-    wanted = resources(workers, cpus_per_run, gpus_per_run, checkpoint_every, stream)
+    wanted = resources(workers, cpus_per_run, gpus_per_run, checkpoint_every, stream, stack)
     print_plan(api.plan(*tables or (), scale=scale, set=changes, storage=storage))
     work = api.reproduce(*tables or (), scale=scale, set=changes, storage=storage, resources=wanted)
     for name, (task, table) in work.tables.items():
@@ -175,6 +179,25 @@ def train(
     run = api.train(task, parse_set(set or []), scale=scale, storage=storage, resources=wanted)
     console.print(f"run {run.fingerprint}: {run.folder.folder}")
     for name, value in run.metrics.items():
+        console.print(f"  {name}  {value:.6g}")
+
+
+@app.command()
+def score(
+    run: Annotated[str, typer.Argument(help="A run's fingerprint, or its first digits.")],
+    set: Annotated[
+        list[str] | None, typer.Option("--set", help="Change a field of the view: split=validation.")
+    ] = None,
+    storage: Where = "results",
+) -> None:
+    """Score a finished run, on the test data unless its view says otherwise; the same again is only read.
+
+    Example: `retable score 93bc5ee1 --set split=validation --set epoch=3`
+    """
+    from retable.platform import api
+
+    loaded = api.load(run, storage)
+    for name, value in loaded.score(parse_set(set or [])).items():
         console.print(f"  {name}  {value:.6g}")
 
 

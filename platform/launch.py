@@ -9,12 +9,13 @@ from __future__ import annotations
 import dataclasses
 import traceback
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from retable.platform.board import Board
+from retable.platform.board import Board, console
 from retable.platform.cluster import check_room, cluster_resources, cpu_share
 from retable.platform.config import override
 from retable.platform.errors import UserError, disk_errors
@@ -26,6 +27,9 @@ from retable.platform.task import Source, Task, find
 
 if TYPE_CHECKING:
     from ray import ObjectRef
+
+STACK = 128
+"""Most members of a stack, where nobody says how many."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +45,8 @@ class Resources:
     """Steps between checkpoints within an epoch; 0: at the epochs' ends only."""
     stream: bool = False
     """Read data as a stream even where they would fit in memory."""
+    stack: int = 0
+    """Most trainings of one group that train as one stack; 0: one on CPUs, on GPUs as many as keep every GPU busy."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +108,10 @@ def load_arrays(tasks: Mapping[str, Task], storage: Storage, stream: bool = Fals
 
 
 def train_job(job: Job, context: Context, run: Any) -> None:
-    """Run the loop for a job in this process, as the worker that `run` says."""
+    """Run the loop for a job in this process, as the worker that `run` says.
+
+    Members that are finished are left out: where a process died while it wrote the results, the others go on.
+    """
     import ray
     import torch
 
@@ -111,32 +120,34 @@ def train_job(job: Job, context: Context, run: Any) -> None:
 
     torch.set_num_threads(context.resources.cpus if context.resources.workers == 1 else 1)
     task = find(job.task)
-    folders = [RunFolder.of(context.storage, task, config) for config in job.configs]
     where = task.dataset.where(job.configs[0])
     source = Source.of(context.storage, where)
     digest = source.info["digest"]
-    done = [status(folder, keep, digest) == "done" for folder, keep in zip(folders, job.keep, strict=True)]
-    if all(done):
+    every = [(c, keep, RunFolder.of(context.storage, task, c)) for c, keep in zip(job.configs, job.keep, strict=True)]
+    todo = [(config, keep, folder) for config, keep, folder in every if status(folder, keep, digest) != "done"]
+    if not todo:
         return  # the process died after its last step: Ray's retry has nothing left to do
+    configs, keeps, folders = zip(*todo, strict=True)
     if run.rank == 0:
-        for folder, config in zip(folders, job.configs, strict=True):
-            folder.begin(config, task.version, {**context.provenance, "data": source.info, "seed": config.seed})
+        facts = {**context.provenance, "data": source.info, "stack": len(configs)}
+        for folder, config in zip(folders, configs, strict=True):
+            folder.begin(config, task.version, {**facts, "seed": config.seed})
         run = dataclasses.replace(run, save=folders[0].folder.write)
     arrays = ray.get(context.arrays[where][0]) if where in context.arrays else None
-    data = task.dataset.open(arrays, source, job.configs)
+    data = task.dataset.open(arrays, source, configs)
 
     def score(weights: Mapping[str, torch.Tensor], epoch: int) -> Mapping[str, float]:
         view: Any = override(job.view, {"epoch": epoch})
-        return score_weights(task, job.configs[0], view, weights, source)
+        return score_weights(task, configs[0], view, weights, source)
 
     train(
         task,
-        job.configs,
+        configs,
         data,
         folders,
         digest,
         run,
-        job.keep,
+        keeps,
         context.resources.checkpoint_every,
         score if job.view is not None else None,
     )
@@ -278,13 +289,15 @@ class Watch:
     """Hears of each trial what the board shows and what the driver does next."""
 
     board: Board
-    name: Callable[[Mapping[str, Any]], str]
-    """A trial's spec -> what people call it."""
+    names: Callable[[Mapping[str, Any]], Sequence[str]]
+    """A trial's spec -> what people call the runs that it trains."""
     epochs: int
-    weight: Callable[[Mapping[str, Any]], float] = lambda spec: 1.0
+    weights: Callable[[Mapping[str, Any]], Sequence[float]] = lambda spec: (1.0,)
     started: Callable[[Mapping[str, Any]], None] = nothing
     ended: Callable[[Mapping[str, Any], Mapping[str, Any]], None] = nothing
     """Called with a trial's spec and its last report."""
+    apart: list[Mapping[str, Any]] = dataclasses.field(default_factory=list)
+    """Specs of stacks that failed: whose fault it was shows when their members train one by one."""
 
     def callback(self) -> Any:
         """Return the Tune callback that calls us."""
@@ -294,26 +307,40 @@ class Watch:
 
         class Forward(Callback):
             def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-                watch.board.start(watch.name(trial.config))
+                for name in watch.names(trial.config):
+                    watch.board.start(name)
                 watch.started(trial.config)
 
             def on_trial_result(self, iteration: int, trials: list[Any], trial: Any, result: Any, **info: Any) -> None:
                 if "epoch" in result:
                     text = f"epoch {result['epoch']} of {watch.epochs}, {result.get('seconds', 0):.0f} s"
-                    watch.board.update(watch.name(trial.config), text)
+                    for name in watch.names(trial.config):
+                        watch.board.update(name, text)
 
             def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-                name, last = watch.name(trial.config), trial.last_result or {}
+                last = trial.last_result or {}
                 if "error" in last:
-                    watch.board.fail(name, last["error"])
+                    watch.fail(trial.config, last["error"])
                 else:
-                    watch.board.done(name, watch.weight(trial.config))
+                    for name, weight in zip(watch.names(trial.config), watch.weights(trial.config), strict=True):
+                        watch.board.done(name, weight)
                 watch.ended(trial.config, last)
 
             def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-                watch.board.fail(watch.name(trial.config), "its process died more often than it was started again")
+                watch.fail(trial.config, "its process died more often than it was started again")
 
         return Forward()
+
+    def fail(self, spec: Mapping[str, Any], why: str) -> None:
+        """Note that a trial failed; a stack's members get another chance, apart."""
+        names = self.names(spec)
+        if len(names) == 1:
+            self.board.fail(names[0], why)
+            return
+        for name in names:
+            self.board.running.pop(name, None)
+        console.print(f"a stack of {len(names)} failed, its members train one by one: {why}", markup=False)
+        self.apart.append(spec)
 
 
 def describe(overrides: Mapping[str, Any]) -> str:
@@ -369,26 +396,76 @@ def train_all(plan: Plan, context: Context, finished: Callable[[RunFolder], None
 
     `finished` is called with each run that is done, while others still train.
     """
-    from ray import tune
-
     failures: dict[str, str] = {}
     waves = sorted({training.wave for training in plan.missing})
     for wave in waves:
-        todo = [training for training in plan.missing if training.wave == wave]
-        jobs = [Job(t.task.name, (t.config,), (t.keep,)) for t in todo]
-        weights = [t.task.cost(t.config) for t in todo]
-        title = "training" if len(waves) == 1 else f"training, wave {wave + 1} of {len(waves)}"
+        groups = [group for group in plan.groups.values() if group[0].wave == wave]
+        todo = [training for group in groups for training in group]
         for training in todo:
             if training.status in ("data changed", "weights not kept"):
                 forget(training.folder, training.status == "data changed")
-        with Board(title, len(todo), sum(weights)).show() as board:
-            names = [name_of(training) for training in todo]
-            watch = Watch(board, partial(pick, names), todo[0].config.epochs, partial(pick, weights))
-            watch.ended = partial(tell, [training.folder for training in todo], finished)
-            space = {"job": tune.grid_search(list(range(len(jobs))))}
-            fit(space, dataclasses.replace(context, jobs=jobs), watch)
+        title = "training" if len(waves) == 1 else f"training, wave {wave + 1} of {len(waves)}"
+        with Board(title, len(todo), sum(t.task.cost(t.config) for t in todo)).show() as board:
+            queue = stacks(groups, stack_size(context.resources, len(todo)))
+            while queue:
+                queue = [[member] for stack in fit_stacks(queue, context, board, finished) for member in stack]
             failures |= board.failures
     return failures
+
+
+def fit_stacks(
+    queue: Sequence[Sequence[Training]], context: Context, board: Board, finished: Callable[[RunFolder], None]
+) -> list[Sequence[Training]]:
+    """Train stacks side by side; return those of several members that failed."""
+    from ray import tune
+
+    jobs = [Job(s[0].task.name, tuple(t.config for t in s), tuple(t.keep for t in s)) for s in queue]
+    names = [[name_of(training) for training in stack] for stack in queue]
+    weights = [[training.task.cost(training.config) for training in stack] for stack in queue]
+    watch = Watch(board, partial(pick, names), queue[0][0].config.epochs, partial(pick, weights))
+    watch.ended = partial(tell, [[training.folder for training in stack] for stack in queue], finished)
+    fit({"job": tune.grid_search(list(range(len(jobs))))}, dataclasses.replace(context, jobs=jobs), watch)
+    return [pick(queue, spec) for spec in watch.apart]
+
+
+def stack_size(resources: Resources, trainings: int) -> int:
+    """Return how many of so many trainings may train as one stack; on CPUs stacking gains nothing."""
+    if resources.stack or not resources.gpus:
+        return resources.stack or 1
+    at_once = int(cluster_resources().get("GPU", 0) / (resources.workers * resources.gpus))
+    return min(STACK, -(-trainings // max(1, at_once)))
+
+
+def stacks(groups: Iterable[Sequence[Training]], size: int) -> list[Sequence[Training]]:
+    """Share out each group of trainings to stacks of at most `size` members, as equal as can be."""
+    found: list[Sequence[Training]] = []
+    for group in groups:
+        for members in side_by_side(group) if size > 1 else [group]:
+            parts = -(-len(members) // size)
+            found += [members[part::parts] for part in range(parts)]
+    return found
+
+
+def side_by_side(group: Sequence[Training]) -> Iterator[list[Training]]:
+    """Split a group by data set and the step that its members go on from: what is ahead must not start anew.
+
+    A member has two checkpoints where its process died in between; the one that most members have is what counts.
+    """
+    left = [(training, places(training)) for training in group]
+    while left:
+        counts = Counter(place for _, there in left for place in there)
+        common = max(counts, key=lambda place: (counts[place], place))
+        yield [training for training, there in left if common in there]
+        left = [(training, there) for training, there in left if common not in there]
+
+
+def places(training: Training) -> set[tuple[str, int]]:
+    """Return a training's data set with each step that it can go on from; with 0 where it starts anew."""
+    folder, where = training.folder, training.task.dataset.where(training.config)
+    steps, log = folder.checkpoints(), folder.history()
+    kept = [row for row in log if row["epoch"] in training.keep and row["step"] <= max(steps, default=0)]
+    useful = all("weights" in row for row in kept)  # as `loop.restore` has it
+    return {(where, step) for step in (steps if useful and steps else [0])}
 
 
 def pick(items: Sequence[Any], spec: Mapping[str, Any]) -> Any:
@@ -397,14 +474,15 @@ def pick(items: Sequence[Any], spec: Mapping[str, Any]) -> Any:
 
 
 def tell(
-    folders: Sequence[RunFolder],
+    folders: Sequence[Sequence[RunFolder]],
     finished: Callable[[RunFolder], None],
     spec: Mapping[str, Any],
     last: Mapping[str, Any],
 ) -> None:
-    """Say that a trial's run is done, unless it failed."""
+    """Say that a trial's runs are done, unless it failed."""
     if "error" not in last:
-        finished(pick(folders, spec))
+        for folder in pick(folders, spec):
+            finished(folder)
 
 
 def forget(folder: RunFolder, data_changed: bool) -> None:

@@ -268,7 +268,7 @@ def watcher(board: Board, context: Context, journal: Journal, overrides_of: Any)
         journal.write()
 
     return Watch(
-        board, lambda spec: describe(point_of(spec).overrides), context.base.epochs, started=started, ended=ended
+        board, lambda spec: [describe(point_of(spec).overrides)], context.base.epochs, started=started, ended=ended
     )
 
 

@@ -32,12 +32,13 @@ def test_the_command_starts_quickly_and_without_torch():
 
 
 @pytest.mark.parametrize(
-    "words", [(), ("plan",), ("reproduce",), ("train",), ("sweep",), ("data",), ("report",), ("doctor",), ("rl",)]
+    "words",
+    [(), ("plan",), ("reproduce",), ("train",), ("sweep",), ("score",), ("data",), ("report",), ("doctor",), ("rl",)],
 )
 def test_help_is_there_and_shows_examples(retable, words):
     found = retable(*words, "--help")
     assert found.returncode == 0 and "Usage" in found.stdout
-    if words and words[0] in ("plan", "reproduce", "train", "sweep"):
+    if words and words[0] in ("plan", "reproduce", "train", "sweep", "score"):
         assert "Example" in found.stdout
 
 
@@ -53,7 +54,7 @@ def test_plan_starts_nothing_and_counts(retable, tmp_path):
     assert found.returncode == 0
     assert (
         "unique trainings" in found.stdout
-        and "375 (375 new)" in found.stdout
+        and "645 (645 new)" in found.stdout
         and "days of one CPU core" in found.stdout
     )
     assert not list(tmp_path.iterdir())

@@ -141,7 +141,9 @@ def test_the_cost_is_what_the_tasks_estimate_for_the_missing_work(storage):
 
 def test_missing_trainings_are_grouped_by_what_can_be_stacked(storage):
     child = Row(label="c", overrides={"init": "parent"})
-    plan = planned(storage, Row(label="a"), Row(label="b", overrides={"rate": 0.5}), child, over={"seed": (0, 1)})
+    rows = (Row(label="a"), Row(label="b", overrides={"rate": 0.5}), child)
+    table = replace(TABLE, rows=rows, over={"seed": (0, 1)})
+    plan = compile_plan({"line/t": (replace(LINE, group=lambda config: config.rate), table)}, storage)
     groups = {key: [t.config.seed for t in group] for key, group in plan.groups.items()}
     assert groups == {("line", 0, 0.1): [0, 1], ("line", 0, 0.5): [0, 1], ("line", 1, 0.1): [0, 1]}
 

@@ -3,8 +3,10 @@
 from dataclasses import replace
 
 import pytest
+from typer.testing import CliRunner
 
-from retable.platform import stages
+from retable.platform import api, cli, stages
+from retable.platform.errors import UserError
 from retable.platform.launch import Job, forget, replay
 from retable.platform.plan import compile_configs
 from retable.platform.runs import RunFolder, read_arrays
@@ -159,3 +161,24 @@ def test_a_finished_run_is_replayed_with_its_best_weights_under_any_view(storage
     best = score_weights(TASK, config, View(epoch=10), folder.weights(10), Source.of(storage, "line/points"))
     assert [report["hits"] for report in heard] == [0, 1]
     assert all(report["error"] == best["error"] and report["epoch"] == last["epoch"] for report in heard)
+
+
+def test_a_loaded_run_is_scored_and_the_scores_are_kept(storage, run, predicted):
+    run.begin(Config(), TASK.version, {})
+    loaded = replace(api.load(run.fingerprint[:8], str(storage)), task=stages.find("halves"))
+    weights, source = run.weights(1), Source.of(storage, "line/points")
+    view = {"epoch": 1, "limit": 0.5}
+    assert loaded.score(view) == score_weights(TASK, Config(), View(**view), weights, source)
+    assert loaded.score(view) == loaded.score(view) and len(predicted[0]) == 2, "read again, not predicted again"
+    assert loaded.score() != loaded.score(view)
+    for wrong, message in (({"epok": 1}, "epok"), ({"epoch": 9}, "epoch 9 is not among"), ({"epoch": 2}, "not kept")):
+        with pytest.raises(UserError, match=message):
+            loaded.score(wrong)
+
+
+def test_the_command_scores_a_run(storage, run):
+    run.begin(Config(), TASK.version, {})
+    said = CliRunner().invoke(cli.app, ["score", run.fingerprint[:8], "--set", "limit=0.5", "--storage", str(storage)])
+    assert said.exit_code == 0, said.output
+    expected = api.load(run.fingerprint, str(storage)).score({"limit": 0.5})
+    assert all(f"{name}  {value:.6g}" in said.output for name, value in expected.items()) and expected

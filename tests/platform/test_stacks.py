@@ -1,0 +1,170 @@
+"""Stacks: trainings of one group in one process, each with its own files, fate and result."""
+
+import math
+import os
+import signal
+import threading
+import time
+from dataclasses import replace
+
+import psutil
+import pyarrow.parquet as pq
+import pytest
+
+from retable.platform import launch
+from retable.platform.api import context_for
+from retable.platform.cluster import ray_cluster
+from retable.platform.config import override
+from retable.platform.launch import Resources, stack_size, stacks, train_all
+from retable.platform.loop import train
+from retable.platform.plan import compile_configs
+from retable.platform.run import Run
+from retable.platform.runs import RunFolder
+from retable.platform.storage import Storage
+from retable.platform.task import Source, find
+
+LINES = find("lines")
+
+
+def configs(*changes):
+    return [override(LINES.config(), change) for change in changes]
+
+
+SEEDS = [{"seed": seed} for seed in range(5)]
+
+
+def alone(where, config):
+    """Train one member with the bare loop: the oracle."""
+    storage = Storage.open(where)
+    LINES.dataset.prepare(config, storage)
+    arrays = LINES.dataset.arrays(pq.read_table(f"{storage.root}/data/line/points/points.parquet"))
+    data = LINES.dataset.open(arrays, Source.of(storage, "line/points"), [config])
+    folder = RunFolder.of(storage, LINES, config)
+    train(LINES, [config], data, [folder], "64 points", Run(), [()])
+    return folder
+
+
+def outcome(folder):
+    """Return a run's weights by digest and its log without times; NaN as text, for it is not equal to itself."""
+    timeless = [{k: v for k, v in row.items() if k not in ("seconds", "time")} for row in folder.history()]
+    return folder.result()["weights"], [{k: str(v) for k, v in row.items()} for row in timeless]
+
+
+def groups_of(storage, members, task=LINES):
+    return list(compile_configs(task, members, storage).groups.values())
+
+
+def seeds(found):
+    return sorted([training.config.seed for training in stack] for stack in found)
+
+
+def test_groups_are_shared_out_evenly(storage):
+    two = groups_of(storage, configs(*SEEDS, {"seed": 9, "batch": 16}))
+    assert seeds(stacks(two, 1)) == [[0], [1], [2], [3], [4], [9]]
+    assert seeds(stacks(two, 2)) == [[0, 3], [1, 4], [2], [9]]
+    assert seeds(stacks(two, 5)) == seeds(stacks(two, 128)) == [[0, 1, 2, 3, 4], [9]]
+    assert stacks([], 3) == []
+    own = replace(LINES, group=lambda config: config)
+    assert seeds(stacks(groups_of(storage, configs(*SEEDS), own), 128)) == [[0], [1], [2], [3], [4]]
+    apart = replace(LINES, dataset=replace(LINES.dataset, where=lambda config: f"line/{config.seed // 3}"))
+    assert seeds(stacks(groups_of(storage, configs(*SEEDS), apart), 128)) == [[0, 1, 2], [3, 4]]
+
+
+def test_only_members_at_the_same_step_train_together(storage):
+    members = configs(*SEEDS)
+    folders = [RunFolder.of(storage, LINES, config) for config in members]
+    for folder, steps in zip(folders, [(16,), (8, 16), (8,), (), (16, 24)], strict=True):
+        for step in steps:
+            folder.save_checkpoint(step, {"weights": {}})
+    assert seeds(stacks(groups_of(storage, members), 128)) == [[0, 1, 4], [2], [3]]
+    (group,) = groups_of(storage, members)
+    passed = [replace(training, keep=(1,)) if training.config.seed == 0 else training for training in group]
+    folders[0].write_history([{"epoch": 1, "step": 8, "time": 0.0}])  # the weights that are now wanted were not kept
+    assert seeds(stacks([passed], 128)) == [[0, 3], [1, 4], [2]]
+
+
+def test_stacks_are_for_gpus_and_keep_every_gpu_busy(monkeypatch):
+    monkeypatch.setattr(launch, "cluster_resources", lambda: {"CPU": 8.0, "GPU": 4.0})
+    assert stack_size(Resources(), 315) == 1
+    assert stack_size(Resources(stack=7), 315) == stack_size(Resources(stack=7, gpus=1), 315) == 7
+    assert stack_size(Resources(gpus=1), 315) == 79
+    assert stack_size(Resources(gpus=0.5), 315) == 40
+    assert stack_size(Resources(gpus=1, workers=4), 105) == 105
+    assert stack_size(Resources(gpus=1, workers=4), 1000) == 128
+    monkeypatch.setattr(launch, "cluster_resources", lambda: {"CPU": 8.0})  # a GPU node is still to come
+    assert stack_size(Resources(gpus=1), 3) == 3
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with ray_cluster():
+        yield
+
+
+def launched(storage, members, told=None):
+    """Train members as one stack; return the failures."""
+    LINES.dataset.prepare(members[0], storage)
+    plan = compile_configs(LINES, members, storage)
+    resources = Resources(stack=len(members))
+    return train_all(plan, context_for(plan, resources), (told if told is not None else []).append)
+
+
+def kill_trial():
+    """Kill -9 the one trial of ours."""
+    children = psutil.Process().children(recursive=True)
+    (victim,) = [child for child in children if any("ImplicitFunc" in word for word in child.cmdline())]
+    os.kill(victim.pid, signal.SIGKILL)
+
+
+def test_a_killed_stack_goes_on_and_every_member_ends_as_if_it_were_alone(cluster, storage, tmp_path, capfd):
+    members = configs(*({"seed": seed, "epochs": 4, "pause": 0.02} for seed in range(3)))
+    folders = [RunFolder.of(storage, LINES, config) for config in members]
+    told, failures = [], []
+    thread = threading.Thread(target=lambda: failures.append(launched(storage, members, told)))
+    thread.start()
+    end = time.monotonic() + 120
+    while len(folders[2].history()) < 2 and time.monotonic() < end:
+        time.sleep(0.02)
+    kill_trial()
+    thread.join(120)
+    assert failures == [{}] and not thread.is_alive()
+    assert told == folders
+    assert [line for line in capfd.readouterr().out.splitlines() if "done 3/3" in line]
+    for config, folder in zip(members, folders, strict=True):
+        assert outcome(folder) == outcome(alone(tmp_path / "alone", config))
+        facts = folder.folder.read_json("provenance.json")
+        assert facts["seed"] == config.seed and facts["stack"] == 3
+
+
+def test_a_bad_member_is_one_line_and_takes_nobody_with_it(cluster, storage, tmp_path, capfd):
+    good = configs({"seed": 0}, {"seed": 1}, {"rate": 1e30})  # the last one diverges, which is no failure of training
+    (bad,) = configs({"rate": -1.0})
+    told = []
+    failures = launched(storage, [*good, bad], told)
+    ((name, why),) = failures.items()
+    assert RunFolder.of(storage, LINES, bad).fingerprint[:8] in name and "Invalid learning rate" in why
+    assert "a stack of 4 failed, its members train one by one: ValueError" in capfd.readouterr().out
+    assert sorted(folder.fingerprint for folder in told) == sorted(
+        RunFolder.of(storage, LINES, config).fingerprint for config in good
+    )
+    for config in good:
+        folder = RunFolder.of(storage, LINES, config)
+        assert outcome(folder) == outcome(alone(tmp_path / "alone", config))
+        assert math.isnan(folder.result()["metrics"]["slope"]) == (config.rate == 1e30)
+    assert RunFolder.of(storage, LINES, bad).result() is None
+    assert [t.config for t in compile_configs(LINES, [*good, bad], storage).missing] == [bad]
+
+
+def test_members_that_were_finished_when_the_process_died_are_left_alone(storage, monkeypatch):
+    """`finish` writes one result after the other: those behind the death go on without the others."""
+    members = configs({"seed": 0}, {"seed": 1})
+    first = alone(storage.root, members[0])
+    before = outcome(first)
+    stamp = os.stat(f"{first.folder.root}/result.json").st_mtime_ns
+    monkeypatch.setattr("ray.get", lambda arrays: arrays)
+    arrays = LINES.dataset.arrays(pq.read_table(f"{storage.root}/data/line/points/points.parquet"))
+    context = launch.Context(storage, Resources(stack=2), {}, {"line/points": [arrays]})
+    launch.train_job(launch.Job("lines", tuple(members), ((), ())), context, Run())
+    assert os.stat(f"{first.folder.root}/result.json").st_mtime_ns == stamp and outcome(first) == before
+    second = RunFolder.of(storage, LINES, members[1])
+    assert second.folder.read_json("provenance.json")["stack"] == 1 and second.result() is not None
