@@ -12,13 +12,21 @@ import numpy.typing as npt
 import pytest
 import soundfile
 
+from retable.platform.api import config_at
+from retable.platform.config import override
 from retable.platform.errors import UserError
+from retable.platform.run import Run
+from retable.platform.stages import score_weights
 from retable.platform.storage import Storage
 from retable.platform.task import Source
+from retable.tasks.audio import TASK
 from retable.tasks.audio.captions import LEXICON
 from retable.tasks.audio.compose import CLASSES, Composition, audible, clips, compose, items
+from retable.tasks.audio.config import View
+from retable.tasks.audio.data import Recordings
 from retable.tasks.audio.generate import relevant
-from retable.tasks.audio.recordings import write_recordings
+from retable.tasks.audio.learner import RetrievalLearner
+from retable.tasks.audio.recordings import write_dataset, write_recordings
 from retable.tasks.audio.scenes import Event, Scene, from_json
 
 RATE = 32000
@@ -137,3 +145,26 @@ def test_real_recordings(shared: Path) -> None:
     for recording, make in [*made[:4], *made[-2:]]:
         wave = make()
         assert len(wave) == pytest.approx(recording.seconds * RATE, abs=2) and 0.01 < np.abs(wave).max() <= 1
+
+
+@pytest.mark.slow
+def test_what_is_learnt_on_scenes_finds_real_recordings_of_another_fold(shared: Path, tmp_path: Path) -> None:
+    folder = shared / "data/audio/esc10"
+    if not folder.is_dir():
+        pytest.skip("no ESC-10 there")
+    place = Storage.open(tmp_path) / "data/audio/scenes"
+    made = items(Composition(folder=folder, training=300, validation=10))
+    source = Source(place, write_dataset(place, "scenes", "generated", "mel", made, workers=2))
+    changes = {"data": "scenes", "corpora": ["clotho"], "clip": 5.0, "audio": "mean_mel", "epochs": 2, "steps": 250}
+    config = override(config_at(TASK, "small", {}), changes)
+    data = Recordings(None, source, [config])
+    learner = RetrievalLearner([config], data, Run())
+
+    def score() -> float:
+        return score_weights(TASK, config, View(epoch=1), learner.state_dict()[0]["weights"], source)["map10_multi"]
+
+    untrained = score()
+    for epoch in range(config.epochs):
+        for batch in data.batches(epoch, 0, 0, 1):
+            learner.step(batch)
+    assert score() > 3 * max(untrained, 0.06), "ten classes, eight recordings each: by chance about 0.03"
