@@ -9,8 +9,7 @@ from __future__ import annotations
 import dataclasses
 import traceback
 import uuid
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,7 @@ from retable.platform.board import Board, console
 from retable.platform.cluster import check_room, cluster_resources, cpu_share
 from retable.platform.config import override
 from retable.platform.errors import UserError, disk_errors
-from retable.platform.plan import Plan, Prediction, Scoring, Status, Timing, Training, data_digest, status
+from retable.platform.plan import Plan, Prediction, Scoring, Status, Timing, Training, data_digest, stacks, status
 from retable.platform.runs import RunFolder
 from retable.platform.storage import Storage
 from retable.platform.table import split_view
@@ -434,38 +433,6 @@ def stack_size(resources: Resources, trainings: int) -> int:
         return resources.stack or 1
     at_once = int(cluster_resources().get("GPU", 0) / (resources.workers * resources.gpus))
     return min(STACK, -(-trainings // max(1, at_once)))
-
-
-def stacks(groups: Iterable[Sequence[Training]], size: int) -> list[Sequence[Training]]:
-    """Share out each group of trainings to stacks of at most `size` members, as equal as can be."""
-    found: list[Sequence[Training]] = []
-    for group in groups:
-        for members in side_by_side(group) if size > 1 else [group]:
-            parts = -(-len(members) // size)
-            found += [members[part::parts] for part in range(parts)]
-    return found
-
-
-def side_by_side(group: Sequence[Training]) -> Iterator[list[Training]]:
-    """Split a group by data set and the step that its members go on from: what is ahead must not start anew.
-
-    A member has two checkpoints where its process died in between; the one that most members have is what counts.
-    """
-    left = [(training, places(training)) for training in group]
-    while left:
-        counts = Counter(place for _, there in left for place in there)
-        common = max(counts, key=lambda place: (counts[place], place))
-        yield [training for training, there in left if common in there]
-        left = [(training, there) for training, there in left if common not in there]
-
-
-def places(training: Training) -> set[tuple[str, int]]:
-    """Return a training's data set with each step that it can go on from; with 0 where it starts anew."""
-    folder, where = training.folder, training.task.dataset.where(training.config)
-    steps, log = folder.checkpoints(), folder.history()
-    kept = [row for row in log if row["epoch"] in training.keep and row["step"] <= max(steps, default=0)]
-    useful = all("weights" in row for row in kept)  # as `loop.restore` has it
-    return {(where, step) for step in (steps if useful and steps else [0])}
 
 
 def pick(items: Sequence[Any], spec: Mapping[str, Any]) -> Any:

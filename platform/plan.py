@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Hashable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -297,6 +298,38 @@ def status(folder: RunFolder, keep: Sequence[int], digest: str | None) -> Status
     if digest is not None and result["data"] != digest:
         return "data changed"
     return "done" if all(str(epoch) in result["weights"] for epoch in keep) else "weights not kept"
+
+
+def stacks(groups: Iterable[Sequence[Training]], size: int) -> list[Sequence[Training]]:
+    """Share out each group of trainings to stacks of at most `size` members, as equal as can be."""
+    found: list[Sequence[Training]] = []
+    for group in groups:
+        for members in side_by_side(group) if size > 1 else [group]:
+            parts = -(-len(members) // size)
+            found += [members[part::parts] for part in range(parts)]
+    return found
+
+
+def side_by_side(group: Sequence[Training]) -> Iterator[list[Training]]:
+    """Split a group by data set and the step that its members go on from: what is ahead must not start anew.
+
+    A member has two checkpoints where its process died in between; the one that most members have is what counts.
+    """
+    left = [(training, places(training)) for training in group]
+    while left:
+        counts = Counter(place for _, there in left for place in there)
+        common = max(counts, key=lambda place: (counts[place], place))
+        yield [training for training, there in left if common in there]
+        left = [(training, there) for training, there in left if common not in there]
+
+
+def places(training: Training) -> set[tuple[str, int]]:
+    """Return a training's data set with each step that it can go on from; with 0 where it starts anew."""
+    folder, where = training.folder, training.task.dataset.where(training.config)
+    steps, log = folder.checkpoints(), folder.history()
+    kept = [row for row in log if row["epoch"] in training.keep and row["step"] <= max(steps, default=0)]
+    useful = all("weights" in row for row in kept)  # as `loop.restore` has it
+    return {(where, step) for step in (steps if useful and steps else [0])}
 
 
 def _add_timing(plan: Plan, task: Task, row: Measurement, need: Need) -> None:

@@ -75,7 +75,7 @@ def read_blocks(blocks: Sequence[pa.Table], read: Callable[[pa.Table], pa.Table]
         batch_size=None,
         batch_format="pyarrow",
         num_cpus=0,
-        compute=ray.data.TaskPoolStrategy(size=min(TASKS, len(blocks))),
+        compute=ray.data.TaskPoolStrategy(size=max(1, min(TASKS, len(blocks)))),
     )
     return dataset
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from retable.platform import api
-from retable.platform.config import Weights, differences, override
+from retable.platform.config import Weights, override
 from retable.platform.errors import UserError
 from retable.platform.launch import Resources
 from retable.platform.plan import compile_configs
-from retable.platform.runs import RunFolder
+from retable.platform.runs import RunFolder, weights_path
 from retable.platform.storage import Storage
 from retable.platform.task import find
 from retable.tasks.audio.config import Config, MeanMel
@@ -62,17 +62,23 @@ def settings(start: str, info: Mapping[str, Any], storage: Storage, changes: Map
 
 
 def _continued(start: str, storage: Storage) -> Config:
-    """Return a trained model's config, starting from its weights."""
-    if not Path(start).is_file():
-        parent: Config = find_run(start, storage).config
-        overrides = tuple(differences(parent, Config()).items())
-        return override(parent, {"init": "parent", "init.overrides": overrides, "init.checkpoint": 0})
-    config, _ = read_export(Path(start))
-    data = Path(start).read_bytes()
+    """Return a trained model's config, starting from its weights.
+
+    They are taken as they are, by their digest: as its parent a run would be trained again where its data have changed.
+
+    Raises:
+        UserError: where there is no such model, or a run is not finished.
+    """
+    if Path(start).is_file():
+        (config, _), data = read_export(Path(start)), Path(start).read_bytes()
+    else:
+        run = find_run(start, storage)
+        run.weights()  # complains where they are missing or damaged
+        config, data = run.config, run.folder.folder.read(weights_path(run.config.epochs))
     digest = hashlib.sha256(data).hexdigest()
     storage.write(f"weights/{digest}.safetensors", data)
     audio = config.audio if isinstance(config.audio, MeanMel) else replace(config.audio, weights="random")
-    return replace(config, audio=audio, init=Weights(sha256=digest))  # the file holds all weights: none are looked for
+    return replace(config, audio=audio, init=Weights(sha256=digest))  # they are all of it: no others are looked for
 
 
 def train(config: Config, storage: Storage, resources: Resources) -> api.Run:

@@ -160,24 +160,22 @@ def play(
     """Play a trained policy in its simulator and print its scores."""
     from retable.platform import api
     from retable.platform.config import override
-    from retable.platform.table import resolve
+    from retable.platform.stages import score_weights
     from retable.platform.task import Source, find
 
-    task = find("rl")
     changes: dict[str, object] = {"episodes": episodes, "epoch": epoch}
     if run.endswith(SUFFIX):
+        task = find("rl")
         config, weights, source, own = _policy_file(Path(run).expanduser(), env)
-        view = override(task.view(), {**changes, "policy": policy or own})
+        view: Any = override(task.view(), {**changes, "policy": policy or own})
         console.print(f"{run}: a policy for {config.environment}-{config.simulator}")
+        scores = score_weights(task, config, view, weights, source)
     else:
         loaded = api.load(run, storage)
-        task, config = loaded.task, loaded.config
-        view = resolve(override(task.view(), {**changes, "policy": policy or "bcq"}), config)
-        source = Source.of(loaded.folder.storage, task.dataset.where(config))
-        weights = loaded.weights(view.epoch)
-        console.print(task.dataset.describe(source.info))
-    played = task.predict(config, view, weights, source, "all")
-    for name, value in task.evaluate(config, view, {"all": played}, source).items():
+        source = Source.of(loaded.folder.storage, loaded.task.dataset.where(loaded.config))
+        console.print(loaded.task.dataset.describe(source.info))
+        scores = loaded.score({**changes, "policy": policy or "bcq"})
+    for name, value in scores.items():
         console.print(f"  {name}  {value:.6g}")
 
 

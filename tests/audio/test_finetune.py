@@ -7,6 +7,9 @@ from safetensors.torch import save_file
 
 from retable.platform.config import Parent, Weights, override, parent
 from retable.platform.errors import UserError
+from retable.platform.loop import weights_file
+from retable.platform.runs import RunFolder
+from retable.platform.task import find
 from retable.tasks.audio import embedder, finetune
 from retable.tasks.audio.config import Config, MeanMel, Untrained
 
@@ -18,15 +21,19 @@ BEFORE = Config(
 
 
 @pytest.fixture
-def trained(monkeypatch):
-    """A run of another data set, which itself went on from one."""
-    run = SimpleNamespace(task=SimpleNamespace(name="audio"), fingerprint="ab12", config=BEFORE)
-    monkeypatch.setattr(embedder.api, "load", lambda start, where: run)
+def trained(storage):
+    """A finished run of another data set, which is no longer there, and which itself went on from a run."""
+    folder = RunFolder.of(storage, find("audio"), BEFORE)
+    folder.begin(BEFORE, find("audio").version, {})
+    digest = folder.save_weights(15, {"x": torch.arange(3.0)})
+    folder.folder.write_json("result.json", {"metrics": {}, "data": "gone", "weights": {"15": digest}})
+    return folder
 
 
 def test_from_a_run(trained, storage):
-    config = finetune.settings("ab12", INFO, storage, {})
-    assert parent(config) == BEFORE  # whole: nothing that is set for the child reaches the run it starts from
+    config = finetune.settings(trained.fingerprint[:8], INFO, storage, {})
+    assert parent(config) is None and config.init == Weights(sha256=trained.result()["weights"]["15"])
+    assert torch.equal(weights_file(trained, config.init)["x"], torch.arange(3.0))
     assert (config.data, config.corpora, config.leaks) == ("mine", ("clotho",), "exclude")
     assert (config.epochs, config.patience, config.steps) == (5, 5, 0)
     assert config.learning_rate == pytest.approx(1e-3 * 8e-6 / 2e-5)
@@ -40,11 +47,20 @@ def test_the_papers_own_rate_comes_out():
 
 
 def test_changes_win(trained, storage):
-    config = finetune.settings("ab12", INFO, storage, {"epochs": 2, "batch": 8, "seed": 9, "learning_rate": 0.1})
+    start, changes = trained.fingerprint, {"epochs": 2, "batch": 8, "seed": 9, "learning_rate": 0.1}
+    config = finetune.settings(start, INFO, storage, changes)
     assert (config.epochs, config.batch, config.seed, config.learning_rate) == (2, 8, 9, 0.1)
-    assert parent(config) == BEFORE
     with pytest.raises(UserError, match="unknown field 'epoch'"):
-        finetune.settings("ab12", INFO, storage, {"epoch": 2})
+        finetune.settings(start, INFO, storage, {"epoch": 2})
+
+
+def test_from_a_run_that_is_not_finished_or_damaged(trained, storage):
+    trained.folder.write("weights/epoch-0015.safetensors", b"damaged")
+    with pytest.raises(UserError, match="damaged or missing"):
+        finetune.settings(trained.fingerprint, INFO, storage, {})
+    trained.folder.remove("result.json")
+    with pytest.raises(UserError, match="not kept"):
+        finetune.settings(trained.fingerprint, INFO, storage, {})
 
 
 def test_from_none(storage):

@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 
 import psutil
-import pyarrow.parquet as pq
 import pytest
 
 import retable
@@ -18,12 +17,11 @@ from retable.platform.cluster import ray_cluster
 from retable.platform.config import override
 from retable.platform.errors import UserError
 from retable.platform.launch import Resources
-from retable.platform.loop import train
-from retable.platform.run import Run
 from retable.platform.runs import RunFolder
 from retable.platform.stages import score_weights
 from retable.platform.storage import Storage
 from retable.platform.task import Source, find
+from tests.platform.halves import fit
 
 
 @pytest.fixture(scope="module")
@@ -36,11 +34,8 @@ def plainly(storage, **changes):
     """Train the toy in this process with the bare loop: the oracle of every run on Ray."""
     task = find("line")
     config = override(task.config(), changes)
-    task.dataset.prepare(config, storage)
-    arrays = task.dataset.arrays(pq.read_table(f"{storage.root}/data/line/points/points.parquet"))
-    data = task.dataset.open(arrays, Source.of(storage, "line/points"), [config])
     folder = RunFolder.of(storage, task, config)
-    train(task, [config], data, [folder], "64 points", Run(), [()])
+    fit(storage, config, folder, (), task)
     return folder
 
 

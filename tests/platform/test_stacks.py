@@ -15,13 +15,13 @@ from retable.platform import launch
 from retable.platform.api import context_for
 from retable.platform.cluster import ray_cluster
 from retable.platform.config import override
-from retable.platform.launch import Resources, stack_size, stacks, train_all
-from retable.platform.loop import train
-from retable.platform.plan import compile_configs
+from retable.platform.launch import Resources, stack_size, train_all
+from retable.platform.plan import compile_configs, stacks
 from retable.platform.run import Run
 from retable.platform.runs import RunFolder
 from retable.platform.storage import Storage
-from retable.platform.task import Source, find
+from retable.platform.task import find
+from tests.platform.halves import fit
 
 LINES = find("lines")
 
@@ -35,12 +35,8 @@ SEEDS = [{"seed": seed} for seed in range(5)]
 
 def alone(where, config):
     """Train one member with the bare loop: the oracle."""
-    storage = Storage.open(where)
-    LINES.dataset.prepare(config, storage)
-    arrays = LINES.dataset.arrays(pq.read_table(f"{storage.root}/data/line/points/points.parquet"))
-    data = LINES.dataset.open(arrays, Source.of(storage, "line/points"), [config])
-    folder = RunFolder.of(storage, LINES, config)
-    train(LINES, [config], data, [folder], "64 points", Run(), [()])
+    folder = RunFolder.of(Storage.open(where), LINES, config)
+    fit(folder.storage, config, folder, (), LINES)
     return folder
 
 

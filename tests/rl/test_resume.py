@@ -1,6 +1,5 @@
 """An rl run through the platform's loop: interrupted anywhere, it ends in the very same bits."""
 
-import numpy as np
 import pytest
 import torch
 
@@ -12,6 +11,7 @@ from retable.platform.storage import Storage
 from retable.platform.task import find
 from retable.tasks.rl.data import Transitions
 from retable.tasks.rl.learner import OfflineLearner
+from tests.rl.toys import columns
 
 TASK = find("rl")
 SMALL = {"actor": [12, 10], "critic": [12, 10], "vae": [14, 14], "batch": 8, "updates": 5, "epochs": 3}
@@ -19,12 +19,7 @@ SMALL = {"actor": [12, 10], "critic": [12, 10], "vae": [14, 14], "batch": 8, "up
 
 def transitions(config):
     """Open 64 made-up transitions of a 5-state, 2-action task."""
-    draw = np.random.default_rng(0)
-    columns = {name: draw.normal(size=(64, 5)).astype(np.float32) for name in ("observation", "next_observation")}
-    columns["action"] = draw.uniform(-1, 1, (64, 2)).astype(np.float32)
-    columns["reward"] = draw.normal(size=64).astype(np.float32)
-    columns["terminal"] = draw.random(64) < 0.1
-    return Transitions(columns, {"states": 5, "actions": 2, "max_action": 1.0}, [config])
+    return Transitions(columns(64, 5, 2), {"states": 5, "actions": 2, "max_action": 1.0}, [config])
 
 
 def run(where, changes, stop_at=None, checkpoint_every=0):

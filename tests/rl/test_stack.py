@@ -4,7 +4,6 @@ import hashlib
 import math
 from contextlib import nullcontext
 
-import numpy as np
 import pytest
 import torch
 from scipy.stats import kstest
@@ -20,7 +19,7 @@ from retable.tasks.rl.config import Snip, View
 from retable.tasks.rl.data import Transitions
 from retable.tasks.rl.learner import OfflineLearner
 from retable.tasks.rl.losses import draw_noise, latents, noise_keys, normals
-from tests.rl.toys import Toy, Worker, config, learner
+from tests.rl.toys import Toy, Worker, columns, config, learner
 
 torch.set_num_threads(1)
 TASK = find("rl")
@@ -41,12 +40,7 @@ def configs(**changes):
 
 def transitions(members):
     """Make 300 transitions of HalfCheetah's sizes."""
-    draw = np.random.default_rng(0)
-    columns = {name: draw.normal(size=(300, 17)).astype(np.float32) for name in ("observation", "next_observation")}
-    columns["action"] = draw.uniform(-1, 1, (300, 6)).astype(np.float32)
-    columns["reward"] = draw.normal(size=300).astype(np.float32)
-    columns["terminal"] = draw.random(300) < 0.1
-    return Transitions(columns, INFO, members)
+    return Transitions(columns(300, 17, 6), INFO, members)
 
 
 def fit(where, members, change=lambda batch: batch, checkpoint_every=0):

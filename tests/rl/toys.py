@@ -6,6 +6,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from retable.tasks.rl.config import Config
@@ -29,6 +30,16 @@ def transitions(seed, size, states=5, actions=2):
         "next_observation": following,
         "not_done": (torch.rand(size, 1, generator=source) > 0.25).float(),
     }
+
+
+def columns(size, states, actions):
+    """Make the columns of a data set."""
+    draw = np.random.default_rng(0)
+    made = {name: draw.normal(size=(size, states)).astype(np.float32) for name in ("observation", "next_observation")}
+    made["action"] = draw.uniform(-1, 1, (size, actions)).astype(np.float32)
+    made["reward"] = draw.normal(size=size).astype(np.float32)
+    made["terminal"] = draw.random(size) < 0.1
+    return made
 
 
 def stack(parts):
