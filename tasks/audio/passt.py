@@ -59,13 +59,17 @@ class PasstNetwork(nn.Module):
         self._initialise()
 
     def _initialise(self) -> None:
-        """Draw weights as timm does: normal of 0.02, truncated; biases 0; the patches' as torch does.
+        """Draw weights to train from scratch: positions as large as a patch's embedding, layers of their width's root.
 
-        Narrower networks get larger ones, by the root of 768 over their width, without which they hardly learn.
+        timm draws all of them a normal of 0.02. A patch's embedding is larger by far, so that the first normalisation
+        leaves nothing of its row: which band is loud can hardly be told at first, nor learnt in a thousand steps. Here
+        the mean mel spectrum can be read off an untrained network.
         """
-        spread = 0.02 * math.sqrt(768 / self.width)
-        for parameter in self.parameters(recurse=False):
-            nn.init.trunc_normal_(parameter, std=spread)
+        spread = 1 / math.sqrt(self.width)
+        for token in (self.cls_token, self.dist_token, self.new_pos_embed):
+            nn.init.trunc_normal_(token, std=spread)
+        for positions in (self.freq_new_pos_embed, self.time_new_pos_embed):
+            nn.init.trunc_normal_(positions)
         for module in self.blocks.modules():
             if isinstance(module, nn.Linear):
                 nn.init.trunc_normal_(module.weight, std=spread)

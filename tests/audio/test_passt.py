@@ -62,7 +62,7 @@ def kept(network, x):
         network.eval()
         everything = tokens_of(network, x)[:, 2:]
         some = tokens_of(network.train(), x)[:, 2:]
-    same = (everything[:, None] - some[:, :, None]).abs().amax(3) < 1e-6
+    same = (everything[:, None] - some[:, :, None]).abs().amax(3) < 1e-5
     assert (same.sum(2) == 1).all()
     return same.int().argmax(2)
 
@@ -88,7 +88,7 @@ def test_patchout_without_structure():
         indices = kept(network, x)
         assert indices.shape == (2, 50) and (indices[0] == indices[1]).all() and (indices[0].diff() > 0).all()
         counts[indices[0]] += 1
-    assert counts.min() > 22 and counts.max() < 54  # each of 80 patches is kept 37.5 times of 60 on average
+    assert counts.min() > 20 and counts.max() < 55  # each of 80 patches is kept 37.5 times of 60 on average
 
 
 def test_patchout_follows_torchs_generator():
@@ -109,3 +109,25 @@ def test_every_parameter_is_trained():
     network = PasstNetwork(Passt(frames=160, patchout_frequency=0, patchout_time=0, **TINY))
     network(torch.randn(2, 1, 128, 160)).square().sum().backward()
     assert all(parameter.grad is not None and parameter.grad.abs().sum() > 0 for parameter in network.parameters())
+
+
+def test_an_untrained_network_tells_which_band_is_loud():
+    """A linear reading of it tells the loud row of patches, which with timm's small positions it does not."""
+
+    def error(scale):
+        torch.manual_seed(0)
+        network = PasstNetwork(Passt(frames=96, width=64, depth=2, heads=2, patchout_frequency=0, patchout_time=0)).eval()
+        with torch.no_grad():
+            network.freq_new_pos_embed.mul_(scale)
+            network.time_new_pos_embed.mul_(scale)
+            row = torch.randint(8, (600,))
+            x = -1.4 + 0.1 * torch.randn(600, 1, 8, 16, 96)
+            x[torch.arange(600), 0, row] += 2 * torch.rand(600, 1, 1)  # anything from hardly heard to loud
+            x = x.flatten(2, 3)
+            features = torch.cat((network(x), torch.ones(600, 1)), 1).double()
+        wanted = torch.nn.functional.one_hot(row, 8).double()
+        weights = torch.linalg.lstsq(features[:400], wanted[:400]).solution
+        guess = (features[400:] @ weights).argmax(1)
+        return float((guess != row[400:]).double().mean())
+
+    assert error(1.0) < 0.2 < 0.5 < error(0.02), (error(1.0), error(0.02))
