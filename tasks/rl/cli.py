@@ -58,21 +58,27 @@ def make(
 
 
 def check(
-    path: Annotated[str | None, typer.Argument(help="A .hdf5 file; none: every rl data set of the storage.")] = None,
+    path: Annotated[
+        str | None, typer.Argument(help="A .hdf5 file or a Minari folder; none: every rl data set of the storage.")
+    ] = None,
     storage: Where = "results",
 ) -> None:
-    """Say every defect of a D4RL file or of the storage's data sets, one line each.
+    """Say every defect of a D4RL file or of the storage's data sets, the first of a Minari set, one line each.
 
     Example: `retable data check rl hopper_expert-v2.hdf5`
     """
-    from retable.tasks.rl import data
+    from retable.tasks.rl import data, minari
 
     root = Storage.open(storage)
+    if path is not None:
+        given = Path(path).expanduser()
+        found = minari.check(given) if (given / minari.METADATA).is_file() else data.check(given)
+        show_defects([(given, found)])
+        return
     places = [f"data/rl/{env}/{name}" for env in root.list("data/rl") for name in root.list(f"data/rl/{env}")]
-    if path is None and not places:
+    if not places:
         raise UserError(f"{root}/data/rl: no data sets; `retable data make rl --env hopper` records one")
-    targets = [Path(path)] if path else [root / place for place in places]
-    show_defects((target, data.check(target)) for target in targets)
+    show_defects((root / place, data.check(root / place)) for place in places)
 
 
 def convert(

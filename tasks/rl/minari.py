@@ -56,6 +56,15 @@ def import_minari(
     return store(columns, returns, folder(storage, info["environment"], info["name"]), {**info, "files": files})
 
 
+def check(source: Path) -> list[str]:
+    """Return a line for the first defect of a data set, by which it cannot be read; an empty list if it is fine."""
+    try:
+        read_minari(source, metadata(source))
+    except UserError as error:
+        return [str(error)]
+    return []
+
+
 def metadata(source: Path) -> dict[str, Any]:
     """Return what `metadata.json` says, `env_spec` and `action_space` parsed, as they are JSON within JSON.
 

@@ -116,7 +116,8 @@ def test_an_untrained_network_tells_which_band_is_loud():
 
     def error(scale):
         torch.manual_seed(0)
-        network = PasstNetwork(Passt(frames=96, width=64, depth=2, heads=2, patchout_frequency=0, patchout_time=0)).eval()
+        config = Passt(frames=96, width=64, depth=2, heads=2, patchout_frequency=0, patchout_time=0)
+        network = PasstNetwork(config).eval()
         with torch.no_grad():
             network.freq_new_pos_embed.mul_(scale)
             network.time_new_pos_embed.mul_(scale)

@@ -19,7 +19,7 @@ from retable.platform.storage import Storage
 from retable.tasks.rl import data
 from retable.tasks.rl.d4rl import sha256
 from retable.tasks.rl.metrics import D4RL
-from retable.tasks.rl.minari import import_minari
+from retable.tasks.rl.minari import check, import_minari
 from retable.tasks.rl.predict import describe
 from tests.rl.d4rl_files import assert_columns
 
@@ -99,7 +99,7 @@ def test_imported_columns_are_the_naive_ones(episodes: Episodes, scale: float) -
         info, (expected, returns) = import_minari(source, storage), naive(source, scale)
         where = data.folder(storage, "Hopper", "minari-expert-v0")
         assert_columns(data.columns(where), expected)
-        assert data.check(where) == [] and data.provenance(where) == info
+        assert check(source) == [] and data.check(where) == [] and data.provenance(where) == info
         assert info["behaviour_return"] == pytest.approx(np.mean(returns)) and info["complete_episodes"] == len(returns)
 
 
@@ -220,6 +220,7 @@ def test_refuses_what_is_broken_in_one_line(tmp_path: Path, damage: Callable[[Pa
         import_minari(source, Storage.open(tmp_path))
     line = str(caught.value)
     assert "\n" not in line and str(source) in line and "; " in line
+    assert check(source) == [line]
     assert not (tmp_path / "data").exists()
 
 
