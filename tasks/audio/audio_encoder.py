@@ -22,14 +22,16 @@ AT_ONCE = 64
 
 
 class MeanMelNetwork(nn.Module):
-    """The mean and the standard deviation over time of each mel band; nothing to train."""
+    """The mean over time of each mel band, and with `deviation` the standard deviation; nothing to train."""
 
-    width = 2 * BANDS
+    def __init__(self, deviation: bool) -> None:
+        super().__init__()
+        self.deviation, self.width = deviation, BANDS * (1 + deviation)
 
     def forward(self, x: Float[Tensor, "batch 1 band frames"]) -> Float[Tensor, "batch width"]:
         """Describe normalised log-mel."""
         deviation, mean = torch.std_mean(x[:, 0], 2, correction=0)
-        return torch.cat((mean, deviation), 1)
+        return torch.cat((mean, deviation), 1) if self.deviation else mean
 
 
 class AudioEncoder(nn.Module):
@@ -125,8 +127,8 @@ def build_audio(config: Config, storage: Storage | None) -> AudioEncoder:
     check_segment(config)
     network: PasstNetwork | Cnn14Network | MeanMelNetwork
     match config.audio:
-        case MeanMel():
-            return AudioEncoder(config, MeanMelNetwork())
+        case MeanMel(deviation=deviation):
+            return AudioEncoder(config, MeanMelNetwork(deviation))
         case Passt():
             network = PasstNetwork(config.audio)
         case Cnn14():

@@ -73,7 +73,10 @@ class Cnn14:
 
 @dataclass(frozen=True, kw_only=True)
 class MeanMel:
-    """A control of ours: the mean and standard deviation over time of each mel band; only the projection is trained."""
+    """A control of ours: the mean over time of each mel band; only the projection is trained."""
+
+    deviation: bool = True
+    """Whether the standard deviation over time is told too."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,9 +28,6 @@ from retable.tasks.audio.recordings import Item, Recording, Waveform, read_recor
 from retable.tasks.audio.scenes import Scene, Statement
 from retable.tasks.audio.sounds import SOUNDS, Recorder, render
 
-VERSION = 1
-"""Raised when the generator's numbers change."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class World:
@@ -67,9 +64,9 @@ SIZES = {
         ),
         World(
             name="small",
-            clotho=(1500, 300, 500),
-            audiocaps=800,
-            wavcaps=3000,
+            clotho=(3000, 300, 500),
+            audiocaps=600,
+            wavcaps=2400,
             clotho_seconds=(2.2, 3.0),
             audiocaps_seconds=(3.0, 3.0),
             wavcaps_seconds=(1.5, 4.5),

@@ -258,7 +258,7 @@ def group(config: Config) -> Hashable:
 
 ITEMS = {
     "generated-tiny": {"clotho": 240, "audiocaps": 32, "wavcaps": 64},
-    "generated-small": {"clotho": 7_500, "audiocaps": 800, "wavcaps": 3_000},
+    "generated-small": {"clotho": 15_000, "audiocaps": 600, "wavcaps": 2_400},
 }
 """Training captions of what is generated."""
 CHALLENGE = {"clotho": 19_195, "audiocaps": 51_308, "wavcaps": 403_050}

@@ -43,7 +43,8 @@ AUDIO: Mapping[str, Mapping[str, object]] = {
         "audio.patchout_time": 80,
         "segment": 15.0,
     },
-    "mean mel": {"audio": "mean_mel", "segment": 10.0},
+    "mean mel": {"audio": "mean_mel", "audio.deviation": False, "segment": 10.0},
+    "mean and deviation of mel": {"audio": "mean_mel", "segment": 10.0},
 }
 TEXT: Mapping[str, str] = {
     "bert-base": "bert-base-uncased",
@@ -120,6 +121,7 @@ OTHERS = [
 OURS = [
     row(claims.GUARDED, fine_tuning(pre_training("PaSST-N", "roberta-large", leaks="exclude"))),
     row(claims.MEAN_MEL, fine_tuning(pre_training("mean mel", "roberta-large"))),
+    row(claims.MEL_STATISTICS, fine_tuning(pre_training("mean and deviation of mel", "roberta-large"))),
 ]
 
 TABLE2 = Table(
@@ -134,7 +136,7 @@ TABLE2 = Table(
     "0.3. The ensemble joins PaSST-N with all four sentence encoders, PaSST-S and PaSST-S15 with the large ones, by "
     "the mean of their cosines: how the paper joined them it does not say. As in the paper, training recordings that "
     "are also test recordings are kept; `leaks excluded` leaves them out. Rows of other authors have published values "
-    "alone; the last two rows are ours. By chance, among n recordings: mAP@10 2.93 / n, R@k k / n (Clotho's 1,045: "
+    "alone; the last three rows are ours. By chance, among n recordings: mAP@10 2.93 / n, R@k k / n (Clotho's 1,045: "
     "0.28, 0.10, 0.48 and 0.96 per cent).",
 )
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 
@@ -197,3 +198,13 @@ def test_bands_of_cached_mels_cannot_be_shifted():
     encoder = encoder_of(shift_bands=True).train()
     with pytest.raises(UserError, match="shift_bands: the data set holds mels"):
         encoder(torch.zeros(1, 100, 128), torch.tensor([100]), "mel")
+
+
+@torch.no_grad()
+def test_linear_controls_are_numpys_statistics():
+    x = torch.randn(3, 1, 128, 50)
+    build = [encoder_of(audio=MeanMel(deviation=deviation)) for deviation in (False, True)]
+    mean, both = (encoder.network(x).numpy() for encoder in build)
+    assert [encoder.width for encoder in build] == [128, 256]
+    np.testing.assert_allclose(mean, x.numpy().mean((1, 3)), atol=1e-6)
+    np.testing.assert_allclose(both, np.hstack((mean, x.numpy().std(3)[:, 0])), atol=1e-5)
