@@ -65,7 +65,8 @@ def test_a_comparison_rests_on_the_interval(one, other, seeds, status):
         (2, claims.NO_REWRITES, claims.NOT_FINE_TUNED),
         (3, claims.BEST, claims.NOT_FINE_TUNED),
         (8, claims.BEST, claims.MEAN_MEL),
-        (9, claims.BEST, claims.GUARDED),
+        (9, claims.BEST, claims.MEL_STATISTICS),
+        (10, claims.BEST, claims.GUARDED),
     ],
 )
 def test_each_comparison_is_of_its_two_rows(number, better, worse):
