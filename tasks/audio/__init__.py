@@ -14,7 +14,7 @@ from retable.tasks.audio.tables import TABLES
 TASK = Task(
     name="audio",
     about="the recording that a sentence describes",
-    version=1,
+    version=2,
     config=Config,
     view=View,
     dataset=Dataset(
