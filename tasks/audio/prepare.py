@@ -52,7 +52,8 @@ def prepare(config: Config, storage: Storage) -> None:
 def make_generated(place: Storage, name: str, size: str) -> dict[str, Any]:
     """Generate a world of a size into `place`, its captions rewritten by rule too, and return its info.
 
-    Spectrograms are kept: to make them anew would add two fifths to a small PaSST's step, and double the mean mel's.
+    Spectrograms are kept: to make them anew would add about half of a small PaSST's step, and more than double the
+    mean mel's.
 
     Raises:
         UserError: where there is no such size, the folder holds other data, or it cannot be written.

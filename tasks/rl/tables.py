@@ -233,7 +233,7 @@ SCALES = {
         ),
     ),
     "small": Scale(
-        about="under an hour on two cores: HalfCheetah, 3 seeds, 3,000 updates, target pass in bfloat16",
+        about="an hour or two on two cores: HalfCheetah, 3 seeds, 3,000 updates, target pass in bfloat16",
         apply=partial(
             scale,
             overrides={**OURS, "epochs": 3, "updates": 1000, "algorithm.target_precision": "bfloat16"},
