@@ -1,7 +1,8 @@
 """The paper's findings, and ours, as functions of the measured rows.
 
 Comparisons are of mAP@10 on the same captions, by a paired bootstrap that draws recordings, each with all its captions,
-and training seeds. The paper gives no intervals; its gain from rewritten captions (0.56) is about one standard error.
+with Student's interval over training seeds. The paper gives no intervals; its gain from rewritten captions (0.56) is
+about one standard error.
 """
 
 from __future__ import annotations

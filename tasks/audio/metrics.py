@@ -19,6 +19,8 @@ import numpy as np
 import numpy.typing as npt
 from jaxtyping import Bool, Float, Int
 
+from retable.platform.intervals import seed_mean, widen
+
 Array = npt.NDArray[Any]
 
 DEPTH = 10
@@ -277,9 +279,9 @@ def bootstrap(
         samples: how often to resample.
         seed: seed of the resampling; equal seeds give equal intervals.
 
-    Each sample takes recordings with replacement, each with all of its captions, and training seeds with replacement.
-    With one seed the interval says nothing of training's noise; with two or three it says too little. Queries without
-    a score (not a number) are left out.
+    Each sample takes recordings with replacement, each with all of its captions; the interval is widened by Student's
+    of the training seeds. With one seed it says nothing of training's noise. Queries without a score (not a number)
+    are left out.
 
     Source: Efron and Tibshirani 1993, section 13.3 (percentile interval); clusters: Davison and Hinkley 1997, 3.8.
     """
@@ -292,11 +294,12 @@ def bootstrap(
     random, resampled = np.random.default_rng(seed), np.empty(samples)
     for sample in range(samples):
         times = np.bincount(random.integers(number, size=number), minlength=number)
-        seeds = random.integers(len(rows), size=len(rows))
-        total = sizes[seeds] @ times
-        resampled[sample] = np.mean(np.divide(sums[seeds] @ times, total, out=np.zeros(len(rows)), where=total > 0))
+        total = sizes @ times
+        resampled[sample] = np.mean(np.divide(sums @ times, total, out=np.zeros(len(rows)), where=total > 0))
+    by_seed = sums.sum(axis=1) / sizes.sum(axis=1)
     low, high = np.percentile(resampled, [2.5, 97.5])
-    return float((sums.sum(axis=1) / sizes.sum(axis=1)).mean()), float(low), float(high)
+    mean, margin = seed_mean([by_seed])
+    return mean, *widen(mean, float(low), float(high), margin)
 
 
 def paired_bootstrap(

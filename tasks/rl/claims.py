@@ -4,21 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import permutations
+from typing import Any
 
 import numpy as np
 from scipy.stats import rankdata
 
+from retable.platform.intervals import seed_mean
 from retable.platform.table import Claim, Results, Status, Verdict
 from retable.tasks.rl.compact import Precision
 from retable.tasks.rl.figures import CONTROLS, NAMES, NETWORKS, break_even, file_sizes, final, label
-from retable.tasks.rl.metrics import interquartile_mean, stratified_bootstrap
 
 LEARNED = 0.5
 """A dense network below this share of the behaviour's return has not learned enough to compare with."""
 KEEPS = 0.9
 """A pruned network keeps performance at this share of the dense network's return; the paper names no number."""
+SEEDS = 3
+"""Fewer say nothing of the spread."""
 LOST = 0.05
 """A rounded file may lose this share of the behaviour's return."""
+DECIDES = 0.05
+"""Of the ways to exchange methods, the share at most that may go as well as what was found, for it to count."""
 UNTESTED: Status = "not tested at this scale"
 
 
@@ -34,13 +40,33 @@ def keeps_performance(method: str, name: str, environments: Sequence[str]) -> li
     return found
 
 
+def paired(results: Results, rows: Sequence[str], metric: str, **axes: object) -> dict[str, np.ndarray]:
+    """Return a metric of several rows after the last evaluated epoch, for each environment where all rows have it.
+
+    Returns:
+        environment ("" where the table has but one) -> values (rows, seeds), those of one seed in a column; seeds that
+        a row lacks are left out.
+    """
+    epochs = results.axis("view.epoch")
+    axes = {**axes, **({"view_epoch": max(epochs)} if epochs else {})}
+    runs: list[dict[tuple[Any, Any], float]] = []
+    for row in rows:
+        chosen = [r for r in results.select(row, **axes) if r.metrics.get(metric) is not None]
+        runs.append({(r.need.axes.get("environment", ""), r.need.axes["seed"]): r.metrics[metric] for r in chosen})
+    found: dict[Any, list[list[float]]] = {}
+    for run in runs[0]:
+        if all(run in others for others in runs):
+            found.setdefault(run[0], []).append([others[run] for others in runs])
+    return {environment: np.array(columns, float).T for environment, columns in found.items()}
+
+
 def learned(results: Results, environment: str, policy: str) -> Verdict | None:
     """Return why scores cannot be compared yet, or None where they can."""
     share = final(results, "dense", "behaviour_share", environment=environment, view_policy=policy)
     if not share.size:
         return Verdict(UNTESTED, "no runs")
-    if share.size < 3:
-        return Verdict(UNTESTED, f"{share.size} seeds; at least 3 are needed")
+    if share.size < SEEDS:
+        return Verdict(UNTESTED, f"{share.size} seeds; at least {SEEDS} are needed")
     if share.mean() < LEARNED:
         return Verdict(
             UNTESTED, f"the dense network reaches {share.mean():.0%} of the behaviour's return; not trained enough"
@@ -55,20 +81,19 @@ def updates(results: Results) -> str:
 
 
 def keeps(results: Results, method: str, environment: str, policy: str, fails: bool) -> Verdict:
-    """Compare SNIP or GraSP at 95 % with the dense network by the interquartile mean over seeds."""
+    """Compare SNIP or GraSP at 95 % with 90 % of the dense network's return, seed by seed."""
     unready = learned(results, environment, policy)
     if unready is not None:
         return unready
-    at = {"environment": environment, "view_policy": policy}
-    dense, sparse = (final(results, row, "behaviour_share", **at) for row in ("dense", label(method, 0.95)))
-    if len(dense) != len(sparse):
-        return Verdict(UNTESTED, "rows are missing")
-    ratio = interquartile_mean(sparse) / interquartile_mean(dense)
-    low, high = stratified_bootstrap(
-        np.stack([sparse, dense], axis=1), lambda s: interquartile_mean(s[:, 0]) / interquartile_mean(s[:, 1]), seed=0
-    )
+    pairs = paired(results, (label(method, 0.95), "dense"), "behaviour_share", view_policy=policy).get(environment)
+    if pairs is None or pairs.shape[1] < SEEDS:
+        return Verdict(UNTESTED, "runs are missing")
+    sparse, dense = pairs
+    above = sparse - KEEPS * dense
+    margin = seed_mean([above])[1] / dense.mean()
+    low, ratio, high = (sparse.mean() / dense.mean() + sign * margin for sign in (-1, 0, 1))
     interval = f"{ratio:.0%} of the dense return [{low:.0%}, {high:.0%}]"
-    because = f"{interval}, {len(dense)} seeds, {updates(results)}; keeps means {KEEPS:.0%}"
+    because = f"{interval}, {len(above)} seeds, {updates(results)}; keeps means {KEEPS:.0%}"
     if low >= KEEPS:
         return Verdict("does not hold" if fails else "holds", because)
     if high < KEEPS:
@@ -90,8 +115,14 @@ def against_controls(method: str, name: str, sparsities: Sequence[float]) -> lis
 
 
 def beats_controls(results: Results, method: str, sparsity: float, policy: str) -> Verdict:
-    """Compare a method with each control; it holds where it beats them all, and fails where it loses to one."""
-    verdicts = {NAMES[c]: beats(results, label(method, sparsity), label(c, sparsity), policy) for c in CONTROLS}
+    """Compare a method with each control; it holds where it beats them all, and fails where it loses to one.
+
+    One of four comparisons may be lost by chance more easily than one: a loss counts at a fourth of the 5 %.
+    """
+    verdicts = {
+        NAMES[control]: beats(results, label(method, sparsity), label(control, sparsity), policy, len(CONTROLS))
+        for control in CONTROLS
+    }
     found = {verdict.status for verdict in verdicts.values()}
     if found == {UNTESTED}:
         return next(iter(verdicts.values()))
@@ -100,23 +131,27 @@ def beats_controls(results: Results, method: str, sparsity: float, policy: str) 
     return Verdict(status, f"{each}; gaps in the behaviour's return, {updates(results)}")
 
 
-def beats(results: Results, ours: str, control: str, policy: str) -> Verdict:
-    """Compare two rows run by run, paired by environment and seed: the interquartile mean of the gaps."""
+def beats(results: Results, ours: str, control: str, policy: str, chances: int = 1) -> Verdict:
+    """Compare two rows run by run, paired by environment and seed: the mean over environments of their mean gaps.
+
+    Args:
+        results: of the table.
+        ours: a row.
+        control: another.
+        policy: of both.
+        chances: comparisons of which any decides when it is lost; the interval of a loss is wider then (Bonferroni).
+    """
     environments = [e for e in results.axis("environment") if learned(results, e, policy) is None]
     if not environments:
-        return Verdict(UNTESTED, "no environment in which the dense network has learned, with 3 seeds")
-    gaps = {}
-    for environment in environments:
-        at = {"environment": environment, "view_policy": policy}
-        pair = [final(results, row, "behaviour_share", **at) for row in (ours, control)]
-        if {len(scores) for scores in pair} == {len(results.axis("seed"))}:  # whole, so the pairs have equal seeds
-            gaps[environment] = pair[0] - pair[1]
+        return Verdict(UNTESTED, f"no environment in which the dense network has learned, with {SEEDS} seeds")
+    every = paired(results, (ours, control), "behaviour_share", view_policy=policy)
+    gaps = [every[e][0] - every[e][1] for e in environments if e in every and every[e].shape[1] >= SEEDS]
     if not gaps:
         return Verdict(UNTESTED, "runs are missing")
-    table = np.stack(list(gaps.values()), axis=1)
-    low, high = stratified_bootstrap(table, interquartile_mean, seed=0)
-    because = f"{interquartile_mean(table):+.0%} [{low:+.0%}, {high:+.0%}], {table.size} pairs"
-    return Verdict("holds" if low > 0 else "does not hold" if high < 0 else "not separable", because)
+    mean, margin = seed_mean(gaps)
+    because = f"{mean:+.0%} [{mean - margin:+.0%}, {mean + margin:+.0%}], {sum(map(len, gaps))} pairs"
+    lost = mean + seed_mean(gaps, 1 - 0.05 / chances)[1] < 0
+    return Verdict("holds" if mean > margin else "does not hold" if lost else "not separable", because)
 
 
 ACTING = {"bcq": ("actor", "critic", "vae"), "bc": ("vae",)}
@@ -138,36 +173,34 @@ def explained(method: str, sparsities: Sequence[float]) -> list[Claim]:
 
 
 def cut_off_explains(results: Results, methods: Sequence[str], sparsities: Sequence[float], policy: str) -> Verdict:
-    """Correlate the ranks of units cut off and of final scores among the masks of one environment and sparsity.
+    """Correlate the ranks of units cut off and of final scores among the methods, at one environment and sparsity.
 
-    Sparsity itself would make a correlation, so ranks are compared within a sparsity only, and averaged; runs are
-    resampled by seed. It is a correlation: what else differs between the methods is not held fixed.
+    Sparsity itself would make a correlation, so methods are ranked within a sparsity only, by their means over seeds,
+    and correlations are averaged. Methods differ, not runs, so the verdict is by an exact test that exchanges methods,
+    the same way in all lines: with four methods only the lowest of the 24 correlations is rare enough. It is a
+    correlation: what else differs between the methods is not held fixed.
     """
-    seeds, found = len(results.axis("seed")), []
-    for environment in results.axis("environment"):
-        if learned(results, environment, policy) is not None:
-            continue
-        for sparsity in sparsities:
-            at = {"environment": environment, "view_policy": policy}
-            rows = [label(method, sparsity) for method in methods]
-            scores = [final(results, row, "behaviour_share", **at) for row in rows]
-            networks = [[final(results, row, f"unconnected/{n}", **at) for n in ACTING[policy]] for row in rows]
-            cut = [np.sum(parts, axis=0) for parts in networks]
-            if {len(values) for values in [*scores, *cut]} == {seeds}:
-                found.append(np.stack([cut, scores]))
+    found = []
+    for sparsity in sparsities:
+        rows = [label(method, sparsity) for method in methods]
+        scores = paired(results, rows, "behaviour_share", view_policy=policy)
+        parts = [paired(results, rows, f"unconnected/{network}", view_policy=policy) for network in ACTING[policy]]
+        for environment, values in scores.items():
+            if learned(results, environment, policy) is None and all(environment in part for part in parts):
+                cut = sum(part[environment].mean(axis=1) for part in parts)
+                found.append((cut, values.mean(axis=1)))
     if not found:
         return Verdict(UNTESTED, "no environment in which the dense network has learned and every mask was run")
-    table = np.stack(found)  # (environments and sparsities, cut off or score, methods, seeds)
-
-    def correlation(drawn: np.ndarray) -> float:
-        runs = table[..., drawn[:, 0].astype(int)].reshape(len(table), 2, -1)
-        return float(rank_correlation(runs[:, 0], runs[:, 1]).mean())
-
-    every = np.arange(seeds)[:, None]
-    low, high = stratified_bootstrap(every, correlation, seed=0)
-    runs = table[:, 0].size
-    because = f"rank correlation {correlation(every):+.2f} [{low:+.2f}, {high:+.2f}], {runs} runs, {updates(results)}"
-    return Verdict("holds" if high < 0 else "does not hold" if low > 0 else "not separable", because)
+    cut, score = (np.stack(side) for side in zip(*found, strict=True))  # (environments and sparsities, methods)
+    orders = list(permutations(range(len(methods))))  # the first is as it is
+    ways = np.array([rank_correlation(cut[:, order], score).mean() for order in orders])
+    lower, higher = ((sign * ways <= sign * ways[0] + 1e-9).mean() for sign in (1, -1))
+    because = (
+        f"rank correlation {ways[0]:+.2f} of {len(methods)} methods, mean of {len(found)} comparisons; {lower:.0%} of "
+        f"the ways to exchange the methods are as low, {DECIDES:.0%} would count, {updates(results)}"
+    )
+    status: Status = "holds" if lower <= DECIDES else "does not hold" if higher <= DECIDES else "not separable"
+    return Verdict(status, because)
 
 
 def rank_correlation(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -184,15 +217,13 @@ def rank_correlation(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 def rounds_to(results: Results, wanted: int, above: str, below: str, labels: tuple[str, str]) -> Verdict:
     """Test a ratio of file sizes that the paper gives as a whole number."""
-    if any(row not in results for row in labels):
+    sides = list(zip(labels, (above, below), strict=True))
+    sizes = {network: [results.values(row, f"bytes/{network}/{form}") for row, form in sides] for network in NETWORKS}
+    if not all(each.size for pair in sizes.values() for each in pair):
         return Verdict(UNTESTED, "rows are missing")
-    ratios = [
-        results.values(labels[0], f"bytes/{network}/{above}").mean()
-        / results.values(labels[1], f"bytes/{network}/{below}").mean()
-        for network in NETWORKS
-    ]
-    shown = ", ".join(f"{network} {ratio:.2f}x" for network, ratio in zip(NETWORKS.values(), ratios, strict=True))
-    good = all(round(ratio) == wanted for ratio in ratios)
+    ratios = {NETWORKS[network]: top.mean() / bottom.mean() for network, (top, bottom) in sizes.items()}
+    shown = ", ".join(f"{title} {ratio:.2f}x" for title, ratio in ratios.items())
+    good = all(round(ratio) == wanted for ratio in ratios.values())
     return Verdict("holds" if good else "does not hold", f"{shown}; holds if every ratio rounds to {wanted}")
 
 
@@ -228,14 +259,17 @@ def pays_from(results: Results, form: str, sparsity: float, sparsities: Sequence
 
 def loses_nothing(results: Results, exact: str, rounded: str) -> Verdict:
     """Compare a policy's return out of a rounded file with that out of an exact one, seed by seed."""
-    both = [results.values(row, "behaviour_share") for row in (exact, rounded)]
-    if len(both[0]) != len(both[1]) or len(both[0]) < 3:
-        return Verdict(UNTESTED, f"{min(map(len, both))} seeds; at least 3 are needed")
-    if both[0].mean() < LEARNED:
-        return Verdict(UNTESTED, f"the exact one reaches {both[0].mean():.0%} of the behaviour's return; not trained")
-    gaps = both[1] - both[0]
-    low, high = stratified_bootstrap(gaps[:, None], lambda s: float(s.mean()), seed=0)
-    because = f"{gaps.mean():+.1%} of the behaviour's return [{low:+.1%}, {high:+.1%}], {len(gaps)} seeds"
+    pairs = list(paired(results, (exact, rounded), "behaviour_share").values())
+    seeds = min((each.shape[1] for each in pairs), default=0)
+    if seeds < SEEDS:
+        return Verdict(UNTESTED, f"{seeds} seeds of both; at least {SEEDS} are needed")
+    reached = float(np.mean([each[0].mean() for each in pairs]))
+    if reached < LEARNED:
+        return Verdict(UNTESTED, f"the exact one reaches {reached:.0%} of the behaviour's return; not trained")
+    gaps = [each[1] - each[0] for each in pairs]
+    mean, margin = seed_mean(gaps)
+    low, high = mean - margin, mean + margin
+    because = f"{mean:+.1%} of the behaviour's return [{low:+.1%}, {high:+.1%}], {sum(map(len, gaps))} pairs"
     return Verdict("holds" if low > -LOST else "does not hold" if high < -LOST else "not separable", because)
 
 
@@ -274,39 +308,35 @@ MEMORY = [
 LAST = {"actor": ("l3",), "critic": ("l3", "l6"), "vae": ("d3",)}
 
 
-def last_density(results: Results, row: str) -> dict[str, np.ndarray]:
-    """Return each network's share of weights kept in its last layers, over environments and seeds."""
-    return {
-        network: np.mean([results.values(row, f"density/{network}/{layer}") for layer in layers], axis=0)
-        for network, layers in LAST.items()
-    }
+def last_density(results: Results, rows: Sequence[str], network: str) -> list[np.ndarray]:
+    """Return the share of weights that a network's last layers keep, for each environment (rows, seeds)."""
+    layers = [paired(results, rows, f"density/{network}/{layer}") for layer in LAST[network]]
+    return [np.mean([layer[environment] for layer in layers], axis=0) for environment in layers[0]]
 
 
 def last_layer_kept(results: Results, method: str) -> Verdict:
     """Test whether the last layers keep more than the 5 % of the whole network."""
-    row = label(method, 0.95)
-    if row not in results:
+    kept = {NETWORKS[network]: last_density(results, [label(method, 0.95)], network) for network in LAST}
+    if not all(kept.values()):
         return Verdict(UNTESTED, "no runs")
-    shares = last_density(results, row)
-    shown = ", ".join(f"{NETWORKS[n]} {v.mean():.0%} (lowest {v.min():.0%})" for n, v in shares.items())
+    shares = {title: np.concatenate(each, axis=1) for title, each in kept.items()}
+    shown = ", ".join(f"{title} {share.mean():.0%} (lowest {share.min():.0%})" for title, share in shares.items())
     return Verdict("holds" if all(v.min() > 0.05 for v in shares.values()) else "does not hold", f"{shown} against 5 %")
 
 
 def grasp_keeps_more(results: Results) -> Verdict:
     """Compare what GraSP and SNIP keep of the last layers, pairwise by environment and seed."""
     rows = label("grasp", 0.95), label("snip", 0.95)
-    if any(row not in results for row in rows):
-        return Verdict(UNTESTED, "rows are missing")
-    grasp, snip = (last_density(results, row) for row in rows)
-    shown, signs = [], []
+    shown, signs, runs = [], [], 0
     for network, title in NETWORKS.items():
-        gaps = grasp[network] - snip[network]
-        if len(gaps) < 2:
-            return Verdict(UNTESTED, f"{len(gaps)} seeds")
-        low, high = stratified_bootstrap(gaps[:, None], lambda s: float(s.mean()), seed=0)
-        shown.append(f"{title} {gaps.mean():+.0%} [{low:+.0%}, {high:+.0%}]")
-        signs.append(1 if low > 0 else -1 if high < 0 else 0)
-    because = f"GraSP minus SNIP: {', '.join(shown)}, {len(gaps)} runs"
+        gaps = [each[0] - each[1] for each in last_density(results, rows, network)]
+        runs = min((len(each) for each in gaps), default=0)
+        if runs < SEEDS:
+            return Verdict(UNTESTED, f"{runs} seeds of both; at least {SEEDS} are needed")
+        mean, margin = seed_mean(gaps)
+        shown.append(f"{title} {mean:+.0%} [{mean - margin:+.0%}, {mean + margin:+.0%}]")
+        signs.append(1 if mean > margin else -1 if mean < -margin else 0)
+    because = f"GraSP minus SNIP: {', '.join(shown)}, {runs} seeds in each environment"
     return Verdict("holds" if min(signs) > 0 else "does not hold" if max(signs) < 0 else "not separable", because)
 
 

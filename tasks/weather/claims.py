@@ -1,6 +1,7 @@
 """The paper's findings, and ours, as functions of the measured rows.
 
-Every comparison is of the headline IoU, by a paired bootstrap over sequences and training seeds.
+Every comparison is of the headline IoU, by a paired bootstrap over sequences, with Student's interval over
+training seeds.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.ndimage import uniform_filter
 
+from retable.platform.intervals import seed_mean, widen
 from retable.tasks.weather.config import STEPS
 from retable.tasks.weather.preprocess import MASKED
 
@@ -274,11 +275,11 @@ def paired_difference(
         seed: seed of the resampling; equal seeds give equal intervals.
 
     Returns:
-        difference, lower and upper end (2.5 % and 97.5 % percentiles).
+        difference, lower and upper end.
 
-    Each draw takes sequences with replacement within each shard, the same for both forecasts and all training seeds,
-    and the training seeds with replacement. With one seed the interval says nothing of training's noise; with two or
-    three it says too little. Sequences hours apart are taken as independent.
+    Each draw takes sequences with replacement within each shard, the same for both forecasts and all training seeds;
+    the interval is widened by Student's of the training seeds. With one seed it says nothing of training's noise.
+    Sequences hours apart are taken as independent.
 
     Source: Efron and Tibshirani 1993, section 13.3 (percentile interval).
     Raises ValueError where forecasts differ in seeds, shards or sequences.
@@ -292,14 +293,14 @@ def paired_difference(
     difference, resampled = np.zeros(len(pairs)), np.zeros((draws, len(pairs)))
     for shard in shards:
         sides = np.stack([[side[shard][:, :3] for side in pair] for pair in pairs]).astype(np.float64)
-        seeds, _, sequences, _ = sides.shape
+        sequences = sides.shape[2]
         times = random.multinomial(sequences, np.full(sequences, 1 / sequences), size=draws).astype(np.float64)
         drawn = np.tensordot(times, sides, axes=(1, 2))  # (draws, seeds, 2, 3)
         difference += np.subtract(*iou(sides.sum(axis=2)).T) / len(shards)
         resampled += np.subtract(*np.moveaxis(iou(drawn), -1, 0)) / len(shards)
-    chosen = random.multinomial(seeds, np.full(seeds, 1 / seeds), size=draws) / seeds
-    low, high = np.percentile((resampled * chosen).sum(axis=1), [2.5, 97.5])
-    return float(difference.mean()), float(low), float(high)
+    low, high = np.percentile(resampled.mean(axis=1), [2.5, 97.5])
+    mean, margin = seed_mean([difference])
+    return mean, *widen(mean, float(low), float(high), margin)
 
 
 def as_list(counts: Counts | Sequence[Counts]) -> Sequence[Counts]:

@@ -70,6 +70,7 @@ DENSE = {"dense": (1.0, 1.0, 1.0)}
         # Paired: the seeds differ far more than the rows do.
         ((0.9, 0.2, 0.6), (0.88, 0.17, 0.57), "holds"),
         ((0.9, 0.6), (0.1, 0.1), "not tested at this scale"),
+        ((0.5, 0.2, 0.9), (0.1, 0.15, 0.3), "not separable"),  # three gaps above 0 are not enough
     ],
 )
 def test_a_method_is_compared_with_a_control_seed_by_seed(ours, control, status):
@@ -110,6 +111,37 @@ def test_a_method_beats_every_control_or_fails_by_one(erk, small, status):
     assert all(f"{name}: " in verdict.because for name in ("random", "magnitude", "ERK", "small dense"))
 
 
+def test_a_loss_to_one_of_four_controls_must_be_clearer_than_one_to_one():
+    ours, random = (0.5, 0.48, 0.52), (0.66, 0.58, 0.62)
+    rows = {
+        "SNIP 97 %": ours,
+        "random 97 %": random,
+        "magnitude 97 %": ours,
+        "ERK 97 %": ours,
+        "small dense 97 %": ours,
+    }
+    found = results({**DENSE, **rows})
+    assert claims.beats(found, "SNIP 97 %", "random 97 %", "bcq").status == "does not hold"
+    assert claims.beats_controls(found, "snip", 0.97, "bcq").status == "not separable"
+
+
+def without(found, label, seed):
+    """Take a seed's runs away from a row."""
+    kept = [r for r in found.replicates[label] if r.need.axes["seed"] != seed]
+    return Results({**found.replicates, label: kept})
+
+
+def test_a_lost_run_leaves_the_others_paired_by_seed():
+    ours, control = (0.9, 0.8, 0.7, 0.6), (0.5, 0.4, 0.3, 0.2)
+    found = results({"dense": (1.0,) * 4, "SNIP 99 %": ours, "ERK 99 %": control})
+    lost = without(without(found, "SNIP 99 %", 0), "dense", 3)
+    verdict = claims.beats(lost, "SNIP 99 %", "ERK 99 %", "bcq")
+    assert verdict.status == "holds" and verdict.because == "+40% [+40%, +40%], 3 pairs"
+    other = without(without(found, "SNIP 99 %", 0), "ERK 99 %", 1)
+    assert claims.beats(other, "SNIP 99 %", "ERK 99 %", "bcq").status == "not tested at this scale"
+    assert claims.loses_nothing(lost, "SNIP 99 %", "ERK 99 %").because.endswith("3 pairs")
+
+
 def test_controls_are_not_tested_without_three_seeds_or_runs():
     rows = {"SNIP 97 %": (0.6, 0.5), "random 97 %": (0.1, 0.1)}
     verdict = claims.beats_controls(results({"dense": (1.0, 1.0), **rows}), "snip", 0.97, "bcq")
@@ -143,19 +175,34 @@ def with_units(scores, units):
     )
 
 
+SCORES = {"SNIP 99 %": (0.9, 0.8, 0.85), "random 99 %": (0.5, 0.55, 0.6), "magnitude 99 %": (0.3, 0.35, 0.2)}
+SCORES |= {"ERK 99 %": (0.1, 0.2, 0.15)}
+OF_BC = {"methods": ("snip", "random", "magnitude", "erk"), "sparsities": (0.95, 0.99), "policy": "bc"}
+
+
 @pytest.mark.parametrize(
-    ("units", "status"), [((10, 50, 90), "holds"), ((90, 50, 10), "does not hold"), ((50, 50, 50), "not separable")]
+    ("units", "status", "correlation"),
+    [
+        ((10, 50, 60, 90), "holds", -1.0),
+        ((90, 60, 50, 10), "does not hold", 1.0),
+        ((50, 50, 50, 50), "not separable", 0.0),
+        ((10, 50, 90, 60), "not separable", -0.8),  # two of the 24 ways are as low: too many
+    ],
 )
-def test_units_cut_off_are_correlated_with_scores_at_equal_sparsity(units, status):
-    names = ("SNIP 99 %", "random 99 %", "ERK 99 %")
-    scores = dict(zip(names, [(0.9, 0.8, 0.85), (0.5, 0.55, 0.6), (0.1, 0.2, 0.15)], strict=True))
-    cut = {name: (count, count, count) for name, count in zip(names, units, strict=True)}
-    options = {"methods": ("snip", "random", "erk"), "sparsities": (0.95, 0.99), "policy": "bc"}
-    verdict = claims.cut_off_explains(with_units(scores, cut), **options)
-    assert verdict.status == status and "9 runs" in verdict.because
-    if status != "not separable":
-        pairs = [(cut[name][seed], scores[name][seed]) for name in names for seed in range(3)]
-        assert f"correlation {spearmanr(*zip(*pairs, strict=True)).statistic:+.2f} [" in verdict.because
+def test_units_cut_off_are_correlated_with_scores_at_equal_sparsity(units, status, correlation):
+    cut = {name: (count, count, count) for name, count in zip(SCORES, units, strict=True)}
+    verdict = claims.cut_off_explains(with_units(SCORES, cut), **OF_BC)
+    assert verdict.status == status
+    assert f"correlation {correlation:+.2f} of 4 methods, mean of 1 comparisons" in verdict.because
+
+
+def test_methods_that_are_alike_in_truth_are_seldom_told_apart_by_their_units():
+    random, found = np.random.default_rng(0), []
+    for _ in range(100):
+        scores = {name: tuple(random.uniform(0.2, 1, 3)) for name in SCORES}
+        cut = {name: tuple(random.uniform(0, 90) + random.normal(size=3)) for name in SCORES}
+        found.append(claims.cut_off_explains(with_units(scores, cut), **OF_BC).status)
+    assert found.count("not separable") >= 84 and set(found) <= {"holds", "does not hold", "not separable"}
 
 
 def test_rank_correlation_is_scipys_but_for_constants():
@@ -204,5 +251,18 @@ def test_last_layers_are_compared_run_by_run(grasp, snip, status):
     found = Results({"GraSP 95 %": layers("GraSP 95 %", grasp), "SNIP 95 %": layers("SNIP 95 %", snip)})
     assert claims.grasp_keeps_more(found).status == status
     assert claims.last_layer_kept(found, "grasp").status == "holds"
-    shares = claims.last_density(found, "SNIP 95 %")
-    assert np.allclose(shares["critic"], snip)
+    (shares,) = claims.last_density(found, ["SNIP 95 %"], "critic")
+    assert np.allclose(shares, [snip])
+
+
+def test_claims_on_layers_and_files_take_what_is_missing_for_untested():
+    whole = {label: layers(label, (0.6, 0.62, 0.61)) for label in ("GraSP 95 %", "SNIP 95 %")}
+    assert claims.grasp_keeps_more(Results({**whole, "SNIP 95 %": whole["SNIP 95 %"][:1]})).status == claims.UNTESTED
+    vae_alone = [
+        dataclasses.replace(r, metrics={k: v for k, v in r.metrics.items() if "/vae/" in k}) for r in whole["SNIP 95 %"]
+    ]
+    for claim in claims.LAYERS:
+        assert claim.check(Results({"GraSP 95 %": vae_alone, "SNIP 95 %": vae_alone})).status == claims.UNTESTED
+    sizes_of = {label: sizes(label, 100.0, 27.0) for label in ("Dense Model", "SNIP 95 %")}
+    sizes_of["SNIP 95 %"] = [dataclasses.replace(r, metrics={}) for r in sizes_of["SNIP 95 %"]]
+    assert claims.MEMORY[0].check(Results(sizes_of)).status == claims.UNTESTED

@@ -315,22 +315,25 @@ def test_paired_difference_is_the_headlines() -> None:
     assert paired_difference(a, a) == (0, 0, 0)
 
 
-def test_paired_difference_is_a_naive_bootstraps() -> None:
+def test_paired_difference_is_a_naive_bootstrap_and_students_interval_of_the_seeds() -> None:
     a, b = zip(*(counts_with_noise(seed, 0.01, n=20) for seed in range(3)), strict=True)
     random, drawn = np.random.default_rng(5), []
+
+    def gap(k: int, rows: dict[str, np.ndarray]) -> float:
+        return float(np.mean([iou(a[k][s][rows[s]].sum(axis=0)) - iou(b[k][s][rows[s]].sum(axis=0)) for s in SHARDS]))
+
     for _ in range(1500):
         rows = {shard: random.integers(0, 20, 20) for shard in SHARDS}
-        drawn.append(
-            np.mean(
-                [
-                    np.mean([iou(a[k][s][rows[s]].sum(axis=0)) - iou(b[k][s][rows[s]].sum(axis=0)) for s in SHARDS])
-                    for k in random.integers(0, 3, 3)
-                ]
-            )
-        )
+        drawn.append(np.mean([gap(k, rows) for k in range(3)]))
+    seeds = np.array([gap(k, {shard: np.arange(20) for shard in SHARDS}) for k in range(3)])
+    margin = 4.302653 * seeds.std(ddof=1) / np.sqrt(3)
     low, high = np.percentile(drawn, [2.5, 97.5])
+    low, high = (
+        seeds.mean() - np.hypot(seeds.mean() - low, margin),
+        seeds.mean() + np.hypot(high - seeds.mean(), margin),
+    )
     difference, found_low, found_high = paired_difference(a, b, draws=4000)
-    assert difference == pytest.approx(np.mean([paired_difference(*pair)[0] for pair in zip(a, b, strict=True)]))
+    assert difference == pytest.approx(seeds.mean())
     assert (found_low, found_high) == pytest.approx((low, high), abs=0.1 * (high - low))
 
 
