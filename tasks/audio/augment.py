@@ -25,7 +25,7 @@ from retable.platform.errors import UserError
 from retable.platform.storage import Storage
 from retable.tasks.audio import variations
 from retable.tasks.audio.prompts import parse, prompt
-from retable.tasks.audio.recordings import Recording, digest, read_recordings, write_recordings
+from retable.tasks.audio.recordings import Item, Recording, digest, read_recordings, write_recordings
 from retable.tasks.audio.rewriter import Rules, rewrite
 from retable.tasks.audio.variations import Variation
 
@@ -112,6 +112,8 @@ def augment_dataset(
 ) -> Report:
     """Rewrite the captions of a data set's Clotho training recordings, in place of older rewritten forms.
 
+    The data set is another one then: what was trained on it before counts as trained on other data.
+
     Args:
         folder: of the data set, `<storage>/data/audio/<name>`.
         provider: rules (`retable.tasks.audio.rewriter`), a language model, or a `variations.json`.
@@ -137,28 +139,29 @@ def augment_dataset(
     filled, count = variations.fill(recordings, made)
     if not count:
         reason = report.failed[0] if report.failed else "use one that was made from the same captions"
-        raise UserError(f"{_name(provider)}: rewrites no caption of {folder}; {reason}")
+        raise UserError(f"{named(provider)}: rewrites no caption of {folder}; {reason}")
     write_recordings(folder, filled)
     info = folder.read_json("dataset.json")
-    folder.write_json("dataset.json", {**info, "digest": digest(filled), "rewrites": _name(provider)})
+    made_of = digest(filled, [info["sound"]])
+    folder.write_json("dataset.json", {**info, "digest": made_of, "rewrites": named(provider)})
     if out is not None:
         variations.write(out, made)
     forms = sum(len(lines) for each in filled for lines in each.rewrites)
     return replace(report, rewritten=count, forms=forms)
 
 
-def rewrites(recordings: Iterable[Recording], how: Rules = "keywords", seed: int = 0) -> list[Recording]:
-    """Return recordings with rewritten forms, by rules, of the captions of Clotho's training set.
+def rewrite_items(items: Iterable[Item], how: Rules = "keywords", seed: int = 0) -> list[Item]:
+    """Return recordings, each with what makes its sound, with rewritten forms by rules of Clotho's training captions.
 
     Args:
-        recordings: of a data set, in order.
+        items: of a data set, in order.
         how: which rules; see `retable.tasks.audio.rewriter`.
         seed: of the rules.
 
     """
-    recordings = list(recordings)
+    recordings, makers = zip(*items, strict=True)
     made = _ruled(list(variations.captions(recordings)), how, seed)
-    return variations.fill(recordings, made)[0]
+    return list(zip(variations.fill(recordings, made)[0], makers, strict=True))
 
 
 def _ruled(
@@ -174,11 +177,11 @@ def _ruled(
     return made
 
 
-def _name(provider: Rules | Endpoint | Path) -> str:
+def named(provider: Rules | Endpoint | Path) -> str:
     """Return what `dataset.json` says of who rewrote the captions."""
     if isinstance(provider, Endpoint):
         return provider.model
-    return provider.name if isinstance(provider, Path) else provider
+    return provider.name if isinstance(provider, Path) else f"rules ({provider})"
 
 
 def _asked(

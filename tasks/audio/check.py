@@ -150,11 +150,11 @@ def _overlaps(listed: Sequence[tuple[str, str, str]]) -> Iterator[str]:
 
 def _check_dataset(folder: Storage, show: Callable[[int, int], None]) -> Iterator[str]:
     info = folder.read_json("dataset.json")
-    if not isinstance(info, dict) or not {"starts", "shards", "features", "digest"} <= info.keys():
+    if not isinstance(info, dict) or not {"starts", "shards", "features", "sound", "digest"} <= info.keys():
         yield f"{folder}/dataset.json: not a data set's; {AGAIN}"
         return
     recordings = read_recordings(folder)
-    if digest(recordings) != info["digest"]:
+    if digest(recordings, [info["sound"]]) != info["digest"]:
         yield f"{folder}: dataset.json belongs to another recordings.parquet; {AGAIN}"
         return
     yield from _shard_defects(folder, AudioShards(folder, info), info["features"], recordings, show)

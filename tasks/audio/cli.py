@@ -184,7 +184,7 @@ def augment(
     """Rewrite a data set's training captions: by a language model, by rules, or from a published file.
 
     Answers are kept as they come: a killed command asks only for what is missing. `--set augmentation=0.3` trains with
-    them.
+    them. Rewrite before training: what was trained on the data set before counts as trained on other data.
 
     Example: `retable audio augment dcase2023 --model gpt-3.5-turbo`
     """

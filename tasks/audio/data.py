@@ -26,6 +26,7 @@ from retable.platform.task import Source
 from retable.tasks.audio.config import SAMPLE_RATE, Config
 from retable.tasks.audio.mel import frames_of
 from retable.tasks.audio.recordings import BANDS, FRAME, AudioShards, Recording, read_recordings
+from retable.tasks.audio.variations import augmented
 
 if TYPE_CHECKING:
     import ray.data
@@ -108,7 +109,8 @@ class Recordings:
         """Take what `arrays` returned, or None to read the shards as a stream.
 
         Raises:
-            UserError: where nothing is left to train on, or the config asks for what mel spectrograms cannot give.
+            UserError: where nothing is left to train on, or the config asks for what mel spectrograms cannot give, or
+                for rewritten captions that are not there.
         """
         (self.config,) = configs
         self.source = source
@@ -126,6 +128,11 @@ class Recordings:
             raise UserError(f"{source.folder}: no captions of {kept} to train on; change corpora, leaks or the data")
         if self.config.shift_bands and self.features == "mel":
             raise UserError("shift_bands: this data set keeps mel spectrograms; use one that keeps waveforms")
+        if self.config.augmentation and not any(_forms(*item) for item in self._items):
+            raise UserError(
+                f"augmentation {self.config.augmentation}: {source.folder} has no rewritten captions to train on; make "
+                f"some, `retable audio augment {self.config.data}`, or set augmentation=0"
+            )
         self.steps = self.config.steps or max(len(self._items) // self.config.batch, 1)
 
     def captions(self) -> list[str]:
@@ -184,9 +191,9 @@ class Recordings:
         return Clip(recording.recording, start, min(start + length, whole)), self._words(recording, caption, random)
 
     def _words(self, recording: Recording, caption: int, random: np.random.Generator) -> str:
-        """Return a caption, or with some probability one of its rewritten forms (Clotho's only, as in the paper)."""
-        forms = recording.rewrites[caption] if caption < len(recording.rewrites) else ()
-        if forms and recording.corpus == "clotho" and random.random() < self.config.augmentation:
+        """Return a caption, or with some probability one of its rewritten forms."""
+        forms = _forms(recording, caption)
+        if forms and random.random() < self.config.augmentation:
             return forms[int(random.integers(len(forms)))]
         return recording.captions[caption]
 
@@ -204,6 +211,11 @@ class Recordings:
         ]
         for piece in stream(pieces, partial(fetch, folder=self.source.folder, info=dict(self.source.info))):
             yield from np.split(piece["audio"], np.cumsum(piece["sizes"])[:-1])
+
+
+def _forms(recording: Recording, caption: int) -> tuple[str, ...]:
+    """Return a caption's rewritten forms: of Clotho's only, as in the paper."""
+    return recording.rewrites[caption] if augmented(recording) and caption < len(recording.rewrites) else ()
 
 
 def training_recordings(recordings: Iterable[Recording], config: Config) -> list[Recording]:

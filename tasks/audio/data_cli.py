@@ -67,6 +67,7 @@ def compose(
     source: Path, place: Storage, name: str, numbers: tuple[int, int, int, int], workers: int
 ) -> dict[str, Any]:
     """Make a data set of scenes of real recordings; the folds beside the test's serve validation and training."""
+    from retable.tasks.audio.augment import named, rewrite_items
     from retable.tasks.audio.compose import Composition, clips, items
     from retable.tasks.audio.recordings import write_dataset
 
@@ -84,8 +85,9 @@ def compose(
         validation=validation,
         seed=seed,
     )
+    made = rewrite_items(items(composition))
     with progress_bar(f"composing {name}") as show:
-        return write_dataset(place, name, "generated", "waveform", items(composition), show, workers)
+        return write_dataset(place, name, "generated", "waveform", made, show, workers, named("keywords"))
 
 
 def tell(place: Storage, info: Mapping[str, Any]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -14,11 +13,12 @@ from typing import Any
 from retable.platform.board import progress_bar
 from retable.platform.errors import UserError
 from retable.platform.storage import Storage
-from retable.tasks.audio import layouts, leaks
+from retable.tasks.audio import layouts, leaks, variations
 from retable.tasks.audio.config import SAMPLE_RATE
 from retable.tasks.audio.files import decode, duration
 from retable.tasks.audio.layouts import Entry
 from retable.tasks.audio.recordings import (
+    TABLE,
     AudioShards,
     Features,
     Item,
@@ -27,6 +27,7 @@ from retable.tasks.audio.recordings import (
     Waveform,
     Written,
     finish,
+    read_recordings,
     write_shards,
 )
 
@@ -83,7 +84,8 @@ def import_entries(
 
     Recordings without a caption and files that are missing, broken, silent or shorter than 0.1 s are left out, a line
     each in `left_out.json`; of long files the first 300 s are kept. Leaks are marked, and listed in `leaks.json`. An
-    interrupted import goes on when repeated.
+    interrupted import goes on when repeated; shards with files that have changed since are written again. Captions keep
+    the rewritten forms that they have.
 
     Args:
         entries: training first, then validation, then test.
@@ -98,7 +100,8 @@ def import_entries(
         UserError: where the folder holds a data set of another kind, a list is broken, or nothing can be imported.
     """
     place.check_writable()
-    if place.exists("dataset.json") and place.read_json("dataset.json").get("kind") != kind:
+    old = place.read_json("dataset.json") if place.exists("dataset.json") else {}
+    if old and old.get("kind") != kind:
         raise UserError(f"{place}: holds other data; choose another --name")
     excluded = frozenset(source for path in exclusions for source in leaks.read_exclusions(path))
     with progress_bar(f"looking for the files of {name}") as show:
@@ -107,13 +110,16 @@ def import_entries(
         more = f"; the first: {broken[0]}" if broken else ""
         raise UserError(f"{name}: none of {len(entries)} recordings can be imported{more}")
     items = [_item(number, entry, seconds) for number, (entry, seconds) in enumerate(found)]
+    before = read_recordings(place) if place.exists(TABLE) else []
     with progress_bar(f"importing {name}") as show:
-        written = write_shards(place, features, items, show, workers)
+        written = write_shards(place, features, items, show, workers, [_stamp(entry) for entry, _ in found])
     titles = [found[item][0].title for item in written.places]
     with progress_bar(f"looking for leaks in {name}") as show:
         marked = guard(place, features, written, titles, excluded, show)
-    left_out = [*broken, *written.left_out]
-    return finish(place, name, kind, features, replace(written, recordings=marked, left_out=left_out))
+    recordings, rewritten = variations.carry_over(before, marked)
+    written = replace(written, recordings=recordings, left_out=[*broken, *written.left_out])
+    rewrites = old.get("rewrites") or "an earlier `audio augment`"
+    return finish(place, name, kind, features, written, rewrites if rewritten else "")
 
 
 def survey(entries: Sequence[Entry], show: Callable[[int, int], None]) -> tuple[list[tuple[Entry, float]], list[str]]:
@@ -127,6 +133,13 @@ def survey(entries: Sequence[Entry], show: Callable[[int, int], None]) -> tuple[
                 found.append((entry, seconds))
             show(done, len(entries))
     return found, broken
+
+
+def _stamp(entry: Entry) -> str:
+    """Return what is otherwise once a file was replaced by another."""
+    assert entry.path is not None
+    said = entry.path.stat()
+    return f"{entry.path.absolute()} {said.st_size} {said.st_mtime_ns}"
 
 
 def _seconds(entry: Entry) -> float | str:
@@ -216,23 +229,27 @@ def guard(
 def _same_sound(
     place: Storage, features: Features, written: Written, show: Callable[[int, int], None]
 ) -> Iterator[leaks.Leak]:
-    """Yield the leaks that are heard; shards that were listened to are not listened to again."""
+    """Yield the leaks that are heard; shards that were listened to are not listened to again.
+
+    What was heard is noted by the sound on both sides, as places in the shard and among what is held out: numbers of
+    recordings move with what comes before them.
+    """
     shards = AudioShards(place, {"features": features, "starts": written.starts})
     held = [each for each in written.recordings if each.split != "training"]
-    key = hashlib.sha256(json.dumps([(each.file, each.seconds) for each in held]).encode()).hexdigest()
+    asked_of = [written.sounds[file] for split in ("validation", "test") for file in written.shards[split]]
     files = written.shards["training"]
     known: leaks.HeldOut | None = None
     for done, file in enumerate(files, 1):
         numbers = _numbers(written, file)
-        asked = f"{key} {written.recordings[numbers[0]].file} {len(numbers)}"
+        asked = hashlib.sha256(" ".join((written.sounds[file], *asked_of)).encode()).hexdigest()
         note = f"{GUARD}/{file}.json"
         said: Mapping[str, Any] = place.read_json(note) if place.exists(note) else {}
         if said.get("asked") != asked:
-            known = known or leaks.HeldOut((each.recording, shards.mel(each.recording)) for each in held)
-            heard = {number: known.find(shards.mel(number)) for number in numbers}
-            said = {"asked": asked, "heard": [pair for pair in heard.items() if pair[1] is not None]}
+            known = known or leaks.HeldOut((where, shards.mel(each.recording)) for where, each in enumerate(held))
+            heard = [(row, known.find(shards.mel(number))) for row, number in enumerate(numbers)]
+            said = {"asked": asked, "heard": [pair for pair in heard if pair[1] is not None]}
             place.write_json(note, said)
-        yield from (leaks.Leak(recording, other, "sound") for recording, other in said["heard"])
+        yield from (leaks.Leak(numbers[row], held[where].recording, "sound") for row, where in said["heard"])
         show(done, len(files))
 
 

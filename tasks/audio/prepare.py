@@ -58,18 +58,17 @@ def make_generated(place: Storage, name: str, size: str) -> dict[str, Any]:
     Raises:
         UserError: where there is no such size, the folder holds other data, or it cannot be written.
     """
-    from retable.tasks.audio.augment import rewrites
+    from retable.tasks.audio.augment import named, rewrite_items
     from retable.tasks.audio.generate import items, world
 
     chosen = world(size)
     place.check_writable()
     if place.exists("dataset.json") and place.read_json("dataset.json").get("kind") != "generated":
         raise UserError(f"{place}: holds other data; choose another --name")
-    recordings, makers = zip(*items(chosen), strict=True)
-    made = list(zip(rewrites(recordings), makers, strict=True))
+    made = rewrite_items(items(chosen))
     workers = (os.cpu_count() or 1) if len(made) > FEW else 1
     with progress_bar(f"generating {name}") as show:
-        return write_dataset(place, name, "generated", "mel", made, show, workers)
+        return write_dataset(place, name, "generated", "mel", made, show, workers, named("keywords"))
 
 
 def describe(info: Mapping[str, Any]) -> str:
@@ -80,4 +79,5 @@ def describe(info: Mapping[str, Any]) -> str:
     if what is None:
         names = {"clotho": "Clotho 2.1", "audiocaps": "AudioCaps", "wavcaps": "WavCaps"}
         what = ", ".join(names[name] for name in names if name in info["corpora"])
-    return f"{what}, {extent}; {info['leaks']:,} training recordings are also held out"
+    rewritten = f"; captions rewritten by {info['rewrites']}" if info["rewrites"] else ""
+    return f"{what}, {extent}; {info['leaks']:,} training recordings are also held out{rewritten}"

@@ -126,10 +126,11 @@ def write_dataset(
     items: Iterable[Item],
     show: Callable[[int, int], None] = lambda done, total: None,
     workers: int = 1,
+    rewrites: str = "",
 ) -> dict[str, Any]:
-    """Write a data set whose leaks are known, and return what `dataset.json` holds; see `write_shards`."""
+    """Write a data set whose leaks are known, and return what `dataset.json` holds; see `write_shards` and `finish`."""
     written = write_shards(folder, features, items, show, workers)
-    return finish(folder, name, kind, features, written)
+    return finish(folder, name, kind, features, written, rewrites)
 
 
 @dataclass(frozen=True)
@@ -141,6 +142,8 @@ class Written:
     """Split -> names of files."""
     starts: dict[str, int]
     """Name of a file -> number of its first recording; the others follow."""
+    sounds: dict[str, str]
+    """Name of a file -> SHA-256 of the sound in it."""
     left_out: list[str]
     """A line for each recording that could not be decoded."""
     places: list[int]
@@ -153,6 +156,7 @@ def write_shards(
     items: Iterable[Item],
     show: Callable[[int, int], None] = lambda done, total: None,
     workers: int = 1,
+    stamps: Sequence[str] = (),
 ) -> Written:
     """Write the sound of a data set, shard by shard.
 
@@ -167,22 +171,27 @@ def write_shards(
         items: the recordings, those of a split together.
         show: called with the recordings done and in all.
         workers: processes that decode; with more than one, decoders must be picklable.
+        stamps: what each recording's sound depends on besides what is known of it, such as its file's time of change:
+            where one has changed, the shard is written again.
     """
     everything = list(items)
     folder.remove("dataset.json")
-    written = Written([], {split: [] for split in SPLITS}, {}, [], [])
+    written = Written([], {split: [] for split in SPLITS}, {}, {}, [], [])
     done = 0
     with _pool(workers) as work:
         for plan in _plans(everything):
             split = plan[0][0].split
             file = f"{split}-{len(written.shards[split]):05d}.parquet"
-            recordings, broken = _write_shard(folder, f"audio/{file}", features, plan, len(written.recordings), work)
+            known = [recording for recording, _ in plan]
+            wanted = f"{digest(known, stamps[done : done + len(plan)])} {features} {len(written.recordings)}"
+            recordings, said = _write_shard(folder, f"audio/{file}", features, plan, wanted, work)
             if recordings:
                 written.shards[split].append(file)
-                written.starts[file] = len(written.recordings)
+                written.starts[file] = recordings[0].recording
+                written.sounds[file] = said["sound"]
             written.recordings.extend(recordings)
-            written.left_out.extend(broken.values())
-            written.places.extend(done + place for place in range(len(plan)) if str(place) not in broken)
+            written.left_out.extend(said["broken"].values())
+            written.places.extend(done + place for place in range(len(plan)) if str(place) not in said["broken"])
             done += len(plan)
             show(done, len(everything))
     for old in set(folder.list("audio")) - {*written.starts}:
@@ -190,9 +199,20 @@ def write_shards(
     return written
 
 
-def finish(folder: Storage, name: str, kind: Kind, features: Features, written: Written) -> dict[str, Any]:
-    """Write the table of recordings and `dataset.json`, and return what that holds."""
-    recordings = written.recordings
+def finish(
+    folder: Storage, name: str, kind: Kind, features: Features, written: Written, rewrites: str = ""
+) -> dict[str, Any]:
+    """Write the table of recordings and `dataset.json`, and return what that holds.
+
+    Args:
+        folder: of the data set.
+        name: the data set's.
+        kind: where it comes from.
+        features: what its shards keep.
+        written: its recordings and shards.
+        rewrites: who or what rewrote captions; none: they have no other forms.
+    """
+    recordings, sound = written.recordings, _sha256([each.encode() for each in written.sounds.values()])
     write_recordings(folder, recordings)
     folder.write_json(LEFT_OUT, written.left_out)
     info = {
@@ -207,17 +227,19 @@ def finish(folder: Storage, name: str, kind: Kind, features: Features, written: 
         "leaks": sum(each.leak for each in recordings),
         "shards": written.shards,
         "starts": written.starts,
+        "sound": sound,
         "left_out": len(written.left_out),
-        "digest": digest(recordings),
+        "rewrites": rewrites,
+        "digest": digest(recordings, [sound]),
     }
     folder.write_json("dataset.json", info)
     return info
 
 
-def digest(recordings: Sequence[Recording]) -> str:
-    """Return the SHA-256 of what is known of recordings, their sound apart."""
+def digest(recordings: Iterable[Recording], sounds: Iterable[str]) -> str:
+    """Return the SHA-256 of what is known of recordings, and of words that stand for their sound."""
     lines = (json.dumps(asdict(each), sort_keys=True) for each in recordings)
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+    return hashlib.sha256("\n".join((*lines, *sounds)).encode()).hexdigest()
 
 
 def _plans(items: Sequence[Item]) -> Iterator[list[Item]]:
@@ -259,13 +281,16 @@ def _one_thread() -> None:
 
 
 def _write_shard(
-    folder: Storage, path: str, features: Features, plan: Sequence[Item], first: int, work: Work
-) -> tuple[list[Recording], dict[str, str]]:
-    """Write one shard unless it is there; return its recordings, and a line for each place that is left out."""
-    wanted = digest([recording for recording, _ in plan]) + f" {features} {first}"
-    said = _said(folder, path)
-    if said.get("plan") != wanted:
-        said = {"plan": wanted, "seconds": [], "broken": {}}
+    folder: Storage, path: str, features: Features, plan: Sequence[Item], wanted: str, work: Work
+) -> tuple[list[Recording], dict[str, Any]]:
+    """Write one shard unless it is there as wanted; return its recordings, and what it says of itself.
+
+    That is what was wanted, the number of its first recording last; the recordings' seconds; a line for each place that
+    is left out; and the SHA-256 of the sound.
+    """
+    said, first = _said(folder, path), int(wanted.split()[-1])
+    if said.get("wanted") != wanted:
+        said = {"wanted": wanted, "seconds": [], "broken": {}}
         sounds = []
         for place, kept in enumerate(work(partial(_keep, features), [decode for _, decode in plan])):
             if isinstance(kept, UserError):
@@ -273,6 +298,7 @@ def _write_shard(
                 continue
             said["seconds"].append(kept[0])
             sounds.append(kept[1])
+        said["sound"] = _sha256(sounds)
         if sounds:
             numbers = np.arange(first, first + len(sounds))
             table = pa.table({"recording": numbers, "audio": pa.array(sounds, pa.binary())})
@@ -282,7 +308,15 @@ def _write_shard(
     left = [recording for place, (recording, _) in enumerate(plan) if str(place) not in said["broken"]]
     numbered = zip(left, said["seconds"], strict=True)
     written = [replace(each, recording=first + n, seconds=seconds) for n, (each, seconds) in enumerate(numbered)]
-    return written, said["broken"]
+    return written, said
+
+
+def _sha256(parts: Sequence[bytes]) -> str:
+    """Return the SHA-256 of several pieces of data, and of where each ends."""
+    hashed = hashlib.sha256(json.dumps([len(part) for part in parts]).encode())
+    for part in parts:
+        hashed.update(part)
+    return hashed.hexdigest()
 
 
 def _keep(features: Features, decode: Callable[[], Waveform]) -> Kept:

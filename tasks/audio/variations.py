@@ -93,6 +93,16 @@ def fill(recordings: Sequence[Recording], variations: Sequence[Variation]) -> tu
     return filled, count
 
 
+def carry_over(before: Sequence[Recording], recordings: Sequence[Recording]) -> tuple[list[Recording], int]:
+    """Give recordings the rewritten forms that they had in an earlier data set; see `fill`."""
+    known = [
+        Variation(0, each.file, caption, "", None, forms, "", {})
+        for each in filter(augmented, before)
+        for caption, forms in zip(each.captions, each.rewrites, strict=False)
+    ]
+    return fill(recordings, known)
+
+
 def variation(row: Any, where: str) -> Variation:
     """Check an object of the published form.
 

@@ -8,9 +8,10 @@ import pytest
 
 from retable.platform.errors import UserError
 from retable.tasks.audio import augment, variations
-from retable.tasks.audio.augment import Endpoint, Pace, augment_dataset, rewrites
+from retable.tasks.audio.augment import Endpoint, Pace, augment_dataset, rewrite_items
 from retable.tasks.audio.recordings import Recording, digest, read_recordings, write_recordings
 
+SOUND = "of three files"
 CAPTIONS = tuple(f"A dog barks {number} times." for number in range(2, 8))
 
 
@@ -115,7 +116,7 @@ def folder(storage):
         Recording(3, "four.wav", "clotho", "test", "", 1.0, ("A dog barks 9 times.",)),
     ]
     write_recordings(folder, recordings)
-    folder.write_json("dataset.json", {"name": "toy", "digest": digest(recordings)})
+    folder.write_json("dataset.json", {"name": "toy", "sound": SOUND, "digest": digest(recordings, [SOUND])})
     return folder
 
 
@@ -148,7 +149,8 @@ def test_every_training_caption_of_clotho_gets_the_models_forms(folder, server, 
     ]
     assert rows[0].response["usage"] == rows[0].usage and rows[0].usage["total_tokens"] == 150
     info = folder.read_json("dataset.json")
-    assert info == {"name": "toy", "digest": digest(read_recordings(folder)), "rewrites": "toy-1"}
+    whole = digest(read_recordings(folder), [SOUND])
+    assert info == {"name": "toy", "sound": SOUND, "digest": whole, "rewrites": "toy-1"}
 
 
 def test_a_second_call_asks_nothing_and_a_new_caption_only_for_itself(folder, server):
@@ -384,9 +386,14 @@ def test_rules_and_published_files_fill_the_same_place(folder, tmp_path):
     report = augment_dataset(folder, "keywords", seed=1, out=out)
     by_rules = read_recordings(folder)
     assert report.rewritten == 6 and "6 of 6 captions rewritten" in str(report)
-    assert folder.read_json("dataset.json")["digest"] == digest(by_rules)
-    assert rewrites(by_rules, "keywords", 1) == by_rules
-    assert rewrites(by_rules, "keywords", 2) != by_rules != rewrites(by_rules, "hallucinated", 1)
+    assert folder.read_json("dataset.json")["digest"] == digest(by_rules, [SOUND])
+    assert folder.read_json("dataset.json")["rewrites"] == "rules (keywords)"
+
+    def ruled(how, seed):
+        return [each for each, _ in rewrite_items([(each, None) for each in by_rules], how, seed)]
+
+    assert ruled("keywords", 1) == by_rules
+    assert ruled("keywords", 2) != by_rules != ruled("hallucinated", 1)
     augment_dataset(folder, "hallucinated")
     assert read_recordings(folder) != by_rules
     augment_dataset(folder, out)

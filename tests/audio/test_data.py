@@ -13,7 +13,7 @@ from retable.platform.errors import UserError
 from retable.platform.task import Source
 from retable.tasks.audio import data
 from retable.tasks.audio.config import Config
-from retable.tasks.audio.recordings import Recording, write_dataset
+from retable.tasks.audio.recordings import Recording, read_recordings, write_dataset, write_recordings
 
 CONFIG = Config(batch=4, clip=0.1, seed=3)
 LENGTHS = [1600, 3200, 4800, 6400, 8000, 9600, 4000, 2000, 5000]
@@ -155,6 +155,14 @@ def test_validation_recordings_come_whole_each_to_one_worker(waves, monkeypatch)
     monkeypatch.setattr(data, "EVALUATED", 0.2)
     assert [b.recording.tolist() for b in found.validation()] == [[6], [7]]
     assert found.queries("test") == [("8.0", 8), ("8.1", 8), ("8.2", 8)]
+
+
+def test_rewritten_captions_that_are_not_there_are_asked_for(waves):
+    none = [replace(each, rewrites=()) for each in read_recordings(waves.folder)]
+    write_recordings(waves.folder, none)
+    assert opened(waves, replace(CONFIG, augmentation=0.0)).steps
+    with pytest.raises(UserError, match=r"augmentation 0\.3: .*no rewritten captions.*retable audio augment"):
+        opened(waves, replace(CONFIG, augmentation=0.3))
 
 
 def test_nothing_to_train_on_is_said(waves):

@@ -8,6 +8,7 @@ import soundfile
 
 from retable.platform.errors import UserError
 from retable.tasks.audio import importer, leaks
+from retable.tasks.audio.augment import augment_dataset
 from retable.tasks.audio.check import check
 from retable.tasks.audio.config import Config
 from retable.tasks.audio.files import decode
@@ -129,3 +130,41 @@ def test_what_cannot_be_made_says_where_it_is_to_be_had(storage):
         prepare(Config(data="generated-huge"), storage)
     with pytest.raises(UserError, match="cannot name a data set"):
         prepare(Config(data="../x"), storage)
+
+
+def own_files(root, rows):
+    """Write a CSV of (file, seed of its noise, split); return it."""
+    for file, seed, _ in rows:
+        soundfile.write(root / file, np.random.default_rng(seed).uniform(-0.3, 0.3, 96000), 32000)
+    table = root / "mine.csv"
+    table.write_text("file,caption,split\n" + "".join(f"{file},A dog barks loudly while rain falls.,{split}\n" for file, _, split in rows))
+    return table
+
+
+ROWS = [("a.wav", 1, "training"), ("b.wav", 2, "training"), ("held.wav", 3, "test")]
+
+
+def test_a_file_replaced_by_a_copy_of_a_held_out_one_is_heard_as_a_leak(storage, tmp_path):
+    place = folder(storage, "mine")
+    first = importer.import_own(own_files(tmp_path, ROWS), place, "mine")
+    assert first["leaks"] == 0
+    again = importer.import_own(
+        own_files(tmp_path, [("a.wav", 1, "training"), ("b.wav", 3, "training"), ROWS[2]]), place, "mine"
+    )
+    assert [each.leak for each in read_recordings(place)] == [False, True, False]
+    assert again["digest"] != first["digest"]
+    # One more before it: the recordings' numbers move, and the mark with its recording.
+    longer = own_files(tmp_path, [("0.wav", 4, "training"), *ROWS])
+    soundfile.write(tmp_path / "b.wav", np.random.default_rng(3).uniform(-0.3, 0.3, 96000), 32000)
+    importer.import_own(longer, place, "mine")
+    assert {each.file: each.leak for each in read_recordings(place)}["b.wav"]
+
+
+def test_rewritten_captions_outlive_another_import(storage, tmp_path):
+    place, table = folder(storage, "mine"), own_files(tmp_path, ROWS)
+    importer.import_own(table, place, "mine")
+    augment_dataset(place, "keywords")
+    before, info = read_recordings(place), place.read_json("dataset.json")
+    assert any(before[0].rewrites) and "captions rewritten by rules (keywords)" in describe(info)
+    assert importer.import_own(table, place, "mine") == info
+    assert read_recordings(place) == before

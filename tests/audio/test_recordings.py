@@ -128,6 +128,24 @@ def test_other_recordings_are_written_anew_and_old_shards_removed(folder, monkey
     assert first["digest"] != second["digest"]
 
 
+def test_a_file_that_was_replaced_is_read_again_and_changes_the_digest(folder, monkeypatch):
+    monkeypatch.setattr(recordings, "SHARD", 14_000)
+    waves, splits, calls = sounds(4), ["training"] * 4, []
+
+    def write(stamps):
+        written = recordings.write_shards(folder, "waveform", items_of(waves, splits, calls), stamps=stamps)
+        return recordings.finish(folder, "set", "own", "waveform", written)
+
+    first = write(["a", "b", "c", "d"])
+    assert calls == [0, 1, 2, 3] and write(["a", "b", "c", "d"]) == first and calls == [0, 1, 2, 3]
+    assert write(["a", "b", "c", "touched"]) == first and calls == [0, 1, 2, 3, 2, 3]  # the same sound
+    waves[0] = waves[0][::-1]  # as long as before
+    second = write(["new", "b", "c", "touched"])
+    assert calls[-2:] == [0, 1] and len(calls) == 8
+    assert np.array_equal(AudioShards(folder, second).waveform(0), waves[0])
+    assert second["digest"] != first["digest"]
+
+
 def test_what_is_missing_or_foreign_is_said_in_one_line(folder):
     with pytest.raises(UserError, match=r"recordings.parquet: missing or broken"):
         read_recordings(folder)
