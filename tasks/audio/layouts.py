@@ -208,7 +208,7 @@ def own(table: Path, folder: Path | None = None) -> list[Entry]:
     Rows of one file are its captions. Columns `split`, `source` and `keywords` are heeded. Without `split`, a tenth
     becomes the test and a tenth the validation set, by a hash of the source, or of the name where there is none: the
     same each time, and what shares a source stays together. They stand in Clotho's place: what a system is fine-tuned
-    and scored on.
+    and scored on. A name without a folder may lie in any folder below, where exactly one file is called so.
 
     Args:
         table: the CSV.
@@ -226,14 +226,14 @@ def own(table: Path, folder: Path | None = None) -> list[Entry]:
     grouped: dict[str, list[dict[str, str]]] = {}
     for row in listed:
         grouped.setdefault(row[file_column].strip(), []).append(row)
-    on_disk = Names(path for place in places if place.is_dir() for path in sorted(place.rglob("*")) if is_sound(path))
+    on_disk = _below(places)
     entries = []
     for file, here in grouped.items():
         path = next((place / file for place in places if (place / file).is_file()), None)
         entries.append(
             Entry(
                 file=file,
-                path=path or on_disk.find(file),
+                path=path or _find(file, on_disk),
                 title=normalised(str(PurePosixPath(file).with_suffix("")) if file else ""),
                 corpus="clotho",
                 split=_split(table, here[0].get("split", "")),
@@ -243,6 +243,29 @@ def own(table: Path, folder: Path | None = None) -> list[Entry]:
             )
         )
     return by_split(entries if "split" in columns else _deal(entries))
+
+
+def _below(places: Sequence[Path]) -> dict[tuple[str, str], set[Path]]:
+    """Return the sounds below folders by their normalised path there, by their name, and by their normalised name."""
+    found: dict[tuple[str, str], set[Path]] = {}
+    for place in places:
+        for path in filter(is_sound, place.rglob("*") if place.is_dir() else ()):
+            relative = "/".join(map(normalised, path.relative_to(place).parts))
+            for key in (("path", relative), ("name", path.name), ("loose", normalised(path.name))):
+                found.setdefault(key, set()).add(path)
+    return found
+
+
+def _find(file: str, on_disk: Mapping[tuple[str, str], set[Path]]) -> Path | None:
+    """Return the one file that a listed name can mean where none is called exactly so; None where none or several.
+
+    A name with a folder means no file of another folder: that would be another recording.
+    """
+    parts = [part for part in re.split(r"[/\\]", file) if part != "."]
+    path = "/".join(map(normalised, parts))
+    keys = [("path", path)] if len(parts) > 1 else [("name", "".join(parts)), ("loose", path)]
+    found = next((on_disk[key] for key in keys if key in on_disk), set())
+    return next(iter(found)) if len(found) == 1 else None
 
 
 def describes(table: Path) -> bool:
