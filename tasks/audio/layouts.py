@@ -15,6 +15,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from os.path import isfile
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -229,12 +230,12 @@ def own(table: Path, folder: Path | None = None) -> list[Entry]:
     on_disk = _below(places)
     entries = []
     for file, here in grouped.items():
-        path = next((place / file for place in places if (place / file).is_file()), None)
+        path = next((place / file for place in places if isfile(place / file)), None)  # false of too long names as well
         entries.append(
             Entry(
                 file=file,
                 path=path or _find(file, on_disk),
-                title=normalised(str(PurePosixPath(file).with_suffix("")) if file else ""),
+                title=normalised(str(PurePosixPath(file).with_suffix("")) if PurePosixPath(file).name else ""),
                 corpus="clotho",
                 split=_split(table, here[0].get("split", "")),
                 source=here[0].get("source", "").strip(),
@@ -331,7 +332,7 @@ def rows(table: Path, columns: Sequence[str]) -> list[dict[str, str]]:
     """Return the rows of a CSV with a header; UTF-8 or Latin-1, separated by ',', ';' or tabs.
 
     Raises:
-        UserError: where it is missing, no text, or lacks one of `columns`.
+        UserError: where it is missing, no text, or lacks one of `columns`, or a row has more cells than the header.
     """
     text = _text(table)
     first = text.split("\n", 1)[0]
@@ -340,7 +341,12 @@ def rows(table: Path, columns: Sequence[str]) -> list[dict[str, str]]:
         reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=False)
         names = [(name or "").strip().lower() for name in reader.fieldnames or ()]
         reader.fieldnames = names
-        found = [{key: value or "" for key, value in row.items() if isinstance(key, str)} for row in reader]
+        found = []
+        for row in reader:
+            if any(cell.strip() for cell in row.pop(None, ())):
+                remedy = f"put text that holds {delimiter!r} into double quotes"
+                raise UserError(f"{table}: line {reader.line_num} has more cells than the header; {remedy}")
+            found.append({key: value or "" for key, value in row.items()})
     except csv.Error as error:
         raise UserError(f"{table}: not a CSV file ({error})") from error
     absent = [column for column in columns if column not in names]
