@@ -39,7 +39,8 @@ class AudioEncoder(nn.Module):
 
     Source: section 2 of the paper. A partly filled segment is padded with silence and counts fully, as there; a last
     one of less than 0.1 s beside others is left out, which the paper's code counts. Segments are cut before the
-    spectrogram; of cached mels, whose frames look over the cut, the outermost two frames differ a little. SpecAugment
+    spectrogram; of cached mels, whose frames look over the cut, the outermost two frames differ a little. A CNN14 that
+    was trained on cached mels makes waveforms into the same, for ever: its weights remember that. SpecAugment
     and the shift of bands happen in training mode only, each segment with its own masks. All draws come from torch's
     generator of the CPU, but those of CNN14's dropout.
 
@@ -48,10 +49,14 @@ class AudioEncoder(nn.Module):
         width: the length of a vector.
     """
 
+    on_mels: Tensor
+
     def __init__(self, config: Config, network: PasstNetwork | Cnn14Network | MeanMelNetwork) -> None:
         super().__init__()
         self.config, self.network, self.width = config, network, network.width
-        self.mel = PannsMel() if isinstance(network, Cnn14Network) else Mel()
+        self.mel, self.panns_mel = Mel(), PannsMel() if isinstance(network, Cnn14Network) else None
+        if self.panns_mel:
+            self.register_buffer("on_mels", torch.tensor(False))
 
     def forward(
         self,
@@ -92,19 +97,24 @@ class AudioEncoder(nn.Module):
         log_mel = self._log_mel(pieces, features)
         if self.training:
             log_mel = mask(log_mel, self.config.frequency_mask, self.config.time_mask)
-        return log_mel if isinstance(self.mel, PannsMel) else normalise(log_mel)
+        return log_mel if self.panns_mel else normalise(log_mel)
 
     def _log_mel(self, pieces: Tensor, features: str) -> Tensor:
         if features == "waveform":
+            if self.panns_mel and not self.on_mels:
+                panns: Tensor = self.panns_mel(pieces)
+                return panns
             shifted = self.training and self.config.shift_bands
-            spectrogram: Tensor = self.mel(pieces, draw_band()) if shifted else self.mel(pieces)
-            return spectrogram
-        if self.training and self.config.shift_bands:
+            log_mel = self.mel(pieces, draw_band()) if shifted else self.mel(pieces)
+        elif self.training and self.config.shift_bands:
             raise UserError(
                 "shift_bands: the data set holds mels, not waveforms; set shift_bands=false, or make it anew"
             )
-        log_mel = pieces.float().transpose(1, 2)
-        return cnn14.from_passt_mel(log_mel) if isinstance(self.mel, PannsMel) else log_mel
+        else:
+            log_mel = pieces.float().transpose(1, 2)
+            if self.panns_mel and self.training:
+                self.on_mels.fill_(True)
+        return cnn14.from_passt_mel(log_mel) if self.panns_mel else log_mel
 
 
 def _cut(audio: Tensor, lengths: Tensor, size: int, most: int, silence: float) -> Tensor:

@@ -35,9 +35,12 @@ def index(
     model: Model = "",
     out: Annotated[Path, typer.Option("--out", "-o", help="The index, a folder of its own.")] = Path("index"),
     kind: Annotated[
-        Literal["auto", "flat", "sq8", "hnsw", "ivf"],
-        typer.Option(help="flat: exact; sq8: a byte a number; hnsw, ivf: fast, approximate; auto: by size."),
-    ] = "auto",
+        Literal["auto", "flat", "sq8", "hnsw", "ivf"] | None,
+        typer.Option(
+            help="flat: exact; sq8: a byte a number; hnsw, ivf: fast, approximate; auto: by size; "
+            "none: the one asked for before, at first auto."
+        ),
+    ] = None,
     storage: Where = "results",
     device: Device = "",
     ray: Annotated[bool, typer.Option("--ray", help="Share the files out over the Ray cluster.")] = False,

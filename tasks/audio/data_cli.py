@@ -97,6 +97,8 @@ def tell(place: Storage, info: Mapping[str, Any]) -> None:
 
     for line in place.read_json(LEFT_OUT) if info["left_out"] else ():
         errors.print(f"left out: {line}", markup=False)
+    if info.get("cut"):
+        errors.print(info["cut"], markup=False)
     console.print(f"{place}: {describe(info)}", markup=False)
 
 

@@ -32,6 +32,8 @@ Waveform = Float32[np.ndarray, " samples"]
 FORMAT = "retable audio 1"
 SHAPING = ("audio", "text", "segment", "words", "projection")
 """Fields of a config that say what a network computes; the others say how it was trained."""
+ITS_OWN = ("data", "init")
+"""Fields that a file of `export` does not carry: what a run read and started from is not there on another machine."""
 BATCH = 16
 """Segments, or captions, that are encoded at once."""
 SHORTEST = 0.1
@@ -205,9 +207,10 @@ def export(run: api.Run, out: Path, epoch: int = 0) -> None:
         "data": run.task.dataset.describe(made["data"]),
         **{key: made[key] for key in ("commit", "versions", "started") if key in made},
     }
+    fields = {path: value for path, value in flatten(run.config).items() if path.split(".")[0] not in ITS_OWN}
     metadata = {
         "format": FORMAT,
-        "config": json.dumps(_shape(flatten(run.config)), sort_keys=True),
+        "config": json.dumps(fields, sort_keys=True),
         "provenance": json.dumps(provenance, sort_keys=True),
     }
     Storage.open(out.absolute().parent).write(out.name, save(contiguous(run.weights(epoch)), metadata))
@@ -215,6 +218,8 @@ def export(run: api.Run, out: Path, epoch: int = 0) -> None:
 
 def read_export(path: Path) -> tuple[Config, dict[str, Tensor]]:
     """Read a file of `export`: numbers and JSON, never code.
+
+    Fields that it does not carry have their defaults: of older files, all but those that shape a network.
 
     Raises:
         UserError: where it is none.

@@ -28,6 +28,8 @@ SUFFIXES = {
 """Ends of names, and what libsndfile calls such files."""
 RATES = (1000, 768_000)
 """Sample rates of sound; a header with others is broken."""
+ENDLESS = 1 << 40
+"""Frames that no file has; libsndfile says more of a FLAC whose header does not know its length, and cannot seek it."""
 REMEDY = "give a WAV, FLAC, OGG, MP3 or AIFF file"
 CHUNK = 1 << 20
 """Samples of all channels that are decoded at once."""
@@ -134,6 +136,9 @@ def _opened(path: Path) -> Iterator[soundfile.SoundFile]:
         with soundfile.SoundFile(str(path)) as file:
             if not RATES[0] <= file.samplerate <= RATES[1]:
                 raise UserError(f"{path}: corrupt, its header says {file.samplerate} samples a second; {REMEDY}")
+            if file.frames >= ENDLESS:
+                unknown = "its header does not say how long it is, as where it was written to a pipe"
+                raise UserError(f"{path}: {unknown}; write it anew, e.g. with `ffmpeg -i OLD NEW.flac`")
             if not file.frames:
                 raise UserError(f"{path}: no sound (0 s); {REMEDY}")
             yield file

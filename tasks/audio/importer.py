@@ -37,6 +37,8 @@ LONGEST = 300.0
 """Seconds that are kept of a file, from its beginning; WavCaps' longest lasts 18 hours."""
 THREADS = 8
 """Files whose headers are read at once."""
+CUT = "cut.json"
+"""The recordings that were longer, with their seconds."""
 LEAKS = "leaks.json"
 """The training recordings that are also held out, and how that is known."""
 GUARD = "guard"
@@ -80,12 +82,12 @@ def import_entries(
     exclusions: Sequence[Path] = (),
     workers: int = 1,
 ) -> dict[str, Any]:
-    """Write a data set of what a layout lists, and return what its `dataset.json` holds.
+    """Write a data set of what a layout lists.
 
     Recordings without a caption and files that are missing, broken, silent or shorter than 0.1 s are left out, a line
-    each in `left_out.json`; of long files the first 300 s are kept. Leaks are marked, and listed in `leaks.json`. An
-    interrupted import goes on when repeated; shards with files that have changed since are written again. Captions keep
-    the rewritten forms that they have.
+    each in `left_out.json`; of long files the first 300 s are kept, and `cut.json` lists them. Leaks are marked, and
+    listed in `leaks.json`. An interrupted import goes on when repeated; shards with files that have changed since are
+    written again. Captions keep the rewritten forms that they have.
 
     Args:
         entries: training first, then validation, then test.
@@ -95,6 +97,9 @@ def import_entries(
         features: whether waveforms or mel spectrograms are kept.
         exclusions: published lists of what must not be trained on (`leaks.read_exclusions`).
         workers: processes that decode.
+
+    Returns:
+        Beside what `dataset.json` holds, `cut`: how many recordings were longer, and which, in one line; or "".
 
     Raises:
         UserError: where the folder holds a data set of another kind, a list is broken, or nothing can be imported.
@@ -109,17 +114,26 @@ def import_entries(
     if not found:
         more = f"; the first: {broken[0]}" if broken else ""
         raise UserError(f"{name}: none of {len(entries)} recordings can be imported{more}")
-    items = [_item(number, entry, seconds) for number, (entry, seconds) in enumerate(found)]
+    items = [_item(number, entry, min(seconds, LONGEST)) for number, (entry, seconds) in enumerate(found)]
     before = read_recordings(place) if place.exists(TABLE) else []
     with progress_bar(f"importing {name}") as show:
         written = write_shards(place, features, items, show, workers, [_stamp(entry) for entry, _ in found])
     titles = [found[item][0].title for item in written.places]
+    cut = [(entry.file, seconds) for entry, seconds in (found[item] for item in written.places) if seconds > LONGEST]
+    place.write_json(CUT, cut)
     with progress_bar(f"looking for leaks in {name}") as show:
         marked = guard(place, features, written, titles, excluded, show)
     recordings, rewritten = variations.carry_over(before, marked)
     written = replace(written, recordings=recordings, left_out=[*broken, *written.left_out])
-    rewrites = old.get("rewrites") or "an earlier `audio augment`"
-    return finish(place, name, kind, features, written, rewrites if rewritten else "")
+    rewrites = (old.get("rewrites") or "an earlier `audio augment`") if rewritten else ""
+    return {**finish(place, name, kind, features, written, rewrites), "cut": _cut_line(place, cut)}
+
+
+def _cut_line(place: Storage, cut: Sequence[tuple[str, float]]) -> str:
+    """Say which recordings were cut: the first few by name, the others by where they are listed."""
+    named = ", ".join(f"{file} ({seconds:.0f} s)" for file, seconds in cut[:3])
+    more = f", ...: see {place}/{CUT}" if len(cut) > 3 else ""
+    return f"cut to their first {LONGEST:.0f} s ({len(cut)}): {named}{more}" if cut else ""
 
 
 def survey(entries: Sequence[Entry], show: Callable[[int, int], None]) -> tuple[list[tuple[Entry, float]], list[str]]:
@@ -143,13 +157,13 @@ def _stamp(entry: Entry) -> str:
 
 
 def _seconds(entry: Entry) -> float | str:
-    """Return what a file's header says, at most `LONGEST`, or what is wrong."""
+    """Return the seconds that a file's header says, or what is wrong."""
     if not entry.captions:
         return f"{entry.file}: no caption"
     if entry.path is None:
         return f"{entry.file}: missing"
     try:
-        return min(duration(entry.path), LONGEST)
+        return duration(entry.path)
     except UserError as error:
         return str(error)
 

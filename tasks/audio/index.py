@@ -4,7 +4,8 @@ What costs time, the embeddings, is written in small shards as it is made: a com
 stopped. A file is known by its path, size and time of change: a new or changed one is embedded, one that is gone leaves
 the index. `index.faiss` is built anew from the shards whenever they change. One command at a time may write an index.
 
-    index.json           the model, the folder, the kind of index, its recall; written first as unfinished, and last
+    index.json           the model, the folder, the kind of index that was asked for and that it is, its recall;
+                         written first as unfinished, and last
     embeddings-*.arrow   a row a segment: file, bytes, modified, offset, unit vector
     index.faiss          see `nearest.py`
 """
@@ -86,7 +87,7 @@ def update(
     out: Path,
     embedder: Embedder,
     *,
-    kind: nearest.Kind | Literal["auto"] = "auto",
+    kind: nearest.Kind | Literal["auto"] | None = None,
     remote: Callable[[Sequence[Sequence[File]]], Iterator[tuple[bytes, list[str]]]] | None = None,
     show: Show = lambda done, total: None,
 ) -> Update:
@@ -96,7 +97,7 @@ def update(
         folder: the recordings; folders below it are read too, hidden ones are not.
         out: the index.
         embedder: the model; always the same for one index.
-        kind: of FAISS index; auto: by the number of segments.
+        kind: of FAISS index; auto: by the number of segments; None: what was asked for before, at first auto.
         remote: embeds shares of files elsewhere and in any order, as `over_ray` does; none: here.
         show: told how many files are embedded, of how many.
 
@@ -105,10 +106,11 @@ def update(
     """
     current, failures = scan(folder)
     before = _before(folder, out, embedder)
+    asked = before["asked"] = kind or before.get("asked", "auto")
     held = _held(out, embedder.dimension)
     pending = [file for file in current if file not in held]
     removed = len({file.path for file in held} - {file.path for file in current})
-    wanted = nearest.choose if kind == "auto" else lambda rows: kind
+    wanted = nearest.choose if asked == "auto" else lambda rows: asked
     due = not (held <= set(current) and _is_whole(out, before) and before["kind"] == wanted(before["segments"]))
     shares = [pending[start : start + SHARE] for start in range(0, len(pending), SHARE)]
     made = remote(shares) if remote else (embed_files(embedder, folder, share) for share in shares)
@@ -120,6 +122,8 @@ def update(
         failures += failed
         show(min(done * SHARE, len(pending)), len(pending))
     if not due:
+        if before != read_info(out):  # the same vectors of a model that lies elsewhere now, or the kind by another name
+            Storage.open(out).write_json(INFO, before)
         return Update(before, 0, 0, failures)
     _begin(out, before)
     shards = _tidy(out, embedder.dimension, set(current))

@@ -15,6 +15,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from os.path import isfile
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -208,7 +209,7 @@ def own(table: Path, folder: Path | None = None) -> list[Entry]:
     Rows of one file are its captions. Columns `split`, `source` and `keywords` are heeded. Without `split`, a tenth
     becomes the test and a tenth the validation set, by a hash of the source, or of the name where there is none: the
     same each time, and what shares a source stays together. They stand in Clotho's place: what a system is fine-tuned
-    and scored on.
+    and scored on. A name without a folder may lie in any folder below, where exactly one file is called so.
 
     Args:
         table: the CSV.
@@ -226,15 +227,15 @@ def own(table: Path, folder: Path | None = None) -> list[Entry]:
     grouped: dict[str, list[dict[str, str]]] = {}
     for row in listed:
         grouped.setdefault(row[file_column].strip(), []).append(row)
-    on_disk = Names(path for place in places if place.is_dir() for path in sorted(place.rglob("*")) if is_sound(path))
+    on_disk = _below(places)
     entries = []
     for file, here in grouped.items():
-        path = next((place / file for place in places if (place / file).is_file()), None)
+        path = next((place / file for place in places if isfile(place / file)), None)  # false of too long names as well
         entries.append(
             Entry(
                 file=file,
-                path=path or on_disk.find(file),
-                title=normalised(str(PurePosixPath(file).with_suffix("")) if file else ""),
+                path=path or _find(file, on_disk),
+                title=normalised(str(PurePosixPath(file).with_suffix("")) if PurePosixPath(file).name else ""),
                 corpus="clotho",
                 split=_split(table, here[0].get("split", "")),
                 source=here[0].get("source", "").strip(),
@@ -243,6 +244,29 @@ def own(table: Path, folder: Path | None = None) -> list[Entry]:
             )
         )
     return by_split(entries if "split" in columns else _deal(entries))
+
+
+def _below(places: Sequence[Path]) -> dict[tuple[str, str], set[Path]]:
+    """Return the sounds below folders by their normalised path there, by their name, and by their normalised name."""
+    found: dict[tuple[str, str], set[Path]] = {}
+    for place in places:
+        for path in filter(is_sound, place.rglob("*") if place.is_dir() else ()):
+            relative = "/".join(map(normalised, path.relative_to(place).parts))
+            for key in (("path", relative), ("name", path.name), ("loose", normalised(path.name))):
+                found.setdefault(key, set()).add(path)
+    return found
+
+
+def _find(file: str, on_disk: Mapping[tuple[str, str], set[Path]]) -> Path | None:
+    """Return the one file that a listed name can mean where none is called exactly so; None where none or several.
+
+    A name with a folder means no file of another folder: that would be another recording.
+    """
+    parts = [part for part in re.split(r"[/\\]", file) if part != "."]
+    path = "/".join(map(normalised, parts))
+    keys = [("path", path)] if len(parts) > 1 else [("name", "".join(parts)), ("loose", path)]
+    found = next((on_disk[key] for key in keys if key in on_disk), set())
+    return next(iter(found)) if len(found) == 1 else None
 
 
 def describes(table: Path) -> bool:
@@ -308,7 +332,7 @@ def rows(table: Path, columns: Sequence[str]) -> list[dict[str, str]]:
     """Return the rows of a CSV with a header; UTF-8 or Latin-1, separated by ',', ';' or tabs.
 
     Raises:
-        UserError: where it is missing, no text, or lacks one of `columns`.
+        UserError: where it is missing, no text, or lacks one of `columns`, or a row has more cells than the header.
     """
     text = _text(table)
     first = text.split("\n", 1)[0]
@@ -317,7 +341,12 @@ def rows(table: Path, columns: Sequence[str]) -> list[dict[str, str]]:
         reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=False)
         names = [(name or "").strip().lower() for name in reader.fieldnames or ()]
         reader.fieldnames = names
-        found = [{key: value or "" for key, value in row.items() if isinstance(key, str)} for row in reader]
+        found = []
+        for row in reader:
+            if any(cell.strip() for cell in row.pop(None, ())):
+                remedy = f"put text that holds {delimiter!r} into double quotes"
+                raise UserError(f"{table}: line {reader.line_num} has more cells than the header; {remedy}")
+            found.append({key: value or "" for key, value in row.items()})
     except csv.Error as error:
         raise UserError(f"{table}: not a CSV file ({error})") from error
     absent = [column for column in columns if column not in names]

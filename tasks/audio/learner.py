@@ -34,6 +34,8 @@ class RetrievalLearner:
         config = self.config
         if config.batch % run.world:
             raise UserError(f"batch: {config.batch} is no multiple of {run.world} workers; change one of them")
+        if config.patience and not data.queries("validation"):
+            raise UserError(f"patience: {config.data} has no validation captions; set patience=0, or add some")
         torch.manual_seed(config.seed)
         self.model = build(config, data.captions(), data.source.storage)
         self.forward: Any = run.wrap(self.model)
@@ -236,8 +238,10 @@ def embed_validation(
     for batch in data.validation(run.rank, run.world):
         described = torch.isin(batch.recording, items)
         audio[torch.searchsorted(items, batch.recording[described])] = learner.embed_audio(batch)[described]
-    for part in torch.split(torch.arange(run.rank, len(captions), run.world), config.batch):
-        text[part] = learner.embed_text([captions[n] for n in part.tolist()])
+    own = range(run.rank, len(captions), run.world)  # none where there are more workers than captions
+    for first in range(0, len(own), config.batch):
+        part = list(own[first : first + config.batch])
+        text[part] = learner.embed_text([captions[n] for n in part])
     return run.mean(audio) * run.world, run.mean(text) * run.world
 
 

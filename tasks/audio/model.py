@@ -18,6 +18,9 @@ from retable.tasks.audio.text import TextEncoder, build_text, rebuild_text
 TEXT_STATE = "text._extra_state"
 """Name, in a state dict, of the tensor with tokenizer and architecture of the text encoder."""
 
+ON_MELS = "audio.on_mels"
+"""Name of what says that a CNN14 was trained on mels; weights from before there was such a thing say nothing."""
+
 
 class DualEncoder(nn.Module):
     """An audio and a text encoder, each with a linear projection to vectors of length one.
@@ -105,6 +108,8 @@ def load_weights(model: DualEncoder, weights: Mapping[str, Tensor]) -> None:
         UserError: where names or shapes differ.
     """
     ours = model.state_dict()
+    if ON_MELS in ours:
+        weights = {ON_MELS: torch.tensor(False), **weights}
     for name in sorted(ours.keys() | weights.keys()):
         if name not in weights or name not in ours:
             where = "the weights" if name in ours else "this model"

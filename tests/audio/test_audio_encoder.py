@@ -113,6 +113,22 @@ def test_cached_mels_of_one_segment_give_the_same_vector(audio):
     torch.testing.assert_close(found, encoder(one, torch.tensor([32000]), "waveform"), rtol=0, atol=1e-6)
 
 
+@torch.no_grad()
+def test_a_cnn14_of_mels_hears_waveforms_as_mels():
+    encoder, one = encoder_of(audio=Cnn14(filters=2)), waveform(1.0)[None]
+    heard = [(Mel()(one).transpose(1, 2), torch.tensor([100]), "mel"), (one, torch.tensor([32000]), "waveform")]
+    panns = encoder(*heard[1])
+    encoder(*heard[0])  # embedding mels is no training on them
+    assert torch.equal(encoder(*heard[1]), panns)
+    encoder.train()(*heard[0])
+    mel, found = (encoder.eval()(*each) for each in heard)
+    torch.testing.assert_close(found, mel, rtol=1e-5, atol=1e-5)
+    assert (found - panns).abs().max() > 1e-2
+    again = encoder_of(audio=Cnn14(filters=2))
+    again.load_state_dict(encoder.state_dict())
+    torch.testing.assert_close(again(*heard[1]), found, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("audio", AUDIOS)
 @torch.no_grad()
 def test_cached_mels_are_cut_and_padded_with_silence(audio):
@@ -158,6 +174,8 @@ def test_training_reaches_every_weight():
 def test_the_state_holds_the_network_only():
     assert {name.split(".")[0] for name in encoder_of().state_dict()} == {"network"}
     assert not encoder_of(audio=MeanMel()).state_dict()
+    cnn14 = encoder_of(audio=Cnn14(filters=2)).state_dict()
+    assert {name.split(".")[0] for name in cnn14} == {"network", "on_mels"}
 
 
 @torch.no_grad()

@@ -9,6 +9,7 @@ import soundfile
 from retable.tasks.audio.check import check
 from retable.tasks.audio.files import SUFFIXES
 from retable.tasks.audio.recordings import Recording, write_dataset
+from tests.audio.test_files import piped
 
 
 def noise(seed, seconds=0.3, level=0.1):
@@ -41,6 +42,7 @@ def test_each_defect_is_one_line_that_names_its_file(sounds, tmp_path):
     (sounds / "labelled.flac").rename(sounds / "labelled.wav")
     (sounds / "text.mp3").write_text("not found")
     (sounds / "empty.wav").write_bytes(b"")
+    piped(sounds / "piped.flac", noise(23))
     wanted = {
         "silent.wav": "silent",
         "short.wav": "too short (0.050 s",
@@ -49,6 +51,7 @@ def test_each_defect_is_one_line_that_names_its_file(sounds, tmp_path):
         "labelled.wav": "mislabelled, it is FLAC",
         "text.mp3": "mislabelled, it is text",
         "empty.wav": "empty (0 bytes)",
+        "piped.flac": "its header does not say how long it is",
     }
     found = check(sounds)
     assert len(found) == len(wanted)

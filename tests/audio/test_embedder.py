@@ -70,7 +70,7 @@ def test_a_run_and_its_file_are_one_model(run, file, network, storage, monkeypat
         np.testing.assert_allclose(embedder.words(CAPTIONS), said, atol=1e-5)
     assert one.words([]).shape == (0, 8)
     config, _ = read_export(file)
-    assert config == replace(Config(), **{name: getattr(CONFIG, name) for name in embedding.SHAPING})
+    assert config == replace(CONFIG, data=Config().data, init=Config().init)
 
 
 def test_a_file_says_where_it_is_from(file):

@@ -15,6 +15,16 @@ def tone(rate, seconds=SECONDS):
     return 0.5 * np.sin(2 * np.pi * TONE * np.arange(round(seconds * rate)) / rate)
 
 
+def piped(path, waveform):
+    """Write a FLAC as an encoder does that cannot go back to its header: the length there is 0."""
+    soundfile.write(path, waveform, 32000)
+    data = bytearray(path.read_bytes())
+    data[21] &= 0xF0
+    data[22:26] = bytes(4)
+    path.write_bytes(data)
+    return path
+
+
 @pytest.mark.parametrize(
     ("suffix", "rate", "channels", "tolerance"),
     [
@@ -92,6 +102,16 @@ def test_broken_files_are_one_clear_line(tmp_path):
             decode(tmp_path / name)
     with pytest.raises(UserError, match=r"ends after 0.1 s, before 2 s"):
         decode(tmp_path / "fine.wav", 2.0)
+
+
+def test_a_flac_of_a_pipe_is_one_clear_line(tmp_path):
+    """Its header says no length: libsndfile makes 2^63 frames of that, and fails to seek in it and at its end."""
+    path = piped(tmp_path / "piped.flac", tone(32000))
+    with soundfile.SoundFile(path) as file:
+        assert file.frames > 1 << 62
+    for read in (header, duration, decode, lambda path: decode(path, 1.0, 1.0), lambda path: decode(path, 99.0)):
+        with pytest.raises(UserError, match=r"piped.flac: its header does not say how long it is.*; write it anew"):
+            read(path)
 
 
 def test_names_of_sounds(tmp_path):

@@ -1,4 +1,5 @@
 import hashlib
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -90,6 +91,23 @@ def test_from_a_file(storage, tmp_path):
     assert config.projection == 12 and config.audio.weights == "random"  # of no use: the file holds all
     with pytest.raises(UserError, match="runs begin with 'ffff'"):
         finetune.settings("ffff", INFO, storage, {})
+
+
+def test_a_run_and_its_file_give_the_same_settings(storage, tmp_path):
+    """Only the digest that the weights go by differs: a file is another one than the run's."""
+    path = tmp_path / "model.safetensors"
+    other = override(BEFORE, {"seed": 7, "precision": "float32", "clip": 5.0, "warmup": 0.5, "text.dropout": 0.1})
+    task = SimpleNamespace(name="audio", dataset=SimpleNamespace(describe=lambda info: "gone"))
+    folder = RunFolder.of(storage, find("audio"), other)
+    folder.begin(other, find("audio").version, {})
+    digest = folder.save_weights(15, {"x": torch.arange(3.0)})
+    folder.folder.write_json("result.json", {"metrics": {}, "data": "gone", "weights": {"15": digest}})
+    folder.folder.write_json("provenance.json", {"data": {}})
+    embedder.export(embedder.api.Run(task, folder, other), path)
+    of_run, of_file = (finetune.settings(start, INFO, storage, {}) for start in (folder.fingerprint, str(path)))
+    assert of_file.init == Weights(sha256=hashlib.sha256(path.read_bytes()).hexdigest())
+    assert replace(of_file, init=of_run.init) == of_run
+    assert (of_file.seed, of_file.clip, of_file.learning_rate) == (7, 5.0, 1e-3 * finetune.SLOWER)
 
 
 def test_training_leaves_the_parents_run_alone(storage, monkeypatch):

@@ -121,6 +121,25 @@ def test_own_recordings_become_a_data_set(storage, tmp_path):
         importer.import_own(tmp_path / "none.csv", folder(storage, "none"), "none")
 
 
+def test_recordings_that_are_cut_are_named(storage, tmp_path, monkeypatch):
+    monkeypatch.setattr(importer, "LONGEST", 2.0)
+    rng, seconds = np.random.default_rng(0), {"a.wav": 2.6, "b, c.wav": 2.0, "d.flac": 4.0, "e.wav": 3.0, "f.wav": 6.0}
+    for file, length in seconds.items():
+        soundfile.write(tmp_path / file, rng.uniform(-0.1, 0.1, round(8000 * length)), 8000)
+    soundfile.write(tmp_path / "g.wav", np.zeros(40000), 8000)  # silent: left out, not cut
+    table, place = tmp_path / "mine.csv", folder(storage, "mine")
+    table.write_text("file,caption\n" + "".join(f'"{file}",x\n' for file in [*seconds, "g.wav"]))
+    info = importer.import_own(table, place, "mine")
+    assert {each.seconds for each in read_recordings(place)} == {2.0}
+    assert dict(place.read_json(importer.CUT)) == {file: length for file, length in seconds.items() if length > 2}
+    assert info["cut"].startswith("cut to their first 2 s (4): ") and info["cut"].count(" s)") == 3
+    assert info["cut"].endswith(f" s), ...: see {place}/cut.json")
+    table.write_text("file,caption\na.wav,x\n")
+    assert importer.import_own(table, place, "mine")["cut"] == "cut to their first 2 s (1): a.wav (3 s)"
+    table.write_text('file,caption\n"b, c.wav",x\n')
+    assert importer.import_own(table, place, "mine")["cut"] == "" and place.read_json(importer.CUT) == []
+
+
 def test_what_cannot_be_made_says_where_it_is_to_be_had(storage):
     with pytest.raises(UserError, match=r"Clotho 2\.1 .*retable data import audio FOLDER --name dcase2023"):
         prepare(Config(), storage)
@@ -137,7 +156,10 @@ def own_files(root, rows):
     for file, seed, _ in rows:
         soundfile.write(root / file, np.random.default_rng(seed).uniform(-0.3, 0.3, 96000), 32000)
     table = root / "mine.csv"
-    table.write_text("file,caption,split\n" + "".join(f"{file},A dog barks loudly while rain falls.,{split}\n" for file, _, split in rows))
+    table.write_text(
+        "file,caption,split\n"
+        + "".join(f"{file},A dog barks loudly while rain falls.,{split}\n" for file, _, split in rows)
+    )
     return table
 
 
@@ -166,5 +188,5 @@ def test_rewritten_captions_outlive_another_import(storage, tmp_path):
     augment_dataset(place, "keywords")
     before, info = read_recordings(place), place.read_json("dataset.json")
     assert any(before[0].rewrites) and "captions rewritten by rules (keywords)" in describe(info)
-    assert importer.import_own(table, place, "mine") == info
+    assert importer.import_own(table, place, "mine") == {**info, "cut": ""}
     assert read_recordings(place) == before

@@ -115,6 +115,27 @@ def test_only_what_is_new_is_embedded_and_what_is_gone_leaves(folder, tmp_path):
     assert find(open_index(out), query_vector(Toy(), "middle", None), 1)[0].file.startswith("deep")
 
 
+def test_the_kind_that_was_asked_for_is_kept(folder, tmp_path):
+    out = tmp_path / "out"
+    assert update(folder, out, Toy(), kind="hnsw").info["kind"] == "hnsw"
+    data = (out / "index.faiss").read_bytes()
+    assert update(folder, out, Toy()).info["kind"] == "hnsw" and (out / "index.faiss").read_bytes() == data
+    record(folder / "new.wav", tone("high"))
+    assert update(folder, out, Toy()).info["kind"] == "hnsw"
+    assert update(folder, out, Toy(), kind="auto").info["kind"] == "flat"
+    assert update(folder, out, Toy(), kind="flat").added == 0
+    assert read_info(out)["asked"] == "flat" and open_index(out).info["finished"]
+
+
+def test_where_the_model_lies_now_is_remembered(folder, tmp_path):
+    out = tmp_path / "out"
+    update(folder, out, Toy())
+    moved = Toy()
+    moved.source = "elsewhere"
+    assert update(folder, out, moved).added == 0 and moved.heard == 0
+    assert read_info(out)["source"] == "elsewhere" and open_index(out).info["segments"] == 6
+
+
 def test_twice_the_same_bytes(folder, tmp_path):
     for name in ("one", "two"):
         update(folder, tmp_path / name, Toy())

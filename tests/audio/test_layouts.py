@@ -156,3 +156,34 @@ def test_tables_that_cannot_be_used_say_why(tmp_path):
     (tmp_path / "fsd_final.json").write_text("[1]")
     with pytest.raises(UserError, match="not a table of WavCaps"):
         layouts.wavcaps(tmp_path)
+
+
+def test_a_missing_file_is_never_another_folders(tmp_path):
+    table = tmp_path / "mine.csv"
+    listed = ["dogs/1.wav", "Dogs\\A_B.WAV", "./deep/Regen.wav", "2.wav", "3.wav", "4.wav"]
+    write_csv(table, ["file", "caption"], *([file, f"caption of {file}"] for file in listed))
+    there = ["cats/1.wav", "cats/a b.wav", "dogs/a b.wav", "deep/regen.wav", "cats/2.wav", "cats/3.wav", "dogs/3.wav"]
+    touch(*(tmp_path / name for name in (*there, "cats/4.wav", "dogs/4.WAV")))
+    found = {entry.file: entry.path and entry.path.relative_to(tmp_path).as_posix() for entry in layouts.own(table)}
+    meant = [None, "dogs/a b.wav", "deep/regen.wav", "cats/2.wav", None, "cats/4.wav"]
+    assert found == dict(zip(listed, meant, strict=True))
+    touch(tmp_path / "audio/dogs/1.WAV")  # below another of the folders that names may be relative to
+    found = {entry.file: entry.path for entry in layouts.own(table)}
+    assert found["dogs/1.wav"] == tmp_path / "audio/dogs/1.WAV"
+
+
+def test_rows_with_more_cells_than_the_header_are_refused(tmp_path):
+    table = tmp_path / "mine.csv"
+    table.write_text("file,caption\na.wav,rain\nb.wav,a dog barks, and then rain falls, hard\n")
+    with pytest.raises(UserError, match=r"mine.csv: line 3 has more cells than the header; put text .* quotes"):
+        layouts.own(table)
+    table.write_text('file,caption\na.wav,rain,,\n"b.wav","a dog, barks"\n')  # empty cells hold nothing
+    assert {entry.captions for entry in layouts.own(table)} == {("rain",), ("a dog, barks",)}
+
+
+def test_names_that_no_file_can_have_are_missing(tmp_path):
+    table = tmp_path / "mine.csv"
+    write_csv(table, ["file", "caption"], *([name, "x"] for name in ("a.wav", "b" * 300 + ".wav", ".", "/", "..", "")))
+    touch(tmp_path / "a.wav")
+    assert [entry.file for entry in layouts.own(table) if entry.path] == ["a.wav"]
+    assert len(layouts.own(table)) == 6

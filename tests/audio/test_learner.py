@@ -17,7 +17,15 @@ from retable.platform.storage import Storage
 from retable.platform.task import Source
 from retable.tasks.audio.config import PAPER, Cnn14, Config, MeanMel, Passt
 from retable.tasks.audio.data import Batch
-from retable.tasks.audio.learner import RetrievalLearner, cost, group, learning_rate, spread, validate
+from retable.tasks.audio.learner import (
+    RetrievalLearner,
+    cost,
+    embed_validation,
+    group,
+    learning_rate,
+    spread,
+    validate,
+)
 from tests.audio.test_model import CAPTIONS, MEAN, SMALL, of
 
 WAIT = 120
@@ -155,6 +163,29 @@ def test_validation_scores_equal_loops():
         both = np.log(np.diag(score) / score.sum(0)) + np.log(np.diag(score) / score.sum(1))
         losses.append(-both.mean() / 2)
     assert found["validation_loss"] == pytest.approx(np.mean(losses), rel=1e-5)
+
+
+def test_more_workers_than_validation_captions():
+    """Those that have no recording or caption of their own embed none."""
+    learner, data = taught(), Sounds()
+    captions, items = [caption for caption, _ in data.queries("validation")], torch.arange(8)
+    whole = embed_validation(learner, data, captions, items)
+    shares = []
+    for rank in range(20):
+        learner.run = SimpleNamespace(rank=rank, world=20, device="cpu", mean=lambda tensor: tensor / 20)
+        shares.append(embed_validation(learner, data, captions, items))
+    for one, parts in zip(whole, zip(*shares, strict=True), strict=True):
+        torch.testing.assert_close(torch.stack(parts).sum(0), one, rtol=0, atol=1e-5)
+    assert not shares[16][1].any() and not shares[16][0].any()
+
+
+def test_patience_without_validation_captions_is_refused():
+    data = Sounds()
+    data.queries = lambda split: []
+    config = of(**PLAIN, patience=2, data="mine")
+    with pytest.raises(UserError, match=r"^patience: mine has no validation captions; set patience=0"):
+        RetrievalLearner([config], data, Run())
+    assert validate(RetrievalLearner([of(**PLAIN)], data, Run()), data) == [{}]
 
 
 def test_a_diverged_model_is_worse_than_any():

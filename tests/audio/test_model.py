@@ -8,7 +8,7 @@ from safetensors.torch import save
 from retable.platform.config import override
 from retable.platform.errors import UserError
 from retable.tasks.audio.config import Config
-from retable.tasks.audio.model import build, load, load_weights
+from retable.tasks.audio.model import ON_MELS, build, load, load_weights
 
 CAPTIONS = ["a dog barks", "rain falls on a tin roof", "birds sing while a car passes", "a door creaks"]
 SMALL = {
@@ -82,6 +82,21 @@ def test_a_child_takes_the_tokenizer_of_its_parent():
     load_weights(child, parent.state_dict())
     assert not torch.equal(before, child.text.tokenize(["birds sing"])["ids"])
     assert torch.equal(child.embed_text(CAPTIONS), parent.embed_text(CAPTIONS))
+
+
+def test_a_cnn14_remembers_that_it_was_trained_on_mels():
+    config = of({**MEAN, "audio": "cnn14", "audio.filters": 1, "segment": 1.0})
+    model, (audio, lengths) = build(config, CAPTIONS, None), sounds(samples=32_000)
+    model.embed_audio(torch.zeros(2, 100, 128), torch.tensor([100, 90]), "mel")
+    weights = read(save(model.state_dict()))
+    again = load(config, weights)
+    with torch.no_grad():
+        model.eval()
+        assert torch.equal(again.embed_audio(audio, lengths, "waveform"), model.embed_audio(audio, lengths, "waveform"))
+    assert again.audio.on_mels and weights.pop(ON_MELS)
+    assert not load(config, weights).audio.on_mels  # from before it was remembered
+    load_weights(again, weights)
+    assert not again.audio.on_mels
 
 
 def test_weights_of_another_model_are_refused_by_name():
