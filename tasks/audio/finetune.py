@@ -29,8 +29,8 @@ def settings(start: str, info: Mapping[str, Any], storage: Storage, changes: Map
     """Return the config that trains on a data set of one's own.
 
     From a trained model: the paper's fine-tuning, 5 epochs at 0.4 times the learning rate, without what hides parts of
-    the spectrogram; from none: the defaults. Batches are no larger than the set, captions are replaced only where there are
-    rewritten ones, and where there is a validation set, the weights of the epoch that is best on it are kept.
+    the spectrogram; from none: the defaults. Batches are no larger than the set, captions are replaced only where there
+    are rewritten ones, and where there is a validation set, the weights of the epoch that is best on it are kept.
 
     Args:
         start: a run's fingerprint, a file of `retable audio export`, or "none".

@@ -14,7 +14,7 @@ from retable.platform.task import find
 from retable.tasks.audio import embedder, finetune
 from retable.tasks.audio.config import Config, MeanMel, Untrained
 
-INFO = {"name": "mine", "captions": {"training": 40, "validation": 5, "test": 5}}
+INFO = {"name": "mine", "captions": {"training": 40, "validation": 5, "test": 5}, "rewrites": ""}
 BEFORE = Config(
     data="dcase2023", audio=MeanMel(), text=Untrained(), learning_rate=1e-3, epochs=15, batch=64, chunk=48, steps=7,
     frequency_mask=48, time_mask=192, shift_bands=True, leaks="include", init=Parent(overrides=(("seed", 4),)),
@@ -72,7 +72,14 @@ def test_from_none(storage):
 
 
 def test_without_validation_all_epochs_count(storage):
-    assert finetune.settings("none", {"name": "mine", "captions": {"training": 3}}, storage, {}).patience == 0
+    info = {"name": "mine", "captions": {"training": 3}, "rewrites": ""}
+    assert finetune.settings("none", info, storage, {}).patience == 0
+
+
+def test_captions_are_replaced_as_before_only_where_there_are_rewritten_ones(storage, monkeypatch):
+    monkeypatch.setattr(finetune, "_continued", lambda start, storage: replace(BEFORE, augmentation=0.3))
+    for rewrites, wanted in (("", 0.0), ("rules (keywords)", 0.3)):
+        assert finetune.settings("a", {**INFO, "rewrites": rewrites}, storage, {}).augmentation == wanted
 
 
 def test_no_captions(storage):
