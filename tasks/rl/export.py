@@ -113,8 +113,8 @@ def _check_about(about: Any) -> None:
         value = about.get(key) if isinstance(about, dict) else None
         if type(value) is not kind or (isinstance(value, float) and not math.isfinite(value)):
             raise ValueError(f"its header has no valid entry '{key}'")
-    if about["policy"] not in POLICIES or about["max_action"] <= 0 or not about["behaviour_return"]:
-        raise ValueError("its header has a wrong policy, bound of actions or behaviour's return")
+    if about["policy"] not in POLICIES or about["max_action"] <= 0:
+        raise ValueError("its header has a wrong policy or bound of actions")
 
 
 def _chain(weights: Mapping[str, Tensor], prefix: str) -> Sequence[int]:

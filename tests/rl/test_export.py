@@ -39,6 +39,12 @@ def test_a_file_of_all_weights_holds_every_bit_and_plays_both_policies():
     assert own == "bcq" and all(torch.equal(weights[name], value) for name, value in WEIGHTS.items())
 
 
+@pytest.mark.parametrize("value", [0.0, -5.0])
+def test_a_behaviour_that_earned_nothing_comes_back(value):
+    info = {**INFO, "behaviour_return": value}
+    assert read_policy(write_policy(CONFIG, info, WEIGHTS, "bc", "float32"), "x")[1] == info
+
+
 def test_a_run_of_the_vae_alone_has_no_bcq_policy():
     config = toys.config(algorithm=Bc())
     with pytest.raises(UserError, match="algorithm=bcq"):

@@ -101,3 +101,8 @@ def test_the_sweep_covers_the_sparsities_of_the_paper():
     points = fixed_points(find_space("rl"), 1)
     assert {point["prune.sparsity"] for point in points} == {0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95}
     assert len(points) == 20
+
+
+def test_the_sweep_optimises_what_every_data_set_has():
+    """A share of the behaviour's return has no sign, or is not there, where that return is not above 0."""
+    assert find_space("rl").METRIC == "return"

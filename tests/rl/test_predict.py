@@ -1,0 +1,18 @@
+"""How runs are read: scores of made-up returns, and what reports say of data."""
+
+import numpy as np
+import pytest
+
+from retable.platform.storage import Storage
+from retable.platform.task import Source
+from retable.tasks.rl.config import Config, View
+from retable.tasks.rl.predict import evaluate
+
+
+@pytest.mark.parametrize(("behaviour", "share"), [(20.0, 0.75), (0.0, None), (-20.0, None)])
+def test_only_a_behaviour_that_earns_something_has_a_share(behaviour, share):
+    played = {"returns": np.array([10.0, 20.0]), "lengths": np.array([5, 7])}
+    source = Source(Storage.open("."), {"behaviour_return": behaviour})
+    found = evaluate(Config(environment="Ant"), View(), {"all": played}, source)
+    assert found.get("behaviour_share") == share
+    assert (found["return"], found["return_std"], found["length"]) == (15, 5, 6)
