@@ -171,11 +171,16 @@ def play(
 
     changes: dict[str, object] = {"episodes": episodes, "epoch": epoch}
     if run.endswith(SUFFIX):
+        if epoch:
+            raise UserError(f"{run}: a file holds one epoch's weights; leave out --epoch {epoch}")
         task = find("rl")
         config, weights, source, own = _policy_file(Path(run).expanduser(), env)
         view: Any = override(task.view(), {**changes, "policy": policy or own})
-        console.print(f"{run}: a policy for {config.environment}-{config.simulator}")
-        scores = score_weights(task, config, view, weights, source)
+        console.print(f"{run}: a policy for {config.environment}-{config.simulator}", markup=False)
+        try:
+            scores = score_weights(task, config, view, weights, source)
+        except UserError as error:
+            raise UserError(f"{run}: {error}") from error
     else:
         loaded = api.load(run, storage)
         source = Source.of(loaded.folder.storage, loaded.task.dataset.where(loaded.config))

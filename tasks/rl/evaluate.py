@@ -75,12 +75,13 @@ def scale(actions: Array, space: gymnasium.spaces.Space[Any]) -> Array:
     bounds are -1 and 1, this only clips.
 
     Raises:
-        ValueError: where an action is not finite, as after a training that diverged.
+        UserError: where an action is not finite, as after a training that diverged.
 
     """
     assert isinstance(space, gymnasium.spaces.Box)
     if not np.isfinite(actions).all():
-        raise ValueError("the policy's actions are not finite; its training has diverged")
+        what = "the policy's actions are not finite; its training has diverged"
+        raise UserError(f"{what}: take an earlier epoch, or train with a smaller learning_rate")
     centre, half = (space.high + space.low) / 2, (space.high - space.low) / 2
     stretched: Array = (centre + half * np.clip(actions, -1, 1)).astype(space.dtype)
     return stretched
@@ -103,8 +104,8 @@ def rollout(act: Callable[[Array], Array], environment_id: str, episodes: int, s
         `returns` (episodes,) float64 and `lengths` (episodes,) int64, in steps.
 
     Raises:
-        UserError: where the environment is unknown or not of this kind; see `make`.
-        ValueError: where the policy's actions are not finite.
+        UserError: where the environment is unknown or not of this kind (see `make`), or the policy's actions are not
+            finite.
 
     Source: the evaluation of Fujimoto et al. 2019 (10 episodes, no discount), with its episodes side by side.
 
