@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import struct
 import zlib
 from collections.abc import Iterator, Mapping
@@ -46,6 +47,8 @@ LARGEST = 1 << 24
 """Numbers in one file, at most: a header of a few bytes could claim as many zeros as it likes."""
 LONGEST = 1 << 18
 """Bytes of a header, at most."""
+NAME = re.compile(r"[\w.-]+", re.ASCII)
+"""A name in a file: errors print it, and it could hold lines or a terminal's commands."""
 ESCAPE = 255
 TYPES = {"float32": ("<u4", "<f4"), "float16": ("<u2", "<f2"), "int8": ("u1", "i1")}
 """Precision -> the type of the bits and of the number."""
@@ -240,11 +243,12 @@ def _header(data: bytes) -> tuple[dict[str, Any], int]:
 def _checked(entry: Any, precision: Precision) -> tuple[int, int]:
     """Return how many numbers a tensor's entry in the header claims, and how many bytes of streams."""
     match entry:
-        case [str(), [*shape], int(kept), int(gaps), float(scale), [*lengths]] if len(shape) in (1, 2):
+        case [str(name), [*shape], int(kept), int(gaps), float(scale), [*lengths]] if len(shape) in (1, 2):
             size = math.prod(shape) if all(type(n) is int and 0 <= n <= LARGEST for n in shape) else LARGEST + 1
             streams = 1 + np.dtype(TYPES[form(precision, len(shape))][0]).itemsize
             if (
-                size <= LARGEST
+                NAME.fullmatch(name)
+                and size <= LARGEST
                 and 0 <= kept <= size
                 and kept <= gaps <= kept + size // ESCAPE
                 and 0 < scale < math.inf

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from retable.platform.errors import UserError
-from retable.tasks.rl.compact import Precision, deployable, pack, read_about, unpack
+from retable.tasks.rl.compact import NAME, Precision, deployable, pack, read_about, unpack
 from retable.tasks.rl.config import Bc, Bcq, Config
 from retable.tasks.rl.evaluate import make
 from retable.tasks.rl.inference import ACTING
@@ -113,6 +113,8 @@ def _check_about(about: Any) -> None:
         value = about.get(key) if isinstance(about, dict) else None
         if type(value) is not kind or (isinstance(value, float) and not math.isfinite(value)):
             raise ValueError(f"its header has no valid entry '{key}'")
+        if isinstance(value, str) and not NAME.fullmatch(value):
+            raise ValueError(f"its header's entry '{key}' is no name")
     if about["policy"] not in POLICIES or about["max_action"] <= 0:
         raise ValueError("its header has a wrong policy or bound of actions")
 

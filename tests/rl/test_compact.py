@@ -267,6 +267,8 @@ HOSTILE = {
     "impossible tensor: three dimensions": forged(["w", [1, 1, 1], 0, 0, 1.0, [0] * 5]),
     "impossible tensor: more kept than there are": forged(["w", [2], 3, 3, 1.0, [3] * 5], b"\0" * 15),
     "impossible tensor: truth for a number": forged(["w", [True], 0, 0, 1.0, [0] * 5]),
+    "impossible tensor: a name that clears the screen": forged(["\x1b[2J", [2], 0, 0, 1.0, [0] * 5]),
+    "impossible tensor: a name of two lines": forged(["w\nx", [2], 0, 0, 1.0, [0] * 5]),
     "impossible tensor: too few streams": forged(["w", [2], 0, 0, 1.0, [0]]),
     "impossible tensor: a scale that is none": forged(["w", [2], 0, 0, float("nan"), [0] * 5]),
     "impossible tensor: no list": forged("w"),

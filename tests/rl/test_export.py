@@ -54,6 +54,9 @@ def test_a_run_of_the_vae_alone_has_no_bcq_policy():
 GOOD = write_policy(CONFIG, INFO, WEIGHTS, "bcq", "float32")
 ABOUT = read_about(GOOD, "x")
 BROKEN = {
+    "entry 'environment' is no name": ({**ABOUT, "environment": "Hopper\x1b[2J"}, {}),
+    "entry 'simulator' is no name": ({**ABOUT, "simulator": "v5\nall is well"}, {}),
+    "impossible tensor": (ABOUT, {"\x1b[2J\nall is well": torch.zeros(2)}),
     "'environment'": ({**ABOUT, "environment": 3}, {}),
     "'max_action'": ({**ABOUT, "max_action": 1e999}, {}),
     "'perturbation'": ({key: value for key, value in ABOUT.items() if key != "perturbation"}, {}),
@@ -71,8 +74,9 @@ BROKEN = {
 def test_what_is_no_policy_is_refused_in_one_line(reason):
     about, changes = BROKEN[reason]
     weights = {n: v for n, v in (deployable(WEIGHTS, "bcq") | changes).items() if v is not None}
-    with pytest.raises(UserError, match=f"^evil: .*{reason}.*retable rl export`$"):
+    with pytest.raises(UserError, match=f"^evil: .*{reason}.*retable rl export`$") as caught:
         read_policy(pack(weights, about=about), "evil")
+    assert str(caught.value).isprintable()
 
 
 def test_wide_layers_that_do_not_fit_are_refused_before_they_are_built():
