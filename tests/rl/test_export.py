@@ -9,7 +9,8 @@ from retable.platform.storage import Storage
 from retable.platform.task import Source
 from retable.tasks.rl.compact import deployable, pack, read_about, unpack
 from retable.tasks.rl.config import Bc, View
-from retable.tasks.rl.export import check_sizes, read_policy, write_policy
+from retable.tasks.rl.evaluate import check_sizes
+from retable.tasks.rl.export import read_policy, write_policy
 from retable.tasks.rl.model import build, unstack
 from retable.tasks.rl.predict import predict
 from tests.rl import toys
@@ -80,15 +81,15 @@ def test_what_is_no_policy_is_refused_in_one_line(reason):
 
 
 def test_wide_layers_that_do_not_fit_are_refused_before_they_are_built():
-    changes = {"actor.l1.weight": torch.zeros(1 << 20, 5), "actor.l1.bias": torch.zeros(1 << 20)}
+    changes = {"actor.l1.weight": torch.zeros(1 << 19, 5), "actor.l1.bias": torch.zeros(1 << 19)}
     with pytest.raises(UserError, match=r"layer actor\.l2 does not fit"):
         read_policy(pack(deployable(WEIGHTS, "bcq") | changes, about=ABOUT), "evil")
 
 
 def test_an_environment_of_other_sizes_is_refused():
-    check_sizes("InvertedPendulum-v5", 4, 1)
-    with pytest.raises(UserError, match="Hopper-v5 has"):
-        check_sizes("Hopper-v5", 4, 1)
+    check_sizes("InvertedPendulum-v5", 4, 1, "the policy")
+    with pytest.raises(UserError, match=r"Hopper-v5 has \(11, 3\) .* the policy \(4, 1\)"):
+        check_sizes("Hopper-v5", 4, 1, "the policy")
 
 
 def test_a_file_that_is_read_is_the_one_that_was_written():
