@@ -128,7 +128,8 @@ class Config:
     environment: str = "HalfCheetah"
     """A Gymnasium environment with continuous actions, without its version."""
     simulator: str = "v4"
-    """The environment's version in which policies are evaluated: v4 for D4RL data, v5 for our recordings."""
+    """The environment's version in which policies are evaluated: v4 for D4RL data, v5 for our recordings; that of the
+    data, where they say it."""
     data: str = "d4rl-expert-v2"
     """The data set: a folder below `data/rl/<environment>/`. `recorded` is what `retable data make rl` writes."""
     algorithm: Bcq | Bc = field(default_factory=Bcq)

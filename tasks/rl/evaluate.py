@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -66,6 +67,21 @@ def make(environment_id: str, lanes: int) -> VectorEnv[Any, Any, Any]:
         environments.close()
         raise UserError(f"environment {environment_id!r} has {lacks}; choose another, such as 'Hopper-v5'")
     return environments
+
+
+def check_sizes(environment_id: str, states: int, actions: int, what: str) -> None:
+    """Refuse an environment whose observations and actions are of other sizes than those of `what`.
+
+    Raises:
+        UserError: then, and where the environment is unknown or cannot be built.
+
+    """
+    environments = make(environment_id, 1)
+    spaces = environments.single_observation_space, environments.single_action_space
+    environments.close()
+    sizes = tuple(math.prod(space.shape or ()) for space in spaces)
+    if sizes != (states, actions):
+        raise UserError(f"{environment_id} has {sizes} observations and actions, {what} {(states, actions)}")
 
 
 def scale(actions: Array, space: gymnasium.spaces.Space[Any]) -> Array:

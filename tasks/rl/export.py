@@ -12,7 +12,6 @@ from torch import Tensor
 from retable.platform.errors import UserError
 from retable.tasks.rl.compact import NAME, Precision, deployable, pack, read_about, unpack
 from retable.tasks.rl.config import Bc, Bcq, Config
-from retable.tasks.rl.evaluate import make
 from retable.tasks.rl.inference import ACTING
 from retable.tasks.rl.model import build, unstack
 
@@ -92,20 +91,6 @@ def read_policy(data: bytes, name: str) -> tuple[Config, dict[str, Any], dict[st
     info = {"states": states, "actions": actions, **{key: about[key] for key in ("max_action", "behaviour_return")}}
     absent = {key: torch.zeros_like(value) for key, value in whole.items()}
     return config, info, absent | weights, "bc" if not bcq else "bcq"
-
-
-def check_sizes(environment_id: str, states: int, actions: int) -> None:
-    """Refuse an environment whose observations and actions are not those of a policy.
-
-    Raises:
-        UserError: then, and where the environment is unknown or cannot be built.
-    """
-    environments = make(environment_id, 1)
-    spaces = environments.single_observation_space, environments.single_action_space
-    environments.close()
-    sizes = tuple(math.prod(space.shape or ()) for space in spaces)
-    if sizes != (states, actions):
-        raise UserError(f"{environment_id} has {sizes} observations and actions, the policy {(states, actions)}")
 
 
 def _check_about(about: Any) -> None:
