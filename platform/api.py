@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from retable.platform.plan import Plan, compile_configs, compile_plan
 from retable.platform.runs import RunFolder
 from retable.platform.stages import Scorer, measure_all, predict_and_score
 from retable.platform.storage import Storage
-from retable.platform.table import Figure, Table, resolve
+from retable.platform.table import Figure, Table, changed, resolve
 from retable.platform.task import Task, find, find_table, names, scaled
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def plan(*tables: str, scale: str = "smoke", set: Mapping[str, object] | None = 
         task, table = find_table(name)
         table = scaled(task, table, scale)
         override(task.config(), set or {})
-        chosen[name] = (task, replace(table, overrides={**table.overrides, **(set or {})}))
+        chosen[name] = (task, changed(table, set or {}))
     return compile_plan(chosen, Storage.open(storage))
 
 

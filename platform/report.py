@@ -10,7 +10,7 @@ import csv
 import io
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from retable.platform.plan import compile_plan
 from retable.platform.results import Cell, cell, gather
 from retable.platform.runs import RunFolder, sha256
 from retable.platform.storage import Storage
-from retable.platform.table import Claim, Figure, Results, Table, Verdict
+from retable.platform.table import Claim, Figure, Results, Table, Verdict, changed
 from retable.platform.task import Task, find_table, scaled
 
 
@@ -83,8 +83,7 @@ def sections(storage: Storage) -> list[Section]:
     for file in storage.list("tables"):
         request = storage.read_json(f"tables/{file}")
         task, table = find_table(request["table"])
-        table = scaled(task, table, request["scale"])
-        table = replace(table, overrides={**table.overrides, **request["set"]})
+        table = changed(scaled(task, table, request["scale"]), request["set"])
         found.append(section(storage, request["table"], request["scale"], request["set"], task, table))
     return found
 

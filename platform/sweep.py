@@ -158,7 +158,8 @@ def run_sweep(
     storage.check_writable()
     prepare_data(compile_configs(task, configs, storage))
     digests = sorted({str(data_digest(storage, task.dataset.where(config))) for config in configs})
-    key = sha256(json.dumps([task.version, digests, flatten(base), flatten(view)], sort_keys=True).encode())[:8]
+    known = [task.version, space.METRIC, digests, flatten(base), flatten(view)]
+    key = sha256(json.dumps(known, sort_keys=True).encode())[:8]
     journal = Journal.open(storage, f"sweeps/{name}-{key}.json", space.METRIC)
     if space.SEARCH == "optuna":
         points = [point.overrides for point in journal.points.values() if not point.ended]

@@ -7,7 +7,7 @@ import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 import numpy as np
 
@@ -143,6 +143,9 @@ class Figure:
     note: str = ""
 
 
+T = TypeVar("T", Table, Figure)
+
+
 @dataclass(frozen=True)
 class Need:
     """One replicate of one row: a config and perhaps a view of it."""
@@ -195,6 +198,26 @@ class Results:
         """Return the values that an axis takes among the results, in order of appearance."""
         seen = [r.need.axes[name] for rs in self.replicates.values() for r in rs if name in r.need.axes]
         return list(dict.fromkeys(seen))
+
+
+def changed(table: T, changes: Mapping[str, object]) -> T:
+    """Return a table with the user's changes (`--set`): to every row, and one to a replicate axis in the axis's place.
+
+    A row that itself sets a changed axis to another value is named after that value, and left out; but for the seed,
+    which names no row.
+    """
+    axes = {axis: changes[axis] for axis in table.over if axis in changes}
+    names = {axis: value for axis, value in axes.items() if axis != "seed"}
+    rows = []
+    for row in table.rows:
+        own = {} if isinstance(row, Combined) else row.overrides or {}
+        if any(own.get(axis, value) != value for axis, value in names.items()):
+            row = dataclasses.replace(row, present=False)
+        elif not isinstance(row, Combined) and axes.keys() & own.keys():
+            row = dataclasses.replace(row, overrides={path: axes.get(path, value) for path, value in own.items()})
+        rows.append(row)
+    over = {axis: (axes[axis],) if axis in axes else values for axis, values in table.over.items()}
+    return dataclasses.replace(table, rows=rows, over=over, overrides={**table.overrides, **changes})
 
 
 def expand(table: Table | Figure, row: Row | Measurement, default: Any, default_view: Any) -> list[Need]:

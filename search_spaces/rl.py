@@ -7,7 +7,7 @@ SPACE = {
     "prune": tune.grid_search(["snip", "grasp"]),
     "prune.sparsity": tune.grid_search([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95]),
 }
-METRIC, MODE = "behaviour_share", "max"
+METRIC, MODE = "return", "max"
 VIEW = {"policy": "bcq", "samples": 10, "episodes": 2}
 SEARCH = "grid"
 SAMPLES = 1

@@ -108,11 +108,13 @@ def import_(
     Example: `retable data import rl ~/.minari/datasets/mujoco/hopper/expert-v0`
     """
     from retable.platform.api import set_line
+    from retable.tasks.rl.data import PLAYED_IN
     from retable.tasks.rl.minari import import_minari
 
     info = import_minari(source.expanduser(), Storage.open(storage), environment_name(env) if env else None, name)
     console.print(f"{info['environment']}/{info['name']}: {info['transitions']:,} transitions")
-    changes = {"environment": info["environment"], "data": info["name"], "simulator": info["simulator"]}
+    simulator = PLAYED_IN.get(info["simulator"], info["simulator"])
+    changes = {"environment": info["environment"], "data": info["name"], "simulator": simulator}
     known = {key: value for key, value in changes.items() if value != "unknown"}
     console.print(f"train on it: retable train rl {set_line(known)}", markup=False)
 
@@ -171,11 +173,16 @@ def play(
 
     changes: dict[str, object] = {"episodes": episodes, "epoch": epoch}
     if run.endswith(SUFFIX):
+        if epoch:
+            raise UserError(f"{run}: a file holds one epoch's weights; leave out --epoch {epoch}")
         task = find("rl")
         config, weights, source, own = _policy_file(Path(run).expanduser(), env)
         view: Any = override(task.view(), {**changes, "policy": policy or own})
-        console.print(f"{run}: a policy for {config.environment}-{config.simulator}")
-        scores = score_weights(task, config, view, weights, source)
+        console.print(f"{run}: a policy for {config.environment}-{config.simulator}", markup=False)
+        try:
+            scores = score_weights(task, config, view, weights, source)
+        except UserError as error:
+            raise UserError(f"{run}: {error}") from error
     else:
         loaded = api.load(run, storage)
         source = Source.of(loaded.folder.storage, loaded.task.dataset.where(loaded.config))
@@ -188,12 +195,13 @@ def play(
 def _policy_file(file: Path, env: str | None) -> tuple[Any, Mapping[str, Tensor], Source, str]:
     """Read a policy's file: what `predict` asks for, and the policy it was written for."""
     from retable.platform.task import Source
-    from retable.tasks.rl.export import check_sizes, read_policy
+    from retable.tasks.rl.evaluate import check_sizes
+    from retable.tasks.rl.export import read_policy
 
     if not file.is_file():
         raise UserError(f"{file}: no such file; `retable rl export` writes one")
     config, info, weights, policy = read_policy(file.read_bytes(), str(file))
     if env is not None and environment_name(env) != config.environment:
         raise UserError(f"{file}: a policy for {config.environment}, not for {environment_name(env)}; leave out --env")
-    check_sizes(f"{config.environment}-{config.simulator}", info["states"], info["actions"])
+    check_sizes(f"{config.environment}-{config.simulator}", info["states"], info["actions"], "the policy")
     return config, weights, Source(Storage.open(file.absolute().parent), info), policy

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import struct
 import zlib
 from collections.abc import Iterator, Mapping
@@ -42,10 +43,13 @@ Array = npt.NDArray[Any]
 
 MAGIC, VERSION = b"RTSN", 1
 START = struct.Struct("<4sB3xII")
-LARGEST = 1 << 24
-"""Numbers in one file, at most: a header of a few bytes could claim as many zeros as it likes."""
+LARGEST = 1 << 22
+"""Numbers in one file, at most: a header of a few bytes could claim as many zeros as it likes. The paper's networks
+have 1.6 million in all. Positions, and the sums that give them, fit 32 bits."""
 LONGEST = 1 << 18
 """Bytes of a header, at most."""
+NAME = re.compile(r"[\w.-]+", re.ASCII)
+"""A name in a file: errors print it, and it could hold lines or a terminal's commands."""
 ESCAPE = 255
 TYPES = {"float32": ("<u4", "<f4"), "float16": ("<u2", "<f2"), "int8": ("u1", "i1")}
 """Precision -> the type of the bits and of the number."""
@@ -112,7 +116,8 @@ def assemble(parts: Mapping[str, Encoded], precision: Precision, about: Mapping[
 def unpack(data: bytes, name: str) -> dict[str, Tensor]:
     """Return the tensors of a file as float32, dense; `name` is what errors call it.
 
-    Files of strangers are safe to read: nothing is run, and no more is allocated than `LARGEST` numbers take.
+    Files of strangers are safe to read: nothing is run, and beside the file itself no more is allocated than five times
+    what `LARGEST` numbers take, so 80 MiB.
 
     Raises:
         UserError: where the file is of another kind or version, cut short, changed, or contradicts itself.
@@ -161,22 +166,38 @@ def _rounded(numbers: Array, precision: Precision, name: str) -> tuple[Array, fl
 
 
 def _decode(part: Encoded, precision: Precision) -> Tensor:
+    """Return a tensor; whatever is as long as it is 32 bits wide at most, and changed in place."""
     size, width = math.prod(part.shape), len(part.streams) - 1
-    gaps = np.frombuffer(_inflated(part.streams[0], part.gaps), np.uint8)
-    entries = np.flatnonzero(gaps != ESCAPE)
-    positions = np.cumsum(gaps, dtype=np.int64)[entries] + np.arange(len(entries))
-    if len(entries) != part.kept or (len(gaps) and (gaps[-1] == ESCAPE or positions[-1] >= size)):
+    positions = _positions(_inflated(part.streams[0], part.gaps), size)
+    if len(positions) != part.kept:
         raise ValueError("its positions contradict its shapes")
     unsigned, number = TYPES[form(precision, len(part.shape))]
-    planes = [np.frombuffer(_inflated(stream, part.kept), np.uint8) for stream in part.streams[1:]]
-    rotated = np.stack(planes, axis=1).view(unsigned)[:, 0]
+    planes = np.empty((part.kept, width), np.uint8)
+    for byte, stream in enumerate(part.streams[1:]):
+        planes[:, byte] = np.frombuffer(_inflated(stream, part.kept), np.uint8)
+    values = planes.view(unsigned)[:, 0]
+    signs = values << (8 * width - 1)
+    values >>= 1
+    values |= signs
     bits = np.zeros(size, unsigned)
-    bits[positions] = (rotated >> 1) | (rotated << (8 * width - 1))
+    bits[positions] = values
     numbers = bits.view(number).reshape(part.shape)
-    if number != "<f4":  # a float32 stays as it is: arithmetic would change the bits of a NaN
-        with np.errstate(over="ignore", invalid="ignore"):
-            numbers = (numbers * np.float64(part.scale)).astype(np.float32)
-    return torch.from_numpy(numbers)
+    if number == "<f4":  # it stays as it is: arithmetic would change the bits of a NaN
+        return torch.from_numpy(numbers)
+    scaled = np.empty(part.shape, np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        np.multiply(numbers, part.scale, out=scaled, dtype=np.float64, casting="unsafe")
+    return torch.from_numpy(scaled)
+
+
+def _positions(stream: bytes, size: int) -> Array:
+    """Return where the entries are that a stream of gaps keeps."""
+    gaps = np.frombuffer(stream, np.uint8)
+    positions: Array = np.cumsum(gaps, dtype=np.int32)[gaps != ESCAPE]
+    positions += np.arange(len(positions), dtype=np.int32)
+    if len(gaps) and (gaps[-1] == ESCAPE or positions[-1] >= size):
+        raise ValueError("its positions contradict its shapes")
+    return positions
 
 
 def _deflated(raw: bytes) -> bytes:
@@ -217,7 +238,7 @@ def _header(data: bytes) -> tuple[dict[str, Any], int]:
     _, version, length, checksum = START.unpack_from(data)
     if version != VERSION:
         raise ValueError(f"version {version} of the format; this program reads version {VERSION}")
-    if zlib.crc32(data[START.size :]) != checksum:
+    if zlib.crc32(memoryview(data)[START.size :]) != checksum:
         raise ValueError("the file is cut short or changed (its checksum differs)")
     start = START.size + length
     if length > LONGEST or start > len(data):
@@ -240,11 +261,12 @@ def _header(data: bytes) -> tuple[dict[str, Any], int]:
 def _checked(entry: Any, precision: Precision) -> tuple[int, int]:
     """Return how many numbers a tensor's entry in the header claims, and how many bytes of streams."""
     match entry:
-        case [str(), [*shape], int(kept), int(gaps), float(scale), [*lengths]] if len(shape) in (1, 2):
+        case [str(name), [*shape], int(kept), int(gaps), float(scale), [*lengths]] if len(shape) in (1, 2):
             size = math.prod(shape) if all(type(n) is int and 0 <= n <= LARGEST for n in shape) else LARGEST + 1
             streams = 1 + np.dtype(TYPES[form(precision, len(shape))][0]).itemsize
             if (
-                size <= LARGEST
+                NAME.fullmatch(name)
+                and size <= LARGEST
                 and 0 <= kept <= size
                 and kept <= gaps <= kept + size // ESCAPE
                 and 0 < scale < math.inf

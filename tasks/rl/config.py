@@ -16,6 +16,13 @@ def check_sparsity(sparsity: float) -> None:
         raise ValueError(f"sparsity {sparsity} is outside [0, 1)")
 
 
+def check_least(least: int, **values: float) -> None:
+    """Refuse values below `least`, each by its name."""
+    for name, value in values.items():
+        if value < least:
+            raise ValueError(f"{name} {value} is below {least}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Dense:
     """No pruning."""
@@ -30,6 +37,7 @@ class Snip:
 
     def __post_init__(self) -> None:
         check_sparsity(self.sparsity)
+        check_least(1, batch=self.batch)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +49,7 @@ class Grasp:
 
     def __post_init__(self) -> None:
         check_sparsity(self.sparsity)
+        check_least(2, batch=self.batch)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +108,13 @@ class Bcq:
     target_precision: Literal["float32", "bfloat16"] = "float32"
     """Arithmetic of the target pass, which takes no gradients and two thirds of the time."""
 
+    def __post_init__(self) -> None:
+        for name in ("discount", "target_rate", "minimum_weight"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} {getattr(self, name)} is outside [0, 1]")
+        check_least(0, perturbation=self.perturbation)
+        check_least(1, target_samples=self.target_samples)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Bc:
@@ -112,7 +128,8 @@ class Config:
     environment: str = "HalfCheetah"
     """A Gymnasium environment with continuous actions, without its version."""
     simulator: str = "v4"
-    """The environment's version in which policies are evaluated: v4 for D4RL data, v5 for our recordings."""
+    """The environment's version in which policies are evaluated: v4 for D4RL data, v5 for our recordings; that of the
+    data, where they say it."""
     data: str = "d4rl-expert-v2"
     """The data set: a folder below `data/rl/<environment>/`. `recorded` is what `retable data make rl` writes."""
     algorithm: Bcq | Bc = field(default_factory=Bcq)
@@ -135,9 +152,11 @@ class Config:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("batch", "epochs", "updates"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} {getattr(self, name)} is below 1")
+        check_least(1, batch=self.batch, epochs=self.epochs, updates=self.updates)
+        check_least(1, actor=min(self.actor), critic=min(self.critic), vae=min(self.vae))
+        check_least(0, seed=self.seed)
+        if self.learning_rate <= 0:
+            raise ValueError(f"learning_rate {self.learning_rate} is not above 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,3 +173,7 @@ class View:
     """Seed of the first episode; the others follow by ones. The reference evaluates at seed + 100."""
     precision: Literal["float32", "float16", "int8"] = "float32"
     """The weights act as they come out of a compact file of this precision (`retable rl export`); float32 is exact."""
+
+    def __post_init__(self) -> None:
+        check_least(0, epoch=self.epoch, seed=self.seed)
+        check_least(1, episodes=self.episodes, samples=self.samples)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +25,9 @@ COLUMNS = ("observation", "action", "reward", "next_observation", "terminal", "t
 """The internal form's columns."""
 TOLERANCE = 1e-3
 """How far an action may lie outside [-1, 1]: float32 policies with a tanh can miss by a rounding error."""
+SMALL, SHRINKS = 1 << 26, 2000
+"""Bytes that an array may claim whatever is stored of it, and how many times smaller a larger one may be stored: HDF5
+gives 0 for what was never written, and zlib makes a thousandth of zeros."""
 
 
 @contextmanager
@@ -39,6 +43,8 @@ def opened(path: Path) -> Iterator[h5py.File]:
     try:
         with h5py.File(path, "r") as file:
             yield file
+    except MemoryError as error:
+        raise UserError(f"{path}: takes more memory than there is; give a smaller file") from error
     except (OSError, RuntimeError, KeyError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{path}: not a readable HDF5 file ({reason}); download or write it again") from error
@@ -63,7 +69,7 @@ def numbers(path: Path, group: h5py.Group, key: str, axes: int, remedy: str) -> 
     """Return an array of a foreign file: numbers as float32, flags as they are; (N, 1) as (N,) where `axes` is 1.
 
     Raises:
-        UserError: where it is missing, not an array of numbers, or kept in another file.
+        UserError: where it is missing, not an array of numbers, kept in another file, or nearly all of it is not there.
 
     """
     dataset = child(path, group, key, remedy)
@@ -72,6 +78,9 @@ def numbers(path: Path, group: h5py.Group, key: str, axes: int, remedy: str) -> 
         raise UserError(f"{path}: key '{name}' is no array of numbers; {remedy}")
     if dataset.is_virtual or dataset.external:
         raise UserError(f"{path}: key '{name}' keeps its data in another file; write the data itself into the file")
+    size, stored = math.prod(dataset.shape or ()) * dataset.dtype.itemsize, dataset.id.get_storage_size()
+    if size > max(SMALL, SHRINKS * stored):
+        raise UserError(f"{path}: key '{name}' claims {size:,} bytes and holds {stored:,}; download or write it again")
     array: Array = np.asarray(dataset[()])
     if axes == 1 and array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]

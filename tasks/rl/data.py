@@ -23,6 +23,7 @@ from retable.platform.storage import Storage
 from retable.platform.task import Source, data_folder
 from retable.tasks.rl.config import Config
 from retable.tasks.rl.d4rl import COLUMNS, TOLERANCE, defects, identify, impostor, load, read_d4rl, sha256
+from retable.tasks.rl.evaluate import check_sizes
 from retable.tasks.rl.metrics import normalised_score
 
 if TYPE_CHECKING:
@@ -55,6 +56,8 @@ PART = 131_072
 """Rows of one Parquet file."""
 BLOCK = 100
 """Steps whose rows are drawn at once: one generator a step would cost more than the rows themselves."""
+PLAYED_IN = {"v2": "v4"}
+"""Version in which data were recorded -> that in which policies are played, where it is another: v4 reproduces v2."""
 BATCHES, PRUNING = 1, 2
 """First words of the seeds of the two streams of random rows."""
 
@@ -287,9 +290,30 @@ def read(storage: Storage) -> ray.data.Dataset:
 
 
 def open_transitions(columns: Mapping[str, Array] | None, source: Source, configs: Sequence[Config]) -> Transitions:
-    """Return the batches of members that train together; a data set of transitions is always in memory."""
+    """Return the batches of members that train together; a data set of transitions is always in memory.
+
+    Raises:
+        UserError: where the members' policies would be played in another simulator than that of the data.
+
+    """
     assert columns is not None
+    check_simulator(source.info, configs[0])
     return Transitions(columns, source.info, configs)
+
+
+def check_simulator(info: Mapping[str, Any], config: Config) -> None:
+    """Refuse a simulator that is not that of the data, before a training is spent on it.
+
+    Raises:
+        UserError: where the versions differ, the sizes do, or the environment is unknown or cannot be built.
+
+    """
+    recorded, here = info["simulator"], f"{config.environment}-{config.simulator}"
+    wanted = PLAYED_IN.get(recorded, recorded)
+    if wanted not in ("unknown", config.simulator):
+        told = f"data {config.data!r} were recorded in {config.environment}-{recorded}, policies are played in {here}"
+        raise UserError(f"{told}; use --set simulator={wanted}, or other data")
+    check_sizes(here, info["states"], info["actions"], f"data {config.data!r}")
 
 
 class Transitions:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -68,6 +69,21 @@ def make(environment_id: str, lanes: int) -> VectorEnv[Any, Any, Any]:
     return environments
 
 
+def check_sizes(environment_id: str, states: int, actions: int, what: str) -> None:
+    """Refuse an environment whose observations and actions are of other sizes than those of `what`.
+
+    Raises:
+        UserError: then, and where the environment is unknown or cannot be built.
+
+    """
+    environments = make(environment_id, 1)
+    spaces = environments.single_observation_space, environments.single_action_space
+    environments.close()
+    sizes = tuple(math.prod(space.shape or ()) for space in spaces)
+    if sizes != (states, actions):
+        raise UserError(f"{environment_id} has {sizes} observations and actions, {what} {(states, actions)}")
+
+
 def scale(actions: Array, space: gymnasium.spaces.Space[Any]) -> Array:
     """Clip actions (lanes, actions) to [-1, 1] and stretch them to the bounds of `space`.
 
@@ -75,12 +91,13 @@ def scale(actions: Array, space: gymnasium.spaces.Space[Any]) -> Array:
     bounds are -1 and 1, this only clips.
 
     Raises:
-        ValueError: where an action is not finite, as after a training that diverged.
+        UserError: where an action is not finite, as after a training that diverged.
 
     """
     assert isinstance(space, gymnasium.spaces.Box)
     if not np.isfinite(actions).all():
-        raise ValueError("the policy's actions are not finite; its training has diverged")
+        what = "the policy's actions are not finite; its training has diverged"
+        raise UserError(f"{what}: take an earlier epoch, or train with a smaller learning_rate")
     centre, half = (space.high + space.low) / 2, (space.high - space.low) / 2
     stretched: Array = (centre + half * np.clip(actions, -1, 1)).astype(space.dtype)
     return stretched
@@ -103,8 +120,8 @@ def rollout(act: Callable[[Array], Array], environment_id: str, episodes: int, s
         `returns` (episodes,) float64 and `lengths` (episodes,) int64, in steps.
 
     Raises:
-        UserError: where the environment is unknown or not of this kind; see `make`.
-        ValueError: where the policy's actions are not finite.
+        UserError: where the environment is unknown or not of this kind (see `make`), or the policy's actions are not
+            finite.
 
     Source: the evaluation of Fujimoto et al. 2019 (10 episodes, no discount), with its episodes side by side.
 

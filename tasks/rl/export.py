@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from retable.platform.errors import UserError
-from retable.tasks.rl.compact import Precision, deployable, pack, read_about, unpack
+from retable.tasks.rl.compact import NAME, Precision, deployable, pack, read_about, unpack
 from retable.tasks.rl.config import Bc, Bcq, Config
-from retable.tasks.rl.evaluate import make
 from retable.tasks.rl.inference import ACTING
 from retable.tasks.rl.model import build, unstack
 
@@ -94,27 +93,15 @@ def read_policy(data: bytes, name: str) -> tuple[Config, dict[str, Any], dict[st
     return config, info, absent | weights, "bc" if not bcq else "bcq"
 
 
-def check_sizes(environment_id: str, states: int, actions: int) -> None:
-    """Refuse an environment whose observations and actions are not those of a policy.
-
-    Raises:
-        UserError: then, and where the environment is unknown or cannot be built.
-    """
-    environments = make(environment_id, 1)
-    spaces = environments.single_observation_space, environments.single_action_space
-    environments.close()
-    sizes = tuple(math.prod(space.shape or ()) for space in spaces)
-    if sizes != (states, actions):
-        raise UserError(f"{environment_id} has {sizes} observations and actions, the policy {(states, actions)}")
-
-
 def _check_about(about: Any) -> None:
     for key, kind in FIELDS.items():
         value = about.get(key) if isinstance(about, dict) else None
         if type(value) is not kind or (isinstance(value, float) and not math.isfinite(value)):
             raise ValueError(f"its header has no valid entry '{key}'")
-    if about["policy"] not in POLICIES or about["max_action"] <= 0 or not about["behaviour_return"]:
-        raise ValueError("its header has a wrong policy, bound of actions or behaviour's return")
+        if isinstance(value, str) and not NAME.fullmatch(value):
+            raise ValueError(f"its header's entry '{key}' is no name")
+    if about["policy"] not in POLICIES or about["max_action"] <= 0:
+        raise ValueError("its header has a wrong policy or bound of actions")
 
 
 def _chain(weights: Mapping[str, Tensor], prefix: str) -> Sequence[int]:

@@ -99,31 +99,32 @@ class Replay:
     """A function of tensors that a GPU replays as one CUDA graph: an update is hundreds of small kernels.
 
     The first calls run it as it is, on a stream of their own, as capturing wants it. It must not wait for the device,
-    inputs keep their shapes, and what else it reads or writes must stay where it is.
+    inputs keep their shapes, and what else it reads or writes must stay where it is. Each call is given it, always the
+    same one: a method that we kept would keep alive its object, which keeps us, and so the object's memory.
     """
 
     WARM_UP = 3
 
-    def __init__(self, function: Callable[[Batch], dict[str, Tensor]]) -> None:
-        self._function, self._calls = function, 0
+    def __init__(self) -> None:
+        self._calls = 0
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._graph = torch.cuda.CUDAGraph()
         self._inputs: dict[str, Tensor] = {}
         self._outputs: dict[str, Tensor] = {}
 
-    def __call__(self, inputs: Batch) -> dict[str, Tensor]:
+    def __call__(self, function: Callable[[Batch], dict[str, Tensor]], inputs: Batch) -> dict[str, Tensor]:
         """Give what the function gives, in tensors of its own."""
         self._calls += 1
         if self._calls <= self.WARM_UP:
             self._stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self._stream):
-                outputs = self._function(inputs)
+                outputs = function(inputs)
             torch.cuda.current_stream().wait_stream(self._stream)
             return outputs
         if not self._inputs:
             self._inputs = {name: value.clone() for name, value in inputs.items()}
             with torch.cuda.graph(self._graph):  # records; the first replay is what runs it
-                self._outputs = self._function(self._inputs)
+                self._outputs = function(self._inputs)
         torch._foreach_copy_([*self._inputs.values()], [*inputs.values()])
         self._graph.replay()
         return {name: value.clone() for name, value in self._outputs.items()}
@@ -161,7 +162,7 @@ class OfflineLearner:
         on_gpu = self._device.type == "cuda"
         if on_gpu:
             data.place(self._device)
-        self._update = Replay(self._train) if on_gpu and run.world == 1 else self._train
+        self._replay = Replay() if on_gpu and run.world == 1 else None
         self._keys = noise_keys([member.seed for member in configs], "train").to(self._device)
         self._number = torch.zeros((), dtype=torch.int64, device=self._device)
         self._size = config.batch // run.world
@@ -193,7 +194,8 @@ class OfflineLearner:
             if batch[name].shape != (wanted := (len(self.configs), self._size, width)):
                 raise ValueError(f"{name} has shape {tuple(batch[name].shape)}, not {wanted}")
         self._number.fill_(self.updates)
-        metrics = self._update({name: batch[name].to(self._device) for name in self._shapes})
+        placed = {name: batch[name].to(self._device) for name in self._shapes}
+        metrics = self._train(placed) if self._replay is None else self._replay(self._train, placed)
         self.updates += 1
         return metrics
 

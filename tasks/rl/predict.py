@@ -103,15 +103,19 @@ def _policy(networks: Networks, weights: Mapping[str, Tensor], policy: Literal["
 def evaluate(
     config: Config, view: View, summaries: Mapping[str, Mapping[str, Array]], source: Source
 ) -> dict[str, float]:
-    """Return mean and spread of the return over episodes, in share of the behaviour's, and as normalised score."""
+    """Return mean and spread of the return over episodes, in share of the behaviour's, and as normalised score.
+
+    A behaviour whose return is not above 0 has no share: it would be the larger, the worse the policy.
+    """
     played, info = summaries["all"], source.info
     returns = played["returns"]
     found = {
         "return": float(returns.mean()),
         "return_std": float(returns.std()),
         "length": float(played["lengths"].mean()),
-        "behaviour_share": float(returns.mean() / info["behaviour_return"]),
     }
+    if info["behaviour_return"] > 0:
+        found["behaviour_share"] = float(returns.mean() / info["behaviour_return"])
     scores = normalised_score(config.environment, returns)
     return found if scores is None else {**found, "score": float(scores.mean())}
 
@@ -134,10 +138,11 @@ def view_cost(config: Config, view: View) -> float:
 
 def describe(info: Mapping[str, Any]) -> str:
     """Say where data are from, for the reports: a number is called D4RL only on D4RL data."""
+    random = info.get("behaviour", {}).get("policy") == "random"
     source = {
         "d4rl": f"D4RL {info['name'].removeprefix('d4rl-')}",
         "minari": f"Minari {info['name'].removeprefix('minari-')}",
-        "recorded": "recorded here by our expert",
+        "recorded": f"recorded here by {'random actions' if random else 'our expert'}",
     }
     score = "" if info["behaviour_score"] is None else f" = {info['behaviour_score']:.1f} normalised"
     return (

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from retable.platform import api
 from retable.platform import plan as planning
 from retable.platform.config import override
 from retable.platform.plan import compile_configs, compile_plan
@@ -50,6 +51,12 @@ def test_the_toys_table_needs_each_training_once(storage):
     assert plan.needs["line/table1"]["as printed"] == []
     kept = {(t.config.seed, t.config.rate): t.keep for t in plan.trainings.values()}
     assert kept == {(s, r): (1, 3) if r == 0.1 else (3,) for s in (0, 1) for r in (0.001, 0.1, 0.01)}
+
+
+def test_a_set_seed_is_the_only_one(storage):
+    plan = api.plan("line/table1", "line/figure1", set={"seed": 7}, storage=str(storage))
+    assert {t.config.seed for t in plan.trainings.values()} == {7}
+    assert {need.axes["seed"] for rows in plan.needs.values() for needs in rows.values() for need in needs} == {7}
 
 
 def test_two_rows_and_two_tables_share_one_training(storage):

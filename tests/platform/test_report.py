@@ -10,7 +10,7 @@ import pytest
 from retable.platform.combine import pieces_of, score
 from retable.platform.loop import train
 from retable.platform.plan import compile_plan
-from retable.platform.report import comma_separated, latex, markdown, remember, section, write_report
+from retable.platform.report import comma_separated, latex, markdown, remember, section, sections, write_report
 from retable.platform.run import Run
 from retable.platform.stages import predict_and_score, predict_one
 from retable.platform.task import Source, find_table, scaled
@@ -35,6 +35,13 @@ def filled(storage):
             assert predict_and_score(task, scoring.config, scoring.view, scoring.folder) is None
     remember(plan, "smoke", {})
     return storage, section(storage, "line/table1", "smoke", {}, task, table)
+
+
+def test_a_report_of_a_set_seed_is_of_that_seed_alone(filled):
+    storage, _ = filled
+    remember(compile_plan({"line/table1": find_table("line/table1")}, storage), "smoke", {"seed": 1})
+    (part,) = (part for part in sections(storage) if part.changes)
+    assert part.replicates == "seed: 1" and len(part.results.values("fast", "rmse")) == 1
 
 
 def test_measured_stands_beside_published_and_difference(filled):

@@ -93,6 +93,20 @@ def test_a_mistake_in_a_field_of_the_view_is_told_before_anything_runs(storage, 
     assert not storage.exists()
 
 
+def test_a_sweep_of_another_metric_has_a_journal_of_its_own(storage, monkeypatch):
+    def opened(storage, path, metric):
+        paths.add(path)
+        raise UserError("enough")
+
+    paths = set()
+    monkeypatch.setattr(Journal, "open", opened)
+    for metric in ("hits", "rmse", "hits"):
+        monkeypatch.setattr(GRID, "METRIC", metric)
+        with pytest.raises(UserError, match="enough"):
+            run_sweep("halves_grid", {}, "smoke", storage, Resources(), None)
+    assert len(paths) == 2
+
+
 def test_the_winner_is_printed_as_set_options_and_a_view(monkeypatch, capsys):
     def sweep(*_, **options):
         heard.append(options["resources"])

@@ -7,7 +7,19 @@ import pytest
 
 from retable.platform.config import Parent, Scratch, parent
 from retable.platform.errors import UserError
-from retable.platform.table import Column, Measurement, Need, Replicate, Results, Row, Table, expand, resolve
+from retable.platform.table import (
+    Column,
+    Combined,
+    Measurement,
+    Need,
+    Replicate,
+    Results,
+    Row,
+    Table,
+    changed,
+    expand,
+    resolve,
+)
 from retable.tasks.line.config import Config, View
 
 
@@ -69,6 +81,31 @@ def test_the_tables_overrides_reach_every_row_and_its_parent():
     (need,) = expand(table(over={"seed": (4,)}, overrides={"epochs": 1}), row, Small(), Look())
     assert (need.config.epochs, need.config.seed, need.config.rate) == (1, 4, 0.9)
     assert parent(need.config) == Small(epochs=1, seed=4, rate=0.5)
+
+
+def test_a_change_of_an_axis_takes_its_place():
+    wide = changed(table(over={"seed": (0, 1), "rate": (0.1, 0.2)}, overrides={"epochs": 1}), {"seed": 5, "epochs": 2})
+    needs = expand(wide, Row(label="r"), Small(), Look())
+    assert points(needs) == [(5, 0.1, None), (5, 0.2, None)]
+    assert [dict(need.axes) for need in needs] == [{"seed": 5, "rate": 0.1}, {"seed": 5, "rate": 0.2}]
+    assert {need.config.epochs for need in needs} == {2}
+
+
+def test_a_row_that_is_named_after_a_changed_axis_is_left_out_but_for_its_seed():
+    rows = (
+        Row(label="rate 0.1", overrides={"rate": 0.1}),
+        Row(label="rate 0.2, once", overrides={"rate": 0.2, "seed": 0}),
+        Measurement(label="m", measure=len, overrides={"rate": 0.3}),
+        Combined(label="both", of=("rate 0.1", "rate 0.2, once"), combine=len),
+        Row(label="as printed", overrides=None),
+    )
+    wide = table(rows=rows, over={"seed": (0, 1), "rate": (0.1, 0.2)})
+    found = changed(wide, {"seed": 5, "rate": 0.2})
+    assert [row.label for row in found.rows if row.present] == ["rate 0.2, once", "both", "as printed"]
+    (need,) = expand(found, found.rows[1], Small(), Look())
+    assert (need.config.seed, need.config.rate, dict(need.axes)) == (5, 0.2, {"rate": 0.2, "seed": 5})
+    assert changed(wide, {}) == replace(wide, rows=[*rows])
+    assert all(row.present for row in changed(table(rows=rows, over={"seed": (0, 1)}), {"rate": 0.2}).rows)
 
 
 def test_a_published_row_needs_nothing_and_a_measurement_no_view():

@@ -267,6 +267,8 @@ HOSTILE = {
     "impossible tensor: three dimensions": forged(["w", [1, 1, 1], 0, 0, 1.0, [0] * 5]),
     "impossible tensor: more kept than there are": forged(["w", [2], 3, 3, 1.0, [3] * 5], b"\0" * 15),
     "impossible tensor: truth for a number": forged(["w", [True], 0, 0, 1.0, [0] * 5]),
+    "impossible tensor: a name that clears the screen": forged(["\x1b[2J", [2], 0, 0, 1.0, [0] * 5]),
+    "impossible tensor: a name of two lines": forged(["w\nx", [2], 0, 0, 1.0, [0] * 5]),
     "impossible tensor: too few streams": forged(["w", [2], 0, 0, 1.0, [0]]),
     "impossible tensor: a scale that is none": forged(["w", [2], 0, 0, float("nan"), [0] * 5]),
     "impossible tensor: no list": forged("w"),
@@ -296,6 +298,36 @@ def test_a_hostile_file_is_refused_before_it_costs_memory(reason):
         assert tracemalloc.get_traced_memory()[1] < 64 * len(HOSTILE[reason]) + (1 << 21)
     finally:
         tracemalloc.stop()
+
+
+def deflated(byte, size):
+    coder = zlib.compressobj(9, wbits=-15)
+    return coder.compress(bytes([byte]) * size) + coder.flush()
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16", "int8"])
+def test_an_extreme_file_that_is_read_costs_what_is_promised(precision):
+    """Every number is kept, and each stream is a thousandth of what it stands for."""
+    width = {"float32": 4, "float16": 2, "int8": 1}[precision]
+    streams = [deflated(0, LARGEST), *[deflated(2, LARGEST)] * width]
+    entry = ["w", [1 << 11, 1 << 11], LARGEST, LARGEST, 1.0, [len(stream) for stream in streams]]
+    file = forged(entry, b"".join(streams), precision=precision)
+    assert len(file) < 1 << 15
+    tracemalloc.start()
+    try:
+        found = unpack(file, "x")["w"]
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert found.numel() == LARGEST and bool((found == found[0, 0]).all()) and found[0, 0] > 0
+    assert peak < 5 * 4 * LARGEST, peak / LARGEST
+
+
+def test_gaps_as_long_as_a_file_may_have_come_back():
+    """The sums behind positions are the largest where every gap is."""
+    value = torch.zeros(1, LARGEST)
+    value[0, 254::255] = 1
+    same_bits(unpack(pack({"w": value}), "x"), {"w": value})
 
 
 def test_other_kinds_and_later_versions_say_so():

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from retable.platform.errors import UserError
-from retable.tasks.rl import data
+from retable.tasks.rl import d4rl, data
 from retable.tasks.rl.d4rl import read_d4rl
 from tests.rl.d4rl_files import MIXED, Arrays, assert_columns, make_arrays, oracle, write
 
@@ -125,7 +125,34 @@ def external(path: Path) -> None:
         file.create_dataset("rewards", (14,), "f4", external=[(other_file(path), 0, 56)])
 
 
+def claim(path: Path, **layout: Any) -> None:
+    with h5py.File(path, "r+") as file:
+        del file["rewards"]
+        file.create_dataset("rewards", (10**14,), "f4", **layout)
+
+
+def test_a_file_that_memory_cannot_hold_is_told_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(d4rl, "SHRINKS", 1 << 40)  # as if the bytes were there
+    path = write(tmp_path / "a.hdf5", make_arrays(MIXED))
+    claim(path, chunks=(1000,))
+    with h5py.File(path, "r+") as file:
+        file["rewards"][0] = 1
+    assert data.check(path) == [f"{path}: takes more memory than there is; give a smaller file"]
+
+
+def test_zeros_that_take_a_thousandth_of_their_bytes_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(d4rl, "SMALL", 1)
+    path = write(tmp_path / "a.hdf5", make_arrays([(1 << 20, "terminal")]))
+    with h5py.File(path, "r+") as file:
+        del file["rewards"]
+        file.create_dataset("rewards", data=np.zeros(1 << 20), chunks=(1 << 20,), compression="gzip")
+        assert file["rewards"].nbytes > 900 * file["rewards"].id.get_storage_size()
+    assert data.check(path) == []
+
+
 @pytest.mark.parametrize(("damage", "what"), [
+    (claim, "'rewards' claims 400,000,000,000,000 bytes and holds 0"),
+    (lambda path: claim(path, chunks=(1000,), compression="gzip"), "'rewards' claims .* and holds 0"),
     (Path.unlink, "no such file"),
     (truncate, "truncated"),
     (lambda path: path.write_bytes(b""), "not a readable HDF5 file"),

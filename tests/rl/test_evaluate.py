@@ -92,7 +92,7 @@ def test_refuses_other_environments_in_one_line(endless: str, environment_id: st
 
 
 def test_a_policy_that_diverged_is_an_error() -> None:
-    with pytest.raises(ValueError, match="not finite"):
+    with pytest.raises(UserError, match=r"not finite.*earlier epoch"):
         rollout(lambda observations: np.full((len(observations), 3), np.nan), "Hopper-v5", 1, 0)
 
 

@@ -9,7 +9,8 @@ from retable.platform.storage import Storage
 from retable.platform.task import Source
 from retable.tasks.rl.compact import deployable, pack, read_about, unpack
 from retable.tasks.rl.config import Bc, View
-from retable.tasks.rl.export import check_sizes, read_policy, write_policy
+from retable.tasks.rl.evaluate import check_sizes
+from retable.tasks.rl.export import read_policy, write_policy
 from retable.tasks.rl.model import build, unstack
 from retable.tasks.rl.predict import predict
 from tests.rl import toys
@@ -39,6 +40,12 @@ def test_a_file_of_all_weights_holds_every_bit_and_plays_both_policies():
     assert own == "bcq" and all(torch.equal(weights[name], value) for name, value in WEIGHTS.items())
 
 
+@pytest.mark.parametrize("value", [0.0, -5.0])
+def test_a_behaviour_that_earned_nothing_comes_back(value):
+    info = {**INFO, "behaviour_return": value}
+    assert read_policy(write_policy(CONFIG, info, WEIGHTS, "bc", "float32"), "x")[1] == info
+
+
 def test_a_run_of_the_vae_alone_has_no_bcq_policy():
     config = toys.config(algorithm=Bc())
     with pytest.raises(UserError, match="algorithm=bcq"):
@@ -48,6 +55,9 @@ def test_a_run_of_the_vae_alone_has_no_bcq_policy():
 GOOD = write_policy(CONFIG, INFO, WEIGHTS, "bcq", "float32")
 ABOUT = read_about(GOOD, "x")
 BROKEN = {
+    "entry 'environment' is no name": ({**ABOUT, "environment": "Hopper\x1b[2J"}, {}),
+    "entry 'simulator' is no name": ({**ABOUT, "simulator": "v5\nall is well"}, {}),
+    "impossible tensor": (ABOUT, {"\x1b[2J\nall is well": torch.zeros(2)}),
     "'environment'": ({**ABOUT, "environment": 3}, {}),
     "'max_action'": ({**ABOUT, "max_action": 1e999}, {}),
     "'perturbation'": ({key: value for key, value in ABOUT.items() if key != "perturbation"}, {}),
@@ -65,20 +75,21 @@ BROKEN = {
 def test_what_is_no_policy_is_refused_in_one_line(reason):
     about, changes = BROKEN[reason]
     weights = {n: v for n, v in (deployable(WEIGHTS, "bcq") | changes).items() if v is not None}
-    with pytest.raises(UserError, match=f"^evil: .*{reason}.*retable rl export`$"):
+    with pytest.raises(UserError, match=f"^evil: .*{reason}.*retable rl export`$") as caught:
         read_policy(pack(weights, about=about), "evil")
+    assert str(caught.value).isprintable()
 
 
 def test_wide_layers_that_do_not_fit_are_refused_before_they_are_built():
-    changes = {"actor.l1.weight": torch.zeros(1 << 20, 5), "actor.l1.bias": torch.zeros(1 << 20)}
+    changes = {"actor.l1.weight": torch.zeros(1 << 19, 5), "actor.l1.bias": torch.zeros(1 << 19)}
     with pytest.raises(UserError, match=r"layer actor\.l2 does not fit"):
         read_policy(pack(deployable(WEIGHTS, "bcq") | changes, about=ABOUT), "evil")
 
 
 def test_an_environment_of_other_sizes_is_refused():
-    check_sizes("InvertedPendulum-v5", 4, 1)
-    with pytest.raises(UserError, match="Hopper-v5 has"):
-        check_sizes("Hopper-v5", 4, 1)
+    check_sizes("InvertedPendulum-v5", 4, 1, "the policy")
+    with pytest.raises(UserError, match=r"Hopper-v5 has \(11, 3\) .* the policy \(4, 1\)"):
+        check_sizes("Hopper-v5", 4, 1, "the policy")
 
 
 def test_a_file_that_is_read_is_the_one_that_was_written():

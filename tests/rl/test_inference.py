@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from retable.platform.errors import UserError
 from retable.tasks.rl import inference
 from retable.tasks.rl.config import Bc, Dense, Erk, Grasp, Magnitude, Random, SmallDense, Snip, View
 from retable.tasks.rl.evaluate import rollout
@@ -250,5 +251,5 @@ def test_a_sparse_run_that_diverged_is_an_error(where, value):
         weights["vae.d2.weight"][:, 0] = 0  # the first unit leads nowhere: only 0 x NaN shows what it holds
         weights[where][0] = value
 
-    with pytest.raises(ValueError, match=r"actions are not finite; its training has diverged"):
+    with pytest.raises(UserError, match=r"actions are not finite; its training has diverged"):
         played(Random(sparsity=0.95), "bc", spoil)

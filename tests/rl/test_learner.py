@@ -1,9 +1,11 @@
 """Training: against a plain implementation, stacked against separate, resumed, pruned, and spread over workers."""
 
 import copy
+import gc
 import io
 import subprocess
 import sys
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -293,6 +295,25 @@ def test_the_batch_of_one_member_is_its_own():
     swapped.step(stack([transitions(2, 8), transitions(1, 8)]))
     assert_states_equal(swapped.state_dict()[1], first, **CLOSE)
     assert not torch.equal(first["weights"]["vae.e1.weight"], second["weights"]["vae.e1.weight"])
+
+
+GPU = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))
+
+
+@pytest.mark.parametrize("device", ["cpu", GPU])
+def test_a_learner_that_nobody_needs_is_gone_at_once(device, monkeypatch):
+    """On a GPU its memory would otherwise stay until Python looks for cycles, which no lack of it makes it do."""
+    monkeypatch.setattr(Toy, "place", lambda self, device: None, raising=False)
+    trained, toy = learner([config()], Worker(device=device))
+    for step in range(5):
+        trained.step(toy.batch(step))
+    there = weakref.ref(trained)
+    gc.disable()
+    try:
+        del trained
+        assert there() is None
+    finally:
+        gc.enable()
 
 
 def test_two_workers_equal_one_with_the_joined_batch(tmp_path):

@@ -216,4 +216,4 @@ def test_an_update_replayed_on_a_gpu_is_that_of_the_cpu():
     for one, other in zip(here.state_dict(), there.state_dict(), strict=True):
         for name, value in one["weights"].items():
             torch.testing.assert_close(value, other["weights"][name], rtol=1e-3, atol=1e-3)
-    assert there._update._calls == 20 and there._update._inputs, "nothing was captured"
+    assert there._replay._calls == 20 and there._replay._inputs, "nothing was captured"

@@ -7,7 +7,7 @@ import pytest
 
 from retable.platform.plan import compile_plan
 from retable.platform.sweep import find_space, fixed_points, spaces
-from retable.platform.table import Row, expand, split_view
+from retable.platform.table import Row, changed, expand, split_view
 from retable.platform.task import find, scaled
 from retable.tasks.rl.config import Magnitude, Random, Snip
 from retable.tasks.rl.predict import validate
@@ -26,6 +26,15 @@ def test_every_row_expands_to_valid_work(name, scale):
         needs = expand(table, row, TASK.config(), TASK.view())
         assert needs and all(TASK.cost(need.config) > 0 for need in needs)
         assert all(1 <= need.view.epoch <= need.config.epochs for need in needs if need.view is not None)
+
+
+@pytest.mark.parametrize("name", ["figure1", "figure3", "diagnostics"])
+def test_one_environment_can_be_asked_for(name):
+    table = changed(scaled(TASK, TASK.tables[name], "smoke"), {"environment": "Hopper"})
+    rows = [row for row in table.rows if row.present]
+    needs = [need for row in rows for need in expand(table, row, TASK.config(), TASK.view())]
+    assert rows and not any("Cheetah" in row.label or "Walker" in row.label for row in rows)
+    assert {(need.config.environment, need.axes["environment"]) for need in needs} == {("Hopper", "Hopper")}
 
 
 def test_the_paper_scale_is_the_published_setting(storage):
@@ -101,3 +110,8 @@ def test_the_sweep_covers_the_sparsities_of_the_paper():
     points = fixed_points(find_space("rl"), 1)
     assert {point["prune.sparsity"] for point in points} == {0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95}
     assert len(points) == 20
+
+
+def test_the_sweep_optimises_what_every_data_set_has():
+    """A share of the behaviour's return has no sign, or is not there, where that return is not above 0."""
+    assert find_space("rl").METRIC == "return"

@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from retable.platform.errors import UserError
+from retable.platform.storage import Storage
+from retable.platform.task import Source
 from retable.tasks.rl import data
 from retable.tasks.rl.config import Config
 from tests.rl.d4rl_files import ACTIONS, STATES, Arrays
@@ -115,3 +117,35 @@ def test_shared_columns_never_reach_torch(seeds: tuple[int, ...]) -> None:
             tensor.fill_(-7)
     for name, column in columns.items():
         np.testing.assert_array_equal(column, before[name])
+
+
+def open_as(environment: str, recorded: str, simulator: str, sizes: tuple[int, int]) -> data.Transitions:
+    """Open data of an environment for a training whose policy will be played in a simulator."""
+    info = {"simulator": recorded, "states": sizes[0], "actions": sizes[1], "max_action": 1.0}
+    config = Config(environment=environment, simulator=simulator, data="mine")
+    return data.open_transitions({}, Source(Storage.open("."), info), [config])
+
+
+@pytest.mark.parametrize(("recorded", "simulator"), [("v2", "v4"), ("v4", "v4"), ("v5", "v5"), ("unknown", "v4")])
+def test_data_are_opened_for_their_own_simulator(recorded: str, simulator: str) -> None:
+    assert open_as("Hopper", recorded, simulator, (11, 3)).states == 11
+
+
+@pytest.mark.parametrize(
+    ("recorded", "simulator", "wanted"), [("v2", "v5", "v4"), ("v5", "v4", "v5"), ("v4", "v5", "v4")]
+)
+def test_another_simulator_than_that_of_the_data_is_refused_before_training(
+    recorded: str, simulator: str, wanted: str
+) -> None:
+    match = f"'mine' were recorded in Hopper-{recorded}.*Hopper-{simulator}; use --set simulator={wanted}, or"
+    with pytest.raises(UserError, match=match):
+        open_as("Hopper", recorded, simulator, (11, 3))
+
+
+def test_data_of_other_sizes_than_the_simulators_are_refused_before_training() -> None:
+    """Ant has 27 observations in v4 and 105 in v5, which only the sizes tell where the data do not."""
+    assert open_as("Ant", "unknown", "v5", (105, 8)).states == 105
+    with pytest.raises(UserError, match=r"Ant-v4 has \(27, 8\) observations and actions, data 'mine' \(105, 8\)"):
+        open_as("Ant", "unknown", "v4", (105, 8))
+    with pytest.raises(UserError, match="did you mean 'Hopper-v5'"):
+        open_as("Hoper", "unknown", "v5", (11, 3))
