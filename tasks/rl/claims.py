@@ -62,9 +62,11 @@ def paired(results: Results, rows: Sequence[str], metric: str, **axes: object) -
 
 def learned(results: Results, environment: str, policy: str) -> Verdict | None:
     """Return why scores cannot be compared yet, or None where they can."""
-    share = final(results, "dense", "behaviour_share", environment=environment, view_policy=policy)
+    at = {"environment": environment, "view_policy": policy}
+    share = final(results, "dense", "behaviour_share", **at)
     if not share.size:
-        return Verdict(UNTESTED, "no runs")
+        played = final(results, "dense", "return", **at).size
+        return Verdict(UNTESTED, "the behaviour's return is not above 0" if played else "no runs")
     if share.size < SEEDS:
         return Verdict(UNTESTED, f"{share.size} seeds; at least {SEEDS} are needed")
     if share.mean() < LEARNED:

@@ -58,6 +58,13 @@ def test_what_has_not_learned_or_has_too_few_seeds_is_not_tested():
     assert keeps({}) == "not tested at this scale"
 
 
+def test_a_behaviour_without_a_positive_return_leaves_claims_untested_and_says_so():
+    found = results({"dense": (1.0, 1.0, 1.0)}).replicates["dense"]
+    played = [dataclasses.replace(r, metrics={"return": -300.0}) for r in found]
+    verdict = claims.keeps(Results({"dense": played}), "snip", "HalfCheetah", "bcq", False)
+    assert verdict.status == "not tested at this scale" and "is not above 0" in verdict.because
+
+
 DENSE = {"dense": (1.0, 1.0, 1.0)}
 
 
