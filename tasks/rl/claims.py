@@ -276,11 +276,10 @@ def loses_nothing(results: Results, exact: str, rounded: str) -> Verdict:
 
 
 def rounding(rows: Mapping[tuple[str, Precision], str]) -> list[Claim]:
-    """Return our claims that rounded files keep the return; `rows`: (policy, precision) -> label."""
+    """Return our claims that rounded files keep the return; `rows`: (name of a policy, precision) -> label."""
     return [
         Claim(
-            text=f"In {precision} the file of {policy.upper()}'s policy loses less than {LOST:.0%} of the behaviour's "
-            "return.",
+            text=f"In {precision} the file of {policy} loses less than {LOST:.0%} of the behaviour's return.",
             check=partial(loses_nothing, exact=rows[policy, "float32"], rounded=row),
             ours=True,
         )

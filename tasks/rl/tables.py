@@ -99,7 +99,10 @@ def published(actor: float, critic: float, vae: float) -> dict[str, float]:
 
 
 def formats(sparsity: float) -> Table:
-    """Return the size of one pruned run's files in every format, and the return that rounding its weights costs."""
+    """Return the size of one pruned run's files in every format, and the return that rounding weights costs.
+
+    Dense policies are rounded too: after a short training a pruned one has no return to lose.
+    """
     networks = {column.header: column.metric.split("/")[1] for column in SIZES} | {"all": "all"}
     overrides = {"prune": "snip", "prune.sparsity": sparsity}
     rows, played = [], {}
@@ -107,12 +110,16 @@ def formats(sparsity: float) -> Table:
         metrics = {header: f"bytes/{network}/{form}" for header, network in networks.items()}
         metrics["times smaller"] = f"smaller/all/{form}"
         rows.append(Row(label=name, overrides=overrides, metrics=metrics))
-    for policy, (form, precision) in itertools.product(("bcq", "bc"), COMPACT.items()):
-        played[policy, precision] = f"{policy.upper()}'s policy, {precision}"
+    networks_of = {"": overrides, "dense ": {"prune": "dense"}}
+    for (kind, own), policy, (form, precision) in itertools.product(
+        networks_of.items(), ("bcq", "bc"), COMPACT.items()
+    ):
+        name = f"{policy.upper()}'s {kind}policy"
+        played[name, precision] = f"{name}, {precision}"
         what = f"deployable_{policy}/{form}"
         metrics = {"all": f"bytes/{what}", "times smaller": f"smaller/{what}", "return, %": "behaviour_share"}
         view = {"policy": policy, "precision": precision}
-        rows.append(Row(label=played[policy, precision], overrides=overrides, metrics=metrics, view=view))
+        rows.append(Row(label=played[name, precision], overrides=own, metrics=metrics, view=view))
     return Table(
         title=f"Files of networks pruned by SNIP at {100 * sparsity:.0f} %, in MB (not in the paper)",
         rows=rows,

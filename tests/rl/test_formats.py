@@ -87,4 +87,4 @@ def test_every_metric_of_the_table_of_formats_is_measured():
     for row in TABLES["formats"].rows:
         assert row.metrics.keys() <= {column.header for column in TABLES["formats"].columns}
         assert set(row.metrics.values()) - set(found) <= {"behaviour_share"}
-    assert len(TABLES["formats"].claims) == 4
+    assert len(TABLES["formats"].claims) == 8
