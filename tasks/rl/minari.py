@@ -93,9 +93,9 @@ def identify(source: Path, said: Mapping[str, Any], environment: str | None, nam
         UserError: where the environment is missing or contradicted, or the name is reserved.
 
     """
-    spec = re.fullmatch(r"(?:.*/)?([^/]+)-(v\d+)", str(said["env_spec"].get("id", "")))
+    spec = re.fullmatch(r"(?:.*/)?([\w.-]+)-(v\d+)", str(said["env_spec"].get("id", "")), re.ASCII)
     if spec and environment not in (None, spec[1]):
-        raise UserError(f"{source}: recorded in {spec[0]}, not in {environment!r}; leave the environment out")
+        raise UserError(f"{source}: recorded in {spec[1]}-{spec[2]}, not in {environment!r}; leave the environment out")
     if not spec and environment is None:
         raise UserError(f"{source}/{METADATA}: 'env_spec' names no environment; give it with --env")
     identity = str(said.get("dataset_id") or source.name)

@@ -134,6 +134,9 @@ def test_the_environment_is_asked_for_only_where_the_metadata_are_silent(tmp_pat
         import_minari(silent, storage)
     info = import_minari(silent, storage, "Hopper", "mine")
     assert (info["environment"], info["name"], info["simulator"]) == ("Hopper", "mine", "unknown")
+    odd = write(tmp_path / "odd", MIXED, env_spec=json.dumps({"id": "\x1b[2JHopper-v5"}))  # a terminal's command
+    with pytest.raises(UserError, match="names no environment"):
+        import_minari(odd, storage)
     with pytest.raises(UserError, match="recorded in Hopper-v5, not in 'Walker2d'"):
         import_minari(write(tmp_path / "set", MIXED), storage, "Walker2d")
 
