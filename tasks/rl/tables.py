@@ -104,13 +104,13 @@ def formats(sparsity: float) -> Table:
     Dense policies are rounded too: after a short training a pruned one has no return to lose.
     """
     networks = {column.header: column.metric.split("/")[1] for column in SIZES} | {"all": "all"}
-    overrides = {"prune": "snip", "prune.sparsity": sparsity}
+    overrides: dict[str, object] = {"prune": "snip", "prune.sparsity": sparsity}
     rows, played = [], {}
     for form, name in {"dense": "dense", **{form: name for form, (name, _) in figures.FORMATS.items()}}.items():
         metrics = {header: f"bytes/{network}/{form}" for header, network in networks.items()}
         metrics["times smaller"] = f"smaller/all/{form}"
         rows.append(Row(label=name, overrides=overrides, metrics=metrics))
-    networks_of = {"": overrides, "dense ": {"prune": "dense"}}
+    networks_of: dict[str, dict[str, object]] = {"": overrides, "dense ": {"prune": "dense"}}
     for (kind, own), policy, (form, precision) in itertools.product(
         networks_of.items(), ("bcq", "bc"), COMPACT.items()
     ):
