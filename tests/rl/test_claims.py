@@ -265,6 +265,8 @@ def test_last_layers_are_compared_run_by_run(grasp, snip, status):
 def test_claims_on_layers_and_files_take_what_is_missing_for_untested():
     whole = {label: layers(label, (0.6, 0.62, 0.61)) for label in ("GraSP 95 %", "SNIP 95 %")}
     assert claims.grasp_keeps_more(Results({**whole, "SNIP 95 %": whole["SNIP 95 %"][:1]})).status == claims.UNTESTED
+    pair = {label: replicates[:2] for label, replicates in whole.items()}
+    assert claims.grasp_keeps_more(Results(pair)).status == claims.UNTESTED
     vae_alone = [
         dataclasses.replace(r, metrics={k: v for k, v in r.metrics.items() if "/vae/" in k}) for r in whole["SNIP 95 %"]
     ]
