@@ -125,7 +125,9 @@ def augment_dataset(
         UserError: where the data set or file is missing or broken, or the endpoint refuses. Answers are kept: the
             same command goes on.
     """
-    recordings = read_recordings(folder)
+    recordings, info = read_recordings(folder), folder.read_json("dataset.json")
+    if "sound" not in info:
+        raise UserError(f"{folder}: a data set of an older version; make or import it again")
     wanted = list(variations.captions(recordings))
     if not wanted:
         raise UserError(f"{folder}: no training captions of the corpus clotho; only those are rewritten")
@@ -141,7 +143,6 @@ def augment_dataset(
         reason = report.failed[0] if report.failed else "use one that was made from the same captions"
         raise UserError(f"{named(provider)}: rewrites no caption of {folder}; {reason}")
     write_recordings(folder, filled)
-    info = folder.read_json("dataset.json")
     made_of = digest(filled, [info["sound"]])
     folder.write_json("dataset.json", {**info, "digest": made_of, "rewrites": named(provider)})
     if out is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,6 @@ from retable.tasks.audio.config import SAMPLE_RATE
 from retable.tasks.audio.files import decode, duration
 from retable.tasks.audio.layouts import Entry
 from retable.tasks.audio.recordings import (
-    TABLE,
     AudioShards,
     Features,
     Item,
@@ -115,7 +115,9 @@ def import_entries(
         more = f"; the first: {broken[0]}" if broken else ""
         raise UserError(f"{name}: none of {len(entries)} recordings can be imported{more}")
     items = [_item(number, entry, min(seconds, LONGEST)) for number, (entry, seconds) in enumerate(found)]
-    before = read_recordings(place) if place.exists(TABLE) else []
+    before: list[Recording] = []
+    with suppress(UserError):  # none yet, or a broken table: this import is what mends it
+        before = read_recordings(place)
     with progress_bar(f"importing {name}") as show:
         written = write_shards(place, features, items, show, workers, [_stamp(entry) for entry, _ in found])
     titles = [found[item][0].title for item in written.places]

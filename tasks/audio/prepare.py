@@ -79,5 +79,5 @@ def describe(info: Mapping[str, Any]) -> str:
     if what is None:
         names = {"clotho": "Clotho 2.1", "audiocaps": "AudioCaps", "wavcaps": "WavCaps"}
         what = ", ".join(names[name] for name in names if name in info["corpora"])
-    rewritten = f"; captions rewritten by {info['rewrites']}" if info["rewrites"] else ""
+    rewritten = f"; captions rewritten by {info['rewrites']}" if info.get("rewrites") else ""
     return f"{what}, {extent}; {info['leaks']:,} training recordings are also held out{rewritten}"

@@ -190,3 +190,15 @@ def test_rewritten_captions_outlive_another_import(storage, tmp_path):
     assert any(before[0].rewrites) and "captions rewritten by rules (keywords)" in describe(info)
     assert importer.import_own(table, place, "mine") == {**info, "cut": ""}
     assert read_recordings(place) == before
+
+
+def test_an_import_mends_a_broken_table_and_older_data_sets_are_described(storage, tmp_path):
+    place, table = folder(storage, "mine"), own_files(tmp_path, ROWS)
+    info = importer.import_own(table, place, "mine")
+    place.write("recordings.parquet", b"broken")
+    assert importer.import_own(table, place, "mine") == info
+    older = {key: value for key, value in info.items() if key not in ("rewrites", "sound")}
+    assert "own recordings" in describe(older)
+    place.write_json("dataset.json", older)
+    with pytest.raises(UserError, match="of an older version; make or import it again"):
+        augment_dataset(place, "keywords")
