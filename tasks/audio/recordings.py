@@ -182,12 +182,11 @@ def write_shards(
         for plan in _plans(everything):
             split = plan[0][0].split
             file = f"{split}-{len(written.shards[split]):05d}.parquet"
-            known = [recording for recording, _ in plan]
-            wanted = f"{digest(known, stamps[done : done + len(plan)])} {features} {len(written.recordings)}"
-            recordings, said = _write_shard(folder, f"audio/{file}", features, plan, wanted, work)
+            path, first, own = f"audio/{file}", len(written.recordings), stamps[done : done + len(plan)]
+            recordings, said = _write_shard(folder, path, features, plan, own, first, work)
             if recordings:
                 written.shards[split].append(file)
-                written.starts[file] = recordings[0].recording
+                written.starts[file] = first
                 written.sounds[file] = said["sound"]
             written.recordings.extend(recordings)
             written.left_out.extend(said["broken"].values())
@@ -281,14 +280,21 @@ def _one_thread() -> None:
 
 
 def _write_shard(
-    folder: Storage, path: str, features: Features, plan: Sequence[Item], wanted: str, work: Work
+    folder: Storage,
+    path: str,
+    features: Features,
+    plan: Sequence[Item],
+    stamps: Sequence[str],
+    first: int,
+    work: Work,
 ) -> tuple[list[Recording], dict[str, Any]]:
     """Write one shard unless it is there as wanted; return its recordings, and what it says of itself.
 
-    That is what was wanted, the number of its first recording last; the recordings' seconds; a line for each place that
-    is left out; and the SHA-256 of the sound.
+    That is what was wanted, the recordings' seconds, a line for each place that is left out, and the SHA-256 of the
+    sound.
     """
-    said, first = _said(folder, path), int(wanted.split()[-1])
+    wanted = f"{digest([recording for recording, _ in plan], stamps)} {features} {first}"
+    said = _said(folder, path)
     if said.get("wanted") != wanted:
         said = {"wanted": wanted, "seconds": [], "broken": {}}
         sounds = []
