@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import errno
+import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
@@ -22,6 +23,21 @@ def nearest(word: str, names: Iterable[str]) -> str:
     if close:
         return f"; did you mean {close[0]!r}?"
     return f"; valid: {', '.join(names)}" if names else ""
+
+
+def one_line(error: BaseException) -> str:
+    """Say in one line what went wrong; for a fault of ours, also where."""
+    if isinstance(error, UserError):
+        return str(error)
+    cause = error.__cause__ or error
+    inner = getattr(error, "worker_failures", None)
+    if inner:
+        cause = next(iter(inner.values()))
+        cause = getattr(cause, "cause", None) or cause
+    text = str(cause).strip().splitlines()
+    frames = traceback.extract_tb(cause.__traceback__)
+    place = f" ({frames[-1].filename.rsplit('/', 1)[-1]}:{frames[-1].lineno})" if frames else ""
+    return f"{type(cause).__name__}: {text[-1] if text else ''}{place}"
 
 
 @contextmanager

@@ -7,7 +7,6 @@ Train `TorchTrainer` whose workers run the very same loop.
 from __future__ import annotations
 
 import dataclasses
-import traceback
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from retable.platform.board import Board, console
 from retable.platform.cluster import check_room, cluster_resources, cpu_share
 from retable.platform.config import override
-from retable.platform.errors import UserError, disk_errors
-from retable.platform.plan import Plan, Prediction, Scoring, Status, Timing, Training, data_digest, stacks, status
+from retable.platform.errors import UserError, disk_errors, one_line
+from retable.platform.plan import Plan, Status, Training, data_digest, name_of, stacks, status
 from retable.platform.runs import RunFolder
 from retable.platform.storage import Storage
 from retable.platform.table import split_view
@@ -41,7 +40,7 @@ class Resources:
     gpus: float = 0.0
     """GPUs of each worker."""
     checkpoint_every: int = 0
-    """Steps between checkpoints within an epoch; 0: at the epochs' ends only."""
+    """Steps between checkpoints within an epoch; 0: one about every half minute."""
     stream: bool = False
     """Read data as a stream even where they would fit in memory."""
     stack: int = 0
@@ -264,21 +263,6 @@ def train_worker(settings: Mapping[str, Any]) -> None:
     train_job(settings["job"], settings["context"], run)
 
 
-def one_line(error: BaseException) -> str:
-    """Say in one line what went wrong; for a fault of ours, also where."""
-    if isinstance(error, UserError):
-        return str(error)
-    cause = error.__cause__ or error
-    inner = getattr(error, "worker_failures", None)
-    if inner:
-        cause = next(iter(inner.values()))
-        cause = getattr(cause, "cause", None) or cause
-    text = str(cause).strip().splitlines()
-    frames = traceback.extract_tb(cause.__traceback__)
-    place = f" ({frames[-1].filename.rsplit('/', 1)[-1]}:{frames[-1].lineno})" if frames else ""
-    return f"{type(cause).__name__}: {text[-1] if text else ''}{place}"
-
-
 def nothing(*_: Any) -> None:
     """Do nothing."""
 
@@ -340,13 +324,6 @@ class Watch:
             self.board.running.pop(name, None)
         console.print(f"a stack of {len(names)} failed, its members train one by one: {why}", markup=False)
         self.apart.append(spec)
-
-
-def describe(overrides: Mapping[str, Any]) -> str:
-    """Write overrides as one reads them."""
-    return " ".join(
-        f"{path}={value:.4g}" if isinstance(value, float) else f"{path}={value}" for path, value in overrides.items()
-    )
 
 
 def fit(trainable_space: Mapping[str, Any], context: Context, watch: Watch, **tune_config: Any) -> Any:
@@ -463,13 +440,3 @@ def forget(folder: RunFolder, data_changed: bool) -> None:
     folder.remove_checkpoints()
     for name in ("provenance.json", "result.json"):
         folder.folder.remove(name)
-
-
-def name_of(item: Training | Scoring | Prediction | Timing) -> str:
-    """Name a piece of work: task, what differs from the defaults, and the fingerprint's first digits."""
-    from retable.platform.config import differences
-
-    changes = differences(item.config, item.task.config())
-    short = {path.rsplit(".", 1)[-1]: value for path, value in changes.items() if path != "init.overrides"}
-    digits = f" [{item.folder.fingerprint[:8]}]" if not isinstance(item, Timing) else ""
-    return f"{item.task.name} {describe(short)}{digits}"

@@ -7,15 +7,18 @@ import os
 import shutil
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pyarrow import ArrowInvalid, fs
 
+from retable.platform import snapshot
 from retable.platform.errors import UserError, disk_errors
+
+T = TypeVar("T")
 
 OBJECT_STORES = ("s3", "gcs", "abfs")
 """pyarrow's own: an object appears whole when its stream is closed, and there are no folders to make."""
@@ -68,17 +71,24 @@ class Storage:
     def exists(self, path: str = "") -> bool:
         """Say whether a file or folder is there."""
         with disk_errors(self._name(path)):
+            if known := snapshot.current(self.filesystem, self._path(path)):
+                return known[0].stamp(known[1]) is not None
             return bool(self.filesystem.get_file_info(self._path(path)).type != fs.FileType.NotFound)
 
     def list(self, path: str = "") -> list[str]:
         """Return the sorted names in a folder; an absent folder is empty. Half-written files are hidden."""
         selector = fs.FileSelector(self._path(path), allow_not_found=True)
         with disk_errors(self._name(path)):
+            if known := snapshot.current(self.filesystem, self._path(path)):
+                return known[0].names(known[1])
             names = [info.base_name for info in self.filesystem.get_file_info(selector)]
         return sorted(name for name in names if not name.startswith(".writing-"))
 
     def read(self, path: str) -> bytes:
         """Return a file's bytes. Raises FileNotFoundError where there is none."""
+        if known := snapshot.current(self.filesystem, self._path(path)):
+            if known[0].stamp(known[1]) is None:
+                raise FileNotFoundError(self._name(path))
         with disk_errors(self._name(path)), self.filesystem.open_input_stream(self._path(path)) as stream:
             data: bytes = stream.read()
         return data
@@ -90,6 +100,24 @@ class Storage:
             FileNotFoundError: where there is none.
             UserError: where the file is not JSON.
         """
+        return self.once(path, "json", lambda: self._parse(path))
+
+    def once(self, path: str, what: str, make: Callable[[], T]) -> T:
+        """Return `make()`, which reads a file: once only within a snapshot; the value is shared, so change it not."""
+        known = snapshot.current(self.filesystem, self._path(path))
+        if known is None:
+            return make()
+        known[0].stamp(known[1])
+        found: T = known[0].once((what, known[1]), make)
+        return found
+
+    @contextmanager
+    def snapshot(self) -> Iterator[snapshot.Snapshot]:
+        """Answer this process's reads from what lies here now, while the block runs; what is written is not seen."""
+        with snapshot.take(self.filesystem, self.root) as taken:
+            yield taken
+
+    def _parse(self, path: str) -> Any:
         try:
             return json.loads(self.read(path))
         except ValueError as error:

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import pyarrow as pa
 
-from retable.platform.errors import UserError
-from retable.platform.launch import one_line
+from retable.platform.errors import UserError, one_line
 
 if TYPE_CHECKING:
     import ray.data

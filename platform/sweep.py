@@ -25,18 +25,18 @@ from typing import Any
 import numpy as np
 
 from retable.platform import provenance
-from retable.platform.api import config_at, prepare_data
+from retable.platform.api import prepare_data
 from retable.platform.board import Board
 from retable.platform.cluster import ray_cluster
-from retable.platform.config import fingerprint, flatten, override
+from retable.platform.config import describe, fingerprint, flatten, override
 from retable.platform.errors import UserError, nearest
-from retable.platform.launch import Context, Job, Resources, Watch, describe, drawn, fit, load_arrays, standing
+from retable.platform.launch import Context, Job, Resources, Watch, drawn, fit, load_arrays, standing
 from retable.platform.plan import compile_configs, data_digest
 from retable.platform.runs import RunFolder, sha256
 from retable.platform.stages import is_predicted
 from retable.platform.storage import Storage
 from retable.platform.table import split_view
-from retable.platform.task import Task, find
+from retable.platform.task import Task, config_at, find
 
 
 @dataclass

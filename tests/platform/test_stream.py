@@ -9,8 +9,7 @@ import pytest
 
 from retable.platform import stream as streaming
 from retable.platform.cluster import ray_cluster
-from retable.platform.errors import UserError
-from retable.platform.launch import one_line
+from retable.platform.errors import UserError, one_line
 from retable.platform.stream import decode, encode, stream
 
 ARRAYS = {

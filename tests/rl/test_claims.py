@@ -134,7 +134,7 @@ def test_a_loss_to_one_of_four_controls_must_be_clearer_than_one_to_one():
 
 def without(found, label, seed):
     """Take a seed's runs away from a row."""
-    kept = [r for r in found.replicates[label] if r.need.axes["seed"] != seed]
+    kept = [r for r in found.replicates[label] if r.axes["seed"] != seed]
     return Results({**found.replicates, label: kept})
 
 
@@ -172,7 +172,7 @@ def with_units(scores, units):
     return Results(
         {
             label: [
-                dataclasses.replace(r, metrics={**r.metrics, "unconnected/vae": units[label][r.need.axes["seed"]]})
+                dataclasses.replace(r, metrics={**r.metrics, "unconnected/vae": units[label][r.axes["seed"]]})
                 if label in units
                 else r
                 for r in replicates

@@ -35,7 +35,7 @@ def mean(found, row, environment, policy, epoch):
     return np.mean([
         r.metrics["score"]
         for r in found.replicates[row]
-        if (r.need.config.environment, r.need.view.policy, r.need.view.epoch) == (environment, policy, epoch)
+        if (r.config.environment, r.view.policy, r.view.epoch) == (environment, policy, epoch)
     ])  # fmt: skip
 
 

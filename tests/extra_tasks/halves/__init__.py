@@ -70,6 +70,6 @@ TASK = replace(
     reads=reads,
     evaluate=evaluate,
     early_stop=lambda config: ("slope", config.patience) if config.patience else None,
-    tables={},
-    scales={"smoke": Scale(about="seconds", apply=lambda table: table)},
+    tables=dict,
+    scales=lambda: {"smoke": Scale(about="seconds")},
 )

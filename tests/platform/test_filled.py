@@ -47,7 +47,7 @@ def test_a_row_is_filled_by_the_replicates_that_are_there(storage):
     score(plan, 1, 0.25)
     results = gather(plan, "line/t")
     (found,) = results.select("a")
-    assert found.metrics == {"slope": 2.0, "rmse": 0.25} and found.need.axes == {"seed": 1}
+    assert found.metrics == {"slope": 2.0, "rmse": 0.25} and found.axes == {"seed": 1}
     assert found.fingerprint == RunFolder.of(storage, LINE, Config(seed=1)).fingerprint
     assert [line["epoch"] for line in found.history] == [3]
     assert results.values("a", "rmse").tolist() == [0.25] and results.axis("seed") == [1]
@@ -65,7 +65,7 @@ def test_scores_of_other_weights_and_runs_of_other_data_fill_nothing(storage):
     plan = planned(storage, row)
     score(plan, 0, 0.5)
     score(plan, 1, 0.5, weights="others")
-    assert [r.need.axes["seed"] for r in gather(planned(storage, row), "line/t").select("a")] == [0]
+    assert [r.axes["seed"] for r in gather(planned(storage, row), "line/t").select("a")] == [0]
     storage.write_json("data/line/points/dataset.json", {"digest": "others"})
     assert gather(planned(storage, row), "line/t").select("a") == []
 
@@ -78,7 +78,7 @@ def test_a_combined_row_counts_for_exactly_its_members(storage):
     assert combining.scores(storage) is None and gather(plan, "line/t").select("c") == []
     storage.write_json(combining.path, {"inputs": combining.inputs(), "metrics": {"rmse": 0.125}})
     (found,) = gather(plan, "line/t").select("c")
-    assert found.metrics == {"rmse": 0.125} and found.need.axes == {"seed": 0}
+    assert found.metrics == {"rmse": 0.125} and found.axes == {"seed": 0}
     finish(storage, Config(seed=0), weights="trained again")
     assert gather(plan, "line/t").select("c") == []
     finish(storage, Config(seed=0))
