@@ -25,6 +25,8 @@ ENVIRONMENTS = ("HalfCheetah", "Hopper", "Walker2d")
 SEEDS = (0, 1, 2, 3, 4)
 EPOCHS = tuple(range(20, 201, 20))
 """Epochs of the paper's setting whose weights are kept and evaluated: every 100,000 updates."""
+UNTRAINED = {"epochs": 1, "updates": 1}
+"""What has no need of training: masks, and with them the bytes of files, are settled before the first update."""
 
 
 def pruned(method: str, sparsity: float, **more: Any) -> Row:
@@ -64,7 +66,7 @@ DIAGNOSTICS = [
 
 
 def diagnostics() -> Table:
-    """Return what each method leaves connected, network by network; it needs no training beyond the figures' runs."""
+    """Return what each method leaves connected, network by network; it needs no training."""
     rows = []
     for environment, (network, title) in itertools.product(ENVIRONMENTS, figures.NETWORKS.items()):
         for method, sparsity in itertools.product(("snip", "grasp", "random", "magnitude", "erk"), (0.95, 0.99)):
@@ -80,7 +82,8 @@ def diagnostics() -> Table:
         rows=rows,
         columns=DIAGNOSTICS,
         over={"environment": ENVIRONMENTS, "seed": SEEDS},
-        note="Known before the first update, so as real after ten updates as after a million. A hidden unit is cut off "
+        overrides=UNTRAINED,
+        note="Known before the first update, so as real after one update as after a million. A hidden unit is cut off "
         "without a path from an input or to an output; a weight is effective on a path between the two. Scores of "
         "exactly 0 belong to units that the batch never activates; which of those weights stay, their order settles.",
     )
@@ -120,6 +123,11 @@ def formats(sparsity: float) -> Table:
         metrics = {"all": f"bytes/{what}", "times smaller": f"smaller/{what}", "return, %": "behaviour_share"}
         view = {"policy": policy, "precision": precision}
         rows.append(Row(label=played[name, precision], overrides=own, metrics=metrics, view=view))
+    trained_files = Claim(
+        text=f"After training our exact files at {100 * sparsity:.0f} % are at least 14 times smaller than dense ones.",
+        check=partial(claims.times_smaller, times=14, dense="dense", sparse=figures.FORMATS["compact"][0]),
+        ours=True,
+    )
     return Table(
         title=f"Files of networks pruned by SNIP at {100 * sparsity:.0f} %, in MB (not in the paper)",
         rows=rows,
@@ -129,7 +137,7 @@ def formats(sparsity: float) -> Table:
             Column(header="return, %", metric="", format=".1f", factor=100),
         ],
         over={"seed": SEEDS},
-        claims=claims.rounding(played),
+        claims=[trained_files, *claims.rounding(played)],
         note="All: a file for each network, or one file with what acting needs: the decoder, and for BCQ the actor and "
         "the critic's first head. Times smaller: than the dense files of all networks. Return: in per cent of the "
         "behaviour's, of the policy that acts with the weights of that file. All but ours are written by torch.save.",
@@ -147,8 +155,11 @@ TABLES: Mapping[str, Table | Figure] = {
         ],
         columns=SIZES,
         over={"seed": SEEDS},
+        overrides=UNTRAINED,
         claims=claims.MEMORY,
-        note="Sparse files hold `to_sparse()` tensors: an int64 index per dimension beside each value, biases too. "
+        note="No training changes these sizes; our exact files, of the last claim, grow by some per cent "
+        "(rl/formats has them after training). Sparse files hold `to_sparse()` tensors: an int64 index per dimension "
+        "beside each value, biases too. "
         "The published GraSP row is smaller than 5 % of the weights can be stored: zero biases of unconnected units "
         "would explain it, as in an initialisation the paper does not describe.",
     ),
@@ -158,6 +169,7 @@ TABLES: Mapping[str, Table | Figure] = {
         title="Remaining weights of each layer at 95 % sparsity",
         rows=[Row(label="dense"), pruned("snip", 0.95), pruned("grasp", 0.95)],
         over={"environment": ENVIRONMENTS, "seed": SEEDS},
+        overrides=UNTRAINED,
         draw=figures.draw_layers,
         claims=claims.LAYERS,
         note="Bars: mean over seeds; whiskers: standard deviation.",
@@ -167,6 +179,7 @@ TABLES: Mapping[str, Table | Figure] = {
         title="Memory against sparsity",
         rows=[Row(label="dense"), *(pruned("snip", s) for s in SPARSITIES)],
         over={"seed": SEEDS},
+        overrides=UNTRAINED,
         draw=partial(figures.draw_memory, sparsities=SPARSITIES),
         claims=[
             Claim(
@@ -177,7 +190,8 @@ TABLES: Mapping[str, Table | Figure] = {
         ],
         note="HalfCheetah's networks, pruned by SNIP; at one sparsity every method keeps equally many weights. "
         "Circles: where a format becomes smaller than the dense file. Ours holds every bit and compresses exponents as "
-        "well as positions, so it is smaller than the dense file from the start.",
+        "well as positions, so it is smaller than the dense file from the start. Training makes ours larger by some "
+        "per cent (see rl/formats), and no other.",
     ),
     "formats": formats(0.95),
     "speed": Table(
@@ -204,8 +218,12 @@ def scale(
     keep: Callable[[Any], bool],
     over: Mapping[str, Sequence[object]],
     view: Mapping[str, object],
+    training: Mapping[str, object] | None = None,
 ) -> Any:
-    """Return a table with a scale's overrides, rows, replicates and view; one of seconds is the same at every scale."""
+    """Return a table with a scale's overrides, rows, replicates and view; one of seconds is the same at every scale.
+
+    `training` holds the overrides that a table without need of training is spared.
+    """
     if any(isinstance(row, Measurement) for row in table.rows):
         return table
     rows = []
@@ -218,7 +236,8 @@ def scale(
             row = dataclasses.replace(row, view={**row.view, **view})
         rows.append(row if keep(row) or not scored else dataclasses.replace(row, present=False))
     axes = {axis: over.get(axis, values) for axis, values in table.over.items()}
-    return dataclasses.replace(table, rows=rows, over=axes, overrides={**table.overrides, **overrides})
+    changes = {**(training or {}), **table.overrides, **overrides}
+    return dataclasses.replace(table, rows=rows, over=axes, overrides=changes)
 
 
 def at(*labels: str) -> Callable[[Any], bool]:
@@ -233,7 +252,7 @@ SCALES = {
         about="minutes on two cores: proves every path, scores mean nothing; networks, masks and bytes are full size",
         apply=partial(
             scale,
-            overrides={**OURS, "epochs": 1, "updates": 10},
+            overrides={**OURS, "epochs": 1, "updates": 10},  # for all alike: so few updates cost less than more runs
             keep=at(" 50 %", " 95 %"),
             over={"seed": (0, 1), "view.epoch": (1,)},
             view={"episodes": 2, "samples": 10},
@@ -243,7 +262,8 @@ SCALES = {
         about="an hour or two on two cores: HalfCheetah, 3 seeds, 3,000 updates, target pass in bfloat16",
         apply=partial(
             scale,
-            overrides={**OURS, "epochs": 3, "updates": 1000, "algorithm.target_precision": "bfloat16"},
+            overrides={**OURS, "algorithm.target_precision": "bfloat16"},
+            training={"epochs": 3, "updates": 1000},
             keep=at(" 50 %", " 95 %", " 99 %"),
             over={"environment": ("HalfCheetah",), "seed": (0, 1, 2), "view.epoch": (1, 2, 3)},
             view={"episodes": 5, "samples": 10},
