@@ -32,6 +32,7 @@ from retable.tasks.rl.tables import (
     DENSE_INDEXED,
     DENSE_MODEL,
     ENVIRONMENTS,
+    FORMATS,
     ROUNDED,
     SPARSITIES,
     pruned,
@@ -296,6 +297,12 @@ ROUNDING = [
     if precision != "float32"
 ]
 
+TRAINED_FILES = Claim(
+    text="After training our exact files at 95 % are at least 14 times smaller than dense ones.",
+    check=partial(times_smaller, times=14, dense=FORMATS["dense"], sparse=FORMATS["compact"]),
+    ours=True,
+)
+
 SNIP, GRASP = pruned("snip", 0.95), pruned("grasp", 0.95)
 MEMORY = [
     Claim(
@@ -376,5 +383,5 @@ CLAIMS = {
             ours=True,
         )
     ],
-    "formats": ROUNDING,
+    "formats": [TRAINED_FILES, *ROUNDING],
 }

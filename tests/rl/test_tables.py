@@ -9,7 +9,7 @@ from retable.platform.plan import compile_plan
 from retable.platform.sweep import find_space, fixed_points, spaces
 from retable.platform.table import Row, changed, expand, split_view
 from retable.platform.task import find, scaled
-from retable.tasks.rl.config import Magnitude, Random, Snip
+from retable.tasks.rl.config import Dense, Grasp, Magnitude, Random, Snip
 from retable.tasks.rl.predict import validate
 from tests.rl.toys import config, learner
 
@@ -58,8 +58,48 @@ def test_the_small_scale_with_every_control_is_estimated_under_an_hour_on_two_co
     assert kinds >= {("Dense", 0), *((method, sparsity) for method in methods for sparsity in (0.95, 0.99))}
     assert {t.config.seed for t in plan.trainings.values()} == {0, 1, 2}
     assert plan.cost / 2 < 3600
-    diagnostics = plan_of(storage, "small", "diagnostics").trainings
-    assert diagnostics and set(diagnostics) <= set(plan.trainings), "these need no runs of their own"
+
+
+COUNTED = ("table1", "figure3", "figure4", "diagnostics")
+
+
+@pytest.mark.parametrize("scale", ["small", "paper"])
+def test_what_is_known_before_the_first_update_plans_no_training(scale, storage):
+    plan = plan_of(storage, scale, *COUNTED)
+    assert {t.config.epochs * t.config.updates for t in plan.trainings.values()} == {1}
+    assert plan.cost < 600 and not plan.scorings
+    assert {t.config.updates for t in plan_of(storage, scale, "formats").trainings.values()} != {1}, "these are played"
+
+
+def test_the_smoke_scale_counts_the_runs_that_it_plays(storage):
+    """Runs of their own would cost more than so few updates."""
+    plan = plan_of(storage, "smoke", *COUNTED)
+    assert {t.config.epochs * t.config.updates for t in plan.trainings.values()} == {10}
+    assert set(plan_of(storage, "smoke", "table1").trainings) <= set(
+        plan_of(storage, "smoke", "figure1", "figure2").trainings
+    )
+
+
+def test_set_reaches_tables_without_training():
+    table = changed(scaled(TASK, TASK.tables["figure4"], "paper"), {"updates": 7})
+    needs = [need for row in table.rows for need in expand(table, row, TASK.config(), TASK.view())]
+    assert {(need.config.epochs, need.config.updates) for need in needs} == {(1, 7)}
+
+
+@pytest.mark.parametrize(
+    "prune", [Dense(), Snip(sparsity=0.8, batch=10), Grasp(sparsity=0.8, batch=10), Magnitude(sparsity=0.8)]
+)
+def test_training_changes_nothing_that_these_tables_count(prune):
+    """All but our files, whose exponents are compressed, and what the learner itself logs of its losses."""
+    counted = []
+    for updates in (1, 40):
+        trained, toy = learner([config(prune=prune, epochs=1, updates=updates)])
+        for step in range(updates):
+            trained.step(toy.batch(step))
+        (found,) = validate(trained, None)
+        assert "bytes/vae/sparse" in found
+        counted.append({key: value for key, value in found.items() if "compact" not in key})
+    assert counted[0] == counted[1]
 
 
 @pytest.mark.parametrize("prune", [Snip(sparsity=0.5, batch=10), Magnitude(sparsity=0.5), Random(sparsity=0.5)])
