@@ -31,7 +31,7 @@ def scales() -> Mapping[str, Scale]:
 TASK = Task(
     name="weather",
     about="eight hours of rain from one hour of satellite images",
-    version=1,
+    version=2,  # 2: soft IoU with mask=zero sets probabilities to 0, no longer logits
     config=Config,
     view=View,
     dataset=Dataset(

@@ -8,7 +8,7 @@ import pytest
 from retable.platform import api
 from retable.platform.config import fingerprint, flatten, parent
 from retable.platform.table import Combined, Need, Replicate, Results, Row
-from retable.tasks.weather import claims, figures
+from retable.tasks.weather import TASK, claims, figures
 from retable.tasks.weather.config import Config, View
 from retable.tasks.weather.scales import SCALES
 from retable.tasks.weather.tables import SUBMISSIONS, TABLE1, TABLE2
@@ -31,7 +31,7 @@ def test_the_papers_eighteen_rows_need_thirteen_trainings(tmp_path):
     table = plan.needs["weather/table1"]
     needs = [need for label in labels for need in table[label] if need.axes["seed"] == 0]
     assert len({need.label for need in needs}) == 17
-    assert len({fingerprint("weather", 1, need.config) for need in needs}) == 13
+    assert len({fingerprint("weather", TASK.version, need.config) for need in needs}) == 13
     thresholds = [need for need in needs if "threshold" in need.label]
     assert {need.view.threshold for need in thresholds} == {0.2, 0.65}
 
@@ -46,7 +46,27 @@ def test_paper_rows_have_the_papers_faults_and_ours_have_not(tmp_path):
             if not ours:
                 assert (need.config.crop, need.config.mask) == ("none", "zero")
             if label.startswith("SWIN"):
-                assert (need.config.model.resize, need.config.model.merging) == ("nearest", "merging")
+                resize = "trilinear" if "channel conv" in label else "nearest"
+                assert (need.config.model.resize, need.config.model.merging) == (resize, "merging")
+
+
+def test_batches_and_resizing_are_those_of_the_authors_configurations(tmp_path):
+    plan = api.plan("weather", scale="paper", storage=str(tmp_path))
+    batches, resizes = {}, {}
+    for table in ("weather/table1", "weather/table2"):
+        for label, needs in plan.needs[table].items():
+            batches[label] = needs[0].config.batch
+            resizes[label] = getattr(needs[0].config.model, "resize", "")
+    # models/configurations/config_*.yaml of bruce-willis/weather4cast-2022, e880258; the official ones are the kit's
+    assert batches["VIVIT bce. VIVIT base"] == 4
+    assert batches["BASELINE bce, w/o convtranspose, train all. Epoch 33"] == 7
+    assert batches["BASELINE bce, improved, train all. Epoch 15"] == 12
+    assert batches["BASELINE bce, official"] == 40
+    swins = {label for label in batches if label.startswith("SWIN")}
+    assert {batches[label] for label in swins} == {7}
+    channel = {label for label in swins if "channel conv" in label}
+    assert len(channel) == 3 and {resizes[label] for label in channel} == {"trilinear"}
+    assert {resizes[label] for label in swins - channel} == {"nearest"}
 
 
 def test_channel_conv_starts_from_the_swin_of_the_table(tmp_path):
