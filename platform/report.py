@@ -209,7 +209,7 @@ def latex(part: FilledTable) -> str:
     return "\n".join(lines) + "\n"
 
 
-STYLE = {
+STYLE: Any = {
     "svg.hashsalt": "retable",
     "figure.dpi": 130,
     "savefig.bbox": "tight",

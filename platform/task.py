@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from retable.platform.run import Run
-    from retable.platform.table import Figure, Table
+    from retable.platform.table import Figure, T, Table
 
     Arrays = Mapping[str, np.ndarray[Any, Any]]
     State = dict[str, Any]
@@ -244,7 +244,7 @@ def find_scale(task: Task, name: str) -> Scale:
     return scales[name]
 
 
-def table_at(task: Task, table: Table | Figure, scale: str, changes: Mapping[str, object]) -> Table | Figure:
+def table_at(task: Task, table: T, scale: str, changes: Mapping[str, object]) -> T:
     """Return a table at a scale, with the user's changes.
 
     Raises:
@@ -257,7 +257,7 @@ def table_at(task: Task, table: Table | Figure, scale: str, changes: Mapping[str
     return changed(scaled(table, find_scale(task, scale)), changes, task.config(), named)
 
 
-def scaled(table: Table | Figure, scale: Scale) -> Table | Figure:
+def scaled(table: T, scale: Scale) -> T:
     """Return a table at a scale: its rows, replicates and note. Combined rows join those members that are run."""
     from retable.platform.table import Combined, without_absent
 

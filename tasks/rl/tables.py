@@ -107,7 +107,7 @@ def published(actor: float, critic: float, vae: float) -> dict[str, float]:
     return {"Actor": actor, "Critic": critic, "VAE": vae}
 
 
-def rounded_policies() -> dict[tuple[str, str], Row]:
+def rounded_policies() -> dict[tuple[str, Precision], Row]:
     """Return the rows of policies that act with the weights of a file: (policy, precision) -> row.
 
     Dense policies are rounded too: after a short training a pruned one has no return to lose.
