@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from retable.platform import provenance
-from retable.platform.board import console, errors
+from retable.platform.board import errors
 from retable.platform.cluster import ray_cluster
 from retable.platform.combine import combine_all
 from retable.platform.config import differences, fingerprint, override, set_line
@@ -20,7 +20,7 @@ from retable.platform.runs import RunFolder
 from retable.platform.stages import Scorer, measure_all, predict_and_score
 from retable.platform.storage import Storage
 from retable.platform.table import Figure, Table, resolve
-from retable.platform.task import Task, config_at, find, find_table, names, table_at
+from retable.platform.task import Source, Task, config_at, find, find_table, names, table_at
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -183,8 +183,20 @@ class Run:
         """
         result = self.folder.result()
         if result is None:
-            raise UserError(f"run {self.fingerprint} is not finished")
+            raise UserError(f"run {self.fingerprint} is not finished; the command that began it goes on with it")
         return result
+
+    @property
+    def source(self) -> Source:
+        """The data set that the run was trained on.
+
+        Raises:
+            UserError: if it is gone.
+        """
+        where = self.task.dataset.where(self.config)
+        if not self.folder.storage.exists(f"data/{where}/dataset.json"):
+            raise UserError(f"{self.folder.storage}/data/{where} is gone; put the run's data there again")
+        return Source.of(self.folder.storage, where)
 
     @property
     def metrics(self) -> Mapping[str, float]:
@@ -231,22 +243,31 @@ class Run:
         return set_line(differences(self.config, self.task.config()))
 
 
-def load(fingerprint_start: str, storage: str = STORAGE) -> Run:
+def load(fingerprint_start: str, storage: str | Storage = STORAGE, task: str | None = None) -> Run:
     """Return a run by its fingerprint, or by as many of its first digits as are needed.
 
+    With a task's name, the run's weights are good to use: it is of that task, finished, and has not diverged.
+
     Raises:
-        UserError: if no run, or more than one, begins so.
+        UserError: if no run, or more than one, begins so, or it is not such a run of the task.
     """
-    where = Storage.open(storage)
+    where = storage if isinstance(storage, Storage) else Storage.open(storage)
     found = [(t, f) for t in where.list("runs") for f in where.list(f"runs/{t}") if f.startswith(fingerprint_start)]
     if len(found) != 1:
         raise UserError(f"{where}: {len(found)} runs begin with {fingerprint_start!r}")
-    task = find(found[0][0])
-    folder = RunFolder(where, *found[0])
-    config = folder.config(task)
-    if fingerprint(task.name, task.version, config) != folder.fingerprint:
-        console.print(f"note: {folder.fingerprint} is of an older version of {task.name}; its numbers no longer count")
-    return Run(task, folder, config)
+    name, digits = found[0]
+    if task not in (None, name):
+        raise UserError(f"run {digits} is of {name}, not of {task}; name a run of {task}")
+    folder, of = RunFolder(where, name, digits), find(name)
+    try:
+        run = Run(of, folder, folder.config(of))
+    except UserError as error:
+        raise UserError(f"run {digits} is of another version of {name} ({error}); train it again") from error
+    if fingerprint(name, of.version, run.config) != digits:
+        errors.print(f"note: run {digits} is of an older version of {name}; its numbers no longer count")
+    if task and "diverged" in run.result:
+        raise UserError(f"run {digits} has diverged: its weights are no numbers; train it with other settings")
+    return run
 
 
 def sweep(

@@ -13,7 +13,7 @@ from rich.table import Table as Grid
 
 from retable.platform import task as tasks
 from retable.platform.board import clock, console, errors
-from retable.platform.config import parse_set
+from retable.platform.config import parse_set, set_line
 from retable.platform.errors import UserError
 
 app = typer.Typer(
@@ -259,12 +259,11 @@ def sweep(
 
 def point_line(overrides: Mapping[str, object]) -> str:
     """Write a point of a sweep: its config as --set options, and the fields of its view where it has some."""
-    from retable.platform import api
     from retable.platform.table import split_view
 
     config, view = split_view(overrides)
     seen = [f"view: {', '.join(f'{path}={value}' for path, value in view.items())}"] if view else []
-    return "  ".join([*([api.set_line(config)] if config else []), *seen])
+    return "  ".join([*([set_line(config)] if config else []), *seen])
 
 
 @app.command()

@@ -21,7 +21,7 @@ from retable.platform.plan import Plan, Status, Training, data_digest, name_of, 
 from retable.platform.runs import RunFolder
 from retable.platform.storage import Storage
 from retable.platform.table import split_view
-from retable.platform.task import Source, Task, find
+from retable.platform.task import Data, Source, Task, find
 
 if TYPE_CHECKING:
     from ray import ObjectRef
@@ -110,7 +110,6 @@ def train_job(job: Job, context: Context, run: Any) -> None:
 
     Members that are finished are left out: where a process died while it wrote the results, the others go on.
     """
-    import ray
     import torch
 
     from retable.platform.loop import train
@@ -118,8 +117,7 @@ def train_job(job: Job, context: Context, run: Any) -> None:
 
     torch.set_num_threads(context.resources.cpus if context.resources.workers == 1 else 1)
     task = find(job.task)
-    where = task.dataset.where(job.configs[0])
-    source = Source.of(context.storage, where)
+    source = Source.of(context.storage, task.dataset.where(job.configs[0]))
     digest = source.info["digest"]
     every = [(c, keep, RunFolder.of(context.storage, task, c)) for c, keep in zip(job.configs, job.keep, strict=True)]
     todo = [(config, keep, folder) for config, keep, folder in every if status(folder, keep, digest) != "done"]
@@ -131,8 +129,7 @@ def train_job(job: Job, context: Context, run: Any) -> None:
         for folder, config in zip(folders, configs, strict=True):
             folder.begin(config, task.version, {**facts, "seed": config.seed})
         run = dataclasses.replace(run, save=folders[0].folder.write)
-    arrays = ray.get(context.arrays[where][0]) if where in context.arrays else None
-    data = task.dataset.open(arrays, source, configs)
+    data = open_data(task, configs, source, context)
 
     def score(weights: Mapping[str, torch.Tensor], epoch: int) -> Mapping[str, float]:
         view: Any = override(job.view, {"epoch": epoch})
@@ -149,6 +146,15 @@ def train_job(job: Job, context: Context, run: Any) -> None:
         context.resources.checkpoint_every,
         score if job.view is not None else None,
     )
+
+
+def open_data(task: Task, configs: Sequence[Any], source: Source, context: Context) -> Data:
+    """Open the data set of some configs; its arrays are in the object store, or it is a stream."""
+    import ray
+
+    where = task.dataset.where(configs[0])
+    arrays = ray.get(context.arrays[where][0]) if where in context.arrays else None
+    return task.dataset.open(arrays, source, configs)
 
 
 def trial(spec: Mapping[str, Any], context: Context) -> None:
@@ -210,23 +216,25 @@ def drawn(spec: Mapping[str, Any], context: Context) -> Job:
 
 
 def train_group(job: Job, context: Context) -> None:
-    """Train a job in a Ray Train group. A worker that dies costs what was done since the last checkpoint."""
+    """Train a job in a Ray Train group. A worker that dies costs what was done since the last checkpoint.
+
+    The data are opened here first: over a mistake of the user, Train would start its workers again and again.
+    """
     import ray.train
     from ray.train.torch import TorchTrainer
     from ray.tune.integration.ray_train import TuneReportCallback
 
-    gpus, workers = context.resources.gpus, context.resources.workers
-    for config in job.configs:
-        if getattr(config, "batch", workers) % workers:
-            raise UserError(
-                f"batch {config.batch} cannot be shared by {workers} workers; choose a multiple of {workers}"
-            )
+    from retable.platform.loop import check_batch
+
+    gpus, workers, task = context.resources.gpus, context.resources.workers, find(job.task)
+    source = Source.of(context.storage, task.dataset.where(job.configs[0]))
+    check_batch(task, open_data(task, job.configs, source, context), workers)
     name = f"train-{uuid.uuid4().hex[:12]}"  # a name used before would make Train resume its own snapshot
     trainer = TorchTrainer(
         train_worker,
         train_loop_config={"job": job, "context": context},
         scaling_config=ray.train.ScalingConfig(
-            num_workers=context.resources.workers,
+            num_workers=workers,
             use_gpu=gpus > 0,
             resources_per_worker={"CPU": context.share, **({"GPU": gpus} if gpus else {})},
         ),

@@ -21,7 +21,7 @@ from retable.platform.run import Run, seed_everything
 from retable.platform.runs import RunFolder, sha256, weights_path
 
 if TYPE_CHECKING:
-    from retable.platform.task import Task
+    from retable.platform.task import Data, Task
 
 Score = Callable[[Mapping[str, Tensor], int], Mapping[str, float]]
 
@@ -89,7 +89,7 @@ class CheckpointClock:
 def train(
     task: Task,
     configs: Sequence[Any],
-    data: Any,
+    data: Data,
     folders: Sequence[RunFolder],
     digest: str,
     run: Run,
@@ -110,9 +110,11 @@ def train(
             early stopping: the best, under the last one's number).
         checkpoint_every: steps between checkpoints within an epoch; 0: about half a minute.
         score: for sweeps of one member: (weights, epoch) -> metrics that join the report of each epoch.
+
+    Raises:
+        UserError: before the first step, where the data give no batch, or one that the workers cannot share.
     """
-    if data.steps < 1:
-        raise UserError(f"{task.name}: the data hold less than one batch; lower the batch, or get more data")
+    check_batch(task, data, run.world)
     learner = task.learner(configs, data, run)
     start_from_parents(learner, task, configs, folders)
     epochs, rule = configs[0].epochs, task.early_stop(configs[0])
@@ -154,6 +156,19 @@ def train(
         run.report({name: value for name, value in rows[0].items() if isinstance(value, (int, float))})
         if ended:
             break
+
+
+def check_batch(task: Task, data: Data, workers: int) -> None:
+    """Refuse data that give no batch, and a batch that workers cannot share equally.
+
+    Raises:
+        UserError: naming the remedy.
+    """
+    if data.steps < 1:
+        raise UserError(f"{task.name}: the data hold less than one batch; lower the batch, or get more data")
+    if data.batch % workers:
+        remedy = f"set a batch that is a multiple of {workers}, or other --workers"
+        raise UserError(f"{task.name}: a batch of {data.batch} cannot be shared by {workers} workers; {remedy}")
 
 
 def over(rule: tuple[str, int] | None, history: Sequence[Mapping[str, Any]]) -> bool:

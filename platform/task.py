@@ -49,8 +49,15 @@ class Data(Protocol):
     def steps(self) -> int:
         """Batches in an epoch."""
 
+    @property
+    def batch(self) -> int:
+        """Rows of a batch, over all workers together; 1 where a step cannot be shared out."""
+
     def batches(self, epoch: int, start: int, rank: int, world: int) -> Iterator[Any]:
-        """Yield the epoch's batches from step `start` on, this rank's rows only: a function of seed and epoch alone."""
+        """Yield the epoch's batches from step `start` on, this rank's rows only: a function of seed and epoch alone.
+
+        `world` divides `batch`: the loop has seen to that.
+        """
 
 
 class Learner(Protocol):

@@ -110,9 +110,8 @@ def keeps(results: Results, method: str, environment: str, policy: str, fails: b
     pairs = paired(results, rows, "behaviour_share", view_policy=policy).get(environment)
     if pairs is None or pairs.shape[1] < LEAST:
         return untested("runs are missing")
-    found = ratio_of(
-        *pairs, about=f"of the dense return, {plural(pairs.shape[1], 'seed')}, {updates(results)}", form=".0%"
-    )
+    about = f"of the dense return, {plural(pairs.shape[1], 'seed')}, {updates(results)}"
+    found = ratio_of(pairs[0], pairs[1], about, ".0%")
     because = f"{found}; keeps means {KEEPS:.0%}"
     status = found.status(KEEPS)
     opposite: dict[Status, Status] = {"holds": "does not hold", "does not hold": "holds"}

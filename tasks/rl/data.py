@@ -324,6 +324,7 @@ class Transitions:
         actions: numbers in an action.
         max_action: bound of each number of an action: 1, as data sets hold actions in [-1, 1].
         steps: batches in an epoch.
+        batch: transitions in a batch, over all workers together.
 
     """
 
@@ -338,7 +339,7 @@ class Transitions:
             raise ValueError("members that train together need equal `batch` and `updates`")
         self.states, self.actions = int(info["states"]), int(info["actions"])
         self.max_action = float(info["max_action"])
-        self.steps, self._batch, self._columns = configs[0].updates, configs[0].batch, columns
+        self.steps, self.batch, self._columns = configs[0].updates, configs[0].batch, columns
         self._seeds = [config.seed for config in configs]
         # Members with one seed (many sparsities, say) see the same rows, which are drawn once.
         self._streams = sorted(set(self._seeds))
@@ -361,17 +362,10 @@ class Transitions:
         Rows are drawn with replacement from (seed, epoch, step), as the reference draws them, so batches depend on
         neither `start` nor the other members, and the ranks' shares joined are the batch of one worker.
 
-        Raises:
-            UserError: where the batch cannot be shared equally.
-
         """
-        if self._batch % world:
-            raise UserError(f"batch {self._batch} cannot be shared by {world} workers; choose a multiple of {world}")
-        return self._batches(epoch, start, slice(rank * self._batch // world, (rank + 1) * self._batch // world))
-
-    def _batches(self, epoch: int, start: int, share: slice) -> Iterator[dict[str, torch.Tensor]]:
+        share = slice(rank * self.batch // world, (rank + 1) * self.batch // world)
         for block in range(start // BLOCK, -(-self.steps // BLOCK)):
-            draws = [self._draw((BATCHES, seed, epoch, block), (BLOCK, self._batch)) for seed in self._streams]
+            draws = [self._draw((BATCHES, seed, epoch, block), (BLOCK, self.batch)) for seed in self._streams]
             rows: Any = np.stack(draws)
             members: Any = self._members
             if self._table is not None:  # one transfer for all the block's steps

@@ -14,6 +14,7 @@ from typing import Any
 
 from retable.platform.table import Column, Figure, Measurement, Row, Table
 from retable.tasks.rl import figures
+from retable.tasks.rl.compact import Precision
 from retable.tasks.rl.predict import speed
 from retable.tasks.rl.sparse import COMPACT
 
@@ -179,7 +180,8 @@ TABLES: Mapping[str, Table | Figure] = {
         columns=SIZES,
         over={"seed": SEEDS},
         note="No training changes these sizes; our exact files, of the last claim, grow by some per cent "
-        "(rl/formats has them after training). Sparse files hold `to_sparse()` tensors: an int64 index per dimension beside each value, biases too. "
+        "(rl/formats has them after training). "
+        "Sparse files hold `to_sparse()` tensors: an int64 index per dimension beside each value, biases too. "
         "The published GraSP row is smaller than 5 % of the weights can be stored: zero biases of unconnected units "
         "would explain it, as in an initialisation the paper does not describe.",
     ),

@@ -215,6 +215,7 @@ class Photographs:
         """
         (config,) = configs
         self.config, self.source, self.steps = config, source, config.steps
+        self.batch = config.method.batch if isinstance(config.method, TrainNetwork) else 1
         self.tests = tests(source)
         self.storage = source.storage
         self._columns, self._paths = columns, training_files(source.folder)
@@ -229,17 +230,15 @@ class Photographs:
         """Yield this rank's share of the epoch's batches from step `start` on; for version 1, None for each step.
 
         Raises:
-            UserError: where the batch cannot be shared equally, or a picture is missing or broken.
+            UserError: where a picture is missing or broken.
 
         """
         method = self.config.method
         if not isinstance(method, TrainNetwork):
             return iter([None] * (self.steps - start))
-        if method.batch % world:
-            raise UserError(f"batch {method.batch} cannot be shared by {world} workers; choose a multiple of {world}")
-        own = slice(rank * method.batch // world, (rank + 1) * method.batch // world)
+        own = slice(rank * self.batch // world, (rank + 1) * self.batch // world)
         first, last = (epoch * self.steps + step for step in (start, self.steps))
-        positions = np.arange(first * method.batch, last * method.batch).reshape(-1, method.batch)[:, own]
+        positions = np.arange(first * self.batch, last * self.batch).reshape(-1, self.batch)[:, own]
         return self._streamed(positions, method) if self._columns is None else self._decoded(positions, method)
 
     def _keys(self, positions: Array, method: TrainNetwork) -> list[Sequence[int] | None]:

@@ -33,11 +33,12 @@ def arrays(table):
 
 class Points:
     def __init__(self, columns, source, configs):
-        self.columns, self.config, self.steps = columns, configs[0], 64 // configs[0].batch
+        self.columns, self.config, self.batch = columns, configs[0], configs[0].batch
+        self.steps = 64 // self.batch
 
     def batches(self, epoch, start, rank, world):
         order = np.random.default_rng([self.config.seed, epoch]).permutation(64)
-        share = self.config.batch // world
+        share = self.batch // world
         for step in range(start, self.steps):
-            rows = order[step * self.config.batch + rank * share :][:share]
+            rows = order[step * self.batch + rank * share :][:share]
             yield tuple(torch.from_numpy(self.columns[name][rows]) for name in ("x", "y"))
