@@ -297,6 +297,10 @@ class Watch:
         watch = self
 
         class Forward(Callback):
+            def __reduce__(self) -> Any:
+                """Pickle nothing of ours: Ray writes callbacks beside its state, and a terminal cannot be pickled."""
+                return Callback, ()
+
             def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
                 for name in watch.names(trial.config):
                     watch.board.start(name)
@@ -304,9 +308,9 @@ class Watch:
 
             def on_trial_result(self, iteration: int, trials: list[Any], trial: Any, result: Any, **info: Any) -> None:
                 if "epoch" in result:
-                    text = f"epoch {result['epoch']} of {watch.epochs}, {result.get('seconds', 0):.0f} s"
+                    epoch = result["epoch"]
                     for name in watch.names(trial.config):
-                        watch.board.update(name, text)
+                        watch.board.update(name, f"epoch {epoch} of {watch.epochs}", epoch, watch.epochs)
 
             def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
                 last = trial.last_result or {}
@@ -329,7 +333,7 @@ class Watch:
             self.board.fail(names[0], why)
             return
         for name in names:
-            self.board.running.pop(name, None)
+            self.board.stop(name)
         console.print(f"a stack of {len(names)} failed, its members train one by one: {why}", markup=False)
         self.apart.append(spec)
 
@@ -347,21 +351,21 @@ def fit(trainable_space: Mapping[str, Any], context: Context, watch: Watch, **tu
     else:
         check_room("CPU", resources.cpus)
         needs = {"cpu": resources.cpus, "gpu": resources.gpus}
-    tuner = tune.Tuner(
-        tune.with_resources(tune.with_parameters(trial, context=context), needs),
-        param_space=dict(trainable_space),
-        tune_config=tune.TuneConfig(reuse_actors=resources.workers == 1, **tune_config),
-        run_config=tune.RunConfig(
-            name=name,
-            **ray_storage(context.storage),
-            verbose=0,
-            callbacks=[watch.callback()],
-            failure_config=tune.FailureConfig(max_failures=3),
-            checkpoint_config=tune.CheckpointConfig(num_to_keep=1),
-        ),
-    )
     try:
         with disk_errors(str(context.storage)):
+            tuner = tune.Tuner(
+                tune.with_resources(tune.with_parameters(trial, context=context), needs),
+                param_space=dict(trainable_space),
+                tune_config=tune.TuneConfig(reuse_actors=resources.workers == 1, **tune_config),
+                run_config=tune.RunConfig(
+                    name=name,
+                    **ray_storage(context.storage),
+                    verbose=0,
+                    callbacks=[watch.callback()],
+                    failure_config=tune.FailureConfig(max_failures=3),
+                    checkpoint_config=tune.CheckpointConfig(num_to_keep=1),
+                ),
+            )
             return tuner.fit()
     finally:
         context.storage.remove(f".ray/{name}")  # Ray's own state is never read
