@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from retable.platform.board import Board, console
 from retable.platform.cluster import check_room, cluster_resources, cpu_share
 from retable.platform.config import override
-from retable.platform.errors import UserError, disk_errors
+from retable.platform.errors import UserError, disk_errors, redact
 from retable.platform.plan import Plan, Prediction, Scoring, Status, Timing, Training, data_digest, stacks, status
 from retable.platform.runs import RunFolder
 from retable.platform.storage import Storage
@@ -265,7 +265,7 @@ def train_worker(settings: Mapping[str, Any]) -> None:
 
 
 def one_line(error: BaseException) -> str:
-    """Say in one line what went wrong; for a fault of ours, also where."""
+    """Say in one line, without secrets, what went wrong; for a fault of ours, also where."""
     if isinstance(error, UserError):
         return str(error)
     cause = error.__cause__ or error
@@ -276,7 +276,7 @@ def one_line(error: BaseException) -> str:
     text = str(cause).strip().splitlines()
     frames = traceback.extract_tb(cause.__traceback__)
     place = f" ({frames[-1].filename.rsplit('/', 1)[-1]}:{frames[-1].lineno})" if frames else ""
-    return f"{type(cause).__name__}: {text[-1] if text else ''}{place}"
+    return redact(f"{type(cause).__name__}: {text[-1] if text else ''}{place}")
 
 
 def nothing(*_: Any) -> None:

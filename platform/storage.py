@@ -15,7 +15,7 @@ from typing import Any
 
 from pyarrow import ArrowInvalid, fs
 
-from retable.platform.errors import UserError, disk_errors
+from retable.platform.errors import UserError, disk_errors, redact
 
 OBJECT_STORES = ("s3", "gcs", "abfs")
 """pyarrow's own: an object appears whole when its stream is closed, and there are no folders to make."""
@@ -41,6 +41,8 @@ class Storage:
         where = str(where)
         if "://" not in where:
             return Storage(fs.LocalFileSystem(), os.path.abspath(os.path.expanduser(where)))
+        if any(letter.isspace() for letter in where):  # not quoted: what a secret is cannot be told from the rest
+            raise UserError("--storage: a URI holds no spaces; write %20 for each")
         try:
             filesystem, root = fs.FileSystem.from_uri(where)
         except (ArrowInvalid, NotImplementedError) as error:
@@ -61,9 +63,11 @@ class Storage:
         return Storage(self.filesystem, f"{self.root}/{path}")
 
     def __str__(self) -> str:
-        """Return the folder as people write it."""
+        """Return the folder as people write it, without secrets."""
+        if self.is_local:
+            return self.root
         protocol = self.filesystem.type_name.removeprefix("py::fsspec+")
-        return self.root if self.is_local else f"{protocol}://{self.root}"
+        return redact(self.root if "://" in self.root else f"{protocol}://{self.root}")
 
     def exists(self, path: str = "") -> bool:
         """Say whether a file or folder is there."""
@@ -184,6 +188,6 @@ def _fsspec(uri: str) -> tuple[fs.FileSystem, str]:
 
     try:
         filesystem, root = fsspec.core.url_to_fs(uri)
-    except (ImportError, ValueError) as error:
+    except (ImportError, ValueError, OSError) as error:
         raise UserError(f"--storage {uri}: {error}") from error
     return fs.PyFileSystem(fs.FSSpecHandler(filesystem)), root
