@@ -213,14 +213,15 @@ def load(fingerprint_start: str, storage: str = STORAGE) -> Run:
     """Return a run by its fingerprint, or by as many of its first digits as are needed.
 
     Raises:
-        UserError: if no run, or more than one, begins so.
+        UserError: if no run, or more than one, begins so, or its `config.json` is missing or damaged.
     """
     where = Storage.open(storage)
-    found = [(t, f) for t in where.list("runs") for f in where.list(f"runs/{t}") if f.startswith(fingerprint_start)]
+    every = [(task, name) for task in where.folders("runs") for name in where.folders(f"runs/{task}")]
+    found = [(task, name) for task, name in every if name.startswith(fingerprint_start)]
     if len(found) != 1:
         raise UserError(f"{where}: {len(found)} runs begin with {fingerprint_start!r}")
-    task = find(found[0][0])
     folder = RunFolder(where, *found[0])
+    task = find(folder.task)
     config = folder.config(task)
     if fingerprint(task.name, task.version, config) != folder.fingerprint:
         console.print(f"note: {folder.fingerprint} is of an older version of {task.name}; its numbers no longer count")

@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,6 +81,14 @@ class Storage:
             names = [info.base_name for info in self.filesystem.get_file_info(selector)]
         return sorted(name for name in names if not name.startswith(".writing-"))
 
+    def folders(self, path: str = "") -> list[str]:
+        """Return the sorted names of the folders in a folder: no files, and nothing hidden, that a desktop may leave."""
+        selector = fs.FileSelector(self._path(path), allow_not_found=True)
+        with disk_errors(self._name(path)):
+            found = self.filesystem.get_file_info(selector)
+        names = [info.base_name for info in found if info.type == fs.FileType.Directory]
+        return sorted(name for name in names if not name.startswith("."))
+
     def read(self, path: str) -> bytes:
         """Return a file's bytes. Raises FileNotFoundError where there is none."""
         with disk_errors(self._name(path)), self.filesystem.open_input_stream(self._path(path)) as stream:
@@ -96,8 +104,30 @@ class Storage:
         """
         try:
             return json.loads(self.read(path))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UserError(f"{self._name(path)}: not a JSON file ({error}); remove it and run again") from error
+
+    def read_record(
+        self, path: str, entries: Mapping[str, type | tuple[type, ...]], remedy: str = "remove it and run again"
+    ) -> dict[str, Any]:
+        """Return the object in a JSON file; it may hold more than these entries.
+
+        Args:
+            path: the file.
+            entries: name of an entry that must be there -> its type, or types.
+            remedy: what to do where it is not.
+
+        Raises:
+            FileNotFoundError: where there is none.
+            UserError: where the file is not JSON, no object, or an entry is missing or of another type.
+        """
+        found = self.read_json(path)
+        if not isinstance(found, dict):
+            raise UserError(f"{self._name(path)}: a {type(found).__name__}, not an object with entries; {remedy}")
+        for name, kind in entries.items():
+            if not isinstance(found.get(name, ...), kind):
+                raise UserError(f"{self._name(path)}: the entry {name!r} is missing or of the wrong type; {remedy}")
+        return found
 
     def write(self, path: str, data: bytes | str) -> None:
         """Write a whole file at once.

@@ -98,8 +98,13 @@ def read_recordings(folder: Storage) -> list[Recording]:
     """
     try:
         with disk_errors(f"{folder}/{TABLE}"):
-            table = pq.read_table(f"{folder.root}/{TABLE}", filesystem=folder.filesystem, schema=RECORDING)
-    except (FileNotFoundError, pa.ArrowException) as error:
+            table = pq.read_table(
+                f"{folder.root}/{TABLE}",
+                filesystem=folder.filesystem,
+                schema=RECORDING,
+                page_checksum_verification=True,
+            )
+    except (OSError, pa.ArrowException) as error:
         raise UserError(f"{folder}/{TABLE}: missing or broken; make or import the data set again") from error
     return [
         Recording(**{**row, "captions": tuple(row["captions"]), "rewrites": tuple(map(tuple, row["rewrites"]))})
@@ -362,7 +367,9 @@ def _mel_module() -> Any:
 
 def _parquet(table: pa.Table, rows: int) -> bytes:
     sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, row_group_size=max(rows, 1), compression="zstd", use_dictionary=False)
+    pq.write_table(
+        table, sink, row_group_size=max(rows, 1), compression="zstd", use_dictionary=False, write_page_checksum=True
+    )
     data: bytes = sink.getvalue().to_pybytes()
     return data
 
@@ -435,7 +442,11 @@ class AudioShards:
 
     def _opened(self, name: str) -> tuple[pq.ParquetFile, Array]:
         if name not in self._open:
-            file = pq.ParquetFile(f"{self._folder.root}/audio/{name}", filesystem=self._folder.filesystem)
+            file = pq.ParquetFile(
+                f"{self._folder.root}/audio/{name}",
+                filesystem=self._folder.filesystem,
+                page_checksum_verification=True,
+            )
             groups = range(file.metadata.num_row_groups)
             self._open[name] = file, np.cumsum([file.metadata.row_group(group).num_rows for group in groups])
             if len(self._open) > OPEN:
