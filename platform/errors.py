@@ -23,7 +23,7 @@ SECRETS = (
     (rf"([?&;](?:{SECRET}|key|sig|sas|pass|auth)=)[^\s&;#'\"]+", rf"\1{HIDDEN}"),
     (rf"(?<![\w.?&;-])(-*{SECRET}=){VALUE}", rf"\1{HIDDEN}"),
     (rf"(?<![\w-])(--{SECRET}\s+){VALUE}", rf"\1{HIDDEN}"),
-    (rf"(['\"]{SECRET}['\"]:\s*){VALUE}", rf"\1{HIDDEN}"),
+    (rf"(['\"]{SECRET}['\"]:\s*(['\"])).*?\2", rf"\1{HIDDEN}\2"),
 )
 
 

@@ -322,7 +322,7 @@ def _write_shard(
     return written, said
 
 
-def _sha256(parts: Sequence[bytes]) -> str:
+def _sha256(parts: Sequence[bytes | pa.Buffer]) -> str:
     """Return the SHA-256 of several pieces of data, and of where each ends."""
     hashed = hashlib.sha256(json.dumps([len(part) for part in parts]).encode())
     for part in parts:
@@ -341,13 +341,14 @@ def _keep(features: Features, decode: Callable[[], Waveform]) -> Kept:
 
 
 def _said(folder: Storage, path: str) -> dict[str, Any]:
-    """Return what a shard says of itself; nothing where it is missing or broken."""
+    """Return what a shard says of itself; nothing where it is missing or broken, or its sound is not what was written."""
     try:
-        schema = pq.read_schema(f"{folder.root}/{path}", filesystem=folder.filesystem)
-        said: dict[str, Any] = json.loads(schema.metadata[b"shard"])
+        table = pq.read_table(f"{folder.root}/{path}", filesystem=folder.filesystem, page_checksum_verification=True)
+        said: dict[str, Any] = json.loads(table.schema.metadata[b"shard"])
+        whole = _sha256([each.as_buffer() for each in table["audio"]]) == said["sound"]
     except (OSError, pa.ArrowException, KeyError, TypeError, ValueError):
         return {}
-    return said
+    return said if whole else {}
 
 
 def _mel(waveform: Waveform) -> Float16[np.ndarray, "frames 128"]:
