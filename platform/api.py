@@ -249,10 +249,12 @@ def load(fingerprint_start: str, storage: str | Storage = STORAGE, task: str | N
     With a task's name, the run's weights are good to use: it is of that task, finished, and has not diverged.
 
     Raises:
-        UserError: if no run, or more than one, begins so, or it is not such a run of the task.
+        UserError: if no run, or more than one, begins so, its `config.json` is missing or damaged, or it is not such a
+            run of the task.
     """
     where = storage if isinstance(storage, Storage) else Storage.open(storage)
-    found = [(t, f) for t in where.list("runs") for f in where.list(f"runs/{t}") if f.startswith(fingerprint_start)]
+    every = [(t, f) for t in where.folders("runs") for f in where.folders(f"runs/{t}")]
+    found = [(t, f) for t, f in every if f.startswith(fingerprint_start)]
     if len(found) != 1:
         raise UserError(f"{where}: {len(found)} runs begin with {fingerprint_start!r}")
     name, digits = found[0]

@@ -80,9 +80,14 @@ def load_arrays(tasks: Mapping[str, Task], storage: Storage, stream: bool = Fals
     """Read data sets through Ray Data, once, into the object store; `tasks` maps data folder to task.
 
     Sets that would take more than 30 % of a node's object store are left out, where their task can stream them.
+
+    Raises:
+        UserError: where a data set is missing, damaged, or cannot be streamed as asked for.
     """
     import pyarrow as pa
     import ray
+
+    from retable.platform.stream import raise_error
 
     ray.data.DataContext.get_current().enable_progress_bars = False
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
@@ -92,13 +97,16 @@ def load_arrays(tasks: Mapping[str, Task], storage: Storage, stream: bool = Fals
         folder = storage / f"data/{where}"
         if stream and not task.dataset.streams:
             raise UserError(f"--stream: {task.name} has no data to stream; leave it out")
-        size = folder.read_json("dataset.json")["bytes"] if task.dataset.streams else 0
+        again = "make or convert the data set again"
+        size = folder.read_record("dataset.json", {"bytes": int}, again)["bytes"] if task.dataset.streams else 0
         if task.dataset.streams and (stream or size > room):
             continue
         room -= size
         try:
             tables = ray.get(task.dataset.read(folder).to_arrow_refs())
-        except (ray.exceptions.RayError, pa.ArrowException) as error:
+            for table in tables:
+                raise_error(table)
+        except (ray.exceptions.RayError, pa.ArrowException, RuntimeError) as error:
             remedy = f"`retable data check {task.name}` says more"
             raise UserError(f"{folder} cannot be read ({one_line(error)}); {remedy}") from error
         arrays[where] = [ray.put(dict(task.dataset.arrays(pa.concat_tables(tables).combine_chunks())))]

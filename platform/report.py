@@ -16,7 +16,7 @@ from typing import Any
 
 from retable.platform.board import errors
 from retable.platform.config import set_line
-from retable.platform.errors import UserError, one_line
+from retable.platform.errors import one_line
 from retable.platform.filled import Cell, FilledRow, FilledTable, fill, gather, source_line
 from retable.platform.plan import Plan, compile_plan
 from retable.platform.provenance import processor_name
@@ -98,11 +98,7 @@ def read_request(storage: Storage, path: str) -> dict[str, Any]:
     Raises:
         UserError: if the file is no such request.
     """
-    request = storage.read_json(path)
-    kinds = {"table": str, "scale": str, "set": dict}
-    if not isinstance(request, dict) or any(not isinstance(request.get(k), kind) for k, kind in kinds.items()):
-        raise UserError("no request for a table; remove the file")
-    return request
+    return storage.read_record(path, {"table": str, "scale": str, "set": dict})
 
 
 def new_section(request: Mapping[str, Any], storage: Storage, into: Storage, snapshot: Snapshot) -> FilledTable:

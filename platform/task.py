@@ -82,9 +82,13 @@ class Source:
 
     @staticmethod
     def of(storage: Storage, where: str) -> Source:
-        """Return the data set at `<storage>/data/<where>`."""
+        """Return the data set at `<storage>/data/<where>`.
+
+        Raises:
+            UserError: where its `dataset.json` is damaged.
+        """
         folder = storage / f"data/{where}"
-        return Source(folder, folder.read_json("dataset.json"))
+        return Source(folder, folder.read_record("dataset.json", {"digest": str}, "make or convert the data set again"))
 
     @property
     def storage(self) -> Storage:

@@ -52,6 +52,7 @@ PROVENANCE: dict[str, type | tuple[type, ...]] = {
     "behaviour_score": (float, type(None)),
 }
 REMEDY = "make or convert the data set again"
+CHANGED = "the Parquet files are not those of dataset.json (digest)"
 PART = 131_072
 """Rows of one Parquet file."""
 BLOCK = 100
@@ -196,11 +197,31 @@ def check(where: Storage | Path) -> list[str]:
         table = _table(storage, info)
     except UserError as error:
         return [str(error)]
+    found = [] if _digest(storage, info) == info["digest"] else [CHANGED]
+    return [f"{storage}: {line}; {REMEDY}" for line in [*found, *_row_defects(table, info)]]
+
+
+def _digest(storage: Storage, info: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of a data set's files, as `store` wrote them."""
     digest = hashlib.sha256()
     for number in range(info["parts"]):
-        digest.update(storage.read(_part(number)))
-    found = [] if digest.hexdigest() == info["digest"] else ["the Parquet files are not those of dataset.json (digest)"]
-    return [f"{storage}: {line}; {REMEDY}" for line in [*found, *_row_defects(table, info)]]
+        try:
+            digest.update(storage.read(_part(number)))
+        except FileNotFoundError as error:
+            raise UserError(f"{storage}: {_part(number)} is missing; {REMEDY}") from error
+    return digest.hexdigest()
+
+
+def _verified(storage: Storage) -> dict[str, Any]:
+    """Return `dataset.json` of a data set whose files are those that it was written for.
+
+    Raises:
+        UserError: where the set is absent, unfinished or damaged.
+    """
+    info = provenance(storage)
+    if _digest(storage, info) != info["digest"]:
+        raise UserError(f"{storage}: {CHANGED}; {REMEDY}")
+    return info
 
 
 def _row_defects(table: pa.Table, info: Mapping[str, Any]) -> Iterator[str]:
@@ -262,7 +283,7 @@ def columns(storage: Storage) -> dict[str, Array]:
         UserError: where the set is absent, unfinished or broken.
 
     """
-    return arrays(_table(storage, provenance(storage)))
+    return arrays(_table(storage, _verified(storage)))
 
 
 def read(storage: Storage) -> ray.data.Dataset:
@@ -272,12 +293,12 @@ def read(storage: Storage) -> ray.data.Dataset:
     running, and a CPU be free of trials: a read task waits for ever where trials hold every CPU.
 
     Raises:
-        UserError: where the set is absent or unfinished.
+        UserError: where the set is absent, unfinished or damaged.
 
     """
     import ray.data
 
-    info = provenance(storage)
+    info = _verified(storage)
     parts = [f"{storage.root}/{_part(number)}" for number in range(info["parts"])]
     context = ray.data.DataContext.get_current()
     before, context.use_datasource_v2 = context.use_datasource_v2, False

@@ -43,7 +43,7 @@ def run(network, storage):
     folder = RunFolder(storage, "audio", "0123456789abcdef")
     digest = folder.save_weights(3, network.state_dict())
     folder.folder.write_json("provenance.json", {"data": {"name": "sounds"}, "commit": "abc"})
-    folder.folder.write_json("result.json", {"weights": {"3": digest}, "metrics": {}})
+    folder.folder.write_json("result.json", {"data": "", "weights": {"3": digest}, "metrics": {}})
     task = SimpleNamespace(name="audio", dataset=SimpleNamespace(describe=lambda info: f"the {info['name']}"))
     return embedding.api.Run(task, folder, CONFIG)
 

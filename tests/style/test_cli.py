@@ -129,7 +129,7 @@ def run_of(storage, epochs):
     folder = RunFolder.of(storage, task, config)
     folder.begin(config, task.version, {})
     kept = {str(epoch): folder.save_weights(epoch, network(epoch).state_dict()) for epoch in range(1, epochs + 1)}
-    folder.folder.write_json("result.json", {"metrics": {}, "weights": kept})
+    folder.folder.write_json("result.json", {"data": "", "metrics": {}, "weights": kept})
     return folder.fingerprint
 
 
