@@ -5,6 +5,7 @@ Compiling a plan reads the storage and starts nothing.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections import Counter
@@ -197,9 +198,7 @@ def compile_plan(tables: Mapping[str, tuple[Task, Table | Figure]], storage: Sto
         for row in table.rows:
             if isinstance(row, Combined) and row.present:
                 plan.combinings += combinings(plan, name, row)
-    for scoring in plan.unscored:
-        for view in task_reads(scoring):
-            _add_prediction(plan, scoring, view, joined=False)
+    _add_predictions(plan)
     due = plan.uncombined  # or will be, once members are trained again
     due += [c for c in plan.combinings if any(plan.trainings[m.folder.path].status != "done" for m in c.members)]
     for combining in due:
@@ -212,6 +211,12 @@ def compile_plan(tables: Mapping[str, tuple[Task, Table | Figure]], storage: Sto
 def task_reads(scoring: Scoring) -> Sequence[Any]:
     """Return the views whose predictions a view is scored from."""
     return scoring.task.reads(scoring.view)
+
+
+def _add_predictions(plan: Plan) -> None:
+    for scoring in plan.unscored:
+        for view in task_reads(scoring):
+            _add_prediction(plan, scoring, view, joined=False)
 
 
 def _add_prediction(plan: Plan, scoring: Scoring, view: Any, joined: bool) -> None:
@@ -241,11 +246,16 @@ def scoring_key(plan: Plan, task: Task, need: Need) -> str:
     return f"{RunFolder.of(plan.storage, task, need.config).path}/{view_key(need.view)}"
 
 
-def compile_configs(task: Task, configs: Sequence[Any], storage: Storage) -> Plan:
-    """Plan trainings that no table asks for: what `train` runs."""
+def compile_configs(task: Task, configs: Sequence[Any], storage: Storage, views: Sequence[Any] = ()) -> Plan:
+    """Plan trainings that no table asks for: what `train` and `sweep` run.
+
+    `views`, where there are any, say how each config's run is scored; their epochs are resolved.
+    """
     plan = Plan(storage, {})
-    for config in configs:
-        _add(plan, task, config, None, {})
+    digests: dict[str, str | None] = {}
+    for config, view in itertools.zip_longest(configs, views):
+        _add(plan, task, config, view, digests)
+    _add_predictions(plan)
     return plan
 
 

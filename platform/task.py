@@ -151,6 +151,9 @@ class Task:
     """Config -> seconds of one CPU core that its training takes, roughly."""
     view_cost: Callable[[Any, Any], float]
     """(config, view) -> seconds of one CPU core that its predictions take, roughly."""
+    metrics: Sequence[str] = ()
+    """What a sweep may search for the best of, among the scores and the log's metrics; `iou` also stands for `iou/...`.
+    Where there are none, any word is taken."""
     tables: Mapping[str, Table | Figure] = field(default_factory=dict)
     scales: Mapping[str, Scale] = field(default_factory=dict)
 

@@ -37,6 +37,7 @@ TASK = Task(
     group=group,
     cost=cost,
     view_cost=view_cost,
+    metrics=("map10", "r1", "r5", "r10", "a2t_map10", "map10_multi", "map16_multi", "validation_map10", "validation_loss"),
     tables=TABLES,
     scales=SCALES,
 )

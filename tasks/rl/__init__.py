@@ -31,6 +31,7 @@ TASK = Task(
     group=group,
     cost=cost,
     view_cost=view_cost,
+    metrics=("return", "behaviour_share", "score", "return_std", "length"),
     tables=TABLES,
     scales=SCALES,
 )

@@ -38,6 +38,7 @@ TASK = Task(
     group=group,
     cost=cost,
     view_cost=view_cost,
+    metrics=("iou", "iou_batched", "pod", "far", "precision", "fss", "brier", "validation_iou", "validation_loss"),
     tables=TABLES,
     scales=SCALES,
 )

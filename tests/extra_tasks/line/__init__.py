@@ -70,6 +70,7 @@ TASK = Task(
     group=lambda config: config,
     cost=lambda config: 0.01 * config.epochs,
     view_cost=lambda config, view: 0.01,
+    metrics=("rmse", "slope"),
     tables={"table1": TABLE, "figure1": FIGURE},
     scales={"smoke": Scale(about="seconds", apply=lambda table: table)},
 )
