@@ -17,6 +17,7 @@ from retable.platform.errors import UserError
 from retable.platform.launch import Context, Resources, load_arrays, train_all
 from retable.platform.plan import Plan, compile_configs, compile_plan
 from retable.platform.runs import RunFolder
+from retable.platform.space import Space
 from retable.platform.stages import Scorer, measure_all, predict_and_score
 from retable.platform.storage import Storage
 from retable.platform.table import Figure, Table, resolve
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from retable.platform.filled import FilledTable
+    from retable.platform.sweep_result import SweepResult
 
 STORAGE = os.environ.get("RETABLE_STORAGE", "results")
 
@@ -154,7 +156,7 @@ def train(
     late = [epoch for epoch in keep if not 1 <= epoch <= config.epochs]
     if late:
         raise UserError(f"--keep {late[0]}: the run has the epochs 1..{config.epochs}")
-    work = compile_configs(found, [config], Storage.open(storage), keep, retry_diverged)
+    work = compile_configs(found, [config], Storage.open(storage), keep=keep, retry=retry_diverged)
     failures = execute(work, resources or Resources())
     if failures:
         raise UserError(next(iter(failures.values())))
@@ -273,15 +275,23 @@ def load(fingerprint_start: str, storage: str | Storage = STORAGE, task: str | N
 
 
 def sweep(
-    name: str,
+    space: str | Space,
     *,
     set: Mapping[str, object] | None = None,
     scale: str = "smoke",
     storage: str = STORAGE,
     resources: Resources | None = None,
     samples: int | None = None,
-) -> Any:
-    """Search a space of `search_spaces/` and return what was found, best first; the same call goes on."""
+    name: str = "",
+) -> SweepResult:
+    """Search a space, a `Space` or the name of one in `search_spaces/`, or go on with it; return what was found.
+
+    `samples` is how many points to draw, where they are drawn; `name` is what the sweep's files are called, else after
+    the space or its task.
+
+    Raises:
+        UserError: on a mistake of the user's.
+    """
     from retable.platform.sweep import run_sweep
 
-    return run_sweep(name, set or {}, scale, Storage.open(storage), resources or Resources(), samples)
+    return run_sweep(space, set or {}, scale, Storage.open(storage), resources or Resources(), samples, name)

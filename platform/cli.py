@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
 from rich.table import Table as Grid
+from rich.text import Text
 
 from retable.platform import task as tasks
 from retable.platform.board import clock, console, errors
 from retable.platform.config import parse_set, set_line
 from retable.platform.errors import UserError
+
+if TYPE_CHECKING:
+    from retable.platform.sweep_result import SweepResult
 
 app = typer.Typer(
     name="retable",
@@ -63,7 +69,7 @@ def resources(workers: int, cpus: int, gpus: float, every: int, stream: bool, st
 @app.command("list")
 def list_all() -> None:
     """Show tasks, their tables, scales and search spaces."""
-    from retable.platform.sweep import spaces
+    from retable.platform.space import find_space, spaces
 
     for name in tasks.names():
         task = tasks.find(name)
@@ -72,7 +78,9 @@ def list_all() -> None:
             console.print(f"  {name}/{table}  [dim]{content.title}[/]")
         for name_of_scale, scale in task.scales().items():
             console.print(f"  --scale {name_of_scale}  [dim]{scale.about}[/]")
-    console.print(f"[bold]search spaces[/]  {', '.join(spaces())}")
+    console.print("[bold]search spaces[/]")
+    for name in spaces():
+        console.print(f"  {name}  [dim]{find_space(name).about}[/]")
 
 
 @app.command()
@@ -227,7 +235,8 @@ def score(
 
 @app.command()
 def sweep(
-    space: Annotated[str, typer.Argument(help="A search space; see `retable list`.")],
+    name: Annotated[str | None, typer.Argument(metavar="[SPACE]", help="A search space; see `retable list`.")] = None,
+    space: Annotated[str | None, typer.Option(help="A Python file of your own that defines SPACE.")] = None,
     scale: ScaleName = "smoke",
     set: Set = None,
     storage: Where = "results",
@@ -239,22 +248,49 @@ def sweep(
 ) -> None:
     """Search a space with Ray Tune; the same command goes on where it stopped. Prints the winner as --set options.
 
-    Example: `retable sweep rl --set environment=Hopper`
+    Examples: `retable sweep rl --set environment=Hopper` · `retable sweep --space my.py`
     """
     from retable.platform import api
+    from retable.platform.space import load_space
 
-    wanted = resources(workers, cpus_per_run, gpus_per_run, 0, stream)
-    points = api.sweep(space, set=parse_set(set or []), scale=scale, storage=storage, resources=wanted, samples=samples)
-    if not points:
-        raise UserError("no point of the sweep has a value (see above)")
+    if (name is None) == (space is None):
+        raise UserError("name one search space (`retable list` shows them), or a file of your own: --space my.py")
+    found = api.sweep(
+        load_space(space) if space else name or "",
+        set=parse_set(set or []),
+        scale=scale,
+        storage=storage,
+        resources=resources(workers, cpus_per_run, gpus_per_run, 0, stream),
+        samples=samples,
+        name=Path(space).stem if space else "",
+    )
+    print_sweep(found)
+
+
+def print_sweep(found: SweepResult) -> None:
+    """Print the points of a sweep, best first, which tie, and the winner.
+
+    Raises:
+        UserError: if no point has a value.
+    """
     shown = Grid(box=None, padding=(0, 1))
-    for title in ("", "value", "epochs", "run", "point"):
+    for title in ("", found.space.metric, "epochs", "run", "point"):
         shown.add_column(title)
-    for place, point in enumerate(points[:20], 1):
-        value = "" if point.value is None else f"{point.value:.4g}"
-        shown.add_row(str(place), value, str(point.epochs), point.fingerprint[:8], point_line(point.overrides))
+    frame, most = found.frame(), 20
+    for place, point in zip(frame["place"][:most], found.points, strict=False):
+        value = point.note.partition(":")[0] if point.value is None else f"{point.value:.4g}"
+        words = ("" if point.value is None else str(place), value, str(point.epochs), point.fingerprint[:8])
+        shown.add_row(*words, Text(point_line(point.overrides)))
     console.print(shown)
-    console.print(f"winner: {point_line(points[0].overrides)}", markup=False)
+    if len(found.points) > most:
+        console.print(f"{len(found.points) - most} more points: sweeps/ on the storage has all, as CSV")
+    notes = Counter(point.note for point in found.points if point.note)
+    for note, count in notes.items():
+        console.print(f"{count} point{'s' if count > 1 else ''} without a value: {note}", markup=False)
+    if len(found.ties) > 1:
+        console.print(f"{len(found.ties)} points tie at {found.best.value:.4g}; the first of them is named")
+    console.print(f"winner: {point_line(found.best.overrides)}", markup=False)
+    console.print(f"its run: {found.command(found.best)}", markup=False)
 
 
 def point_line(overrides: Mapping[str, object]) -> str:

@@ -15,7 +15,7 @@ SECRET = (
     r"[\w.-]*(?:secret|token|passw(?:or)?d|passphrase|credentials?|signature"
     r"|(?:api|access|account|private|shared)[-_]?key)(?:[-_]?(?:key|id|value))?"
 )
-"""Names of options, variables and parameters whose value is a secret: `api-key`, `AWS_SECRET_ACCESS_KEY`; no `tokens`."""
+"""Names of options, variables and parameters whose value is a secret: `api-key`, `AWS_SECRET_ACCESS_KEY`."""
 VALUE = r"(?:\"[^\"]*\"|'[^']*'|[^\s'\"]+)"
 SECRETS = (
     # User info of a URI. Unescaped secrets hold `/`: it ends at the last `@`. Azure's `abfs://container@` is a place.

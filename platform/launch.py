@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,11 +17,10 @@ from typing import TYPE_CHECKING, Any
 from retable.platform.board import Board, console
 from retable.platform.cluster import check_room, cluster_resources, cpu_share
 from retable.platform.config import override
-from retable.platform.errors import UserError, disk_errors, one_line
-from retable.platform.plan import Plan, Status, Training, data_digest, name_of, stacks, status
+from retable.platform.errors import UserError, disk_errors, nearest, one_line
+from retable.platform.plan import Plan, Training, name_of, stacks, status
 from retable.platform.runs import RunFolder
 from retable.platform.storage import Storage
-from retable.platform.table import split_view
 from retable.platform.task import Data, Source, Task, find
 
 if TYPE_CHECKING:
@@ -55,7 +55,9 @@ class Job:
     configs: tuple[Any, ...]
     keep: tuple[tuple[int, ...], ...]
     view: Any | None = None
-    """Scored after each epoch, in a sweep."""
+    """Scored after each epoch, for a sweep."""
+    metric: str = ""
+    """What a sweep must find in each report."""
 
 
 @dataclass(frozen=True)
@@ -70,10 +72,6 @@ class Context:
     share: float = 1.0
     """CPUs of each Train worker."""
     jobs: Sequence[Job] = ()
-    base: Any = None
-    """In a sweep: what the drawn overrides are applied to."""
-    view: Any = None
-    task: str = ""
 
 
 def load_arrays(tasks: Mapping[str, Task], storage: Storage, stream: bool = False) -> dict[str, list[ObjectRef[Any]]]:
@@ -143,13 +141,18 @@ def train_job(job: Job, context: Context, run: Any) -> None:
         view: Any = override(job.view, {"epoch": epoch})
         return score_weights(task, configs[0], view, weights, source)
 
+    def report(metrics: Mapping[str, Any]) -> None:
+        if run.rank == 0:  # the others do not score
+            require(job.metric, metrics)
+        run.report(metrics)
+
     train(
         task,
         configs,
         data,
         folders,
         digest,
-        run,
+        dataclasses.replace(run, report=report) if job.metric else run,
         keeps,
         context.resources.checkpoint_every,
         score if job.view is not None else None,
@@ -165,62 +168,40 @@ def open_data(task: Task, configs: Sequence[Any], source: Source, context: Conte
     return task.dataset.open(arrays, source, configs)
 
 
-def trial(spec: Mapping[str, Any], context: Context) -> None:
-    """Train what `spec` names: a job by number, or the base config with the overrides a sweep drew.
+def require(metric: str, metrics: Mapping[str, Any]) -> None:
+    """Raise a UserError where a metric is not among those that were taken."""
+    if metric not in metrics:
+        raise UserError(f"no metric {metric!r} was taken{nearest(metric, metrics)}")
 
-    A mistake of the user is reported, not raised: Ray's retries are for machines that die.
-    """
+
+def trial(spec: Mapping[str, Any], context: Context) -> None:
+    """Train the job that `spec` names, by number."""
+    with reported():
+        run_job(context.jobs[spec["job"]], context)
+
+
+@contextmanager
+def reported(**more: float) -> Iterator[None]:
+    """Report what goes wrong, with more metrics, and do not raise it: Ray's retries are for machines that die."""
     from ray import tune
 
     try:
-        job = context.jobs[spec["job"]] if "job" in spec else drawn(spec, context)
-        folder = RunFolder.of(context.storage, find(job.task), job.configs[0])
-        there = standing(job, context.storage) if job.view is not None else "new"
-        if there == "data changed":
-            forget(folder, data_changed=True)
-        if there == "done":
-            replay(job, folder)
-        elif context.resources.workers > 1:
-            train_group(job, context)
-        else:
-            from retable.platform.run import Run
-
-            device = "cuda" if context.resources.gpus else "cpu"
-            train_job(job, context, Run(device=device, report=tune.report))
+        yield
     except Exception as error:
-        if "job" not in spec:
-            raise
-        tune.report({"error": one_line(error)})
+        tune.report({"error": one_line(error), **more})
 
 
-def standing(job: Job, storage: Storage) -> Status:
-    """Say what there is of the run that a point of a sweep trains."""
-    task, config = find(job.task), job.configs[0]
-    return status(RunFolder.of(storage, task, config), (), data_digest(storage, task.dataset.where(config)))
-
-
-def replay(job: Job, folder: RunFolder) -> None:
-    """Report a finished run's last epoch with the scores of the sweep's view; its log may hold those of another."""
+def run_job(job: Job, context: Context) -> None:
+    """Train a job: in the trial's own process, or as a Ray Train group."""
     from ray import tune
 
-    from retable.platform.stages import predict_and_score, weights_digest
+    from retable.platform.run import Run
 
-    config = job.configs[0]
-    view: Any = override(job.view, {"epoch": config.epochs})
-    digest = weights_digest(folder, view)
-    if folder.scores(view, digest) is None:
-        failure = predict_and_score(find(job.task), config, view, folder)
-        if failure:
-            raise UserError(failure)
-    scores, last = folder.scores(view, digest) or {}, folder.history()[-1]
-    numbers = {name: value for name, value in last.items() if isinstance(value, (int, float))}
-    tune.report({**numbers, **scores["metrics"]})
-
-
-def drawn(spec: Mapping[str, Any], context: Context) -> Job:
-    """Return the job of one point of a sweep: what it trains, and the view that it is scored under."""
-    config, view = split_view(spec)
-    return Job(context.task, (override(context.base, config),), ((),), override(context.view, view))
+    if context.resources.workers > 1:
+        train_group(job, context)
+    else:
+        device = "cuda" if context.resources.gpus else "cpu"
+        train_job(job, context, Run(device=device, report=tune.report))
 
 
 def train_group(job: Job, context: Context) -> None:
@@ -346,7 +327,13 @@ class Watch:
         self.apart.append(spec)
 
 
-def fit(trainable_space: Mapping[str, Any], context: Context, watch: Watch, **tune_config: Any) -> Any:
+def fit(
+    trainable_space: Mapping[str, Any],
+    context: Context,
+    watch: Watch,
+    trainable: Callable[..., None] = trial,
+    **tune_config: Any,
+) -> Any:
     """Run a Tune experiment over a space and return its `ResultGrid`."""
     from ray import tune
 
@@ -362,7 +349,7 @@ def fit(trainable_space: Mapping[str, Any], context: Context, watch: Watch, **tu
     try:
         with disk_errors(str(context.storage)):
             tuner = tune.Tuner(
-                tune.with_resources(tune.with_parameters(trial, context=context), needs),
+                tune.with_resources(tune.with_parameters(trainable, context=context), needs),
                 param_space=dict(trainable_space),
                 tune_config=tune.TuneConfig(reuse_actors=resources.workers == 1, **tune_config),
                 run_config=tune.RunConfig(

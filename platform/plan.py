@@ -5,6 +5,7 @@ Compiling a plan reads the storage and starts nothing.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections import Counter
@@ -210,9 +211,7 @@ def compile_plan(
     with storage.snapshot():
         for name, (task, table) in tables.items():
             _add_table(plan, name, task, table)
-        for scoring in plan.unscored:
-            for view in task_reads(scoring):
-                _add_prediction(plan, scoring, view, joined=False)
+        _add_predictions(plan)
         for combining in plan.uncombined:
             for member in combining.members:
                 for view in combining.reads(member):
@@ -239,6 +238,12 @@ def _add_table(plan: Plan, name: str, task: Task, table: Table | Figure) -> None
 def task_reads(scoring: Scoring) -> Sequence[Any]:
     """Return the views whose predictions a view is scored from."""
     return scoring.task.reads(scoring.view)
+
+
+def _add_predictions(plan: Plan) -> None:
+    for scoring in plan.unscored:
+        for view in task_reads(scoring):
+            _add_prediction(plan, scoring, view, joined=False)
 
 
 def _add_prediction(plan: Plan, scoring: Scoring, view: Any, joined: bool) -> None:
@@ -272,16 +277,27 @@ def compile_configs(
     task: Task,
     configs: Sequence[Any],
     storage: Storage,
+    views: Sequence[Any] = (),
     keep: Sequence[int] = (),
     retry: bool = False,
 ) -> Plan:
-    """Plan trainings that no table asks for, which keep the weights of some epochs: what `train` runs."""
+    """Plan trainings that no table asks for: what `train` and `sweep` run.
+
+    Args:
+        task: of all of them.
+        configs: what is trained.
+        storage: where it is kept.
+        views: how each config's run is scored, where there are any; their epochs are resolved.
+        keep: epochs whose weights are kept of each.
+        retry: whether runs that diverged are to be tried again.
+    """
     plan = Plan(storage, {}, retry=retry)
     with storage.snapshot():
-        for config in configs:
-            wave = _add(plan, task, config, None)
+        for config, view in itertools.zip_longest(configs, views):
+            wave = _add(plan, task, config, view)
             for epoch in keep:
                 _keep(plan, task, config, epoch, wave)
+        _add_predictions(plan)
     return plan
 
 

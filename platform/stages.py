@@ -114,16 +114,6 @@ def predict_one(task_name: str, config: Any, view: Any, folder: RunFolder, joine
     return None
 
 
-def is_predicted(task: Task, config: Any, view: Any, folder: RunFolder) -> bool:
-    """Say whether the summaries that a view of a finished run is scored from are there."""
-    source = Source.of(folder.storage, task.dataset.where(config))
-    return all(
-        folder.artifacts(read, weights_digest(folder, read)).exists(f"{shard}/summary.npz")
-        for read in task.reads(view)
-        for shard in task.shards(config, read, source)
-    )
-
-
 def weights_digest(folder: RunFolder, view: Any) -> str:
     """Return the digest of the weights that a view of a finished run names."""
     return str((folder.result() or {"weights": {}})["weights"].get(str(view.epoch), ""))

@@ -1,283 +1,322 @@
-"""Sweeps: a search space of `search_spaces/<name>.py` run through Ray Tune, and continued by the same command.
+"""Sweeps: run a search space, or go on with it.
 
-A space is a module with these names:
-
-    TASK = "rl"                        the task
-    SPACE = {"learning_rate": tune.loguniform(1e-4, 1e-2)}     field path -> Tune domain; `view.<field>`: of the view
-    METRIC, MODE = "score", "max"      at a run's last epoch
-    VIEW = {"policy": "bcq"}           how each epoch is scored, where the point does not say it
-    SEARCH = "grid" | "random" | "optuna"
-    SAMPLES = 30                       points drawn (a grid is run whole)
-    ASHA = True | False                stop weak points early
-    SET = {"epochs": 4}                changes to every point
+Points that are known beforehand (a grid, random draws) are a plan like a table's rows: each config is trained once,
+every view of it is scored, and what is on the storage is used. Points that a searcher draws, or that a scheduler may
+stop, are trials of Ray Tune that report their score after each epoch; a journal tells what was tried.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
-import pkgutil
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from types import ModuleType
+from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from retable.platform import provenance
-from retable.platform.api import prepare_data
+from retable.platform.api import execute, prepare_data
 from retable.platform.board import Board
 from retable.platform.cluster import ray_cluster
-from retable.platform.config import describe, fingerprint, flatten, override
+from retable.platform.config import describe, flatten, override, parent
 from retable.platform.errors import UserError, nearest
-from retable.platform.launch import Context, Job, Resources, Watch, drawn, fit, load_arrays, standing
-from retable.platform.plan import compile_configs, data_digest
-from retable.platform.runs import RunFolder, sha256
-from retable.platform.stages import is_predicted
+from retable.platform.launch import (
+    Context,
+    Job,
+    Resources,
+    Watch,
+    fit,
+    forget,
+    load_arrays,
+    reported,
+    require,
+    run_job,
+)
+from retable.platform.plan import compile_configs, data_digest, name_of, status
+from retable.platform.runs import RunFolder, sha256, view_key
+from retable.platform.space import SAMPLES, Space, find_space, plain, point_config, point_view
+from retable.platform.stages import name_of_view, predict_and_score, weights_digest
 from retable.platform.storage import Storage
-from retable.platform.table import split_view
+from retable.platform.sweep_result import Point, SweepResult, read_points, write_points
+from retable.platform.table import resolve
 from retable.platform.task import Task, config_at, find
 
 
-@dataclass
-class Point:
-    """One point of a sweep."""
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """A search space, and what its points change."""
 
-    overrides: dict[str, object]
-    """Changes to the config, and `view.<field>`: how the run is scored."""
-    fingerprint: str
-    """Of the run that the point trains; points that differ in the view alone share it."""
-    value: float | None = None
-    """The metric at the last epoch it reached."""
-    epochs: int = 0
-    ended: bool = False
-    """Finished, or stopped early by the scheduler; else it was interrupted."""
+    name: str
+    space: Space
+    scale: str
+    changes: Mapping[str, object]
+    """The caller's changes to every point."""
+    storage: Storage
 
     @property
-    def key(self) -> str:
-        """The point's name in the journal: its run, and the fields of the view that it sets."""
-        view = split_view(self.overrides)[1]
-        return f"{self.fingerprint} {json.dumps(view, sort_keys=True)}" if view else self.fingerprint
+    def task(self) -> Task:
+        """The task."""
+        return find(self.space.task)
+
+    @property
+    def base(self) -> Any:
+        """The config that points change."""
+        return config_at(self.task, self.scale, {**self.space.overrides, **self.changes})
+
+    def config(self, point: Mapping[str, object]) -> Any:
+        """Return the config of a point."""
+        return point_config(self.base, {**self.space.overrides, **self.changes}, point)
+
+    def view(self, point: Mapping[str, object]) -> Any:
+        """Return how a point's run is scored, at its last epoch."""
+        return resolve(point_view(override(self.task.view(), self.space.view), point), self.config(point))
+
+    def folder(self, point: Mapping[str, object]) -> RunFolder:
+        """Return the folder of a point's run."""
+        return RunFolder.of(self.storage, self.task, self.config(point))
+
+    def path(self, configs: Sequence[Any]) -> str:
+        """Return where the sweep's files lie, without suffix: named by all that its points and values depend on."""
+        space, task = self.space, self.task
+        digests = sorted({str(data_digest(self.storage, task.dataset.where(config))) for config in configs})
+        how = [space.metric, space.mode, space.search, space.scheduler, space.domains]
+        known = [task.version, *how, digests, flatten(self.base), flatten(self.view({}))]
+        text = json.dumps(known, sort_keys=True, default=lambda domain: [type(domain).__name__, vars(domain)])
+        return f"sweeps/{self.name}-{sha256(text.encode())[:8]}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepContext(Context):
+    """What every trial of a sweep shares."""
+
+    sweep: Sweep
+    points: Sequence[Mapping[str, object]] = ()
+    """Points that trials name by number; the others draw theirs."""
+
+    def point(self, spec: Mapping[str, Any]) -> dict[str, object]:
+        """Return the point that a trial's spec names or is."""
+        point = self.points[spec["point"]] if self.points else spec
+        return {path: plain(value) for path, value in point.items()}
+
+
+def run_sweep(
+    space: str | Space,
+    changes: Mapping[str, object],
+    scale: str,
+    storage: Storage,
+    resources: Resources,
+    samples: int | None,
+    name: str = "",
+) -> SweepResult:
+    """Run a sweep, or go on with it, and write what it found to `sweeps/`.
+
+    Finished runs are used as they are; interrupted ones go on from their checkpoints.
+
+    Raises:
+        UserError: on a mistake of the user's. A point that fails or diverges has no value; the others have.
+    """
+    found = find_space(space) if isinstance(space, str) else space
+    found = replace(found, samples=samples) if samples else found
+    sweep = Sweep(
+        name=name or (space if isinstance(space, str) else space.task),
+        space=found,
+        scale=scale,
+        changes=changes,
+        storage=storage,
+    )
+    known = found.points()
+    configs = [sweep.config(point) for point in known] or [sweep.base]
+    storage.check_writable()
+    prepare_data(compile_configs(sweep.task, configs, storage))
+    path = sweep.path(configs)
+    stops = found.scheduler is not None and sweep.base.epochs > 1
+    if known and not stops:
+        points = run_plan(sweep, known, resources)
+    else:
+        points = run_trials(sweep, known, configs, resources, f"{path}.json")
+    valued = [point for point in points if point.value is not None]
+    best_first = sorted(valued, key=lambda point: point.value or 0.0, reverse=found.mode == "max")
+    rest = [point for point in points if point.value is None]
+    result = SweepResult(name=sweep.name, space=found, scale=scale, changes=changes, points=[*best_first, *rest])
+    result.write(storage, path)
+    return result
+
+
+def run_plan(sweep: Sweep, known: Sequence[Mapping[str, object]], resources: Resources) -> list[Point]:
+    """Train each config of the points once, and score every view of it, as a table's rows are."""
+    configs, views = [sweep.config(point) for point in known], [sweep.view(point) for point in known]
+    plan = compile_configs(sweep.task, configs, sweep.storage, views)
+    failures = execute(plan, resources)
+    plan = compile_configs(sweep.task, configs, sweep.storage, views)
+    points: dict[str, Point] = {}
+    for overrides, view in zip(known, views, strict=True):
+        folder = sweep.folder(overrides)
+        scoring, training = plan.scorings[f"{folder.path}/{view_key(view)}"], plan.trainings[folder.path]
+        point = Point(dict(overrides), folder.fingerprint, ended=training.status == "done")
+        failure = failures.get(name_of(training)) or failures.get(name_of_view(scoring))
+        metrics = measured(folder, view) if scoring.done else {}
+        note_value(point, sweep.space.metric, folder, {"error": failure} if failure else metrics)
+        points.setdefault(point.key, point)
+    return list(points.values())
+
+
+def measured(folder: RunFolder, view: Any) -> dict[str, Any]:
+    """Return the metrics of a finished run and the scores of a view of it, which are there."""
+    result, scores = folder.result() or {}, folder.scores(view, weights_digest(folder, view)) or {}
+    return {**result["metrics"], **scores["metrics"], "epoch": folder.history()[-1]["epoch"]}
+
+
+def note_value(point: Point, metric: str, folder: RunFolder, last: Mapping[str, Any]) -> None:
+    """Note what a point has come to; a run that diverged, or a value that is not finite, is none."""
+    diverged = (folder.result() or {}).get("diverged")
+    value = last.get(metric)
+    point.value = value if value is not None and math.isfinite(value) and not diverged else None
+    point.epochs = last.get("epoch", point.epochs)
+    if diverged:
+        point.note = f"diverged: {diverged}"
+    elif "error" in last:
+        point.note = f"failed: {last['error']}"
+    elif last and value is None:
+        point.note = f"no metric {metric!r}{nearest(metric, last)}"
+    else:
+        point.note = "diverged" if value is not None and point.value is None else ""
+
+
+def run_trials(
+    sweep: Sweep, known: Sequence[Mapping[str, object]], configs: Sequence[Any], resources: Resources, path: str
+) -> list[Point]:
+    """Run points as trials of Tune: those that a scheduler may stop, and those that a searcher draws."""
+    train_parents(sweep, configs, resources)
+    journal = Journal(sweep.storage, path, {point.key: point for point in read_points(sweep.storage, path)})
+    told = known or [point.overrides for point in journal.points.values()]
+    todo = [point for point in told if not journal.point(sweep, point).ended]
+    ended = sum(point.ended for point in journal.points.values())
+    rest = 0 if known else (sweep.space.samples or SAMPLES) - ended - len(todo)
+    if todo or rest > 0:
+        with ray_cluster(nested=resources.workers > 1):
+            sources = dict.fromkeys((sweep.task.dataset.where(config) for config in configs), sweep.task)
+            arrays = load_arrays(sources, sweep.storage, resources.stream)
+            context = SweepContext(sweep.storage, resources, provenance.collect(), arrays, sweep=sweep)
+            if todo:
+                run_known(todo, context, journal)
+            if rest > 0:
+                run_searcher(rest, context, journal)
+    return list(journal.points.values())
+
+
+def train_parents(sweep: Sweep, configs: Sequence[Any], resources: Resources) -> None:
+    """Train the runs that the points start from.
+
+    Raises:
+        UserError: if one fails.
+    """
+    work = compile_configs(sweep.task, [config for config in configs if parent(config)], sweep.storage)
+    for config in configs:
+        work.trainings.pop(RunFolder.of(sweep.storage, sweep.task, config).path, None)
+    for failure in execute(work, resources).values():
+        raise UserError(failure)
 
 
 @dataclass
 class Journal:
-    """What a sweep has tried, written at every change: the same command reads it and goes on."""
+    """What the trials of a sweep have tried, written at every change: the same command reads it and goes on."""
 
     storage: Storage
     path: str
-    metric: str
     points: dict[str, Point]
     """By key."""
 
-    @staticmethod
-    def open(storage: Storage, path: str, metric: str) -> Journal:
-        """Read a sweep's journal, or begin one."""
-        points = [Point(**entry) for entry in storage.read_json(path)] if storage.exists(path) else []
-        return Journal(storage, path, metric, {point.key: point for point in points})
+    def point(self, sweep: Sweep, overrides: Mapping[str, object]) -> Point:
+        """Return what is known of a point; a new one where nothing is."""
+        point = Point(dict(overrides), sweep.folder(overrides).fingerprint)
+        return self.points.get(point.key, point)
 
-    def write(self) -> None:
-        """Write the journal, whole."""
-        self.storage.write_json(self.path, [asdict(point) for point in self.points.values()])
+    def watch(self, board: Board, context: SweepContext) -> Watch:
+        """Return what keeps the board and the journal while trials run."""
+        sweep = context.sweep
 
-    def best(self, mode: str) -> list[Point]:
-        """Return the points that have a value, best first."""
-        valued = [point for point in self.points.values() if point.value is not None]
-        return sorted(valued, key=lambda point: point.value or 0.0, reverse=mode == "max")
+        def point_of(spec: Mapping[str, Any]) -> Point:
+            point = self.point(sweep, context.point(spec))
+            return self.points.setdefault(point.key, point)
 
+        def started(spec: Mapping[str, Any]) -> None:
+            point_of(spec)
+            write_points(self.storage, self.path, list(self.points.values()))
 
-def spaces() -> list[str]:
-    """Return the names of all search spaces."""
-    import retable.search_spaces
+        def ended(spec: Mapping[str, Any], last: Mapping[str, Any]) -> None:
+            point = point_of(spec)
+            point.ended = "error" not in last
+            note_value(point, sweep.space.metric, sweep.folder(point.overrides), last)
+            write_points(self.storage, self.path, list(self.points.values()))
 
-    return sorted(module.name for module in pkgutil.iter_modules(retable.search_spaces.__path__))
-
-
-def find_space(name: str) -> ModuleType:
-    """Return a search space by name.
-
-    Raises:
-        UserError: if there is none of that name.
-    """
-    if name not in spaces():
-        raise UserError(f"no search space {name!r}{nearest(name, spaces())}")
-    return importlib.import_module(f"retable.search_spaces.{name}")
+        names = lambda spec: [describe(point_of(spec).overrides)]  # noqa: E731
+        return Watch(board, names, sweep.base.epochs, started=started, ended=ended)
 
 
-def fixed_points(space: ModuleType, samples: int) -> list[dict[str, object]]:
-    """Return the points of a grid, or of a random search: known before anything runs. Optuna's are not; none."""
-    from ray.tune.search.variant_generator import generate_variants
-
-    if space.SEARCH == "grid":
-        return [spec for _, spec in generate_variants(dict(space.SPACE))]
-    if space.SEARCH == "random":
-        state = np.random.RandomState(0)
-        return [
-            {path: plain(domain.sample(random_state=state)) for path, domain in space.SPACE.items()}
-            for _ in range(samples)
-        ]
-    return []
-
-
-def check_space(space: ModuleType, points: Sequence[Mapping[str, object]]) -> None:
-    """Refuse a space that asks for what a sweep cannot do.
-
-    Raises:
-        UserError: naming it.
-    """
-    fields = {path for point in [space.SPACE, *points] for path in split_view(point)[1]}
-    if "epoch" in {*fields, *space.VIEW}:
-        raise UserError(
-            "search space: view.epoch cannot be searched; a sweep scores the last epoch (set epochs instead)"
-        )
-    if fields and space.ASHA and space.SEARCH != "optuna":
-        raise UserError("search space: ASHA stops trainings, and points of view fields share theirs; set ASHA = False")
-
-
-def plain(value: Any) -> Any:
-    """Return a NumPy scalar as a plain Python value, which is what configs hold."""
-    return value.item() if isinstance(value, np.generic) else value
-
-
-def run_sweep(
-    name: str, changes: Mapping[str, object], scale: str, storage: Storage, resources: Resources, samples: int | None
-) -> list[Point]:
-    """Run a sweep, or go on with it; return its points, best first.
-
-    Finished runs are used as they are (Optuna is told of them); interrupted ones go on from their checkpoints.
-    """
-    space = find_space(name)
-    task = find(space.TASK)
-    base = config_at(task, scale, {**space.SET, **changes})
-    view = override(task.view(), space.VIEW)
-    points = fixed_points(space, samples or space.SAMPLES)
-    for point in points:
-        override(view, split_view(point)[1])  # a mistake is told before anything runs
-    check_space(space, points)
-    configs = [override(base, split_view(point)[0]) for point in points] or [base]
-    storage.check_writable()
-    prepare_data(compile_configs(task, configs, storage))
-    digests = sorted({str(data_digest(storage, task.dataset.where(config))) for config in configs})
-    known = [task.version, space.METRIC, digests, flatten(base), flatten(view)]
-    key = sha256(json.dumps(known, sort_keys=True).encode())[:8]
-    journal = Journal.open(storage, f"sweeps/{name}-{key}.json", space.METRIC)
-    if space.SEARCH == "optuna":
-        points = [point.overrides for point in journal.points.values() if not point.ended]
-    points = [point for point in points if not entry(journal, task, base, point).ended]
-    rest = (samples or space.SAMPLES) - sum(p.ended for p in journal.points.values()) if space.SEARCH == "optuna" else 0
-    if points or rest > 0:
-        with ray_cluster(nested=resources.workers > 1):
-            sources = dict.fromkeys((task.dataset.where(config) for config in configs), task)
-            arrays = load_arrays(sources, storage, resources.stream)
-            context = Context(storage, resources, provenance.collect(), arrays, base=base, view=view, task=task.name)
-            run_points(space, points, context, journal)
-            if rest > len(points):
-                run_optuna(space, rest - len(points), context, journal)
-    return journal.best(space.MODE)
-
-
-def entry(journal: Journal, task: Task, base: Any, overrides: Mapping[str, object]) -> Point:
-    """Return what the journal says of a point; a new one where it says nothing."""
-    run = fingerprint(task.name, task.version, override(base, split_view(overrides)[0]))
-    point = Point(dict(overrides), run)
-    return journal.points.get(point.key, point)
-
-
-def run_points(space: ModuleType, points: Sequence[dict[str, object]], context: Context, journal: Journal) -> None:
-    """Run points that are known beforehand; those that differ in the view alone train their run once."""
-    while points:
-        now = at_once(points, context)
-        run_together(space, now, context, journal)
-        points = [point for point in points if point not in now]
-
-
-def at_once(points: Sequence[dict[str, object]], context: Context) -> list[dict[str, object]]:
-    """Return the points that can run side by side: of those whose run is to be trained or predicted, the first."""
-    found, busy = [], []
-    for point in points:
-        job = drawn(point, context)
-        if job.configs not in busy:
-            found.append(point)
-            if not is_read(job, context.storage):
-                busy.append(job.configs)
-    return found
-
-
-def is_read(job: Job, storage: Storage) -> bool:
-    """Say whether a point needs no more than scores: its run is done, and what it is scored from is there."""
-    task, config = find(job.task), job.configs[0]
-    view: Any = override(job.view, {"epoch": config.epochs})
-    folder = RunFolder.of(storage, task, config)
-    return standing(job, storage) == "done" and is_predicted(task, config, view, folder)
-
-
-def run_together(space: ModuleType, points: Sequence[dict[str, object]], context: Context, journal: Journal) -> None:
+def run_known(points: Sequence[Mapping[str, object]], context: SweepContext, journal: Journal) -> None:
     """Run points side by side."""
     from ray import tune
 
-    jobs = [drawn(point, context) for point in points]
-    with Board(f"sweep {context.task}", len(jobs)).show() as board:
-        watch = watcher(board, context, journal, lambda spec: points[spec["job"]])
-        space_of_jobs = {"job": tune.grid_search(list(range(len(jobs))))}
-        fit(space_of_jobs, replace(context, jobs=jobs), watch, scheduler=scheduler(space, context))
+    points = list({context.sweep.folder(point).path: point for point in points}.values())  # two draws may be equal
+    context = replace(context, points=points)
+    with Board(f"sweep {context.sweep.name}", len(points)).show() as board:
+        space = {"point": tune.grid_search(list(range(len(points))))}
+        fit(space, context, journal.watch(board, context), try_point, scheduler=scheduler(context.sweep))
 
 
-def run_optuna(space: ModuleType, samples: int, context: Context, journal: Journal) -> None:
-    """Let Optuna draw points, knowing what was tried before."""
-    from ray.tune.search.optuna import OptunaSearch
-
-    known = [point for point in journal.points.values() if point.ended and point.value is not None]
-    search = OptunaSearch(
-        metric=space.METRIC,
-        mode=space.MODE,
+def run_searcher(samples: int, context: SweepContext, journal: Journal) -> None:
+    """Let a searcher draw points, knowing what was tried before."""
+    space = context.sweep.space
+    known = [point for point in journal.points.values() if point.value is not None]
+    search = space.searcher(
         seed=len(known),
+        random_state_seed=len(known),
         points_to_evaluate=[point.overrides for point in known] or None,
         evaluated_rewards=[point.value for point in known] or None,
     )
-    with Board(f"sweep {context.task}", samples).show() as board:
-        watch = watcher(board, context, journal, dict)
-        one = {} if trains_apart(space.SPACE) else {"max_concurrent_trials": 1}
-        settings = {"search_alg": search, "num_samples": samples, "scheduler": scheduler(space, context), **one}
-        fit(space.SPACE, context, watch, **settings)
+    if not hasattr(search, "_evaluated_rewards"):
+        samples += len(known)  # it cannot be told of values: it tries the points again, which are there
+    with Board(f"sweep {context.sweep.name}", samples).show() as board:
+        one = {} if trains_apart(space) else {"max_concurrent_trials": 1}
+        settings = {"search_alg": search, "num_samples": samples, "scheduler": scheduler(context.sweep), **one}
+        fit(space.domains, context, journal.watch(board, context), try_point, **settings)
 
 
-def trains_apart(space: Mapping[str, Any]) -> bool:
+def try_point(spec: Mapping[str, Any], context: SweepContext) -> None:
+    """Train one point in a trial, scored after each epoch. A finished run is only scored."""
+    from ray import tune
+
+    sweep = context.sweep
+    with reported(**{sweep.space.metric: math.nan}):
+        point = context.point(spec)
+        config, view, folder = sweep.config(point), sweep.view(point), sweep.folder(point)
+        there = status(folder, (), data_digest(sweep.storage, sweep.task.dataset.where(config)))
+        if there == "data changed":
+            forget(folder, data_changed=True)
+        if there != "done":
+            run_job(Job(sweep.task.name, (config,), ((),), view, sweep.space.metric), context)
+            return
+        if folder.scores(view, weights_digest(folder, view)) is None:
+            failure = predict_and_score(sweep.task, config, view, folder)
+            if failure:
+                raise UserError(failure)
+        metrics = measured(folder, view)
+        require(sweep.space.metric, metrics)
+        tune.report(metrics)
+
+
+def trains_apart(space: Space) -> bool:
     """Say whether points drawn side by side train runs of their own: a real number is not drawn twice."""
     from ray.tune.search.sample import Float, Quantized
 
-    config, _ = split_view(space)
-    reals = [domain for domain in config.values() if isinstance(domain, Float)]
+    reals = [domain for domain in space.domains.values() if isinstance(domain, Float)]
     return any(not isinstance(domain.sampler, Quantized) for domain in reals)
 
 
-def watcher(board: Board, context: Context, journal: Journal, overrides_of: Any) -> Watch:
-    """Return what keeps the board and the journal while trials run."""
-    task = find(context.task)
+def scheduler(sweep: Sweep) -> Any:
+    """Return what stops weak points early, where the space asks for it and there is more than one epoch."""
+    from ray.tune.schedulers import create_scheduler
 
-    def point_of(spec: Mapping[str, Any]) -> Point:
-        overrides = {path: plain(value) for path, value in overrides_of(spec).items()}
-        point = entry(journal, task, context.base, overrides)
-        return journal.points.setdefault(point.key, point)
-
-    def started(spec: Mapping[str, Any]) -> None:
-        point_of(spec)
-        journal.write()
-
-    def ended(spec: Mapping[str, Any], last: Mapping[str, Any]) -> None:
-        point = point_of(spec)
-        point.value, point.epochs, point.ended = last.get(journal.metric), last.get("epoch", 0), "error" not in last
-        journal.write()
-
-    return Watch(
-        board, lambda spec: [describe(point_of(spec).overrides)], context.base.epochs, started=started, ended=ended
-    )
-
-
-def scheduler(space: ModuleType, context: Context) -> Any:
-    """Return the scheduler that stops weak points early, where the space asks for it."""
-    from ray.tune.schedulers import ASHAScheduler, FIFOScheduler
-
-    if not space.ASHA or context.base.epochs < 2:
-        return FIFOScheduler()  # type: ignore[no-untyped-call]
-    epochs = context.base.epochs
-    return ASHAScheduler(metric=space.METRIC, mode=space.MODE, time_attr="epoch", max_t=epochs, grace_period=1)
+    epochs, name = sweep.base.epochs, sweep.space.scheduler or "fifo"
+    name = "fifo" if epochs < 2 else {"asha": "async_hyperband"}.get(name, name)
+    settings = {"metric": sweep.space.metric, "mode": sweep.space.mode, "time_attr": "epoch"}
+    return create_scheduler(name, **settings, max_t=epochs, grace_period=1)

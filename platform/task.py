@@ -172,6 +172,9 @@ class Task:
     """Config -> seconds of one CPU core that its training takes, roughly."""
     view_cost: Callable[[Any, Any], float]
     """(config, view) -> seconds of one CPU core that its predictions take, roughly."""
+    metrics: Sequence[str] = ()
+    """What a sweep may search for the best of, among the scores and the log's metrics; `iou` also stands for `iou/...`.
+    Where there are none, any word is taken."""
     tables: Callable[[], Mapping[str, Table | Figure]] = dict
     """The paper's tables and figures; imported when asked for, as a training needs none of what they draw with."""
     scales: Callable[[], Mapping[str, Scale]] = dict

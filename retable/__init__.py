@@ -16,10 +16,10 @@ import retable.search_spaces
 import retable.tasks
 
 if TYPE_CHECKING:
-    from retable.platform.api import load, plan, reproduce, sweep, train
+    from retable.platform.api import Space, load, plan, reproduce, sweep, train
 
 __version__ = "0.1.0"
-__all__ = ["load", "plan", "reproduce", "sweep", "train"]
+__all__ = ["Space", "load", "plan", "reproduce", "sweep", "train"]
 
 # Plain lists: a namespace package computes its own path anew after `importlib.invalidate_caches()`, without additions.
 _folders = [os.path.abspath(folder) for folder in os.environ.get("RETABLE_TASKS", "").split(os.pathsep) if folder]

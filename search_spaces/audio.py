@@ -2,16 +2,18 @@
 
 from ray import tune
 
-TASK = "audio"
-SPACE = {
-    "audio.stride": tune.grid_search([16, 10]),
-    "segment": tune.grid_search([1.0, 1.5, 3.0]),
-    "audio.patchout_frequency": tune.grid_search([0, 2]),
-    "audio.patchout_time": tune.grid_search([0, 1]),
-}
-METRIC, MODE = "map10", "max"
-VIEW = {"split": "validation"}
-SEARCH = "grid"
-SAMPLES = 1
-ASHA = False
-SET: dict[str, object] = {}
+from retable.platform.space import Space
+
+SPACE = Space(
+    task="audio",
+    about="PaSST: overlap of patches, length of a segment, patches left out in training",
+    domains={
+        "audio.stride": tune.grid_search([16, 10]),
+        "segment": tune.grid_search([1.0, 1.5, 3.0]),
+        "audio.patchout_frequency": tune.grid_search([0, 2]),
+        "audio.patchout_time": tune.grid_search([0, 1]),
+    },
+    metric="map10",
+    mode="max",
+    view={"split": "validation"},
+)

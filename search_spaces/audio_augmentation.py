@@ -5,14 +5,17 @@ Training starts from nothing; `--set init=weights --set init.sha256=...` starts 
 
 from ray import tune
 
-TASK = "audio"
-SPACE = {
-    "augmentation": tune.grid_search([0.0, 0.15, 0.3, 0.6, 1.0]),
-    "learning_rate": tune.grid_search([3e-4, 1e-3, 3e-3]),
-}
-METRIC, MODE = "map10", "max"
-VIEW = {"split": "validation"}
-SEARCH = "grid"
-SAMPLES = 1
-ASHA = False
-SET: dict[str, object] = {"corpora": ["clotho"]}
+from retable.platform.space import Space
+
+SPACE = Space(
+    task="audio",
+    about="how often captions are replaced by rewritten ones, by learning rate",
+    domains={
+        "augmentation": tune.grid_search([0.0, 0.15, 0.3, 0.6, 1.0]),
+        "learning_rate": tune.grid_search([3e-4, 1e-3, 3e-3]),
+    },
+    metric="map10",
+    mode="max",
+    view={"split": "validation"},
+    overrides={"corpora": ["clotho"]},
+)

@@ -2,15 +2,20 @@
 
 from ray import tune
 
-TASK = "audio"
-SPACE = {
-    "learning_rate": tune.loguniform(1e-5, 1e-2),
-    "temperature": tune.loguniform(0.01, 0.2),
-    "learn_temperature": tune.choice([True, False]),
-}
-METRIC, MODE = "map10", "max"
-VIEW = {"split": "validation"}
-SEARCH = "optuna"
-SAMPLES = 20
-ASHA = True
-SET: dict[str, object] = {}
+from retable.platform.space import Space
+
+SPACE = Space(
+    task="audio",
+    about="learning rate and temperature, by Optuna with early stopping",
+    domains={
+        "learning_rate": tune.loguniform(1e-5, 1e-2),
+        "temperature": tune.loguniform(0.01, 0.2),
+        "learn_temperature": tune.choice([True, False]),
+    },
+    metric="map10",
+    mode="max",
+    view={"split": "validation"},
+    search="optuna",
+    samples=20,
+    scheduler="asha",
+)

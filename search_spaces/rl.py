@@ -2,14 +2,16 @@
 
 from ray import tune
 
-TASK = "rl"
-SPACE = {
-    "prune": tune.grid_search(["snip", "grasp"]),
-    "prune.sparsity": tune.grid_search([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95]),
-}
-METRIC, MODE = "return", "max"
-VIEW = {"policy": "bcq", "samples": 10, "episodes": 2}
-SEARCH = "grid"
-SAMPLES = 1
-ASHA = False
-SET: dict[str, object] = {}
+from retable.platform.space import Space
+
+SPACE = Space(
+    task="rl",
+    about="sparsity from 10 to 95 % by pruning method",
+    domains={
+        "prune": tune.grid_search(["snip", "grasp"]),
+        "prune.sparsity": tune.grid_search([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95]),
+    },
+    metric="return",
+    mode="max",
+    view={"policy": "bcq", "samples": 10, "episodes": 2},
+)

@@ -5,21 +5,23 @@ The backbone is untrained, so that nothing is downloaded; `--set method.backbone
 
 from ray import tune
 
-TASK = "style"
-SPACE = {"method.objective.style_weight": tune.grid_search([0.1, 1.0, 1e1, 1e2, 1e3, 1e4])}
-METRIC, MODE = "style_error", "min"
-VIEW: dict[str, object] = {}
-SEARCH = "grid"
-SAMPLES = 1
-ASHA = False
-SET: dict[str, object] = {
-    "data": "generated",
-    "style": ["starry_night"],
-    "method": "optimise_image",
-    "method.size": 64,
-    "method.backbone.weights": "random",
-    "method.backbone.normalise": False,
-    "method.objective.convention": "relative",
-    "epochs": 10,
-    "steps": 5,
-}
+from retable.platform.space import Space
+
+SPACE = Space(
+    task="style",
+    about="version 1: weight of the style loss",
+    domains={"method.objective.style_weight": tune.grid_search([0.1, 1.0, 1e1, 1e2, 1e3, 1e4])},
+    metric="style_error",
+    mode="min",
+    overrides={
+        "data": "generated",
+        "style": ["starry_night"],
+        "method": "optimise_image",
+        "method.size": 64,
+        "method.backbone.weights": "random",
+        "method.backbone.normalise": False,
+        "method.objective.convention": "relative",
+        "epochs": 10,
+        "steps": 5,
+    },
+)

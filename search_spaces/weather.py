@@ -2,11 +2,13 @@
 
 from ray import tune
 
-TASK = "weather"
-SPACE = {"view.threshold": tune.grid_search([0.2, 0.3, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7])}
-METRIC, MODE = "iou", "max"
-VIEW = {"split": "validation"}
-SEARCH = "grid"
-SAMPLES = 1
-ASHA = False
-SET: dict[str, object] = {}
+from retable.platform.space import Space
+
+SPACE = Space(
+    task="weather",
+    about="probability from which on rain is forecast: one training, nine views",
+    domains={"view.threshold": tune.grid_search([0.2, 0.3, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7])},
+    metric="iou",
+    mode="max",
+    view={"split": "validation"},
+)

@@ -2,16 +2,18 @@
 
 from ray import tune
 
-TASK = "weather"
-SPACE = {
-    "model.attention": tune.grid_search([False, True]),
-    "model.activation": tune.grid_search(["relu", "rrelu"]),
-    "model.normalization": tune.grid_search(["batch", "instance"]),
-    "model.upsampling": tune.grid_search(["transposed", "resize"]),
-}
-METRIC, MODE = "iou", "max"
-VIEW = {"split": "validation", "threshold": "tuned"}
-SEARCH = "grid"
-SAMPLES = 1
-ASHA = False
-SET: dict[str, object] = {}
+from retable.platform.space import Space
+
+SPACE = Space(
+    task="weather",
+    about="the baseline's improvements, each on and off",
+    domains={
+        "model.attention": tune.grid_search([False, True]),
+        "model.activation": tune.grid_search(["relu", "rrelu"]),
+        "model.normalization": tune.grid_search(["batch", "instance"]),
+        "model.upsampling": tune.grid_search(["transposed", "resize"]),
+    },
+    metric="iou",
+    mode="max",
+    view={"split": "validation", "threshold": "tuned"},
+)

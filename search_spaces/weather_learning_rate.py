@@ -2,15 +2,20 @@
 
 from ray import tune
 
-TASK = "weather"
-SPACE = {
-    "optimizer.learning_rate": tune.loguniform(1e-5, 1e-2),
-    "optimizer.weight_decay": tune.loguniform(1e-4, 1e-1),
-    "loss.positive_weight": tune.uniform(1.0, 15.0),
-}
-METRIC, MODE = "iou", "max"
-VIEW = {"split": "validation", "threshold": "tuned"}
-SEARCH = "optuna"
-SAMPLES = 20
-ASHA = True
-SET: dict[str, object] = {}
+from retable.platform.space import Space
+
+SPACE = Space(
+    task="weather",
+    about="learning rate, weight decay and weight of rainy pixels, by Optuna with early stopping",
+    domains={
+        "optimizer.learning_rate": tune.loguniform(1e-5, 1e-2),
+        "optimizer.weight_decay": tune.loguniform(1e-4, 1e-1),
+        "loss.positive_weight": tune.uniform(1.0, 15.0),
+    },
+    metric="iou",
+    mode="max",
+    view={"split": "validation", "threshold": "tuned"},
+    search="optuna",
+    samples=20,
+    scheduler="asha",
+)

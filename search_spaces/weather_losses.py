@@ -2,14 +2,16 @@
 
 from ray import tune
 
-TASK = "weather"
-SPACE = {
-    "loss": tune.grid_search(["bce", "soft_iou", "dice_focal"]),
-    "optimizer.learning_rate": tune.grid_search([3e-4, 1e-3, 3e-3]),
-}
-METRIC, MODE = "iou", "max"
-VIEW = {"split": "validation", "threshold": "tuned"}
-SEARCH = "grid"
-SAMPLES = 1
-ASHA = False
-SET: dict[str, object] = {}
+from retable.platform.space import Space
+
+SPACE = Space(
+    task="weather",
+    about="losses by learning rate, each at its best threshold",
+    domains={
+        "loss": tune.grid_search(["bce", "soft_iou", "dice_focal"]),
+        "optimizer.learning_rate": tune.grid_search([3e-4, 1e-3, 3e-3]),
+    },
+    metric="iou",
+    mode="max",
+    view={"split": "validation", "threshold": "tuned"},
+)

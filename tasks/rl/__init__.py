@@ -49,6 +49,7 @@ TASK = Task(
     group=group,
     cost=cost,
     view_cost=view_cost,
+    metrics=("return", "behaviour_share", "score", "return_std", "length"),
     tables=tables,
     scales=scales,
     settings=("epochs", "updates"),

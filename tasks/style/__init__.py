@@ -52,6 +52,7 @@ TASK = Task(
     group=group,
     cost=cost,
     view_cost=view_cost,
+    metrics=("style_error", "content_error", "validation_loss", "final_loss"),
     tables=tables,
     scales=scales,
     settings=(

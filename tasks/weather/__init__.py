@@ -55,6 +55,7 @@ TASK = Task(
     group=group,
     cost=cost,
     view_cost=view_cost,
+    metrics=("iou", "iou_batched", "pod", "far", "precision", "fss", "brier", "validation_iou", "validation_loss"),
     tables=tables,
     scales=scales,
     settings=("epochs", "steps", "batch", "patience", "optimizer.learning_rate", "model.checkpointing"),

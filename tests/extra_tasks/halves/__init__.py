@@ -70,6 +70,7 @@ TASK = replace(
     reads=reads,
     evaluate=evaluate,
     early_stop=lambda config: ("slope", config.patience) if config.patience else None,
+    metrics=("hits", "error", "slope"),
     tables=dict,
     scales=lambda: {"smoke": Scale(about="seconds")},
 )

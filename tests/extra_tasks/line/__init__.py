@@ -74,6 +74,7 @@ TASK = Task(
     group=lambda config: config,
     cost=lambda config: 0.01 * config.epochs,
     view_cost=lambda config, view: 0.01,
+    metrics=("rmse", "slope"),
     tables=lambda: {"table1": TABLE, "figure1": FIGURE},
     scales=lambda: {"smoke": Scale(about="seconds"), "paper": Scale(about="seconds")},
 )

@@ -2,11 +2,16 @@
 
 from ray import tune
 
-TASK = "line"
-SPACE = {"rate": tune.loguniform(1e-3, 1.0)}
-METRIC, MODE = "rmse", "min"
-VIEW: dict[str, object] = {}
-SEARCH = "optuna"
-SAMPLES = 4
-ASHA = True
-SET = {"epochs": 2}
+from retable.platform.space import Space
+
+SPACE = Space(
+    task="line",
+    about="learning rate, by Optuna with early stopping",
+    domains={"rate": tune.loguniform(1e-3, 1.0)},
+    metric="rmse",
+    mode="min",
+    overrides={"epochs": 2},
+    search="optuna",
+    samples=4,
+    scheduler="asha",
+)

@@ -2,11 +2,12 @@
 
 from ray import tune
 
-TASK = "line"
-SPACE = {"rate": tune.grid_search([0.001, 0.1])}
-METRIC, MODE = "rmse", "min"
-VIEW: dict[str, object] = {}
-SEARCH = "grid"
-SAMPLES = 1
-ASHA = False
-SET: dict[str, object] = {}
+from retable.platform.space import Space
+
+SPACE = Space(
+    task="line",
+    about="learning rate",
+    domains={"rate": tune.grid_search([0.001, 0.1])},
+    metric="rmse",
+    mode="min",
+)
