@@ -114,6 +114,9 @@ class RunFolder:
         Raises:
             UserError: where another line is damaged.
         """
+        return list(self.folder.once("metrics.jsonl", "rows", self._history))
+
+    def _history(self) -> list[dict[str, Any]]:
         try:
             lines = self.folder.read("metrics.jsonl").splitlines()
         except FileNotFoundError:

@@ -341,7 +341,7 @@ def _keep(features: Features, decode: Callable[[], Waveform]) -> Kept:
 
 
 def _said(folder: Storage, path: str) -> dict[str, Any]:
-    """Return what a shard says of itself; nothing where it is missing or broken, or its sound is not what was written."""
+    """Return what a shard says of itself; nothing where it is missing or broken, or its sound has changed."""
     try:
         table = pq.read_table(f"{folder.root}/{path}", filesystem=folder.filesystem, page_checksum_verification=True)
         said: dict[str, Any] = json.loads(table.schema.metadata[b"shard"])

@@ -106,7 +106,8 @@ def index_folder(place: Storage, name: str, **extra: Any) -> dict[str, Any]:
     digest, crc32 = hashlib.sha256(), {}
     with progress_bar(f"indexing {name}") as show:
         read = threaded(partial(_digest, place), everything.items())
-        for done, (path, (one, crc32[path])) in enumerate(zip(everything, read, strict=True), 1):
+        for done, (path, (one, checksum)) in enumerate(zip(everything, read, strict=True), 1):
+            crc32[path] = checksum
             digest.update(one)
             show(done, len(everything))
     sink = pa.BufferOutputStream()
