@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,7 +88,7 @@ class Storage:
             names = [info.base_name for info in self.filesystem.get_file_info(selector)]
         return sorted(name for name in names if not name.startswith(".writing-"))
 
-    def folders(self, path: str = "") -> list[str]:
+    def folders(self, path: str = "") -> Sequence[str]:
         """Return the sorted names of the folders in a folder: no files, and nothing hidden."""
         selector = fs.FileSelector(self._path(path), allow_not_found=True)
         with disk_errors(self._name(path)):

@@ -7,7 +7,7 @@ import pytest
 from retable.platform.plan import compile_plan
 from retable.platform.results import cell, gather
 from retable.platform.runs import RunFolder
-from retable.platform.table import Column, Combined, Measurement, Need, Replicate, Results, Row
+from retable.platform.table import Column, Combined, Measurement, Replicate, Results, Row
 from retable.platform.task import find_table
 from retable.tasks.line import mean
 from retable.tasks.line.config import Config
@@ -103,9 +103,9 @@ def test_a_measurement_is_read_from_its_file(storage):
 
 def test_rows_that_are_absent_are_empty(storage):
     rows = (
-        Row(label="a", present=False),
+        Row(label="a", absent="left out"),
         Row(label="p", overrides=None, published={"RMSE": 0.5}),
-        Combined(label="c", of=("a",), combine=mean, present=False),
+        Combined(label="c", of=("a",), combine=mean, absent="left out"),
     )
     results = gather(planned(storage, *rows), "line/t")
     assert [results.select(label) for label in "apc"] == [[], [], []]
@@ -114,7 +114,7 @@ def test_rows_that_are_absent_are_empty(storage):
 
 
 def results_of(*values, metric="rmse"):
-    return Results({"a": [Replicate(Need("a", {}, None, None), "f", {metric: value}) for value in values]})
+    return Results({"a": [Replicate("a", {}, None, None, metrics={metric: value}) for value in values]})
 
 
 def test_a_cell_says_mean_deviation_and_difference():

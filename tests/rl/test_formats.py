@@ -2,21 +2,23 @@
 
 import pytest
 
-from retable.platform.table import Need, Replicate, Results
-from retable.tasks.rl import claims, figures
+from retable.platform.table import Replicate
+from retable.tasks.rl import TASK, claims, figures
 from retable.tasks.rl.config import Config
-from retable.tasks.rl.tables import SPARSITIES, TABLES
+from retable.tasks.rl.tables import SPARSITIES
+from tests.table_results import results_of
+
+TABLES = TASK.tables()
 
 
 def made(rows):
     """Make results from label -> metrics of each seed."""
-    return Results(
+    return results_of(
+        TABLES,
         {
-            label: [
-                Replicate(Need(label, {"seed": i}, Config(), None), "0", metrics) for i, metrics in enumerate(found)
-            ]
+            label: [Replicate(label, {"seed": i}, Config(), None, metrics=metrics) for i, metrics in enumerate(found)]
             for label, found in rows.items()
-        }
+        },
     )
 
 

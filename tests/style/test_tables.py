@@ -8,18 +8,22 @@ import pytest
 from retable.platform.api import config_at
 from retable.platform.config import fingerprint, override
 from retable.platform.sweep import find_space, fixed_points
-from retable.platform.table import Measurement, Results, Row, expand, split_view
-from retable.tasks.style import assets, claims, figures, timing, timing_rows
+from retable.platform.table import Measurement, Row, expand, split_view
+from retable.platform.task import scaled
+from retable.tasks.style import TASK, assets, claims, figures, timing, timing_rows
 from retable.tasks.style.config import Alexnet, Config, OptimiseImage, Vgg19, View
 from retable.tasks.style.learner import cost
-from retable.tasks.style.scales import SCALES
-from retable.tasks.style.tables import IMAGE, TABLES
+from retable.tasks.style.tables import IMAGE
+from tests.table_results import results_of
+
+TABLES = TASK.tables()
+SCALES = TASK.scales()
 
 
 def needs(name, scale, label=None):
     """Return every replicate of a table's rows that are run, or of one row."""
-    table = SCALES[scale].apply(TABLES[name])
-    rows = [row for row in table.rows if row.present and label in (None, row.label)]
+    table = scaled(TABLES[name], SCALES[scale])
+    rows = [row for row in table.rows if not row.absent and label in (None, row.label)]
     return [(row, need) for row in rows for need in expand(table, row, Config(), View())]
 
 
@@ -149,17 +153,17 @@ def test_reduced_scales_are_as_short_as_they_say(scale, minutes):
 @pytest.mark.parametrize("scale", ["smoke", "small"])
 @pytest.mark.parametrize("name", TABLES)
 def test_notes_say_what_a_scale_changes_and_leaves_out(name, scale):
-    table = SCALES[scale].apply(TABLES[name])
+    table = scaled(TABLES[name], SCALES[scale])
     assert table.note.startswith(TABLES[name].note) and "Settings of this scale: " in table.note
     kinds = {type(need.config.method) for row, need in needs(name, scale) if isinstance(row, Row)}
     assert ("version 1 method." in table.note) == (OptimiseImage in kinds)
-    assert all(row.label in table.note.split("Not at this scale")[-1] for row in table.rows if not row.present)
+    assert all(row.label in table.note.split("Not at this scale")[-1] for row in table.rows if row.absent)
 
 
 @pytest.mark.parametrize("name", TABLES)
 def test_every_claim_names_rows_of_its_table(name):
     table = TABLES[name]
-    empty = Results({row.label: [] for row in table.rows})
+    empty = results_of(TABLES, {row.label: [] for row in table.rows})
     assert all(claim.check(empty).status == "not tested at this scale" for claim in table.claims)
     if name not in ("figure7",):
         assert table.claims
