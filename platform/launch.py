@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 STACK = 128
 """Most members of a stack, where nobody says how many."""
+FAILURE = "trial_failure"
+"""Under this name a trial reports what went wrong, in a line; `error` may be a metric."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,7 +177,7 @@ def reported(**more: float) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        tune.report({"error": one_line(error), **more})
+        tune.report({FAILURE: one_line(error), **more})
 
 
 def run_job(job: Job, context: Context) -> None:
@@ -299,8 +301,8 @@ class Watch:
 
             def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
                 last = trial.last_result or {}
-                if "error" in last:
-                    watch.fail(trial.config, last["error"])
+                if FAILURE in last:
+                    watch.fail(trial.config, last[FAILURE])
                 else:
                     for name, weight in zip(watch.names(trial.config), watch.weights(trial.config), strict=True):
                         watch.board.done(name, weight)
@@ -434,7 +436,7 @@ def tell(
     last: Mapping[str, Any],
 ) -> None:
     """Say that a trial's runs are done, unless it failed."""
-    if "error" not in last:
+    if FAILURE not in last:
         for folder in pick(folders, spec):
             finished(folder)
 
