@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 STACK = 128
 """Most members of a stack, where nobody says how many."""
+FAILURE = "trial_failure"
+"""Under this name a trial reports what went wrong, in a line; `error` may be a metric."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,7 +190,7 @@ def reported(**more: float) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        tune.report({"error": one_line(error), **more})
+        tune.report({FAILURE: one_line(error), **more})
 
 
 def run_job(job: Job, context: Context) -> None:
@@ -303,8 +305,8 @@ class Watch:
 
             def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
                 last = trial.last_result or {}
-                if "error" in last:
-                    watch.fail(trial.config, last["error"])
+                if FAILURE in last:
+                    watch.fail(trial.config, last[FAILURE])
                 else:
                     for name, weight in zip(watch.names(trial.config), watch.weights(trial.config), strict=True):
                         watch.board.done(name, weight)
@@ -431,7 +433,7 @@ def tell(
     last: Mapping[str, Any],
 ) -> None:
     """Say that a trial's runs are done, unless it failed."""
-    if "error" not in last:
+    if FAILURE not in last:
         for folder in pick(folders, spec):
             finished(folder)
 

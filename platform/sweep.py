@@ -20,6 +20,7 @@ from retable.platform.cluster import ray_cluster
 from retable.platform.config import describe, flatten, override, parent
 from retable.platform.errors import UserError, nearest
 from retable.platform.launch import (
+    FAILURE,
     Context,
     Job,
     Resources,
@@ -154,7 +155,7 @@ def run_plan(sweep: Sweep, known: Sequence[Mapping[str, object]], resources: Res
         point = Point(dict(overrides), folder.fingerprint, ended=training.status == "done")
         failure = failures.get(name_of(training)) or failures.get(name_of_view(scoring))
         metrics = measured(folder, view) if scoring.done else {}
-        note_value(point, sweep.space.metric, folder, {"error": failure} if failure else metrics)
+        note_value(point, sweep.space.metric, folder, {FAILURE: failure} if failure else metrics)
         points.setdefault(point.key, point)
     return list(points.values())
 
@@ -173,8 +174,8 @@ def note_value(point: Point, metric: str, folder: RunFolder, last: Mapping[str, 
     point.epochs = last.get("epoch", point.epochs)
     if diverged:
         point.note = f"diverged: {diverged}"
-    elif "error" in last:
-        point.note = f"failed: {last['error']}"
+    elif FAILURE in last:
+        point.note = f"failed: {last[FAILURE]}"
     elif last and value is None:
         point.note = f"no metric {metric!r}{nearest(metric, last)}"
     else:
@@ -244,7 +245,7 @@ class Journal:
 
         def ended(spec: Mapping[str, Any], last: Mapping[str, Any]) -> None:
             point = point_of(spec)
-            point.ended = "error" not in last
+            point.ended = FAILURE not in last
             note_value(point, sweep.space.metric, sweep.folder(point.overrides), last)
             write_points(self.storage, self.path, list(self.points.values()))
 

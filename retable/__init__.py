@@ -1,7 +1,8 @@
 """retable re-runs the tables: train, sweep, tabulate and serve four published systems on Ray.
 
 `retable.reproduce("rl/table1")`, `retable.plan(...)`, `retable.train(...)`, `retable.sweep(...)` and
-`retable.load(fingerprint)` do in a notebook what the command `retable` does in a shell.
+`retable.load(fingerprint)` do in a notebook what the command `retable` does in a shell; `retable.Space(...)` is what
+a sweep searches.
 
 Folders of your own tasks, named in the variable RETABLE_TASKS (separated as PATH is), join those that ship here; the
 search spaces in a folder's `search_spaces/` too.
@@ -16,7 +17,8 @@ import retable.search_spaces
 import retable.tasks
 
 if TYPE_CHECKING:
-    from retable.platform.api import Space, load, plan, reproduce, sweep, train
+    from retable.platform.api import load, plan, reproduce, sweep, train
+    from retable.platform.space import Space
 
 __version__ = "0.1.0"
 __all__ = ["Space", "load", "plan", "reproduce", "sweep", "train"]

@@ -16,9 +16,8 @@ from retable.platform.config import override
 from retable.platform.errors import UserError
 from retable.platform.launch import Resources
 from retable.platform.runs import RunFolder
-from retable.platform.stages import score_weights
 from retable.platform.storage import Storage
-from retable.platform.task import Source, find
+from retable.platform.task import find
 from tests.platform.halves import fit
 from tests.platform.trials import trial_processes
 
@@ -142,47 +141,6 @@ def test_a_failing_run_is_one_line_and_leaves_the_rest_alone(cluster, tmp_path, 
     assert len(failed) == 1 and "state.pt is damaged" in failed[0] and "remove" in failed[0]
     folder.folder.remove("checkpoint-00000008")
     assert not retable.reproduce("line/table1", storage=where).missing
-
-
-def test_sweeps_go_on_and_end_in_set_options(cluster, tmp_path):
-    where = str(tmp_path)
-    points = api.sweep("line_grid", storage=where)
-    assert [point.overrides for point in points] == [{"rate": 0.1}, {"rate": 0.001}]
-    assert points[0].value < points[1].value
-    config = override(find("line").config(), points[0].overrides)
-    folder = RunFolder.of(Storage.open(where), find("line"), config)
-    weights = folder.weights(3)
-    source = Source.of(Storage.open(where), "line/points")
-    scored = score_weights(find("line"), config, find("line").view(), weights, source)
-    assert points[0].value == scored["rmse"]
-    drawn = api.sweep("line", storage=where, samples=3)
-    assert len(drawn) == 3 and drawn[0].value == min(point.value for point in drawn)
-    more = api.sweep("line", storage=where, samples=5)
-    assert len(more) == 5
-    assert {point.fingerprint for point in drawn} <= {point.fingerprint for point in more}
-
-
-def test_points_that_differ_in_the_view_alone_train_one_run(cluster, tmp_path):
-    where, halves = str(tmp_path), find("halves")
-    points = api.sweep("halves_grid", storage=where)
-    assert len(points) == 6 and len({point.fingerprint for point in points}) == 2
-    runs = Storage.open(where) / "runs/halves"
-    assert sorted(runs.list()) == sorted({point.fingerprint for point in points})
-    source = Source.of(Storage.open(where), "line/points")
-    for point in points:
-        folder = RunFolder(Storage.open(where), "halves", point.fingerprint)
-        assert [row["epoch"] for row in folder.history()] == [1, 2, 3] and point.epochs == 3
-        config = override(halves.config(), {"rate": point.overrides["rate"]})
-        view = override(halves.view(), {"split": "validation", "limit": point.overrides["view.limit"], "epoch": 3})
-        assert point.value == score_weights(halves, config, view, folder.weights(3), source)["hits"]
-    assert len({point.value for point in points}) > 2
-    before = {name: (runs / name).read("metrics.jsonl") for name in runs.list()}
-    assert api.sweep("halves_grid", storage=where) == points
-
-    drawn = api.sweep("halves", storage=where)
-    assert len(drawn) == 3 and len({point.overrides["view.limit"] for point in drawn}) == 3
-    assert {point.fingerprint for point in drawn} <= {point.fingerprint for point in points}, "replayed, not trained"
-    assert {name: (runs / name).read("metrics.jsonl") for name in runs.list()} == before
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from retable.platform import api, cli, stages
 from retable.platform.errors import UserError
-from retable.platform.launch import Job, forget, replay
+from retable.platform.launch import forget
 from retable.platform.plan import compile_configs
 from retable.platform.runs import RunFolder, read_arrays
 from retable.platform.stages import predict_and_score, predict_one, score_weights, summaries
@@ -146,21 +146,6 @@ def test_scores_of_other_data_are_forgotten_though_the_weights_are_the_same(stor
     storage.remove("data")
     fit(storage, Config(), run, (1, 3))
     assert run.result()["weights"] == weights and run.scores(view, weights["3"]) is None
-
-
-def test_a_finished_run_is_replayed_with_its_best_weights_under_any_view(storage, monkeypatch):
-    config = Config(rate=0.8, epochs=10, patience=2)
-    folder = RunFolder.of(storage, TASK, config)
-    fit(storage, config, folder, ())
-    last = folder.history()[-1]
-    assert last["epoch"] < 10 and "best" not in last
-    heard = []
-    monkeypatch.setattr("ray.tune.report", heard.append)
-    for limit in (0.0, 100.0):
-        replay(Job("halves", (config,), ((),), View(limit=limit)), folder)
-    best = score_weights(TASK, config, View(epoch=10), folder.weights(10), Source.of(storage, "line/points"))
-    assert [report["hits"] for report in heard] == [0, 1]
-    assert all(report["error"] == best["error"] and report["epoch"] == last["epoch"] for report in heard)
 
 
 def test_a_loaded_run_is_scored_and_the_scores_are_kept(storage, run, predicted):

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from retable.platform.plan import compile_plan
-from retable.platform.sweep import find_space, fixed_points, spaces
-from retable.platform.table import Row, changed, expand, split_view
+from retable.platform.space import find_space
+from retable.platform.table import Row, changed, expand
 from retable.platform.task import find, scaled
 from retable.tasks.rl import TASK
 from retable.tasks.rl.config import Dense, Grasp, Magnitude, Random, Snip
@@ -134,28 +134,12 @@ def test_published_values_are_those_of_the_paper(shared):
             assert published[header] == float(line[f"{header.lower()}_mb"])
 
 
-@pytest.mark.parametrize("name", spaces())
-def test_every_point_of_every_search_space_is_a_valid_config(name):
-    from retable.platform.config import override
-
-    space = find_space(name)
-    task = find(space.TASK)
-    override(task.view(), space.VIEW)
-    points = fixed_points(space, space.SAMPLES)
-    points = points or [{path: domain.sample() for path, domain in space.SPACE.items()}]
-    assert points
-    for point in points:
-        config, view = split_view(point)
-        override(override(task.config(), space.SET), config)
-        override(task.view(), view)
-
-
 def test_the_sweep_covers_the_sparsities_of_the_paper():
-    points = fixed_points(find_space("rl"), 1)
+    points = find_space("rl").points()
     assert {point["prune.sparsity"] for point in points} == {0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95}
     assert len(points) == 20
 
 
 def test_the_sweep_optimises_what_every_data_set_has():
     """A share of the behaviour's return has no sign, or is not there, where that return is not above 0."""
-    assert find_space("rl").METRIC == "return"
+    assert find_space("rl").metric == "return"

@@ -1,15 +1,13 @@
 """The table and figures against the paper's, and what each scale makes of them."""
 
 import csv
-from types import SimpleNamespace
 
 import pytest
 
-from retable.platform.api import config_at
-from retable.platform.config import fingerprint, override
-from retable.platform.sweep import find_space, fixed_points
-from retable.platform.table import Measurement, Row, expand, split_view
-from retable.platform.task import scaled
+from retable.platform.config import fingerprint
+from retable.platform.space import find_space, point_config
+from retable.platform.table import Measurement, Row, expand
+from retable.platform.task import config_at, scaled
 from retable.tasks.style import TASK, assets, claims, figures, timing, timing_rows
 from retable.tasks.style.config import Alexnet, Config, OptimiseImage, Vgg19, View
 from retable.tasks.style.learner import cost
@@ -173,10 +171,11 @@ def test_every_claim_names_rows_of_its_table(name):
 @pytest.mark.parametrize("name", ["style", "style_weight"])
 def test_every_point_of_the_search_spaces_is_a_valid_config_of_version_1(name, scale):
     space = find_space(name)
-    base = config_at(SimpleNamespace(name="style", config=Config, scales=SCALES), scale, space.SET)
-    points = fixed_points(space, space.SAMPLES)
+    base = config_at(TASK, scale, space.overrides)
+    points = space.points()
     assert len(points) == {"style": 2 * 4 * 3 * 3, "style_weight": 6}[name]
     for point in points:
-        config = override(base, split_view(point)[0])
+        config = point_config(base, space.overrides, point)
         assert isinstance(config.method, OptimiseImage) and config.method.size == 64
+        assert config.method.backbone.normalise is False
         assert config.method.backbone.weights == "random"  # nothing to download
