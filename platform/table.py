@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Predictions = Mapping[str, "np.ndarray[Any, Any]"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Row:
     """One line of a table: what to train, how to view it, and what the paper printed."""
 
@@ -57,7 +57,7 @@ class Member(Protocol):
         """Read the member's predictions of this shard: one at a time is all that need be in memory."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Combined:
     """A line that trains nothing: it joins the predictions of other lines (a vote, a mean, a choice by region)."""
 
@@ -74,7 +74,7 @@ class Combined:
     absent: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Measurement:
     """A line whose result is seconds or bytes: it has its node to itself and counts for that kind of device only."""
 

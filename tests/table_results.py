@@ -4,6 +4,10 @@ from retable.platform.table import Results
 
 
 def results_of(tables, found):
-    """Return results that know every row of some tables; of those that `found` lacks there are none."""
+    """Return results that know every row of some tables; of those that `found` lacks there are none.
+
+    Its keys are rows or labels.
+    """
     labels = dict.fromkeys(row.label for table in tables.values() for row in table.rows)
-    return Results({**dict.fromkeys(labels, ()), **found})
+    named = {row if isinstance(row, str) else row.label: replicates for row, replicates in found.items()}
+    return Results({**dict.fromkeys(labels, ()), **named})

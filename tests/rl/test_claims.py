@@ -98,7 +98,7 @@ def test_environments_are_joined_and_those_that_have_not_learned_left_out():
     ]
     joined = results_of(TABLES, {label: [r for part in parts for r in part.replicates[label]] for label in good})
     verdict = claims.beats(joined, "SNIP 99 %", "ERK 99 %", "bcq")
-    assert verdict.status == "holds" and verdict.because == "+30% [+30%, +30%], 6 pairs"
+    assert verdict.status == "holds" and verdict.because == "+30% [+30%, +30%] 6 pairs"
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_a_lost_run_leaves_the_others_paired_by_seed():
     found = results({"dense": (1.0,) * 4, "SNIP 99 %": ours, "ERK 99 %": control})
     lost = without(without(found, "SNIP 99 %", 0), "dense", 3)
     verdict = claims.beats(lost, "SNIP 99 %", "ERK 99 %", "bcq")
-    assert verdict.status == "holds" and verdict.because == "+40% [+40%, +40%], 3 pairs"
+    assert verdict.status == "holds" and verdict.because == "+40% [+40%, +40%] 3 pairs"
     other = without(without(found, "SNIP 99 %", 0), "ERK 99 %", 1)
     assert claims.beats(other, "SNIP 99 %", "ERK 99 %", "bcq").status == "not tested at this scale"
     assert claims.loses_nothing(lost, "SNIP 99 %", "ERK 99 %").because.endswith("3 pairs")
@@ -160,7 +160,7 @@ def test_controls_are_not_tested_without_three_seeds_or_runs():
 def test_every_claim_of_the_figures_is_untested_on_nothing():
     for method, name in (("snip", "SNIP"), ("grasp", "GraSP")):
         for claim in (
-            *claims.keeps_performance(method, name, ["Hopper"]),
+            *claims.keeps_performance(method, name),
             *claims.against_controls(method, name, [0.95]),
             *claims.explained(method, [0.95]),
         ):

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from matplotlib import pyplot
 
-from retable.platform.table import Results, expand
+from retable.platform.table import expand
 from retable.platform.task import find, scaled
 from retable.tasks.rl import TASK, figures
+from tests.table_results import results_of
 
 TABLES = TASK.tables()
 SCALES = TASK.scales()
@@ -32,7 +33,7 @@ def results(name, scale, leave_out=(), **over):
         if not row.absent and row.label not in leave_out:
             needs = expand(table, row, TASK.config(), TASK.view())
             found[row.label] = [replace(need, metrics={"score": value(need)}) for need in needs]
-    return table, Results(found)
+    return table, results_of(TABLES, found)
 
 
 def mean(found, row, environment, policy, epoch):
@@ -116,4 +117,4 @@ def layers():
         row.label: [replace(need, metrics=kept) for need in expand(table, row, TASK.config(), TASK.view())]
         for row in table.rows
     }
-    return table, Results(found)
+    return table, results_of(TABLES, found)

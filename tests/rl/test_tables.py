@@ -7,8 +7,8 @@ import pytest
 
 from retable.platform.plan import compile_plan
 from retable.platform.space import find_space
-from retable.platform.table import Row, changed, expand
-from retable.platform.task import find, scaled
+from retable.platform.table import Row, expand
+from retable.platform.task import scaled, table_at
 from retable.tasks.rl import TASK
 from retable.tasks.rl.config import Dense, Grasp, Magnitude, Random, Snip
 from retable.tasks.rl.predict import validate
@@ -17,10 +17,8 @@ from tests.rl.toys import config, learner
 TABLES = TASK.tables()
 SCALES = TASK.scales()
 
-TASK = find("rl")
 
-
-@pytest.mark.parametrize("scale", TASK.scales)
+@pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("name", TABLES)
 def test_every_row_expands_to_valid_work(name, scale):
     table = scaled(TABLES[name], SCALES[scale])
@@ -34,7 +32,7 @@ def test_every_row_expands_to_valid_work(name, scale):
 
 @pytest.mark.parametrize("name", ["figure1", "figure3", "diagnostics"])
 def test_one_environment_can_be_asked_for(name):
-    table = changed(scaled(TABLES[name], SCALES["smoke"]), {"environment": "Hopper"})
+    table = table_at(TASK, TABLES[name], "smoke", {"environment": "Hopper"})
     rows = [row for row in table.rows if not row.absent]
     needs = [need for row in rows for need in expand(table, row, TASK.config(), TASK.view())]
     assert rows and not any("Cheetah" in row.label or "Walker" in row.label for row in rows)
@@ -85,7 +83,7 @@ def test_the_smoke_scale_counts_the_runs_that_it_plays(storage):
 
 
 def test_set_reaches_tables_without_training():
-    table = changed(scaled(TABLES["figure4"], SCALES["paper"]), {"updates": 7})
+    table = table_at(TASK, TABLES["figure4"], "paper", {"updates": 7})
     needs = [need for row in table.rows for need in expand(table, row, TASK.config(), TASK.view())]
     assert {(need.config.epochs, need.config.updates) for need in needs} == {(1, 7)}
 

@@ -10,7 +10,7 @@ from retable.platform.config import override
 from retable.platform.table import Replicate
 from retable.tasks.style import TASK, claims
 from retable.tasks.style.config import Config, View
-from retable.tasks.style.tables import IMAGE, NETWORK, TABLE1
+from retable.tasks.style.tables import IMAGE, NETWORK, PHOTOGRAPHS, UHD
 from tests.table_results import results_of
 
 TABLES = TASK.tables()
@@ -30,7 +30,7 @@ def rows(metric, **values):
     """Make rows: label -> a metric for each photograph."""
     found = {}
     for label, numbers in values.items():
-        pairs = zip(claims.PHOTOGRAPHS, numbers, strict=False)
+        pairs = zip(PHOTOGRAPHS, numbers, strict=False)
         found[label] = [run(label, name, {metric: number}) for name, number in pairs]
     return results_of(TABLES, found)
 
@@ -42,7 +42,7 @@ def both(style, content):
         {
             label: [
                 run(label, name, {"style_error": s, "content_error": c})
-                for name, s, c in zip(claims.PHOTOGRAPHS, style[label], content[label], strict=False)
+                for name, s, c in zip(PHOTOGRAPHS, style[label], content[label], strict=False)
             ]
             for label in style
         },
@@ -117,8 +117,8 @@ def test_alike_means_within_a_factor_of_one_and_a_half(one, status):
     ("fall", "status"), [((4.0, 0.4), "holds"), ((4.0, 0.001), "does not hold"), ((4.0,), "does not hold")]
 )
 def test_losses_of_backbones_are_compared_by_how_far_they_fall(fall, status):
-    vgg = [run("VGG-19", name, {}, losses=(1e6, 1e5)) for name in claims.PHOTOGRAPHS]
-    alexnet = [run("AlexNet", name, {}, losses=fall) for name in claims.PHOTOGRAPHS]
+    vgg = [run("VGG-19", name, {}, losses=(1e6, 1e5)) for name in PHOTOGRAPHS]
+    alexnet = [run("AlexNet", name, {}, losses=fall) for name in PHOTOGRAPHS]
     assert verdict("figure2", results_of(TABLES, {"VGG-19": vgg, "AlexNet": alexnet})) == status
 
 
@@ -134,7 +134,7 @@ def test_losses_of_backbones_are_compared_by_how_far_they_fall(fall, status):
 def test_versions_are_compared_photograph_by_photograph(first, second, status):
     found = {}
     for version, errors, overrides in (("version 1", first, IMAGE), ("version 2", second, NETWORK)):
-        for name, error in zip(claims.PHOTOGRAPHS, errors, strict=False):
+        for name, error in zip(PHOTOGRAPHS, errors, strict=False):
             label = f"{version}, {name}"
             found[label] = [run(label, name, {"style_error": error}, overrides=overrides)]
     outcome = TABLES["figure1"].claims[0].check(results_of(TABLES, found))
@@ -156,7 +156,7 @@ def times(gpu=1.0, spread=0.01, **seconds):
 
 
 def published():
-    rows = {row.label.split(" ")[0]: row.published for row in TABLE1.rows if row.published}
+    rows = {row.label.split(" ")[0]: row.published for row in TABLES["table1"].rows if row.published}
     return {f"at{size}": tuple(values.values())[:3] for size, values in rows.items()}
 
 
@@ -178,7 +178,7 @@ def test_hundreds_of_times_means_a_hundred_at_least(network, spread, status):
 def test_a_sentence_about_every_size_is_untested_where_sizes_were_not_run():
     assert verdict("table1", times(at256=(9.0, 23.0, 0.02))) == UNTESTED
     assert verdict("table1", times(at256=(9.0, 23.0, 0.02)), 2) == UNTESTED
-    outcome = TABLE1.claims[0].check(times(gpu=0.0, at256=(9.0, 23.0, 0.02)))
+    outcome = TABLES["table1"].claims[0].check(times(gpu=0.0, at256=(9.0, 23.0, 0.02)))
     assert "512 pixels not run" in outcome.because and outcome.because.endswith("on a CPU")
 
 
@@ -194,7 +194,7 @@ def test_a_sentence_about_every_size_is_untested_where_sizes_were_not_run():
 def test_a_4k_picture_is_timed_on_a_gpu_only(seconds, gpu, status):
     names = ("network_seconds", "network_seconds_low", "network_seconds_high")
     metrics = {**dict(zip(names, seconds, strict=True)), "gpu": gpu}
-    found = results_of(TABLES, {claims.UHD: [Replicate(claims.UHD, {}, Config(), None, metrics=metrics)]})
+    found = results_of(TABLES, {UHD.label: [Replicate(UHD.label, {}, Config(), None, metrics=metrics)]})
     assert verdict("table1", found, 3) == status
 
 
@@ -207,7 +207,7 @@ def criteria(losses, **seconds):
         label = f"{name.replace('_', ' ')}, seconds"
         found[label] = [Replicate(label, {}, Config(), None, metrics=metrics)]
     for label, loss in zip(("Huber", "smooth L1"), losses, strict=True):
-        found[label] = [run(label, name, {}, losses=(loss, 1.0)) for name in claims.PHOTOGRAPHS]
+        found[label] = [run(label, name, {}, losses=(loss, 1.0)) for name in PHOTOGRAPHS]
     return results_of(TABLES, found)
 
 

@@ -8,10 +8,10 @@ from retable.platform.config import fingerprint
 from retable.platform.space import find_space, point_config
 from retable.platform.table import Measurement, Row, expand
 from retable.platform.task import config_at, scaled
-from retable.tasks.style import TASK, assets, claims, figures, timing, timing_rows
+from retable.tasks.style import TASK, assets, figures, timing, timing_rows
 from retable.tasks.style.config import Alexnet, Config, OptimiseImage, Vgg19, View
 from retable.tasks.style.learner import cost
-from retable.tasks.style.tables import IMAGE
+from retable.tasks.style.tables import IMAGE, UHD
 from tests.table_results import results_of
 
 TABLES = TASK.tables()
@@ -71,7 +71,7 @@ def test_a_line_of_the_table_has_every_column_and_ratios_of_its_seconds(monkeypa
     assert [found[column.metric] for column in TABLES["table1"].columns] == pytest.approx([30, 150, 0.2, 150, 750])
     assert (found["vgg_over_alexnet"], found["gpu"]) == (pytest.approx(5), 0.0)
     assert (found["speedup_vgg_low"], found["speedup_vgg_high"]) == pytest.approx((135 / 0.25, 180 / 0.16))
-    large, need = needs("table1", "paper", claims.UHD)[0]
+    large, need = needs("table1", "paper", UHD.label)[0]
     assert large.measure(need.config)["network_seconds"] == 0.2 and asked[-1][0] == (2480, 4032)
 
 
