@@ -206,9 +206,14 @@ def test_sentences_are_counted():
     assert found == {"sentences": 3, "longest": 7, "with_keyword": 2, "forbidden": 1}
 
 
-def test_the_papers_answer_names_keywords_and_breaks_a_rule():
+def test_keywords_that_were_chosen_from_an_answer_do_not_judge_it():
+    for results in (Results({}), Results({example.MODEL: [counted(example.MODEL, example.ANSWER)]})):
+        found = verdict("table1", results, 0)
+        assert found.status == claims.UNTESTED and "chosen from the very sentences" in found.because
+
+
+def test_the_papers_answer_breaks_a_rule():
     rows = Results({example.MODEL: [counted(example.MODEL, example.ANSWER)]})
-    assert verdict("table1", rows, 0).status == "holds"
     assert verdict("table1", rows, 2).status == "does not hold"
     good = [f"Nails tap {word}." for word in ("here", "there", "slowly", "fast", "softly")]
     rows = Results({example.RULES: [counted(example.RULES, good)]})
