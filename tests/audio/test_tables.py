@@ -12,7 +12,7 @@ from retable.platform.api import config_at
 from retable.platform.config import fingerprint, flatten, override, parent
 from retable.platform.sweep import check_space, find_space, fixed_points
 from retable.platform.table import Combined, Need, Replicate, Results, Row, expand, split_view
-from retable.tasks.audio import claims, example, figures
+from retable.tasks.audio import TASK, claims, example, figures
 from retable.tasks.audio.config import PAPER, Config, MeanMel, Untrained, View
 from retable.tasks.audio.learner import cost
 from retable.tasks.audio.scales import SCALES
@@ -88,6 +88,7 @@ def test_fine_tuning_starts_from_the_same_encoders_and_seed(scale):
         "learning_rate",
         "epochs",
         "steps",
+        "patience",
         "augmentation",
         "init",
         "init.overrides",
@@ -103,6 +104,15 @@ def test_fine_tuning_starts_from_the_same_encoders_and_seed(scale):
             assert need.config.corpora == ("clotho",) and need.config.learning_rate < ancestor.learning_rate
             child, other = flatten(need.config), flatten(ancestor)
             assert {path for path in other if child[path] != other[path]} <= stages
+
+
+def test_fine_tuning_starts_from_the_best_epoch_of_a_whole_pre_training():
+    for found in needs("table2", "paper").values():
+        for need in found:
+            ancestor = parent(need.config) or need.config
+            assert (ancestor.epochs, ancestor.patience) == (15, 15)
+            assert TASK.early_stop(ancestor) == ("validation_map10", 15), "no run of 15 epochs waits so long"
+            assert parent(need.config) is None or (need.config.patience, need.config.init.checkpoint) == (0, 0)
 
 
 @pytest.mark.parametrize("scale", SCALES)
