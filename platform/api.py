@@ -9,8 +9,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from retable.platform import provenance
-from retable.platform.board import console, errors
-from retable.platform.cluster import ray_cluster
+from retable.platform.board import console
+from retable.platform.cluster import interruptible, ray_cluster
 from retable.platform.combine import combine_all
 from retable.platform.config import differences, fingerprint, override, override_lineage
 from retable.platform.errors import UserError
@@ -83,17 +83,14 @@ def execute(work: Plan, resources: Resources) -> dict[str, str]:
     """Do what a plan lacks; start Ray only where there is something to do. Return the failures."""
     if work.nothing_to_do:
         return {}
-    work.storage.check_writable()
-    prepare_data(work)
-    work = compile_plan(work.tables, work.storage) if work.tables else work
-    try:
+    with interruptible():
+        work.storage.check_writable()
+        prepare_data(work)
+        work = compile_plan(work.tables, work.storage) if work.tables else work
         with ray_cluster(nested=resources.workers > 1):
             scorer = Scorer(work, resources.gpus)
             failures = train_all(work, context_for(work, resources), scorer.submit) if work.missing else {}
             return failures | scorer.finish() | combine_all(work) | measure_all(work)
-    except KeyboardInterrupt:
-        errors.print("interrupted; the same command goes on where it stopped")
-        raise
 
 
 def prepare_data(work: Plan) -> None:
@@ -239,4 +236,5 @@ def sweep(
     """Search a space of `search_spaces/` and return what was found, best first; the same call goes on."""
     from retable.platform.sweep import run_sweep
 
-    return run_sweep(name, set or {}, scale, Storage.open(storage), resources or Resources(), samples)
+    with interruptible():
+        return run_sweep(name, set or {}, scale, Storage.open(storage), resources or Resources(), samples)
