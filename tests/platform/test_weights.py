@@ -1,4 +1,4 @@
-"""Weights of others: read whatever holds and wraps them, kept and read back, refused where they are not what they were."""
+"""Weights of others: read whatever holds and wraps them, kept and read back, refused where they have changed."""
 
 import io
 
