@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from retable.platform.config import override, override_lineage
 from retable.platform.errors import UserError, nearest
@@ -71,6 +71,18 @@ class Learner(Protocol):
 
     def load_state_dict(self, states: Sequence[State]) -> None:
         """Continue from such states."""
+
+
+@runtime_checkable
+class Startable(Learner, Protocol):
+    """A learner whose config has `init`: it can start from the weights of other runs, or of a file."""
+
+    def load_weights(self, weights: Sequence[Mapping[str, Tensor]]) -> None:
+        """Start from weights, one set for each member, before the first step.
+
+        Raises:
+            UserError: where they are of another model.
+        """
 
 
 @dataclass(frozen=True)

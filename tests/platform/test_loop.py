@@ -284,7 +284,7 @@ def test_a_run_starts_from_a_weights_file_named_by_its_digest(storage):
     with pytest.raises(UserError, match="is another file"):
         fit(storage, replace(SMALL, seed=1, init=Weights(sha256=sha256(data))))
     storage.write(f"weights/{sha256(b'pickle')}.safetensors", b"pickle")
-    with pytest.raises(UserError, match="is no safetensors file; convert the weights"):
+    with pytest.raises(UserError, match="is no safetensors file; copy the weights there as a safetensors file"):
         fit(storage, replace(SMALL, init=Weights(sha256=sha256(b"pickle"))))
 
 

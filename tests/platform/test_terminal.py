@@ -160,7 +160,7 @@ def test_sigterm_does_what_ctrl_c_does(tmp_path):
         driver.send_signal(signal.SIGTERM)
         time.sleep(0.2)
         driver.send_signal(signal.SIGTERM)
-        said, errors = driver.communicate(timeout=PATIENCE)
+        _, errors = driver.communicate(timeout=PATIENCE)
     assert driver.returncode == 143
     assert errors.splitlines() == [cluster.INTERRUPTED]
     assert folder.checkpoints() and folder.result() is None and not scratch(tmp_path)
