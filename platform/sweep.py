@@ -289,7 +289,7 @@ def try_point(spec: Mapping[str, Any], context: SweepContext) -> None:
     from ray import tune
 
     sweep = context.sweep
-    with reported(**{sweep.space.metric: math.nan}):
+    with reported(**{"epoch": 0, sweep.space.metric: math.nan}):  # searchers and schedulers ask every trial for them
         point = context.point(spec)
         config, view, folder = sweep.config(point), sweep.view(point), sweep.folder(point)
         there = status(folder, (), data_digest(sweep.storage, sweep.task.dataset.where(config)))
