@@ -9,10 +9,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from retable.platform import provenance
-from retable.platform.board import console, errors
+from retable.platform.board import errors
 from retable.platform.cluster import ray_cluster
 from retable.platform.combine import combine_all
-from retable.platform.config import differences, fingerprint, override, override_lineage
+from retable.platform.config import differences, fingerprint, override, set_line
 from retable.platform.errors import UserError
 from retable.platform.launch import Context, Resources, load_arrays, train_all
 from retable.platform.plan import Plan, compile_configs, compile_plan
@@ -20,18 +20,25 @@ from retable.platform.runs import RunFolder
 from retable.platform.space import Space
 from retable.platform.stages import Scorer, measure_all, predict_and_score
 from retable.platform.storage import Storage
-from retable.platform.table import Figure, Table, changed, resolve
-from retable.platform.task import Task, find, find_table, names, scaled
+from retable.platform.table import Figure, Table, resolve
+from retable.platform.task import Source, Task, config_at, find, find_table, names, table_at
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from retable.platform.filled import FilledTable
     from retable.platform.sweep_result import SweepResult
 
 STORAGE = os.environ.get("RETABLE_STORAGE", "results")
 
 
-def plan(*tables: str, scale: str = "smoke", set: Mapping[str, object] | None = None, storage: str = STORAGE) -> Plan:
+def plan(
+    *tables: str,
+    scale: str = "smoke",
+    set: Mapping[str, object] | None = None,
+    storage: str = STORAGE,
+    retry_diverged: bool = False,
+) -> Plan:
     """Compile tables (such as `rl/table1`; a task's name stands for all of its tables) into the work they need.
 
     Reads the storage and starts nothing.
@@ -42,17 +49,15 @@ def plan(*tables: str, scale: str = "smoke", set: Mapping[str, object] | None = 
     chosen: dict[str, tuple[Task, Table | Figure]] = {}
     for name in expand_names(tables):
         task, table = find_table(name)
-        table = scaled(task, table, scale)
-        override(task.config(), set or {})
-        chosen[name] = (task, changed(table, set or {}))
-    return compile_plan(chosen, Storage.open(storage))
+        chosen[name] = (task, table_at(task, table, scale, set or {}))
+    return compile_plan(chosen, Storage.open(storage), scale, set or {}, retry_diverged)
 
 
 def expand_names(tables: Sequence[str]) -> list[str]:
     """Return full names of tables: `rl` stands for every table of the task, nothing for every table there is."""
     full: list[str] = []
     for name in tables or names():
-        full += [name] if "/" in name else [f"{name}/{table}" for table in find(name).tables]
+        full += [name] if "/" in name else [f"{name}/{table}" for table in find(name).tables()]
     return list(dict.fromkeys(full))
 
 
@@ -62,24 +67,33 @@ def reproduce(
     set: Mapping[str, object] | None = None,
     storage: str = STORAGE,
     resources: Resources | None = None,
-) -> Plan:
-    """Fill tables: train what is missing, predict, score, combine, measure, and write the report.
+    retry_diverged: bool = False,
+) -> dict[str, FilledTable]:
+    """Fill tables: train what is missing, predict, score, combine, measure, and write the report; return them by name.
 
     What is already on the storage is used; what was interrupted goes on. Failures are shown, and leave the rest alone.
 
     Raises:
         UserError: on a mistake of the user's, or where runs failed (each named on the screen).
     """
-    from retable.platform.report import remember, write_report
-
-    chosen = plan(*tables, scale=scale, set=set, storage=storage)
-    failures = execute(chosen, resources or Resources())
-    done = compile_plan(chosen.tables, chosen.storage)
-    remember(done, scale, set or {})
-    write_report(chosen.storage)
+    work = plan(*tables, scale=scale, set=set, storage=storage, retry_diverged=retry_diverged)
+    filled, failures = carry_out(work, resources or Resources())
     if failures:
         raise UserError(f"failed: {len(failures)} (see above); mend the cause and run the same command again")
-    return done
+    return filled
+
+
+def carry_out(work: Plan, resources: Resources) -> tuple[dict[str, FilledTable], dict[str, str]]:
+    """Do what a plan of tables lacks, fill them and write the report; return the filled tables, and the failures."""
+    from retable.platform.report import fill_and_keep, write_report
+
+    failures = {}
+    if not work.nothing_to_do:
+        failures = execute(work, resources)
+        work = compile_plan(work.tables, work.storage, work.scale, work.changes)
+    filled = fill_and_keep(work)
+    write_report(work.storage)
+    return filled, failures
 
 
 def execute(work: Plan, resources: Resources) -> dict[str, str]:
@@ -88,7 +102,7 @@ def execute(work: Plan, resources: Resources) -> dict[str, str]:
         return {}
     work.storage.check_writable()
     prepare_data(work)
-    work = compile_plan(work.tables, work.storage) if work.tables else work
+    work = compile_plan(work.tables, work.storage, work.scale, work.changes, work.retry) if work.tables else work
     try:
         with ray_cluster(nested=resources.workers > 1):
             scorer = Scorer(work, resources.gpus)
@@ -120,25 +134,33 @@ def train(
     scale: str = "smoke",
     storage: str = STORAGE,
     resources: Resources | None = None,
+    keep: Sequence[int] = (),
+    retry_diverged: bool = False,
 ) -> Run:
     """Train one config of a task, or go on with it, or return it at once if it is finished.
+
+    Args:
+        task: its name.
+        set: changes to the default config at the scale.
+        scale: one of the task's.
+        storage: where data and runs lie.
+        resources: what the training gets.
+        keep: epochs whose weights are kept, besides the last.
+        retry_diverged: try again what has diverged.
 
     Raises:
         UserError: on a mistake of the user's, or if the run fails.
     """
     found = find(task)
     config = config_at(found, scale, set or {})
-    work = compile_configs(found, [config], Storage.open(storage))
+    late = [epoch for epoch in keep if not 1 <= epoch <= config.epochs]
+    if late:
+        raise UserError(f"--keep {late[0]}: the run has the epochs 1..{config.epochs}")
+    work = compile_configs(found, [config], Storage.open(storage), keep=keep, retry=retry_diverged)
     failures = execute(work, resources or Resources())
     if failures:
         raise UserError(next(iter(failures.values())))
     return Run(found, RunFolder.of(work.storage, found, config), config)
-
-
-def config_at(task: Task, scale: str, changes: Mapping[str, object]) -> Any:
-    """Return the task's default config at a scale, with changes."""
-    overrides = scaled(task, Table(title="", rows=(), columns=()), scale).overrides
-    return override_lineage(override_lineage(task.config(), overrides), changes)
 
 
 @dataclass(frozen=True)
@@ -163,13 +185,30 @@ class Run:
         """
         result = self.folder.result()
         if result is None:
-            raise UserError(f"run {self.fingerprint} is not finished")
+            raise UserError(f"run {self.fingerprint} is not finished; the command that began it goes on with it")
         return result
+
+    @property
+    def source(self) -> Source:
+        """The data set that the run was trained on.
+
+        Raises:
+            UserError: if it is gone.
+        """
+        where = self.task.dataset.where(self.config)
+        if not self.folder.storage.exists(f"data/{where}/dataset.json"):
+            raise UserError(f"{self.folder.storage}/data/{where} is gone; put the run's data there again")
+        return Source.of(self.folder.storage, where)
 
     @property
     def metrics(self) -> Mapping[str, float]:
         """The metrics of the last epoch."""
         return dict(self.result["metrics"])
+
+    @property
+    def diverged(self) -> str:
+        """Why the run's numbers mean nothing: they are not finite. Empty where they are."""
+        return str(self.result.get("diverged", ""))
 
     @property
     def history(self) -> list[dict[str, Any]]:
@@ -186,8 +225,11 @@ class Run:
         Predictions and scores are kept: the same view again is only read.
 
         Raises:
-            UserError: if the run is not finished, a field is unknown, the epoch was not kept, or the scoring fails.
+            UserError: if the run is not finished or diverged, a field is unknown, the epoch was not kept, or the
+                scoring fails.
         """
+        if self.diverged:
+            raise UserError(f"run {self.fingerprint} diverged: {self.diverged}")
         seen: Any = resolve(override(self.task.view(), dict(view or {})), self.config)
         weights = self.result["weights"].get(str(seen.epoch), "")
         if self.folder.scores(seen, weights) is None:
@@ -203,31 +245,33 @@ class Run:
         return set_line(differences(self.config, self.task.config()))
 
 
-def set_line(changes: Mapping[str, object]) -> str:
-    """Write changes as `--set` options, ready to paste."""
-    import json
-    import shlex
-
-    pairs = [f"{path}={value if isinstance(value, str) else json.dumps(value)}" for path, value in changes.items()]
-    return " ".join(f"--set {shlex.quote(pair)}" for pair in pairs)
-
-
-def load(fingerprint_start: str, storage: str = STORAGE) -> Run:
+def load(fingerprint_start: str, storage: str | Storage = STORAGE, task: str | None = None) -> Run:
     """Return a run by its fingerprint, or by as many of its first digits as are needed.
 
+    With a task's name, the run's weights are good to use: it is of that task, finished, and has not diverged.
+
     Raises:
-        UserError: if no run, or more than one, begins so.
+        UserError: if no run, or more than one, begins so, its `config.json` is missing or damaged, or it is not such a
+            run of the task.
     """
-    where = Storage.open(storage)
-    found = [(t, f) for t in where.list("runs") for f in where.list(f"runs/{t}") if f.startswith(fingerprint_start)]
+    where = storage if isinstance(storage, Storage) else Storage.open(storage)
+    every = [(t, f) for t in where.folders("runs") for f in where.folders(f"runs/{t}")]
+    found = [(t, f) for t, f in every if f.startswith(fingerprint_start)]
     if len(found) != 1:
         raise UserError(f"{where}: {len(found)} runs begin with {fingerprint_start!r}")
-    task = find(found[0][0])
-    folder = RunFolder(where, *found[0])
-    config = folder.config(task)
-    if fingerprint(task.name, task.version, config) != folder.fingerprint:
-        console.print(f"note: {folder.fingerprint} is of an older version of {task.name}; its numbers no longer count")
-    return Run(task, folder, config)
+    name, digits = found[0]
+    if task not in (None, name):
+        raise UserError(f"run {digits} is of {name}, not of {task}; name a run of {task}")
+    folder, of = RunFolder(where, name, digits), find(name)
+    try:
+        run = Run(of, folder, folder.config(of))
+    except UserError as error:
+        raise UserError(f"run {digits} is of another version of {name} ({error}); train it again") from error
+    if fingerprint(name, of.version, run.config) != digits:
+        errors.print(f"note: run {digits} is of an older version of {name}; its numbers no longer count")
+    if task and "diverged" in run.result:
+        raise UserError(f"run {digits} has diverged: its weights are no numbers; train it with other settings")
+    return run
 
 
 def sweep(

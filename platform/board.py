@@ -1,31 +1,34 @@
-"""Live progress: a table that redraws in a terminal, one line an event in a pipe."""
+"""Live progress: bars in a terminal, one line an event in a pipe."""
 
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import typer
-from rich.console import Console, Group
-from rich.live import Live
-from rich.progress import Progress
-from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Column
 from rich.text import Text
 
-console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 160)
+ROWS = 8
+"""Most running pieces of work that are shown."""
+
+if sys.stdout.isatty():
+    console = Console(highlight=False, soft_wrap=True)
+else:  # FORCE_COLOR asks for colours in a pipe, not for lines that are drawn over
+    console = Console(highlight=False, soft_wrap=True, width=160, force_interactive=False)
 errors = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
     """Show a bar while the block runs; the function given to it takes the work so far and in all."""
-    if not console.is_terminal:
+    if not console.is_interactive:
         console.print(title)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+    with Progress(console=console, transient=True, disable=not console.is_interactive) as bar:
         job = bar.add_task(title, total=None)
 
         def advance(done: int, total: int) -> None:
@@ -50,81 +53,94 @@ def show_defects(checked: Iterable[tuple[object, Sequence[str]]]) -> None:
         raise typer.Exit(1)
 
 
+class Bars(Progress):
+    """A bar for all of the work, and one for each of the first pieces that run."""
+
+    def get_renderables(self) -> Iterator[RenderableType]:
+        """Return what is drawn: never more lines than a small terminal has."""
+        yield self.make_tasks_table(self.tasks[: 1 + ROWS])
+        if len(self.tasks) > 1 + ROWS:
+            yield Text(f"and {len(self.tasks) - 1 - ROWS} more", style="dim")
+
+
 @dataclass
 class Board:
-    """What runs, what is done, what failed, and how long the rest will take."""
+    """What runs, what is done, what failed, and how long the rest will take: bars in a terminal, lines in a pipe."""
 
     title: str
     total: int
     """Pieces of work in all."""
     weight: float = 0.0
-    """Their cost in all, in any unit."""
+    """Their cost in all, in any unit; 0: each costs 1."""
     finished: int = 0
-    finished_weight: float = 0.0
-    running: dict[str, str] = field(default_factory=dict)
+    running: dict[str, TaskID] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
-    started: float = field(default_factory=time.monotonic)
-    live: Live | None = None
+
+    def __post_init__(self) -> None:
+        self.bars = Bars(
+            TextColumn("{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True)),
+            BarColumn(10),
+            TextColumn("{task.fields[text]}", style="dim"),
+            TimeElapsedColumn(),
+            TextColumn("eta"),
+            TimeRemainingColumn(),
+            console=console,
+            speed_estimate_period=float("inf"),
+            transient=True,
+            expand=True,
+            disable=not (self.total and console.is_interactive),
+        )
+        self.whole = self.bars.add_task(self.title, total=self.weight or self.total, text=f"0 of {self.total} done")
+        self.bars.advance(self.whole, 0)  # rich measures the speed from the first advance on
 
     @contextmanager
     def show(self) -> Iterator[Board]:
         """Draw the board while the block runs."""
-        self.started = time.monotonic()
-        if not self.total:
-            yield self
-        elif console.is_terminal:
-            with Live(get_renderable=self._draw, console=console, refresh_per_second=4, transient=True) as self.live:
-                yield self
-            self.live = None
-        else:
+        if self.total and self.bars.disable:
             console.print(f"{self.title}: {self.total} to do")
+        with self.bars:
             yield self
         if self.total:
             failed = f", {len(self.failures)} failed" if self.failures else ""
-            console.print(f"{self.title}: {self.finished} done{failed} in {clock(time.monotonic() - self.started)}")
+            taken = clock(self.bars.tasks[0].elapsed or 0)
+            console.print(f"{self.title}: {self.finished} done{failed} in {taken}")
             for name, why in self.failures.items():
                 errors.print(f"failed: {name}: {why}", markup=False)
 
     def start(self, name: str) -> None:
         """Note that a piece of work is running."""
-        self.running[name] = ""
+        self.stop(name)
+        self.running[name] = self.bars.add_task(name, total=None, text="")
 
-    def update(self, name: str, text: str) -> None:
-        """Note how far a piece of work is."""
-        self.running[name] = text
+    def update(self, name: str, text: str, done: float, total: float) -> None:
+        """Note how far a piece of work is: in words, and for its bar."""
+        if name in self.running:
+            self.bars.update(self.running[name], text=text, completed=done, total=total)
+
+    def stop(self, name: str) -> None:
+        """Note that a piece of work runs no more."""
+        if name in self.running:
+            self.bars.remove_task(self.running.pop(name))
 
     def done(self, name: str, weight: float = 1.0) -> None:
         """Note that a piece of work is done."""
-        self.running.pop(name, None)
+        self.stop(name)
         self.finished += 1
-        self.finished_weight += weight
-        self._line(f"done {self.finished}/{self.total}: {name}{self._eta()}")
+        self.bars.advance(self.whole, weight)
+        self.bars.update(self.whole, text=f"{self.finished} of {self.total} done")
+        rest = self.bars.tasks[0].time_remaining
+        self._line(f"done {self.finished}/{self.total}: {name}" + (f", about {clock(rest)} left" if rest else ""))
 
     def fail(self, name: str, why: str) -> None:
         """Note that a piece of work failed, and why."""
-        self.running.pop(name, None)
+        self.stop(name)
         self.failures[name] = why
+        self.bars.update(self.whole, description=f"{self.title}, {len(self.failures)} failed")
         self._line(f"failed: {name}: {why}")
 
     def _line(self, text: str) -> None:
-        if self.live is None:
+        if self.bars.disable:
             console.print(f"{self.title}: {text}", markup=False)
-
-    def _eta(self) -> str:
-        share = self.finished_weight / self.weight if self.weight else self.finished / max(self.total, 1)
-        if not 0 < share < 1:
-            return ""
-        return f", about {clock((time.monotonic() - self.started) * (1 - share) / share)} left"
-
-    def _draw(self) -> Group:
-        head = f"{self.title}  {self.finished}/{self.total} done, {len(self.running)} running"
-        head += f", {len(self.failures)} failed" if self.failures else ""
-        table = Table.grid(padding=(0, 2))
-        for name, text in list(self.running.items())[:8]:
-            table.add_row(Text(" ", style="cyan"), Text(name), Text(text, style="dim"))
-        bar = ProgressBar(total=max(self.total, 1), completed=self.finished, width=48)
-        elapsed = clock(time.monotonic() - self.started)
-        return Group(Text(head, style="bold"), bar, Text(f"{elapsed} so far{self._eta()}", style="dim"), table)
 
 
 def clock(seconds: float) -> str:

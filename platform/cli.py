@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
 from rich.table import Table as Grid
 from rich.text import Text
 
 from retable.platform import task as tasks
 from retable.platform.board import clock, console, errors
-from retable.platform.config import parse_set
+from retable.platform.config import parse_set, set_line
 from retable.platform.errors import UserError
 
 if TYPE_CHECKING:
@@ -45,11 +46,14 @@ Where = Annotated[
 Workers = Annotated[int, typer.Option(help="Workers of each training; more than one: a Ray Train group.", min=1)]
 Cpus = Annotated[int, typer.Option(help="CPUs and torch threads of a training with one worker.", min=1)]
 Gpus = Annotated[float, typer.Option(help="GPUs of each worker (0.25: four trainings share one).", min=0)]
-Every = Annotated[int, typer.Option(help="Steps between checkpoints within an epoch; 0: at epochs' ends only.", min=0)]
+Every = Annotated[
+    int, typer.Option(help="Steps between checkpoints within an epoch; 0: one about every half minute.", min=0)
+]
 Stack = Annotated[
     int, typer.Option(help="Most trainings of a group in one stack; 0: one on CPUs, as many as fit on GPUs.", min=0)
 ]
 
+Retry = Annotated[bool, typer.Option("--retry-diverged", help="Try again the trainings that diverged.")]
 Stream = Annotated[
     bool, typer.Option("--stream/--no-stream", help="Read data as a stream even where they fit in memory.")
 ]
@@ -70,9 +74,9 @@ def list_all() -> None:
     for name in tasks.names():
         task = tasks.find(name)
         console.print(f"[bold]{name}[/]  {task.about}")
-        for table, content in task.tables.items():
+        for table, content in task.tables().items():
             console.print(f"  {name}/{table}  [dim]{content.title}[/]")
-        for name_of_scale, scale in task.scales.items():
+        for name_of_scale, scale in task.scales().items():
             console.print(f"  --scale {name_of_scale}  [dim]{scale.about}[/]")
     console.print("[bold]search spaces[/]")
     for name in spaces():
@@ -93,7 +97,7 @@ def plan(tables: Tables = None, scale: ScaleName = "smoke", set: Set = None, sto
 def print_plan(work: Any) -> None:
     """Print a plan's counts and cost."""
     rows = sum(len(table.rows) for _, table in work.tables.values())
-    cells = sum(len(needs) for rows in work.needs.values() for needs in rows.values())
+    cells = sum(len(found) for rows in work.replicates.values() for found in rows.values())
     grid = Grid(box=None, show_header=False, padding=(0, 2))
     states: dict[str, int] = {}
     for training in work.trainings.values():
@@ -108,9 +112,12 @@ def print_plan(work: Any) -> None:
     grid.add_row("estimated cost", f"{clock(work.cost)} of one CPU core (rough)")
     console.print(grid)
     for name, (_, table) in work.tables.items():
-        absent = [row.label for row in table.rows if not row.present]
-        if absent:
-            console.print(f"[dim]{name}: not at this scale: {', '.join(absent)}[/]")
+        absent: dict[str, list[str]] = {}
+        for row in table.rows:
+            if row.absent:
+                absent.setdefault(row.absent, []).append(row.label)
+        for why, labels in absent.items():
+            console.print(f"{name}: absent, {why}: {', '.join(labels)}", style="dim", markup=False)
 
 
 @app.command()
@@ -125,6 +132,7 @@ def reproduce(
     checkpoint_every: Every = 0,
     stream: Stream = False,
     stack: Stack = 0,
+    retry_diverged: Retry = False,
 ) -> None:
     """Fill tables and figures, measured beside published, and write the report.
 
@@ -133,23 +141,25 @@ def reproduce(
     Examples: `retable reproduce rl` · `retable reproduce rl/figure1 --scale small --set batch=50`
     """
     from retable.platform import api
-    from retable.platform.report import section
 
-    changes = parse_set(set or [])
     wanted = resources(workers, cpus_per_run, gpus_per_run, checkpoint_every, stream, stack)
-    print_plan(api.plan(*tables or (), scale=scale, set=changes, storage=storage))
-    work = api.reproduce(*tables or (), scale=scale, set=changes, storage=storage, resources=wanted)
-    for name, (task, table) in work.tables.items():
-        print_section(section(work.storage, name, scale, changes, task, table))
+    changes = parse_set(set or [])
+    work = api.plan(*tables or (), scale=scale, set=changes, storage=storage, retry_diverged=retry_diverged)
+    print_plan(work)
+    filled, failures = api.carry_out(work, wanted)
+    for part in filled.values():
+        print_section(part)
     console.print(f"report: {work.storage}/report/index.html")
+    if failures:
+        raise UserError(f"failed: {len(failures)} (see above); mend the cause and run the same command again")
 
 
 def print_section(part: Any) -> None:
-    """Print a table, and the verdicts of a table or figure."""
-    from retable.platform.report import about, grid
+    """Print a filled table, and the verdicts of a table or figure."""
+    from retable.platform.report import about, grid, remarks
 
-    console.print(f"\n[bold]{part.name}[/]  {part.table.title}")
-    console.print(f"[dim]{about(part)}[/]")
+    console.print(f"\n[bold]{part.name}[/]  {part.title}")
+    console.print(about(part), style="dim", markup=False)
     if part.columns:
         header, lines = grid(part)
         shown = Grid(box=None, padding=(0, 1))
@@ -158,11 +168,13 @@ def print_section(part: Any) -> None:
         for line in lines:
             shown.add_row(*line)
         console.print(shown)
+    for remark in remarks(part):
+        console.print(remark, style="dim", markup=False)
     colours = {"holds": "green", "does not hold": "red", "not separable": "yellow"}
-    for claim, verdict in part.verdicts:
+    for claim in part.claims:
         whose = "ours: " if claim.ours else ""
-        colour = colours.get(verdict.status, "dim")
-        console.print(f"  [{colour}]{verdict.status}[/]  {whose}{claim.text} [dim]{verdict.because}[/]")
+        colour = colours.get(claim.status, "dim")
+        console.print(f"  [{colour}]{claim.status}[/]  {escape(whose + claim.text)} [dim]{escape(claim.because)}[/]")
 
 
 @app.command()
@@ -176,6 +188,8 @@ def train(
     gpus_per_run: Gpus = 0.0,
     checkpoint_every: Every = 0,
     stream: Stream = False,
+    keep: Annotated[list[int] | None, typer.Option(help="An epoch whose weights are kept; may be repeated.")] = None,
+    retry_diverged: Retry = False,
 ) -> None:
     """Train one config, or go on with it.
 
@@ -184,7 +198,17 @@ def train(
     from retable.platform import api
 
     wanted = resources(workers, cpus_per_run, gpus_per_run, checkpoint_every, stream)
-    run = api.train(task, parse_set(set or []), scale=scale, storage=storage, resources=wanted)
+    run = api.train(
+        task,
+        parse_set(set or []),
+        scale=scale,
+        storage=storage,
+        resources=wanted,
+        keep=keep or (),
+        retry_diverged=retry_diverged,
+    )
+    if run.diverged:
+        raise UserError(f"run {run.fingerprint} diverged, {run.diverged}; change its config, or use --retry-diverged")
     console.print(f"run {run.fingerprint}: {run.folder.folder}")
     for name, value in run.metrics.items():
         console.print(f"  {name}  {value:.6g}")
@@ -271,12 +295,11 @@ def print_sweep(found: SweepResult) -> None:
 
 def point_line(overrides: Mapping[str, object]) -> str:
     """Write a point of a sweep: its config as --set options, and the fields of its view where it has some."""
-    from retable.platform import api
     from retable.platform.table import split_view
 
     config, view = split_view(overrides)
     seen = [f"view: {', '.join(f'{path}={value}' for path, value in view.items())}"] if view else []
-    return "  ".join([*([api.set_line(config)] if config else []), *seen])
+    return "  ".join([*([set_line(config)] if config else []), *seen])
 
 
 @app.command()

@@ -13,10 +13,11 @@ from typing import Any
 
 from retable.platform.board import Board
 from retable.platform.cluster import cluster_resources
-from retable.platform.launch import describe, one_line
+from retable.platform.config import describe
+from retable.platform.errors import one_line
 from retable.platform.plan import Combining, Plan, Scoring
 from retable.platform.runs import read_arrays, sha256, write_arrays
-from retable.platform.stages import weights_digest
+from retable.platform.stages import training_metrics, weights_digest
 from retable.platform.storage import Storage
 from retable.platform.task import Source, find
 
@@ -153,16 +154,9 @@ def pieces_of(combining: Combining, storage: Storage) -> list[Piece]:
 
 
 def member_metrics(member: Scoring) -> dict[str, float]:
-    """Return what selections may look at: the training's metrics at the view's epoch, and the view's scores.
-
-    With early stopping, the metrics at the last epoch are those at the best one, whose weights it has.
-    """
-    digest = weights_digest(member.folder, member.view)
-    rows = [row for row in member.folder.history() if digest in (row.get("weights"), row.get("best"))]
-    found = max(rows, key=lambda row: bool(row["epoch"] == member.view.epoch), default={})
-    log = {name: value for name, value in found.items() if isinstance(value, (int, float))}
-    scores = member.folder.scores(member.view, digest) or {"metrics": {}}
-    return {**log, **scores["metrics"]}
+    """Return what selections may look at: the training's metrics at the view's epoch, and the view's scores."""
+    scores = member.folder.scores(member.view, weights_digest(member.folder, member.view)) or {"metrics": {}}
+    return {**training_metrics(member.folder, member.view, member.config.epochs), **scores["metrics"]}
 
 
 def run_actors(pieces: Sequence[Piece]) -> Iterator[tuple[Piece, str | None]]:

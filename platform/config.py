@@ -13,6 +13,7 @@ import hashlib
 import json
 import math
 import re
+import shlex
 import types
 import typing
 from collections.abc import Mapping
@@ -206,11 +207,12 @@ def override_lineage(config: C, changes: Mapping[str, object]) -> C:
     """Override `config` and every run it descends from: what a scale, a seed or `--set` does.
 
     A change that the parent has no field for (it made another choice) is left out there, and so is one of `init`,
-    which says what a run itself starts from.
+    which says what a run itself starts from. Changes that state the parent itself (`init.overrides`) leave it as they
+    state it: so the `--set` options of a finished run give exactly that run.
     """
     config = override(config, changes)
     ancestor = parent(config)
-    if ancestor is None:
+    if ancestor is None or "init.overrides" in changes:
         return config
     inherited: dict[str, object] = {}
     for path, value in sorted(changes.items(), key=lambda item: item[0].count(".")):  # choices before their fields
@@ -232,6 +234,27 @@ def fingerprint(task: str, version: int, config: object) -> str:
         flat["init.overrides"] = fingerprint(task, version, ancestor)
     text = json.dumps([task, version, flat], sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def set_line(changes: Mapping[str, object]) -> str:
+    """Write changes as `--set` options, ready to paste: what `parse_set` reads."""
+    pairs = [f"{path}={value if _plain(value) else json.dumps(value)}" for path, value in changes.items()]
+    return " ".join(f"--set {shlex.quote(pair)}" for pair in pairs)
+
+
+def _plain(value: object) -> bool:
+    """Say whether a text can stand without quotes: one that is JSON itself, such as `1`, would be read as that."""
+    try:
+        json.loads(str(value))
+    except ValueError:
+        return isinstance(value, str)
+    return False
+
+
+def describe(changes: Mapping[str, object]) -> str:
+    """Write changes as one reads them."""
+    words = {path: f"{value:.4g}" if isinstance(value, float) else value for path, value in changes.items()}
+    return " ".join(f"{path}={value}" for path, value in words.items())
 
 
 def parse_set(assignments: list[str]) -> dict[str, object]:

@@ -1,18 +1,66 @@
-"""The one exception for a user's mistake."""
+"""The one exception for a user's mistake, and what no message may say: secrets."""
 
 from __future__ import annotations
 
 import difflib
 import errno
-from collections.abc import Iterable, Iterator
+import re
+import traceback
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+
+HIDDEN = "***"
+"""What stands in place of a secret."""
+SECRET = (
+    r"[\w.-]*(?:secret|token|passw(?:or)?d|passphrase|credentials?|signature"
+    r"|(?:api|access|account|private|shared)[-_]?key)(?:[-_]?(?:key|id|value))?"
+)
+"""Names of options, variables and parameters whose value is a secret: `api-key`, `AWS_SECRET_ACCESS_KEY`."""
+VALUE = r"(?:\"[^\"]*\"|'[^']*'|[^\s'\"]+)"
+SECRETS = (
+    # User info of a URI. Unescaped secrets hold `/`: it ends at the last `@`. Azure's `abfs://container@` is a place.
+    (r"(://)[^\s/?#@:]*:\S*@", rf"\1{HIDDEN}@"),
+    (r"(?<!abfs)(?<!abfss)(?<!wasb)(?<!wasbs)(://)[^\s/?#@]+@", rf"\1{HIDDEN}@"),
+    (rf"([?&;](?:{SECRET}|key|sig|sas|pass|auth)=)[^\s&;#'\"]+", rf"\1{HIDDEN}"),
+    (rf"(?<![\w.?&;-])(-*{SECRET}=){VALUE}", rf"\1{HIDDEN}"),
+    (rf"(?<![\w-])(--{SECRET}\s+){VALUE}", rf"\1{HIDDEN}"),
+    (rf"(['\"]{SECRET}['\"]:\s*(['\"])).*?\2", rf"\1{HIDDEN}\2"),
+)
+
+
+def redact(text: str) -> str:
+    """Return a text without its secrets: user info of URIs, and values of parameters, options and variables.
+
+    What is a secret is told by its name. Where that is unsure, as in `scheme://name:text/text@text`, it is hidden.
+    """
+    for pattern, shown in SECRETS:
+        text = re.sub(pattern, shown, text, flags=re.IGNORECASE)
+    return text
+
+
+def redact_command(words: Sequence[str]) -> str:
+    """Return a command line without its secrets, those included that hold spaces.
+
+    Args:
+        words: the command and its arguments.
+    """
+    shown = [redact(word) for word in words]
+    for place, word in enumerate(words):
+        if named := re.match(rf"(-*{SECRET})=", word, re.IGNORECASE):
+            shown[place] = f"{named[1]}={HIDDEN}"
+        elif place and re.fullmatch(rf"--{SECRET}", words[place - 1], re.IGNORECASE):
+            shown[place] = HIDDEN
+    return " ".join(shown)
 
 
 class UserError(Exception):
-    """Something the user can mend. Its text is one line: what is wrong, where, and the remedy.
+    """Something the user can mend. Its text is one line, without secrets: what is wrong, where, and the remedy.
 
     The command line prints it without a traceback and exits with status 2.
     """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(redact(text))
 
 
 def nearest(word: str, names: Iterable[str]) -> str:
@@ -22,6 +70,21 @@ def nearest(word: str, names: Iterable[str]) -> str:
     if close:
         return f"; did you mean {close[0]!r}?"
     return f"; valid: {', '.join(names)}" if names else ""
+
+
+def one_line(error: BaseException) -> str:
+    """Say in one line, without secrets, what went wrong; for a fault of ours, also where."""
+    if isinstance(error, UserError):
+        return str(error)
+    cause = error.__cause__ or error
+    inner = getattr(error, "worker_failures", None)
+    if inner:
+        cause = next(iter(inner.values()))
+        cause = getattr(cause, "cause", None) or cause
+    text = str(cause).strip().splitlines()
+    frames = traceback.extract_tb(cause.__traceback__)
+    place = f" ({frames[-1].filename.rsplit('/', 1)[-1]}:{frames[-1].lineno})" if frames else ""
+    return redact(f"{type(cause).__name__}: {text[-1] if text else ''}{place}")
 
 
 @contextmanager

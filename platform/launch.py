@@ -7,7 +7,6 @@ Train `TorchTrainer` whose workers run the very same loop.
 from __future__ import annotations
 
 import dataclasses
-import traceback
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 from retable.platform.board import Board, console
 from retable.platform.cluster import check_room, cluster_resources, cpu_share
 from retable.platform.config import override
-from retable.platform.errors import UserError, disk_errors, nearest
-from retable.platform.plan import Plan, Prediction, Scoring, Timing, Training, stacks, status
+from retable.platform.errors import UserError, disk_errors, nearest, one_line
+from retable.platform.plan import Plan, Training, name_of, stacks, status
 from retable.platform.runs import RunFolder
 from retable.platform.storage import Storage
-from retable.platform.task import Source, Task, find
+from retable.platform.task import Data, Source, Task, find
 
 if TYPE_CHECKING:
     from ray import ObjectRef
@@ -43,7 +42,7 @@ class Resources:
     gpus: float = 0.0
     """GPUs of each worker."""
     checkpoint_every: int = 0
-    """Steps between checkpoints within an epoch; 0: at the epochs' ends only."""
+    """Steps between checkpoints within an epoch; 0: one about every half minute."""
     stream: bool = False
     """Read data as a stream even where they would fit in memory."""
     stack: int = 0
@@ -81,9 +80,14 @@ def load_arrays(tasks: Mapping[str, Task], storage: Storage, stream: bool = Fals
     """Read data sets through Ray Data, once, into the object store; `tasks` maps data folder to task.
 
     Sets that would take more than 30 % of a node's object store are left out, where their task can stream them.
+
+    Raises:
+        UserError: where a data set is missing, damaged, or cannot be streamed as asked for.
     """
     import pyarrow as pa
     import ray
+
+    from retable.platform.stream import raise_error
 
     ray.data.DataContext.get_current().enable_progress_bars = False
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
@@ -93,13 +97,16 @@ def load_arrays(tasks: Mapping[str, Task], storage: Storage, stream: bool = Fals
         folder = storage / f"data/{where}"
         if stream and not task.dataset.streams:
             raise UserError(f"--stream: {task.name} has no data to stream; leave it out")
-        size = folder.read_json("dataset.json")["bytes"] if task.dataset.streams else 0
+        again = "make or convert the data set again"
+        size = folder.read_record("dataset.json", {"bytes": int}, again)["bytes"] if task.dataset.streams else 0
         if task.dataset.streams and (stream or size > room):
             continue
         room -= size
         try:
             tables = ray.get(task.dataset.read(folder).to_arrow_refs())
-        except (ray.exceptions.RayError, pa.ArrowException) as error:
+            for table in tables:
+                raise_error(table)
+        except (ray.exceptions.RayError, pa.ArrowException, RuntimeError) as error:
             remedy = f"`retable data check {task.name}` says more"
             raise UserError(f"{folder} cannot be read ({one_line(error)}); {remedy}") from error
         arrays[where] = [ray.put(dict(task.dataset.arrays(pa.concat_tables(tables).combine_chunks())))]
@@ -111,7 +118,6 @@ def train_job(job: Job, context: Context, run: Any) -> None:
 
     Members that are finished are left out: where a process died while it wrote the results, the others go on.
     """
-    import ray
     import torch
 
     from retable.platform.loop import train
@@ -119,8 +125,7 @@ def train_job(job: Job, context: Context, run: Any) -> None:
 
     torch.set_num_threads(context.resources.cpus if context.resources.workers == 1 else 1)
     task = find(job.task)
-    where = task.dataset.where(job.configs[0])
-    source = Source.of(context.storage, where)
+    source = Source.of(context.storage, task.dataset.where(job.configs[0]))
     digest = source.info["digest"]
     every = [(c, keep, RunFolder.of(context.storage, task, c)) for c, keep in zip(job.configs, job.keep, strict=True)]
     todo = [(config, keep, folder) for config, keep, folder in every if status(folder, keep, digest) != "done"]
@@ -132,8 +137,7 @@ def train_job(job: Job, context: Context, run: Any) -> None:
         for folder, config in zip(folders, configs, strict=True):
             folder.begin(config, task.version, {**facts, "seed": config.seed})
         run = dataclasses.replace(run, save=folders[0].folder.write)
-    arrays = ray.get(context.arrays[where][0]) if where in context.arrays else None
-    data = task.dataset.open(arrays, source, configs)
+    data = open_data(task, configs, source, context)
 
     def score(weights: Mapping[str, torch.Tensor], epoch: int) -> Mapping[str, float]:
         view: Any = override(job.view, {"epoch": epoch})
@@ -155,6 +159,15 @@ def train_job(job: Job, context: Context, run: Any) -> None:
         context.resources.checkpoint_every,
         score if job.view is not None else None,
     )
+
+
+def open_data(task: Task, configs: Sequence[Any], source: Source, context: Context) -> Data:
+    """Open the data set of some configs; its arrays are in the object store, or it is a stream."""
+    import ray
+
+    where = task.dataset.where(configs[0])
+    arrays = ray.get(context.arrays[where][0]) if where in context.arrays else None
+    return task.dataset.open(arrays, source, configs)
 
 
 def require(metric: str, metrics: Mapping[str, Any]) -> None:
@@ -194,23 +207,25 @@ def run_job(job: Job, context: Context) -> None:
 
 
 def train_group(job: Job, context: Context) -> None:
-    """Train a job in a Ray Train group. A worker that dies costs what was done since the last checkpoint."""
+    """Train a job in a Ray Train group. A worker that dies costs what was done since the last checkpoint.
+
+    The data are opened here first: over a mistake of the user, Train would start its workers again and again.
+    """
     import ray.train
     from ray.train.torch import TorchTrainer
     from ray.tune.integration.ray_train import TuneReportCallback
 
-    gpus, workers = context.resources.gpus, context.resources.workers
-    for config in job.configs:
-        if getattr(config, "batch", workers) % workers:
-            raise UserError(
-                f"batch {config.batch} cannot be shared by {workers} workers; choose a multiple of {workers}"
-            )
+    from retable.platform.loop import check_batch
+
+    gpus, workers, task = context.resources.gpus, context.resources.workers, find(job.task)
+    source = Source.of(context.storage, task.dataset.where(job.configs[0]))
+    check_batch(task, open_data(task, job.configs, source, context), workers)
     name = f"train-{uuid.uuid4().hex[:12]}"  # a name used before would make Train resume its own snapshot
     trainer = TorchTrainer(
         train_worker,
         train_loop_config={"job": job, "context": context},
         scaling_config=ray.train.ScalingConfig(
-            num_workers=context.resources.workers,
+            num_workers=workers,
             use_gpu=gpus > 0,
             resources_per_worker={"CPU": context.share, **({"GPU": gpus} if gpus else {})},
         ),
@@ -247,21 +262,6 @@ def train_worker(settings: Mapping[str, Any]) -> None:
     train_job(settings["job"], settings["context"], run)
 
 
-def one_line(error: BaseException) -> str:
-    """Say in one line what went wrong; for a fault of ours, also where."""
-    if isinstance(error, UserError):
-        return str(error)
-    cause = error.__cause__ or error
-    inner = getattr(error, "worker_failures", None)
-    if inner:
-        cause = next(iter(inner.values()))
-        cause = getattr(cause, "cause", None) or cause
-    text = str(cause).strip().splitlines()
-    frames = traceback.extract_tb(cause.__traceback__)
-    place = f" ({frames[-1].filename.rsplit('/', 1)[-1]}:{frames[-1].lineno})" if frames else ""
-    return f"{type(cause).__name__}: {text[-1] if text else ''}{place}"
-
-
 def nothing(*_: Any) -> None:
     """Do nothing."""
 
@@ -288,6 +288,10 @@ class Watch:
         watch = self
 
         class Forward(Callback):
+            def __reduce__(self) -> Any:
+                """Pickle nothing of ours: Ray writes callbacks beside its state, and a terminal cannot be pickled."""
+                return Callback, ()
+
             def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
                 for name in watch.names(trial.config):
                     watch.board.start(name)
@@ -295,9 +299,9 @@ class Watch:
 
             def on_trial_result(self, iteration: int, trials: list[Any], trial: Any, result: Any, **info: Any) -> None:
                 if "epoch" in result:
-                    text = f"epoch {result['epoch']} of {watch.epochs}, {result.get('seconds', 0):.0f} s"
+                    epoch = result["epoch"]
                     for name in watch.names(trial.config):
-                        watch.board.update(name, text)
+                        watch.board.update(name, f"epoch {epoch} of {watch.epochs}", epoch, watch.epochs)
 
             def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
                 last = trial.last_result or {}
@@ -320,16 +324,9 @@ class Watch:
             self.board.fail(names[0], why)
             return
         for name in names:
-            self.board.running.pop(name, None)
+            self.board.stop(name)
         console.print(f"a stack of {len(names)} failed, its members train one by one: {why}", markup=False)
         self.apart.append(spec)
-
-
-def describe(overrides: Mapping[str, Any]) -> str:
-    """Write overrides as one reads them."""
-    return " ".join(
-        f"{path}={value:.4g}" if isinstance(value, float) else f"{path}={value}" for path, value in overrides.items()
-    )
 
 
 def fit(
@@ -351,21 +348,21 @@ def fit(
     else:
         check_room("CPU", resources.cpus)
         needs = {"cpu": resources.cpus, "gpu": resources.gpus}
-    tuner = tune.Tuner(
-        tune.with_resources(tune.with_parameters(trainable, context=context), needs),
-        param_space=dict(trainable_space),
-        tune_config=tune.TuneConfig(reuse_actors=resources.workers == 1, **tune_config),
-        run_config=tune.RunConfig(
-            name=name,
-            **ray_storage(context.storage),
-            verbose=0,
-            callbacks=[watch.callback()],
-            failure_config=tune.FailureConfig(max_failures=3),
-            checkpoint_config=tune.CheckpointConfig(num_to_keep=1),
-        ),
-    )
     try:
         with disk_errors(str(context.storage)):
+            tuner = tune.Tuner(
+                tune.with_resources(tune.with_parameters(trainable, context=context), needs),
+                param_space=dict(trainable_space),
+                tune_config=tune.TuneConfig(reuse_actors=resources.workers == 1, **tune_config),
+                run_config=tune.RunConfig(
+                    name=name,
+                    **ray_storage(context.storage),
+                    verbose=0,
+                    callbacks=[watch.callback()],
+                    failure_config=tune.FailureConfig(max_failures=3),
+                    checkpoint_config=tune.CheckpointConfig(num_to_keep=1),
+                ),
+            )
             return tuner.fit()
     finally:
         context.storage.remove(f".ray/{name}")  # Ray's own state is never read
@@ -452,13 +449,3 @@ def forget(folder: RunFolder, data_changed: bool) -> None:
     folder.remove_checkpoints()
     for name in ("provenance.json", "result.json"):
         folder.folder.remove(name)
-
-
-def name_of(item: Training | Scoring | Prediction | Timing) -> str:
-    """Name a piece of work: task, what differs from the defaults, and the fingerprint's first digits."""
-    from retable.platform.config import differences
-
-    changes = differences(item.config, item.task.config())
-    short = {path.rsplit(".", 1)[-1]: value for path, value in changes.items() if path != "init.overrides"}
-    digits = f" [{item.folder.fingerprint[:8]}]" if not isinstance(item, Timing) else ""
-    return f"{item.task.name} {describe(short)}{digits}"

@@ -21,7 +21,7 @@ from retable.platform.run import Run, seed_everything
 from retable.platform.runs import RunFolder, sha256, weights_path
 
 if TYPE_CHECKING:
-    from retable.platform.task import Task
+    from retable.platform.task import Data, Task
 
 Score = Callable[[Mapping[str, Tensor], int], Mapping[str, float]]
 
@@ -49,10 +49,47 @@ class Progress:
             self.sums[name] = self.sums[name].to(value.device) + value if name in self.sums else value
 
 
+SECONDS = 30.0
+"""Between checkpoints within an epoch: about what an interruption may cost."""
+SHARE = 20
+"""Checkpoints take at most one part in so many of the time."""
+AGREE = 16
+"""Steps after which several workers ask each other whether one is due: each such question waits for all of them."""
+
+
+@dataclass
+class CheckpointClock:
+    """Says when a checkpoint within an epoch is due: after so many steps, or (0) after half a minute.
+
+    A checkpoint that takes long is written less often. Which steps are followed by one changes no number.
+    """
+
+    every: int = 0
+    saved: float = field(default_factory=time.monotonic)
+    cost: float = 0.0
+
+    def due(self, step: int, run: Run) -> bool:
+        """Say, alike on every rank, whether a checkpoint is due after this step of the epoch."""
+        if self.every:
+            return step % self.every == 0
+        now = time.monotonic() - self.saved >= max(SECONDS, SHARE * self.cost)
+        if run.world == 1:
+            return now
+        return step % AGREE == 0 and bool(run.mean(torch.tensor(float(now), device=run.device)) > 0)
+
+    def __enter__(self) -> None:
+        """Begin to write a checkpoint."""
+        self.saved = time.monotonic()
+
+    def __exit__(self, *_: object) -> None:
+        """Note how long it took."""
+        self.cost, self.saved = time.monotonic() - self.saved, time.monotonic()
+
+
 def train(
     task: Task,
     configs: Sequence[Any],
-    data: Any,
+    data: Data,
     folders: Sequence[RunFolder],
     digest: str,
     run: Run,
@@ -71,30 +108,34 @@ def train(
         run: this process's place among the workers, and whom to report to.
         keep: for each member, the epochs (from 1) whose weights views will ask for; the last is always kept (with
             early stopping: the best, under the last one's number).
-        checkpoint_every: steps between checkpoints within an epoch; 0: at the epochs' ends only.
+        checkpoint_every: steps between checkpoints within an epoch; 0: about half a minute.
         score: for sweeps of one member: (weights, epoch) -> metrics that join the report of each epoch.
+
+    Raises:
+        UserError: before the first step, where the data give no batch, or one that the workers cannot share.
     """
-    if data.steps < 1:
-        raise UserError(f"{task.name}: the data hold less than one batch; lower the batch, or get more data")
+    check_batch(task, data, run.world)
     learner = task.learner(configs, data, run)
     start_from_parents(learner, task, configs, folders)
     epochs, rule = configs[0].epochs, task.early_stop(configs[0])
     progress, histories = restore(learner, folders, keep, digest)
+    clock = CheckpointClock(checkpoint_every)
     while progress.epoch < epochs:
         start = time.perf_counter() - progress.seconds
         for batch in data.batches(progress.epoch, progress.step, run.rank, run.world):
             seed_everything(configs[0].seed, progress.total, run.rank)
             progress.add(learner.step(batch))
-            if checkpoint_every and progress.step % checkpoint_every == 0 and progress.step < data.steps:
+            if progress.step < data.steps and clock.due(progress.step, run):
                 progress.seconds = time.perf_counter() - start
                 progress.sums = {name: run.mean(total) for name, total in progress.sums.items()}  # rank 0 saves for all
-                if run.rank == 0:
-                    save_checkpoints(learner.state_dict(), progress, folders, digest)
+                with clock:
+                    if run.rank == 0:
+                        save_checkpoints(learner.state_dict(), progress, folders, digest)
         progress.seconds = time.perf_counter() - start
         rows = summarise(progress, run, task.validate(learner, data))
         for history, row in zip(histories, rows, strict=True):
             history.append(row)  # on every rank: all must agree on when to stop
-        ended = progress.epoch == epochs or all(waited(rule, history) for history in histories)
+        ended = progress.epoch == epochs or all(over(rule, history) for history in histories)
         if run.rank == 0:
             states = learner.state_dict()
             for folder, state, history, kept in zip(folders, states, histories, keep, strict=True):
@@ -104,17 +145,36 @@ def train(
                     history[-1] |= score(final, progress.epoch)
                 folder.write_history(history)
             if ended:
-                finish(folders, histories, keep, digest, epochs)
+                ends = [
+                    row.get("diverged") or broken(state["weights"]) for row, state in zip(rows, states, strict=True)
+                ]
+                finish(folders, histories, keep, digest, epochs, ends)
             else:
-                save_checkpoints(states, progress, folders, digest)
+                with clock:
+                    save_checkpoints(states, progress, folders, digest)
                 remove_beaten(folders, histories)
         run.report({name: value for name, value in rows[0].items() if isinstance(value, (int, float))})
         if ended:
             break
 
 
-def waited(rule: tuple[str, int] | None, history: Sequence[Mapping[str, Any]]) -> bool:
-    """Say whether so many epochs went by without a better one that a run ends early."""
+def check_batch(task: Task, data: Data, workers: int) -> None:
+    """Refuse data that give no batch, and a batch that workers cannot share equally.
+
+    Raises:
+        UserError: naming the remedy.
+    """
+    if data.steps < 1:
+        raise UserError(f"{task.name}: the data hold less than one batch; lower the batch, or get more data")
+    if data.batch % workers:
+        remedy = f"set a batch that is a multiple of {workers}, or other --workers"
+        raise UserError(f"{task.name}: a batch of {data.batch} cannot be shared by {workers} workers; {remedy}")
+
+
+def over(rule: tuple[str, int] | None, history: Sequence[Mapping[str, Any]]) -> bool:
+    """Say whether a run ends early: it diverged, or too many epochs went by without a better one."""
+    if "diverged" in history[-1]:
+        return True
     return rule is not None and history[-1]["epoch"] - best_epoch(rule[0], history) >= rule[1]
 
 
@@ -166,14 +226,25 @@ def remove_beaten(folders: Sequence[RunFolder], histories: Sequence[Sequence[Map
 
 
 def summarise(progress: Progress, run: Run, validation: Sequence[Mapping[str, float]]) -> list[dict[str, Any]]:
-    """Close an epoch: return each member's line of the log, and set the sums back."""
+    """Close an epoch: return each member's line of the log, and set the sums back.
+
+    A line says `diverged` where a metric of the steps is not finite.
+    """
     means = {name: run.mean(total / progress.count).tolist() for name, total in progress.sums.items()}
     progress.epoch, progress.step, progress.count, progress.sums = progress.epoch + 1, 0, 0, {}
     common = {"epoch": progress.epoch, "step": progress.total, "seconds": progress.seconds, "time": time.time()}
-    return [
-        {**common, **{name: values[member] for name, values in means.items()}, **cheap}
-        for member, cheap in enumerate(validation)
-    ]
+    rows: list[dict[str, Any]] = []
+    for member, cheap in enumerate(validation):
+        own = {name: values[member] for name, values in means.items()}
+        bad = {name: value for name, value in own.items() if not math.isfinite(value)}
+        why = {"diverged": f"{next(iter(bad))} is {next(iter(bad.values()))} in epoch {progress.epoch}"} if bad else {}
+        rows.append({**common, **own, **cheap, **why})
+    return rows
+
+
+def broken(weights: Mapping[str, Tensor]) -> str:
+    """Say which weights are not finite; empty where all are."""
+    return next((f"{name} is not finite" for name, tensor in weights.items() if not tensor.isfinite().all()), "")
 
 
 def restore(
@@ -221,13 +292,16 @@ def finish(
     keep: Sequence[Sequence[int]],
     digest: str,
     epochs: int,
+    ends: Sequence[str],
 ) -> None:
     """Write each member's `result.json`; the rolling checkpoint is then of no more use.
 
     With early stopping, the last epoch is the best one, with its metrics, and so are those that the run did not reach.
+    `ends` says of each member why its numbers mean nothing, empty where they do: it has then diverged.
     """
-    for folder, history, kept in zip(folders, histories, keep, strict=True):
-        last = {name: value for name, value in history[-1].items() if name not in ("weights", "best", "time")}
+    for folder, history, kept, diverged in zip(folders, histories, keep, ends, strict=True):
+        unsaid = ("weights", "best", "time", "diverged")
+        last = {name: value for name, value in history[-1].items() if name not in unsaid}
         weights = {str(row["epoch"]): row["weights"] for row in history if "weights" in row}
         best = best_row(history)
         if best is not None:
@@ -239,6 +313,7 @@ def finish(
         if best is not None:
             last = {name: best.get(name, value) for name, value in last.items()}
         result = {"task": folder.task, "fingerprint": folder.fingerprint, "data": digest, "metrics": last}
+        result |= {"diverged": diverged} if diverged else {}
         folder.folder.write_json("result.json", {**result, "weights": weights, "seconds": seconds})
         folder.remove_checkpoints()
         for row in history:
@@ -263,7 +338,10 @@ def parent_weights(task: Task, config: Any, folder: RunFolder) -> Mapping[str, T
     if isinstance(config.init, Weights):
         return weights_file(folder, config.init)
     before: Any = parent(config)
-    return RunFolder.of(folder.storage, task, before).weights(config.init.checkpoint or before.epochs)
+    start = RunFolder.of(folder.storage, task, before)
+    if "diverged" in (start.result() or {}):
+        raise UserError(f"the run that this one starts from, {start.fingerprint}, diverged")
+    return start.weights(config.init.checkpoint or before.epochs)
 
 
 def weights_file(folder: RunFolder, init: Weights) -> Mapping[str, Tensor]:

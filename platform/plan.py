@@ -13,16 +13,20 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from retable.platform.config import override, parent
+from retable.platform.config import describe, differences, override, parent
 from retable.platform.provenance import device_name
 from retable.platform.runs import RunFolder, sha256, view_key
 from retable.platform.storage import Storage
-from retable.platform.table import Combined, Figure, Measurement, Need, Row, Table, expand
+from retable.platform.table import Combined, Figure, Measurement, Replicate, Row, Table, expand
 
 if TYPE_CHECKING:
     from retable.platform.task import Task
 
-Status = Literal["done", "new", "to be continued", "data changed", "weights not kept"]
+Status = Literal[
+    "done", "new", "to be continued", "data changed", "weights not kept", "to be retried", "diverged", "parent diverged"
+]
+ENDED = ("done", "diverged", "parent diverged")
+"""There is nothing to train."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,7 @@ class Scoring:
     folder: RunFolder
     view: Any
     done: bool
+    """Scored, or never to be: a run that diverged has no scores."""
 
 
 @dataclass(frozen=True)
@@ -112,10 +117,11 @@ class Combining:
         return found if found["inputs"] == self.inputs() else None
 
     def inputs(self) -> list[str]:
-        """Return the digests of each member's weights and data; none for a member that is not finished."""
+        """Return the digests of each member's weights and data; none of one that is not finished, or diverged."""
         results = [member.folder.result() for member in self.members]
         pairs = zip(results, self.members, strict=True)
-        return [f"{r['weights'].get(str(member.view.epoch), '')} {r['data']}" for r, member in pairs if r]
+        finished = [(r, member) for r, member in pairs if r and "diverged" not in r]
+        return [f"{r['weights'].get(str(member.view.epoch), '')} {r['data']}" for r, member in finished]
 
 
 @dataclass
@@ -124,6 +130,11 @@ class Plan:
 
     storage: Storage
     tables: Mapping[str, tuple[Task, Table | Figure]]
+    """At their scale, with the user's changes."""
+    scale: str = ""
+    changes: Mapping[str, object] = field(default_factory=dict)
+    retry: bool = False
+    """Whether runs that diverged are to be tried again."""
     trainings: dict[str, Training] = field(default_factory=dict)
     """By run path."""
     scorings: dict[str, Scoring] = field(default_factory=dict)
@@ -133,13 +144,13 @@ class Plan:
     timings: dict[str, Timing] = field(default_factory=dict)
     """By path of the measurement's file."""
     combinings: list[Combining] = field(default_factory=list)
-    needs: dict[str, dict[str, list[Need]]] = field(default_factory=dict)
-    """Table -> row label -> replicates."""
+    replicates: dict[str, dict[str, list[Replicate]]] = field(default_factory=dict)
+    """Table -> row label -> replicates, not yet filled."""
 
     @property
     def missing(self) -> list[Training]:
         """Trainings still to be done, parents before children."""
-        todo = [training for training in self.trainings.values() if training.status != "done"]
+        todo = [training for training in self.trainings.values() if training.status not in ENDED]
         return sorted(todo, key=lambda training: training.wave)
 
     @property
@@ -151,7 +162,16 @@ class Plan:
     def uncombined(self) -> list[Combining]:
         """Combinations still to be made, each once, whichever tables want it."""
         unique = {combining.path: combining for combining in self.combinings}
-        return [combining for combining in unique.values() if combining.scores(self.storage) is None]
+        return [c for c in unique.values() if self.waits(c) or (self.whole(c) and c.scores(self.storage) is None)]
+
+    def whole(self, combining: Combining) -> bool:
+        """Say whether all members of a combination are finished, so that it may be made or read."""
+        return all(self.trainings[member.folder.path].status == "done" for member in combining.members)
+
+    def waits(self, combining: Combining) -> bool:
+        """Say whether members of a combination are still to be trained; of one that diverged, nothing can come."""
+        found = {self.trainings[member.folder.path].status for member in combining.members}
+        return not found & {"diverged", "parent diverged"} and found != {"done"}
 
     @property
     def unmeasured(self) -> list[Timing]:
@@ -179,33 +199,40 @@ class Plan:
         return training + sum(p.task.view_cost(p.config, p.view) for p in self.predictions.values())
 
 
-def compile_plan(tables: Mapping[str, tuple[Task, Table | Figure]], storage: Storage) -> Plan:
-    """Expand tables (already at their scale) and find out what of them is there."""
-    plan = Plan(storage, tables)
-    digests: dict[str, str | None] = {}  # data folder -> digest, read once
-    for name, (task, table) in tables.items():
-        plan.needs[name] = {}
-        for row in table.rows:
-            if isinstance(row, Combined) or not row.present:
-                continue
-            needs = expand(table, row, task.config(), task.view())
-            plan.needs[name][row.label] = needs
-            for need in needs:
-                if isinstance(row, Row):
-                    _add(plan, task, need.config, need.view, digests)
-                else:
-                    _add_timing(plan, task, row, need)
-        for row in table.rows:
-            if isinstance(row, Combined) and row.present:
-                plan.combinings += combinings(plan, name, row)
-    _add_predictions(plan)
-    due = plan.uncombined  # or will be, once members are trained again
-    due += [c for c in plan.combinings if any(plan.trainings[m.folder.path].status != "done" for m in c.members)]
-    for combining in due:
-        for member in combining.members:
-            for view in combining.reads(member):
-                _add_prediction(plan, member, view, joined=True)
+def compile_plan(
+    tables: Mapping[str, tuple[Task, Table | Figure]],
+    storage: Storage,
+    scale: str = "smoke",
+    changes: Mapping[str, object] | None = None,
+    retry: bool = False,
+) -> Plan:
+    """Expand tables (already at their scale, with the changes) and find out what of them is there."""
+    plan = Plan(storage, tables, scale, changes or {}, retry)
+    with storage.snapshot():
+        for name, (task, table) in tables.items():
+            _add_table(plan, name, task, table)
+        _add_predictions(plan)
+        for combining in plan.uncombined:
+            for member in combining.members:
+                for view in combining.reads(member):
+                    _add_prediction(plan, member, view, joined=True)
     return plan
+
+
+def _add_table(plan: Plan, name: str, task: Task, table: Table | Figure) -> None:
+    rows = plan.replicates[name] = {}
+    for row in table.rows:
+        if isinstance(row, Combined) or row.absent:
+            continue
+        rows[row.label] = expand(table, row, task.config(), task.view())
+        for replicate in rows[row.label]:
+            if isinstance(row, Row):
+                _add(plan, task, replicate.config, replicate.view)
+            else:
+                _add_timing(plan, task, row, replicate)
+    for row in table.rows:
+        if isinstance(row, Combined) and not row.absent:
+            plan.combinings += combinings(plan, name, row)
 
 
 def task_reads(scoring: Scoring) -> Sequence[Any]:
@@ -231,63 +258,84 @@ def combinings(plan: Plan, name: str, row: Combined) -> list[Combining]:
     unknown = set(row.of) - {other.label for other in table.rows if isinstance(other, Row)}
     if unknown:
         raise ValueError(f"{name}: the row {row.label!r} combines unknown rows: {', '.join(sorted(unknown))}")
-    members = [plan.needs[name].get(label, []) for label in row.of]
+    members = [plan.replicates[name].get(label, []) for label in row.of]
     found = []
     for first in members[0]:
-        same = [next((need for need in needs if need.axes == first.axes), None) for needs in members]
-        if all(need is not None and need.view is not None for need in same):
-            scorings = (plan.scorings[scoring_key(plan, task, need)] for need in same if need is not None)
+        same = [next((each for each in rows if each.axes == first.axes), None) for rows in members]
+        if all(each is not None and each.view is not None for each in same):
+            scorings = (plan.scorings[scoring_key(plan, task, each)] for each in same if each is not None)
             found.append(Combining(task, row, first.axes, tuple(scorings)))
     return found
 
 
-def scoring_key(plan: Plan, task: Task, need: Need) -> str:
-    """Return the key of a need's view among a plan's scorings."""
-    return f"{RunFolder.of(plan.storage, task, need.config).path}/{view_key(need.view)}"
+def scoring_key(plan: Plan, task: Task, replicate: Replicate) -> str:
+    """Return the key of a replicate's view among a plan's scorings."""
+    return f"{RunFolder.of(plan.storage, task, replicate.config).path}/{view_key(replicate.view)}"
 
 
-def compile_configs(task: Task, configs: Sequence[Any], storage: Storage, views: Sequence[Any] = ()) -> Plan:
+def compile_configs(
+    task: Task,
+    configs: Sequence[Any],
+    storage: Storage,
+    views: Sequence[Any] = (),
+    keep: Sequence[int] = (),
+    retry: bool = False,
+) -> Plan:
     """Plan trainings that no table asks for: what `train` and `sweep` run.
 
-    `views`, where there are any, say how each config's run is scored; their epochs are resolved.
+    Args:
+        task: of all of them.
+        configs: what is trained.
+        storage: where it is kept.
+        views: how each config's run is scored, where there are any; their epochs are resolved.
+        keep: epochs whose weights are kept of each.
+        retry: whether runs that diverged are to be tried again.
     """
-    plan = Plan(storage, {})
-    digests: dict[str, str | None] = {}
-    for config, view in itertools.zip_longest(configs, views):
-        _add(plan, task, config, view, digests)
-    _add_predictions(plan)
+    plan = Plan(storage, {}, retry=retry)
+    with storage.snapshot():
+        for config, view in itertools.zip_longest(configs, views):
+            wave = _add(plan, task, config, view)
+            for epoch in keep:
+                _keep(plan, task, config, epoch, wave)
+        _add_predictions(plan)
     return plan
 
 
-def _add(plan: Plan, task: Task, config: Any, view: Any | None, digests: dict[str, str | None]) -> int:
+def _add(plan: Plan, task: Task, config: Any, view: Any | None) -> int:
     """Add a training, its ancestors and its view; return its wave."""
     ancestor = parent(config)
     wave = 0
     if ancestor is not None:
         epoch = config.init.checkpoint or ancestor.epochs
-        wave = 1 + _add(plan, task, ancestor, None, digests)
-        _keep(plan, task, ancestor, epoch, wave - 1, digests)
+        wave = 1 + _add(plan, task, ancestor, None)
+        _keep(plan, task, ancestor, epoch, wave - 1)
     epoch = config.epochs if view is None else view.epoch
-    training = _keep(plan, task, config, epoch, wave, digests)
+    training = _keep(plan, task, config, epoch, wave)
     if view is not None:
-        kept = (training.folder.result() or {}).get("weights", {}).get(str(epoch), "")
-        done = training.status == "done" and training.folder.scores(view, kept) is not None
+        done = training.status in ("diverged", "parent diverged")
+        if training.status == "done":
+            kept = (training.folder.result() or {"weights": {}})["weights"].get(str(epoch), "")
+            done = training.folder.scores(view, kept) is not None
         key = f"{training.folder.path}/{view_key(view)}"
         plan.scorings[key] = Scoring(task, config, training.folder, view, done)
     return wave
 
 
-def _keep(plan: Plan, task: Task, config: Any, epoch: int, wave: int, digests: dict[str, str | None]) -> Training:
+def _keep(plan: Plan, task: Task, config: Any, epoch: int, wave: int) -> Training:
     """Note that an epoch's weights of a run are wanted."""
     folder = RunFolder.of(plan.storage, task, config)
     known = plan.trainings.get(folder.path)
     if known is not None and epoch in known.keep:
         return known
     keep = tuple(sorted({epoch, config.epochs, *task.keep(config), *(known.keep if known else ())}))
-    where = task.dataset.where(config)
-    if where not in digests:
-        digests[where] = data_digest(plan.storage, where)
-    training = Training(task, config, folder, keep, status(folder, keep, digests[where]), wave)
+    found = status(folder, keep, data_digest(plan.storage, task.dataset.where(config)))
+    ancestor = parent(config)
+    if ancestor is not None and found not in ("done", "diverged"):
+        before = plan.trainings[RunFolder.of(plan.storage, task, ancestor).path].status
+        found = "parent diverged" if before in ("diverged", "parent diverged") else found
+    if found == "diverged" and plan.retry:
+        found = "to be retried"
+    training = Training(task, config, folder, keep, found, wave)
     plan.trainings[folder.path] = training
     return training
 
@@ -307,6 +355,8 @@ def status(folder: RunFolder, keep: Sequence[int], digest: str | None) -> Status
         return "to be continued" if folder.checkpoints() else "new"
     if digest is not None and result["data"] != digest:
         return "data changed"
+    if "diverged" in result:
+        return "diverged"
     return "done" if all(str(epoch) in result["weights"] for epoch in keep) else "weights not kept"
 
 
@@ -342,13 +392,21 @@ def places(training: Training) -> set[tuple[str, int]]:
     return {(where, step) for step in (steps if useful and steps else [0])}
 
 
-def _add_timing(plan: Plan, task: Task, row: Measurement, need: Need) -> None:
-    path = timing_path(plan, task, row, need)
-    plan.timings[path] = Timing(task, need.config, row, path, plan.storage.exists(path))
+def _add_timing(plan: Plan, task: Task, row: Measurement, replicate: Replicate) -> None:
+    path = timing_path(plan, task, row, replicate)
+    plan.timings[path] = Timing(task, replicate.config, row, path, plan.storage.exists(path))
 
 
-def timing_path(plan: Plan, task: Task, row: Measurement, need: Need) -> str:
+def timing_path(plan: Plan, task: Task, row: Measurement, replicate: Replicate) -> str:
     """Return where a measurement lies: named by the function, the config and this kind of device."""
-    run = RunFolder.of(plan.storage, task, need.config).fingerprint
+    run = RunFolder.of(plan.storage, task, replicate.config).fingerprint
     device = re.sub(r"[^A-Za-z0-9]+", "-", device_name()).strip("-")
     return f"measurements/{task.name}/{row.measure.__name__}-{run}-{device}.json"
+
+
+def name_of(item: Training | Scoring | Prediction | Timing) -> str:
+    """Name a piece of work: task, what differs from the defaults, and the fingerprint's first digits."""
+    changes = differences(item.config, item.task.config())
+    short = {path.rsplit(".", 1)[-1]: value for path, value in changes.items() if path != "init.overrides"}
+    digits = f" [{item.folder.fingerprint[:8]}]" if not isinstance(item, Timing) else ""
+    return f"{item.task.name} {describe(short)}{digits}"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import retable
+from retable.platform.errors import redact_command
 
 PACKAGES = ("retable", "ray", "torch", "numpy", "pyarrow", "gymnasium", "mujoco", "monai", "timm", "transformers")
 
@@ -65,12 +66,12 @@ def processor_name() -> str:
 
 
 def collect() -> dict[str, Any]:
-    """Return the provenance of what this process is about to do."""
+    """Return the provenance of what this process is about to do; its command is kept without secrets."""
     return {
         **_git(),
         "versions": versions(),
         "device": device_name(),
         "system": platform.platform(),
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": redact_command([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }

@@ -1,67 +1,30 @@
 """Reports: every table measured beside published, figures, claims with verdicts, and the run behind each cell.
 
-One static page, `report/index.html`, for all that a storage path holds; the same as Markdown, CSV and LaTeX.
+One static page, `report/index.html`, for all that a storage path holds; the same as Markdown, CSV and LaTeX. A section
+whose inputs have not changed is shown as it was filled, without the task's code.
 """
 
 from __future__ import annotations
 
 import base64
-import csv
+import functools
 import io
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from retable.platform.api import set_line
-from retable.platform.config import differences, fingerprint, flatten
-from retable.platform.plan import compile_plan
-from retable.platform.results import Cell, cell, gather
-from retable.platform.runs import RunFolder, sha256
+from retable.platform.board import errors
+from retable.platform.config import set_line
+from retable.platform.errors import one_line
+from retable.platform.filled import Cell, FilledRow, FilledTable, fill, gather, source_line
+from retable.platform.plan import Plan, compile_plan
+from retable.platform.provenance import processor_name
+from retable.platform.runs import sha256
+from retable.platform.snapshot import Snapshot
 from retable.platform.storage import Storage
-from retable.platform.table import Claim, Figure, Results, Table, Verdict, changed
-from retable.platform.task import Task, find_table, scaled
-
-
-@dataclass(frozen=True)
-class Section:
-    """One table or figure of a report, filled."""
-
-    name: str
-    scale: str
-    changes: Mapping[str, object]
-    task: Task
-    table: Table | Figure
-    results: Results
-    verdicts: Sequence[tuple[Claim, Verdict]]
-    data: Sequence[str]
-    """What each data set is, in words."""
-
-    @property
-    def slug(self) -> str:
-        """The section's name as part of a file name."""
-        return slug(self.name, self.scale, self.changes)
-
-    @property
-    def columns(self) -> Sequence[Any]:
-        """The columns; a figure has none."""
-        return self.table.columns if isinstance(self.table, Table) else ()
-
-    @property
-    def has_published(self) -> bool:
-        """Whether any row has a published number."""
-        return any(row.published for row in self.table.rows)
-
-    def cells(self, row: Any) -> list[Cell]:
-        """Return a row's cells."""
-        return [cell(self.results, row, column) for column in self.columns]
-
-    @property
-    def replicates(self) -> str:
-        """Say over what the numbers are averaged."""
-        axes = {axis: self.results.axis(axis) for axis in self.table.over}
-        return "; ".join(f"{axis}: {', '.join(map(str, values))}" for axis, values in axes.items() if values)
+from retable.platform.table import Figure, Results
+from retable.platform.task import find_table, folder, table_at
 
 
 def slug(name: str, scale: str, changes: Mapping[str, object]) -> str:
@@ -70,33 +33,88 @@ def slug(name: str, scale: str, changes: Mapping[str, object]) -> str:
     return f"{name.replace('/', '-')}-{scale}{marked}"
 
 
-def remember(plan: Any, scale: str, changes: Mapping[str, object]) -> None:
-    """Note on the storage which tables were asked for, so that the report shows them."""
+def slug_of(part: FilledTable) -> str:
+    """Return the name under which a filled table is kept."""
+    return slug(part.name, part.scale, part.changes)
+
+
+def fill_and_keep(plan: Plan) -> dict[str, FilledTable]:
+    """Fill a plan's tables, note that they were asked for, and keep them for the report; return them by name."""
+    with plan.storage.snapshot() as snapshot:
+        found = {name: keep_section(plan, name, plan.storage / "report", snapshot) for name in plan.tables}
     for name in plan.tables:
-        request = {"table": name, "scale": scale, "set": dict(changes)}
-        plan.storage.write_json(f"tables/{slug(name, scale, changes)}.json", request)
-
-
-def sections(storage: Storage) -> list[Section]:
-    """Fill every table that was asked for on a storage path."""
-    found = []
-    for file in storage.list("tables"):
-        request = storage.read_json(f"tables/{file}")
-        task, table = find_table(request["table"])
-        table = changed(scaled(task, table, request["scale"]), request["set"])
-        found.append(section(storage, request["table"], request["scale"], request["set"], task, table))
+        request = {"table": name, "scale": plan.scale, "set": dict(plan.changes)}
+        plan.storage.write_json(f"tables/{slug(name, plan.scale, plan.changes)}.json", request)
     return found
 
 
-def section(storage: Storage, name: str, scale: str, changes: Mapping[str, object], task: Task, table: Any) -> Section:
-    """Fill one table."""
-    plan = compile_plan({name: (task, table)}, storage)
-    results = gather(plan, name)
-    verdicts = [(claim, claim.check(results)) for claim in table.claims]
-    places = dict.fromkeys(task.dataset.where(training.config) for training in plan.trainings.values())
-    infos = [f"data/{place}/dataset.json" for place in places]
-    data = [task.dataset.describe(storage.read_json(info)) for info in infos if storage.exists(info)]
-    return Section(name, scale, changes, task, table, results, verdicts, data)
+def keep_section(plan: Plan, name: str, into: Storage, snapshot: Snapshot) -> FilledTable:
+    """Fill one planned table and write its files; in its JSON stands what it was made of."""
+    table = plan.tables[name][1]
+    with snapshot.watching() as inputs:
+        results = gather(plan, name)
+        part = fill(plan, name, results)
+        files = {"csv": part.frame().to_csv(index=False).encode()} if part.filled else {}
+        if isinstance(table, Figure):
+            files |= drawing(table, results) if part.filled else {}
+        else:
+            files["tex"] = latex(part).encode()
+    kept = {"code": code_digest(name.split("/")[0]), "inputs": inputs, "table": part.as_json()}
+    for kind, data in {**files, "json": json.dumps(kept, default=str).encode()}.items():
+        into.write(f"{slug_of(part)}.{kind}", data)
+    return part
+
+
+def kept_section(request: Mapping[str, Any], into: Storage, snapshot: Snapshot) -> FilledTable | None:
+    """Return a section as it was kept, if neither its inputs nor the code have changed since."""
+    path = f"{slug(request['table'], request['scale'], request['set'])}.json"
+    if not into.exists(path):
+        return None
+    try:
+        kept = json.loads(into.read(path))
+        same = kept["code"] == code_digest(request["table"].split("/")[0])
+        same = same and all(snapshot.stamp(where) == stamp for where, stamp in kept["inputs"].items())
+        return FilledTable.of_json(kept["table"]) if same else None
+    except (ValueError, KeyError, TypeError, AttributeError):  # half a file, or one of before: fill it again
+        return None
+
+
+def sections(storage: Storage, into: Storage) -> list[FilledTable]:
+    """Return every table that was asked for on a storage path, filled; what cannot be filled is named and left out."""
+    found = []
+    with storage.snapshot() as snapshot:
+        for file in storage.list("tables"):
+            try:
+                request = read_request(storage, f"tables/{file}")
+                found.append(kept_section(request, into, snapshot) or new_section(request, storage, into, snapshot))
+            except Exception as error:  # one bad request, or one claim that cannot be judged, must not hide the others
+                errors.print(f"left out of the report: tables/{file}: {one_line(error)}", markup=False)
+    return found
+
+
+def read_request(storage: Storage, path: str) -> dict[str, Any]:
+    """Read which table was asked for.
+
+    Raises:
+        UserError: if the file is no such request.
+    """
+    return storage.read_record(path, {"table": str, "scale": str, "set": dict})
+
+
+def new_section(request: Mapping[str, Any], storage: Storage, into: Storage, snapshot: Snapshot) -> FilledTable:
+    """Fill a table that was asked for."""
+    name, scale, changes = request["table"], request["scale"], request["set"]
+    task, table = find_table(name)
+    plan = compile_plan({name: (task, table_at(task, table, scale, changes))}, storage, scale, changes)
+    return keep_section(plan, name, into, snapshot)
+
+
+@functools.cache
+def code_digest(task: str) -> str:
+    """Return a digest of the code that fills a task's tables, and of the processor, for which measurements count."""
+    files = [*Path(__file__).parent.glob("*.py"), *folder(task).rglob("*.py")]
+    parts = [f"{file.name} {sha256(file.read_bytes())}" for file in sorted(files)]
+    return sha256("\n".join([processor_name(), *parts]).encode())[:16]
 
 
 def number(value: float | None, form: str) -> str:
@@ -105,24 +123,22 @@ def number(value: float | None, form: str) -> str:
 
 
 def measured(found: Cell, form: str) -> str:
-    """Write mean ± standard deviation (n), or what there is."""
-    if found.mean is None:
-        return "–"
-    spread = f" ± {format(found.deviation, form)}" if len(found.values) > 1 else ""
-    return format(found.mean, form) + spread
+    """Write mean ± standard deviation, or what there is."""
+    spread = f" ± {format(found.deviation, form)}" if found.deviation is not None else ""
+    return number(found.mean, form) + spread
 
 
-def grid(part: Section) -> tuple[list[str], list[list[str]]]:
+def grid(part: FilledTable) -> tuple[list[str], list[list[str]]]:
     """Return a table's header and lines as text: measured, and published and difference where there are any."""
     header = [""]
     for column in part.columns:
         header += [column.header]
         header += [f"{column.header} published", "difference"] if part.has_published else []
     lines = []
-    for row in part.table.rows:
+    for row in part.rows:
         line = [row.label]
-        for column, found in zip(part.columns, part.cells(row), strict=True):
-            line.append(measured(found, column.format) if row.present else "not at this scale")
+        for column, found in zip(part.columns, row.cells, strict=True):
+            line.append(state(row) if found.mean is None else measured(found, column.format))
             if part.has_published:
                 signed = "+" + column.format
                 line += [number(found.published, column.format), number(found.difference, signed)]
@@ -130,124 +146,92 @@ def grid(part: Section) -> tuple[list[str], list[list[str]]]:
     return header, lines
 
 
-def about(part: Section) -> str:
+def state(row: FilledRow) -> str:
+    """Say why a row has no number: it is not run here, or it diverged; a dash where it is just not there yet."""
+    if row.absent:
+        return "absent"
+    return "diverged" if any(replicate.diverged for replicate in row.replicates) else "–"
+
+
+def remarks(part: FilledTable) -> list[str]:
+    """Say which rows diverged, and how."""
+    found = []
+    for row in part.rows:
+        why = sorted({replicate.diverged for replicate in row.replicates if replicate.diverged})
+        found += [f"Diverged, and in no number: {row.label} ({'; '.join(why)})."] if why else []
+    return found
+
+
+def about(part: FilledTable) -> str:
     """Say what a section's numbers are: scale, replicates, spread, data, changes."""
-    words = [f"scale {part.scale} ({part.task.scales[part.scale].about})"]
-    words += [part.replicates] if part.replicates else []
+    words = [f"scale {part.scale} ({part.scale_about})"]
+    words += [f"{axis}: {', '.join(map(str, values))}" for axis, values in part.axes.items()]
     words += ["mean ± standard deviation over replicates"] if part.columns else []
     words += [f"data: {' | '.join(part.data)}"] if part.data else []
     words += [f"changed by {set_line(part.changes)}"] if part.changes else []
     return "; ".join(words)
 
 
-def markdown(part: Section) -> str:
+def markdown(part: FilledTable) -> str:
     """Return a section as Markdown."""
-    lines = [f"## {part.name}: {part.table.title}", "", f"*{about(part)}.*", ""]
+    lines = [f"## {part.name}: {part.title}", "", f"*{about(part)}.*", ""]
     if part.columns:
         header, rows = grid(part)
         lines += ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
         lines += ["| " + " | ".join(row) + " |" for row in rows] + [""]
-    else:
-        lines += [f"![{part.table.title}]({part.slug}.png)", ""]
-    lines += [part.table.note, ""] if part.table.note else []
-    for claim, verdict in part.verdicts:
-        whose = "ours" if claim.ours else "paper"
-        lines.append(f"- **{verdict.status}** ({whose}): {claim.text} — {verdict.because}")
+    elif part.filled:
+        lines += [f"![{part.title}]({slug_of(part)}.png)", ""]
+    lines += [text for note in [*([part.note] if part.note else []), *remarks(part)] for text in (note, "")]
+    for claim in part.claims:
+        lines.append(f"- **{claim.status}** ({'ours' if claim.ours else 'paper'}): {claim.text} — {claim.because}")
     return "\n".join(lines).rstrip() + "\n"
 
 
-def comma_separated(part: Section) -> str:
-    """Return a table as CSV, one line for each cell, with its replicates and fingerprints."""
-    out = io.StringIO()
-    writer = csv.writer(out)
-    writer.writerow(["row", "column", "mean", "std", "min", "max", "n", "published", "scale", "values", "fingerprints"])
-    for row in part.table.rows:
-        for column, found in zip(part.columns, part.cells(row), strict=True):
-            low, high = (min(found.values), max(found.values)) if found.values else ("", "")
-            prints = " ".join(replicate.fingerprint for replicate in found.replicates)
-            values = " ".join(map(repr, found.values))
-            mean, published = ("" if x is None else x for x in (found.mean, found.published))
-            writer.writerow(
-                [
-                    row.label,
-                    column.header,
-                    mean,
-                    found.deviation,
-                    low,
-                    high,
-                    len(found.values),
-                    published,
-                    part.scale,
-                    values,
-                    prints,
-                ]
-            )
-    return out.getvalue()
-
-
-def replicates_csv(part: Section) -> str:
-    """Return the numbers behind a figure as CSV: one line a replicate, with its axes, fingerprint and every metric."""
-    rows = [(label, replicate) for label, found in part.results.replicates.items() for replicate in found]
-    axes = list(dict.fromkeys(axis for _, replicate in rows for axis in replicate.need.axes))
-    metrics = list(dict.fromkeys(name for _, replicate in rows for name in replicate.metrics))
-    out = io.StringIO()
-    writer = csv.writer(out)
-    writer.writerow(["row", *axes, "scale", "fingerprint", *metrics])
-    for label, replicate in rows:
-        placed = [replicate.need.axes.get(axis, "") for axis in axes]
-        numbers = [replicate.metrics.get(name, "") for name in metrics]
-        writer.writerow([label, *placed, part.scale, replicate.fingerprint, *numbers])
-    return out.getvalue()
-
-
-def latex(part: Section) -> str:
+def latex(part: FilledTable) -> str:
     """Return a table as a LaTeX `tabular` in the booktabs style."""
     escape = str.maketrans({"%": r"\%", "_": r"\_", "&": r"\&", "±": r"$\pm$", "–": "--", "#": r"\#"})
     header, rows = grid(part)
     body = [" & ".join(text.translate(escape) for text in line) + r" \\" for line in [header, *rows]]
-    columns = "l" + "r" * (len(header) - 1)
-    caption = f"% {part.name}, {about(part)}"
-    return "\n".join(
-        [
-            caption,
-            rf"\begin{{tabular}}{{{columns}}}",
-            r"\toprule",
-            body[0],
-            r"\midrule",
-            *body[1:],
-            r"\bottomrule",
-            r"\end{tabular}",
-            "",
-        ]
-    )
+    lines = [
+        f"% {part.name}, {about(part)}",
+        rf"\begin{{tabular}}{{{'l' + 'r' * (len(header) - 1)}}}",
+        r"\toprule",
+        body[0],
+        r"\midrule",
+        *body[1:],
+        r"\bottomrule",
+        r"\end{tabular}",
+    ]
+    return "\n".join(lines) + "\n"
 
 
-def drawing(part: Section) -> dict[str, bytes]:
+STYLE: Any = {
+    "svg.hashsalt": "retable",
+    "figure.dpi": 130,
+    "savefig.bbox": "tight",
+    "axes.grid": True,
+    "grid.alpha": 0.25,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+}
+"""What all figures share."""
+
+
+def drawing(figure: Figure, results: Results) -> dict[str, bytes]:
     """Draw a figure as PNG and SVG."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    assert isinstance(part.table, Figure)
-    with pyplot.rc_context(
-        {
-            "svg.hashsalt": "retable",
-            "figure.dpi": 130,
-            "savefig.bbox": "tight",
-            "axes.grid": True,
-            "grid.alpha": 0.25,
-            "axes.spines.top": False,
-            "axes.spines.right": False,
-        }
-    ):
-        figure = part.table.draw(part.results)
-        files = {}
+    files = {}
+    with pyplot.rc_context(STYLE):
+        drawn = figure.draw(results)
         for kind in ("png", "svg"):
             buffer = io.BytesIO()
-            figure.savefig(buffer, format=kind, metadata={"Date": None} if kind == "svg" else None)
+            drawn.savefig(buffer, format=kind, metadata={"Date": None} if kind == "svg" else None)
             files[kind] = buffer.getvalue()
-        pyplot.close(figure)
+        pyplot.close(drawn)
     return files
 
 
@@ -261,57 +245,24 @@ def write_report(storage: Storage, into: Storage | None = None) -> Storage:
     from jinja2 import Environment, FileSystemLoader
 
     into = into or storage / "report"
-    parts = sections(storage)
-    pictures = {}
-    for part in parts:
-        if part.columns:
-            into.write(f"{part.slug}.csv", comma_separated(part))
-            into.write(f"{part.slug}.tex", latex(part))
-        elif any(part.results.replicates.values()):
-            into.write(f"{part.slug}.csv", replicates_csv(part))
-            for kind, data in drawing(part).items():
-                into.write(f"{part.slug}.{kind}", data)
-                if kind == "png":
-                    pictures[part.slug] = base64.b64encode(data).decode()
+    parts = sections(storage, into)
+    drawn = [slug_of(part) for part in parts if part.figure and part.filled]
+    pictures = {name: base64.b64encode(into.read(f"{name}.png")).decode() for name in drawn}
     into.write("report.md", "# retable report\n\n" + "\n".join(markdown(part) for part in parts))
     environment = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True)
-    page = environment.get_template("report.html.j2")
-    into.write(
-        "index.html",
-        page.render(
-            parts=parts,
-            pictures=pictures,
-            runs=list(behind(storage, parts)),
-            about=about,
-            measured=measured,
-            number=number,
-            set_line=set_line,
-        ),
+    runs = {name: run for part in parts for name, run in part.runs.items()}
+    page = environment.get_template("report.html.j2").render(
+        parts=parts,
+        pictures=pictures,
+        runs=runs,
+        about=about,
+        json=functools.partial(json.dumps, indent=1),
+        measured=measured,
+        number=number,
+        remarks=remarks,
+        slug=slug_of,
+        source_line=source_line,
+        state=state,
     )
+    into.write("index.html", page)
     return into
-
-
-def behind(storage: Storage, parts: Sequence[Section]) -> list[dict[str, Any]]:
-    """Return what the page tells of each run behind a cell, each once."""
-    seen: dict[str, dict[str, Any]] = {}
-    for part in parts:
-        for replicates in part.results.replicates.values():
-            for replicate in replicates:
-                if replicate.fingerprint not in seen:
-                    seen[replicate.fingerprint] = describe_run(storage, part.task, replicate.need.config)
-    return list(seen.values())
-
-
-def describe_run(storage: Storage, task: Task, config: Any) -> dict[str, Any]:
-    """Return a run's name, config, command and provenance."""
-    folder = RunFolder.of(storage, task, config)
-    path = "provenance.json"
-    provenance = folder.folder.read_json(path) if folder.folder.exists(path) else {}
-    changes = differences(config, task.config())
-    return {
-        "fingerprint": fingerprint(task.name, task.version, config),
-        "task": task.name,
-        "command": f"retable train {task.name} --scale paper {set_line(changes)}".strip(),
-        "config": json.dumps(flatten(config), indent=1),
-        "provenance": json.dumps(provenance, indent=1),
-    }

@@ -37,6 +37,10 @@ if TYPE_CHECKING:
     from retable.platform.task import Task
 
 
+CHECKPOINT = ("model.safetensors", "state.pt")
+"""Files of a checkpoint, besides its manifest."""
+
+
 def sha256(data: bytes) -> str:
     """Return the SHA-256 of some bytes, in hexadecimal."""
     return hashlib.sha256(data).hexdigest()
@@ -67,28 +71,65 @@ class RunFolder:
 
     def begin(self, config: Any, version: int, provenance: Mapping[str, Any]) -> None:
         """Write what the run is, before it does anything; a run that goes on keeps its first provenance."""
-        if not self.folder.exists("provenance.json"):
+        if not self.folder.exists("config.json"):
             self.folder.write_json("config.json", {"task": self.task, "version": version, "config": flatten(config)})
+        if not self.folder.exists("provenance.json"):
             self.folder.write_json("provenance.json", provenance)
 
     def result(self) -> dict[str, Any] | None:
-        """Return `result.json`, or None while the run is not finished."""
+        """Return `result.json`, or None while the run is not finished.
+
+        Raises:
+            UserError: where the file is damaged.
+        """
+        entries: dict[str, type] = {"data": str, "metrics": dict, "weights": dict}
         try:
-            return dict(self.folder.read_json("result.json"))
+            found = self.folder.read_record("result.json", entries, self._again)
         except FileNotFoundError:
             return None
+        check_numbers(f"{self.folder}/result.json", found["metrics"], self._again)
+        return found
 
     def config(self, task: Task) -> Any:
-        """Return the run's config."""
-        return override(task.config(), self.folder.read_json("config.json")["config"])
+        """Return the run's config.
+
+        Raises:
+            UserError: where the file is missing, damaged, or of fields that the task does not have.
+        """
+        try:
+            found = self.folder.read_record("config.json", {"config": dict}, self._again)
+        except FileNotFoundError as error:
+            raise UserError(f"{self.folder}/config.json is missing; {self._again}") from error
+        try:
+            return override(task.config(), found["config"])
+        except (UserError, TypeError, ValueError) as error:
+            raise UserError(f"{self.folder}/config.json: {error}; {self._again}") from error
 
     def history(self) -> list[dict[str, Any]]:
-        """Return the lines of `metrics.jsonl`."""
+        """Return the lines of `metrics.jsonl`, one an epoch.
+
+        A last line that is half written is left out while the run is not finished: such a run goes on from its
+        checkpoint, and trains an epoch that the log lacks again.
+
+        Raises:
+            UserError: where another line is damaged.
+        """
+        return list(self.folder.once("metrics.jsonl", "rows", self._history))
+
+    def _history(self) -> list[dict[str, Any]]:
         try:
-            lines = self.folder.read("metrics.jsonl").decode().splitlines()
+            lines = self.folder.read("metrics.jsonl").splitlines()
         except FileNotFoundError:
             return []
-        return [json.loads(line) for line in lines]
+        rows = []
+        for number, line in enumerate(lines, 1):
+            row = epoch_row(line)
+            if row is None and number == len(lines) and self.result() is None:
+                break
+            if row is None:
+                raise UserError(f"{self.folder}/metrics.jsonl: line {number} is no epoch's; {self._again}")
+            rows.append(row)
+        return rows
 
     def write_history(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Write the log whole, for people and for TensorBoard: object stores cannot append.
@@ -113,7 +154,7 @@ class RunFolder:
 
         rest = io.BytesIO()
         torch.save({name: value for name, value in state.items() if name != "weights"}, rest)
-        files = {"model.safetensors": save(contiguous(state["weights"])), "state.pt": rest.getvalue()}
+        files = dict(zip(CHECKPOINT, (save(contiguous(state["weights"])), rest.getvalue()), strict=True))
         for name, data in files.items():
             self.folder.write(f"checkpoint-{step:08d}/{name}", data)
         manifest = {name: sha256(data) for name, data in files.items()}
@@ -131,9 +172,8 @@ class RunFolder:
         from safetensors.torch import load
 
         folder = f"checkpoint-{step:08d}"
-        files = {}
-        for name, digest in self.folder.read_json(f"{folder}/manifest.json").items():
-            files[name] = self._verified(f"{folder}/{name}", digest)
+        manifest = self.folder.read_record(f"{folder}/manifest.json", dict.fromkeys(CHECKPOINT, str))
+        files = {name: self._verified(f"{folder}/{name}", manifest[name]) for name in CHECKPOINT}
         try:
             rest = torch.load(io.BytesIO(files["state.pt"]), weights_only=True, map_location="cpu")
         except pickle.UnpicklingError as error:
@@ -170,11 +210,17 @@ class RunFolder:
         return load(self._verified(weights_path(epoch), digest))
 
     def scores(self, view: Any, weights: str) -> dict[str, Any] | None:
-        """Return a view's scores if they were taken from exactly these weights (by digest)."""
+        """Return a view's scores if they were taken from exactly these weights (by digest).
+
+        Raises:
+            UserError: where the file is damaged.
+        """
+        path = f"views/{view_key(view)}/scores.json"
         try:
-            found: dict[str, Any] = self.folder.read_json(f"views/{view_key(view)}/scores.json")
+            found = self.folder.read_record(path, {"weights": str, "metrics": dict})
         except FileNotFoundError:
             return None
+        check_numbers(f"{self.folder}/{path}", found["metrics"], "remove it and run again")
         return found if found["weights"] == weights else None
 
     def save_scores(self, view: Any, weights: str, metrics: Mapping[str, float], seconds: float) -> None:
@@ -192,9 +238,33 @@ class RunFolder:
         except FileNotFoundError:
             data = b""
         if sha256(data) != digest:
-            folder = f"{self.folder}" if self.storage.is_local else self.path
-            raise UserError(f"{self.folder}/{path} is damaged or missing; remove {folder} to train this run again")
+            raise UserError(f"{self.folder}/{path} is damaged or missing; {self._again}")
         return data
+
+    @property
+    def _again(self) -> str:
+        return f"remove {self.folder if self.storage.is_local else self.path} to train this run again"
+
+
+def epoch_row(line: bytes) -> dict[str, Any] | None:
+    """Return a line of a log, or None where it is not an epoch's."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    numbers = isinstance(row, dict) and isinstance(row.get("epoch"), int) and isinstance(row.get("step"), int)
+    return row if numbers and isinstance(row.get("time"), (int, float)) else None
+
+
+def check_numbers(file: str, metrics: Mapping[str, Any], remedy: str) -> None:
+    """Refuse metrics that are not numbers.
+
+    Raises:
+        UserError: naming the file and the metric.
+    """
+    for name, value in metrics.items():
+        if not isinstance(value, (int, float, type(None))):
+            raise UserError(f"{file}: the metric {name!r} is no number; {remedy}")
 
 
 def weights_path(epoch: int) -> str:
@@ -203,9 +273,19 @@ def weights_path(epoch: int) -> str:
 
 
 def read_arrays(folder: Storage, name: str) -> dict[str, np.ndarray[Any, Any]]:
-    """Return the arrays of an .npz file; one that holds code is refused with ValueError."""
-    with np.load(io.BytesIO(folder.read(name))) as archive:
-        return dict(archive)
+    """Return the arrays of an .npz file; code in it is never run.
+
+    Raises:
+        UserError: where it is missing, damaged (its arrays have checksums) or holds code.
+    """
+    try:
+        with np.load(io.BytesIO(folder.read(name))) as archive:
+            return dict(archive)
+    except UserError:
+        raise
+    except Exception as error:  # a broken file raises almost anything
+        above = Storage(folder.filesystem, folder.root.rsplit("/", 1)[0])  # with the scores made of it
+        raise UserError(f"{folder}/{name} is damaged or missing; remove {above} and run again") from error
 
 
 def write_arrays(folder: Storage, name: str, arrays: Mapping[str, Any]) -> None:

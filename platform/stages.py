@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from retable.platform.board import Board
-from retable.platform.config import differences
-from retable.platform.launch import describe, name_of, one_line
-from retable.platform.plan import Plan, Prediction, Scoring
+from retable.platform.config import describe, differences
+from retable.platform.errors import one_line
+from retable.platform.plan import Plan, Prediction, Scoring, name_of
 from retable.platform.provenance import collect
 from retable.platform.runs import RunFolder, read_arrays, view_key, write_arrays
 from retable.platform.storage import Storage
@@ -31,6 +31,8 @@ class Scorer:
         """Start the predictions of a finished run, and the scoring of the views that read them."""
         import ray
 
+        if "diverged" in (folder.result() or {}):
+            return
         refs = {}
         predict = ray.remote(num_cpus=1, max_retries=3)(predict_one)
         for key, prediction in self.plan.predictions.items():
@@ -115,6 +117,16 @@ def predict_one(task_name: str, config: Any, view: Any, folder: RunFolder, joine
 def weights_digest(folder: RunFolder, view: Any) -> str:
     """Return the digest of the weights that a view of a finished run names."""
     return str((folder.result() or {"weights": {}})["weights"].get(str(view.epoch), ""))
+
+
+def training_metrics(folder: RunFolder, view: Any, epochs: int) -> dict[str, float]:
+    """Return the training's own metrics at a view's epoch; with early stopping the last one's are the best one's."""
+    if view.epoch == epochs:
+        return dict((folder.result() or {"metrics": {}})["metrics"])
+    digest = weights_digest(folder, view)
+    rows = [row for row in folder.history() if digest in (row.get("weights"), row.get("best"))]
+    found = max(rows, key=lambda row: bool(row["epoch"] == view.epoch), default={})
+    return {name: v for name, v in found.items() if isinstance(v, (int, float)) and name != "time"}
 
 
 def summaries(task: Task, config: Any, view: Any, folder: RunFolder) -> dict[str, Any]:

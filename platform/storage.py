@@ -7,15 +7,18 @@ import os
 import shutil
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pyarrow import ArrowInvalid, fs
 
-from retable.platform.errors import UserError, disk_errors
+from retable.platform import snapshot
+from retable.platform.errors import UserError, disk_errors, redact
+
+T = TypeVar("T")
 
 OBJECT_STORES = ("s3", "gcs", "abfs")
 """pyarrow's own: an object appears whole when its stream is closed, and there are no folders to make."""
@@ -41,6 +44,8 @@ class Storage:
         where = str(where)
         if "://" not in where:
             return Storage(fs.LocalFileSystem(), os.path.abspath(os.path.expanduser(where)))
+        if any(letter.isspace() for letter in where):  # not quoted: what a secret is cannot be told from the rest
+            raise UserError("--storage: a URI holds no spaces; write %20 for each")
         try:
             filesystem, root = fs.FileSystem.from_uri(where)
         except (ArrowInvalid, NotImplementedError) as error:
@@ -61,24 +66,43 @@ class Storage:
         return Storage(self.filesystem, f"{self.root}/{path}")
 
     def __str__(self) -> str:
-        """Return the folder as people write it."""
+        """Return the folder as people write it, without secrets."""
+        if self.is_local:
+            return self.root
         protocol = self.filesystem.type_name.removeprefix("py::fsspec+")
-        return self.root if self.is_local else f"{protocol}://{self.root}"
+        return redact(self.root if "://" in self.root else f"{protocol}://{self.root}")
 
     def exists(self, path: str = "") -> bool:
         """Say whether a file or folder is there."""
         with disk_errors(self._name(path)):
+            if known := snapshot.current(self.filesystem, self._path(path)):
+                return known[0].stamp(known[1]) is not None
             return bool(self.filesystem.get_file_info(self._path(path)).type != fs.FileType.NotFound)
 
     def list(self, path: str = "") -> list[str]:
         """Return the sorted names in a folder; an absent folder is empty. Half-written files are hidden."""
         selector = fs.FileSelector(self._path(path), allow_not_found=True)
         with disk_errors(self._name(path)):
+            if known := snapshot.current(self.filesystem, self._path(path)):
+                return known[0].names(known[1])
             names = [info.base_name for info in self.filesystem.get_file_info(selector)]
         return sorted(name for name in names if not name.startswith(".writing-"))
 
+    def folders(self, path: str = "") -> Sequence[str]:
+        """Return the sorted names of the folders in a folder: no files, and nothing hidden."""
+        selector = fs.FileSelector(self._path(path), allow_not_found=True)
+        with disk_errors(self._name(path)):
+            if known := snapshot.current(self.filesystem, self._path(path)):
+                return [name for name in known[0].names(known[1]) if known[0].names(f"{known[1]}/{name}")]
+            found = self.filesystem.get_file_info(selector)
+        names = [info.base_name for info in found if info.type == fs.FileType.Directory]
+        return sorted(name for name in names if not name.startswith("."))
+
     def read(self, path: str) -> bytes:
         """Return a file's bytes. Raises FileNotFoundError where there is none."""
+        if known := snapshot.current(self.filesystem, self._path(path)):
+            if known[0].stamp(known[1]) is None:
+                raise FileNotFoundError(self._name(path))
         with disk_errors(self._name(path)), self.filesystem.open_input_stream(self._path(path)) as stream:
             data: bytes = stream.read()
         return data
@@ -90,10 +114,50 @@ class Storage:
             FileNotFoundError: where there is none.
             UserError: where the file is not JSON.
         """
+        return self.once(path, "json", lambda: self._parse(path))
+
+    def once(self, path: str, what: str, make: Callable[[], T]) -> T:
+        """Return `make()`, which reads a file: once only within a snapshot; the value is shared, so change it not."""
+        known = snapshot.current(self.filesystem, self._path(path))
+        if known is None:
+            return make()
+        known[0].stamp(known[1])
+        found: T = known[0].once((what, known[1]), make)
+        return found
+
+    @contextmanager
+    def snapshot(self) -> Iterator[snapshot.Snapshot]:
+        """Answer this process's reads from what lies here now, while the block runs; what is written is not seen."""
+        with snapshot.take(self.filesystem, self.root) as taken:
+            yield taken
+
+    def _parse(self, path: str) -> Any:
         try:
             return json.loads(self.read(path))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UserError(f"{self._name(path)}: not a JSON file ({error}); remove it and run again") from error
+
+    def read_record(
+        self, path: str, entries: Mapping[str, type | tuple[type, ...]], remedy: str = "remove it and run again"
+    ) -> dict[str, Any]:
+        """Return the object in a JSON file; it may hold more than these entries.
+
+        Args:
+            path: the file.
+            entries: name of an entry that must be there -> its type, or types.
+            remedy: what to do where it is not.
+
+        Raises:
+            FileNotFoundError: where there is none.
+            UserError: where the file is not JSON, no object, or an entry is missing or of another type.
+        """
+        found = self.read_json(path)
+        if not isinstance(found, dict):
+            raise UserError(f"{self._name(path)}: a {type(found).__name__}, not an object with entries; {remedy}")
+        for name, kind in entries.items():
+            if not isinstance(found.get(name, ...), kind):
+                raise UserError(f"{self._name(path)}: the entry {name!r} is missing or of the wrong type; {remedy}")
+        return found
 
     def write(self, path: str, data: bytes | str) -> None:
         """Write a whole file at once.
@@ -184,6 +248,6 @@ def _fsspec(uri: str) -> tuple[fs.FileSystem, str]:
 
     try:
         filesystem, root = fsspec.core.url_to_fs(uri)
-    except (ImportError, ValueError) as error:
+    except (ImportError, ValueError, OSError) as error:
         raise UserError(f"--storage {uri}: {error}") from error
     return fs.PyFileSystem(fs.FSSpecHandler(filesystem)), root

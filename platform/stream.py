@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import pyarrow as pa
 
-from retable.platform.errors import UserError
-from retable.platform.launch import one_line
+from retable.platform.errors import UserError, one_line
 
 if TYPE_CHECKING:
     import ray.data
@@ -58,20 +57,22 @@ def stream(pieces: Sequence[Mapping[str, Any]], fetch: Fetch) -> Iterator[Mappin
     dataset = read_blocks(blocks, partial(fetch_block, fetch=fetch))
     batches = dataset.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=1)
     for number, table in enumerate(cast(Iterator[pa.Table], batches)):
+        raise_error(table)
         if table["number"][0].as_py() != number:
             raise RuntimeError(f"Ray Data handed over piece {table['number'][0].as_py()} in place of {number}")
-        if "error" in table.column_names:
-            raise (UserError if table["users"][0].as_py() else RuntimeError)(table["error"][0].as_py())
         yield decode(table)
 
 
 def read_blocks(blocks: Sequence[pa.Table], read: Callable[[pa.Table], pa.Table]) -> ray.data.Dataset:
-    """Return `read(block)` of each block, in order, as a Ray dataset; `read` is picklable and runs in a task."""
+    """Return `read(block)` of each block, in order, as a Ray dataset; `read` is picklable and runs in a task.
+
+    Whoever takes the tables hands each to `raise_error`.
+    """
     import ray.data
 
     ray.data.DataContext.get_current().execution_options.preserve_order = True
     dataset: ray.data.Dataset = ray.data.from_blocks(list(blocks)).map_batches(
-        read,
+        partial(read_block, read=read),
         batch_size=None,
         batch_format="pyarrow",
         num_cpus=0,
@@ -80,13 +81,28 @@ def read_blocks(blocks: Sequence[pa.Table], read: Callable[[pa.Table], pa.Table]
     return dataset
 
 
-def fetch_block(block: pa.Table, fetch: Fetch) -> pa.Table:
-    """Fetch one piece, in a task of Ray Data; an error is handed over too: Ray would bury it in its own words."""
-    number = block["number"][0].as_py()
+def read_block(block: pa.Table, read: Callable[[pa.Table], pa.Table]) -> pa.Table:
+    """Return `read(block)`, in a task of Ray Data; an error is handed over too: Ray would bury it in its own words."""
     try:
-        return encode(number, fetch(json.loads(block["piece"][0].as_py())))
+        return read(block)
     except Exception as error:
-        return pa.table({"number": [number], "error": [one_line(error)], "users": [isinstance(error, UserError)]})
+        return pa.table({"error": [one_line(error)], "users": [isinstance(error, UserError)]})
+
+
+def raise_error(table: pa.Table) -> None:
+    """Raise the error that a table of `read_blocks` stands for, if it does.
+
+    Raises:
+        UserError: what `read` raised.
+        RuntimeError: in one line, what else went wrong in `read`.
+    """
+    if "error" in table.column_names:
+        raise (UserError if table["users"][0].as_py() else RuntimeError)(table["error"][0].as_py())
+
+
+def fetch_block(block: pa.Table, fetch: Fetch) -> pa.Table:
+    """Fetch one piece."""
+    return encode(block["number"][0].as_py(), fetch(json.loads(block["piece"][0].as_py())))
 
 
 def encode(number: int, arrays: Mapping[str, Array]) -> pa.Table:

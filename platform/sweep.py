@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from retable.platform import provenance
-from retable.platform.api import config_at, execute, prepare_data
+from retable.platform.api import execute, prepare_data
 from retable.platform.board import Board
 from retable.platform.cluster import ray_cluster
-from retable.platform.config import flatten, override, parent
+from retable.platform.config import describe, flatten, override, parent
 from retable.platform.errors import UserError, nearest
 from retable.platform.launch import (
     FAILURE,
@@ -25,23 +25,21 @@ from retable.platform.launch import (
     Job,
     Resources,
     Watch,
-    describe,
     fit,
     forget,
     load_arrays,
-    name_of,
     reported,
     require,
     run_job,
 )
-from retable.platform.plan import compile_configs, data_digest, status
+from retable.platform.plan import compile_configs, data_digest, name_of, status
 from retable.platform.runs import RunFolder, sha256, view_key
 from retable.platform.space import SAMPLES, Space, find_space, plain, point_config, point_view
 from retable.platform.stages import name_of_view, predict_and_score, weights_digest
 from retable.platform.storage import Storage
 from retable.platform.sweep_result import Point, SweepResult, read_points, write_points
 from retable.platform.table import resolve
-from retable.platform.task import Task, find
+from retable.platform.task import Task, config_at, find
 
 
 @dataclass(frozen=True, kw_only=True)

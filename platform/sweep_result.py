@@ -9,14 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from retable.platform.api import config_at, set_line
-from retable.platform.config import fingerprint
+from retable.platform.config import describe, fingerprint, set_line
 from retable.platform.errors import UserError
-from retable.platform.launch import describe
 from retable.platform.space import Space
 from retable.platform.storage import Storage
 from retable.platform.table import split_view
-from retable.platform.task import find
+from retable.platform.task import config_at, find
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -5,22 +5,23 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
-from retable.platform.config import override, override_lineage
+from retable.platform.config import differences, override, override_lineage
+from retable.platform.errors import UserError
+from retable.platform.verdicts import Verdict
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
 
-Status = Literal["holds", "does not hold", "not separable", "not tested at this scale"]
 Predictions = Mapping[str, "np.ndarray[Any, Any]"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Row:
     """One line of a table: what to train, how to view it, and what the paper printed."""
 
@@ -33,8 +34,8 @@ class Row:
     """Column header -> the paper's number."""
     metrics: Mapping[str, str] = field(default_factory=dict)
     """Column header -> metric, where the row reads another one than its column says."""
-    present: bool = True
-    """Whether the row is run at this scale."""
+    absent: str = ""
+    """Why the row is not run here (at this scale, with these changes); empty where it is."""
 
 
 class Member(Protocol):
@@ -56,7 +57,7 @@ class Member(Protocol):
         """Read the member's predictions of this shard: one at a time is all that need be in memory."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Combined:
     """A line that trains nothing: it joins the predictions of other lines (a vote, a mean, a choice by region)."""
 
@@ -68,10 +69,12 @@ class Combined:
     view: Mapping[str, object] = field(default_factory=dict)
     """How the joined predictions are scored, as differences from the first member's view."""
     published: Mapping[str, float] = field(default_factory=dict)
-    present: bool = True
+    needs: tuple[str, ...] = ()
+    """Labels of rows without which the line says nothing, where a scale leaves out some of those that it joins."""
+    absent: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Measurement:
     """A line whose result is seconds or bytes: it has its node to itself and counts for that kind of device only."""
 
@@ -80,7 +83,7 @@ class Measurement:
     """Config -> metrics; a function of a module, so that a worker can import it."""
     overrides: Mapping[str, object] = field(default_factory=dict)
     published: Mapping[str, float] = field(default_factory=dict)
-    present: bool = True
+    absent: str = ""
 
 
 AnyRow = Row | Combined | Measurement
@@ -95,14 +98,6 @@ class Column:
     format: str = ".2f"
     factor: float = 1.0
     """Multiplies the metric (1e-6: bytes to MB)."""
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What became of a claim, and the numbers that it rests on."""
-
-    status: Status
-    because: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +121,9 @@ class Table:
     """Replicate axes: config path, or `view.` and a path of the view -> values."""
     claims: Sequence[Claim] = ()
     overrides: Mapping[str, object] = field(default_factory=dict)
-    """Changes to every row and its ancestors: what a scale sets."""
+    """Changes to every run and its ancestors: what a scale sets. Measurements are left as they are."""
+    changes: Mapping[str, object] = field(default_factory=dict)
+    """The user's own (`--set`), to everything."""
     note: str = ""
 
 
@@ -140,88 +137,180 @@ class Figure:
     over: Mapping[str, Sequence[object]] = field(default_factory=dict)
     claims: Sequence[Claim] = ()
     overrides: Mapping[str, object] = field(default_factory=dict)
+    changes: Mapping[str, object] = field(default_factory=dict)
     note: str = ""
 
 
 T = TypeVar("T", Table, Figure)
+AnyTable = Table | Figure
+
+
+def with_claims(tables: Mapping[str, AnyTable], claims: Mapping[str, Sequence[Claim]]) -> dict[str, AnyTable]:
+    """Return tables with their claims, which refer to the tables' rows and so are made after them.
+
+    Raises:
+        KeyError: if there are claims on a table that is not there.
+    """
+    unknown = claims.keys() - tables.keys()
+    if unknown:
+        raise KeyError(f"claims on unknown tables: {', '.join(sorted(unknown))}")
+    return {name: dataclasses.replace(table, claims=claims.get(name, ())) for name, table in tables.items()}
 
 
 @dataclass(frozen=True)
-class Need:
-    """One replicate of one row: a config and perhaps a view of it."""
+class Origin:
+    """Where a number is from: a run and how it was read, or what several were joined to."""
+
+    run: str = ""
+    """The fingerprint; of a combination and a measurement, the key of their file."""
+    view: Mapping[str, object] | None = None
+    """How it was read, as differences from the default view; None where it was not."""
+    weights: str = ""
+    """Digest of the weights that were read."""
+    members: tuple[Origin, ...] = ()
+    """What a combination joined."""
+
+
+@dataclass(frozen=True)
+class Replicate:
+    """One replicate of one row: a config and perhaps a view of it; once it was run, also what it measured."""
 
     label: str
     axes: Mapping[str, object]
     config: Any
     view: Any | None
     """With its epoch resolved; None where the training's own metrics are read."""
-
-
-@dataclass(frozen=True)
-class Replicate:
-    """A need that has been met."""
-
-    need: Need
-    fingerprint: str
-    metrics: Mapping[str, float]
-    history: Sequence[Mapping[str, float]] = ()
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """At the view's epoch."""
+    history: Sequence[Mapping[str, Any]] = ()
     """The training's log, one entry an epoch."""
+    origin: Origin = field(default_factory=Origin)
+    diverged: str = ""
+    """Why the training's numbers mean nothing: they are not finite."""
     summaries: Callable[[], Mapping[str, Predictions]] = dict
     """Reads what scores were computed from: shard -> arrays."""
 
 
 class Results:
-    """What the rows of a table measured: label -> replicates."""
+    """What the rows of a table measured. A row that is not the table's is an error, never a missing result."""
 
-    def __init__(self, replicates: Mapping[str, Sequence[Replicate]]) -> None:
-        self.replicates = replicates
+    def __init__(self, found: Mapping[str, Sequence[Replicate]]) -> None:
+        """Take the replicates of every row, by label; of a row that was not run, none."""
+        self.replicates = {label: [each for each in rows if not each.diverged] for label, rows in found.items()}
+        self._diverged = {label: [each for each in rows if each.diverged] for label, rows in found.items()}
 
-    def __contains__(self, label: str) -> bool:
-        """Say whether a row has any result."""
-        return bool(self.replicates.get(label))
+    def __contains__(self, row: AnyRow | str) -> bool:
+        """Say whether a row has any result. Raises KeyError if it is not the table's."""
+        return bool(self.replicates[_label(row)])
 
-    def select(self, label: str, **axes: object) -> list[Replicate]:
-        """Return a row's replicates whose axes have these values; write `view.epoch` as `view_epoch`."""
+    def select(self, row: AnyRow | str, **axes: object) -> list[Replicate]:
+        """Return a row's replicates whose axes have these values; write `view.epoch` as `view_epoch`.
+
+        Raises:
+            KeyError: if the row is not one of the table's.
+        """
         wanted = {re.sub("^view_", "view.", name): value for name, value in axes.items()}
         return [
             replicate
-            for replicate in self.replicates.get(label, ())
-            if all(replicate.need.axes.get(name) == value for name, value in wanted.items())
+            for replicate in self.replicates[_label(row)]
+            if all(replicate.axes.get(name) == value for name, value in wanted.items())
         ]
 
-    def values(self, label: str, metric: str, **axes: object) -> np.ndarray[Any, Any]:
+    def diverged(self, row: AnyRow | str) -> list[Replicate]:
+        """Return a row's replicates whose training diverged: they are in no number. Raises KeyError as `select`."""
+        return self._diverged[_label(row)]
+
+    def values(self, row: AnyRow | str, metric: str, **axes: object) -> np.ndarray[Any, Any]:
         """Return a metric over the selected replicates that have it, shape (replicates,)."""
-        chosen = self.select(label, **axes)
+        chosen = self.select(row, **axes)
         return np.array([r.metrics[metric] for r in chosen if r.metrics.get(metric) is not None], float)
+
+    def lines(self, *rows: AnyRow | str) -> list[tuple[Replicate, ...]]:
+        """Return the replicates of several rows in lines of equal axes; lines that lack a row are left out."""
+        first, *others = (self.select(row) for row in rows)
+        found = []
+        for replicate in first:
+            same = [[other for other in rows if other.axes == replicate.axes] for rows in others]
+            if all(same):
+                found.append((replicate, *(each[0] for each in same)))
+        return found
 
     def axis(self, name: str) -> list[Any]:
         """Return the values that an axis takes among the results, in order of appearance."""
-        seen = [r.need.axes[name] for rs in self.replicates.values() for r in rs if name in r.need.axes]
+        seen = [r.axes[name] for rs in self.replicates.values() for r in rs if name in r.axes]
         return list(dict.fromkeys(seen))
 
 
-def changed(table: T, changes: Mapping[str, object]) -> T:
+def _label(row: AnyRow | str) -> str:
+    return row if isinstance(row, str) else row.label
+
+
+def row_fields(table: AnyTable) -> set[str]:
+    """Return the config fields that rows of a table set: what they may be told apart by."""
+    return {path for row in table.rows if not isinstance(row, Combined) for path in row.overrides or {}}
+
+
+def changed(table: T, changes: Mapping[str, object], default: Any, named: Collection[str]) -> T:
     """Return a table with the user's changes (`--set`): to every row, and one to a replicate axis in the axis's place.
 
-    A row that itself sets a changed axis to another value is named after that value, and left out; but for the seed,
-    which names no row.
+    What rows say of themselves stays true: of a change to a field by which rows are told apart, those rows stay that
+    have the new value anyway; the others are absent.
+
+    Args:
+        table: at its scale.
+        changes: config path -> value.
+        default: the task's default config.
+        named: the fields by which rows are told apart: their labels say them.
     """
     axes = {axis: changes[axis] for axis in table.over if axis in changes}
-    names = {axis: value for axis, value in axes.items() if axis != "seed"}
-    rows = []
+    told = {path for path in changes if any(_within(path, field) or _within(field, path) for field in named)}
+    rows: list[AnyRow] = []
     for row in table.rows:
-        own = {} if isinstance(row, Combined) else row.overrides or {}
-        if any(own.get(axis, value) != value for axis, value in names.items()):
-            row = dataclasses.replace(row, present=False)
-        elif not isinstance(row, Combined) and axes.keys() & own.keys():
-            row = dataclasses.replace(row, overrides={path: axes.get(path, value) for path, value in own.items()})
+        if not isinstance(row, Combined) and row.overrides is not None:
+            own = {path: axes.get(path, value) if path not in named else value for path, value in row.overrides.items()}
+            open_axes = axes.keys() - row.overrides.keys()
+            absent = row.absent or _contradiction(row, default, {p: changes[p] for p in told - open_axes})
+            row = dataclasses.replace(row, overrides=own, absent=absent)
         rows.append(row)
+    rows = [without_absent(row, rows) if isinstance(row, Combined) else row for row in rows]
     over = {axis: (axes[axis],) if axis in axes else values for axis, values in table.over.items()}
-    return dataclasses.replace(table, rows=rows, over=over, overrides={**table.overrides, **changes})
+    lost = [new.label for old, new in zip(table.rows, rows, strict=True) if new.absent and not old.absent]
+    note = (
+        f"{table.note} Left out, as the changes would make them other rows: {'; '.join(lost)}." if lost else table.note
+    )
+    whole = {**table.changes, **changes}
+    return dataclasses.replace(table, rows=rows, over=over, changes=whole, note=note.strip())
 
 
-def expand(table: Table | Figure, row: Row | Measurement, default: Any, default_view: Any) -> list[Need]:
-    """Return every replicate of a row. An axis that the row itself sets is not replicated."""
+def _within(path: str, field: str) -> bool:
+    return path == field or path.startswith(f"{field}.")
+
+
+def _contradiction(row: Row | Measurement, default: Any, changes: Mapping[str, object]) -> str:
+    """Say which of the changes would make a row something else than its label says."""
+    own = override(default, row.overrides or {})
+    try:
+        new = override(own, changes)
+    except UserError:  # a field that this row's choice does not have
+        return f"it has no {', '.join(sorted(changes))}"
+    other = differences(new, own)
+    return f"it is not {', '.join(f'{path}={value}' for path, value in other.items())}" if other else ""
+
+
+def without_absent(row: Combined, rows: Sequence[AnyRow]) -> Combined:
+    """Return a combined row of those members that are run: absent if fewer than two are, or one that it needs."""
+    trained = [other for other in rows if isinstance(other, Row) and other.overrides is not None]
+    there = {other.label for other in trained if not other.absent}
+    if all(label in there for label in row.of):
+        return row
+    members = tuple(label for label in row.of if label in there)
+    lacking = [label for label in row.needs if label not in there]
+    absent = f"without {lacking[0]}" if lacking else "" if len(members) > 1 else "its members are absent"
+    return dataclasses.replace(row, of=members or row.of, absent=absent)
+
+
+def expand(table: AnyTable, row: Row | Measurement, default: Any, default_view: Any) -> list[Replicate]:
+    """Return every replicate of a row, not yet run. An axis that the row itself sets is not replicated."""
     if row.overrides is None:
         return []
     view_overrides = row.view if isinstance(row, Row) else None
@@ -229,18 +318,19 @@ def expand(table: Table | Figure, row: Row | Measurement, default: Any, default_
     axes = {path: values for path, values in table.over.items() if path not in own}
     if view_overrides is None:
         axes = {path: values for path, values in axes.items() if not path.startswith("view.")}
-    needs = []
+    scaled = {} if isinstance(row, Measurement) else table.overrides
+    found = []
     for combination in itertools.product(*axes.values()):
         point = dict(zip(axes, combination, strict=True))
         changes, seen = split_view(point)
-        config = override_lineage(override(default, row.overrides), {**table.overrides, **changes})
+        config = override_lineage(override(default, row.overrides), {**scaled, **table.changes, **changes})
         view = None
         if view_overrides is not None:
             view = resolve(override(default_view, {**view_overrides, **seen}), config)
         fixed = {path: value for path, value in row.overrides.items() if path in table.over}
         fixed |= {f"view.{path}": v for path, v in (view_overrides or {}).items() if f"view.{path}" in table.over}
-        needs.append(Need(row.label, {**fixed, **point}, config, view))
-    return needs
+        found.append(Replicate(row.label, {**fixed, **point}, config, view))
+    return found
 
 
 def split_view(changes: Mapping[str, object]) -> tuple[dict[str, object], dict[str, object]]:
@@ -256,8 +346,6 @@ def resolve(view: Any, config: Any) -> Any:
     Raises:
         UserError: if it names an epoch that the run does not reach.
     """
-    from retable.platform.errors import UserError
-
     if not 0 <= view.epoch <= config.epochs:
         raise UserError(f"view.epoch {view.epoch} is not among the run's epochs 1..{config.epochs} (0: the last)")
     return dataclasses.replace(view, epoch=view.epoch or config.epochs)

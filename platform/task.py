@@ -6,14 +6,16 @@ finds a task by the folder's name.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
-import os
 import pkgutil
 import re
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from retable.platform.config import override, override_lineage
 from retable.platform.errors import UserError, nearest
 from retable.platform.storage import Storage
 
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from retable.platform.run import Run
-    from retable.platform.table import Figure, Table
+    from retable.platform.table import Figure, T, Table
 
     Arrays = Mapping[str, np.ndarray[Any, Any]]
     State = dict[str, Any]
@@ -47,8 +49,15 @@ class Data(Protocol):
     def steps(self) -> int:
         """Batches in an epoch."""
 
+    @property
+    def batch(self) -> int:
+        """Rows of a batch, over all workers together; 1 where a step cannot be shared out."""
+
     def batches(self, epoch: int, start: int, rank: int, world: int) -> Iterator[Any]:
-        """Yield the epoch's batches from step `start` on, this rank's rows only: a function of seed and epoch alone."""
+        """Yield the epoch's batches from step `start` on, this rank's rows only: a function of seed and epoch alone.
+
+        `world` divides `batch`: the loop has seen to that.
+        """
 
 
 class Learner(Protocol):
@@ -73,9 +82,13 @@ class Source:
 
     @staticmethod
     def of(storage: Storage, where: str) -> Source:
-        """Return the data set at `<storage>/data/<where>`."""
+        """Return the data set at `<storage>/data/<where>`.
+
+        Raises:
+            UserError: where its `dataset.json` is damaged.
+        """
         folder = storage / f"data/{where}"
-        return Source(folder, folder.read_json("dataset.json"))
+        return Source(folder, folder.read_record("dataset.json", {"digest": str}, "make or convert the data set again"))
 
     @property
     def storage(self) -> Storage:
@@ -105,11 +118,19 @@ class Dataset:
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """A named size of an experiment: what it does to a table, and what one should know of it."""
+    """A named size of an experiment: what it does to a table, and what one should know of it. By itself: nothing."""
 
     about: str
-    apply: Callable[[Any], Any]
-    """Table or Figure -> the same with overrides, rows and replicates of this scale."""
+    overrides: Mapping[str, object] = field(default_factory=dict)
+    """Changes to every run and its ancestors."""
+    start: Mapping[str, object] = field(default_factory=dict)
+    """Further changes to a run that is of no table: what `train` and `sweep` start from."""
+    row: Callable[[Any], Any] = lambda row: row
+    """Row or Measurement -> the same at this scale, or the reason (text) why it is left out."""
+    over: Mapping[str, Sequence[object]] = field(default_factory=dict)
+    """Replicate axis -> the values that are run, of those that a table has; of none of them, these in their place."""
+    note: Callable[[Any], str] = lambda table: ""
+    """Table (unscaled) -> the settings of this scale in words."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,8 +175,11 @@ class Task:
     metrics: Sequence[str] = ()
     """What a sweep may search for the best of, among the scores and the log's metrics; `iou` also stands for `iou/...`.
     Where there are none, any word is taken."""
-    tables: Mapping[str, Table | Figure] = field(default_factory=dict)
-    scales: Mapping[str, Scale] = field(default_factory=dict)
+    tables: Callable[[], Mapping[str, Table | Figure]] = dict
+    """The paper's tables and figures; imported when asked for, as a training needs none of what they draw with."""
+    scales: Callable[[], Mapping[str, Scale]] = dict
+    settings: Sequence[str] = ()
+    """Config fields in which a table's rows may differ without their labels saying so: `--set` changes all rows."""
 
 
 def data_folder(storage: Storage, *words: str) -> Storage:
@@ -177,11 +201,23 @@ def names() -> list[str]:
     return sorted(module.name for module in pkgutil.iter_modules(retable.tasks.__path__) if module.ispkg)
 
 
-def has_commands(name: str) -> bool:
-    """Say whether a task has commands of its own, in `cli.py`; the task is not imported for that."""
+def folder(name: str) -> Path:
+    """Return the folder of a task's code; the task is not imported for that.
+
+    Raises:
+        UserError: if there is none of that name.
+    """
     import retable.tasks
 
-    return any(os.path.exists(os.path.join(folder, name, "cli.py")) for folder in retable.tasks.__path__)
+    places = [Path(place, name) for place in retable.tasks.__path__ if Path(place, name, "__init__.py").exists()]
+    if not places:
+        raise UserError(f"no task {name!r}{nearest(name, names())}")
+    return places[0]
+
+
+def has_commands(name: str) -> bool:
+    """Say whether a task has commands of its own, in `cli.py`; the task is not imported for that."""
+    return (folder(name) / "cli.py").exists()
 
 
 def find(name: str) -> Task:
@@ -204,17 +240,61 @@ def find_table(name: str) -> tuple[Task, Table | Figure]:
     """
     task_name, _, table_name = name.partition("/")
     task = find(task_name)
-    if table_name not in task.tables:
-        raise UserError(f"no table {name!r}{nearest(name, [f'{task.name}/{table}' for table in task.tables])}")
-    return task, task.tables[table_name]
+    tables = task.tables()
+    if table_name not in tables:
+        raise UserError(f"no table {name!r}{nearest(name, [f'{task.name}/{table}' for table in tables])}")
+    return task, tables[table_name]
 
 
-def scaled(task: Task, table: Any, scale: str) -> Any:
-    """Return a table at a scale.
+def find_scale(task: Task, name: str) -> Scale:
+    """Return a task's scale.
 
     Raises:
-        UserError: if the task has no such scale.
+        UserError: if the task has none of that name.
     """
-    if scale not in task.scales:
-        raise UserError(f"{task.name}: no scale {scale!r}{nearest(scale, task.scales)}")
-    return task.scales[scale].apply(table)
+    scales = task.scales()
+    if name not in scales:
+        raise UserError(f"{task.name}: no scale {name!r}{nearest(name, scales)}")
+    return scales[name]
+
+
+def table_at(task: Task, table: T, scale: str, changes: Mapping[str, object]) -> T:
+    """Return a table at a scale, with the user's changes.
+
+    Raises:
+        UserError: if the task has no such scale, or no such fields.
+    """
+    from retable.platform.table import changed, row_fields
+
+    override(task.config(), changes)  # a mistake is told before anything else
+    named = row_fields(table) - {"seed", *task.settings}
+    return changed(scaled(table, find_scale(task, scale)), changes, task.config(), named)
+
+
+def scaled(table: T, scale: Scale) -> T:
+    """Return a table at a scale: its rows, replicates and note. Combined rows join those members that are run."""
+    from retable.platform.table import Combined, without_absent
+
+    rows: list[Any] = []
+    for row in table.rows:
+        small = row if isinstance(row, Combined) or row.overrides is None else scale.row(row)
+        rows.append(dataclasses.replace(row, absent=small) if isinstance(small, str) else small)
+    rows = [without_absent(row, rows) if isinstance(row, Combined) else row for row in rows]
+    over = {axis: _kept(values, scale.over.get(axis, ())) for axis, values in table.over.items()}
+    reasons: dict[str, list[str]] = {}
+    for row in rows:
+        if row.absent:
+            reasons.setdefault(row.absent, []).append(row.label)
+    left_out = [f"Not at this scale, {why}: {'; '.join(labels)}." for why, labels in reasons.items()]
+    note = " ".join(text for text in (table.note, scale.note(table), *left_out) if text)
+    return dataclasses.replace(table, rows=rows, over=over, overrides={**table.overrides, **scale.overrides}, note=note)
+
+
+def _kept(values: Sequence[object], run: Sequence[object]) -> Sequence[object]:
+    return [value for value in values if value in run] or run or values
+
+
+def config_at(task: Task, scale: str, changes: Mapping[str, object]) -> Any:
+    """Return the task's default config at a scale, with changes: what `train` runs and `sweep` starts from."""
+    found = find_scale(task, scale)
+    return override_lineage(override_lineage(task.config(), {**found.overrides, **found.start}), changes)

@@ -9,15 +9,33 @@ from pathlib import Path
 HOME = tempfile.mkdtemp(prefix="retable-home-")  # Ray writes its token there
 atexit.register(shutil.rmtree, HOME, ignore_errors=True)
 os.environ["HOME"] = HOME
-os.environ.setdefault("RETABLE_TASKS", str(Path(__file__).parent / "extra_tasks"))
+os.environ["RETABLE_TASKS"] = str(Path(__file__).parent / "extra_tasks")
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+for name in ("RAY_ADDRESS", "COLUMNS", "FORCE_COLOR", "GITHUB_ACTIONS", "PY_COLORS"):
+    os.environ.pop(name, None)  # Ray would join that cluster, Typer would colour what tests read
 
+import random  # noqa: E402
+
+import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
+from hypothesis import HealthCheck, settings  # noqa: E402
 
 from retable.platform.storage import Storage  # noqa: E402
 
 torch.set_num_threads(1)
+
+# The same examples in every run, none kept from one to the next, and no clock: a run ends like the run before.
+# `--hypothesis-profile=default` searches on.
+settings.register_profile("same", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("same")
+
+
+def pytest_runtest_setup():
+    """Let no test's random numbers depend on the tests before it."""
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
 
 
 @pytest.fixture

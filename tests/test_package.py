@@ -32,7 +32,7 @@ def test_a_checkout_on_the_path_works_without_installation(tmp_path):
     code = "import platform, retable, retable.platform.config as c; print(platform.system(), c.__file__)"
     command = [sys.executable, "-c", code]
     found = subprocess.run(
-        command, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True, timeout=60
+        command, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True, timeout=300
     )
     system, file = found.stdout.split()
     assert system and Path(file).resolve() == ROOT / "platform" / "config.py"

@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
-from retable.platform.task import Dataset, Task
+from collections.abc import Mapping
+
+from retable.platform.table import Figure, Table, with_claims
+from retable.platform.task import Dataset, Scale, Task
 from retable.tasks.audio.config import Config, View
 from retable.tasks.audio.data import Recordings, arrays, read
 from retable.tasks.audio.learner import RetrievalLearner, cost, group, validate
 from retable.tasks.audio.predict import evaluate, predict, shards, summarise, view_cost
 from retable.tasks.audio.prepare import describe, prepare
-from retable.tasks.audio.scales import SCALES
-from retable.tasks.audio.tables import TABLES
+
+
+def tables() -> Mapping[str, Table | Figure]:
+    """Return the paper's tables and figures with their claims: imported when asked for, as a training needs none."""
+    from retable.tasks.audio.claims import CLAIMS
+    from retable.tasks.audio.tables import TABLES
+
+    return with_claims(TABLES, CLAIMS)
+
+
+def scales() -> Mapping[str, Scale]:
+    """Return the sizes at which the tables are run."""
+    from retable.tasks.audio.scales import SCALES
+
+    return SCALES
+
 
 TASK = Task(
     name="audio",
@@ -37,7 +54,18 @@ TASK = Task(
     group=group,
     cost=cost,
     view_cost=view_cost,
-    metrics=("map10", "r1", "r5", "r10", "a2t_map10", "map10_multi", "map16_multi", "validation_map10", "validation_loss"),
-    tables=TABLES,
-    scales=SCALES,
+    metrics=(
+        "map10",
+        "r1",
+        "r5",
+        "r10",
+        "a2t_map10",
+        "map10_multi",
+        "map16_multi",
+        "validation_map10",
+        "validation_loss",
+    ),
+    tables=tables,
+    scales=scales,
+    settings=("epochs", "steps", "batch", "learning_rate", "patience"),
 )

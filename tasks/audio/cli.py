@@ -243,8 +243,8 @@ def export(
 
     Example: `retable audio export 93bc5ee1 sounds.safetensors`
     """
+    from retable.platform import api
     from retable.tasks.audio.embedder import export as write
-    from retable.tasks.audio.embedder import find_run
 
-    write(find_run(run, Storage.open(storage)), out, epoch)
+    write(api.load(run, storage, task="audio"), out, epoch)
     console.print(f"{out}: {out.stat().st_size / 1e6:.1f} MB", markup=False)

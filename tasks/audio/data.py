@@ -113,7 +113,7 @@ class Recordings:
                 for rewritten captions that are not there.
         """
         (self.config,) = configs
-        self.source = source
+        self.source, self.batch = source, self.config.batch
         self.features: Literal["waveform", "mel"] = source.info["features"]
         self.recordings = read_recordings(source.folder)
         self._columns = columns
@@ -133,7 +133,7 @@ class Recordings:
                 f"augmentation {self.config.augmentation}: {source.folder} has no rewritten captions to train on; make "
                 f"some, `retable audio augment {self.config.data}`, or set augmentation=0"
             )
-        self.steps = self.config.steps or max(len(self._items) // self.config.batch, 1)
+        self.steps = self.config.steps or max(len(self._items) // self.batch, 1)
 
     def captions(self) -> list[str]:
         """Return the captions trained on, as they were written."""
@@ -148,16 +148,10 @@ class Recordings:
 
         Items that do not fill a last batch are left out; where `steps` asks for more than there are, the epoch goes
         over all of them again, in another order.
-
-        Raises:
-            UserError: where the batch cannot be shared equally.
         """
-        batch = self.config.batch
-        if batch % world:
-            raise UserError(f"batch {batch} cannot be shared by {world} workers; choose a multiple of {world}")
-        own = slice(rank * batch // world, (rank + 1) * batch // world)
+        own = slice(rank * self.batch // world, (rank + 1) * self.batch // world)
         order = self._order(epoch)
-        places = np.arange(start * batch, self.steps * batch).reshape(-1, batch)[:, own]
+        places = np.arange(start * self.batch, self.steps * self.batch).reshape(-1, self.batch)[:, own]
         chosen = [self._choose(epoch, place, int(order[place])) for place in places.ravel().tolist()]
         sounds = self._sounds([clip for clip, _ in chosen])
         rows = places.shape[1]
@@ -178,7 +172,7 @@ class Recordings:
 
     def _order(self, epoch: int) -> Array:
         """Return which item stands at each place of an epoch: one shuffled pass over all, or as many as it takes."""
-        passes = -(-self.steps * self.config.batch // len(self._items))
+        passes = -(-self.steps * self.batch // len(self._items))
         seeds = [[self.config.seed, ORDER, epoch, number] for number in range(passes)]
         return np.concatenate([np.random.default_rng(seed).permutation(len(self._items)) for seed in seeds])
 

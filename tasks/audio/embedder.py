@@ -144,7 +144,7 @@ def open_embedder(name: str, storage: Storage, device: str = "") -> Embedder:
         config, weights = read_export(Path(name))
         source = str(Path(name).absolute())
     elif re.fullmatch("[0-9a-f]+", name):
-        run = find_run(name, storage)
+        run = api.load(name, storage, task="audio")
         config, weights, source = run.config, run.weights(), run.fingerprint
     else:
         raise UserError(f"--model {name}: no such file, and no run's fingerprint")
@@ -154,18 +154,6 @@ def open_embedder(name: str, storage: Storage, device: str = "") -> Embedder:
     except (RuntimeError, AssertionError) as error:
         raise UserError(f"--model {name} on {where}: {str(error).strip().splitlines()[0]}") from error
     return Embedder(config, network, weights_fingerprint(config, weights), source)
-
-
-def find_run(fingerprint: str, storage: Storage) -> api.Run:
-    """Return a run of this task.
-
-    Raises:
-        UserError: where there is none, or it is another task's.
-    """
-    run = api.load(fingerprint, str(storage))
-    if run.task.name != "audio":
-        raise UserError(f"run {run.fingerprint} is of {run.task.name}; name one of audio")
-    return run
 
 
 def weights_fingerprint(config: Config, weights: Mapping[str, Tensor]) -> str:

@@ -9,7 +9,8 @@ from functools import partial
 
 from matplotlib.figure import Figure as Drawing
 
-from retable.platform.table import Claim, Measurement, Results, Verdict
+from retable.platform.table import Claim, Measurement, Results
+from retable.platform.verdicts import Verdict
 from retable.tasks.audio.config import Config
 from retable.tasks.audio.rewriter import rewrite
 

@@ -17,7 +17,7 @@ from retable.platform.runs import RunFolder, weights_path
 from retable.platform.storage import Storage
 from retable.platform.task import find
 from retable.tasks.audio.config import Config, MeanMel
-from retable.tasks.audio.embedder import find_run, read_export
+from retable.tasks.audio.embedder import read_export
 
 EPOCHS = 5
 """Of fine-tuning, in the paper."""
@@ -73,7 +73,7 @@ def _continued(start: str, storage: Storage) -> Config:
     if Path(start).is_file():
         (config, _), data = read_export(Path(start)), Path(start).read_bytes()
     else:
-        run = find_run(start, storage)
+        run = api.load(start, storage, task="audio")
         run.weights()  # complains where they are missing or damaged
         config, data = run.config, run.folder.folder.read(weights_path(run.config.epochs))
     digest = hashlib.sha256(data).hexdigest()

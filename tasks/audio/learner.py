@@ -32,8 +32,6 @@ class RetrievalLearner:
     def __init__(self, configs: Sequence[Config], data: Any, run: Run) -> None:
         (self.config,), self.run = configs, run
         config = self.config
-        if config.batch % run.world:
-            raise UserError(f"batch: {config.batch} is no multiple of {run.world} workers; change one of them")
         if config.patience and not data.queries("validation"):
             raise UserError(f"patience: {config.data} has no validation captions; set patience=0, or add some")
         torch.manual_seed(config.seed)

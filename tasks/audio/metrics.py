@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from jaxtyping import Bool, Float, Int
 
-from retable.platform.intervals import seed_mean, widen
+from retable.platform.verdicts import seed_mean, widen
 
 Array = npt.NDArray[Any]
 

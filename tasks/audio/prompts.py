@@ -41,7 +41,10 @@ MARK = re.compile(rf"(?i)^[(\[]?#?{NUMBER}\s*(?:[.)\]:|、](?!\d)|[-–—]\s)+\
 LABEL = re.compile(
     rf"(?i)^(?:caption|sentence|variation|version|description|option|rephrasing)\s*#?{NUMBER}?\s*[:.)]\s*"
 )
-BARE = re.compile(r"^(\d{1,2})\s+(?=\S)")
+BARE = re.compile(r"^(\d{1,2})(?!(?:st|nd|rd|th)\b)(?:\s+(?=\S)|(?=[^\W\d_]))")
+"""A number without a mark: an index ("1 A dog barks", "1A dog barks") or a count ("1 dog barks")."""
+BEGINNING = re.compile(r"(?i:an?|the)\b|\d")
+"""What no count stands before, beside capital letters: an article, or another number."""
 INLINE = re.compile(r"(?<=\S)\s+(?=[(\[]?[1-9][.)\]:]\s*\S)")
 COUNT = re.compile(r"(?i)\s*[(\[]\d+ words[)\]]\.?$")
 QUOTES = ('""', "''", "“”", "‘’", "«»", "„“", "「」", "``")
@@ -123,13 +126,13 @@ def _strings(value: Any) -> list[str]:
 def _unnumbered(lines: list[str]) -> tuple[list[str], list[str]]:
     """Take numbers and decoration off; where lines are numbered, those that are not are no captions."""
     stripped = [_strip(line) for line in lines]
-    bare = [BARE.match(text) for _, text in stripped]
-    indices = [int(found[1]) for found in bare if found]
-    if len(indices) > 1 and indices == list(range(1, len(indices) + 1)):
-        stripped = [
-            (True, _strip(text[found.end() :])[1]) if found else (marked, text)
-            for (marked, text), found in zip(stripped, bare, strict=True)
-        ]
+    if not any(marked for marked, _ in stripped):
+        bare = [BARE.match(text) for _, text in stripped]
+        if _are_indices([found for found in bare if found], len(lines)):
+            stripped = [
+                (True, _strip(text[found.end() :])[1]) if found else (False, text)
+                for (_, text), found in zip(stripped, bare, strict=True)
+            ]
     kept, dropped, expected = [], [], False
     several = sum(marked for marked, _ in stripped) > 1
     for marked, text in stripped:
@@ -143,13 +146,28 @@ def _unnumbered(lines: list[str]) -> tuple[list[str], list[str]]:
     return kept, dropped
 
 
+def _are_indices(numbers: list[re.Match[str]], lines: int) -> bool:
+    """Say whether numbers without a mark at the head of lines count the lines, not what is heard.
+
+    Indices are 1, 2, 3, ...; and either there are as many as were asked for, or behind one a sentence begins, with a
+    capital letter, an article or a count: "1 A dog barks", not "1 dog barks". A single one is none among other lines,
+    but for "1A dog barks".
+    """
+    if not numbers or [int(found[1]) for found in numbers] != list(range(1, len(numbers) + 1)):
+        return False
+    sentences = (_strip(found.string[found.end() :])[1] for found in numbers)
+    begun = any(text[:1].isupper() or BEGINNING.match(text) for text in sentences)
+    alone = len(numbers) == 1 and lines > 1 and numbers[0][0] != numbers[0][1]
+    return len(numbers) >= WANTED or (begun and not alone)
+
+
 def _strip(line: str) -> tuple[bool, str]:
     """Return whether a line had a number or label, and the line without any of it."""
     marked, before = False, ""
     while line != before:
         before = line
         line = line.strip().strip("|").strip()
-        line = re.sub(r"^(?:[-*•>#+_~]+\s+|\*+|_+)", "", line)
+        line = re.sub(r"^(?:[-*•>#+_~]+\s+|[*•]+|_+|-+(?=[^\W\d_]))", "", line)
         line = re.sub(r"[*_]+$|(?<=\w|[.,:;])[*_]{2}(?=\s|$)", "", COUNT.sub("", line)).rstrip(",")
         for found in (MARK.match(line), LABEL.match(line)):
             if found:

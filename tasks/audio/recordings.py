@@ -98,8 +98,13 @@ def read_recordings(folder: Storage) -> list[Recording]:
     """
     try:
         with disk_errors(f"{folder}/{TABLE}"):
-            table = pq.read_table(f"{folder.root}/{TABLE}", filesystem=folder.filesystem, schema=RECORDING)
-    except (FileNotFoundError, pa.ArrowException) as error:
+            table = pq.read_table(
+                f"{folder.root}/{TABLE}",
+                filesystem=folder.filesystem,
+                schema=RECORDING,
+                page_checksum_verification=True,
+            )
+    except (OSError, pa.ArrowException) as error:
         raise UserError(f"{folder}/{TABLE}: missing or broken; make or import the data set again") from error
     return [
         Recording(**{**row, "captions": tuple(row["captions"]), "rewrites": tuple(map(tuple, row["rewrites"]))})
@@ -317,7 +322,7 @@ def _write_shard(
     return written, said
 
 
-def _sha256(parts: Sequence[bytes]) -> str:
+def _sha256(parts: Sequence[bytes | pa.Buffer]) -> str:
     """Return the SHA-256 of several pieces of data, and of where each ends."""
     hashed = hashlib.sha256(json.dumps([len(part) for part in parts]).encode())
     for part in parts:
@@ -336,13 +341,14 @@ def _keep(features: Features, decode: Callable[[], Waveform]) -> Kept:
 
 
 def _said(folder: Storage, path: str) -> dict[str, Any]:
-    """Return what a shard says of itself; nothing where it is missing or broken."""
+    """Return what a shard says of itself; nothing where it is missing or broken, or its sound has changed."""
     try:
-        schema = pq.read_schema(f"{folder.root}/{path}", filesystem=folder.filesystem)
-        said: dict[str, Any] = json.loads(schema.metadata[b"shard"])
+        table = pq.read_table(f"{folder.root}/{path}", filesystem=folder.filesystem, page_checksum_verification=True)
+        said: dict[str, Any] = json.loads(table.schema.metadata[b"shard"])
+        whole = _sha256([each.as_buffer() for each in table["audio"]]) == said["sound"]
     except (OSError, pa.ArrowException, KeyError, TypeError, ValueError):
         return {}
-    return said
+    return said if whole else {}
 
 
 def _mel(waveform: Waveform) -> Float16[np.ndarray, "frames 128"]:
@@ -362,7 +368,9 @@ def _mel_module() -> Any:
 
 def _parquet(table: pa.Table, rows: int) -> bytes:
     sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, row_group_size=max(rows, 1), compression="zstd", use_dictionary=False)
+    pq.write_table(
+        table, sink, row_group_size=max(rows, 1), compression="zstd", use_dictionary=False, write_page_checksum=True
+    )
     data: bytes = sink.getvalue().to_pybytes()
     return data
 
@@ -435,7 +443,11 @@ class AudioShards:
 
     def _opened(self, name: str) -> tuple[pq.ParquetFile, Array]:
         if name not in self._open:
-            file = pq.ParquetFile(f"{self._folder.root}/audio/{name}", filesystem=self._folder.filesystem)
+            file = pq.ParquetFile(
+                f"{self._folder.root}/audio/{name}",
+                filesystem=self._folder.filesystem,
+                page_checksum_verification=True,
+            )
             groups = range(file.metadata.num_row_groups)
             self._open[name] = file, np.cumsum([file.metadata.row_group(group).num_rows for group in groups])
             if len(self._open) > OPEN:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from retable.platform.launch import describe
-from retable.platform.table import Combined, Measurement, Row
+from retable.platform.config import describe
+from retable.platform.table import AnyTable, Measurement, Row
 from retable.platform.task import Scale
-from retable.tasks.audio.claims import GUARDED, MEMBERS
-from retable.tasks.audio.tables import TEXT
+from retable.tasks.audio.tables import GUARDED, TEXT
 
 Changes = Mapping[str, object]
 
@@ -28,7 +26,6 @@ class Reduced:
     """What a published audio encoder stands for; a choice without weights of its own stays as it is."""
     text: Mapping[str, Changes]
     """What a sentence encoder on the hub stands for; rows of one that is not named are not run."""
-    seeds: Sequence[int]
     once: Sequence[str] = ()
     """Labels of rows that are run with the first seed alone."""
     why: str = ""
@@ -36,28 +33,14 @@ class Reduced:
     left_out: Sequence[str] = ()
     """Labels of further rows that are not run."""
 
-    def __call__(self, table: Any) -> Any:
-        """Return a table at this size. Combined rows join those members that are run."""
-        if not table.rows:  # what `train` and `sweep` start from
-            start = {"audio.weights": "passt-n", "text.name": TEXT["roberta-large"]}
-            return dataclasses.replace(table, overrides={**table.overrides, **self.shrink(start)})
-        rows = [self.row(row) if isinstance(row, Row) else row for row in table.rows]
-        present = {row.label for row in rows if isinstance(row, Row) and row.present and row.overrides is not None}
-        rows = [self.combined(row, present) if isinstance(row, Combined) else row for row in rows]
-        over = {axis: self.seeds[: len(values)] for axis, values in table.over.items()}  # seeds are the only axis
-        note = table.note if all(isinstance(row, Measurement) for row in rows) else f"{table.note} {self.note(rows)}"
-        return dataclasses.replace(table, rows=rows, over=over, note=note)
-
-    def row(self, row: Row) -> Row:
-        """Return a row with the encoders and training of this size; a published line stays as it is."""
-        if row.overrides is None:
+    def row(self, row: Row | Measurement) -> Row | Measurement | str:
+        """Return a row with the encoders and training of this size, or why it is left out; what is counted stays."""
+        if isinstance(row, Measurement) or row.overrides is None:
             return row
         if row.overrides["text.name"] not in self.text or row.label in self.left_out:
-            return dataclasses.replace(row, present=False)
-        overrides = self.shrink(row.overrides)
-        if row.label in self.once:
-            overrides["seed"] = self.seeds[0]
-        return dataclasses.replace(row, overrides=overrides)
+            return self.why
+        first = {"seed": 0} if row.label in self.once else {}
+        return dataclasses.replace(row, overrides={**self.shrink(row.overrides), **first})
 
     def shrink(self, overrides: Changes) -> dict[str, object]:
         """Return overrides, and those of the run they start from, at this size."""
@@ -70,25 +53,16 @@ class Reduced:
             small["init.overrides"] = tuple(self.shrink(ancestor).items())
         return small
 
-    def combined(self, row: Combined, present: set[str]) -> Combined:
-        """Return a combined row of those members that are run.
-
-        There have to be two, and so has the row's own point: what it has more or less than the ensemble.
-        """
-        members = tuple(label for label in row.of if label in present)
-        own = set(row.of) ^ set(MEMBERS)
-        return dataclasses.replace(row, of=members or row.of, present=len(members) > 1 and own <= present)
-
-    def note(self, rows: Sequence[Any]) -> str:
-        """Say what stands for what, and what is left out."""
+    def note(self, table: AnyTable) -> str:
+        """Say what stands for what."""
+        if all(isinstance(row, Measurement) for row in table.rows):
+            return ""
         stand_ins = {**self.audio, **self.text}
         settings = "; ".join(f"{name}: {describe(changes)}" for name, changes in stand_ins.items())
         stages = f"pre-training: {describe(self.pre_training)}; fine-tuning: {describe(self.fine_tuning)}"
-        once = [row.label for row in rows if row.label in self.once and row.present]
-        missing = [row.label for row in rows if not row.present]
+        once = [row.label for row in table.rows if row.label in self.once]
         note = f"Settings of this scale: {describe(self.overrides)}; {stages}. In place of {settings}."
-        note += f" With one seed: {'; '.join(once)}." if once else ""
-        return note + (f" Not at this scale, {self.why}: {'; '.join(missing)}." if missing else "")
+        return note + (f" With one seed: {'; '.join(once)}." if once else "")
 
 
 def passt(stride: int, frequency: int, time: int, segment: float, size: Changes) -> dict[str, object]:
@@ -152,7 +126,6 @@ SMOKE = Reduced(
         "bert-large-uncased": untrained("bert", 32, 1),
         "roberta-large": untrained("roberta", 32, 1),
     },
-    seeds=(0,),
 )
 SMALL = Reduced(
     overrides={**COMMON, "data": "generated-small", "batch": 32},
@@ -163,20 +136,24 @@ SMALL = Reduced(
         "roberta-base": untrained("roberta", 32, 1),
         "roberta-large": untrained("roberta", 128, 2),
     },
-    seeds=(0, 1, 2),
-    once=(GUARDED,),
+    once=(GUARDED.label,),
     why="to stay within an hour",
     left_out=("PaSST-S + roberta-base", "PaSST-S15 + roberta-large"),
 )
 
+
+def scale(about: str, size: Reduced, seeds: tuple[int, ...]) -> Scale:
+    """Return a scale; a training that is of no table starts from the pre-training of the best single system."""
+    start = size.shrink({"audio.weights": "passt-n", "text.name": TEXT["roberta-large"]})
+    return Scale(about=about, start=start, row=size.row, over={"seed": seeds}, note=size.note)
+
+
 SCALES = {
-    "smoke": Scale(about="minutes on two cores: every row, a few steps each; scores mean nothing", apply=SMOKE),
-    "small": Scale(
-        about="about an hour on two cores: generated recordings of 3 s, untrained encoders of one family, 3 seeds",
-        apply=SMALL,
+    "smoke": scale("minutes on two cores: every row, a few steps each; scores mean nothing", SMOKE, (0,)),
+    "small": scale(
+        "about an hour on two cores: generated recordings of 3 s, untrained encoders of one family, 3 seeds",
+        SMALL,
+        (0, 1, 2),
     ),
-    "paper": Scale(
-        about="the published setting: WavCaps, AudioCaps and Clotho, pretrained encoders, GPUs",
-        apply=lambda table: table,
-    ),
+    "paper": Scale(about="the published setting: WavCaps, AudioCaps and Clotho, pretrained encoders, GPUs"),
 }

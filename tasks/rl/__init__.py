@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
-from retable.platform.task import Dataset, Task
+from collections.abc import Mapping
+
+from retable.platform.table import Figure, Table, with_claims
+from retable.platform.task import Dataset, Scale, Task
 from retable.tasks.rl.config import Config, View
 from retable.tasks.rl.data import arrays, open_transitions, read
 from retable.tasks.rl.learner import OfflineLearner, group
 from retable.tasks.rl.predict import cost, describe, evaluate, predict, validate, view_cost
 from retable.tasks.rl.prepare import prepare
-from retable.tasks.rl.tables import SCALES, TABLES
+
+
+def tables() -> Mapping[str, Table | Figure]:
+    """Return the paper's tables and figures with their claims: imported when asked for, as a training needs none."""
+    from retable.tasks.rl.claims import CLAIMS
+    from retable.tasks.rl.tables import TABLES
+
+    return with_claims(TABLES, CLAIMS)
+
+
+def scales() -> Mapping[str, Scale]:
+    """Return the sizes at which the tables are run."""
+    from retable.tasks.rl.scales import SCALES
+
+    return SCALES
+
 
 TASK = Task(
     name="rl",
@@ -32,6 +50,7 @@ TASK = Task(
     cost=cost,
     view_cost=view_cost,
     metrics=("return", "behaviour_share", "score", "return_std", "length"),
-    tables=TABLES,
-    scales=SCALES,
+    tables=tables,
+    scales=scales,
+    settings=("epochs", "updates"),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import permutations
 from typing import Any
@@ -10,28 +10,50 @@ from typing import Any
 import numpy as np
 from scipy.stats import rankdata
 
-from retable.platform.intervals import seed_mean
-from retable.platform.table import Claim, Results, Status, Verdict
-from retable.tasks.rl.compact import Precision
-from retable.tasks.rl.figures import CONTROLS, NAMES, NETWORKS, break_even, file_sizes, final, label
+from retable.platform.table import Claim, Results, Row
+from retable.platform.verdicts import (
+    LEAST,
+    Estimate,
+    Status,
+    Verdict,
+    join,
+    judge,
+    mean_of,
+    plural,
+    ratio_of,
+    seed_mean,
+    too_few,
+    untested,
+)
+from retable.tasks.rl.figures import CONTROLS, NAMES, NETWORKS, break_even, file_sizes, final
+from retable.tasks.rl.tables import (
+    BEYOND,
+    DENSE,
+    DENSE_INDEXED,
+    DENSE_MODEL,
+    ENVIRONMENTS,
+    FORMATS,
+    ROUNDED,
+    SPARSITIES,
+    pruned,
+)
 
-LEARNED = 0.5
-"""A dense network below this share of the behaviour's return has not learned enough to compare with."""
+LEARNED = 0.9
+"""A dense network below this share of the behaviour's return has not learned enough to test the paper's findings."""
+COMPARABLE = 0.5
+"""Our own claims compare methods after shorter trainings too, from this share on."""
 KEEPS = 0.9
 """A pruned network keeps performance at this share of the dense network's return; the paper names no number."""
-SEEDS = 3
-"""Fewer say nothing of the spread."""
 LOST = 0.05
 """A rounded file may lose this share of the behaviour's return."""
 DECIDES = 0.05
 """Of the ways to exchange methods, the share at most that may go as well as what was found, for it to count."""
-UNTESTED: Status = "not tested at this scale"
 
 
-def keeps_performance(method: str, name: str, environments: Sequence[str]) -> list[Claim]:
+def keeps_performance(method: str, name: str) -> list[Claim]:
     """Return the claim that 95 % sparsity keeps performance, for each environment and policy (section 4)."""
     found = []
-    for environment in environments:
+    for environment in ENVIRONMENTS:
         for policy in ("bcq", "bc"):
             fails = (environment, policy) == ("Hopper", "bcq")
             text = f"{environment}, {policy.upper()}: {name} at 95 % {'loses' if fails else 'keeps'} performance."
@@ -40,7 +62,7 @@ def keeps_performance(method: str, name: str, environments: Sequence[str]) -> li
     return found
 
 
-def paired(results: Results, rows: Sequence[str], metric: str, **axes: object) -> dict[str, np.ndarray]:
+def paired(results: Results, rows: Sequence[Row], metric: str, **axes: object) -> dict[str, np.ndarray]:
     """Return a metric of several rows after the last evaluated epoch, for each environment where all rows have it.
 
     Returns:
@@ -52,7 +74,7 @@ def paired(results: Results, rows: Sequence[str], metric: str, **axes: object) -
     runs: list[dict[tuple[Any, Any], float]] = []
     for row in rows:
         chosen = [r for r in results.select(row, **axes) if r.metrics.get(metric) is not None]
-        runs.append({(r.need.axes.get("environment", ""), r.need.axes["seed"]): r.metrics[metric] for r in chosen})
+        runs.append({(r.axes.get("environment", ""), r.axes["seed"]): r.metrics[metric] for r in chosen})
     found: dict[Any, list[list[float]]] = {}
     for run in runs[0]:
         if all(run in others for others in runs):
@@ -60,47 +82,40 @@ def paired(results: Results, rows: Sequence[str], metric: str, **axes: object) -
     return {environment: np.array(columns, float).T for environment, columns in found.items()}
 
 
-def learned(results: Results, environment: str, policy: str) -> Verdict | None:
-    """Return why scores cannot be compared yet, or None where they can."""
+def learned(results: Results, environment: str, policy: str, least: float = LEARNED) -> Verdict | None:
+    """Return why scores cannot be compared yet, or None where they can: the dense network has to have learned first."""
     at = {"environment": environment, "view_policy": policy}
-    share = final(results, "dense", "behaviour_share", **at)
+    share = final(results, DENSE, "behaviour_share", **at)
     if not share.size:
-        played = final(results, "dense", "return", **at).size
-        return Verdict(UNTESTED, "the behaviour's return is not above 0" if played else "no runs")
-    if share.size < SEEDS:
-        return Verdict(UNTESTED, f"{share.size} seeds; at least {SEEDS} are needed")
-    if share.mean() < LEARNED:
-        return Verdict(
-            UNTESTED, f"the dense network reaches {share.mean():.0%} of the behaviour's return; not trained enough"
-        )
-    return None
+        played = final(results, DENSE, "return", **at).size
+        return untested("the behaviour's return is not above 0" if played else "no runs")
+    if share.mean() < least:
+        reached = f"the dense network reaches {share.mean():.0%} of the behaviour's return, not {least:.0%}"
+        return too_few(share.size) or untested(f"{reached}: not trained enough, {updates(results)}")
+    return too_few(share.size)
 
 
 def updates(results: Results) -> str:
     """Say how long the runs were trained: a short training is no test of what the paper found after a long one."""
-    counts = {r.need.config.epochs * r.need.config.updates for rows in results.replicates.values() for r in rows}
+    counts = {r.config.epochs * r.config.updates for rows in results.replicates.values() for r in rows}
     return f"after {max(counts):,} updates (the paper: 1,000,000)"
 
 
 def keeps(results: Results, method: str, environment: str, policy: str, fails: bool) -> Verdict:
-    """Compare SNIP or GraSP at 95 % with 90 % of the dense network's return, seed by seed."""
+    """Compare SNIP or GraSP at 95 % with the dense network's return: the ratio of their means over the same seeds."""
     unready = learned(results, environment, policy)
     if unready is not None:
         return unready
-    pairs = paired(results, (label(method, 0.95), "dense"), "behaviour_share", view_policy=policy).get(environment)
-    if pairs is None or pairs.shape[1] < SEEDS:
-        return Verdict(UNTESTED, "runs are missing")
-    sparse, dense = pairs
-    above = sparse - KEEPS * dense
-    margin = seed_mean([above])[1] / dense.mean()
-    low, ratio, high = (sparse.mean() / dense.mean() + sign * margin for sign in (-1, 0, 1))
-    interval = f"{ratio:.0%} of the dense return [{low:.0%}, {high:.0%}]"
-    because = f"{interval}, {len(above)} seeds, {updates(results)}; keeps means {KEEPS:.0%}"
-    if low >= KEEPS:
-        return Verdict("does not hold" if fails else "holds", because)
-    if high < KEEPS:
-        return Verdict("holds" if fails else "does not hold", because)
-    return Verdict("not separable", because)
+    rows = (pruned(method, 0.95), DENSE)
+    pairs = paired(results, rows, "behaviour_share", view_policy=policy).get(environment)
+    if pairs is None or pairs.shape[1] < LEAST:
+        return untested("runs are missing")
+    about = f"of the dense return, {plural(pairs.shape[1], 'seed')}, {updates(results)}"
+    found = ratio_of(pairs[0], pairs[1], about, ".0%")
+    because = f"{found}; keeps means {KEEPS:.0%}"
+    status = found.status(KEEPS)
+    opposite: dict[Status, Status] = {"holds": "does not hold", "does not hold": "holds"}
+    return Verdict(opposite.get(status, status) if fails else status, because)
 
 
 def against_controls(method: str, name: str, sparsities: Sequence[float]) -> list[Claim]:
@@ -121,19 +136,17 @@ def beats_controls(results: Results, method: str, sparsity: float, policy: str) 
 
     One of four comparisons may be lost by chance more easily than one: a loss counts at a fourth of the 5 %.
     """
+    ours = pruned(method, sparsity)
     verdicts = {
-        NAMES[control]: beats(results, label(method, sparsity), label(control, sparsity), policy, len(CONTROLS))
-        for control in CONTROLS
+        NAMES[control]: beats(results, ours, pruned(control, sparsity), policy, len(CONTROLS)) for control in CONTROLS
     }
-    found = {verdict.status for verdict in verdicts.values()}
-    if found == {UNTESTED}:
+    if len({verdict.because for verdict in verdicts.values()}) == 1:
         return next(iter(verdicts.values()))
-    status = next(s for s in ("does not hold", UNTESTED, "not separable", "holds") if s in found)
-    each = "; ".join(f"{name}: {verdict.status}, {verdict.because}" for name, verdict in verdicts.items())
-    return Verdict(status, f"{each}; gaps in the behaviour's return, {updates(results)}")
+    joined = join({name: Verdict(v.status, f"{v.status}, {v.because}") for name, v in verdicts.items()})
+    return Verdict(joined.status, f"{joined.because}; gaps in the behaviour's return, {updates(results)}")
 
 
-def beats(results: Results, ours: str, control: str, policy: str, chances: int = 1) -> Verdict:
+def beats(results: Results, ours: Row, control: Row, policy: str, chances: int = 1) -> Verdict:
     """Compare two rows run by run, paired by environment and seed: the mean over environments of their mean gaps.
 
     Args:
@@ -143,17 +156,17 @@ def beats(results: Results, ours: str, control: str, policy: str, chances: int =
         policy: of both.
         chances: comparisons of which any decides when it is lost; the interval of a loss is wider then (Bonferroni).
     """
-    environments = [e for e in results.axis("environment") if learned(results, e, policy) is None]
+    environments = [e for e in results.axis("environment") if learned(results, e, policy, COMPARABLE) is None]
     if not environments:
-        return Verdict(UNTESTED, f"no environment in which the dense network has learned, with {SEEDS} seeds")
+        return untested(f"no environment in which the dense network has learned, with {LEAST} seeds")
     every = paired(results, (ours, control), "behaviour_share", view_policy=policy)
-    gaps = [every[e][0] - every[e][1] for e in environments if e in every and every[e].shape[1] >= SEEDS]
+    gaps = [every[e][0] - every[e][1] for e in environments if e in every and every[e].shape[1] >= LEAST]
     if not gaps:
-        return Verdict(UNTESTED, "runs are missing")
-    mean, margin = seed_mean(gaps)
-    because = f"{mean:+.0%} [{mean - margin:+.0%}, {mean + margin:+.0%}], {sum(map(len, gaps))} pairs"
-    lost = mean + seed_mean(gaps, 1 - 0.05 / chances)[1] < 0
-    return Verdict("holds" if mean > margin else "does not hold" if lost else "not separable", because)
+        return untested("runs are missing")
+    found = mean_of(gaps, plural(sum(map(len, gaps)), "pair"), "+.0%")
+    lost = found.value + seed_mean(gaps, 1 - 0.05 / chances)[1] < 0
+    status = found.status()
+    return Verdict("not separable" if status == "does not hold" and not lost else status, str(found))
 
 
 ACTING = {"bcq": ("actor", "critic", "vae"), "bc": ("vae",)}
@@ -184,15 +197,15 @@ def cut_off_explains(results: Results, methods: Sequence[str], sparsities: Seque
     """
     found = []
     for sparsity in sparsities:
-        rows = [label(method, sparsity) for method in methods]
+        rows = [pruned(method, sparsity) for method in methods]
         scores = paired(results, rows, "behaviour_share", view_policy=policy)
         parts = [paired(results, rows, f"unconnected/{network}", view_policy=policy) for network in ACTING[policy]]
         for environment, values in scores.items():
-            if learned(results, environment, policy) is None and all(environment in part for part in parts):
+            if learned(results, environment, policy, COMPARABLE) is None and all(environment in part for part in parts):
                 cut = sum(part[environment].mean(axis=1) for part in parts)
                 found.append((cut, values.mean(axis=1)))
     if not found:
-        return Verdict(UNTESTED, "no environment in which the dense network has learned and every mask was run")
+        return untested("no environment in which the dense network has learned and every mask was run")
     cut, score = (np.stack(side) for side in zip(*found, strict=True))  # (environments and sparsities, methods)
     orders = list(permutations(range(len(methods))))  # the first is as it is
     ways = np.array([rank_correlation(cut[:, order], score).mean() for order in orders])
@@ -217,91 +230,91 @@ def rank_correlation(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return found
 
 
-def rounds_to(results: Results, wanted: int, above: str, below: str, labels: tuple[str, str]) -> Verdict:
+def rounds_to(results: Results, wanted: int, above: str, below: str, rows: tuple[Row, Row]) -> Verdict:
     """Test a ratio of file sizes that the paper gives as a whole number."""
-    sides = list(zip(labels, (above, below), strict=True))
+    sides = list(zip(rows, (above, below), strict=True))
     sizes = {network: [results.values(row, f"bytes/{network}/{form}") for row, form in sides] for network in NETWORKS}
     if not all(each.size for pair in sizes.values() for each in pair):
-        return Verdict(UNTESTED, "rows are missing")
+        return untested("rows are missing")
     ratios = {NETWORKS[network]: top.mean() / bottom.mean() for network, (top, bottom) in sizes.items()}
     shown = ", ".join(f"{title} {ratio:.2f}x" for title, ratio in ratios.items())
     good = all(round(ratio) == wanted for ratio in ratios.values())
     return Verdict("holds" if good else "does not hold", f"{shown}; holds if every ratio rounds to {wanted}")
 
 
-def times_smaller(results: Results, times: float, dense: str, sparse: str) -> Verdict:
+def times_smaller(results: Results, times: float, dense: Row, sparse: Row) -> Verdict:
     """Test how many times smaller than the dense file our exact file is, the worst seed of each network."""
     if any(row not in results for row in (dense, sparse)):
-        return Verdict(UNTESTED, "rows are missing")
+        return untested("rows are missing")
     ratios = {
         title: results.values(dense, f"bytes/{network}/dense").mean()
         / results.values(sparse, f"bytes/{network}/compact")
         for network, title in NETWORKS.items()
     }
     if not all(values.size for values in ratios.values()):
-        return Verdict(UNTESTED, "no sizes of our files")
+        return untested("no sizes of our files")
     shown = ", ".join(f"{title} {values.min():.1f}x to {values.max():.1f}x" for title, values in ratios.items())
     good = all(values.min() >= times for values in ratios.values())
     return Verdict("holds" if good else "does not hold", f"{shown} over {len(ratios['VAE'])} seeds")
 
 
-def pays_from(results: Results, form: str, sparsity: float, sparsities: Sequence[float]) -> Verdict:
+def pays_from(results: Results, form: str, sparsity: float) -> Verdict:
     """Test from which sparsity on a format's files are smaller than dense ones, to one per cent."""
     shown, good = [], True
     for network, title in NETWORKS.items():
-        x, sizes = file_sizes(results, network, form, sparsities)
-        dense = results.values("dense", f"bytes/{network}/dense")
+        x, sizes = file_sizes(results, network, form, SPARSITIES)
+        dense = results.values(DENSE, f"bytes/{network}/dense")
         if not dense.size or len(x) < 2:
-            return Verdict(UNTESTED, "rows are missing")
+            return untested("rows are missing")
         found = break_even(x, sizes, float(dense.mean()))
         shown.append(f"{title} never" if found is None else f"{title} {100 * found:.1f} %")
         good = good and found is not None and abs(found - sparsity) <= 0.01
     return Verdict("holds" if good else "does not hold", ", ".join(shown))
 
 
-def loses_nothing(results: Results, exact: str, rounded: str) -> Verdict:
+def loses_nothing(results: Results, exact: Row, rounded: Row) -> Verdict:
     """Compare a policy's return out of a rounded file with that out of an exact one, seed by seed."""
     pairs = list(paired(results, (exact, rounded), "behaviour_share").values())
-    seeds = min((each.shape[1] for each in pairs), default=0)
-    if seeds < SEEDS:
-        return Verdict(UNTESTED, f"{seeds} seeds of both; at least {SEEDS} are needed")
+    refused = too_few(min((each.shape[1] for each in pairs), default=0))
+    if refused:
+        return refused
     reached = float(np.mean([each[0].mean() for each in pairs]))
-    if reached < LEARNED:
-        return Verdict(UNTESTED, f"the exact one reaches {reached:.0%} of the behaviour's return; not trained")
+    if reached < COMPARABLE:
+        return untested(f"the exact one reaches {reached:.0%} of the behaviour's return; not trained")
     gaps = [each[1] - each[0] for each in pairs]
-    mean, margin = seed_mean(gaps)
-    low, high = mean - margin, mean + margin
-    because = f"{mean:+.1%} of the behaviour's return [{low:+.1%}, {high:+.1%}], {sum(map(len, gaps))} pairs"
-    return Verdict("holds" if low > -LOST else "does not hold" if high < -LOST else "not separable", because)
+    about = f"of the behaviour's return, {plural(sum(map(len, gaps)), 'pair')}"
+    return judge(mean_of(gaps, about, "+.1%"), -LOST)
 
 
-def rounding(rows: Mapping[tuple[str, Precision], str]) -> list[Claim]:
-    """Return our claims that rounded files keep the return; `rows`: (name of a policy, precision) -> label."""
-    return [
-        Claim(
-            text=f"In {precision} the file of {policy} loses less than {LOST:.0%} of the behaviour's return.",
-            check=partial(loses_nothing, exact=rows[policy, "float32"], rounded=row),
-            ours=True,
-        )
-        for (policy, precision), row in rows.items()
-        if precision != "float32"
-    ]
+ROUNDING = [
+    Claim(
+        text=f"In {precision} the file of {policy} loses less than {LOST:.0%} of the behaviour's return.",
+        check=partial(loses_nothing, exact=ROUNDED[policy, "float32"], rounded=row),
+        ours=True,
+    )
+    for (policy, precision), row in ROUNDED.items()
+    if precision != "float32"
+]
 
+TRAINED_FILES = Claim(
+    text="After training our exact files at 95 % are at least 14 times smaller than dense ones.",
+    check=partial(times_smaller, times=14, dense=FORMATS["dense"], sparse=FORMATS["compact"]),
+    ours=True,
+)
 
+SNIP, GRASP = pruned("snip", 0.95), pruned("grasp", 0.95)
 MEMORY = [
     Claim(
         text="At 95 % sparsity the files are 4 times smaller than dense ones.",
-        check=partial(rounds_to, wanted=4, above="dense", below="sparse", labels=("Dense Model", label("snip", 0.95))),
+        check=partial(rounds_to, wanted=4, above="dense", below="sparse", rows=(DENSE_MODEL, SNIP)),
     ),
     Claim(
         text="Dense weights with sparse indexing take 5 times the dense file (Table 1).",
-        check=partial(
-            rounds_to, wanted=5, above="sparse", below="dense", labels=("Dense Model Sparse Indexing", "Dense Model")
-        ),
+        check=partial(rounds_to, wanted=5, above="sparse", below="dense", rows=(DENSE_INDEXED, DENSE_MODEL)),
     ),
     Claim(
         text="At 95 % sparsity our exact files are at least 14 times smaller than dense ones.",
-        check=partial(times_smaller, times=14, dense="Dense Model", sparse=label("snip", 0.95)),
+        check=partial(times_smaller, times=14, dense=DENSE_MODEL, sparse=SNIP),
         ours=True,
     ),
 ]
@@ -309,7 +322,7 @@ MEMORY = [
 LAST = {"actor": ("l3",), "critic": ("l3", "l6"), "vae": ("d3",)}
 
 
-def last_density(results: Results, rows: Sequence[str], network: str) -> list[np.ndarray]:
+def last_density(results: Results, rows: Sequence[Row], network: str) -> list[np.ndarray]:
     """Return the share of weights that a network's last layers keep, for each environment (rows, seeds)."""
     layers = [paired(results, rows, f"density/{network}/{layer}") for layer in LAST[network]]
     return [np.mean([layer[environment] for layer in layers], axis=0) for environment in layers[0]]
@@ -317,9 +330,9 @@ def last_density(results: Results, rows: Sequence[str], network: str) -> list[np
 
 def last_layer_kept(results: Results, method: str) -> Verdict:
     """Test whether the last layers keep more than the 5 % of the whole network."""
-    kept = {NETWORKS[network]: last_density(results, [label(method, 0.95)], network) for network in LAST}
+    kept = {NETWORKS[network]: last_density(results, [pruned(method, 0.95)], network) for network in LAST}
     if not all(kept.values()):
-        return Verdict(UNTESTED, "no runs")
+        return untested("no runs")
     shares = {title: np.concatenate(each, axis=1) for title, each in kept.items()}
     shown = ", ".join(f"{title} {share.mean():.0%} (lowest {share.min():.0%})" for title, share in shares.items())
     return Verdict("holds" if all(v.min() > 0.05 for v in shares.values()) else "does not hold", f"{shown} against 5 %")
@@ -327,18 +340,17 @@ def last_layer_kept(results: Results, method: str) -> Verdict:
 
 def grasp_keeps_more(results: Results) -> Verdict:
     """Compare what GraSP and SNIP keep of the last layers, pairwise by environment and seed."""
-    rows = label("grasp", 0.95), label("snip", 0.95)
-    shown, signs, runs = [], [], 0
+    shown: dict[str, Estimate] = {}
+    runs = 0
     for network, title in NETWORKS.items():
-        gaps = [each[0] - each[1] for each in last_density(results, rows, network)]
+        gaps = [each[0] - each[1] for each in last_density(results, (GRASP, SNIP), network)]
         runs = sum(map(len, gaps))
-        if runs < SEEDS or min(map(len, gaps)) < 2:
-            return Verdict(UNTESTED, f"{runs} runs of both; at least {SEEDS} are needed, 2 of each environment")
-        mean, margin = seed_mean(gaps)
-        shown.append(f"{title} {mean:+.0%} [{mean - margin:+.0%}, {mean + margin:+.0%}]")
-        signs.append(1 if mean > margin else -1 if mean < -margin else 0)
-    because = f"GraSP minus SNIP: {', '.join(shown)}, {runs} runs"
-    return Verdict("holds" if min(signs) > 0 else "does not hold" if max(signs) < 0 else "not separable", because)
+        if runs < LEAST or min(map(len, gaps)) < 2:
+            return untested(f"{runs} runs of both; at least {LEAST} are needed, 2 of each environment")
+        shown[title] = mean_of(gaps, form="+.0%")
+    statuses = {found.status() for found in shown.values()}
+    because = f"GraSP minus SNIP: {', '.join(f'{title} {found}' for title, found in shown.items())}, {runs} runs"
+    return Verdict(statuses.pop() if len(statuses) == 1 else "not separable", because)
 
 
 LAYERS = [
@@ -346,3 +358,29 @@ LAYERS = [
     Claim(text="GraSP keeps more in the last layer than elsewhere.", check=partial(last_layer_kept, method="grasp")),
     Claim(text="GraSP keeps more weights of the last layer than SNIP.", check=grasp_keeps_more),
 ]
+
+
+def of_scores(method: str, name: str) -> list[Claim]:
+    """Return the claims of figure 1 or 2."""
+    sparsities = (0.95, *BEYOND)
+    return [
+        *keeps_performance(method, name),
+        *against_controls(method, name, sparsities),
+        *explained(method, sparsities),
+    ]
+
+
+CLAIMS = {
+    "table1": MEMORY,
+    "figure1": of_scores("snip", "SNIP"),
+    "figure2": of_scores("grasp", "GraSP"),
+    "figure3": LAYERS,
+    "figure4": [
+        Claim(
+            text="The paper's format is smaller than dense files from 80 % sparsity on.",
+            check=partial(pays_from, form="sparse", sparsity=0.8),
+            ours=True,
+        )
+    ],
+    "formats": [TRAINED_FILES, *ROUNDING],
+}

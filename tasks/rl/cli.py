@@ -107,7 +107,7 @@ def import_(
 
     Example: `retable data import rl ~/.minari/datasets/mujoco/hopper/expert-v0`
     """
-    from retable.platform.api import set_line
+    from retable.platform.config import set_line
     from retable.tasks.rl.data import PLAYED_IN
     from retable.tasks.rl.minari import import_minari
 
@@ -146,10 +146,9 @@ def export(
         raise UserError(f"--precision {precision}: use {', '.join(TYPES)}")
     if file.suffix != SUFFIX:
         raise UserError(f"{file}: call it {file.stem}{SUFFIX}, so that `retable rl play` knows it")
-    loaded = api.load(run, storage)
+    loaded = api.load(run, storage, task="rl")
     weights = loaded.weights(epoch)
-    info = loaded.folder.storage.read_json(f"data/{loaded.task.dataset.where(loaded.config)}/dataset.json")
-    data = write_policy(loaded.config, info, weights, policy, cast(Precision, precision))
+    data = write_policy(loaded.config, loaded.source.info, weights, policy, cast(Precision, precision))
     Storage.open(file.expanduser().absolute().parent).write(file.name, data)
     dense = file_bytes(weights)
     ratio = f"{dense / len(data):.1f} times smaller than the dense file of all weights"
@@ -169,7 +168,7 @@ def play(
     from retable.platform import api
     from retable.platform.config import override
     from retable.platform.stages import score_weights
-    from retable.platform.task import Source, find
+    from retable.platform.task import find
 
     changes: dict[str, object] = {"episodes": episodes, "epoch": epoch}
     if run.endswith(SUFFIX):
@@ -184,9 +183,8 @@ def play(
         except UserError as error:
             raise UserError(f"{run}: {error}") from error
     else:
-        loaded = api.load(run, storage)
-        source = Source.of(loaded.folder.storage, loaded.task.dataset.where(loaded.config))
-        console.print(loaded.task.dataset.describe(source.info))
+        loaded = api.load(run, storage, task="rl")
+        console.print(loaded.task.dataset.describe(loaded.source.info))
         scores = loaded.score({**changes, "policy": policy or "bcq"})
     for name, value in scores.items():
         console.print(f"  {name}  {value:.6g}")

@@ -52,6 +52,7 @@ PROVENANCE: dict[str, type | tuple[type, ...]] = {
     "behaviour_score": (float, type(None)),
 }
 REMEDY = "make or convert the data set again"
+CHANGED = "the Parquet files are not those of dataset.json (digest)"
 PART = 131_072
 """Rows of one Parquet file."""
 BLOCK = 100
@@ -196,11 +197,31 @@ def check(where: Storage | Path) -> list[str]:
         table = _table(storage, info)
     except UserError as error:
         return [str(error)]
+    found = [] if _digest(storage, info) == info["digest"] else [CHANGED]
+    return [f"{storage}: {line}; {REMEDY}" for line in [*found, *_row_defects(table, info)]]
+
+
+def _digest(storage: Storage, info: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of a data set's files, as `store` wrote them."""
     digest = hashlib.sha256()
     for number in range(info["parts"]):
-        digest.update(storage.read(_part(number)))
-    found = [] if digest.hexdigest() == info["digest"] else ["the Parquet files are not those of dataset.json (digest)"]
-    return [f"{storage}: {line}; {REMEDY}" for line in [*found, *_row_defects(table, info)]]
+        try:
+            digest.update(storage.read(_part(number)))
+        except FileNotFoundError as error:
+            raise UserError(f"{storage}: {_part(number)} is missing; {REMEDY}") from error
+    return digest.hexdigest()
+
+
+def _verified(storage: Storage) -> dict[str, Any]:
+    """Return `dataset.json` of a data set whose files are those that it was written for.
+
+    Raises:
+        UserError: where the set is absent, unfinished or damaged.
+    """
+    info = provenance(storage)
+    if _digest(storage, info) != info["digest"]:
+        raise UserError(f"{storage}: {CHANGED}; {REMEDY}")
+    return info
 
 
 def _row_defects(table: pa.Table, info: Mapping[str, Any]) -> Iterator[str]:
@@ -262,7 +283,7 @@ def columns(storage: Storage) -> dict[str, Array]:
         UserError: where the set is absent, unfinished or broken.
 
     """
-    return arrays(_table(storage, provenance(storage)))
+    return arrays(_table(storage, _verified(storage)))
 
 
 def read(storage: Storage) -> ray.data.Dataset:
@@ -272,12 +293,12 @@ def read(storage: Storage) -> ray.data.Dataset:
     running, and a CPU be free of trials: a read task waits for ever where trials hold every CPU.
 
     Raises:
-        UserError: where the set is absent or unfinished.
+        UserError: where the set is absent, unfinished or damaged.
 
     """
     import ray.data
 
-    info = provenance(storage)
+    info = _verified(storage)
     parts = [f"{storage.root}/{_part(number)}" for number in range(info["parts"])]
     context = ray.data.DataContext.get_current()
     before, context.use_datasource_v2 = context.use_datasource_v2, False
@@ -324,6 +345,7 @@ class Transitions:
         actions: numbers in an action.
         max_action: bound of each number of an action: 1, as data sets hold actions in [-1, 1].
         steps: batches in an epoch.
+        batch: transitions in a batch, over all workers together.
 
     """
 
@@ -338,7 +360,7 @@ class Transitions:
             raise ValueError("members that train together need equal `batch` and `updates`")
         self.states, self.actions = int(info["states"]), int(info["actions"])
         self.max_action = float(info["max_action"])
-        self.steps, self._batch, self._columns = configs[0].updates, configs[0].batch, columns
+        self.steps, self.batch, self._columns = configs[0].updates, configs[0].batch, columns
         self._seeds = [config.seed for config in configs]
         # Members with one seed (many sparsities, say) see the same rows, which are drawn once.
         self._streams = sorted(set(self._seeds))
@@ -361,17 +383,10 @@ class Transitions:
         Rows are drawn with replacement from (seed, epoch, step), as the reference draws them, so batches depend on
         neither `start` nor the other members, and the ranks' shares joined are the batch of one worker.
 
-        Raises:
-            UserError: where the batch cannot be shared equally.
-
         """
-        if self._batch % world:
-            raise UserError(f"batch {self._batch} cannot be shared by {world} workers; choose a multiple of {world}")
-        return self._batches(epoch, start, slice(rank * self._batch // world, (rank + 1) * self._batch // world))
-
-    def _batches(self, epoch: int, start: int, share: slice) -> Iterator[dict[str, torch.Tensor]]:
+        share = slice(rank * self.batch // world, (rank + 1) * self.batch // world)
         for block in range(start // BLOCK, -(-self.steps // BLOCK)):
-            draws = [self._draw((BATCHES, seed, epoch, block), (BLOCK, self._batch)) for seed in self._streams]
+            draws = [self._draw((BATCHES, seed, epoch, block), (BLOCK, self.batch)) for seed in self._streams]
             rows: Any = np.stack(draws)
             members: Any = self._members
             if self._table is not None:  # one transfer for all the block's steps

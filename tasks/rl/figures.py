@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from matplotlib.figure import Figure as Drawing
 
-from retable.platform.table import Results
+from retable.platform.table import AnyRow, Results
 
 COLOURS = {"bcq": "#2457c5", "bc": "#d9662b"}
 NAMES = {
@@ -54,7 +54,7 @@ def label(method: str, sparsity: float) -> str:
     return f"{NAMES[method]} {100 * sparsity:.0f} %"
 
 
-def final(results: Results, row: str, metric: str, **axes: Any) -> np.ndarray[Any, Any]:
+def final(results: Results, row: AnyRow | str, metric: str, **axes: Any) -> np.ndarray[Any, Any]:
     """Return a metric after the last evaluated epoch, one value for each seed."""
     epochs = results.axis("view.epoch")
     return results.values(row, metric, **axes, view_epoch=max(epochs)) if epochs else np.array([])

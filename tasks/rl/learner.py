@@ -142,14 +142,12 @@ class OfflineLearner:
         """Initialise, prune and copy the targets, in this order: targets copied earlier would keep pruned weights.
 
         Raises:
-            ValueError: where the configs cannot be stacked, or the batch cannot be shared out among the workers.
+            ValueError: where the configs cannot be stacked.
 
         """
         if not configs or len({group(config) for config in configs}) > 1:
             raise ValueError("a stack needs one or more configs that differ in nothing but seed and prune")
         self._config = config = configs[0]
-        if config.batch % run.world:
-            raise ValueError(f"batch {config.batch} cannot be shared equally by {run.world} workers")
         self.configs, self.run, self.updates = list(configs), run, 0
         self._algorithm, self._device = config.algorithm, torch.device(run.device)
         self.networks = build(configs, data.states, data.actions, data.max_action)

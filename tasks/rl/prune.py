@@ -185,6 +185,7 @@ def _objective(name: str, config: Config, networks: Networks, batch: Batch) -> t
     return critic_objective, batch, noise
 
 
+@torch.enable_grad()  # whoever builds a learner to read weights alone may have turned gradients off
 def snip(objective: Objective, batch: Batch, noise: Noise, weights: Sequence[Tensor]) -> list[Tensor]:
     """Score |w dL/dw| (Lee et al. 2019; Arnob et al. 2021, equation 1). The largest are kept.
 
@@ -194,6 +195,7 @@ def snip(objective: Objective, batch: Batch, noise: Noise, weights: Sequence[Ten
     return [(weight * gradient).abs().detach() for weight, gradient in zip(weights, gradients, strict=True)]
 
 
+@torch.enable_grad()
 def grasp(objective: Objective, batch: Batch, noise: Noise, weights: Sequence[Tensor]) -> list[Tensor]:
     """Score -w (H g) (Wang et al. 2020; Arnob et al. 2021, equation 4). The LARGEST are removed.
 

@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
-from retable.platform.task import Dataset, Task
+from collections.abc import Mapping
+
+from retable.platform.table import Figure, Table, with_claims
+from retable.platform.task import Dataset, Scale, Task
 from retable.tasks.style.config import Config, View
 from retable.tasks.style.data import Photographs, arrays, read
 from retable.tasks.style.learner import build_learner, cost, group, keep, validate
 from retable.tasks.style.predict import evaluate, predict, view_cost
 from retable.tasks.style.prepare import describe, prepare
-from retable.tasks.style.scales import SCALES
-from retable.tasks.style.tables import TABLES
+
+
+def tables() -> Mapping[str, Table | Figure]:
+    """Return the paper's tables and figures with their claims: imported when asked for, as a training needs none."""
+    from retable.tasks.style.claims import CLAIMS
+    from retable.tasks.style.tables import TABLES
+
+    return with_claims(TABLES, CLAIMS)
+
+
+def scales() -> Mapping[str, Scale]:
+    """Return the sizes at which the tables are run."""
+    from retable.tasks.style.scales import SCALES
+
+    return SCALES
+
 
 TASK = Task(
     name="style",
@@ -36,6 +53,15 @@ TASK = Task(
     cost=cost,
     view_cost=view_cost,
     metrics=("style_error", "content_error", "validation_loss", "final_loss"),
-    tables=TABLES,
-    scales=SCALES,
+    tables=tables,
+    scales=scales,
+    settings=(
+        "data",
+        "epochs",
+        "steps",
+        "method.backbone.weights",
+        "method.backbone.normalise",
+        "method.objective.convention",
+        "method.objective.style_weight",
+    ),
 )

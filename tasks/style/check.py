@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import io
+import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
 import cv2
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from PIL import Image, UnidentifiedImageError
 
 from retable.platform.errors import UserError
 from retable.platform.storage import Storage
 from retable.tasks.style import images
-from retable.tasks.style.data import INDEX, SUFFIXES, pictures_below, threaded
+from retable.tasks.style.data import SUFFIXES, pictures_below, read_index, threaded, training_files
 
 SMALLEST = 32
 """Pixels that a picture's shorter side must have."""
@@ -59,13 +58,14 @@ def check(where: Storage | Path, progress: Callable[[int, int], None] = lambda d
     """
     folder = where if isinstance(where, Storage) else Storage.open(where)
     sizes: dict[str, int] = {}
+    crc32: dict[str, int | None] = {}
     found = []
     if folder.exists("dataset.json"):
         try:
-            sizes, tests = _indexed(folder)
+            sizes, crc32 = _indexed(folder)
         except UserError as error:
             return [str(error)]
-        there = {*sizes, *tests, *pictures_below(folder, "paintings")}
+        there = {*crc32, *pictures_below(folder, "paintings")}
         unknown = [path for top in ("training", "test") for path in pictures_below(folder, top) if path not in there]
         if unknown:
             found.append(f"{folder}: {len(unknown)} pictures, such as {unknown[0]}, that dataset.json lacks; {AGAIN}")
@@ -74,25 +74,23 @@ def check(where: Storage | Path, progress: Callable[[int, int], None] = lambda d
     if not there:
         return [f"{folder}: no pictures ({', '.join(SUFFIXES)})"]
     paths = sorted(there)
-    for done, line in enumerate(threaded(partial(_line, folder, sizes), paths), 1):
+    for done, line in enumerate(threaded(partial(_line, folder, sizes, crc32), paths), 1):
         found += [line] if line else []
         progress(done, len(paths))
     return [*found, *_twice(folder, paths)]
 
 
-def _indexed(folder: Storage) -> tuple[dict[str, int], list[str]]:
-    """Return sizes of training pictures and paths of tests."""
+def _indexed(folder: Storage) -> tuple[dict[str, int], dict[str, int | None]]:
+    """Return, by path, the sizes of training pictures, and the CRC-32 of each picture that has one; tests are there."""
     info = folder.read_json("dataset.json")
     if not isinstance(info, dict) or not isinstance(info.get("test"), list):
         raise UserError(f"{folder}/dataset.json: not a data set's; {AGAIN}")
-    try:
-        table = pq.read_table(f"{folder.root}/{INDEX}", filesystem=folder.filesystem, columns=["path", "bytes"])
-    except (OSError, pa.ArrowException) as error:
-        raise UserError(f"{folder}/{INDEX}: missing or broken; {AGAIN}") from error
-    return dict(zip(table["path"].to_pylist(), table["bytes"].to_pylist(), strict=True)), info["test"]
+    sizes = dict(zip(*(read_index(folder)[name].to_pylist() for name in ("path", "bytes")), strict=True))
+    crc32: dict[str, int | None] = {**dict.fromkeys([*sizes, *info["test"]]), **training_files(folder)}
+    return sizes, crc32 | info.get("crc32", {})
 
 
-def _line(folder: Storage, sizes: dict[str, int], path: str) -> str | None:
+def _line(folder: Storage, sizes: dict[str, int], crc32: dict[str, int | None], path: str) -> str | None:
     try:
         data = folder.read(path)
     except FileNotFoundError:
@@ -103,6 +101,8 @@ def _line(folder: Storage, sizes: dict[str, int], path: str) -> str | None:
         return f"{folder}/{path}: {what}; {REMEDY}"
     if sizes.get(path, len(data)) != len(data):
         return f"{folder}/{path}: {len(data)} bytes, not the {sizes[path]} that were indexed; {AGAIN}"
+    if crc32.get(path) not in (None, zlib.crc32(data)):
+        return f"{folder}/{path}: not the file that was indexed (checksum); put that back, or {AGAIN}"
     return None
 
 

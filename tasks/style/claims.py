@@ -7,29 +7,27 @@ a comparison is the geometric mean of the ratios, photograph by photograph, with
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
-from retable.platform.table import Claim, Replicate, Results, Status, Verdict
-from retable.tasks.style.figures import (
-    VERSION1,
-    VERSION2,
-    arrays_of,
-    losses_of,
-    of_photograph,
-    photograph_of,
-    timed,
+from retable.platform.table import Claim, Replicate, Results, Row
+from retable.platform.verdicts import Estimate, Verdict, join, mean_of, too_few, untested
+from retable.tasks.style.figures import arrays_of, losses_of, photograph_of
+from retable.tasks.style.tables import (
+    ALEXNET,
+    LARGE,
+    LOSSES,
+    OPTIMIZED,
+    SPEEDS,
+    STYLISED1,
+    STYLISED2,
+    TIMES,
+    UHD,
+    VGG19,
 )
 
-UNTESTED: Status = "not tested at this scale"
-PHOTOGRAPHS = ("mountain", "astronaut", "coffee")
-"""What is stylised; the paper shows the mountain alone."""
-ENOUGH = 3
-"""Fewer photographs separate nothing."""
 ALIKE = 1.5
 """Judged errors within this factor of each other are alike: settings differ by far more."""
 TREND = 3.0
@@ -39,8 +37,6 @@ SEVERAL = 3.0
 """Several times as fast; the paper says `around 5`."""
 EQUAL = 1e-5
 """Relative difference of losses that are the same but for rounding."""
-SIZES = (256, 512, 1024)
-UHD = "4032 x 2480"
 SECONDS = 3.0
 """A 4K picture takes 2 to 3 seconds (section V.A)."""
 
@@ -48,104 +44,83 @@ Quantity = str | Callable[[Replicate], float]
 """A metric by name, or what is made of a replicate."""
 
 
-@dataclass(frozen=True)
-class Interval:
-    """A positive number with its 95 % interval, or with the range of what was timed."""
-
-    value: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        """Write it as one reads it."""
-        return f"{self.value:.3g} [{self.low:.3g}, {self.high:.3g}]"
-
-    def within(self, low: float, high: float = np.inf) -> Status:
-        """Say whether the number lies between two others."""
-        if low <= self.low and self.high <= high:
-            return "holds"
-        return "does not hold" if self.high < low or self.low > high else "not separable"
+RATIO = ".3g"
 
 
-def join(verdicts: Sequence[Verdict]) -> Verdict:
-    """Join verdicts: a sentence holds if every part of it does, and not if one does not."""
-    order: tuple[Status, ...] = ("does not hold", UNTESTED, "not separable", "holds")
-    status = next(status for status in order if status in {verdict.status for verdict in verdicts})
-    return Verdict(status, "; ".join(dict.fromkeys(verdict.because for verdict in verdicts)))
-
-
-def by_photograph(results: Results, labels: Sequence[str], quantity: Quantity) -> dict[str, float]:
-    """Return a quantity of the rows' runs, by photograph."""
+def by_photograph(results: Results, rows: Sequence[Row], quantity: Quantity) -> dict[str, float]:
+    """Return a quantity of the rows' runs, by photograph; of a run that diverged, infinity."""
     found = {}
-    for replicate in (replicate for label in labels for replicate in results.select(label)):
-        value = replicate.metrics.get(quantity) if isinstance(quantity, str) else quantity(replicate)
-        if value is not None:
-            found[photograph_of(replicate)] = float(value)
+    for row in rows:
+        for replicate in results.select(row):
+            value = replicate.metrics.get(quantity) if isinstance(quantity, str) else quantity(replicate)
+            if value is not None:
+                found[photograph_of(replicate)] = float(value)
+        found |= {photograph_of(replicate): np.inf for replicate in results.diverged(row)}
     return found
 
 
-def compare(results: Results, above: Sequence[str], below: Sequence[str], quantity: Quantity) -> Interval | Verdict:
+def compare(results: Results, above: Sequence[Row], below: Sequence[Row], quantity: Quantity) -> Estimate | Verdict:
     """Return the ratio of a quantity of some rows to that of others; a verdict where that cannot be done.
 
     A loss that overflowed counts as the largest number there is; two such losses are equal.
     """
-    over, under = (by_photograph(results, labels, quantity) for labels in (above, below))
+    over, under = (by_photograph(results, rows, quantity) for rows in (above, below))
     common = [name for name in over if name in under]
-    if len(common) < ENOUGH:
-        count = f"{len(common)} photograph{'' if len(common) == 1 else 's'}"
-        return Verdict(UNTESTED, f"{count}; at least {ENOUGH} are needed" if common else "rows are missing")
+    refused = too_few(len(common), "photograph")
+    if refused:
+        return refused
     largest, smallest = np.finfo(np.float64).max, np.finfo(np.float64).tiny
     values = np.array([[over[name], under[name]] for name in common])
     logs = np.log(np.clip(np.nan_to_num(values, nan=largest), smallest, largest))
-    ratios = logs[:, 0] - logs[:, 1]
-    margin = stats.t.ppf(0.975, len(ratios) - 1) * ratios.std(ddof=1) / np.sqrt(len(ratios))
+    found = mean_of([logs[:, 0] - logs[:, 1]])
     with np.errstate(over="ignore"):
-        low, value, high = np.exp([ratios.mean() - margin, ratios.mean(), ratios.mean() + margin])
-    return Interval(float(value), float(low), float(high))
+        value, low, high = np.exp([found.value, found.low, found.high])
+    return Estimate(float(value), float(low), float(high), form=RATIO)
 
 
-def check(found: Interval | Verdict, low: float, high: float, about: str) -> Verdict:
+def check(found: Estimate | Verdict, low: float, high: float, about: str) -> Verdict:
     """Say whether a ratio lies in a range, and of what it is."""
-    return found if isinstance(found, Verdict) else Verdict(found.within(low, high), f"{about} {found}")
+    return found if isinstance(found, Verdict) else Verdict(found.status(low, high), f"{about} {found}")
 
 
-def lower(results: Results, *triples: tuple[str, str, str]) -> Verdict:
+def lower(results: Results, *triples: tuple[Row, Row, str]) -> Verdict:
     """Say whether, for each (one, other, metric), the metric is lower for the one row than for the other."""
     verdicts = []
     for one, other, metric in triples:
         found = compare(results, [one], [other], metric)
-        verdicts.append(check(found, 0.0, 1.0, f"{metric.replace('_', ' ')}, {one} over {other}:"))
+        verdicts.append(check(found, 0.0, 1.0, f"{metric.replace('_', ' ')}, {one.label} over {other.label}:"))
     return join(verdicts)
 
 
-def alike(results: Results, ones: Sequence[str], other: str) -> Verdict:
+def alike(results: Results, ones: Sequence[Row], other: Row) -> Verdict:
     """Say whether both judged errors of some rows are within a factor `ALIKE` of another's."""
     verdicts = []
     for one in ones:
         for name in ("style", "content"):
             found = compare(results, [one], [other], f"{name}_error")
-            verdicts.append(check(found, 1 / ALIKE, ALIKE, f"{name} error, {one} over {other}:"))
+            verdicts.append(check(found, 1 / ALIKE, ALIKE, f"{name} error, {one.label} over {other.label}:"))
     joined = join(verdicts)
     return Verdict(joined.status, f"{joined.because}; alike means within a factor {ALIKE}")
 
 
-def spread(metrics: Mapping[str, float], name: str) -> Interval:
+def spread(metrics: Mapping[str, float], name: str) -> Estimate:
     """Return a measured number and its range, `name`, `name_low` and `name_high`."""
-    return Interval(*(metrics[f"{name}{end}"] for end in ("", "_low", "_high")))
+    value, low, high = (metrics[f"{name}{end}"] for end in ("", "_low", "_high"))
+    return Estimate(value, low, high, form=RATIO)
 
 
 def measured(results: Results, size: int) -> Mapping[str, float]:
     """Return what was measured at a size; nothing where it was not."""
-    found = results.select(f"{size} x {size}")
+    found = results.select(SPEEDS[size])
     return found[0].metrics if found else {}
 
 
-def at_every_size(results: Results, name: str, least: float, sizes: Sequence[int] = SIZES) -> Verdict:
+def at_every_size(results: Results, name: str, least: float, sizes: Sequence[int] = tuple(SPEEDS)) -> Verdict:
     """Say whether a measured ratio is at least so large at each of some sizes."""
     verdicts = []
     for size in sizes:
         metrics = measured(results, size)
-        found = spread(metrics, name) if metrics else Verdict(UNTESTED, f"{size} pixels not run")
+        found = spread(metrics, name) if metrics else untested(f"{size} pixels not run")
         verdicts.append(check(found, least, np.inf, f"{name.replace('_', ' ')} at {size} pixels"))
     return join(verdicts)
 
@@ -164,13 +139,13 @@ def much_faster(results: Results) -> Verdict:
 
 def grows(results: Results) -> Verdict:
     """Say whether the speed-up at 1,024 pixels is larger than at 256, with either backbone."""
-    small, large = (measured(results, size) for size in (SIZES[0], SIZES[-1]))
+    small, large = (measured(results, size) for size in (256, 1024))
     if not small or not large:
-        return Verdict(UNTESTED, "rows are missing")
+        return untested("rows are missing")
     verdicts = []
     for name in ("alexnet", "vgg"):
         over, under = (spread(metrics, f"speedup_{name}") for metrics in (large, small))
-        ratio = Interval(over.value / under.value, over.low / under.high, over.high / under.low)
+        ratio = Estimate(over.value / under.value, over.low / under.high, over.high / under.low, form=RATIO)
         verdicts.append(check(ratio, 1.0, np.inf, f"speedup {name}, 1,024 over 256 pixels:"))
     return join(verdicts)
 
@@ -179,11 +154,11 @@ def seconds_of_4k(results: Results) -> Verdict:
     """Say whether version 2 stylises a 4K picture on a GPU within 3 seconds."""
     found = results.select(UHD)
     if not found:
-        return Verdict(UNTESTED, "not run")
+        return untested("not run")
     seconds = spread(found[0].metrics, "network_seconds")
     if found[0].metrics["gpu"] != 1.0:
-        return Verdict(UNTESTED, f"{seconds} s, but on a CPU")
-    return Verdict(seconds.within(0.0, SECONDS), f"{seconds} s on a GPU")
+        return untested(f"{seconds} s, but on a CPU")
+    return Verdict(seconds.status(0.0, SECONDS), f"{seconds} s on a GPU")
 
 
 TABLE1 = [
@@ -199,9 +174,9 @@ TABLE1 = [
 
 def more_style(results: Results) -> Verdict:
     """Say whether version 1's judged style error is lower than version 2's, and how long version 2 was trained."""
-    one, other = ([of_photograph(version, name) for name in PHOTOGRAPHS] for version in (VERSION1, VERSION2))
-    verdict = check(compare(results, one, other, "style_error"), 0.0, 1.0, "style error, version 1 over version 2:")
-    configs = [replicate.need.config for label in other for replicate in results.select(label)]
+    found = compare(results, STYLISED1, STYLISED2, "style_error")
+    verdict = check(found, 0.0, 1.0, "style error, version 1 over version 2:")
+    configs = [replicate.config for row in STYLISED2 for replicate in results.select(row)]
     trained = [f"; version 2 after {c.epochs * c.steps:,} batches (COCO 2017 once: 29,500)" for c in configs[:1]]
     return Verdict(verdict.status, verdict.because + "".join(trained))
 
@@ -214,31 +189,32 @@ def fall(replicate: Replicate) -> float:
     return float(losses_of(replicate, relative=True)[-1])
 
 
-def falls_alike(results: Results, one: str, other: str) -> Verdict:
+def falls_alike(results: Results, one: Row, other: Row) -> Verdict:
     """Say whether the losses of two rows fall by a similar factor."""
-    verdict = check(compare(results, [one], [other], fall), 1 / TREND, TREND, f"loss left, {one} over {other}:")
+    about = f"loss left, {one.label} over {other.label}:"
+    verdict = check(compare(results, [one], [other], fall), 1 / TREND, TREND, about)
     return Verdict(verdict.status, f"{verdict.because}; similar means within a factor {TREND:g}")
 
 
 FIGURE2 = [
-    Claim(text="Both backbones have a similar loss trend.", check=partial(falls_alike, one="AlexNet", other="VGG-19"))
+    Claim(text="Both backbones have a similar loss trend.", check=partial(falls_alike, one=ALEXNET, other=VGG19))
 ]
-FIGURE3 = [Claim(text="Both backbones end alike.", check=partial(alike, ones=["AlexNet"], other="VGG-19"))]
+FIGURE3 = [Claim(text="Both backbones end alike.", check=partial(alike, ones=[ALEXNET], other=VGG19))]
 
 
-def seconds(results: Results, label: str) -> Interval | None:
+def seconds(results: Results, name: str) -> Estimate | None:
     """Return the seconds of one evaluation with a loss function, with quartiles."""
-    found = results.select(timed(label))
+    found = results.select(TIMES[name])
     return spread(found[0].metrics, "seconds_per_evaluation") if found else None
 
 
 def quicker(results: Results, quick: Sequence[str], slow: Sequence[str]) -> Verdict:
     """Say whether each of some losses takes fewer seconds than each of others, beyond the quartiles."""
-    times = {label: seconds(results, label) for label in (*quick, *slow)}
-    there = {label: time for label, time in times.items() if time}
+    times = {name: seconds(results, name) for name in (*quick, *slow)}
+    there = {name: time for name, time in times.items() if time}
     if len(there) < len(times):
-        return Verdict(UNTESTED, "rows are missing")
-    because = ", ".join(f"{label} {time} s" for label, time in there.items())
+        return untested("rows are missing")
+    because = ", ".join(f"{name} {time} s" for name, time in there.items())
     pairs = [(there[one], there[other]) for one in quick for other in slow]
     if all(one.high < other.low for one, other in pairs):
         return Verdict("holds", because)
@@ -252,10 +228,10 @@ def first_loss(replicate: Replicate) -> float:
 
 def same_function(results: Results) -> Verdict:
     """Say whether Huber and smooth L1 give equal first losses and alike ends, and times that overlap."""
-    times = [seconds(results, label) for label in ("Huber", "smooth L1")]
-    losses = [by_photograph(results, [label], first_loss) for label in ("Huber", "smooth L1")]
+    times = [seconds(results, name) for name in ("Huber", "smooth L1")]
+    losses = [by_photograph(results, [LOSSES[name]], first_loss) for name in ("Huber", "smooth L1")]
     if None in times or not losses[0] or losses[0].keys() != losses[1].keys():
-        return Verdict(UNTESTED, "rows are missing")
+        return untested("rows are missing")
     gap = max(abs(losses[0][name] / losses[1][name] - 1) for name in losses[0])
     one, other = (time for time in times if time)
     overlap = one.low <= other.high and other.low <= one.high
@@ -270,7 +246,7 @@ FIGURE4 = [
     ),
     Claim(
         text="The four losses end alike.",
-        check=partial(alike, ones=["L1", "smooth L1", "Huber"], other="MSE"),
+        check=partial(alike, ones=[LOSSES[name] for name in ("L1", "smooth L1", "Huber")], other=LOSSES["MSE"]),
     ),
     Claim(
         text="Huber with delta 1 and smooth L1 are one function: their losses are equal, their times differ by noise.",
@@ -281,11 +257,11 @@ FIGURE4 = [
 
 
 def order(*triples: tuple[str, str, str]) -> Callable[[Results], Verdict]:
-    """Return the check that metrics are in an order."""
-    return lambda results: lower(results, *triples)
+    """Return the check that metrics of optimizers are in an order: (lower, higher, metric)."""
+    rows = [(OPTIMIZED[one], OPTIMIZED[other], metric) for one, other, metric in triples]
+    return lambda results: lower(results, *rows)
 
 
-NORMALISED = "SGD, normalised gradient"
 FIGURE5 = [
     Claim(
         text="L-BFGS ends with the lowest loss, SGD with an extremely high one.",
@@ -293,7 +269,7 @@ FIGURE5 = [
     ),
     Claim(
         text="SGD ends lower where its gradients are normalised.",
-        check=order((NORMALISED, "SGD", "final_loss")),
+        check=order(("SGD, normalised gradient", "SGD", "final_loss")),
         ours=True,
     ),
 ]
@@ -312,14 +288,25 @@ FIGURE6 = [
 def keeps_size(results: Results) -> Verdict:
     """Say whether results have the sizes of their photographs."""
     pairs = []
-    for replicate in results.select(VERSION2):
+    for replicate in results.select(LARGE):
         arrays: Mapping[str, Any] = arrays_of(replicate)
         name = photograph_of(replicate)
         pairs.append([arrays[f"{what}/{name}"].shape[1::-1] for what in ("photograph", "stylised")])
     if not pairs:
-        return Verdict(UNTESTED, "rows are missing")
+        return untested("rows are missing")
     because = "; ".join(f"{w} x {h} gives {v} x {g}" for (w, h), (v, g) in pairs)
     return Verdict("holds" if all(one == other for one, other in pairs) else "does not hold", because)
 
 
 FIGURE8 = [Claim(text="The result has the size of the photograph.", check=keeps_size)]
+
+CLAIMS = {
+    "table1": TABLE1,
+    "figure1": FIGURE1,
+    "figure2": FIGURE2,
+    "figure3": FIGURE3,
+    "figure4": FIGURE4,
+    "figure5": FIGURE5,
+    "figure6": FIGURE6,
+    "figure8": FIGURE8,
+}

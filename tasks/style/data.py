@@ -8,6 +8,7 @@ the same for any number of workers, from memory as from a stream.
 from __future__ import annotations
 
 import io
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 
 INDEX = "index.parquet"
-"""The training pictures of a data set: `path` below its folder, and size in `bytes`."""
+"""The training pictures of a data set: `path` below its folder, size in `bytes`, and `crc32` of these."""
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".tif", ".tiff", ".bmp")
 REMEDY = "`retable data check style` lists all such files"
 ORDER, CROPS = 1, 2
@@ -79,11 +80,35 @@ def pictures_below(folder: Storage, path: str = "") -> dict[str, int]:
     return {name: size for name, size in files_below(folder, path).items() if is_picture(name)}
 
 
-def training_files(folder: Storage) -> list[str]:
-    """Return the paths of a data set's training pictures, in their order."""
-    table = pq.read_table(f"{folder.root}/{INDEX}", filesystem=folder.filesystem, columns=["path"])
-    paths: list[str] = table["path"].to_pylist()
-    return paths
+def read_index(folder: Storage) -> pa.Table:
+    """Return the table of a data set's training pictures; sets of before have no `crc32`.
+
+    Raises:
+        UserError: where it is missing or damaged.
+
+    """
+    again = "remove dataset.json, and the files are indexed again"
+    try:
+        with disk_errors(f"{folder}/{INDEX}"):
+            path = f"{folder.root}/{INDEX}"
+            table = pq.read_table(path, filesystem=folder.filesystem, page_checksum_verification=True)
+    except (OSError, pa.ArrowException) as error:
+        raise UserError(f"{folder}/{INDEX}: missing or broken; {again}") from error
+    if not {"path", "bytes"} <= {*table.column_names}:
+        raise UserError(f"{folder}/{INDEX}: not a data set's; {again}")
+    return table
+
+
+def training_files(folder: Storage) -> dict[str, int | None]:
+    """Return the paths of a data set's training pictures, in their order, and their CRC-32; None where none is known.
+
+    Raises:
+        UserError: where the index is missing or damaged.
+
+    """
+    table = read_index(folder)
+    known = table["crc32"].to_pylist() if "crc32" in table.column_names else [None] * len(table)
+    return dict(zip(table["path"].to_pylist(), known, strict=True))
 
 
 def threaded(function: Callable[[Any], Any], items: Iterable[Any], ahead: int = 2 * THREADS) -> Iterator[Any]:
@@ -100,17 +125,19 @@ def threaded(function: Callable[[Any], Any], items: Iterable[Any], ahead: int = 
 
 def read(folder: Storage) -> ray.data.Dataset:
     """Return the training pictures' files as a Ray dataset: a block is some files, encoded as they are."""
-    paths = training_files(folder)
-    blocks = [
-        pa.table({"number": [number], "paths": [paths[start : start + FILES]]})
-        for number, start in enumerate(range(0, len(paths), FILES))
-    ]
+    files = list(training_files(folder).items())
+    blocks = []
+    for number, start in enumerate(range(0, len(files), FILES)):
+        paths, sums = zip(*files[start : start + FILES], strict=True)
+        crc32 = pa.array([sums], pa.list_(pa.int64()))
+        blocks.append(pa.table({"number": [number], "paths": [paths], "crc32": crc32}))
     return read_blocks(blocks, partial(read_files, folder=folder))
 
 
 def read_files(block: pa.Table, folder: Storage) -> pa.Table:
     """Read some files, in a task of Ray Data."""
-    found = [np.frombuffer(data, np.uint8) for data in threaded(partial(_bytes, folder), block["paths"][0].as_py())]
+    files = zip(block["paths"][0].as_py(), block["crc32"][0].as_py(), strict=True)
+    found = [np.frombuffer(data, np.uint8) for data in threaded(lambda file: _bytes(folder, *file), files)]
     sizes = np.array([len(data) for data in found], np.int64)
     return encode(block["number"][0].as_py(), {"bytes": np.concatenate(found), "sizes": sizes})
 
@@ -123,11 +150,14 @@ def arrays(table: pa.Table) -> dict[str, Array]:
     return {"bytes": np.concatenate([part["bytes"] for part in parts]), "offsets": offsets}
 
 
-def _bytes(folder: Storage, path: str) -> bytes:
+def _bytes(folder: Storage, path: str, crc32: int | None) -> bytes:
     try:
-        return folder.read(path)
+        data = folder.read(path)
     except FileNotFoundError as error:
         raise UserError(f"{folder}/{path}: missing; {REMEDY}") from error
+    if crc32 not in (None, zlib.crc32(data)):
+        raise UserError(f"{folder}/{path}: not the file that was indexed (checksum); {REMEDY}")
+    return data
 
 
 def decode(data: bytes | memoryview, shorter: int, name: str) -> UInt8[np.ndarray, "height width 3"]:
@@ -194,13 +224,17 @@ def pictures_at(positions: Array, count: int, seed: int) -> Array:
 
 
 def fetch(piece: Mapping[str, Any], folder: Storage, size: int) -> dict[str, Array]:
-    """Read and prepare the pictures of a piece, uint8 (pictures, 3, size, size): `paths`, and `keys` of their crops."""
+    """Read and prepare the pictures of a piece, uint8 (pictures, 3, size, size).
 
-    def one(item: tuple[str, Sequence[int] | None]) -> Array:
-        path, key = item
-        return prepare_picture(_bytes(folder, path), size, key, f"{folder}/{path}")
+    A piece has `paths`, their `crc32`, and `keys` of their crops.
+    """
 
-    return {"images": np.stack(list(threaded(one, zip(piece["paths"], piece["keys"], strict=True))))}
+    def one(item: tuple[str, int | None, Sequence[int] | None]) -> Array:
+        path, crc32, key = item
+        return prepare_picture(_bytes(folder, path, crc32), size, key, f"{folder}/{path}")
+
+    items = zip(piece["paths"], piece["crc32"], piece["keys"], strict=True)
+    return {"images": np.stack(list(threaded(one, items)))}
 
 
 class Photographs:
@@ -215,9 +249,11 @@ class Photographs:
         """
         (config,) = configs
         self.config, self.source, self.steps = config, source, config.steps
+        self.batch = config.method.batch if isinstance(config.method, TrainNetwork) else 1
         self.tests = tests(source)
         self.storage = source.storage
-        self._columns, self._paths = columns, training_files(source.folder)
+        self._columns, files = columns, training_files(source.folder)
+        self._paths, self._crc32 = list(files), list(files.values())
         for name in config.style:
             find(paintings(source), name, "style")
         if not isinstance(config.method, TrainNetwork):
@@ -229,17 +265,15 @@ class Photographs:
         """Yield this rank's share of the epoch's batches from step `start` on; for version 1, None for each step.
 
         Raises:
-            UserError: where the batch cannot be shared equally, or a picture is missing or broken.
+            UserError: where a picture is missing or broken.
 
         """
         method = self.config.method
         if not isinstance(method, TrainNetwork):
             return iter([None] * (self.steps - start))
-        if method.batch % world:
-            raise UserError(f"batch {method.batch} cannot be shared by {world} workers; choose a multiple of {world}")
-        own = slice(rank * method.batch // world, (rank + 1) * method.batch // world)
+        own = slice(rank * self.batch // world, (rank + 1) * self.batch // world)
         first, last = (epoch * self.steps + step for step in (start, self.steps))
-        positions = np.arange(first * method.batch, last * method.batch).reshape(-1, method.batch)[:, own]
+        positions = np.arange(first * self.batch, last * self.batch).reshape(-1, self.batch)[:, own]
         return self._streamed(positions, method) if self._columns is None else self._decoded(positions, method)
 
     def _keys(self, positions: Array, method: TrainNetwork) -> list[Sequence[int] | None]:
@@ -269,6 +303,7 @@ class Photographs:
         pieces = [
             {
                 "paths": [self._paths[number] for number in order[step : step + steps].ravel()],
+                "crc32": [self._crc32[number] for number in order[step : step + steps].ravel()],
                 "keys": self._keys(positions[step : step + steps], method),
             }
             for step in range(0, len(positions), steps)
@@ -343,4 +378,8 @@ def _picture(source: Source, where: str | Path) -> Array:
     if isinstance(where, Path):
         return images.read(where).pixels
     with source.folder.local(where) as path:
+        known = source.info.get("crc32", {}).get(where)
+        if known not in (None, zlib.crc32(path.read_bytes())):
+            again = "put it back, or remove dataset.json, and the files are indexed again"
+            raise UserError(f"{source.folder}/{where}: not the file that was indexed (checksum); {again}")
         return images.read(path).pixels

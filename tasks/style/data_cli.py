@@ -69,7 +69,7 @@ def import_(
 
     Example: `retable data import style ~/Pictures --name mine`
     """
-    from retable.platform.api import set_line
+    from retable.platform.config import set_line
     from retable.tasks.style.prepare import describe, import_folder
     from retable.tasks.style.prepare import folder as data_folder
 

@@ -58,7 +58,7 @@ def timed(label: str) -> str:
 
 def photograph_of(replicate: Replicate) -> str:
     """Return the name of the photograph that a replicate stylises (of several, the first)."""
-    method, view = replicate.need.config.method, replicate.need.view
+    method, view = replicate.config.method, replicate.view
     return str(method.content if view is None or isinstance(method, OptimiseImage) else view.content[0])
 
 
@@ -76,7 +76,7 @@ def sources(replicate: Replicate) -> list[Panel]:
     """Return the photograph of a replicate, and its paintings."""
     arrays, name = arrays_of(replicate), photograph_of(replicate)
     panels = [Panel(title(name), arrays[f"photograph/{name}"])]
-    return panels + [Panel(title(style), arrays[f"painting/{style}"]) for style in replicate.need.config.style]
+    return panels + [Panel(title(style), arrays[f"painting/{style}"]) for style in replicate.config.style]
 
 
 def result(replicate: Replicate, caption: str) -> Panel:

@@ -34,8 +34,6 @@ class ImageLearner:
 
     def __init__(self, config: Config, data: Any, run: Run) -> None:
         assert isinstance(config.method, OptimiseImage)
-        if run.world > 1:
-            raise UserError("method=optimise_image optimises one image in one process; leave --workers at 1")
         network = build(config.method.backbone, config.seed, data.storage).to(run.device)
         paintings = [data.painting(name) for name in config.style]
         content = data.photograph(config.method.content)

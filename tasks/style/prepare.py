@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import zlib
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import closing, suppress
 from functools import partial
@@ -40,7 +41,7 @@ COCO_TESTS = 100
 UNFINISHED = "unfinished.json"
 """Lies in a folder while it is being written."""
 SAMPLED = 4096
-"""Bytes at a file's beginning and end that its digest covers: to read all of COCO at every index takes too long."""
+"""Bytes at a file's beginning and end that the data set's digest covers; its checksum covers all of them."""
 VIDEOS = (".mp4", ".mov", ".mkv", ".avi", ".webm", ".m4v")
 QUALITY = 95
 """Of JPEGs written here, of 100."""
@@ -84,6 +85,7 @@ def index_folder(place: Storage, name: str, **extra: Any) -> dict[str, Any]:
 
     Training pictures are those in `training/` or COCO's `train2017/`; test photographs those in `test/`, or the first
     100 of `val2017/`; paintings those in `paintings/`. The digest covers names, sizes, and 4 KB at both ends of each.
+    Every file is read once, for the CRC-32 that it is compared with whenever it is read again.
 
     Args:
         place: the data set's folder.
@@ -101,13 +103,17 @@ def index_folder(place: Storage, name: str, **extra: Any) -> dict[str, Any]:
     tests = pictures_below(place, "test") or dict(list(pictures_below(place, "val2017").items())[:COCO_TESTS])
     everything = {**training, **tests, **pictures_below(place, "paintings")}
     _refuse(place, name, training, tests, everything)
-    digest = hashlib.sha256()
+    digest, crc32 = hashlib.sha256(), {}
     with progress_bar(f"indexing {name}") as show:
-        for done, one in enumerate(threaded(partial(_digest, place), everything.items()), 1):
+        read = threaded(partial(_digest, place), everything.items())
+        for done, (path, (one, checksum)) in enumerate(zip(everything, read, strict=True), 1):
+            crc32[path] = checksum
             digest.update(one)
             show(done, len(everything))
     sink = pa.BufferOutputStream()
-    pq.write_table(pa.table({"path": list(training), "bytes": list(training.values())}), sink)
+    sums = [crc32.pop(path) for path in training]
+    table = pa.table({"path": list(training), "bytes": list(training.values()), "crc32": sums})
+    pq.write_table(table, sink, write_page_checksum=True)
     place.write(INDEX, sink.getvalue().to_pybytes())
     info = {
         "source": "coco" if len(coco) == COCO_PHOTOGRAPHS else "folder",
@@ -116,6 +122,7 @@ def index_folder(place: Storage, name: str, **extra: Any) -> dict[str, Any]:
         "training": len(training),
         "bytes": sum(training.values()),
         "test": list(tests),
+        "crc32": crc32,
         "digest": digest.hexdigest(),
     }
     place.write_json("dataset.json", info)
@@ -146,12 +153,12 @@ def _refuse(
             raise UserError(f"{place}/{path}: has the name of {other}; rename one of them")
 
 
-def _digest(place: Storage, item: tuple[str, int]) -> bytes:
+def _digest(place: Storage, item: tuple[str, int]) -> tuple[bytes, int]:
+    """Return what the data set's digest covers of a file, and the CRC-32 of all of it."""
     path, size = item
-    with disk_errors(f"{place}/{path}"), place.filesystem.open_input_file(f"{place.root}/{path}") as file:
-        data = file.read(SAMPLED)
-        file.seek(max(size - SAMPLED, 0))
-        return hashlib.sha256(f"{path} {size} ".encode() + data + file.read(SAMPLED)).digest()
+    data = place.read(path)
+    ends = data[:SAMPLED] + data[max(size - SAMPLED, 0) :][:SAMPLED]
+    return hashlib.sha256(f"{path} {size} ".encode() + ends).digest(), zlib.crc32(data)
 
 
 def make_generated(place: Storage, name: str, photographs: int, seed: int) -> dict[str, Any]:

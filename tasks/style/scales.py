@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from retable.platform.launch import describe
-from retable.platform.table import Measurement, Row
+from retable.platform.config import describe
+from retable.platform.table import AnyTable, Measurement, Row
 from retable.platform.task import Scale
 from retable.tasks.style.tables import UNTRAINED
 
@@ -27,18 +27,11 @@ class Reduced:
     timed: int
     """Largest size that is timed."""
 
-    def __call__(self, table: Any) -> Any:
-        """Return a table at this size."""
-        if not table.rows:  # what `train` and `sweep` start from
-            return dataclasses.replace(table, overrides={**table.overrides, **self.network, "data": "generated"})
-        rows = [self.measurement(row) if isinstance(row, Measurement) else self.row(row) for row in table.rows]
-        over = {**table.over, "method.content": tuple(self.photographs)} if table.over else {}
-        left_out = [row.label for row in rows if not row.present]
-        note = f"{table.note} Settings of this scale: {'; '.join(self.settings(table))}."
-        note += f" Not at this scale: {'; '.join(left_out)}." if left_out else ""
-        return dataclasses.replace(table, rows=rows, over=over, note=note)
+    def row(self, row: Row | Measurement) -> Row | Measurement | str:
+        """Return a row at this size, or why it is left out."""
+        return self.measurement(row) if isinstance(row, Measurement) else self.picture(row)
 
-    def row(self, row: Row) -> Row:
+    def picture(self, row: Row) -> Row | str:
         """Return a row with the method, photographs and sizes of this scale."""
         overrides: dict[str, Any] = dict(row.overrides or {})
         view: dict[str, Any] = dict(row.view or {})
@@ -49,16 +42,18 @@ class Reduced:
         else:
             names = [overrides["method.content"]] if "method.content" in overrides else self.photographs
             overrides |= self.image
-        return dataclasses.replace(row, overrides=overrides, view=view, present=set(names) <= set(self.photographs))
+        if not set(names) <= set(self.photographs):
+            return "with other photographs"
+        return dataclasses.replace(row, overrides=overrides, view=view)
 
-    def measurement(self, row: Measurement) -> Measurement:
+    def measurement(self, row: Measurement) -> Measurement | str:
         """Return a measurement, at the size of version 1's rows where it names none; left out where that is large."""
-        if row.overrides["method"] == "train_network":  # 4K
-            return dataclasses.replace(row, present=False)
         size = int(str(row.overrides.get("method.size", self.image["method.size"])))
-        return dataclasses.replace(row, overrides={**row.overrides, "method.size": size}, present=size <= self.timed)
+        if row.overrides["method"] == "train_network" or size > self.timed:
+            return f"larger than {self.timed} pixels"
+        return dataclasses.replace(row, overrides={**row.overrides, "method.size": size})
 
-    def settings(self, table: Any) -> list[str]:
+    def note(self, table: AnyTable) -> str:
         """Return what rows change at this scale, in words."""
         rows = [row for row in table.rows if isinstance(row, Row)]
         methods = {dict(row.overrides or {})["method"] for row in rows}
@@ -70,7 +65,7 @@ class Reduced:
         if times:
             own = any("method.size" in row.overrides for row in times)
             words.append(f"timed up to {self.timed} pixels" if own else f"timed at {self.image['method.size']} pixels")
-        return words
+        return f"Settings of this scale: {'; '.join(words)}."
 
 
 SMOKE = Reduced(
@@ -107,15 +102,21 @@ SMALL = Reduced(
     timed=1024,
 )
 
+
+def scale(about: str, size: Reduced) -> Scale:
+    """Return a scale; a training that is of no table starts from version 2's rows."""
+    over = {"method.content": size.photographs}
+    return Scale(about=about, start={**size.network, "data": "generated"}, row=size.row, over=over, note=size.note)
+
+
 SCALES = {
-    "smoke": Scale(
-        about="minutes on two cores: every row, ten steps with untrained backbones; pictures and errors mean nothing",
-        apply=SMOKE,
+    "smoke": scale(
+        "minutes on two cores: every row, ten steps with untrained backbones; pictures and errors mean nothing", SMOKE
     ),
-    "small": Scale(
-        about="under an hour on two cores: 192 pixels and 100 evaluations, or 300 batches; untrained backbones "
+    "small": scale(
+        "under an hour on two cores: 192 pixels and 100 evaluations, or 300 batches; untrained backbones "
         "(set method.backbone.weights=imagenet for trained ones)",
-        apply=SMALL,
+        SMALL,
     ),
-    "paper": Scale(about="the published setting: pretrained backbones, COCO 2017, GPUs", apply=lambda table: table),
+    "paper": Scale(about="the published setting: pretrained backbones, COCO 2017, GPUs"),
 }

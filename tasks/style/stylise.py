@@ -215,15 +215,14 @@ def find_network(name: str, storage: Storage) -> TransformerNetwork:
 
 
 def find_run(fingerprint: str, storage: Storage) -> api.Run:
-    """Return a run of version 2, by its fingerprint's first digits.
+    """Return a finished run of version 2, by its fingerprint's first digits.
 
     Raises:
-        UserError: where there is none, or it is another task's or version's.
+        UserError: where there is none, or it is of version 1.
     """
-    run = api.load(fingerprint, str(storage))
-    if run.task.name != "style" or not isinstance(run.config.method, TrainNetwork):
-        what = run.task.name if run.task.name != "style" else "an optimised image"
-        raise UserError(f"run {run.fingerprint} is of {what}; only networks (method train_network) stylise photographs")
+    run = api.load(fingerprint, storage, task="style")
+    if not isinstance(run.config.method, TrainNetwork):
+        raise UserError(f"run {run.fingerprint} optimised an image; only method train_network stylises photographs")
     return run
 
 

@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
-from retable.platform.task import Dataset, Task
+from collections.abc import Mapping
+
+from retable.platform.table import Figure, Table, with_claims
+from retable.platform.task import Dataset, Scale, Task
 from retable.tasks.weather.config import Config, View
 from retable.tasks.weather.data import Windows, arrays, read
 from retable.tasks.weather.learner import ForecastLearner, cost, group, validate
 from retable.tasks.weather.predict import evaluate, predict, reads, shards, summarise, view_cost
 from retable.tasks.weather.prepare import describe, prepare
-from retable.tasks.weather.scales import SCALES
-from retable.tasks.weather.tables import TABLES
+
+
+def tables() -> Mapping[str, Table | Figure]:
+    """Return the paper's tables and figures with their claims: imported when asked for, as a training needs none."""
+    from retable.tasks.weather.claims import CLAIMS
+    from retable.tasks.weather.tables import TABLES
+
+    return with_claims(TABLES, CLAIMS)
+
+
+def scales() -> Mapping[str, Scale]:
+    """Return the sizes at which the tables are run."""
+    from retable.tasks.weather.scales import SCALES
+
+    return SCALES
+
 
 TASK = Task(
     name="weather",
     about="eight hours of rain from one hour of satellite images",
-    version=1,
+    version=2,  # 2: soft IoU with mask=zero sets probabilities to 0, no longer logits
     config=Config,
     view=View,
     dataset=Dataset(
@@ -39,6 +56,7 @@ TASK = Task(
     cost=cost,
     view_cost=view_cost,
     metrics=("iou", "iou_batched", "pod", "far", "precision", "fss", "brier", "validation_iou", "validation_loss"),
-    tables=TABLES,
-    scales=SCALES,
+    tables=tables,
+    scales=scales,
+    settings=("epochs", "steps", "batch", "patience", "optimizer.learning_rate", "model.checkpointing"),
 )

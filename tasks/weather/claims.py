@@ -6,208 +6,194 @@ training seeds.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from retable.platform.table import Claim, Replicate, Results, Status, Verdict
+from retable.platform.table import AnyRow, Claim, Replicate, Results
+from retable.platform.verdicts import Estimate, Verdict, join, judge, plural, too_few, untested
 from retable.tasks.weather.metrics import paired_difference, sequence_counts
 from retable.tasks.weather.predict import thresholds
+from retable.tasks.weather.tables import (
+    ALL_DRY,
+    BASELINE,
+    BASELINE_ALL,
+    BASELINE_IMPROVED,
+    BASELINE_IOU,
+    BASELINE_MASKED,
+    BASELINE_RIGHT,
+    CLIMATOLOGY,
+    CONTEXT_TUNED,
+    CONTEXT_UNCROPPED,
+    IMPROVED_HELDOUT,
+    MOVED,
+    OFFICIAL_HELDOUT,
+    OFFICIAL_ROW,
+    OUR_MEAN,
+    OUR_VOTE,
+    OUR_VOTERS,
+    PERSISTENCE,
+    SWIN_16BIT,
+    SWIN_BCE,
+    SWIN_CHANNELS,
+    SWIN_DICE,
+    SWIN_HELDOUT,
+    SWIN_HIGH,
+    SWIN_IOU,
+    SWIN_LOW,
+    SWIN_UPSAMPLE,
+    VIVIT_BASE,
+    VOTE,
+    VOTERS,
+)
 
-UNTESTED: Status = "not tested at this scale"
-SEEDS = 3
-"""Fewer training seeds separate nothing."""
 EQUAL = 0.01
 """IoU scores within this of each other are equal: the reference's own runs differ by as much from epoch to epoch."""
 
 
-@dataclass(frozen=True)
-class Difference:
-    """How much the IoU of one row exceeds another's, with a 95 % interval."""
-
-    value: float
-    low: float
-    high: float
-    seeds: int
-    sequences: int
-
-    def __str__(self) -> str:
-        """Write it as one reads it."""
-        interval = f"[{self.low:+.3f}, {self.high:+.3f}]"
-        return f"{self.value:+.3f} {interval} IoU, {self.seeds} seeds, {self.sequences} sequences"
-
-
 def counts_of(replicate: Replicate, year: int | None) -> dict[str, Any]:
     """Return hits, false alarms and misses of each sequence, by shard, of all years or of one."""
-    return {shard: table for shard, table in _counts(replicate).items() if year in (None, int(shard.split("/")[1]))}
-
-
-def _counts(replicate: Replicate) -> dict[str, Any]:
     summaries = replicate.summaries()
-    view: Any = replicate.need.view
+    view: Any = replicate.view
     chosen = thresholds(view, summaries)
-    return sequence_counts({shard: summaries[shard] for shard in chosen}, chosen)
+    counts = sequence_counts({shard: summaries[shard] for shard in chosen}, chosen)
+    return {shard: table for shard, table in counts.items() if year in (None, int(shard.split("/")[1]))}
 
 
-def compare(results: Results, better: str, worse: str, year: int | None = None) -> Difference | Verdict:
-    """Compare two rows, seed by seed; a verdict where that cannot be done."""
-    pairs = [(a, b) for a in results.select(better) for b in results.select(worse) if a.need.axes == b.need.axes]
-    if not pairs:
-        return Verdict(UNTESTED, "rows are missing")
-    if len(pairs) < SEEDS:
-        return Verdict(UNTESTED, f"{len(pairs)} seed{'s' if len(pairs) > 1 else ''}; at least {SEEDS} are needed")
+def compare(results: Results, better: AnyRow, worse: AnyRow, year: int | None = None) -> Estimate | Verdict:
+    """Return by how much the IoU of one row exceeds another's, seed by seed; a verdict where that cannot be done."""
+    pairs = results.lines(better, worse)
+    refused = too_few(len(pairs))
+    if refused:
+        return refused
     sides = [[counts_of(pair[side], year) for pair in pairs] for side in (0, 1)]
     if not all(sides[0]) or not all(sides[1]):
-        return Verdict(UNTESTED, "no sequences of that year")
+        return untested("no sequences of that year")
     sequences = sum(len(table) for table in sides[0][0].values())
-    return Difference(*paired_difference(sides[0], sides[1]), len(pairs), sequences)
+    about = f"IoU, {plural(len(pairs), 'seed')}, {plural(sequences, 'sequence')}"
+    return Estimate(*paired_difference(sides[0], sides[1]), about, "+.3f")
 
 
-def beats(results: Results, better: str, worse: str, year: int | None = None) -> Verdict:
+def unlearnt(results: Results, rows: Sequence[AnyRow]) -> Verdict | None:
+    """Return why rows cannot be compared yet: none of them beats climatology, which forecasts nothing. Else None.
+
+    Only where climatology is a row of the table, and was run.
+    """
+    if CLIMATOLOGY.label not in results.replicates or CLIMATOLOGY not in results:
+        return None
+    least = float(results.values(CLIMATOLOGY, "iou").mean())
+    reached = {row.label: float(results.values(row, "iou").mean()) for row in rows if row in results}
+    if not reached or max(reached.values()) > least:
+        return None
+    best = max(reached, key=lambda label: reached[label])
+    return untested(f"not trained enough: {best} has an IoU of {reached[best]:.3f}, climatology {least:.3f}")
+
+
+def beats(results: Results, better: AnyRow, worse: AnyRow, year: int | None = None) -> Verdict:
     """Say whether one row's IoU is higher than another's."""
-    found = compare(results, better, worse, year)
-    if isinstance(found, Verdict):
-        return found
-    if found.low > 0:
-        return Verdict("holds", str(found))
-    return Verdict("does not hold" if found.high < 0 else "not separable", str(found))
+    return judge(compare(results, better, worse, year))
 
 
-def equals(results: Results, one: str, other: str) -> Verdict:
+def equals(results: Results, one: AnyRow, other: AnyRow) -> Verdict:
     """Say whether two rows' IoU scores are within `EQUAL` of each other."""
-    found = compare(results, one, other)
-    if isinstance(found, Verdict):
-        return found
-    because = f"{found}; equal means within {EQUAL}"
-    if -EQUAL < found.low and found.high < EQUAL:
-        return Verdict("holds", because)
-    return Verdict("does not hold" if found.low > EQUAL or found.high < -EQUAL else "not separable", because)
+    verdict = judge(compare(results, one, other), -EQUAL, EQUAL)
+    return Verdict(verdict.status, f"{verdict.because}; equal means within {EQUAL}")
 
 
-def all_of(results: Results, checks: Sequence[tuple[str, Any]]) -> Verdict:
-    """Join verdicts: a sentence holds if every part of it does, and not if one does not."""
-    verdicts = [(name, check(results)) for name, check in checks]
-    statuses = {verdict.status for _, verdict in verdicts}
-    because = "; ".join(f"{name}: {verdict.because}" for name, verdict in verdicts)
-    order: tuple[Status, ...] = ("does not hold", UNTESTED, "not separable", "holds")
-    return Verdict(next(status for status in order if status in statuses), because)
+def beats_all(results: Results, better: AnyRow, others: Sequence[AnyRow]) -> Verdict:
+    """Say whether a row beats each of some others."""
+    return join({f"against {worse.label}": beats(results, better, worse) for worse in others})
 
 
-def every(better: str, *worse: str) -> Any:
-    """Return the check that a row beats each of some others."""
-    return partial(all_of, checks=[(f"against {label}", partial(beats, better=better, worse=label)) for label in worse])
-
-
-def vote_beats_members(results: Results, vote: str, members: Sequence[str]) -> Verdict:
+def vote_beats_members(results: Results, vote: AnyRow, members: Sequence[AnyRow]) -> Verdict:
     """Say whether a vote's IoU is higher than that of each member that was run."""
-    there = [label for label in members if label in results]
-    return every(vote, *there)(results) if vote in results and there else Verdict(UNTESTED, "rows are missing")
+    return beats_all(results, vote, [row for row in members if row in results])
 
 
-BASELINE, SWIN = "BASELINE bce. Epoch 23", "SWIN-UNETR bce. Epoch 3"
-IMPROVED = "BASELINE bce, improved, train all. Epoch 15"
-CONTEXT = "context network"
-TUNED = "context network, tuned threshold"
-FLOW = "retrieval moved by optical flow"
-LADDER = ("all dry", "climatology", "persistence of a retrieval", TUNED)
+def better_by_year(results: Results, better: Mapping[int, AnyRow], worse: Mapping[int, AnyRow]) -> Verdict:
+    """Say whether in each year one row beats another."""
+    return join({str(year): beats(results, row, worse[year], year) for year, row in better.items()})
+
+
+def learnt(results: Results, check: Any, rows: Sequence[AnyRow]) -> Verdict:
+    """Test a finding of the paper, if its models have learnt something."""
+    verdict: Verdict = unlearnt(results, rows) or check(results)
+    return verdict
+
+
+def paper(text: str, better: AnyRow, *others: AnyRow) -> Claim:
+    """Return the paper's claim that a row beats others."""
+    return tested(text, partial(beats_all, better=better, others=others), better, *others)
+
+
+def tested(text: str, check: Any, *rows: AnyRow) -> Claim:
+    """Return a claim of the paper on some rows, which are compared once they have learnt something."""
+    return Claim(text=text, check=partial(learnt, check=check, rows=rows))
+
+
+def ours(text: str, better: AnyRow, *others: AnyRow) -> Claim:
+    """Return our claim that a row beats others."""
+    return Claim(text=text, check=partial(beats_all, better=better, others=others), ours=True)
+
+
+LADDER = (ALL_DRY, CLIMATOLOGY, PERSISTENCE, CONTEXT_TUNED)
 """Each but the first at the threshold that is best on validation."""
 
-
-def claim(text: str, check: Any, ours: bool = False) -> Claim:
-    """Return a claim."""
-    return Claim(text=text, check=check, ours=ours)
-
-
-TABLE1 = [
-    claim("BASELINE: binary cross-entropy beats optimising IoU.", every(BASELINE, "BASELINE IoU. Epoch 25")),
-    claim(
-        "SWIN-UNETR: binary cross-entropy beats IoU and Dice + focal.",
-        every(SWIN, "SWIN-UNETR IoU. Epoch 2", "SWIN-UNETR dice focal. Epoch 2"),
-    ),
-    claim(
-        "Adding the validation set to training helps.",
-        every("BASELINE bce, train all. Epoch 24", BASELINE),
-    ),
-    claim("The improvements of section 2.2 beat the official baseline.", every(IMPROVED, "BASELINE bce, official")),
-    claim("SWIN-UNETR beats ViViT.", every(SWIN, "VIVIT bce. VIVIT base")),
-    claim("SWIN-UNETR beats the official baseline.", every(SWIN, "BASELINE bce, official")),
-    claim(
-        "16-bit training gives the same score.",
-        partial(equals, one="SWIN-UNETR bce, 16bit training. Epoch 3", other=SWIN),
-    ),
-    claim(
-        "Thresholds below and above 0.5 lose.",
-        every(SWIN, "SWIN-UNETR bce. Epoch 3. 0.2 threshold", "SWIN-UNETR bce. Epoch 3. 0.65 threshold"),
-    ),
-    claim(
-        "`repeat_interleave` beats `channel_conv` and `upsample`.",
-        every(SWIN, "SWIN-UNETR bce, channel conv. Epoch 1", "SWIN-UNETR bce, upsample. Epoch 1"),
-    ),
-    claim(
-        "The improved baseline is better in 2019, SWIN-UNETR in 2020.",
-        partial(
-            all_of,
-            checks=[
-                ("2019", partial(beats, better=IMPROVED, worse=SWIN, year=2019)),
-                ("2020", partial(beats, better=SWIN, worse=IMPROVED, year=2020)),
-            ],
+CLAIMS: Mapping[str, Sequence[Claim]] = {
+    "table1": [
+        paper("BASELINE: binary cross-entropy beats optimising IoU.", BASELINE, BASELINE_IOU),
+        paper("SWIN-UNETR: binary cross-entropy beats IoU and Dice + focal.", SWIN_BCE, SWIN_IOU, SWIN_DICE),
+        paper("Adding the validation set to training helps.", BASELINE_ALL, BASELINE),
+        paper("The improvements of section 2.2 beat the official baseline.", BASELINE_IMPROVED, OFFICIAL_ROW),
+        paper("SWIN-UNETR beats ViViT.", SWIN_BCE, VIVIT_BASE),
+        paper("SWIN-UNETR beats the official baseline.", SWIN_BCE, OFFICIAL_ROW),
+        tested(
+            "16-bit training gives the same score.",
+            partial(equals, one=SWIN_16BIT, other=SWIN_BCE),
+            SWIN_16BIT,
+            SWIN_BCE,
         ),
-    ),
-    *(
-        claim(f"{better.capitalize()} beats {worse}.", every(better, worse), ours=True)
-        for worse, better in pairwise(LADDER)
-    ),
-    claim(
-        "Moving the retrieval with the clouds beats leaving it in place.",
-        every(FLOW, "persistence of a retrieval"),
-        ours=True,
-    ),
-    claim("The context network beats the retrieval moved by optical flow.", every(TUNED, FLOW), ours=True),
-    claim(
-        "The context network beats the same network without the crop.",
-        every(TUNED, "context network without the crop, tuned threshold"),
-        ours=True,
-    ),
-    claim(
-        "The official baseline gains from the crop and the mask put right.",
-        every("BASELINE bce, crop and mask put right", "BASELINE bce, official"),
-        ours=True,
-    ),
-    claim(
-        "The difference mask changes nothing.",
-        partial(equals, one="BASELINE bce. Epoch 23, difference mask", other=BASELINE),
-        ours=True,
-    ),
-]
-VOTERS = (
-    "BASELINE bce improved. Epoch 15",
-    "SWIN-UNETR bce. Epoch 3",
-    "SWIN-UNETR bce, AdaBelief. Epoch 4",
-    "SWIN-UNETR bce, channel conv, AdaBelief. Epoch 3",
-    "SWIN-UNETR bce, channel conv, AdaBelief. Epoch 4",
-)
-OUR_VOTERS = (
-    "BASELINE bce, crop and mask put right",
-    "BASELINE bce, improved, crop and mask put right",
-    CONTEXT,
-)
-TABLE2 = [
-    claim(
-        "The majority vote beats each of its members.",
-        partial(vote_beats_members, vote="majority vote", members=VOTERS),
-    ),
-    claim("The improved baseline beats the official one.", every(VOTERS[0], "official BASELINE")),
-    claim("SWIN-UNETR beats the official baseline.", every(SWIN, "official BASELINE")),
-    claim(
-        "Our majority vote beats each of its members.",
-        partial(vote_beats_members, vote="majority vote of ours", members=OUR_VOTERS),
-        ours=True,
-    ),
-    claim(
-        "Mean probability with a tuned threshold beats the majority vote.",
-        every("mean probability of ours, tuned threshold", "majority vote of ours"),
-        ours=True,
-    ),
-]
+        paper("Thresholds below and above 0.5 lose.", SWIN_BCE, SWIN_LOW, SWIN_HIGH),
+        paper("`repeat_interleave` beats `channel_conv` and `upsample`.", SWIN_BCE, SWIN_CHANNELS, SWIN_UPSAMPLE),
+        tested(
+            "The improved baseline is better in 2019, SWIN-UNETR in 2020.",
+            partial(
+                better_by_year,
+                better={2019: BASELINE_IMPROVED, 2020: SWIN_BCE},
+                worse={2019: SWIN_BCE, 2020: BASELINE_IMPROVED},
+            ),
+            BASELINE_IMPROVED,
+            SWIN_BCE,
+        ),
+        *(
+            ours(f"{better.label.capitalize()} beats {worse.label}.", better, worse)
+            for worse, better in pairwise(LADDER)
+        ),
+        ours("Moving the retrieval with the clouds beats leaving it in place.", MOVED, PERSISTENCE),
+        ours("The context network beats the retrieval moved by optical flow.", CONTEXT_TUNED, MOVED),
+        ours("The context network beats the same network without the crop.", CONTEXT_TUNED, CONTEXT_UNCROPPED),
+        ours("The official baseline gains from the crop and the mask put right.", BASELINE_RIGHT, OFFICIAL_ROW),
+        Claim(
+            text="The difference mask changes nothing.",
+            check=partial(equals, one=BASELINE_MASKED, other=BASELINE),
+            ours=True,
+        ),
+    ],
+    "table2": [
+        tested(
+            "The majority vote beats each of its members.",
+            partial(vote_beats_members, vote=VOTE, members=VOTERS),
+            VOTE,
+            *VOTERS,
+        ),
+        paper("The improved baseline beats the official one.", IMPROVED_HELDOUT, OFFICIAL_HELDOUT),
+        paper("SWIN-UNETR beats the official baseline.", SWIN_HELDOUT, OFFICIAL_HELDOUT),
+        Claim(
+            text="Our majority vote beats each of its members.",
+            check=partial(vote_beats_members, vote=OUR_VOTE, members=OUR_VOTERS),
+            ours=True,
+        ),
+        ours("Mean probability with a tuned threshold beats the majority vote.", OUR_MEAN, OUR_VOTE),
+    ],
+}

@@ -95,8 +95,8 @@ def import_(
 
     Example: `retable data import weather opera_20180824 --name opera`
     """
-    from retable.platform.api import set_line
     from retable.platform.board import progress_bar
+    from retable.platform.config import set_line
     from retable.tasks.weather.importer import import_composites
     from retable.tasks.weather.prepare import describe, folder, index_folder
 

@@ -175,7 +175,8 @@ class Config:
     """Logits are sums over lead time of what the model says (section 2.1)."""
     loss: Bce | SoftIou | DiceFocal = field(default_factory=Bce)
     mask: Literal["exclude", "zero"] = "exclude"
-    """What becomes of pixels without radar: left out of the loss, or (the reference) counted as dry, their logit 0."""
+    """What becomes of pixels without radar: left out of the loss, or (the reference) counted as dry, their logit 0, or
+    in `soft_iou`, which the reference computes of probabilities, their probability 0."""
     optimizer: Adamw | Adabelief = field(default_factory=Adamw)
     clip: float = 2.0
     """Gradients are cut off at this absolute value; 0: never."""

@@ -162,7 +162,13 @@ def _parquet(piece: Mapping[str, Any], frames: Frames, mark: str) -> bytes:
         schema = pa.schema([(COLUMN, kind)], metadata={"retable": mark})
         if writer is None:  # statistics would repeat whole frames in the footer
             writer = pq.ParquetWriter(
-                sink, schema, compression="zstd", use_dictionary=False, write_statistics=False, store_schema=True
+                sink,
+                schema,
+                compression="zstd",
+                use_dictionary=False,
+                write_statistics=False,
+                store_schema=True,
+                write_page_checksum=True,
             )
         column = pa.FixedSizeBinaryArray.from_buffers(kind, len(rows), [None, pa.py_buffer(rows.tobytes())])
         writer.write_table(pa.table([column], schema=schema), row_group_size=FRAMES_PER_GROUP)

@@ -175,7 +175,7 @@ class Windows:
 
         """
         (config,) = configs
-        self.config, self.size = config, int(source.info["size"])
+        self.config, self.batch, self.size = config, config.batch, int(source.info["size"])
         self.regions: tuple[str, ...] = config.regions
         self._info = source.info
         index = Index.read(source.folder, source.info)
@@ -195,16 +195,9 @@ class Windows:
         return positive_ratio(self._info, self.config)
 
     def batches(self, epoch: int, start: int, rank: int, world: int) -> Iterator[Batch]:
-        """Yield this rank's share of the epoch's batches from step `start` on.
-
-        Raises:
-            UserError: where the batch cannot be shared equally.
-
-        """
-        if self.config.batch % world:
-            raise UserError(f"batch {self.config.batch} cannot be shared by {world} workers; choose a multiple")
-        own = slice(rank * self.config.batch // world, (rank + 1) * self.config.batch // world)
-        order = lanes(self._runs, self.config.batch, self.config.seed, epoch)[0][own, start : self.steps]
+        """Yield this rank's share of the epoch's batches from step `start` on."""
+        own = slice(rank * self.batch // world, (rank + 1) * self.batch // world)
+        order = lanes(self._runs, self.batch, self.config.seed, epoch)[0][own, start : self.steps]
         return self._batches(order)
 
     def _batches(self, order: Array) -> Iterator[Batch]:

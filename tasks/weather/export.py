@@ -46,17 +46,11 @@ def opened(run: str, storage: str, split: str, epoch: int, threshold: float) -> 
     """Find a run by its fingerprint's first digits.
 
     Raises:
-        UserError: where there is none, it is another task's, or a value is wrong.
+        UserError: where there is no finished one of this task, its data are gone, or a value is wrong.
     """
-    found = api.load(run, storage)
-    if found.task.name != "weather":
-        raise UserError(f"run {found.fingerprint} is of {found.task.name}, not weather")
+    found = api.load(run, storage, task="weather")
     view = resolve(override(View(), {"split": split, "epoch": epoch, "threshold": threshold}), found.config)
-    where = found.task.dataset.where(found.config)
-    if not found.folder.storage.exists(f"data/{where}/dataset.json"):
-        raise UserError(f"{found.folder.storage}/data/{where} is gone; put the run's data there again")
-    source = Source.of(found.folder.storage, where)
-    return Opened(found, found.config, view, source)
+    return Opened(found, found.config, view, found.source)
 
 
 def official_forecasts(members: Sequence[Opened]) -> Iterator[tuple[int, str, Array]]:

@@ -50,12 +50,12 @@ def share(events: Array) -> float:
 
 def panels(replicate: Replicate) -> tuple[str, Array, Array] | None:
     """Return a row's name, the events and the forecast of its example, uint8 (hours, S, S), or None without one."""
-    view: Any = replicate.need.view
+    view: Any = replicate.view
     shard = f"{view.split}/{PLACE}"
     summary = replicate.summaries().get(shard)
     if summary is None:
         return None
     forecast = (summary["example_steps"] >= cut(view.threshold)).astype(np.uint8)
     forecast[summary["example_events"] == 2] = 2  # where no radar looked, no forecast counts
-    name = replicate.need.label.replace(", ", ",\n").replace(". ", ".\n")
+    name = replicate.label.replace(", ", ",\n").replace(". ", ".\n")
     return name, summary["example_events"], forecast

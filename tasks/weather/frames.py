@@ -188,7 +188,10 @@ class Frames:
             with disk_errors(name):
                 filesystem = self._folder.filesystem
                 file = _open(
-                    f"{self._digest}:{name}", lambda: pq.ParquetFile(filesystem.open_input_file(full), pre_buffer=True)
+                    f"{self._digest}:{name}",
+                    lambda: pq.ParquetFile(
+                        filesystem.open_input_file(full), pre_buffer=True, page_checksum_verification=True
+                    ),
                 )
                 step = file.metadata.row_group(0).num_rows
                 groups = list(range(start // step, -(-stop // step)))

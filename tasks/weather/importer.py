@@ -321,7 +321,7 @@ def _written(
     with h5py.File(path, "w") as file:
         file["sources"] = sources
         file.attrs.update(attributes)
-        yield file.create_dataset(key, (len(sources), *shape), np.float32, chunks=(1, *shape))
+        yield file.create_dataset(key, (len(sources), *shape), np.float32, chunks=(1, *shape), fletcher32=True)
 
 
 def slots(frames: int, split: str, inputs: int, forecast: int) -> list[tuple[int, str]]:

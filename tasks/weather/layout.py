@@ -9,6 +9,7 @@ files for them as well, with the rows of inputs and targets.
 
 from __future__ import annotations
 
+import hashlib
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -224,9 +225,13 @@ class Index:
         """Read the index of the data set in `folder`; `info` is its `dataset.json`.
 
         Raises:
-            UserError: where the CSV is missing or foreign.
+            UserError: where the CSV is missing, foreign or damaged.
 
         """
+        table = find_csv(folder)
+        if info.get("files", {}).get(table) not in (None, hashlib.sha256(folder.read(table)).hexdigest()):
+            again = "put it back, or remove dataset.json, and the files are indexed again"
+            raise UserError(f"{folder}/{table}: not the table that dataset.json knows; {again}")
         return Index(read_csv(folder), info)
 
     def training(

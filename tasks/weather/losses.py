@@ -5,6 +5,7 @@ Each is a function of the logits and of the events: 0 dry, 1 rain, 2 masked. All
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Literal
@@ -23,7 +24,7 @@ SMOOTH = 1e-5
 Maps = Float[Tensor, "batch lead row column"]
 Loss = Callable[[Maps, UInt8[Tensor, "batch lead row column"]], Float[Tensor, ""]]
 Measure = Callable[[Maps, Maps, Maps], Float[Tensor, ""]]
-"""A loss of logits, targets (0 or 1) and which pixels count (0 or 1); targets are 0 where they do not."""
+"""A loss of logits, targets (0 or 1) and which pixels count (0 or 1); targets are 0 where no radar saw."""
 
 
 def build_loss(config: Config, positive_weight: float) -> Loss:
@@ -33,14 +34,15 @@ def build_loss(config: Config, positive_weight: float) -> Loss:
     training set gives.
     """
     measure: Measure
+    unseen = 0.0  # the reference zeroes what its losses take: logits, but for soft IoU
     match config.loss:
         case Bce():
             measure = partial(cross_entropy, positive_weight=positive_weight)
         case SoftIou():
-            measure = soft_iou
+            measure, unseen = soft_iou, -math.inf  # which takes probabilities
         case DiceFocal(weigh=weigh):
             measure = partial(dice_focal, positive_weight=positive_weight, weigh=weigh)
-    return partial(masked, measure=measure, mask=config.mask)
+    return partial(masked, measure=measure, mask=config.mask, unseen=unseen)
 
 
 def masked(
@@ -48,14 +50,17 @@ def masked(
     events: UInt8[Tensor, "batch lead row column"],
     measure: Measure,
     mask: Literal["exclude", "zero"],
+    unseen: float,
 ) -> Float[Tensor, ""]:
-    """Apply a measure to the pixels that the radar saw, or (`zero`, the reference) to all, unseen ones as logit 0, dry.
+    """Apply a measure to the pixels that the radar saw, or (`zero`, the reference) to all, unseen ones dry.
 
-    As the reference still takes its means over all pixels, each unseen one adds ln 2 to the cross-entropy and shrinks
-    the gradients of the others. With `exclude` a batch without any seen pixel costs 0.
+    Unseen pixels have the logit `unseen`. With 0, as the reference still takes its means over all pixels, each adds
+    ln 2 to the cross-entropy and shrinks the gradients of the others. With minus infinity, a probability of 0, they add
+    nothing to an intersection or a union. A batch without any seen pixel costs 0 with `exclude`, where a soft IoU
+    costs 1 with `zero`.
     """
     seen = events != MASKED
-    logits = logits.float().where(seen, 0)
+    logits = logits.float().where(seen, unseen)
     counted = seen.float() if mask == "exclude" else logits.new_ones(()).expand_as(logits)
     return measure(logits, (events == RAIN).float(), counted)
 

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.ndimage import uniform_filter
 
-from retable.platform.intervals import seed_mean, widen
+from retable.platform.verdicts import seed_mean, widen
 from retable.tasks.weather.config import STEPS
 from retable.tasks.weather.preprocess import MASKED
 

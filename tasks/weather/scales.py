@@ -4,55 +4,45 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from retable.platform.launch import describe
-from retable.platform.table import Combined, Row
+from retable.platform.config import describe
+from retable.platform.table import AnyTable, Row
 from retable.platform.task import Scale
 
 
 @dataclass(frozen=True)
 class Reduced:
-    """A reduced setting."""
+    """A reduced setting: what becomes of a row."""
 
     overrides: Mapping[str, object]
+    """What every run changes."""
     models: Mapping[str, Mapping[str, object]]
     """Model -> what its rows change; a model that is not named is not run."""
-    seeds: Sequence[int]
-    why: str
+    why: str = "as their models are not run"
     """Why the rows of other models are left out."""
     slow: str = ""
     """Why rows in 16 bits are left out."""
 
-    def __call__(self, table: Any) -> Any:
-        """Return a table at this size. Combined rows join those members that are run, if there are two."""
-        rows = [self.row(row) if isinstance(row, Row) else row for row in table.rows]
-        present = {row.label for row in rows if isinstance(row, Row) and row.present}
-        rows = [self.combined(row, present) if isinstance(row, Combined) else row for row in rows]
-        left_out = [row.label for row in rows if not row.present]
-        reasons = ", ".join(reason for reason in (self.why, self.slow) if reason)
+    def row(self, row: Row) -> Row | str:
+        """Return a row with the model, training and epochs of this size, or why it is left out."""
+        overrides = row.overrides or {}
+        if model_of(overrides) not in self.models:
+            return self.why
+        if self.slow and overrides.get("precision", "float32") != "float32":
+            return self.slow
+        view = dict(row.view or {})
+        if view.get("epoch"):
+            view["epoch"] = self.epoch(int(str(view["epoch"])), overrides)
+        return dataclasses.replace(row, overrides=self.shrink(overrides), view=view)
+
+    def note(self, table: AnyTable) -> str:
+        """Say what the settings are, and what becomes of the epochs that rows name."""
         shrunk = sorted({pair for row in table.rows if isinstance(row, Row) for pair in self.epochs(row)})
         settings = "; ".join(f"{model}: {describe(changes)}" for model, changes in self.models.items())
         epochs = ", ".join(f"{old} -> {new}" for old, new in shrunk)
-        note = f"{table.note} Settings of this scale: {describe(self.overrides)}; {settings}. Epochs: {epochs}."
-        note += f" Not at this scale, {reasons}: {'; '.join(left_out)}." if left_out else ""
-        over = {axis: self.seeds[: len(values)] for axis, values in table.over.items()}  # seeds are the only axis
-        own = {} if table.rows else self.models["unet"]  # what `train` and `sweep` start from
-        overrides = {**table.overrides, **self.overrides, **own}
-        return dataclasses.replace(table, rows=rows, over=over, overrides=overrides, note=note)
-
-    def row(self, row: Row) -> Row:
-        """Return a row with the model, training and epochs of this size."""
-        half = (row.overrides or {}).get("precision", "float32") != "float32"
-        if model_of(row.overrides or {}) not in self.models or (half and self.slow):
-            return dataclasses.replace(row, present=False)
-        view = dict(row.view or {})
-        overrides = self.shrink(row.overrides or {})
-        if view.get("epoch"):
-            view["epoch"] = self.epoch(int(str(view["epoch"])), row.overrides or {})
-        return dataclasses.replace(row, overrides=overrides, view=view)
+        return f"Settings of this scale: {describe(self.overrides)}; {settings}. Epochs: {epochs}."
 
     def shrink(self, overrides: Mapping[str, object]) -> dict[str, object]:
         """Return overrides, and those of the run they start from, at this size."""
@@ -82,11 +72,6 @@ class Reduced:
         reduced = self.models[model_of(overrides)]["epochs"]
         return [(f"{epoch:2d} of {full}", f"{self.epoch(epoch, overrides)} of {reduced}")]
 
-    def combined(self, row: Combined, present: set[str]) -> Combined:
-        """Return a combined row of those members that are run."""
-        members = tuple(label for label in row.of if label in present)
-        return dataclasses.replace(row, of=members or row.of, present=len(members) > 1)
-
 
 def model_of(overrides: Mapping[str, object]) -> str:
     """Return the name of the model that overrides choose."""
@@ -111,8 +96,6 @@ SMOKE = Reduced(
         "context": {**BRIEF, "model.filters": 8, "model.levels": 3, "epochs": 1},
         "retrieval": {**BRIEF, "model.filters": 8, "epochs": 1},
     },
-    seeds=(0,),
-    why="",
     slow="as CPUs emulate 16 bits (eight times as slow)",
 )
 SMALL = Reduced(
@@ -128,15 +111,26 @@ SMALL = Reduced(
         "context": {**SHORT, "model.filters": 16, "model.levels": 4, "epochs": 7},
         "retrieval": {**SHORT, "optimizer.learning_rate": 3e-3, "epochs": 2},
     },
-    seeds=(0, 1, 2),
     why="as Swin-UNETR and ViViT need a GPU",
 )
 
+
+def scale(about: str, size: Reduced, seeds: tuple[int, ...]) -> Scale:
+    """Return a scale; a training that is of no table starts from the U-Net's rows."""
+    return Scale(
+        about=about,
+        overrides=size.overrides,
+        start=size.models["unet"],
+        row=size.row,
+        over={"seed": seeds},
+        note=size.note,
+    )
+
+
 SCALES = {
-    "smoke": Scale(about="minutes on two cores: every row, two steps an epoch; scores mean nothing", apply=SMOKE),
-    "small": Scale(
-        about="under an hour on two cores: U-Nets and baselines, generated data of 36 x 36 pixels, 3 seeds",
-        apply=SMALL,
+    "smoke": scale("minutes on two cores: every row, two steps an epoch; scores mean nothing", SMOKE, (0,)),
+    "small": scale(
+        "under an hour on two cores: U-Nets and baselines, generated data of 36 x 36 pixels, 3 seeds", SMALL, (0, 1, 2)
     ),
-    "paper": Scale(about="the published setting: Weather4cast 2022, 252 x 252 pixels, GPUs", apply=lambda table: table),
+    "paper": Scale(about="the published setting: Weather4cast 2022, 252 x 252 pixels, GPUs"),
 }

@@ -121,7 +121,7 @@ def folder(storage):
 
 
 def endpoint(**changes):
-    return Endpoint(**{"model": "toy-1", "pause": 0.01, "timeout": 5.0, "tries": 3, "concurrent": 2, **changes})
+    return Endpoint(**{"model": "toy-1", "pause": 0.01, "timeout": 60.0, "tries": 3, "concurrent": 2, **changes})
 
 
 def rewritten(folder):
@@ -348,11 +348,11 @@ def test_as_many_requests_as_allowed_are_under_way(folder, server):
     together = threading.Barrier(3)
 
     def meet(query):
-        together.wait(10)
+        together.wait(60)
         return good(query)
 
     server.plan = {"barks": [meet] * 6}
-    augment_dataset(folder, endpoint(concurrent=3, timeout=20.0))
+    augment_dataset(folder, endpoint(concurrent=3))
     assert server.busiest == 3
 
 

@@ -1,14 +1,18 @@
 """Verdicts on made-up results whose answer is known."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy import stats
 
 from retable.platform.config import override
-from retable.platform.table import Need, Replicate, Results
-from retable.tasks.audio import claims, example
+from retable.platform.table import Replicate
+from retable.tasks.audio import TASK, claims, example
 from retable.tasks.audio.config import Config, View
-from retable.tasks.audio.tables import TABLES
+from tests.table_results import results_of
+
+TABLES = TASK.tables()
 
 UNTESTED = "not tested at this scale"
 RECORDINGS, CAPTIONS = 40, 5
@@ -20,8 +24,8 @@ def run(label, seed, ranks, data="generated-small"):
     better = np.asarray(ranks) - 1
     summary = {"test/00000": {"recording": recording, "better": better, "tied": np.zeros_like(better)}}
     precision = np.where(better < 10, 1 / (better + 1), 0.0)
-    need = Need(label, {"seed": seed}, override(Config(), {"seed": seed, "data": data}), View(epoch=1))
-    return Replicate(need, "0", {"map10": float(precision.mean())}, (), lambda: summary)
+    need = Replicate(label, {"seed": seed}, override(Config(), {"seed": seed, "data": data}), View(epoch=1))
+    return replace(need, metrics={"map10": float(precision.mean())}, summaries=lambda: summary)
 
 
 def ranks_of(level, seed, label):
@@ -32,11 +36,12 @@ def ranks_of(level, seed, label):
 
 def results(levels, seeds=3, **options):
     """Return rows: label -> the rank that the right recording has, about."""
-    return Results(
+    return results_of(
+        TABLES,
         {
             label: [run(label, seed, ranks_of(level, seed, label), **options) for seed in range(seeds)]
             for label, level in levels.items()
-        }
+        },
     )
 
 
@@ -97,7 +102,7 @@ def test_pairs_are_averaged_and_those_not_run_left_out():
 
 
 def test_only_seeds_that_both_rows_have_are_compared():
-    rows = Results({**results({"a": 2}, 4).replicates, **results({"b": 6}, 3).replicates})
+    rows = results_of(TABLES, {**results({"a": 2}, 4).replicates, **results({"b": 6}, 3).replicates})
     assert "3 seeds" in claims.compare(rows, [("a", "b")]).about
 
 
@@ -138,7 +143,7 @@ def test_a_random_order_is_not_above_chance_and_a_good_one_is():
     label = claims.NOT_FINE_TUNED
     random = np.random.default_rng(0)
     rows = [run(label, seed, random.integers(1, RECORDINGS + 1, RECORDINGS * CAPTIONS)) for seed in range(3)]
-    assert verdict("table2", Results({label: rows}), 7).status == "not separable"
+    assert verdict("table2", results_of(TABLES, {label: rows}), 7).status == "not separable"
     assert verdict("table2", results({label: 3}), 7).status == "holds"
 
 
@@ -153,15 +158,16 @@ def test_published_scores_are_compared_on_the_challenges_data_alone():
 
 def tuned(label, seed, losses):
     history = [{"epoch": epoch, "validation_loss": loss} for epoch, loss in enumerate(losses, start=1)]
-    return Replicate(Need(label, {"seed": seed}, Config(seed=seed), None), "0", {}, history)
+    return Replicate(label, {"seed": seed}, Config(seed=seed), None, metrics={}, history=history)
 
 
 def curves(plain, rewritten):
-    return Results(
+    return results_of(
+        TABLES,
         {
             claims.CLOTHO: [tuned(claims.CLOTHO, seed, losses) for seed, losses in enumerate(plain)],
             claims.CLOTHO_GPT: [tuned(claims.CLOTHO_GPT, seed, losses) for seed, losses in enumerate(rewritten)],
-        }
+        },
     )
 
 
@@ -189,7 +195,7 @@ def test_last_losses_are_compared_too():
 @pytest.mark.parametrize("name", TABLES)
 def test_every_claim_names_rows_of_its_table(name):
     table = TABLES[name]
-    empty = Results({row.label: [] for row in table.rows})
+    empty = results_of(TABLES, {row.label: [] for row in table.rows})
     assert table.claims and all(claim.check(empty).status == UNTESTED for claim in table.claims)
     labels = {row.label for row in table.rows}
     compared = {label for pair in (*claims.LARGER, *claims.NO_OVERLAP) for label in pair}
@@ -198,7 +204,7 @@ def test_every_claim_names_rows_of_its_table(name):
 
 
 def counted(label, sentences):
-    return Replicate(Need(label, {}, Config(), None), "0", example.count(sentences))
+    return Replicate(label, {}, Config(), None, metrics=example.count(sentences))
 
 
 def test_sentences_are_counted():
@@ -207,13 +213,13 @@ def test_sentences_are_counted():
 
 
 def test_the_papers_answer_names_keywords_and_breaks_a_rule():
-    rows = Results({example.MODEL: [counted(example.MODEL, example.ANSWER)]})
+    rows = results_of(TABLES, {example.MODEL: [counted(example.MODEL, example.ANSWER)]})
     assert verdict("table1", rows, 0).status == "holds"
     assert verdict("table1", rows, 2).status == "does not hold"
     good = [f"Nails tap {word}." for word in ("here", "there", "slowly", "fast", "softly")]
-    rows = Results({example.RULES: [counted(example.RULES, good)]})
+    rows = results_of(TABLES, {example.RULES: [counted(example.RULES, good)]})
     assert [verdict("table1", rows, number).status for number in (1, 3)] == ["holds", "holds"]
-    rows = Results({example.RULES: [counted(example.RULES, [example.CAPTION] * 4)]})
+    rows = results_of(TABLES, {example.RULES: [counted(example.RULES, [example.CAPTION] * 4)]})
     assert [verdict("table1", rows, number).status for number in (1, 3)] == ["does not hold", "does not hold"]
 
 

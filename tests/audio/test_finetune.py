@@ -60,7 +60,7 @@ def test_from_a_run_that_is_not_finished_or_damaged(trained, storage):
     with pytest.raises(UserError, match="damaged or missing"):
         finetune.settings(trained.fingerprint, INFO, storage, {})
     trained.folder.remove("result.json")
-    with pytest.raises(UserError, match="not kept"):
+    with pytest.raises(UserError, match="is not finished"):
         finetune.settings(trained.fingerprint, INFO, storage, {})
 
 

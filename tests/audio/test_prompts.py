@@ -27,6 +27,8 @@ LAYOUTS = {
     "dash": numbered(lambda n, form: f"{n} - {form}"),
     "hash": numbered(lambda n, form: f"#{n}: {form}"),
     "nothing but the number": numbered(lambda n, form: f"{n} {form}"),
+    "number glued": numbered(lambda n, form: f"{n}{form}" if n != 4 else f"{n} {form}"),
+    "number and quotes": numbered(lambda n, form: f'{n} "{form}"'),
     "letter": numbered(lambda n, form: f"{'abcde'[n - 1]}) {form}"),
     "roman": numbered(lambda n, form: f"{ROMAN[n - 1]}. {form}"),
     "word": numbered(lambda n, form: f"{WORDS[n - 1]}: {form}"),
@@ -114,6 +116,47 @@ def test_numbers_that_belong_to_the_sentence_stay():
         "1.5 seconds of beeps.",
     )
     assert parse("2 dogs bark.\nA dog barks at 2 cats.", CAPTION).captions[0] == "2 dogs bark."
+
+
+@pytest.mark.parametrize(
+    "mark", ["1", "1 ", "1. ", "1.", "1) ", "1)", "(1) ", "(1)", "1: ", "1 - ", "- ", "-", "* ", "*", "• ", "①"]
+)
+@pytest.mark.parametrize("form", ["A hound yaps.", "a hound yaps.", "The hound yaps.", "Hounds yap at 2 cats."])
+def test_a_mark_before_a_single_caption_goes(mark, form):
+    assert parse(mark + form, CAPTION).captions == (form,)
+
+
+@pytest.mark.parametrize(
+    "captions",
+    [
+        ["2 dogs bark."],
+        ["1 car passes."],
+        ["10 people clap."],
+        ["3D printers hum loudly."],
+        ["1st a dog barks, then a cat meows."],
+        ["1-2 dogs bark."],
+        ["1:30 minutes of rain pass."],
+        ["1 car passes.", "2 cars pass."],
+        ["10 people clap.", "20 people clap."],
+        ["1 car passes.", "2 dogs bark.", "A cat meows.", "Rain falls hard.", "Wind blows."],
+        ["1 German shepherd barks.", "A big dog barks."],
+    ],
+)
+@pytest.mark.parametrize("mark", ["", "{}. ", "{}) ", "({}) ", "{}: ", "- ", "* "])
+def test_captions_keep_the_numbers_that_they_begin_with(captions, mark):
+    answer = "\n".join(mark.format(place) + caption for place, caption in enumerate(captions, 1))
+    assert parse(answer, CAPTION).captions == tuple(captions)
+
+
+def test_bare_numbers_are_indices_where_they_count_the_lines():
+    assert parse("1A hound yaps.\n2The dog barks.\n3Someone shouts.", CAPTION).captions == (
+        "A hound yaps.",
+        "The dog barks.",
+        "Someone shouts.",
+    )
+    assert parse("1 1 car passes.\n2 2 cars pass.", CAPTION).captions == ("1 car passes.", "2 cars pass.")
+    assert parse("Here you go:\n1A hound yaps.", CAPTION).captions == ("A hound yaps.",)
+    assert parse("1A hound yaps.\n3D printers hum.", CAPTION).captions == ("1A hound yaps.", "3D printers hum.")
 
 
 def test_a_caption_in_another_script_keeps_forms_in_it():

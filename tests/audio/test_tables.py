@@ -2,21 +2,23 @@
 
 import csv
 import functools
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from matplotlib.figure import Figure as Drawing
 
-from retable.platform.api import config_at
 from retable.platform.config import fingerprint, flatten, override, parent
 from retable.platform.space import find_space
-from retable.platform.table import Combined, Need, Replicate, Results, Row, expand
-from retable.tasks.audio import claims, example, figures
+from retable.platform.table import Combined, Replicate, Row, expand
+from retable.platform.task import config_at, scaled
+from retable.tasks.audio import TASK, claims, example, figures
 from retable.tasks.audio.config import PAPER, Config, MeanMel, Untrained, View
 from retable.tasks.audio.learner import cost
-from retable.tasks.audio.scales import SCALES
-from retable.tasks.audio.tables import AUDIO, COLUMNS, SYSTEMS, TABLES, TEXT
+from retable.tasks.audio.tables import AUDIO, COLUMNS, SYSTEMS, TEXT
+from tests.table_results import results_of
+
+TABLES = TASK.tables()
+SCALES = TASK.scales()
 
 SPACES = ("audio", "audio_text", "audio_augmentation", "audio_learning_rate")
 
@@ -24,8 +26,8 @@ SPACES = ("audio", "audio_text", "audio_augmentation", "audio_learning_rate")
 @functools.cache
 def needs(name, scale):
     """Return label -> needs of the rows that are trained."""
-    table = SCALES[scale].apply(TABLES[name])
-    rows = [row for row in table.rows if isinstance(row, Row) and row.present]
+    table = scaled(TABLES[name], SCALES[scale])
+    rows = [row for row in table.rows if isinstance(row, Row) and not row.absent]
     return {row.label: expand(table, row, Config(), View()) for row in rows if row.overrides is not None}
 
 
@@ -121,7 +123,7 @@ def test_smoke_trains_every_row_once():
     systems, fine_tuned_alone, guarded, linear = 2 * 10, 1, 2, 4
     assert len(trainings("smoke")) == systems + fine_tuned_alone + guarded + linear
     for name, table in TABLES.items():
-        assert all(row.present for row in SCALES["smoke"].apply(table).rows)
+        assert all(not row.absent for row in scaled(table, SCALES["smoke"]).rows)
         assert needs(name, "smoke").keys() == needs(name, "paper").keys()
 
 
@@ -148,9 +150,9 @@ def test_reduced_scales_are_as_short_as_they_say(scale, minutes):
 
 
 def test_combined_rows_join_what_is_run():
-    small = SCALES["small"].apply(TABLES["ensembles"])
-    run = {row.label for row in small.rows if isinstance(row, Row) and row.present}
-    combined = {row.label: row for row in small.rows if isinstance(row, Combined) and row.present}
+    small = scaled(TABLES["ensembles"], SCALES["small"])
+    run = {row.label for row in small.rows if isinstance(row, Row) and not row.absent}
+    combined = {row.label: row for row in small.rows if isinstance(row, Combined) and not row.absent}
     members = set(claims.MEMBERS) & run
     assert set(combined[claims.ENSEMBLE].of) == members and len(members) == 3
     assert {label for label in combined if "without" in label} == {claims.without(label) for label in members}
@@ -163,11 +165,11 @@ def test_combined_rows_join_what_is_run():
 def test_small_repeats_what_claims_compare_and_says_what_it_leaves_out():
     found = {label: len(rows) for label, rows in needs("table2", "small").items()}
     assert found.pop(claims.GUARDED) == 1 and set(found.values()) == {3}
-    table = SCALES["small"].apply(TABLES["table2"])
-    left_out = [row.label for row in table.rows if not row.present]
+    table = scaled(TABLES["table2"], SCALES["small"])
+    left_out = [row.label for row in table.rows if row.absent]
     assert left_out and all(label in table.note.split("Not at this scale")[1] for label in left_out)
     assert f"With one seed: {claims.GUARDED}." in table.note
-    assert SCALES["small"].apply(TABLES["table1"]).note == TABLES["table1"].note
+    assert scaled(TABLES["table1"], SCALES["small"]).note == TABLES["table1"].note
 
 
 def test_labels_say_which_encoders_a_system_has():
@@ -178,7 +180,7 @@ def test_labels_say_which_encoders_a_system_has():
 
 
 def task():
-    return SimpleNamespace(name="audio", config=Config, scales=SCALES)
+    return TASK
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -198,13 +200,13 @@ def test_sweeps_choose_on_the_validation_recordings(name):
 
 def tuned(label, seed, losses):
     history = [{"epoch": epoch, "validation_loss": loss} for epoch, loss in enumerate(losses, start=1)]
-    return Replicate(Need(label, {"seed": seed}, Config(seed=seed), None), "0", {}, history)
+    return Replicate(label, {"seed": seed}, Config(seed=seed), None, metrics={}, history=history)
 
 
 def test_figure_2_shows_means_and_ranges():
     curves = np.array([[2.0, 1.5], [2.4, 1.2], [2.2, 1.8]])
     rows = {claims.CLOTHO: [tuned(claims.CLOTHO, seed, curve) for seed, curve in enumerate(curves)], "none": []}
-    drawing = figures.draw_validation(Results(rows))
+    drawing = figures.draw_validation(results_of(TABLES, rows))
     assert isinstance(drawing, Drawing)
     ((line, _, (bars,)),) = [container.lines for container in drawing.axes[0].containers]
     np.testing.assert_allclose(line.get_ydata(), curves.mean(axis=0))
@@ -215,7 +217,7 @@ def test_figure_2_shows_means_and_ranges():
 
 
 def test_table_1_shows_both_authors_sentences():
-    drawing = example.draw_example(Results({}))
+    drawing = example.draw_example(results_of(TABLES, {}))
     texts = [text.get_text().replace("\n    ", " ") for text in drawing.texts]
     for sentence in (*example.ANSWER, *example.rewritten()):
         assert any(text.endswith(sentence) for text in texts)

@@ -77,12 +77,12 @@ def test_ray_predicts_scores_and_joins_shard_by_shard(cluster, storage, tmp_path
     error = np.concatenate([abs((slow(s) + fast(s)) / 2 - truth(s)[1]) for s in ("test/left", "test/right")])
     (both,) = results.select("both")
     assert both.metrics == {"hits": (error <= 2.5).mean(), "error": pytest.approx(error.mean()), "shards": 2}
-    assert both.need.view == View(epoch=3, limit=2.5), "the first member's"
+    assert both.view == View(epoch=3, limit=2.5), "the first member's"
     np.testing.assert_allclose(both.summaries()["test/right"]["error"], error[5:])
     assert results.select("killed once")[0].metrics == both.metrics
 
     (narrow,) = results.select("narrow")
-    assert narrow.need.view.limit == 0.01 and narrow.metrics["hits"] == (error <= 0.01).mean() < both.metrics["hits"]
+    assert narrow.view.limit == 0.01 and narrow.metrics["hits"] == (error <= 0.01).mean() < both.metrics["hits"]
     (tuned,) = results.select("tuned")
     assert list(tuned.summaries()) == ["test/left", "test/right", "validation/left", "validation/right"]
     assert tuned.metrics["shards"] == 4

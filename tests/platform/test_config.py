@@ -159,7 +159,7 @@ sparsities = st.floats(0, 0.99)
 prunes = st.one_of(
     st.just(Dense()),
     *(st.builds(kind, sparsity=sparsities) for kind in (Random, Magnitude, Erk, SmallDense)),
-    *(st.builds(kind, sparsity=sparsities, batch=st.integers(1, 500)) for kind in (Snip, Grasp)),
+    *(st.builds(kind, sparsity=sparsities, batch=st.integers(2, 500)) for kind in (Snip, Grasp)),
 )
 algorithms = st.just(Bc()) | st.builds(Bcq, target_rate=st.floats(0, 1), target_samples=st.integers(1, 20))
 pair = st.tuples(st.integers(1, 900), st.integers(1, 900))

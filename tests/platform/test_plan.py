@@ -71,9 +71,9 @@ def test_two_rows_and_two_tables_share_one_training(storage):
 
 def test_rows_that_are_absent_at_this_scale_need_nothing(storage):
     rows = (
-        Row(label="a", present=False),
-        Measurement(label="m", measure=measure, present=False),
-        Combined(label="c", of=("a",), combine=mean, present=False),
+        Row(label="a", absent="left out"),
+        Measurement(label="m", measure=measure, absent="left out"),
+        Combined(label="c", of=("a",), combine=mean, absent="left out"),
     )
     plan = planned(storage, *rows)
     assert not plan.trainings and not plan.timings and not plan.combinings and not plan.needs["line/t"]
@@ -173,7 +173,7 @@ def test_a_combined_row_leaves_out_points_that_a_member_lacks(storage):
     both = Combined(label="both", of=("a", "b"), combine=mean)
     plan = planned(storage, Row(label="a", view={}), one_seed, both, over={"seed": (0, 1)})
     assert [dict(c.axes) for c in plan.combinings] == [{"seed": 1}]
-    absent = replace(one_seed, present=False)
+    absent = replace(one_seed, absent="left out")
     assert planned(storage, Row(label="a", view={}), absent, both, over={"seed": (0, 1)}).combinings == []
 
 

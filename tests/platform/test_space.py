@@ -104,7 +104,10 @@ def test_every_space_is_sound_at_every_scale(name):
         base = config_at(task, scale, searched.overrides)
         view = override(task.view(), searched.view)
         works = {
-            (fingerprint(task.name, 1, point_config(base, searched.overrides, point)), view_key(point_view(view, point)))
+            (
+                fingerprint(task.name, 1, point_config(base, searched.overrides, point)),
+                view_key(point_view(view, point)),
+            )
             for point in points
         }
         assert len(works) == len(points)

@@ -2,12 +2,10 @@
 
 import math
 import os
-import signal
 import threading
 import time
 from dataclasses import replace
 
-import psutil
 import pyarrow.parquet as pq
 import pytest
 
@@ -22,6 +20,7 @@ from retable.platform.runs import RunFolder
 from retable.platform.storage import Storage
 from retable.platform.task import find
 from tests.platform.halves import fit
+from tests.platform.trials import trial_processes
 
 LINES = find("lines")
 
@@ -105,24 +104,18 @@ def launched(storage, members, told=None):
     return train_all(plan, context_for(plan, resources), (told if told is not None else []).append)
 
 
-def kill_trial():
-    """Kill -9 the one trial of ours."""
-    children = psutil.Process().children(recursive=True)
-    (victim,) = [child for child in children if any("ImplicitFunc" in word for word in child.cmdline())]
-    os.kill(victim.pid, signal.SIGKILL)
-
-
 def test_a_killed_stack_goes_on_and_every_member_ends_as_if_it_were_alone(cluster, storage, tmp_path, capfd):
     members = configs(*({"seed": seed, "epochs": 4, "pause": 0.02} for seed in range(3)))
     folders = [RunFolder.of(storage, LINES, config) for config in members]
     told, failures = [], []
     thread = threading.Thread(target=lambda: failures.append(launched(storage, members, told)))
     thread.start()
-    end = time.monotonic() + 120
+    end = time.monotonic() + 300
     while len(folders[2].history()) < 2 and time.monotonic() < end:
         time.sleep(0.02)
-    kill_trial()
-    thread.join(120)
+    (victim,) = trial_processes("ImplicitFunc")
+    victim.kill()
+    thread.join(300)
     assert failures == [{}] and not thread.is_alive()
     assert told == folders
     assert [line for line in capfd.readouterr().out.splitlines() if "done 3/3" in line]

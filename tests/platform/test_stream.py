@@ -9,8 +9,7 @@ import pytest
 
 from retable.platform import stream as streaming
 from retable.platform.cluster import ray_cluster
-from retable.platform.errors import UserError
-from retable.platform.launch import one_line
+from retable.platform.errors import UserError, one_line
 from retable.platform.stream import decode, encode, stream
 
 ARRAYS = {
@@ -95,7 +94,7 @@ def test_a_stream_runs_where_every_cpu_is_taken(cluster):
         return list(stream(pieces, fetch))
 
     remote = ray.remote(num_cpus=ray.cluster_resources()["CPU"])(read)
-    found = ray.get(remote.remote(numbered(3), all_arrays), timeout=60)
+    found = ray.get(remote.remote(numbered(3), all_arrays), timeout=300)
     assert len(found) == 3
     for got in found:
         same(got, ARRAYS)
@@ -121,10 +120,11 @@ def test_a_stream_that_is_left_early_leaves_nothing_behind(cluster, tmp_path):
     while len(executors()) > before and time.monotonic() < end:
         time.sleep(0.1)
     assert len(executors()) == before
-    time.sleep(0.3)  # what was in flight ends
-    fetched = len(list(tmp_path.iterdir()))
-    time.sleep(0.5)
-    assert len(list(tmp_path.iterdir())) == fetched < 500
+    fetched = -1
+    while fetched != len(list(tmp_path.iterdir())):  # what was in flight ends
+        fetched = len(list(tmp_path.iterdir()))
+        time.sleep(1)
+    assert fetched < 500
 
 
 @pytest.mark.parametrize("kind", [UserError, ValueError])

@@ -130,7 +130,9 @@ def test_what_diverged_never_wins(storage, no_ray):
         (0.01, None, "diverged"),
         (0.1, None, "diverged: loss is nan at step 9"),
     ]
-    assert found.best.overrides == {"rate": 0.001} and json.loads(storage.read(name(storage, ".json")))[1]["value"] is None
+    assert (
+        found.best.overrides == {"rate": 0.001} and json.loads(storage.read(name(storage, ".json")))[1]["value"] is None
+    )
 
 
 def name(storage, suffix):

@@ -11,7 +11,6 @@ from retable.platform.table import (
     Column,
     Combined,
     Measurement,
-    Need,
     Replicate,
     Results,
     Row,
@@ -101,11 +100,11 @@ def test_a_row_that_is_named_after_a_changed_axis_is_left_out_but_for_its_seed()
     )
     wide = table(rows=rows, over={"seed": (0, 1), "rate": (0.1, 0.2)})
     found = changed(wide, {"seed": 5, "rate": 0.2})
-    assert [row.label for row in found.rows if row.present] == ["rate 0.2, once", "both", "as printed"]
+    assert [row.label for row in found.rows if not row.absent] == ["rate 0.2, once", "both", "as printed"]
     (need,) = expand(found, found.rows[1], Small(), Look())
     assert (need.config.seed, need.config.rate, dict(need.axes)) == (5, 0.2, {"rate": 0.2, "seed": 5})
     assert changed(wide, {}) == replace(wide, rows=[*rows])
-    assert all(row.present for row in changed(table(rows=rows, over={"seed": (0, 1)}), {"rate": 0.2}).rows)
+    assert all(not row.absent for row in changed(table(rows=rows, over={"seed": (0, 1)}), {"rate": 0.2}).rows)
 
 
 def test_a_published_row_needs_nothing_and_a_measurement_no_view():
@@ -137,7 +136,7 @@ def test_a_row_with_an_unknown_field_is_refused():
 
 
 def replicate(axes, **metrics):
-    return Replicate(Need("r", axes, None, None), "f", metrics)
+    return Replicate("r", axes, None, None, metrics=metrics)
 
 
 RESULTS = Results(

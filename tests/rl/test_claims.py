@@ -6,9 +6,13 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from retable.platform.table import Need, Replicate, Results
-from retable.tasks.rl import claims
+from retable.platform.table import Replicate
+from retable.platform.verdicts import UNTESTED
+from retable.tasks.rl import TASK, claims
 from retable.tasks.rl.config import Config, View
+from tests.table_results import results_of
+
+TABLES = TASK.tables()
 
 
 def results(rows, environment="HalfCheetah", policy="bcq"):
@@ -17,19 +21,16 @@ def results(rows, environment="HalfCheetah", policy="bcq"):
     for label, shares in rows.items():
         found[label] = [
             Replicate(
-                Need(
-                    label,
-                    {"environment": environment, "seed": seed, "view.policy": policy, "view.epoch": epoch},
-                    Config(),
-                    View(),
-                ),
-                "0",
-                {"behaviour_share": share if epoch == 2 else 0.0, "score": 100 * share},
+                label,
+                {"environment": environment, "seed": seed, "view.policy": policy, "view.epoch": epoch},
+                Config(),
+                View(),
+                metrics={"behaviour_share": share if epoch == 2 else 0.0, "score": 100 * share},
             )
             for seed, share in enumerate(shares)
             for epoch in (1, 2)
         ]
-    return Results(found)
+    return results_of(TABLES, found)
 
 
 def keeps(rows, **options):
@@ -61,7 +62,7 @@ def test_what_has_not_learned_or_has_too_few_seeds_is_not_tested():
 def test_a_behaviour_without_a_positive_return_leaves_claims_untested_and_says_so():
     found = results({"dense": (1.0, 1.0, 1.0)}).replicates["dense"]
     played = [dataclasses.replace(r, metrics={"return": -300.0}) for r in found]
-    verdict = claims.keeps(Results({"dense": played}), "snip", "HalfCheetah", "bcq", False)
+    verdict = claims.keeps(results_of(TABLES, {"dense": played}), "snip", "HalfCheetah", "bcq", False)
     assert verdict.status == "not tested at this scale" and "is not above 0" in verdict.because
 
 
@@ -95,9 +96,9 @@ def test_environments_are_joined_and_those_that_have_not_learned_left_out():
         results({**good, "ERK 99 %": (0.7, 0.6, 0.5)}, "Hopper"),
         results({**good, "dense": (0.1, 0.1, 0.1), "ERK 99 %": (1.0, 1.0, 1.0)}, "Walker2d"),
     ]
-    joined = Results({label: [r for part in parts for r in part.replicates[label]] for label in good})
+    joined = results_of(TABLES, {label: [r for part in parts for r in part.replicates[label]] for label in good})
     verdict = claims.beats(joined, "SNIP 99 %", "ERK 99 %", "bcq")
-    assert verdict.status == "holds" and verdict.because == "+30% [+30%, +30%], 6 pairs"
+    assert verdict.status == "holds" and verdict.because == "+30% [+30%, +30%] 6 pairs"
 
 
 @pytest.mark.parametrize(
@@ -134,8 +135,8 @@ def test_a_loss_to_one_of_four_controls_must_be_clearer_than_one_to_one():
 
 def without(found, label, seed):
     """Take a seed's runs away from a row."""
-    kept = [r for r in found.replicates[label] if r.need.axes["seed"] != seed]
-    return Results({**found.replicates, label: kept})
+    kept = [r for r in found.replicates[label] if r.axes["seed"] != seed]
+    return results_of(TABLES, {**found.replicates, label: kept})
 
 
 def test_a_lost_run_leaves_the_others_paired_by_seed():
@@ -143,7 +144,7 @@ def test_a_lost_run_leaves_the_others_paired_by_seed():
     found = results({"dense": (1.0,) * 4, "SNIP 99 %": ours, "ERK 99 %": control})
     lost = without(without(found, "SNIP 99 %", 0), "dense", 3)
     verdict = claims.beats(lost, "SNIP 99 %", "ERK 99 %", "bcq")
-    assert verdict.status == "holds" and verdict.because == "+40% [+40%, +40%], 3 pairs"
+    assert verdict.status == "holds" and verdict.because == "+40% [+40%, +40%] 3 pairs"
     other = without(without(found, "SNIP 99 %", 0), "ERK 99 %", 1)
     assert claims.beats(other, "SNIP 99 %", "ERK 99 %", "bcq").status == "not tested at this scale"
     assert claims.loses_nothing(lost, "SNIP 99 %", "ERK 99 %").because.endswith("3 pairs")
@@ -159,26 +160,27 @@ def test_controls_are_not_tested_without_three_seeds_or_runs():
 def test_every_claim_of_the_figures_is_untested_on_nothing():
     for method, name in (("snip", "SNIP"), ("grasp", "GraSP")):
         for claim in (
-            *claims.keeps_performance(method, name, ["Hopper"]),
+            *claims.keeps_performance(method, name),
             *claims.against_controls(method, name, [0.95]),
             *claims.explained(method, [0.95]),
         ):
-            assert claim.check(Results({})).status == "not tested at this scale"
+            assert claim.check(results_of(TABLES, {})).status == "not tested at this scale"
 
 
 def with_units(scores, units):
     """Give each row of 99 % its units cut off, by seed, in the VAE."""
     found = results({**DENSE, **scores}, policy="bc").replicates
-    return Results(
+    return results_of(
+        TABLES,
         {
             label: [
-                dataclasses.replace(r, metrics={**r.metrics, "unconnected/vae": units[label][r.need.axes["seed"]]})
+                dataclasses.replace(r, metrics={**r.metrics, "unconnected/vae": units[label][r.axes["seed"]]})
                 if label in units
                 else r
                 for r in replicates
             ]
             for label, replicates in found.items()
-        }
+        },
     )
 
 
@@ -223,15 +225,19 @@ def test_rank_correlation_is_scipys_but_for_constants():
 def sizes(label, dense, sparse, **kept):
     names = ("actor", "critic", "vae")
     metrics = {f"bytes/{name}/dense": dense for name in names} | {f"bytes/{name}/sparse": sparse for name in names}
-    return [Replicate(Need(label, {"seed": 0}, Config(), None), "0", metrics | kept)]
+    return [Replicate(label, {"seed": 0}, Config(), None, metrics=metrics | kept)]
 
 
 def test_ratios_of_bytes_hold_if_they_round_to_the_published_number():
-    found = Results({"Dense Model": sizes("Dense Model", 100.0, 498.0), "SNIP 95 %": sizes("SNIP 95 %", 100.0, 27.0)})
+    found = results_of(
+        TABLES, {"Dense Model": sizes("Dense Model", 100.0, 498.0), "SNIP 95 %": sizes("SNIP 95 %", 100.0, 27.0)}
+    )
     four, five, *_ = claims.MEMORY
     assert four.check(found).status == "holds" and "3.70x" in four.check(found).because
     assert five.check(found).status == "not tested at this scale"
-    found = Results({"Dense Model": sizes("Dense Model", 100.0, 1.0), "SNIP 95 %": sizes("SNIP 95 %", 100.0, 30.0)})
+    found = results_of(
+        TABLES, {"Dense Model": sizes("Dense Model", 100.0, 1.0), "SNIP 95 %": sizes("SNIP 95 %", 100.0, 30.0)}
+    )
     assert four.check(found).status == "does not hold"
 
 
@@ -239,9 +245,7 @@ def layers(label, shares):
     """Make replicates whose last layers keep these shares, one a seed."""
     names = [f"density/{network}/{layer}" for network, last in claims.LAST.items() for layer in last]
     return [
-        Replicate(
-            Need(label, {"environment": "Hopper", "seed": seed}, Config(), None), "0", dict.fromkeys(names, share)
-        )
+        Replicate(label, {"environment": "Hopper", "seed": seed}, Config(), None, metrics=dict.fromkeys(names, share))
         for seed, share in enumerate(shares)
     ]
 
@@ -255,7 +259,7 @@ def layers(label, shares):
     ],
 )
 def test_last_layers_are_compared_run_by_run(grasp, snip, status):
-    found = Results({"GraSP 95 %": layers("GraSP 95 %", grasp), "SNIP 95 %": layers("SNIP 95 %", snip)})
+    found = results_of(TABLES, {"GraSP 95 %": layers("GraSP 95 %", grasp), "SNIP 95 %": layers("SNIP 95 %", snip)})
     assert claims.grasp_keeps_more(found).status == status
     assert claims.last_layer_kept(found, "grasp").status == "holds"
     (shares,) = claims.last_density(found, ["SNIP 95 %"], "critic")
@@ -264,14 +268,16 @@ def test_last_layers_are_compared_run_by_run(grasp, snip, status):
 
 def test_claims_on_layers_and_files_take_what_is_missing_for_untested():
     whole = {label: layers(label, (0.6, 0.62, 0.61)) for label in ("GraSP 95 %", "SNIP 95 %")}
-    assert claims.grasp_keeps_more(Results({**whole, "SNIP 95 %": whole["SNIP 95 %"][:1]})).status == claims.UNTESTED
+    assert (
+        claims.grasp_keeps_more(results_of(TABLES, {**whole, "SNIP 95 %": whole["SNIP 95 %"][:1]})).status == UNTESTED
+    )
     pair = {label: replicates[:2] for label, replicates in whole.items()}
-    assert claims.grasp_keeps_more(Results(pair)).status == claims.UNTESTED
+    assert claims.grasp_keeps_more(results_of(TABLES, pair)).status == UNTESTED
     vae_alone = [
         dataclasses.replace(r, metrics={k: v for k, v in r.metrics.items() if "/vae/" in k}) for r in whole["SNIP 95 %"]
     ]
     for claim in claims.LAYERS:
-        assert claim.check(Results({"GraSP 95 %": vae_alone, "SNIP 95 %": vae_alone})).status == claims.UNTESTED
+        assert claim.check(results_of(TABLES, {"GraSP 95 %": vae_alone, "SNIP 95 %": vae_alone})).status == UNTESTED
     sizes_of = {label: sizes(label, 100.0, 27.0) for label in ("Dense Model", "SNIP 95 %")}
     sizes_of["SNIP 95 %"] = [dataclasses.replace(r, metrics={}) for r in sizes_of["SNIP 95 %"]]
-    assert claims.MEMORY[0].check(Results(sizes_of)).status == claims.UNTESTED
+    assert claims.MEMORY[0].check(results_of(TABLES, sizes_of)).status == UNTESTED

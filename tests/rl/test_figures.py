@@ -2,14 +2,19 @@
 
 import dataclasses
 import zlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from matplotlib import pyplot
 
-from retable.platform.table import Replicate, Results, expand
+from retable.platform.table import expand
 from retable.platform.task import find, scaled
-from retable.tasks.rl import figures
+from retable.tasks.rl import TASK, figures
+from tests.table_results import results_of
+
+TABLES = TASK.tables()
+SCALES = TASK.scales()
 
 TASK = find("rl")
 
@@ -21,21 +26,21 @@ def value(need):
 
 
 def results(name, scale, leave_out=(), **over):
-    table = scaled(TASK, TASK.tables[name], scale)
+    table = scaled(TABLES[name], SCALES[scale])
     table = dataclasses.replace(table, over={**table.over, **over})
     found = {}
     for row in table.rows:
-        if row.present and row.label not in leave_out:
+        if not row.absent and row.label not in leave_out:
             needs = expand(table, row, TASK.config(), TASK.view())
-            found[row.label] = [Replicate(need, "0", {"score": value(need)}) for need in needs]
-    return table, Results(found)
+            found[row.label] = [replace(need, metrics={"score": value(need)}) for need in needs]
+    return table, results_of(TABLES, found)
 
 
 def mean(found, row, environment, policy, epoch):
     return np.mean([
         r.metrics["score"]
         for r in found.replicates[row]
-        if (r.need.config.environment, r.need.view.policy, r.need.view.epoch) == (environment, policy, epoch)
+        if (r.config.environment, r.view.policy, r.view.epoch) == (environment, policy, epoch)
     ])  # fmt: skip
 
 
@@ -106,10 +111,10 @@ def test_layers_have_a_line_of_panels_for_each_environment():
 
 
 def layers():
-    table = scaled(TASK, TASK.tables["figure3"], "smoke")
+    table = scaled(TABLES["figure3"], SCALES["smoke"])
     kept = {f"kept/{network}/{name}": 10.0 for network, names in figures.LAYERS.items() for name in names}
     found = {
-        row.label: [Replicate(need, "0", kept) for need in expand(table, row, TASK.config(), TASK.view())]
+        row.label: [replace(need, metrics=kept) for need in expand(table, row, TASK.config(), TASK.view())]
         for row in table.rows
     }
-    return table, Results(found)
+    return table, results_of(TABLES, found)

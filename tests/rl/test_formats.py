@@ -2,21 +2,23 @@
 
 import pytest
 
-from retable.platform.table import Need, Replicate, Results
-from retable.tasks.rl import claims, figures
+from retable.platform.table import Replicate
+from retable.tasks.rl import TASK, claims, figures
 from retable.tasks.rl.config import Config
-from retable.tasks.rl.tables import SPARSITIES, TABLES
+from retable.tasks.rl.tables import SPARSITIES
+from tests.table_results import results_of
+
+TABLES = TASK.tables()
 
 
 def made(rows):
     """Make results from label -> metrics of each seed."""
-    return Results(
+    return results_of(
+        TABLES,
         {
-            label: [
-                Replicate(Need(label, {"seed": i}, Config(), None), "0", metrics) for i, metrics in enumerate(found)
-            ]
+            label: [Replicate(label, {"seed": i}, Config(), None, metrics=metrics) for i, metrics in enumerate(found)]
             for label, found in rows.items()
-        }
+        },
     )
 
 
@@ -87,4 +89,15 @@ def test_every_metric_of_the_table_of_formats_is_measured():
     for row in TABLES["formats"].rows:
         assert row.metrics.keys() <= {column.header for column in TABLES["formats"].columns}
         assert set(row.metrics.values()) - set(found) <= {"behaviour_share"}
-    assert len(TABLES["formats"].claims) == 8
+    assert len(TABLES["formats"].claims) == 9
+
+
+@pytest.mark.parametrize(("size", "status"), [(71, "holds"), (72, "does not hold")])
+def test_exact_files_are_judged_after_training_too(size, status):
+    claim = TABLES["formats"].claims[0]
+    dense, ours = (
+        {f"bytes/{n}/{form}": each for n in figures.NETWORKS} for form, each in (("dense", 1000.0), ("compact", size))
+    )
+    found = made({"dense": [dense], "ours, exact": [ours]})
+    assert {"dense", "ours, exact"} <= {row.label for row in TABLES["formats"].rows}
+    assert claim.check(found).status == status and claim.ours

@@ -13,7 +13,7 @@ from retable.tasks.rl.losses import draw_noise
 from retable.tasks.rl.model import build, layers, unstack
 from retable.tasks.rl.prune import diagnose, erk_counts, keep_largest, kept, masks
 from tests.rl import reference_bcq
-from tests.rl.toys import Toy, config, transitions
+from tests.rl.toys import Toy, config, learner, transitions
 
 torch.set_num_threads(1)
 METHODS = [Snip, Grasp, Random, Magnitude, Erk]
@@ -40,6 +40,20 @@ def test_exactly_k_weights_stay(method, sparsity):
         assert {layer: m.shape for layer, m in by_layer.items()} == {
             layer: m.weight.shape for layer, m in layers(getattr(build([c], 5, 2, 1.0), name)).items()
         }
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_learner_can_be_built_where_gradients_are_off(method):
+    c = config(prune=method(sparsity=0.7, **({"batch": 10} if method in (Snip, Grasp) else {})))
+    wanted, _ = learner([c])
+    with torch.no_grad():
+        built, toy = learner([c])
+        assert not torch.is_grad_enabled(), "the caller's choice stays"
+    for one, other in ((wanted, toy), (built, toy)):
+        one.step(other.batch(0))
+    ours, theirs = built.state_dict()[0], wanted.state_dict()[0]
+    for part in ("masks", "weights"):
+        assert ours[part] and all(torch.equal(value, theirs[part][name]) for name, value in ours[part].items())
 
 
 @pytest.mark.parametrize("prune", [Dense(), SmallDense(sparsity=0.5)])

@@ -7,20 +7,22 @@ import pytest
 
 from retable.platform.plan import compile_plan
 from retable.platform.space import find_space
-from retable.platform.table import Row, changed, expand
-from retable.platform.task import find, scaled
-from retable.tasks.rl.config import Magnitude, Random, Snip
+from retable.platform.table import Row, expand
+from retable.platform.task import scaled, table_at
+from retable.tasks.rl import TASK
+from retable.tasks.rl.config import Dense, Grasp, Magnitude, Random, Snip
 from retable.tasks.rl.predict import validate
 from tests.rl.toys import config, learner
 
-TASK = find("rl")
+TABLES = TASK.tables()
+SCALES = TASK.scales()
 
 
-@pytest.mark.parametrize("scale", TASK.scales)
-@pytest.mark.parametrize("name", TASK.tables)
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("name", TABLES)
 def test_every_row_expands_to_valid_work(name, scale):
-    table = scaled(TASK, TASK.tables[name], scale)
-    present = [row for row in table.rows if row.present]
+    table = scaled(TABLES[name], SCALES[scale])
+    present = [row for row in table.rows if not row.absent]
     assert present
     for row in present:
         needs = expand(table, row, TASK.config(), TASK.view())
@@ -30,15 +32,15 @@ def test_every_row_expands_to_valid_work(name, scale):
 
 @pytest.mark.parametrize("name", ["figure1", "figure3", "diagnostics"])
 def test_one_environment_can_be_asked_for(name):
-    table = changed(scaled(TASK, TASK.tables[name], "smoke"), {"environment": "Hopper"})
-    rows = [row for row in table.rows if row.present]
+    table = table_at(TASK, TABLES[name], "smoke", {"environment": "Hopper"})
+    rows = [row for row in table.rows if not row.absent]
     needs = [need for row in rows for need in expand(table, row, TASK.config(), TASK.view())]
     assert rows and not any("Cheetah" in row.label or "Walker" in row.label for row in rows)
     assert {(need.config.environment, need.axes["environment"]) for need in needs} == {("Hopper", "Hopper")}
 
 
 def test_the_paper_scale_is_the_published_setting(storage):
-    tables = {f"rl/{name}": (TASK, scaled(TASK, TASK.tables[name], "paper")) for name in ("figure1", "figure2")}
+    tables = {f"rl/{name}": (TASK, scaled(TABLES[name], SCALES["paper"])) for name in ("figure1", "figure2")}
     plan = compile_plan(tables, storage)
     # 3 environments x 5 seeds x (dense + 2 methods x (10 sparsities + 3 beyond) + 4 controls x 4 sparsities)
     assert len(plan.trainings) == 3 * 5 * (1 + 2 * 13 + 4 * 4)
@@ -48,7 +50,7 @@ def test_the_paper_scale_is_the_published_setting(storage):
 
 
 def plan_of(storage, scale, *names):
-    return compile_plan({f"rl/{name}": (TASK, scaled(TASK, TASK.tables[name], scale)) for name in names}, storage)
+    return compile_plan({f"rl/{name}": (TASK, scaled(TABLES[name], SCALES[scale])) for name in names}, storage)
 
 
 def test_the_small_scale_with_every_control_is_estimated_under_an_hour_on_two_cores(storage):
@@ -58,14 +60,54 @@ def test_the_small_scale_with_every_control_is_estimated_under_an_hour_on_two_co
     assert kinds >= {("Dense", 0), *((method, sparsity) for method in methods for sparsity in (0.95, 0.99))}
     assert {t.config.seed for t in plan.trainings.values()} == {0, 1, 2}
     assert plan.cost / 2 < 3600
-    diagnostics = plan_of(storage, "small", "diagnostics").trainings
-    assert diagnostics and set(diagnostics) <= set(plan.trainings), "these need no runs of their own"
+
+
+COUNTED = ("table1", "figure3", "figure4", "diagnostics")
+
+
+@pytest.mark.parametrize("scale", ["small", "paper"])
+def test_what_is_known_before_the_first_update_plans_no_training(scale, storage):
+    plan = plan_of(storage, scale, *COUNTED)
+    assert {t.config.epochs * t.config.updates for t in plan.trainings.values()} == {1}
+    assert plan.cost < 600 and not plan.scorings
+    assert {t.config.updates for t in plan_of(storage, scale, "formats").trainings.values()} != {1}, "these are played"
+
+
+def test_the_smoke_scale_counts_the_runs_that_it_plays(storage):
+    """Runs of their own would cost more than so few updates."""
+    plan = plan_of(storage, "smoke", *COUNTED)
+    assert {t.config.epochs * t.config.updates for t in plan.trainings.values()} == {10}
+    assert set(plan_of(storage, "smoke", "table1").trainings) <= set(
+        plan_of(storage, "smoke", "figure1", "figure2").trainings
+    )
+
+
+def test_set_reaches_tables_without_training():
+    table = table_at(TASK, TABLES["figure4"], "paper", {"updates": 7})
+    needs = [need for row in table.rows for need in expand(table, row, TASK.config(), TASK.view())]
+    assert {(need.config.epochs, need.config.updates) for need in needs} == {(1, 7)}
+
+
+@pytest.mark.parametrize(
+    "prune", [Dense(), Snip(sparsity=0.8, batch=10), Grasp(sparsity=0.8, batch=10), Magnitude(sparsity=0.8)]
+)
+def test_training_changes_nothing_that_these_tables_count(prune):
+    """All but our files, whose exponents are compressed, and what the learner itself logs of its losses."""
+    counted = []
+    for updates in (1, 40):
+        trained, toy = learner([config(prune=prune, epochs=1, updates=updates)])
+        for step in range(updates):
+            trained.step(toy.batch(step))
+        (found,) = validate(trained, None)
+        assert "bytes/vae/sparse" in found
+        counted.append({key: value for key, value in found.items() if "compact" not in key})
+    assert counted[0] == counted[1]
 
 
 @pytest.mark.parametrize("prune", [Snip(sparsity=0.5, batch=10), Magnitude(sparsity=0.5), Random(sparsity=0.5)])
 def test_the_diagnostics_read_what_a_run_says_of_its_masks(prune):
     trained, _ = learner([config(prune=prune, seed=seed) for seed in (0, 1)])
-    rows = [row for row in TASK.tables["diagnostics"].rows if row.label.startswith("Hopper, VAE: SNIP 95")]
+    rows = [row for row in TABLES["diagnostics"].rows if row.label.startswith("Hopper, VAE: SNIP 95")]
     (row,) = rows
     for state, found in zip(trained.state_dict(), validate(trained, None), strict=True):
         masks = [mask for name, mask in state["masks"].items() if name.startswith("vae")]
@@ -81,7 +123,7 @@ def test_the_diagnostics_read_what_a_run_says_of_its_masks(prune):
 def test_published_values_are_those_of_the_paper(shared):
     with (Path(shared) / "papers" / "tables" / "rl_table1.csv").open() as file:
         lines = {line["method"]: line for line in csv.DictReader(file)}
-    ours = {row.label: row.published for row in TASK.tables["table1"].rows if isinstance(row, Row)}
+    ours = {row.label: row.published for row in TABLES["table1"].rows if isinstance(row, Row)}
     names = {"GraSP 95 %": "GraSP (95% sparse)", "SNIP 95 %": "SNIP (95% sparse)"}
     assert len(ours) == len(lines) == 4
     for label, published in ours.items():

@@ -90,9 +90,7 @@ def test_ranks_joined_are_the_batch_of_one_worker(world: int) -> None:
         assert_equal(whole, {name: torch.cat([share[name] for share in shares], 1) for name in whole})
 
 
-def test_a_batch_that_cannot_be_shared_is_refused_at_once() -> None:
-    with pytest.raises(UserError, match="batch 6 cannot be shared by 4 workers"):
-        opened(0)[0].batches(0, 0, 0, 4)
+def test_members_of_other_batches_cannot_train_together() -> None:
     with pytest.raises(ValueError, match="equal `batch`"):
         data.Transitions({}, {}, [Config(batch=1), Config(batch=2)])
 

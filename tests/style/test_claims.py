@@ -1,14 +1,19 @@
 """Verdicts on made-up results whose answer is known."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy import stats
 
 from retable.platform.config import override
-from retable.platform.table import Need, Replicate, Results
-from retable.tasks.style import claims
+from retable.platform.table import Replicate
+from retable.tasks.style import TASK, claims
 from retable.tasks.style.config import Config, View
-from retable.tasks.style.tables import IMAGE, NETWORK, TABLE1, TABLES
+from retable.tasks.style.tables import IMAGE, NETWORK, PHOTOGRAPHS, UHD
+from tests.table_results import results_of
+
+TABLES = TASK.tables()
 
 UNTESTED = "not tested at this scale"
 
@@ -16,30 +21,31 @@ UNTESTED = "not tested at this scale"
 def run(label, photograph, metrics, losses=(2.0, 1.0), overrides=IMAGE):
     changes = {**overrides, "method.content": photograph} if overrides is IMAGE else overrides
     axes = {"method.content": photograph} if overrides is IMAGE else {}
-    need = Need(label, axes, override(Config(), changes), View(content=(photograph,)))
+    need = Replicate(label, axes, override(Config(), changes), View(content=(photograph,)))
     history = np.array([[loss, 0.0, loss] for loss in losses], np.float32)
-    return Replicate(need, "0", metrics, (), lambda: {"all": {"losses": history}})
+    return replace(need, metrics=metrics, summaries=lambda: {"all": {"losses": history}})
 
 
 def rows(metric, **values):
     """Make rows: label -> a metric for each photograph."""
     found = {}
     for label, numbers in values.items():
-        pairs = zip(claims.PHOTOGRAPHS, numbers, strict=False)
+        pairs = zip(PHOTOGRAPHS, numbers, strict=False)
         found[label] = [run(label, name, {metric: number}) for name, number in pairs]
-    return Results(found)
+    return results_of(TABLES, found)
 
 
 def both(style, content):
     """Make rows: label -> style and content error for each photograph."""
-    return Results(
+    return results_of(
+        TABLES,
         {
             label: [
                 run(label, name, {"style_error": s, "content_error": c})
-                for name, s, c in zip(claims.PHOTOGRAPHS, style[label], content[label], strict=False)
+                for name, s, c in zip(PHOTOGRAPHS, style[label], content[label], strict=False)
             ]
             for label in style
-        }
+        },
     )
 
 
@@ -111,9 +117,9 @@ def test_alike_means_within_a_factor_of_one_and_a_half(one, status):
     ("fall", "status"), [((4.0, 0.4), "holds"), ((4.0, 0.001), "does not hold"), ((4.0,), "does not hold")]
 )
 def test_losses_of_backbones_are_compared_by_how_far_they_fall(fall, status):
-    vgg = [run("VGG-19", name, {}, losses=(1e6, 1e5)) for name in claims.PHOTOGRAPHS]
-    alexnet = [run("AlexNet", name, {}, losses=fall) for name in claims.PHOTOGRAPHS]
-    assert verdict("figure2", Results({"VGG-19": vgg, "AlexNet": alexnet})) == status
+    vgg = [run("VGG-19", name, {}, losses=(1e6, 1e5)) for name in PHOTOGRAPHS]
+    alexnet = [run("AlexNet", name, {}, losses=fall) for name in PHOTOGRAPHS]
+    assert verdict("figure2", results_of(TABLES, {"VGG-19": vgg, "AlexNet": alexnet})) == status
 
 
 @pytest.mark.parametrize(
@@ -128,10 +134,10 @@ def test_losses_of_backbones_are_compared_by_how_far_they_fall(fall, status):
 def test_versions_are_compared_photograph_by_photograph(first, second, status):
     found = {}
     for version, errors, overrides in (("version 1", first, IMAGE), ("version 2", second, NETWORK)):
-        for name, error in zip(claims.PHOTOGRAPHS, errors, strict=False):
+        for name, error in zip(PHOTOGRAPHS, errors, strict=False):
             label = f"{version}, {name}"
             found[label] = [run(label, name, {"style_error": error}, overrides=overrides)]
-    outcome = TABLES["figure1"].claims[0].check(Results(found))
+    outcome = TABLES["figure1"].claims[0].check(results_of(TABLES, found))
     assert outcome.status == status and "29,500 batches" in outcome.because
 
 
@@ -145,12 +151,12 @@ def times(gpu=1.0, spread=0.01, **seconds):
             metrics |= {name: value, f"{name}_low": value * (1 - spread), f"{name}_high": value * (1 + spread)}
         side = size.removeprefix("at")
         label = f"{side} x {side}"
-        found[label] = [Replicate(Need(label, {}, Config(), None), "0", metrics)]
-    return Results(found)
+        found[label] = [Replicate(label, {}, Config(), None, metrics=metrics)]
+    return results_of(TABLES, found)
 
 
 def published():
-    rows = {row.label.split(" ")[0]: row.published for row in TABLE1.rows if row.published}
+    rows = {row.label.split(" ")[0]: row.published for row in TABLES["table1"].rows if row.published}
     return {f"at{size}": tuple(values.values())[:3] for size, values in rows.items()}
 
 
@@ -172,7 +178,7 @@ def test_hundreds_of_times_means_a_hundred_at_least(network, spread, status):
 def test_a_sentence_about_every_size_is_untested_where_sizes_were_not_run():
     assert verdict("table1", times(at256=(9.0, 23.0, 0.02))) == UNTESTED
     assert verdict("table1", times(at256=(9.0, 23.0, 0.02)), 2) == UNTESTED
-    outcome = TABLE1.claims[0].check(times(gpu=0.0, at256=(9.0, 23.0, 0.02)))
+    outcome = TABLES["table1"].claims[0].check(times(gpu=0.0, at256=(9.0, 23.0, 0.02)))
     assert "512 pixels not run" in outcome.because and outcome.because.endswith("on a CPU")
 
 
@@ -188,7 +194,7 @@ def test_a_sentence_about_every_size_is_untested_where_sizes_were_not_run():
 def test_a_4k_picture_is_timed_on_a_gpu_only(seconds, gpu, status):
     names = ("network_seconds", "network_seconds_low", "network_seconds_high")
     metrics = {**dict(zip(names, seconds, strict=True)), "gpu": gpu}
-    found = Results({claims.UHD: [Replicate(Need(claims.UHD, {}, Config(), None), "0", metrics)]})
+    found = results_of(TABLES, {UHD.label: [Replicate(UHD.label, {}, Config(), None, metrics=metrics)]})
     assert verdict("table1", found, 3) == status
 
 
@@ -199,10 +205,10 @@ def criteria(losses, **seconds):
         name_of = "seconds_per_evaluation"
         metrics = {name_of: middle, f"{name_of}_low": low, f"{name_of}_high": high}
         label = f"{name.replace('_', ' ')}, seconds"
-        found[label] = [Replicate(Need(label, {}, Config(), None), "0", metrics)]
+        found[label] = [Replicate(label, {}, Config(), None, metrics=metrics)]
     for label, loss in zip(("Huber", "smooth L1"), losses, strict=True):
-        found[label] = [run(label, name, {}, losses=(loss, 1.0)) for name in claims.PHOTOGRAPHS]
-    return Results(found)
+        found[label] = [run(label, name, {}, losses=(loss, 1.0)) for name in PHOTOGRAPHS]
+    return results_of(TABLES, found)
 
 
 QUICK, SLOW, BETWEEN = (1.0, 0.9, 1.1), (2.0, 1.9, 2.1), (1.5, 0.9, 2.0)
@@ -234,11 +240,11 @@ def test_one_function_has_one_loss_and_times_that_overlap(losses, smooth, status
 
 @pytest.mark.parametrize(("shape", "status"), [((40, 62, 3), "holds"), ((40, 64, 3), "does not hold")])
 def test_the_result_has_the_size_of_the_photograph(shape, status):
-    need = Need("version 2", {}, Config(), View(content=("mountain",)))
+    need = Replicate("version 2", {}, Config(), View(content=("mountain",)))
     arrays = {"photograph/mountain": np.zeros((40, 62, 3)), "stylised/mountain": np.zeros(shape)}
     outcome = (
         TABLES["figure8"]
         .claims[0]
-        .check(Results({"version 2": [Replicate(need, "0", {}, (), lambda: {"all": arrays})]}))
+        .check(results_of(TABLES, {"version 2": [replace(need, metrics={}, summaries=lambda: {"all": arrays})]}))
     )
     assert outcome.status == status and "62 x 40" in outcome.because

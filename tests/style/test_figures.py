@@ -2,16 +2,19 @@
 
 import functools
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from retable.platform.table import Figure, Replicate, Results, expand
-from retable.tasks.style import figures
+from retable.platform.table import Figure, Results, expand
+from retable.platform.task import scaled
+from retable.tasks.style import TASK, figures
 from retable.tasks.style.config import Config, OptimiseImage, View
-from retable.tasks.style.scales import SCALES
-from retable.tasks.style.tables import TABLES
+
+TABLES = TASK.tables()
+SCALES = TASK.scales()
 
 SHAPES = {"mountain": (436, 1024), "astronaut": (512, 512), "coffee": (400, 600)}
 PAINTINGS = {"great_wave": (514, 928), "starry_night": (480, 768), "the_scream": (900, 707)}
@@ -28,7 +31,7 @@ def replicate(row, need):
     config, view = need.config, need.view
     metrics = {"style_error": 0.0123, "content_error": 0.456, **dict(zip(figures.SPREAD, (1.0, 0.9, 1.3), strict=True))}
     if view is None:
-        return Replicate(need, "0", metrics)
+        return replace(need, metrics=metrics)
     arrays = {f"painting/{name}": picture(*PAINTINGS[name], 900, 200) for name in config.style}
     if isinstance(config.method, OptimiseImage):
         name, longer = config.method.content, config.method.size
@@ -39,14 +42,14 @@ def replicate(row, need):
         (name,), longer = view.content, view.size
         shape = SHAPES[name]
     arrays |= {f"{what}/{name}": picture(*shape, longer, c) for what, c in (("photograph", 90), ("stylised", 30))}
-    return Replicate(need, "0", metrics, (), lambda: {"all": arrays})
+    return replace(need, metrics=metrics, summaries=lambda: {"all": arrays})
 
 
 def results(name, scale):
-    table = SCALES[scale].apply(TABLES[name])
+    table = scaled(TABLES[name], SCALES[scale])
     found = {}
     for row in table.rows:
-        needs = expand(table, row, Config(), View()) if row.present else []
+        needs = expand(table, row, Config(), View()) if not row.absent else []
         found[row.label] = [replicate(row, need) for need in needs]
     return table, Results(found)
 

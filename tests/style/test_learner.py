@@ -21,7 +21,7 @@ from retable.platform.task import Source, find
 from retable.tasks.style import images
 from retable.tasks.style.config import Config, View
 from retable.tasks.style.data import Photographs
-from retable.tasks.style.learner import NetworkLearner, build_learner, cost, keep
+from retable.tasks.style.learner import NetworkLearner, cost, keep
 from retable.tasks.style.prepare import make_generated
 
 WAIT = 120
@@ -160,12 +160,6 @@ def test_judging_a_photograph_itself_finds_no_difference_in_content(storage):
     assert scores["content_error"] < 1e-6 < scores["style_error"]
     half = task.predict(config, View(epoch=2, strength=0.0), {**weights, "image": 1 - weights["image"]}, source, "all")
     assert np.array_equal(half["stylised/mountain"], half["photograph/mountain"])
-
-
-def test_an_image_is_optimised_in_one_process(storage):
-    config = override(Config(), IMAGE)
-    with pytest.raises(UserError, match="--workers"):
-        build_learner([config], opened(storage, config), Run(world=2))
 
 
 def test_larger_trainings_cost_more():

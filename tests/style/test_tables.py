@@ -1,25 +1,27 @@
 """The table and figures against the paper's, and what each scale makes of them."""
 
 import csv
-from types import SimpleNamespace
 
 import pytest
 
-from retable.platform.api import config_at
-from retable.platform.config import fingerprint, override
+from retable.platform.config import fingerprint
 from retable.platform.space import find_space, point_config
-from retable.platform.table import Measurement, Results, Row, expand
-from retable.tasks.style import assets, claims, figures, timing, timing_rows
+from retable.platform.table import Measurement, Row, expand
+from retable.platform.task import config_at, scaled
+from retable.tasks.style import TASK, assets, figures, timing, timing_rows
 from retable.tasks.style.config import Alexnet, Config, OptimiseImage, Vgg19, View
 from retable.tasks.style.learner import cost
-from retable.tasks.style.scales import SCALES
-from retable.tasks.style.tables import IMAGE, TABLES
+from retable.tasks.style.tables import IMAGE, UHD
+from tests.table_results import results_of
+
+TABLES = TASK.tables()
+SCALES = TASK.scales()
 
 
 def needs(name, scale, label=None):
     """Return every replicate of a table's rows that are run, or of one row."""
-    table = SCALES[scale].apply(TABLES[name])
-    rows = [row for row in table.rows if row.present and label in (None, row.label)]
+    table = scaled(TABLES[name], SCALES[scale])
+    rows = [row for row in table.rows if not row.absent and label in (None, row.label)]
     return [(row, need) for row in rows for need in expand(table, row, Config(), View())]
 
 
@@ -69,7 +71,7 @@ def test_a_line_of_the_table_has_every_column_and_ratios_of_its_seconds(monkeypa
     assert [found[column.metric] for column in TABLES["table1"].columns] == pytest.approx([30, 150, 0.2, 150, 750])
     assert (found["vgg_over_alexnet"], found["gpu"]) == (pytest.approx(5), 0.0)
     assert (found["speedup_vgg_low"], found["speedup_vgg_high"]) == pytest.approx((135 / 0.25, 180 / 0.16))
-    large, need = needs("table1", "paper", claims.UHD)[0]
+    large, need = needs("table1", "paper", UHD.label)[0]
     assert large.measure(need.config)["network_seconds"] == 0.2 and asked[-1][0] == (2480, 4032)
 
 
@@ -149,17 +151,17 @@ def test_reduced_scales_are_as_short_as_they_say(scale, minutes):
 @pytest.mark.parametrize("scale", ["smoke", "small"])
 @pytest.mark.parametrize("name", TABLES)
 def test_notes_say_what_a_scale_changes_and_leaves_out(name, scale):
-    table = SCALES[scale].apply(TABLES[name])
+    table = scaled(TABLES[name], SCALES[scale])
     assert table.note.startswith(TABLES[name].note) and "Settings of this scale: " in table.note
     kinds = {type(need.config.method) for row, need in needs(name, scale) if isinstance(row, Row)}
     assert ("version 1 method." in table.note) == (OptimiseImage in kinds)
-    assert all(row.label in table.note.split("Not at this scale")[-1] for row in table.rows if not row.present)
+    assert all(row.label in table.note.split("Not at this scale")[-1] for row in table.rows if row.absent)
 
 
 @pytest.mark.parametrize("name", TABLES)
 def test_every_claim_names_rows_of_its_table(name):
     table = TABLES[name]
-    empty = Results({row.label: [] for row in table.rows})
+    empty = results_of(TABLES, {row.label: [] for row in table.rows})
     assert all(claim.check(empty).status == "not tested at this scale" for claim in table.claims)
     if name not in ("figure7",):
         assert table.claims
@@ -169,7 +171,7 @@ def test_every_claim_names_rows_of_its_table(name):
 @pytest.mark.parametrize("name", ["style", "style_weight"])
 def test_every_point_of_the_search_spaces_is_a_valid_config_of_version_1(name, scale):
     space = find_space(name)
-    base = config_at(SimpleNamespace(name="style", config=Config, scales=SCALES), scale, space.overrides)
+    base = config_at(TASK, scale, space.overrides)
     points = space.points()
     assert len(points) == {"style": 2 * 4 * 3 * 3, "style_weight": 6}[name]
     for point in points:

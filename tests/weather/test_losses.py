@@ -41,6 +41,8 @@ def naive(loss, mask, logits, events):
                 continue
             x, y = (0.0, 0) if event == MASKED else (x, event)
             p = 1 / (1 + math.exp(-x))
+            if event == MASKED and isinstance(loss, SoftIou):
+                p = 0.0
             inter, total, union = inter + p * y, total + p + y, union + p + y - p * y
             probability = p if y else 1 - p  # of what happened
             if isinstance(loss, Bce):
@@ -161,6 +163,28 @@ def test_dice_focal_is_monais_where_zeroed_pixels_stay():
     volumes, targets = (logits * known)[:, None], (events * known)[:, None].float()
     whole = monai.losses.DiceFocalLoss(sigmoid=True, lambda_focal=WEIGHT)(volumes, targets)
     torch.testing.assert_close(function(DiceFocal(weigh="whole"), "zero")(logits, events), whole)
+
+
+def reference_soft_iou(logits, events):
+    """The competition's code in its order: the sigmoid first, then masked pixels of both are set to 0."""
+    known = (events != MASKED).double()
+    probability, rain = (0.5 * torch.tanh(logits.double() / 2) + 0.5) * known, (events == 1) * known
+    both = (probability * rain).sum((1, 2, 3))
+    return 1 - torch.nan_to_num(both / ((probability + rain).sum((1, 2, 3)) - both)).mean()
+
+
+def test_soft_iou_zeroes_probabilities_where_the_reference_does():
+    logits, events = sample()
+    events[2] = MASKED  # costs 1 here, and nothing where masked pixels are left out
+    leaf, theirs = logits.clone().requires_grad_(), logits.clone().requires_grad_()
+    value, expected = function(SoftIou(), "zero")(leaf, events), reference_soft_iou(theirs[:2], events[:2])
+    assert value.item() == pytest.approx((2 * expected.item() + 1) / 3, rel=1e-6)
+    assert value.item() == pytest.approx(reference_soft_iou(logits, events).item(), rel=1e-6)
+    value.backward()
+    expected.backward()
+    torch.testing.assert_close(leaf.grad[:2] * 3, theirs.grad[:2] * 2)
+    assert (leaf.grad[2] == 0).all()
+    assert value.item() - function(SoftIou())(logits, events).item() == pytest.approx(1 / 3)
 
 
 def test_soft_iou_is_monais_jaccard_but_for_its_smoothing():

@@ -249,9 +249,9 @@ def test_reports_say_where_data_come_from(said, expected):
     assert describe({**general, **said}) == expected
 
 
-def test_names_of_data_sets_stay_in_their_folder():
-    storage = Storage.open("/tmp/x")
-    assert folder(storage, "w4c22").root == "/tmp/x/data/weather/w4c22"
+def test_names_of_data_sets_stay_in_their_folder(tmp_path):
+    storage = Storage.open(tmp_path)
+    assert folder(storage, "w4c22").root == f"{tmp_path}/data/weather/w4c22"
     for name in ("", "a/b", "..", ".hidden"):
         with pytest.raises(UserError):
             folder(storage, name)

@@ -1,17 +1,22 @@
 """The tables against the paper's, and what each scale makes of them."""
 
 import csv
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from retable.platform import api
 from retable.platform.config import fingerprint, flatten, parent
-from retable.platform.table import Combined, Need, Replicate, Results, Row
-from retable.tasks.weather import claims, figures
+from retable.platform.table import Combined, Replicate, Row
+from retable.platform.task import scaled
+from retable.tasks.weather import TASK, claims, figures
 from retable.tasks.weather.config import Config, View
-from retable.tasks.weather.scales import SCALES
 from retable.tasks.weather.tables import SUBMISSIONS, TABLE1, TABLE2
+from tests.table_results import results_of
+
+TABLES = TASK.tables()
+SCALES = TASK.scales()
 
 
 def published(table):
@@ -31,7 +36,7 @@ def test_the_papers_eighteen_rows_need_thirteen_trainings(tmp_path):
     table = plan.needs["weather/table1"]
     needs = [need for label in labels for need in table[label] if need.axes["seed"] == 0]
     assert len({need.label for need in needs}) == 17
-    assert len({fingerprint("weather", 1, need.config) for need in needs}) == 13
+    assert len({fingerprint("weather", TASK.version, need.config) for need in needs}) == 13
     thresholds = [need for need in needs if "threshold" in need.label]
     assert {need.view.threshold for need in thresholds} == {0.2, 0.65}
 
@@ -46,7 +51,27 @@ def test_paper_rows_have_the_papers_faults_and_ours_have_not(tmp_path):
             if not ours:
                 assert (need.config.crop, need.config.mask) == ("none", "zero")
             if label.startswith("SWIN"):
-                assert (need.config.model.resize, need.config.model.merging) == ("nearest", "merging")
+                resize = "trilinear" if "channel conv" in label else "nearest"
+                assert (need.config.model.resize, need.config.model.merging) == (resize, "merging")
+
+
+def test_batches_and_resizing_are_those_of_the_authors_configurations(tmp_path):
+    plan = api.plan("weather", scale="paper", storage=str(tmp_path))
+    batches, resizes = {}, {}
+    for table in ("weather/table1", "weather/table2"):
+        for label, needs in plan.needs[table].items():
+            batches[label] = needs[0].config.batch
+            resizes[label] = getattr(needs[0].config.model, "resize", "")
+    # models/configurations/config_*.yaml of bruce-willis/weather4cast-2022, e880258; the official ones are the kit's
+    assert batches["VIVIT bce. VIVIT base"] == 4
+    assert batches["BASELINE bce, w/o convtranspose, train all. Epoch 33"] == 7
+    assert batches["BASELINE bce, improved, train all. Epoch 15"] == 12
+    assert batches["BASELINE bce, official"] == 40
+    swins = {label for label in batches if label.startswith("SWIN")}
+    assert {batches[label] for label in swins} == {7}
+    channel = {label for label in swins if "channel conv" in label}
+    assert len(channel) == 3 and {resizes[label] for label in channel} == {"trilinear"}
+    assert {resizes[label] for label in swins - channel} == {"nearest"}
 
 
 def test_channel_conv_starts_from_the_swin_of_the_table(tmp_path):
@@ -61,30 +86,30 @@ def test_channel_conv_starts_from_the_swin_of_the_table(tmp_path):
 
 def test_smoke_runs_every_row_and_small_says_why_not():
     for table in (TABLE1, TABLE2):
-        smoke = SCALES["smoke"].apply(table)
-        missing = [row.label for row in smoke.rows if not row.present]
+        smoke = scaled(table, SCALES["smoke"])
+        missing = [row.label for row in smoke.rows if row.absent]
         assert missing == [label for label in missing if "16bit" in label]
         assert not missing or f"CPUs emulate 16 bits (eight times as slow): {missing[0]}" in smoke.note
-    small = SCALES["small"].apply(TABLE1)
-    missing = [row.label for row in small.rows if not row.present]
+    small = scaled(TABLE1, SCALES["small"])
+    missing = [row.label for row in small.rows if row.absent]
     assert missing and all(label.startswith(("SWIN", "VIVIT")) for label in missing)
     assert "need a GPU" in small.note and missing[0] in small.note
 
 
 def test_epochs_shrink_in_order_and_the_note_says_so():
-    small = SCALES["small"].apply(TABLE1)
+    small = scaled(TABLE1, SCALES["small"])
     epochs = {row.label: (row.view or {}).get("epoch") for row in small.rows if isinstance(row, Row)}
     early, late = epochs["BASELINE bce, train all. Epoch 24"], epochs["BASELINE bce, train all. Epoch 53"]
     assert 0 < early < late == 3 and "54 of 54 -> 3 of 3" in small.note
 
 
 def test_combined_rows_join_what_is_run():
-    small = SCALES["small"].apply(TABLE2)
-    present = {row.label for row in small.rows if isinstance(row, Row) and row.present}
+    small = scaled(TABLE2, SCALES["small"])
+    present = {row.label for row in small.rows if isinstance(row, Row) and not row.absent}
     for row in small.rows:
-        if isinstance(row, Combined) and row.present:
+        if isinstance(row, Combined) and not row.absent:
             assert set(row.of) <= present and len(row.of) > 1
-    assert not any(row.present for row in small.rows if row.label == "majority vote")
+    assert not any(not row.absent for row in small.rows if row.label == "majority vote")
 
 
 def test_no_row_that_trained_on_validation_is_chosen_by_it():
@@ -98,9 +123,9 @@ def test_no_row_that_trained_on_validation_is_chosen_by_it():
 
 def test_a_reduced_config_keeps_every_choice_of_its_row():
     for scale in ("smoke", "small"):
-        table = SCALES[scale].apply(TABLE1)
+        table = scaled(TABLE1, SCALES[scale])
         for full, reduced in zip(TABLE1.rows, table.rows, strict=True):
-            if isinstance(full, Row) and reduced.present:
+            if isinstance(full, Row) and not reduced.absent:
                 kept = ("crop", "mask", "loss", "train_on", "model", "precision", "model.variant", "model.upsampling")
                 assert {k: v for k, v in full.overrides.items() if k in kept}.items() <= reduced.overrides.items()
 
@@ -110,13 +135,14 @@ def replicate(label, seed, hits, summaries=None):
     histogram = np.zeros((2, 1, 201, 2), np.int32)
     histogram[:, 0, 200, 1], histogram[:, 0, 0, 1] = hits, 100 - np.asarray(hits)
     found = {f"test/{year}/roxi_0004": {"histogram": histogram} for year in (2019, 2020)}
-    need = Need(label, {"seed": seed}, Config(seed=seed), View(epoch=1))
-    return Replicate(need, "f", {}, (), lambda: summaries or found)
+    need = Replicate(label, {"seed": seed}, Config(seed=seed), View(epoch=1))
+    return replace(need, metrics={}, summaries=lambda: summaries or found)
 
 
 def results(**rows):
-    return Results(
-        {label: [replicate(label, seed, hits) for seed, hits in enumerate(seeds)] for label, seeds in rows.items()}
+    return results_of(
+        TABLES,
+        {label: [replicate(label, seed, hits) for seed, hits in enumerate(seeds)] for label, seeds in rows.items()},
     )
 
 
@@ -150,7 +176,7 @@ def test_a_sentence_holds_if_every_part_does():
 
 def test_every_claim_names_rows_of_its_table():
     for table in (TABLE1, TABLE2):
-        empty = Results({row.label: [] for row in table.rows})
+        empty = results_of(TABLES, {row.label: [] for row in table.rows})
         assert all(claim.check(empty).status == "not tested at this scale" for claim in table.claims)
 
 
@@ -161,11 +187,11 @@ def test_figure_shows_radar_and_forecasts_with_their_rain_ratios():
     steps = np.where(np.arange(12) < 3, 120, 20).astype(np.uint8) * np.ones((2, 12, 12), np.uint8)
     summary = {"test/2020/roxi_0004": {"example_events": events, "example_steps": steps}}
     rows = {"swin": [replicate("swin", 0, [1, 1], summary)]}
-    drawing = figures.draw_forecasts(Results(rows))
+    drawing = figures.draw_forecasts(results_of(TABLES, rows))
     titles = [axis.get_title() for axis in drawing.axes]
     seen = 35 / 143  # where no radar looked, the forecast does not count either
     assert titles == ["1 h, 50.0%", "2 h, 0.0%", "1 h, 25.0%", f"2 h, {seen:.1%}"]
-    empty = figures.draw_forecasts(Results({"swin": []}))
+    empty = figures.draw_forecasts(results_of(TABLES, {"swin": []}))
     assert "2020/roxi_0004" in empty.texts[0].get_text()
 
 

@@ -71,6 +71,6 @@ TASK = replace(
     evaluate=evaluate,
     early_stop=lambda config: ("slope", config.patience) if config.patience else None,
     metrics=("hits", "error", "slope"),
-    tables={},
-    scales={"smoke": Scale(about="seconds", apply=lambda table: table)},
+    tables=dict,
+    scales=lambda: {"smoke": Scale(about="seconds")},
 )

@@ -2,18 +2,22 @@
 
 from matplotlib.figure import Figure as Drawing
 
-from retable.platform.table import Claim, Column, Combined, Figure, Results, Row, Table, Verdict
+from retable.platform.table import Claim, Column, Combined, Figure, Results, Row, Table
 from retable.platform.task import Dataset, Scale, Task
+from retable.platform.verdicts import Verdict, untested
 from retable.tasks.line.config import Config, View
 from retable.tasks.line.data import Points, arrays, prepare, read, where
 from retable.tasks.line.learner import LineLearner, evaluate, mean, predict, validate
 
+SLOW = Row(label="slow", overrides={"rate": 0.001}, view={}, published={"RMSE": 1.0})
+FAST = Row(label="fast", overrides={"rate": 0.1}, view={}, published={"RMSE": 0.1})
+
 
 def better(results: Results) -> Verdict:
     """Test whether the fast rate ends closer to the line than the slow one."""
-    if "fast" not in results or "slow" not in results:
-        return Verdict("not tested at this scale", "rows are missing")
-    fast, slow = results.values("fast", "rmse").mean(), results.values("slow", "rmse").mean()
+    if FAST not in results or SLOW not in results:
+        return untested("rows are missing")
+    fast, slow = results.values(FAST, "rmse").mean(), results.values(SLOW, "rmse").mean()
     return Verdict("holds" if fast < slow else "does not hold", f"rmse {fast:.3f} against {slow:.3f}")
 
 
@@ -21,8 +25,8 @@ def draw(results: Results) -> Drawing:
     """Draw the loss over training, a line a run."""
     figure = Drawing()
     axis = figure.subplots()
-    for label in ("slow", "fast"):
-        for replicate in results.select(label):
+    for label, replicates in results.replicates.items():
+        for replicate in replicates:
             axis.plot([row["loss"] for row in replicate.history], label=label)
     return figure
 
@@ -37,8 +41,8 @@ FIGURE = Figure(
 TABLE = Table(
     title="Error of a fitted line",
     rows=[
-        Row(label="slow", overrides={"rate": 0.001}, view={}, published={"RMSE": 1.0}),
-        Row(label="fast", overrides={}, view={}, published={"RMSE": 0.1}),
+        SLOW,
+        FAST,
         Row(label="fast, first epoch", overrides={}, view={"epoch": 1}),
         Row(label="fine-tuned", overrides={"init": "parent", "rate": 0.01}, view={}),
         Combined(label="mean of both", of=("slow", "fast"), combine=mean),
@@ -71,6 +75,6 @@ TASK = Task(
     cost=lambda config: 0.01 * config.epochs,
     view_cost=lambda config, view: 0.01,
     metrics=("rmse", "slope"),
-    tables={"table1": TABLE, "figure1": FIGURE},
-    scales={"smoke": Scale(about="seconds", apply=lambda table: table)},
+    tables=lambda: {"table1": TABLE, "figure1": FIGURE},
+    scales=lambda: {"smoke": Scale(about="seconds"), "paper": Scale(about="seconds")},
 )

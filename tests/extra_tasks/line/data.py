@@ -1,11 +1,15 @@
 """Points near a line, as Parquet."""
 
 import io
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+
+from retable.platform.errors import UserError
+from retable.platform.stream import read_blocks
 
 
 def where(config):
@@ -16,15 +20,21 @@ def prepare(config, storage):
     folder = storage / "data/line/points"
     x = np.random.default_rng(0).uniform(-1, 1, 64).astype(np.float32)
     buffer = io.BytesIO()
-    pq.write_table(pa.table({"x": x, "y": 2 * x + 1}), buffer)
+    pq.write_table(pa.table({"x": x, "y": 2 * x + 1}), buffer, write_page_checksum=True)
     folder.write("points.parquet", buffer.getvalue())
     folder.write_json("dataset.json", {"points": 64, "digest": "64 points"})
 
 
 def read(folder):
-    import ray
+    return read_blocks([pa.table({"file": ["points.parquet"]})], partial(read_file, folder=folder))
 
-    return ray.data.read_parquet(f"{folder.root}/points.parquet", filesystem=folder.filesystem)
+
+def read_file(block, folder):
+    path = f"{folder.root}/{block['file'][0]}"
+    try:
+        return pq.read_table(path, filesystem=folder.filesystem, page_checksum_verification=True)
+    except (OSError, pa.ArrowException) as error:
+        raise UserError(f"{path}: missing or damaged; remove {folder} and run again") from error
 
 
 def arrays(table):
@@ -33,11 +43,12 @@ def arrays(table):
 
 class Points:
     def __init__(self, columns, source, configs):
-        self.columns, self.config, self.steps = columns, configs[0], 64 // configs[0].batch
+        self.columns, self.config, self.batch = columns, configs[0], configs[0].batch
+        self.steps = 64 // self.batch
 
     def batches(self, epoch, start, rank, world):
         order = np.random.default_rng([self.config.seed, epoch]).permutation(64)
-        share = self.config.batch // world
+        share = self.batch // world
         for step in range(start, self.steps):
-            rows = order[step * self.config.batch + rank * share :][:share]
+            rows = order[step * self.batch + rank * share :][:share]
             yield tuple(torch.from_numpy(self.columns[name][rows]) for name in ("x", "y"))

@@ -14,7 +14,7 @@ class Lines:
 
     def __init__(self, columns, source, configs):
         self.members = [Points(columns, source, [config]) for config in configs]
-        self.steps = self.members[0].steps
+        self.steps, self.batch = self.members[0].steps, self.members[0].batch
 
     def batches(self, *place):
         yield from zip(*(member.batches(*place) for member in self.members), strict=True)

@@ -7,7 +7,7 @@ import pytest
 from retable.platform.plan import compile_plan
 from retable.platform.results import cell, gather
 from retable.platform.runs import RunFolder
-from retable.platform.table import Column, Combined, Measurement, Need, Replicate, Results, Row
+from retable.platform.table import Column, Combined, Measurement, Replicate, Results, Row
 from retable.platform.task import find_table
 from retable.tasks.line import mean
 from retable.tasks.line.config import Config
@@ -47,7 +47,7 @@ def test_a_row_is_filled_by_the_replicates_that_are_there(storage):
     score(plan, 1, 0.25)
     results = gather(plan, "line/t")
     (found,) = results.select("a")
-    assert found.metrics == {"slope": 2.0, "rmse": 0.25} and found.need.axes == {"seed": 1}
+    assert found.metrics == {"slope": 2.0, "rmse": 0.25} and found.axes == {"seed": 1}
     assert found.fingerprint == RunFolder.of(storage, LINE, Config(seed=1)).fingerprint
     assert [line["epoch"] for line in found.history] == [3]
     assert results.values("a", "rmse").tolist() == [0.25] and results.axis("seed") == [1]
@@ -65,7 +65,7 @@ def test_scores_of_other_weights_and_runs_of_other_data_fill_nothing(storage):
     plan = planned(storage, row)
     score(plan, 0, 0.5)
     score(plan, 1, 0.5, weights="others")
-    assert [r.need.axes["seed"] for r in gather(planned(storage, row), "line/t").select("a")] == [0]
+    assert [r.axes["seed"] for r in gather(planned(storage, row), "line/t").select("a")] == [0]
     storage.write_json("data/line/points/dataset.json", {"digest": "others"})
     assert gather(planned(storage, row), "line/t").select("a") == []
 
@@ -78,7 +78,7 @@ def test_a_combined_row_counts_for_exactly_its_members(storage):
     assert combining.scores(storage) is None and gather(plan, "line/t").select("c") == []
     storage.write_json(combining.path, {"inputs": combining.inputs(), "metrics": {"rmse": 0.125}})
     (found,) = gather(plan, "line/t").select("c")
-    assert found.metrics == {"rmse": 0.125} and found.need.axes == {"seed": 0}
+    assert found.metrics == {"rmse": 0.125} and found.axes == {"seed": 0}
     finish(storage, Config(seed=0), weights="trained again")
     assert gather(plan, "line/t").select("c") == []
     finish(storage, Config(seed=0))
@@ -103,9 +103,9 @@ def test_a_measurement_is_read_from_its_file(storage):
 
 def test_rows_that_are_absent_are_empty(storage):
     rows = (
-        Row(label="a", present=False),
+        Row(label="a", absent="left out"),
         Row(label="p", overrides=None, published={"RMSE": 0.5}),
-        Combined(label="c", of=("a",), combine=mean, present=False),
+        Combined(label="c", of=("a",), combine=mean, absent="left out"),
     )
     results = gather(planned(storage, *rows), "line/t")
     assert [results.select(label) for label in "apc"] == [[], [], []]
@@ -114,7 +114,7 @@ def test_rows_that_are_absent_are_empty(storage):
 
 
 def results_of(*values, metric="rmse"):
-    return Results({"a": [Replicate(Need("a", {}, None, None), "f", {metric: value}) for value in values]})
+    return Results({"a": [Replicate("a", {}, None, None, metrics={metric: value}) for value in values]})
 
 
 def test_a_cell_says_mean_deviation_and_difference():

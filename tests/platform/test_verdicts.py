@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from retable.platform.intervals import seed_mean, widen
+from retable.platform.verdicts import seed_mean, widen
 
 
 @pytest.mark.parametrize("level", [0.9, 0.95, 0.9875])

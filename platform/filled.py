@@ -1,0 +1,370 @@
+"""Tables filled from what lies on the storage: read once, then shown on screen, page, CSV, LaTeX and in notebooks.
+
+A filled table is plain data, so that whoever shows it needs no code of the task.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from retable.platform import combine, stages
+from retable.platform.config import differences, flatten, set_line
+from retable.platform.plan import Combining, Plan, combinings, timing_path
+from retable.platform.runs import RunFolder
+from retable.platform.table import Column, Combined, Measurement, Origin, Replicate, Results, Row, Table
+from retable.platform.task import Task, find_scale
+from retable.platform.verdicts import Status
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What the replicates of a row say in one column."""
+
+    values: tuple[float | None, ...]
+    """One for each of the row's replicates; None where it has no such metric."""
+    published: float | None = None
+
+    @property
+    def measured(self) -> list[float]:
+        """The values that are there."""
+        return [value for value in self.values if value is not None]
+
+    @property
+    def mean(self) -> float | None:
+        """The mean over replicates, or None where there is none."""
+        return float(np.mean(self.measured)) if self.measured else None
+
+    @property
+    def deviation(self) -> float | None:
+        """The standard deviation between replicates (n - 1); None where there are not two."""
+        return float(np.std(self.measured, ddof=1)) if len(self.measured) > 1 else None
+
+    @property
+    def difference(self) -> float | None:
+        """Measured minus published, where there are both."""
+        return None if self.mean is None or self.published is None else self.mean - self.published
+
+
+@dataclass(frozen=True)
+class FilledReplicate:
+    """One replicate of a row: where it stands, where it is from, and all that was measured."""
+
+    axes: Mapping[str, object]
+    origin: Origin
+    commands: tuple[str, ...]
+    """The lines that make exactly this."""
+    metrics: Mapping[str, float]
+    diverged: str = ""
+    """Why it is in no cell: its training's numbers are not finite."""
+
+
+@dataclass(frozen=True)
+class FilledRow:
+    """A row with its cells, one for each column."""
+
+    label: str
+    absent: str
+    replicates: tuple[FilledReplicate, ...]
+    cells: tuple[Cell, ...]
+
+
+@dataclass(frozen=True)
+class FilledClaim:
+    """A claim and its verdict."""
+
+    text: str
+    ours: bool
+    status: Status
+    because: str
+
+
+@dataclass(frozen=True)
+class FilledColumn:
+    """A column's header and how its numbers are printed."""
+
+    header: str
+    format: str
+
+
+@dataclass(frozen=True)
+class FilledTable:
+    """A table or figure, as it was filled: all that a screen, a page or a file shows of it."""
+
+    name: str
+    title: str
+    scale: str
+    scale_about: str
+    changes: Mapping[str, object]
+    figure: bool
+    columns: tuple[FilledColumn, ...]
+    rows: tuple[FilledRow, ...]
+    claims: tuple[FilledClaim, ...]
+    axes: Mapping[str, tuple[object, ...]]
+    """Replicate axis -> the values there are results of."""
+    data: tuple[str, ...]
+    """What each data set is, in words."""
+    note: str
+    runs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Fingerprint -> `task`, `command`, `config`, `provenance` of each run behind a number."""
+
+    @property
+    def has_published(self) -> bool:
+        """Whether any cell has a published number."""
+        return any(cell.published is not None for row in self.rows for cell in row.cells)
+
+    @property
+    def filled(self) -> bool:
+        """Whether there is any result."""
+        return any(row.replicates for row in self.rows)
+
+    def cell(self, label: str, header: str) -> Cell:
+        """Return a cell by its row and column.
+
+        Raises:
+            KeyError: if there is no such row or column.
+        """
+        cells = {row.label: row.cells for row in self.rows}
+        place = {column.header: place for place, column in enumerate(self.columns)}
+        return cells[label][place[header]]
+
+    def frame(self) -> pd.DataFrame:
+        """Return the table as a data frame: a line for each cell; of a figure, a line for each replicate."""
+        import pandas as pd
+
+        return pd.DataFrame([*(self._replicate_lines() if self.figure else self._cell_lines())])
+
+    def _cell_lines(self) -> Iterator[dict[str, Any]]:
+        for row in self.rows:
+            for column, cell in zip(self.columns, row.cells, strict=True):
+                used = [r for r, value in zip(row.replicates, cell.values, strict=True) if value is not None]
+                yield {
+                    "row": row.label,
+                    "column": column.header,
+                    "mean": cell.mean,
+                    "std": cell.deviation,
+                    "min": min(cell.measured, default=None),
+                    "max": max(cell.measured, default=None),
+                    "n": len(cell.measured),
+                    "published": cell.published,
+                    "difference": cell.difference,
+                    "scale": self.scale,
+                    "values": " ".join(map(repr, cell.measured)),
+                    "sources": " ".join(source_line(replicate.origin) for replicate in used),
+                }
+
+    def _replicate_lines(self) -> Iterator[dict[str, Any]]:
+        for row in self.rows:
+            for replicate in row.replicates:
+                origin = {"scale": self.scale, "source": source_line(replicate.origin), "diverged": replicate.diverged}
+                yield {"row": row.label, **replicate.axes, **origin, **replicate.metrics}
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as plain values, which `of_json` reads."""
+        return dataclasses.asdict(self)
+
+    @staticmethod
+    def of_json(values: Mapping[str, Any]) -> FilledTable:
+        """Read what `as_json` gave."""
+        whole = dict(values)
+        whole["columns"] = tuple(FilledColumn(**column) for column in whole["columns"])
+        whole["claims"] = tuple(FilledClaim(**claim) for claim in whole["claims"])
+        whole["rows"] = tuple(_row_of(row) for row in whole["rows"])
+        whole["data"] = tuple(whole["data"])
+        whole["axes"] = {axis: tuple(found) for axis, found in whole["axes"].items()}
+        return FilledTable(**whole)
+
+
+def _row_of(values: Mapping[str, Any]) -> FilledRow:
+    replicates = tuple(
+        FilledReplicate(**{**each, "origin": _origin_of(each["origin"]), "commands": tuple(each["commands"])})
+        for each in values["replicates"]
+    )
+    cells = tuple(Cell(tuple(cell["values"]), cell["published"]) for cell in values["cells"])
+    return FilledRow(values["label"], values["absent"], replicates, cells)
+
+
+def _origin_of(values: Mapping[str, Any]) -> Origin:
+    return Origin(**{**values, "members": tuple(map(_origin_of, values["members"]))})
+
+
+def source_line(origin: Origin) -> str:
+    """Write where a number is from: `<run>`, `<run>[epoch=3]`, `<combination>(<run>,<run>[threshold=0.2])`."""
+    seen = ",".join(f"{path}={value}" for path, value in (origin.view or {}).items())
+    members = ",".join(source_line(member) for member in origin.members)
+    return origin.run + (f"[{seen}]" if seen else "") + (f"({members})" if members else "")
+
+
+def fill(plan: Plan, name: str, results: Results | None = None) -> FilledTable:
+    """Fill a planned table from what is there, and judge its claims. `results`: what `gather` returned, if it did."""
+    task, table = plan.tables[name]
+    with plan.storage.snapshot():
+        results = results or gather(plan, name)
+        columns = table.columns if isinstance(table, Table) else ()
+        verdicts = [(claim, claim.check(results)) for claim in table.claims]
+        return FilledTable(
+            name=name,
+            title=table.title,
+            scale=plan.scale,
+            scale_about=find_scale(task, plan.scale).about,
+            changes=dict(plan.changes),
+            figure=not isinstance(table, Table),
+            columns=tuple(FilledColumn(column.header, column.format) for column in columns),
+            rows=tuple(_fill_row(plan, name, row, columns, results) for row in table.rows),
+            claims=tuple(FilledClaim(claim.text, claim.ours, v.status, v.because) for claim, v in verdicts),
+            axes={axis: tuple(found) for axis in table.over if (found := results.axis(axis))},
+            data=tuple(_data(plan, task, name)),
+            note=table.note,
+            runs=_runs(plan, task, results),
+        )
+
+
+def _fill_row(plan: Plan, name: str, row: Any, columns: Sequence[Column], results: Results) -> FilledRow:
+    """Return a row's replicates and cells; what diverged is listed, in no cell."""
+    found = [*results.select(row), *results.diverged(row)]
+    cells = []
+    for column in columns:
+        metric = row.metrics.get(column.header, column.metric) if isinstance(row, Row) else column.metric
+        values = [None if each.diverged else each.metrics.get(metric) for each in found]
+        scaled = tuple(None if value is None else float(value) * column.factor for value in values)
+        cells.append(Cell(scaled, row.published.get(column.header)))
+    replicates = tuple(
+        FilledReplicate(each.axes, each.origin, commands(plan, name, row, each), each.metrics, each.diverged)
+        for each in found
+    )
+    return FilledRow(row.label, row.absent, replicates, tuple(cells))
+
+
+def _data(plan: Plan, task: Task, name: str) -> Iterator[str]:
+    """Say what the data sets behind a table are, each once."""
+    replicates = [replicate for rows in plan.replicates[name].values() for replicate in rows if replicate.config]
+    for where in dict.fromkeys(task.dataset.where(replicate.config) for replicate in replicates):
+        if plan.storage.exists(f"data/{where}/dataset.json"):
+            yield task.dataset.describe(plan.storage.read_json(f"data/{where}/dataset.json"))
+
+
+def _runs(plan: Plan, task: Task, results: Results) -> dict[str, dict[str, Any]]:
+    """Return what is told of each run behind a number, each once."""
+    found = {}
+    for replicate in (each for rows in results.replicates.values() for each in rows):
+        for config in [replicate.config] if replicate.config is not None else []:
+            folder = RunFolder.of(plan.storage, task, config)
+            if folder.fingerprint not in found and folder.folder.exists("provenance.json"):
+                found[folder.fingerprint] = {
+                    "task": task.name,
+                    "command": train_line(task, config),
+                    "config": flatten(config),
+                    "provenance": folder.folder.read_json("provenance.json"),
+                }
+    return found
+
+
+def train_line(task: Task, config: Any, epoch: int = 0) -> str:
+    """Return the command that trains exactly this config, and keeps the weights of an epoch."""
+    keep = f"--keep {epoch}" if epoch not in (0, config.epochs, *task.keep(config)) else ""
+    words = [f"retable train {task.name} --scale paper", set_line(differences(config, task.config())), keep]
+    return " ".join(word for word in words if word)
+
+
+def commands(plan: Plan, name: str, row: Any, replicate: Replicate) -> tuple[str, ...]:
+    """Return the lines that make exactly one replicate: `train`, and `score` for a view; `reproduce` what is joined."""
+    task, _ = plan.tables[name]
+    whole = f"retable reproduce {name} --scale {plan.scale} {set_line(plan.changes)}".strip()
+    if isinstance(row, Measurement):
+        return (whole,)
+    if isinstance(row, Combined):
+        rows = plan.replicates[name]
+        members = [each for label in row.of for each in rows[label] if each.axes == replicate.axes]
+        return (*dict.fromkeys(line for each in members for line in _run_lines(plan, task, each)), whole)
+    return tuple(_run_lines(plan, task, replicate))
+
+
+def _run_lines(plan: Plan, task: Task, replicate: Replicate) -> list[str]:
+    config, view = replicate.config, replicate.view
+    if view is None:
+        return [train_line(task, config)]
+    run = RunFolder.of(plan.storage, task, config).fingerprint
+    score = f"retable score {run} {set_line(view_changes(task, config, view))}".strip()
+    return [train_line(task, config, view.epoch), score]
+
+
+def view_changes(task: Task, config: Any, view: Any) -> dict[str, Any]:
+    """Return a view as differences from the default; the last epoch is the default."""
+    changes = differences(view, task.view())
+    return {path: value for path, value in changes.items() if (path, value) != ("epoch", config.epochs)}
+
+
+def gather(plan: Plan, name: str) -> Results:
+    """Return what is there for each row of a planned table."""
+    task, table = plan.tables[name]
+    found: dict[str, Sequence[Replicate]] = {}
+    with plan.storage.snapshot():
+        for row in table.rows:
+            if isinstance(row, Combined):
+                rows = [_combined(plan, each) for each in combinings(plan, name, row)] if not row.absent else []
+            else:
+                rows = [_replicate(plan, task, row, each) for each in plan.replicates[name].get(row.label, [])]
+            found[row.label] = [each for each in rows if each is not None]
+    return Results(found)
+
+
+def _replicate(plan: Plan, task: Task, row: Row | Measurement, replicate: Replicate) -> Replicate | None:
+    """Return one replicate of a row with what it measured, or None while that is not there."""
+    folder = RunFolder.of(plan.storage, task, replicate.config)
+    if isinstance(row, Measurement):
+        path = timing_path(plan, task, row, replicate)
+        if not plan.storage.exists(path):
+            return None
+        key = path.rsplit("/", 1)[-1].removesuffix(".json")
+        return dataclasses.replace(replicate, metrics=plan.storage.read_json(path)["metrics"], origin=Origin(key))
+    result, view = folder.result(), replicate.view
+    if result is None or plan.trainings[folder.path].status == "data changed":
+        return None
+    found = dataclasses.replace(replicate, history=folder.history(), diverged=result.get("diverged", ""))
+    if view is None:
+        return dataclasses.replace(found, metrics=result["metrics"], origin=Origin(folder.fingerprint))
+    weights = result["weights"].get(str(view.epoch), "")
+    origin = Origin(folder.fingerprint, view_changes(task, replicate.config, view), weights)
+    if found.diverged:
+        return dataclasses.replace(found, metrics=result["metrics"], origin=origin)
+    scores = folder.scores(view, weights)
+    if scores is None:
+        return None
+    metrics = {**stages.training_metrics(folder, view, replicate.config.epochs), **scores["metrics"]}
+    summaries = partial(stages.summaries, task, replicate.config, view, folder)
+    return dataclasses.replace(found, metrics=metrics, origin=origin, summaries=summaries)
+
+
+def _combined(plan: Plan, combining: Combining) -> Replicate | None:
+    """Return one replicate of a combined row, or None while it is not there."""
+    scores = combining.scores(plan.storage) if plan.whole(combining) else None
+    if scores is None:
+        return None
+    task = combining.task
+    members = tuple(
+        Origin(
+            member.folder.fingerprint,
+            view_changes(task, member.config, member.view),
+            stages.weights_digest(member.folder, member.view),
+        )
+        for member in combining.members
+    )
+    first = combining.members[0]
+    view = view_changes(task, first.config, combining.view)
+    return Replicate(
+        combining.row.label,
+        combining.axes,
+        first.config,
+        combining.view,
+        metrics=scores["metrics"],
+        origin=Origin(combining.place.rsplit("/", 1)[-1], view, members=members),
+        summaries=partial(combine.summaries, combining, plan.storage),
+    )

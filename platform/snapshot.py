@@ -1,0 +1,120 @@
+"""What a storage holds at one moment, read once: a plan and a report ask the same of it again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyarrow import fs
+
+LISTED = ("runs", "combinations", "measurements", "tables")
+"""Folders that are listed whole, in one go; of others each path is asked for by itself."""
+
+Stamp = list[Any] | None
+"""What was found at a path: size and time of a file, the names in a folder; None where nothing is there."""
+
+
+@dataclass
+class Snapshot:
+    """The answers to one process's questions about a storage. What is written meanwhile is not seen."""
+
+    filesystem: fs.FileSystem
+    root: str
+    files: dict[str, Stamp] = field(default_factory=dict)
+    """Path of a listed file -> its stamp."""
+    folders: dict[str, set[str]] = field(default_factory=dict)
+    """Path of a listed folder -> the names in it."""
+    listed: set[str] = field(default_factory=set)
+    values: dict[Any, Any] = field(default_factory=dict)
+    """What was read, and what was made of it."""
+    touched: dict[str, Stamp] = field(default_factory=dict)
+    """Every path that was asked for, and what was there: while none of them changes, nor does what was made of them."""
+
+    def path_of(self, filesystem: fs.FileSystem, path: str) -> str | None:
+        """Return a path relative to the root, or None where it lies elsewhere."""
+        if (path != self.root and not path.startswith(f"{self.root}/")) or not self.filesystem.equals(filesystem):
+            return None
+        return path[len(self.root) + 1 :]
+
+    def stamp(self, path: str) -> Stamp:
+        """Return what is at a path, and note that it was asked for."""
+        if path not in self.touched:
+            self.touched[path] = self._listed(path) if self._covers(path) else self._asked(path)
+        return self.touched[path]
+
+    def names(self, path: str) -> list[str]:
+        """Return the sorted names in a folder; of none, and of a file, an empty list."""
+        found = self.stamp(path) or []
+        return [name for name in found if isinstance(name, str)]
+
+    def once(self, key: Any, make: Callable[[], Any]) -> Any:
+        """Return `make()`, which is called the first time only."""
+        if key not in self.values:
+            self.values[key] = make()
+        return self.values[key]
+
+    @contextmanager
+    def watching(self) -> Iterator[dict[str, Stamp]]:
+        """Give the paths that the block asks for, as it does, with what was there."""
+        before, self.touched = self.touched, {}
+        found = self.touched
+        try:
+            yield found
+        finally:
+            self.touched = before | found
+
+    def _covers(self, path: str) -> bool:
+        top = path.split("/", 1)[0]
+        if top in LISTED and top not in self.listed:
+            self.listed.add(top)
+            selector = fs.FileSelector(f"{self.root}/{top}", allow_not_found=True, recursive=True)
+            for info in self.filesystem.get_file_info(selector):
+                if info.type == fs.FileType.File and not info.base_name.startswith(".writing-"):
+                    self._add(info.path[len(self.root) + 1 :], _stamp(info))
+        return top in LISTED
+
+    def _add(self, path: str, stamp: Stamp) -> None:
+        self.files[path] = stamp
+        while "/" in path:
+            path, name = path.rsplit("/", 1)
+            self.folders.setdefault(path, set()).add(name)
+
+    def _listed(self, path: str) -> Stamp:
+        return self.files.get(path) or (sorted(self.folders[path]) if path in self.folders else None)
+
+    def _asked(self, path: str) -> Stamp:
+        info = self.filesystem.get_file_info(f"{self.root}/{path}" if path else self.root)
+        if info.type != fs.FileType.Directory:
+            return _stamp(info) if info.type == fs.FileType.File else None
+        names = [each.base_name for each in self.filesystem.get_file_info(fs.FileSelector(info.path))]
+        return sorted(name for name in names if not name.startswith(".writing-"))
+
+
+def _stamp(info: Any) -> Stamp:
+    return [info.size, info.mtime_ns]
+
+
+_current: Snapshot | None = None
+
+
+def current(filesystem: fs.FileSystem, path: str) -> tuple[Snapshot, str] | None:
+    """Return the snapshot that answers for a path, and the path relative to it; None where there is none."""
+    found = None if _current is None else _current.path_of(filesystem, path)
+    return None if _current is None or found is None else (_current, found)
+
+
+@contextmanager
+def take(filesystem: fs.FileSystem, root: str) -> Iterator[Snapshot]:
+    """Answer this process's reads below `root` from what is there now, while the block runs; a nested one is the same.
+
+    The outermost decides: what is asked of another storage meanwhile is read as ever.
+    """
+    global _current
+    outer = _current
+    _current = outer if outer is not None else Snapshot(filesystem, root)
+    try:
+        yield _current
+    finally:
+        _current = outer

@@ -1,0 +1,67 @@
+"""The sizes at which the tables are run, and what each does to rows, replicates and data."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from retable.platform.table import Measurement, Row
+from retable.platform.task import Scale
+from retable.tasks.rl.tables import ENVIRONMENTS
+
+OURS = {"data": "recorded", "simulator": "v5"}
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """A reduced setting: what becomes of a row."""
+
+    sparsities: tuple[str, ...]
+    """Ends of the labels of pruned rows that are played; those that are only counted are all run."""
+    view: Mapping[str, object]
+    """How policies are played."""
+    environments: Sequence[str] = ENVIRONMENTS
+    training: Mapping[str, object] = field(default_factory=dict)
+    """How long rows are trained, but for those that need no training."""
+
+    def row(self, row: Row | Measurement) -> Row | Measurement | str:
+        """Return a row at this size, or why it is left out; what is timed is the same at every size."""
+        if isinstance(row, Measurement):
+            return row
+        if (row.overrides or {}).get("environment", self.environments[0]) not in self.environments:
+            return "in another environment"
+        own = row.overrides or {}
+        if "updates" not in own:
+            row = dataclasses.replace(row, overrides={**own, **self.training})
+        if row.view is None:
+            return row
+        if "%" in row.label and not row.label.endswith(self.sparsities):
+            return "at other sparsities"
+        return dataclasses.replace(row, view={**row.view, **self.view})
+
+
+SMOKE = Reduced(sparsities=(" 50 %", " 95 %"), view={"episodes": 2, "samples": 10})
+SMALL = Reduced(
+    sparsities=(" 50 %", " 95 %", " 99 %"),
+    view={"episodes": 5, "samples": 10},
+    environments=("HalfCheetah",),
+    training={"epochs": 3, "updates": 1000},
+)
+
+SCALES = {
+    "smoke": Scale(
+        about="minutes on two cores: proves every path, scores mean nothing; networks, masks and bytes are full size",
+        overrides={**OURS, "epochs": 1, "updates": 10},  # all alike: so few updates cost less than more runs
+        row=SMOKE.row,
+        over={"seed": (0, 1), "view.epoch": (1,)},
+    ),
+    "small": Scale(
+        about="an hour or two on two cores: HalfCheetah, 3 seeds, 3,000 updates, target pass in bfloat16",
+        overrides={**OURS, "algorithm.target_precision": "bfloat16"},
+        start=SMALL.training,
+        row=SMALL.row,
+        over={"environment": SMALL.environments, "seed": (0, 1, 2), "view.epoch": (1, 2, 3)},
+    ),
+    "paper": Scale(about="the published setting: 1,000,000 updates on D4RL expert data"),
+}
