@@ -12,7 +12,7 @@ from retable.platform import provenance
 from retable.platform.board import errors
 from retable.platform.cluster import ray_cluster
 from retable.platform.combine import combine_all
-from retable.platform.config import differences, fingerprint, override, set_line
+from retable.platform.config import exact_changes, fingerprint, override, set_line
 from retable.platform.errors import UserError
 from retable.platform.launch import Context, Resources, load_arrays, train_all
 from retable.platform.plan import Plan, compile_configs, compile_plan
@@ -242,7 +242,7 @@ class Run:
     @property
     def set_line(self) -> str:
         """The `--set` options that give this config."""
-        return set_line(differences(self.config, self.task.config()))
+        return set_line(exact_changes(self.config))
 
 
 def load(fingerprint_start: str, storage: str | Storage = STORAGE, task: str | None = None) -> Run:

@@ -236,6 +236,15 @@ def fingerprint(task: str, version: int, config: object) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def exact_changes(config: object) -> dict[str, Any]:
+    """Return the `--set` list that gives exactly this config, with the parent as it is (`override_lineage`)."""
+    kind: Any = type(config)
+    changes = differences(config, kind())
+    if parent(config) is not None:
+        changes.setdefault("init.overrides", getattr(config, "init").overrides)  # noqa: B009 (not every config has it)
+    return changes
+
+
 def set_line(changes: Mapping[str, object]) -> str:
     """Write changes as `--set` options, ready to paste: what `parse_set` reads."""
     pairs = [f"{path}={value if _plain(value) else json.dumps(value)}" for path, value in changes.items()]

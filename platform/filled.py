@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from retable.platform import combine, stages
-from retable.platform.config import differences, flatten, set_line
+from retable.platform.config import differences, exact_changes, flatten, set_line
 from retable.platform.plan import Combining, Plan, combinings, timing_path
 from retable.platform.runs import RunFolder
 from retable.platform.table import Column, Combined, Measurement, Origin, Replicate, Results, Row, Table
@@ -270,7 +270,7 @@ def _runs(plan: Plan, task: Task, results: Results) -> dict[str, dict[str, Any]]
 def train_line(task: Task, config: Any, epoch: int = 0) -> str:
     """Return the command that trains exactly this config, and keeps the weights of an epoch."""
     keep = f"--keep {epoch}" if epoch not in (0, config.epochs, *task.keep(config)) else ""
-    words = [f"retable train {task.name} --scale paper", set_line(differences(config, task.config())), keep]
+    words = [f"retable train {task.name} --scale paper", set_line(exact_changes(config)), keep]
     return " ".join(word for word in words if word)
 
 

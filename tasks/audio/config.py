@@ -150,9 +150,11 @@ class Config:
     precision: Literal["float32", "bfloat16", "float16"] = "bfloat16"
     compile: bool = False
     patience: int = 0
-    """End after so many epochs without a better validation mAP@10, and keep the best epoch's weights; 0: never."""
+    """End after so many epochs without a better validation mAP@10, and keep the best epoch's weights; 0: never. As many
+    as `epochs`: keep the best epoch's weights, and never end early."""
     init: Scratch | Parent | Weights = field(default_factory=Scratch)
-    """What the encoders start from besides their own weights: fine-tuning names its pre-training here."""
+    """What the encoders start from besides their own weights: fine-tuning names its pre-training here. Its last epoch
+    (`init.checkpoint` 0) is its best one where it has patience."""
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -16,7 +16,8 @@ from retable.tasks.audio.rewriter import rewrite
 
 CAPTION = "A person is making noise by tapping their fingernails on a solid surface."
 KEYWORDS = "nails;metal;tapping;rhythm"
-"""Stand-ins: the paper prints its keywords in colour, which our text of it has lost. These are words of its answer."""
+"""Stand-ins: the paper prints its keywords in colour, which our text of it has lost. These are words of its answer, so
+that the answer names them says nothing."""
 ANSWER = (
     "The sound of nails tapping on a metal surface is heard.",
     "Fingernails are producing a dull sound when tapped.",
@@ -107,12 +108,21 @@ def keeps_rules(results: Results, author: str) -> Verdict:
     return Verdict("holds" if kept else "does not hold", because)
 
 
+def lacks_keywords(results: Results) -> Verdict:
+    """Say why nobody can tell here whether the paper's sentences take its keywords into account."""
+    because = (
+        "the paper's keywords are lost; those shown were chosen from the very sentences they would be looked for in"
+    )
+    return Verdict("not tested at this scale", because)
+
+
 CLAIMS = [
+    Claim(text="Some of the rephrased captions take the keywords into account.", check=lacks_keywords),
     Claim(
-        text="Some of the rephrased captions take the keywords into account.",
-        check=partial(takes_keywords, author=MODEL),
+        text="Some of the offline rewriter's sentences take the keywords into account.",
+        check=partial(takes_keywords, author=RULES),
+        ours=True,
     ),
-    Claim(text="So do some of the offline rewriter's.", check=partial(takes_keywords, author=RULES), ours=True),
     Claim(text="The language model keeps the prompt's rules.", check=partial(keeps_rules, author=MODEL), ours=True),
     Claim(text="The offline rewriter keeps them.", check=partial(keeps_rules, author=RULES), ours=True),
 ]

@@ -107,6 +107,7 @@ COMMON: Changes = {
     "frequency_mask": 0,
     "shift_bands": False,
     "precision": "float32",
+    "patience": 0,
 }
 """For encoders that start untrained. These sit on a plateau for some hundred steps, which masks, dropout and a
 temperature that may rise prolong. Bands cannot be shifted where mel spectrograms are kept."""

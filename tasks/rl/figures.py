@@ -142,7 +142,8 @@ def beside_controls(
     seeds = [final(results, label(method, sparsity), metric, **at) for sparsity in high]
     band(axis, kept, seeds, COLOURS[policy], marker="o", markersize=4, linewidth=2, label=NAMES[method])
     for control, style in CONTROLS.items():
-        runs = {x: final(results, label(control, s), metric, **at) for x, s in zip(kept, high, strict=True)}
+        rows = {x: label(control, s) for x, s in zip(kept, high, strict=True)}  # of which some sparsities are no rows
+        runs = {x: final(results, row, metric, **at) for x, row in rows.items() if row in results.replicates}
         found = {x: (v.mean(), v.mean() - v.min(), v.max() - v.mean()) for x, v in runs.items() if v.size}
         if found:
             means, *whiskers = zip(*found.values(), strict=True)

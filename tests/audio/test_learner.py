@@ -1,6 +1,7 @@
 """Training: pairs are learnt by heart, chunks and workers change nothing, an interruption neither."""
 
 import math
+from dataclasses import replace
 from datetime import timedelta
 from types import SimpleNamespace
 
@@ -9,8 +10,9 @@ import pytest
 import torch
 from torch import distributed
 
+from retable.platform.config import Parent, differences
 from retable.platform.errors import UserError
-from retable.platform.loop import train
+from retable.platform.loop import parent_weights, train
 from retable.platform.run import Run
 from retable.platform.runs import RunFolder
 from retable.platform.storage import Storage
@@ -252,6 +254,22 @@ def test_fine_tuning_starts_from_its_parent():
         assert torch.equal(child.model.state_dict()[name], value), name
     with pytest.raises(UserError, match=r"^init: weights: "):
         RetrievalLearner([of(MEAN, **PLAIN)], Sounds(), Run()).load_weights([parent.model.state_dict()])
+
+
+@pytest.mark.parametrize(("patience", "checkpoint", "epoch"), [(0, 0, 2), (2, 0, 1), (0, 1, 1)])
+def test_the_parents_last_epoch_is_its_best_where_it_has_patience(tmp_path, monkeypatch, patience, checkpoint, epoch):
+    curve = iter([0.5, 0.1])
+    monkeypatch.setattr(TASK, "validate", lambda learner, data: [{"validation_map10": next(curve)}])
+    before = of(**PLAIN, patience=patience)
+    assert before.epochs == 2
+    folder = run(tmp_path, before)
+    init = Parent(overrides=tuple(differences(before, Config()).items()), checkpoint=checkpoint)
+    found = parent_weights(TASK, replace(before, patience=0, init=init), folder)
+    monkeypatch.setattr(TASK, "validate", validate)
+    epochs = run(tmp_path / "each", of(**PLAIN))  # keeps both
+    assert len(folder.history()) == 2, "it never ends early"
+    same = {e: all(torch.equal(value, found[name]) for name, value in epochs.weights(e).items()) for e in (1, 2)}
+    assert same == {epoch: True, 3 - epoch: False}
 
 
 def worker(rank, where, changes):

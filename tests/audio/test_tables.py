@@ -11,13 +11,15 @@ from retable.platform.config import fingerprint, flatten, override, parent
 from retable.platform.space import find_space
 from retable.platform.table import Combined, Replicate, Row, expand
 from retable.platform.task import config_at, scaled
-from retable.tasks.audio import TASK, claims, example, figures
+from retable.tasks.audio import TASK, claims, example, figures, tables
 from retable.tasks.audio.config import PAPER, Config, MeanMel, Untrained, View
 from retable.tasks.audio.learner import cost
 from retable.tasks.audio.tables import AUDIO, COLUMNS, SYSTEMS, TEXT
 from tests.table_results import results_of
 
 TABLES = TASK.tables()
+MEMBERS = tuple(row.label for row in tables.MEMBERS)
+CANDIDATES = tuple(row.label for row in tables.CANDIDATES)
 SCALES = TASK.scales()
 
 SPACES = ("audio", "audio_text", "audio_augmentation", "audio_learning_rate")
@@ -77,10 +79,10 @@ def test_a_row_trains_what_the_papers_line_says(published):
 def test_the_ensemble_joins_the_papers_eight(published):
     by_score = {row.published.get("mAP@10"): row.label for row in TABLES["table2"].rows}
     eight = [by_score[float(line["mAP10"])] for line in published if line["id"].isdigit()]
-    assert tuple(eight) == claims.MEMBERS
+    assert tuple(eight) == MEMBERS
     (ensemble,) = [row for row in TABLES["table2"].rows if isinstance(row, Combined)]
-    assert ensemble.of == claims.MEMBERS
-    assert set(claims.CANDIDATES) | set(claims.MEMBERS) == set(needs("ensembles", "paper"))
+    assert ensemble.of == MEMBERS
+    assert set(CANDIDATES) | set(MEMBERS) == set(needs("ensembles", "paper"))
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -90,6 +92,7 @@ def test_fine_tuning_starts_from_the_same_encoders_and_seed(scale):
         "learning_rate",
         "epochs",
         "steps",
+        "patience",
         "augmentation",
         "init",
         "init.overrides",
@@ -98,13 +101,22 @@ def test_fine_tuning_starts_from_the_same_encoders_and_seed(scale):
     for label, found in needs("table2", scale).items():
         for need in found:
             ancestor = parent(need.config)
-            if label == claims.NOT_FINE_TUNED:
+            if label == tables.NOT_FINE_TUNED.label:
                 assert ancestor is None and len(need.config.corpora) == 3
                 continue
             assert parent(ancestor) is None and len(ancestor.corpora) == 3 and ancestor.augmentation == 0
             assert need.config.corpora == ("clotho",) and need.config.learning_rate < ancestor.learning_rate
             child, other = flatten(need.config), flatten(ancestor)
             assert {path for path in other if child[path] != other[path]} <= stages
+
+
+def test_fine_tuning_starts_from_the_best_epoch_of_a_whole_pre_training():
+    for found in needs("table2", "paper").values():
+        for need in found:
+            ancestor = parent(need.config) or need.config
+            assert (ancestor.epochs, ancestor.patience) == (15, 15)
+            assert TASK.early_stop(ancestor) == ("validation_map10", 15), "no run of 15 epochs waits so long"
+            assert parent(need.config) is None or (need.config.patience, need.config.init.checkpoint) == (0, 0)
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -114,9 +126,9 @@ def test_runs_are_shared_and_differ_where_rows_do(scale):
     assert len(set(prints)) == len(prints)
     assert trainings(scale, ["ensembles"]).keys() | trainings(scale, ["figure2"]).keys() < trainings(scale).keys()
     assert trainings(scale, ["table2"]).keys() == trainings(scale).keys()
-    best, plain = needs("figure2", scale)[claims.CLOTHO_GPT], needs("figure2", scale)[claims.CLOTHO]
-    assert [need.config for need in best] == [need.config for need in table2[claims.BEST]]
-    assert [parent(need.config) for need in plain] == [need.config for need in table2[claims.NOT_FINE_TUNED]]
+    best, plain = needs("figure2", scale)[tables.CLOTHO_GPT.label], needs("figure2", scale)[tables.CLOTHO.label]
+    assert [need.config for need in best] == [need.config for need in table2[tables.BEST.label]]
+    assert [parent(need.config) for need in plain] == [need.config for need in table2[tables.NOT_FINE_TUNED.label]]
 
 
 def test_smoke_trains_every_row_once():
@@ -138,10 +150,10 @@ def test_a_reduced_row_keeps_what_is_compared(scale):
         if not isinstance(big.audio, MeanMel):
             assert small.audio.stride == big.audio.stride and small.audio.weights == "random"
             assert small.audio.patchout_frequency == (big.audio.patchout_frequency if scale == "smoke" else 0)
+    rows = needs("table2", scale)
     for large, base in claims.LARGER:
-        rows = needs("table2", scale)
-        if large in rows and base in rows:
-            assert rows[large][0].config.text.width > rows[base][0].config.text.width
+        if large.label in rows and base.label in rows:
+            assert rows[large.label][0].config.text.width > rows[base.label][0].config.text.width
 
 
 @pytest.mark.parametrize(("scale", "minutes"), [("smoke", 4), ("small", 60)])
@@ -153,22 +165,22 @@ def test_combined_rows_join_what_is_run():
     small = scaled(TABLES["ensembles"], SCALES["small"])
     run = {row.label for row in small.rows if isinstance(row, Row) and not row.absent}
     combined = {row.label: row for row in small.rows if isinstance(row, Combined) and not row.absent}
-    members = set(claims.MEMBERS) & run
-    assert set(combined[claims.ENSEMBLE].of) == members and len(members) == 3
-    assert {label for label in combined if "without" in label} == {claims.without(label) for label in members}
+    members = set(MEMBERS) & run
+    assert set(combined[tables.ENSEMBLE.label].of) == members and len(members) == 3
+    assert {label for label in combined if "without" in label} == {tables.WITHOUT[label].label for label in members}
     for label in members:
-        assert set(combined[claims.without(label)].of) == members - {label}
-    extra = {claims.added(label): label for label in claims.CANDIDATES if label in run}
+        assert set(combined[tables.WITHOUT[label].label].of) == members - {label}
+    extra = {tables.ADDED[label].label: label for label in CANDIDATES if label in run}
     assert {label: set(combined[label].of) - members for label in extra} == {k: {v} for k, v in extra.items()}
 
 
 def test_small_repeats_what_claims_compare_and_says_what_it_leaves_out():
     found = {label: len(rows) for label, rows in needs("table2", "small").items()}
-    assert found.pop(claims.GUARDED) == 1 and set(found.values()) == {3}
+    assert found.pop(tables.GUARDED.label) == 1 and set(found.values()) == {3}
     table = scaled(TABLES["table2"], SCALES["small"])
     left_out = [row.label for row in table.rows if row.absent]
     assert left_out and all(label in table.note.split("Not at this scale")[1] for label in left_out)
-    assert f"With one seed: {claims.GUARDED}." in table.note
+    assert f"With one seed: {tables.GUARDED.label}." in table.note
     assert scaled(TABLES["table1"], SCALES["small"]).note == TABLES["table1"].note
 
 
@@ -179,15 +191,11 @@ def test_labels_say_which_encoders_a_system_has():
     ]
 
 
-def task():
-    return TASK
-
-
 @pytest.mark.parametrize("scale", SCALES)
 def test_train_starts_from_a_system_of_that_size(scale):
-    config = config_at(task(), scale, {})
+    config = config_at(TASK, scale, {})
     assert parent(config) is None and config.leaks == "exclude"
-    best = needs("table2", scale)[claims.NOT_FINE_TUNED][0].config
+    best = needs("table2", scale)[tables.NOT_FINE_TUNED.label][0].config
     assert (config.audio, config.text, config.segment) == (best.audio, best.text, best.segment)
     assert (config.data, config.epochs, config.steps) == (best.data, best.epochs, best.steps)
 
@@ -205,7 +213,10 @@ def tuned(label, seed, losses):
 
 def test_figure_2_shows_means_and_ranges():
     curves = np.array([[2.0, 1.5], [2.4, 1.2], [2.2, 1.8]])
-    rows = {claims.CLOTHO: [tuned(claims.CLOTHO, seed, curve) for seed, curve in enumerate(curves)], "none": []}
+    rows = {
+        tables.CLOTHO.label: [tuned(tables.CLOTHO.label, seed, curve) for seed, curve in enumerate(curves)],
+        "none": [],
+    }
     drawing = figures.draw_validation(results_of(TABLES, rows))
     assert isinstance(drawing, Drawing)
     ((line, _, (bars,)),) = [container.lines for container in drawing.axes[0].containers]

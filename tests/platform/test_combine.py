@@ -10,7 +10,7 @@ import pytest
 from retable.platform import combine
 from retable.platform.cluster import ray_cluster
 from retable.platform.combine import StoredMember, combine_all, member_metrics, pieces_of
-from retable.platform.results import gather
+from retable.platform.filled import gather
 from retable.platform.runs import RunFolder
 from retable.platform.stages import Scorer
 from retable.platform.storage import Storage

@@ -47,8 +47,8 @@ def test_the_toys_table_needs_each_training_once(storage):
     found = [(t.config.seed, t.config.rate, t.wave) for t in plan.trainings.values()]
     assert sorted(found) == sorted(wanted)
     assert len(plan.scorings) == 8  # four viewed rows, two seeds
-    assert list(plan.needs["line/table1"]) == ["slow", "fast", "fast, first epoch", "fine-tuned", "as printed"]
-    assert plan.needs["line/table1"]["as printed"] == []
+    assert list(plan.replicates["line/table1"]) == ["slow", "fast", "fast, first epoch", "fine-tuned", "as printed"]
+    assert plan.replicates["line/table1"]["as printed"] == []
     kept = {(t.config.seed, t.config.rate): t.keep for t in plan.trainings.values()}
     assert kept == {(s, r): (1, 3) if r == 0.1 else (3,) for s in (0, 1) for r in (0.001, 0.1, 0.01)}
 
@@ -56,7 +56,7 @@ def test_the_toys_table_needs_each_training_once(storage):
 def test_a_set_seed_is_the_only_one(storage):
     plan = api.plan("line/table1", "line/figure1", set={"seed": 7}, storage=str(storage))
     assert {t.config.seed for t in plan.trainings.values()} == {7}
-    assert {need.axes["seed"] for rows in plan.needs.values() for needs in rows.values() for need in needs} == {7}
+    assert {need.axes["seed"] for rows in plan.replicates.values() for needs in rows.values() for need in needs} == {7}
 
 
 def test_two_rows_and_two_tables_share_one_training(storage):
@@ -66,7 +66,7 @@ def test_two_rows_and_two_tables_share_one_training(storage):
     (training,) = plan.trainings.values()
     assert training.keep == (1, 2, 3) and training.config == Config()
     assert sorted(scoring.view.epoch for scoring in plan.scorings.values()) == [1, 2, 3]
-    assert [list(rows) for rows in plan.needs.values()] == [["a", "b"], ["c", "d"]]
+    assert [list(rows) for rows in plan.replicates.values()] == [["a", "b"], ["c", "d"]]
 
 
 def test_rows_that_are_absent_at_this_scale_need_nothing(storage):
@@ -76,7 +76,7 @@ def test_rows_that_are_absent_at_this_scale_need_nothing(storage):
         Combined(label="c", of=("a",), combine=mean, absent="left out"),
     )
     plan = planned(storage, *rows)
-    assert not plan.trainings and not plan.timings and not plan.combinings and not plan.needs["line/t"]
+    assert not plan.trainings and not plan.timings and not plan.combinings and not plan.replicates["line/t"]
 
 
 def test_children_come_in_waves_behind_their_parents(storage):
@@ -195,6 +195,8 @@ def test_a_combinations_inputs_are_the_weights_and_data_of_its_members(storage):
     finish(folder_of(storage), (3,))
     assert combining.inputs() == ["digest 3 64 points"]
     finish(folder_of(storage, rate=0.5), (1, 3))
+    plan = planned(storage, *rows, Combined(label="c", of=("a", "b"), combine=mean))
+    (combining,) = plan.combinings
     assert combining.inputs() == ["digest 3 64 points", "digest 1 64 points"]
     assert plan.uncombined == [combining]
     storage.write_json(combining.path, {"inputs": combining.inputs(), "metrics": {}})

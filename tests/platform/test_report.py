@@ -2,25 +2,31 @@
 
 import csv
 import io
+import shlex
 from dataclasses import replace
+from itertools import pairwise
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from retable.platform import report
 from retable.platform.combine import pieces_of, score
+from retable.platform.config import fingerprint, override, parse_set
+from retable.platform.filled import gather, train_line
 from retable.platform.loop import train
 from retable.platform.plan import compile_plan
-from retable.platform.report import comma_separated, latex, markdown, remember, section, sections, write_report
+from retable.platform.report import fill_and_keep, latex, markdown, sections, write_report
 from retable.platform.run import Run
 from retable.platform.stages import predict_and_score, predict_one
-from retable.platform.task import Source, find_table, scaled
+from retable.platform.table import Row
+from retable.platform.task import Source, config_at, find_table
 
 
 @pytest.fixture
 def filled(storage):
     """Fill the toy's table with the bare loop, but for the row `slow`."""
     task, table = find_table("line/table1")
-    table = scaled(task, table, "smoke")
     task.dataset.prepare(task.config(), storage)
     plan = compile_plan({"line/table1": (task, table)}, storage)
     source = Source.of(storage, "line/points")
@@ -33,15 +39,21 @@ def filled(storage):
     for scoring in compile_plan(plan.tables, storage).unscored:
         if scoring.folder.result():
             assert predict_and_score(task, scoring.config, scoring.view, scoring.folder) is None
-    remember(plan, "smoke", {})
-    return storage, section(storage, "line/table1", "smoke", {}, task, table)
+    return storage, fill_and_keep(compile_plan(plan.tables, storage))["line/table1"]
+
+
+def values(part, label, metric="rmse"):
+    """Return what the replicates of a row measured."""
+    (row,) = (row for row in part.rows if row.label == label)
+    return np.array([replicate.metrics[metric] for replicate in row.replicates])
 
 
 def test_a_report_of_a_set_seed_is_of_that_seed_alone(filled):
     storage, _ = filled
-    remember(compile_plan({"line/table1": find_table("line/table1")}, storage), "smoke", {"seed": 1})
-    (part,) = (part for part in sections(storage) if part.changes)
-    assert part.replicates == "seed: 1" and len(part.results.values("fast", "rmse")) == 1
+    request = {"table": "line/table1", "scale": "smoke", "set": {"seed": 1}}
+    storage.write_json("tables/one.json", request)
+    (part,) = (part for part in sections(storage, storage / "report") if part.changes)
+    assert part.axes == {"seed": (1,)} and len(values(part, "fast")) == 1
 
 
 def test_measured_stands_beside_published_and_difference(filled):
@@ -49,9 +61,9 @@ def test_measured_stands_beside_published_and_difference(filled):
     lines = markdown(part).splitlines()
     fast = next(line for line in lines if line.startswith("| fast |"))
     _, _, shown, published, difference, _ = (text.strip() for text in fast.split("|"))
-    values = part.results.values("fast", "rmse")
-    assert shown == f"{values.mean():.3f} ± {values.std(ddof=1):.3f}" and len(values) == 2
-    assert published == "0.100" and difference == f"{values.mean() - 0.1:+.3f}"
+    found = values(part, "fast")
+    assert shown == f"{found.mean():.3f} ± {found.std(ddof=1):.3f}" and len(found) == 2
+    assert published == "0.100" and difference == f"{found.mean() - 0.1:+.3f}"
     assert "| slow | – | 1.000 | – |" in lines
     assert "| as printed | – | 0.200 | – |" in lines
     assert (
@@ -61,19 +73,22 @@ def test_measured_stands_beside_published_and_difference(filled):
 
 def test_csv_holds_every_replicate_and_its_fingerprint(filled):
     storage, part = filled
-    rows = {row["row"]: row for row in csv.DictReader(io.StringIO(comma_separated(part)))}
+    text = storage.read("report/line-table1-smoke.csv").decode()
+    rows = {row["row"]: row for row in csv.DictReader(io.StringIO(text))}
     fast = rows["fast"]
-    values = [float(value) for value in fast["values"].split()]
-    assert values == part.results.values("fast", "rmse").tolist()
-    assert float(fast["min"]) == min(values) and float(fast["max"]) == max(values) and fast["n"] == "2"
-    assert all(storage.exists(f"runs/line/{name}/config.json") for name in fast["fingerprints"].split())
-    assert rows["slow"]["mean"] == "" and rows["slow"]["published"] == "1.0"
+    found = [float(value) for value in fast["values"].split()]
+    assert found == values(part, "fast").tolist()
+    assert float(fast["min"]) == min(found) and float(fast["max"]) == max(found) and fast["n"] == "2"
+    assert all(storage.exists(f"runs/line/{name}/config.json") for name in fast["sources"].split())
+    assert all(source.endswith("[epoch=1]") for source in rows["fast, first epoch"]["sources"].split())
+    slow = rows["slow"]
+    assert (slow["mean"], slow["std"], slow["n"], slow["published"]) == ("", "", "0", "1.0")
 
 
 def test_latex_has_as_many_cells_in_every_line(filled):
     _, part = filled
     lines = [line for line in latex(part).splitlines() if line.endswith(r"\\")]
-    assert len(lines) == 1 + len(part.table.rows)
+    assert len(lines) == 1 + len(part.rows)
     assert {line.count("&") for line in lines} == {3}
 
 
@@ -81,21 +96,20 @@ def test_the_page_links_each_number_to_the_config_behind_it(filled):
     storage, part = filled
     into = write_report(storage)
     page = into.read("index.html").decode()
-    for replicate in part.results.select("fast"):
-        assert f'href="#run-{replicate.fingerprint}"' in page and f'id="run-{replicate.fingerprint}"' in page
+    for replicate in part.rows[1].replicates:
+        assert f'href="#run-{replicate.origin.run}"' in page and f'id="run-{replicate.origin.run}"' in page
     assert "retable train line" in page and "not tested at this scale" in page
     assert into.exists("line-table1-smoke.csv") and into.exists("line-table1-smoke.tex") and into.exists("report.md")
 
 
 def test_a_figure_is_drawn_and_its_numbers_are_beside_it(filled):
     storage, part = filled
-    task, figure = find_table("line/figure1")
-    remember(compile_plan({"line/figure1": (task, figure)}, storage), "smoke", {})
+    fill_and_keep(compile_plan({"line/figure1": find_table("line/figure1")}, storage))
     into = write_report(storage)
     assert into.read("line-figure1-smoke.png").startswith(b"\x89PNG") and b"<svg" in into.read("line-figure1-smoke.svg")
     rows = list(csv.DictReader(io.StringIO(into.read("line-figure1-smoke.csv").decode())))
     assert [(row["row"], row["seed"]) for row in rows] == [("fast", "0"), ("fast", "1")], "slow was not run"
-    slopes = part.results.values("fast", "slope").tolist()
+    slopes = values(part, "fast", "slope").tolist()
     assert [float(row["slope"]) for row in rows] == slopes
     assert "data:image/png;base64," in into.read("index.html").decode()
 
@@ -108,8 +122,8 @@ def test_text_from_outside_cannot_become_markup(filled):
 
 
 def test_a_combination_counts_only_for_the_weights_it_was_made_from(filled):
-    storage, part = filled
-    task, table = part.task, part.table
+    storage, _ = filled
+    task, table = find_table("line/table1")
     row = replace(table.rows[4], of=("fast", "fast"))
     plan = compile_plan({"line/table1": (task, replace(table, rows=[*table.rows[:4], row]))}, storage)
     combining = plan.combinings[0]
@@ -119,7 +133,82 @@ def test_a_combination_counts_only_for_the_weights_it_was_made_from(filled):
             assert predict_one("line", prediction.config, prediction.view, prediction.folder, joined=True) is None
     assert not any(piece.run() for piece in pieces_of(combining, storage))
     assert score(combining, storage) is None and combining.scores(storage) is not None
-    fast = part.results.select("fast", seed=0)[0].metrics["rmse"]
+    fast = gather(plan, "line/table1").select("fast", seed=0)[0].metrics["rmse"]
     assert combining.scores(storage)["metrics"]["rmse"] == pytest.approx(fast), "the mean of a thing and itself"
     storage.write_json(combining.path, {"inputs": ["other weights"], "metrics": {"rmse": 0.0}})
     assert combining.scores(storage) is None
+
+
+def test_a_section_is_filled_again_only_if_its_inputs_or_the_code_changed(filled, monkeypatch):
+    storage, part = filled
+    filled_again = []
+    monkeypatch.setattr(report, "fill", lambda plan, name, results: filled_again.append(name) or part)
+    write_report(storage)
+    assert filled_again == []
+    runs = [folder for folder in storage.list("runs/line") if storage.exists(f"runs/line/{folder}/result.json")]
+    changed = storage / f"runs/line/{runs[0]}"
+    changed.write_json("result.json", {**changed.read_json("result.json"), "seconds": 1e9})
+    write_report(storage)
+    assert filled_again == ["line/table1"]
+    write_report(storage)
+    assert filled_again == ["line/table1"], "what was filled is kept"
+    monkeypatch.setattr(report, "code_digest", lambda task: "other code")
+    write_report(storage)
+    assert filled_again == ["line/table1"] * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("gone.json", '{"table": "gone/table1", "scale": "smoke", "set": {}}', "no task 'gone'"),
+        ("line.json", '{"table": "line/table9", "scale": "smoke", "set": {}}', "no table 'line/table9'"),
+        (".DS_Store", "\x00\x01", "not a JSON file"),
+        ("list.json", "[]", "not an object"),
+        ("half.json", '{"table": "line/ta', "not a JSON file"),
+        ("set.json", '{"table": "line/table1", "scale": "smoke", "set": {"rat": 1}}', "unknown field 'rat'"),
+    ],
+)
+def test_a_bad_request_is_named_and_the_others_are_shown(filled, capsys, name, text, words):
+    storage, _ = filled
+    storage.write(f"tables/{name}", text)
+    page = write_report(storage).read("index.html").decode()
+    shown = capsys.readouterr().err.replace("\n", " ")
+    assert f"tables/{name}" in shown and words in shown and "line/table1" in page
+
+
+def test_every_line_of_a_report_makes_exactly_what_it_stands_beside(filled):
+    """The command of a run with a parent trained another run, as the child's values went into the parent."""
+    storage, part = filled
+    task, table = find_table("line/table1")
+    rows = [*table.rows, Row(label="late", overrides=dict(CHILD), view={"epoch": 2})]
+    part = fill_and_keep(compile_plan({"line/table1": (task, replace(table, rows=rows))}, storage))["line/table1"]
+    checked = 0
+    for row in part.rows:
+        for replicate in row.replicates:
+            train_words, score_words = (shlex.split(line) for line in replicate.commands[:2])
+            assert train_words[:5] == ["retable", "train", "line", "--scale", "paper"]
+            config = config_at(task, "paper", parse_set(options(train_words, "--set")))
+            assert fingerprint("line", task.version, config) == replicate.origin.run == score_words[2]
+            view = override(task.view(), parse_set(options(score_words, "--set")))
+            kept = {config.epochs, *map(int, options(train_words, "--keep"))}
+            assert (view.epoch or config.epochs) in kept and (view.epoch or 3) == (
+                replicate.origin.view.get("epoch") or 3
+            )
+            checked += 1
+    assert checked == 6 and part.rows[3].label == "fine-tuned" and part.rows[3].replicates == ()
+
+
+CHILD = {"init": "parent", "init.overrides": [["rate", 0.1], ["epochs", 2]], "rate": 0.5, "seed": 0}
+
+
+def test_the_line_of_a_run_with_a_parent_gives_its_fingerprint():
+    task, _ = find_table("line/table1")
+    config = override(task.config(), {**CHILD, "init.overrides": [*CHILD["init.overrides"], ["init", "parent"]]})
+    words = shlex.split(train_line(task, config, epoch=1))
+    assert config_at(task, "paper", parse_set(options(words, "--set"))) == config
+    assert options(words, "--keep") == ["1"]
+
+
+def options(words, name):
+    """Return the values of an option in a command line."""
+    return [value for option, value in pairwise(words) if option == name]

@@ -18,6 +18,7 @@ from retable.platform.table import (
     changed,
     expand,
     resolve,
+    row_fields,
 )
 from retable.tasks.line.config import Config, View
 
@@ -83,7 +84,8 @@ def test_the_tables_overrides_reach_every_row_and_its_parent():
 
 
 def test_a_change_of_an_axis_takes_its_place():
-    wide = changed(table(over={"seed": (0, 1), "rate": (0.1, 0.2)}, overrides={"epochs": 1}), {"seed": 5, "epochs": 2})
+    whole = table(over={"seed": (0, 1), "rate": (0.1, 0.2)}, overrides={"epochs": 1})
+    wide = changed(whole, {"seed": 5, "epochs": 2}, Small(), ())
     needs = expand(wide, Row(label="r"), Small(), Look())
     assert points(needs) == [(5, 0.1, None), (5, 0.2, None)]
     assert [dict(need.axes) for need in needs] == [{"seed": 5, "rate": 0.1}, {"seed": 5, "rate": 0.2}]
@@ -99,12 +101,31 @@ def test_a_row_that_is_named_after_a_changed_axis_is_left_out_but_for_its_seed()
         Row(label="as printed", overrides=None),
     )
     wide = table(rows=rows, over={"seed": (0, 1), "rate": (0.1, 0.2)})
-    found = changed(wide, {"seed": 5, "rate": 0.2})
-    assert [row.label for row in found.rows if not row.absent] == ["rate 0.2, once", "both", "as printed"]
+    found = changed(wide, {"seed": 5, "rate": 0.2}, Small(), {"rate"})
+    assert [row.label for row in found.rows if not row.absent] == ["rate 0.2, once", "as printed"]
     (need,) = expand(found, found.rows[1], Small(), Look())
     assert (need.config.seed, need.config.rate, dict(need.axes)) == (5, 0.2, {"rate": 0.2, "seed": 5})
-    assert changed(wide, {}) == replace(wide, rows=[*rows])
-    assert all(not row.absent for row in changed(table(rows=rows, over={"seed": (0, 1)}), {"rate": 0.2}).rows)
+    assert "Left out, as the changes would make them other rows: rate 0.1; m; both." in found.note
+    assert [row.label for row in changed(wide, {}, Small(), {"rate"}).rows if not row.absent] == [r.label for r in rows]
+
+
+def test_set_fills_no_row_by_what_another_row_says():
+    """`--set` came after a row's own overrides: it filled every row by one run."""
+    rows = (
+        Row(label="from scratch"),
+        Row(label="fast", overrides={"rate": 0.2}),
+        Row(label="from a run", overrides={"init": "parent", "init.overrides": [["rate", 0.5]]}),
+    )
+    wide = table(rows=rows)
+    named = row_fields(wide)
+    left = {row.label: row.absent for row in changed(wide, {"rate": 0.2}, Small(), named).rows}
+    assert left["fast"] == "" and left["from scratch"] == "it is not rate=0.2" and left["from a run"]
+    whole = {"init": "parent", "init.overrides": (("rate", 0.5),)}
+    left = {row.label: row.absent for row in changed(wide, whole, Small(), named).rows}
+    assert left["from scratch"] and left["fast"] and not left["from a run"]
+    left = {row.label: row.absent for row in changed(wide, {"init.checkpoint": 2}, Small(), named).rows}
+    assert left["fast"] == "it has no init.checkpoint" and left["from a run"] == "it is not init.checkpoint=2"
+    assert not any(row.absent for row in changed(wide, {"epochs": 2, "seed": 1}, Small(), named).rows)
 
 
 def test_a_published_row_needs_nothing_and_a_measurement_no_view():
@@ -157,18 +178,21 @@ def test_results_are_selected_by_their_axes():
     assert [r.metrics["a"] for r in RESULTS.select("r", seed=0)] == [1, 2]
     assert [r.metrics["a"] for r in RESULTS.select("r", seed=0, view_epoch=2)] == [2]
     assert [r.metrics["a"] for r in RESULTS.select("s", preview_rate=5)] == [0]
-    assert RESULTS.select("r", seed=9) == RESULTS.select("absent") == RESULTS.select("r", other=1) == []
+    assert RESULTS.select("r", seed=9) == RESULTS.select("empty") == RESULTS.select("r", other=1) == []
 
 
 def test_values_are_those_of_the_replicates_that_have_the_metric():
     values = RESULTS.values("r", "a", view_epoch=1)
     assert values.dtype == np.float64 and values.tolist() == [1, 3]
     assert RESULTS.values("r", "b").tolist() == [10]
-    assert RESULTS.values("absent", "a").tolist() == [] and RESULTS.values("r", "c").shape == (0,)
+    assert RESULTS.values("empty", "a").tolist() == [] and RESULTS.values("r", "c").shape == (0,)
 
 
 def test_results_know_their_rows_and_axes():
-    assert "r" in RESULTS and "empty" not in RESULTS and "absent" not in RESULTS
+    assert "r" in RESULTS and "empty" not in RESULTS
+    for ask in (RESULTS.select, RESULTS.diverged, RESULTS.__contains__):
+        with pytest.raises(KeyError):
+            ask("absent")
     assert RESULTS.axis("seed") == [0, 1, 2] and RESULTS.axis("view.epoch") == [1, 2] and RESULTS.axis("none") == []
 
 

@@ -5,13 +5,13 @@ import errno
 import pytest
 
 from retable.platform.errors import UserError, disk_errors, nearest
-from retable.platform.task import find, find_table, names, scaled
+from retable.platform.task import find, find_scale, find_table, names, scaled, table_at
 
 
 def test_tasks_are_found_by_the_names_of_their_folders():
     assert {"line", "rl"} <= set(names())
     assert find("line").name == "line" and find("rl").name == "rl"
-    assert find_table("line/table1") == (find("line"), find("line").tables["table1"])
+    assert find_table("line/table1") == (find("line"), find("line").tables()["table1"])
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,11 @@ def test_tasks_are_found_by_the_names_of_their_folders():
         (lambda: find("../line"), "no task '../line'; did you mean 'line'?"),
         (lambda: find_table("line/tabel1"), "no table 'line/tabel1'; did you mean 'line/table1'?"),
         (lambda: find_table("line"), "no table 'line'; did you mean 'line/table1'?"),
-        (lambda: scaled(find("line"), find("line").tables["table1"], "huge"), "line: no scale 'huge'; valid: smoke"),
+        (lambda: find_scale(find("line"), "huge"), "line: no scale 'huge'; valid: paper, smoke"),
+        (
+            lambda: table_at(find("line"), find_table("line/table1")[1], "smoke", {"rat": 1}),
+            "unknown field 'rat'; did you mean 'rate'?",
+        ),
     ],
 )
 def test_a_wrong_name_is_answered_in_one_line(call, message):
@@ -36,11 +40,12 @@ def test_every_task_is_whole():
         assert task.name == name
         config = task.config()
         assert config.epochs >= 1 and isinstance(config.seed, int) and task.view().epoch == 0
-        assert "smoke" in task.scales and task.cost(config) >= 0
+        assert "smoke" in task.scales() and task.cost(config) >= 0
         hash(task.group(config))
-        for scale in task.scales:
-            for table in task.tables.values():
-                assert scaled(task, table, scale).rows
+        for scale in task.scales().values():
+            for table in task.tables().values():
+                labels = [row.label for row in scaled(table, scale).rows]
+                assert labels and len(set(labels)) == len(labels), "rows are found by their labels"
 
 
 def test_the_nearest_name_is_offered_or_all_of_them():

@@ -8,9 +8,9 @@ import pytest
 
 from retable.platform import api
 from retable.platform.config import fingerprint, flatten, parent
-from retable.platform.table import Combined, Replicate, Row
+from retable.platform.table import Combined, Replicate, Results, Row
 from retable.platform.task import scaled
-from retable.tasks.weather import TASK, claims, figures
+from retable.tasks.weather import TASK, claims, figures, tables
 from retable.tasks.weather.config import Config, View
 from retable.tasks.weather.tables import SUBMISSIONS, TABLE1, TABLE2
 from tests.table_results import results_of
@@ -33,7 +33,7 @@ def test_published_values_are_the_papers(shared, table, name):
 def test_the_papers_eighteen_rows_need_thirteen_trainings(tmp_path):
     plan = api.plan("weather/table1", scale="paper", storage=str(tmp_path))
     labels = {row.label for row in SUBMISSIONS}
-    table = plan.needs["weather/table1"]
+    table = plan.replicates["weather/table1"]
     needs = [need for label in labels for need in table[label] if need.axes["seed"] == 0]
     assert len({need.label for need in needs}) == 17
     assert len({fingerprint("weather", TASK.version, need.config) for need in needs}) == 13
@@ -43,7 +43,7 @@ def test_the_papers_eighteen_rows_need_thirteen_trainings(tmp_path):
 
 def test_paper_rows_have_the_papers_faults_and_ours_have_not(tmp_path):
     plan = api.plan("weather/table1", scale="paper", storage=str(tmp_path))
-    for label, needs in plan.needs["weather/table1"].items():
+    for label, needs in plan.replicates["weather/table1"].items():
         ours = label not in {row.label for row in SUBMISSIONS}
         for need in needs:
             if "put right" in label or label == "context network":
@@ -59,7 +59,7 @@ def test_batches_and_resizing_are_those_of_the_authors_configurations(tmp_path):
     plan = api.plan("weather", scale="paper", storage=str(tmp_path))
     batches, resizes = {}, {}
     for table in ("weather/table1", "weather/table2"):
-        for label, needs in plan.needs[table].items():
+        for label, needs in plan.replicates[table].items():
             batches[label] = needs[0].config.batch
             resizes[label] = getattr(needs[0].config.model, "resize", "")
     # models/configurations/config_*.yaml of bruce-willis/weather4cast-2022, e880258; the official ones are the kit's
@@ -77,7 +77,7 @@ def test_batches_and_resizing_are_those_of_the_authors_configurations(tmp_path):
 def test_channel_conv_starts_from_the_swin_of_the_table(tmp_path):
     for scale in SCALES:
         plan = api.plan("weather/table1", scale=scale, storage=str(tmp_path))
-        needs = plan.needs["weather/table1"]
+        needs = plan.replicates["weather/table1"]
         for child in needs.get("SWIN-UNETR bce, channel conv. Epoch 1", []):
             (swin,) = [n for n in needs["SWIN-UNETR bce. Epoch 3"] if n.config.seed == child.config.seed]
             assert parent(child.config) == swin.config
@@ -167,17 +167,38 @@ def test_equal_means_within_a_hundredth():
     assert claims.equals(results(a=near, b=far), "a", "b").status == "does not hold"
 
 
+ROWS = {label: Row(label=label) for label in "abc"}
+
+
 def test_a_sentence_holds_if_every_part_does():
     data = results(a=[[80, 82]] * 3, b=[[50, 52]] * 3, c=[[90, 92]] * 3)
-    assert claims.every("a", "b")(data).status == "holds"
-    assert claims.every("a", "b", "c")(data).status == "does not hold"
-    assert claims.every("a", "missing")(data).status == "not tested at this scale"
+    assert claims.beats_all(data, ROWS["a"], [ROWS["b"]]).status == "holds"
+    assert claims.beats_all(data, ROWS["a"], [ROWS["b"], ROWS["c"]]).status == "does not hold"
+    assert (
+        claims.beats_all(data, ROWS["a"], [ROWS["b"], Row(label="BASELINE bce, official")]).status
+        == "not tested at this scale"
+    )
 
 
 def test_every_claim_names_rows_of_its_table():
-    for table in (TABLE1, TABLE2):
-        empty = results_of(TABLES, {row.label: [] for row in table.rows})
+    for table in TABLES.values():
+        empty = Results({row.label: [] for row in table.rows})
         assert all(claim.check(empty).status == "not tested at this scale" for claim in table.claims)
+
+
+def test_the_papers_findings_are_not_tested_on_models_that_lose_to_climatology():
+    far, near = [[80, 82]] * 3, [[50, 52]] * 3
+    labels = (tables.BASELINE.label, tables.BASELINE_IOU.label)
+    for climatology, status in ((0.9, "not tested at this scale"), (0.4, "holds")):
+        found = {
+            label: [replicate(label, seed, hits) for seed, hits in enumerate(rows)]
+            for label, rows in zip(labels, (far, near), strict=True)
+        }
+        known = {label: [replace(each, metrics={"iou": 0.5}) for each in rows] for label, rows in found.items()}
+        least = replace(replicate(tables.CLIMATOLOGY.label, 0, [1, 1]), metrics={"iou": climatology})
+        results = results_of(TABLES, {**known, tables.CLIMATOLOGY.label: [least]})
+        verdict = TABLES["table1"].claims[0].check(results)
+        assert verdict.status == status and ("climatology 0.900" in verdict.because) == (climatology == 0.9)
 
 
 def test_figure_shows_radar_and_forecasts_with_their_rain_ratios():

@@ -53,5 +53,5 @@ TASK = replace(
     learner=LinesLearner,
     validate=validate,
     group=lambda config: (config.batch, config.epochs, config.pause),
-    tables={},
+    tables=dict,
 )
