@@ -103,6 +103,22 @@ class Space:
         except (AssertionError, ImportError, TypeError, ValueError) as error:
             raise UserError(f"search {self.search!r}: {' '.join(str(error).split())}") from error
 
+    def stopper(self, epochs: int) -> Any:
+        """Return a new scheduler of Ray Tune: what stops weak points of so many epochs early, or never does."""
+        from ray.tune.schedulers import create_scheduler
+
+        name = "fifo" if epochs < 2 or self.scheduler is None else self.scheduler
+        settings = {"metric": self.metric, "mode": self.mode, "time_attr": "epoch", "max_t": epochs, "grace_period": 1}
+        return create_scheduler({"asha": "async_hyperband"}.get(name, name), **settings)
+
+    @property
+    def trains_apart(self) -> bool:
+        """Whether points drawn side by side train runs of their own: a real number is not drawn twice."""
+        from ray.tune.search.sample import Float, Quantized
+
+        reals = [domain for domain in self.domains.values() if isinstance(domain, Float)]
+        return any(not isinstance(domain.sampler, Quantized) for domain in reals)
+
     def _draw(self, count: int) -> list[dict[str, object]]:
         state = np.random.RandomState(0)
         drawn = (

@@ -32,7 +32,7 @@ from retable.platform.launch import (
     require,
     run_job,
 )
-from retable.platform.plan import compile_configs, data_digest, name_of, status
+from retable.platform.plan import ENDED, compile_configs, data_digest, name_of, status
 from retable.platform.runs import RunFolder, sha256, view_key
 from retable.platform.space import SAMPLES, Space, find_space, plain, point_config, point_view
 from retable.platform.stages import name_of_view, predict_and_score, weights_digest
@@ -152,10 +152,11 @@ def run_plan(sweep: Sweep, known: Sequence[Mapping[str, object]], resources: Res
     for overrides, view in zip(known, views, strict=True):
         folder = sweep.folder(overrides)
         scoring, training = plan.scorings[f"{folder.path}/{view_key(view)}"], plan.trainings[folder.path]
-        point = Point(dict(overrides), folder.fingerprint, ended=training.status == "done")
+        point = Point(dict(overrides), folder.fingerprint, ended=training.status in ENDED)
         failure = failures.get(name_of(training)) or failures.get(name_of_view(scoring))
-        metrics = measured(folder, view) if scoring.done else {}
-        note_value(point, sweep.space.metric, folder, {FAILURE: failure} if failure else metrics)
+        metrics = measured(folder, view) if training.status == "done" and scoring.done else {}
+        note_value(point, sweep, {FAILURE: failure} if failure else metrics)
+        point.note = training.status if training.status == "parent diverged" else point.note
         points.setdefault(point.key, point)
     return list(points.values())
 
@@ -166,12 +167,12 @@ def measured(folder: RunFolder, view: Any) -> dict[str, Any]:
     return {**result["metrics"], **scores["metrics"], "epoch": folder.history()[-1]["epoch"]}
 
 
-def note_value(point: Point, metric: str, folder: RunFolder, last: Mapping[str, Any]) -> None:
+def note_value(point: Point, sweep: Sweep, last: Mapping[str, Any]) -> None:
     """Note what a point has come to; a run that diverged, or a value that is not finite, is none."""
-    diverged = (folder.result() or {}).get("diverged")
-    value = last.get(metric)
+    result, metric = sweep.folder(point.overrides).result() or {}, sweep.space.metric
+    diverged, value = result.get("diverged"), last.get(metric)
     point.value = value if value is not None and math.isfinite(value) and not diverged else None
-    point.epochs = last.get("epoch", point.epochs)
+    point.epochs = last.get("epoch") or result.get("metrics", {}).get("epoch", 0)
     if diverged:
         point.note = f"diverged: {diverged}"
     elif FAILURE in last:
@@ -233,24 +234,19 @@ class Journal:
 
     def watch(self, board: Board, context: SweepContext) -> Watch:
         """Return what keeps the board and the journal while trials run."""
-        sweep = context.sweep
 
-        def point_of(spec: Mapping[str, Any]) -> Point:
-            point = self.point(sweep, context.point(spec))
-            return self.points.setdefault(point.key, point)
+        def named(spec: Mapping[str, Any]) -> list[str]:
+            return [describe(context.point(spec))]
 
-        def started(spec: Mapping[str, Any]) -> None:
-            point_of(spec)
+        def note(spec: Mapping[str, Any], last: Mapping[str, Any] | None = None) -> None:
+            point = self.point(context.sweep, context.point(spec))
+            self.points[point.key] = point
+            if last is not None:
+                point.ended = FAILURE not in last
+                note_value(point, context.sweep, last)
             write_points(self.storage, self.path, list(self.points.values()))
 
-        def ended(spec: Mapping[str, Any], last: Mapping[str, Any]) -> None:
-            point = point_of(spec)
-            point.ended = FAILURE not in last
-            note_value(point, sweep.space.metric, sweep.folder(point.overrides), last)
-            write_points(self.storage, self.path, list(self.points.values()))
-
-        names = lambda spec: [describe(point_of(spec).overrides)]  # noqa: E731
-        return Watch(board, names, sweep.base.epochs, started=started, ended=ended)
+        return Watch(board, named, context.sweep.base.epochs, started=note, ended=note)
 
 
 def run_known(points: Sequence[Mapping[str, object]], context: SweepContext, journal: Journal) -> None:
@@ -258,10 +254,8 @@ def run_known(points: Sequence[Mapping[str, object]], context: SweepContext, jou
     from ray import tune
 
     points = list({context.sweep.folder(point).path: point for point in points}.values())  # two draws may be equal
-    context = replace(context, points=points)
-    with Board(f"sweep {context.sweep.name}", len(points)).show() as board:
-        space = {"point": tune.grid_search(list(range(len(points))))}
-        fit(space, context, journal.watch(board, context), try_point, scheduler=scheduler(context.sweep))
+    space = {"point": tune.grid_search(list(range(len(points))))}
+    run_trials_of(space, len(points), replace(context, points=points), journal)
 
 
 def run_searcher(samples: int, context: SweepContext, journal: Journal) -> None:
@@ -276,10 +270,18 @@ def run_searcher(samples: int, context: SweepContext, journal: Journal) -> None:
     )
     if not hasattr(search, "_evaluated_rewards"):
         samples += len(known)  # it cannot be told of values: it tries the points again, which are there
-    with Board(f"sweep {context.sweep.name}", samples).show() as board:
-        one = {} if trains_apart(space) else {"max_concurrent_trials": 1}
-        settings = {"search_alg": search, "num_samples": samples, "scheduler": scheduler(context.sweep), **one}
-        fit(space.domains, context, journal.watch(board, context), try_point, **settings)
+    one = {} if space.trains_apart else {"max_concurrent_trials": 1}
+    run_trials_of(space.domains, samples, context, journal, search_alg=search, num_samples=samples, **one)
+
+
+def run_trials_of(
+    space: Mapping[str, Any], count: int, context: SweepContext, journal: Journal, **settings: Any
+) -> None:
+    """Run so many trials of a Tune experiment, and keep the board and the journal meanwhile."""
+    sweep = context.sweep
+    with Board(f"sweep {sweep.name}", count).show() as board:
+        watch = journal.watch(board, context)
+        fit(space, context, watch, try_point, scheduler=sweep.space.stopper(sweep.base.epochs), **settings)
 
 
 def try_point(spec: Mapping[str, Any], context: SweepContext) -> None:
@@ -287,15 +289,16 @@ def try_point(spec: Mapping[str, Any], context: SweepContext) -> None:
     from ray import tune
 
     sweep = context.sweep
-    with reported(**{sweep.space.metric: math.nan}):
+    with reported(**{"epoch": 0, sweep.space.metric: math.nan}):  # searchers and schedulers ask every trial for them
         point = context.point(spec)
         config, view, folder = sweep.config(point), sweep.view(point), sweep.folder(point)
         there = status(folder, (), data_digest(sweep.storage, sweep.task.dataset.where(config)))
         if there == "data changed":
             forget(folder, data_changed=True)
+        if there == "diverged":
+            return tune.report({"epoch": config.epochs, sweep.space.metric: math.nan})
         if there != "done":
-            run_job(Job(sweep.task.name, (config,), ((),), view, sweep.space.metric), context)
-            return
+            return run_job(Job(sweep.task.name, (config,), ((),), view, sweep.space.metric), context)
         if folder.scores(view, weights_digest(folder, view)) is None:
             failure = predict_and_score(sweep.task, config, view, folder)
             if failure:
@@ -303,21 +306,3 @@ def try_point(spec: Mapping[str, Any], context: SweepContext) -> None:
         metrics = measured(folder, view)
         require(sweep.space.metric, metrics)
         tune.report(metrics)
-
-
-def trains_apart(space: Space) -> bool:
-    """Say whether points drawn side by side train runs of their own: a real number is not drawn twice."""
-    from ray.tune.search.sample import Float, Quantized
-
-    reals = [domain for domain in space.domains.values() if isinstance(domain, Float)]
-    return any(not isinstance(domain.sampler, Quantized) for domain in reals)
-
-
-def scheduler(sweep: Sweep) -> Any:
-    """Return what stops weak points early, where the space asks for it and there is more than one epoch."""
-    from ray.tune.schedulers import create_scheduler
-
-    epochs, name = sweep.base.epochs, sweep.space.scheduler or "fifo"
-    name = "fifo" if epochs < 2 else {"asha": "async_hyperband"}.get(name, name)
-    settings = {"metric": sweep.space.metric, "mode": sweep.space.mode, "time_attr": "epoch"}
-    return create_scheduler(name, **settings, max_t=epochs, grace_period=1)

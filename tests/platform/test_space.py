@@ -100,7 +100,7 @@ def test_every_space_is_sound_at_every_scale(name):
     assert searched.about and find(searched.task).metrics
     task = find(searched.task)
     points = searched.points() or searched._draw(5)
-    for scale in task.scales:
+    for scale in task.scales():
         base = config_at(task, scale, searched.overrides)
         view = override(task.view(), searched.view)
         works = {
@@ -111,6 +111,24 @@ def test_every_space_is_sound_at_every_scale(name):
             for point in points
         }
         assert len(works) == len(points)
+
+
+def test_draws_that_may_share_a_run_come_one_after_another():
+    seed = {"seed": tune.randint(0, 9)}
+    assert space(domains=RATE | seed, search="random").trains_apart
+    for domains in ({"rate": tune.choice([0.1])}, {"epochs": tune.randint(1, 3)}, {"rate": tune.quniform(0.1, 1, 0.1)}):
+        assert not space(domains=domains | seed, search="random").trains_apart
+
+
+def test_schedulers_stop_by_epochs():
+    from ray.tune.schedulers import AsyncHyperBandScheduler, FIFOScheduler, MedianStoppingRule
+
+    asha = space(scheduler="asha").stopper(9)
+    assert isinstance(asha, AsyncHyperBandScheduler) and (asha._time_attr, asha._max_t) == ("epoch", 9)
+    assert (asha._metric, asha._mode) == ("hits", "max")
+    median = space(scheduler="median_stopping_rule").stopper(9)
+    assert isinstance(median, MedianStoppingRule) and (median._time_attr, median._grace_period) == ("epoch", 1)
+    assert type(space().stopper(9)) is type(space(scheduler="asha").stopper(1)) is FIFOScheduler
 
 
 SOUND = """

@@ -121,6 +121,7 @@ def test_what_diverged_never_wins(storage, no_ray):
     assert values[0.1] < values[0.01] < values[0.001]
     said = folder.result() | {"diverged": "loss is nan at step 9"}
     folder.folder.write_json("result.json", said)
+    folder.folder.remove("views")  # nothing is scored of what diverged
     config, folder = trained(storage, rate=0.01)
     scores = {"hits": 0.0, "error": math.nan}
     folder.save_scores(View(split="validation", epoch=3), folder.result()["weights"]["3"], scores, 0.0)
@@ -166,6 +167,21 @@ def test_a_finished_run_is_replayed_with_its_best_weights(storage, monkeypatch):
     assert all(report["error"] == best["error"] and report["epoch"] == last["epoch"] for report in heard[:2])
     assert heard[2][FAILURE].startswith("no metric 'hits/x' was taken; did you mean 'hits'")
     assert math.isnan(heard[2]["hits/x"]), "a searcher hears of the point"
+
+
+def test_a_trial_of_a_run_that_diverged_says_so_at_once(storage, monkeypatch):
+    _, folder = trained(storage, rate=0.8)
+    folder.folder.write_json("result.json", folder.result() | {"diverged": "loss is nan in epoch 2"})
+    heard = []
+    monkeypatch.setattr("ray.tune.report", heard.append)
+    space = replace(GRID, domains={"rate": tune.grid_search([0.8])})
+    trial = Sweep(name="s", space=space, scale="smoke", changes={}, storage=storage)
+    try_point({"rate": 0.8}, SweepContext(storage, Resources(), {}, {}, sweep=trial))
+    assert len(heard) == 1 and math.isnan(heard[0]["hits"]) and heard[0]["epoch"] == 3
+    assert not folder.folder.exists("views")
+    point = Point({"rate": 0.8}, folder.fingerprint)
+    sweep.note_value(point, trial, heard[0])
+    assert (point.value, point.note) == (None, "diverged: loss is nan in epoch 2")
 
 
 def test_equally_good_points_are_named_as_ties():
