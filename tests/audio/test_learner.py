@@ -12,7 +12,7 @@ from torch import distributed
 
 from retable.platform.config import Parent, differences
 from retable.platform.errors import UserError
-from retable.platform.loop import parent_weights
+from retable.platform.loop import parent_weights, train
 from retable.platform.run import Run
 from retable.platform.runs import RunFolder
 from retable.platform.storage import Storage
