@@ -312,12 +312,11 @@ def test_samples_of_a_grid_are_refused(storage):
 def test_streams_are_asked_for_by_an_option(monkeypatch, tmp_path, command, words, stream):
     heard = []
 
-    def call(*_, **options):
-        heard.append(options["resources"])
+    def execute(work, resources):
+        heard.append(resources)
         raise UserError("enough")
 
-    monkeypatch.setattr("retable.platform.api.train", call)
-    monkeypatch.setattr("retable.platform.api.reproduce", call)
+    monkeypatch.setattr(api, "execute", execute)
     with pytest.raises(UserError, match="enough"):
         cli.app([*command, *words, "--storage", str(tmp_path)], standalone_mode=False)
     assert [resources.stream for resources in heard] == [stream]
