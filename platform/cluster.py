@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import retable
 from retable.platform.board import errors
@@ -126,7 +127,7 @@ def start_ray(nested: bool, interrupt: Interrupt | None) -> None:
         check_cluster(address)
     else:
         add_to_path()
-    ours = {} if address else {"include_dashboard": nested, "dashboard_host": "127.0.0.1"}
+    ours: dict[str, Any] = {} if address else {"include_dashboard": nested, "dashboard_host": "127.0.0.1"}
     mask = os.umask(0o077)  # Ray writes its token with the plain umask: others on this machine could read it
     try:
         ray.init(address=address or "local", logging_level=logging.ERROR, log_to_driver=False, **ours)
@@ -160,16 +161,17 @@ def check_cluster(address: str) -> None:
     import grpc
     from ray._private.grpc_utils import init_grpc_channel
     from ray._private.services import canonicalize_bootstrap_address
-    from ray.core.generated.gcs_service_pb2 import GetClusterIdRequest
+    from ray.core.generated.gcs_service_pb2 import GetClusterIdRequest  # type: ignore[attr-defined]
     from ray.core.generated.gcs_service_pb2_grpc import NodeInfoGcsServiceStub
 
     remedy = "set it to HEAD:6379 (the address that `ray start --head` prints), to auto, or not at all"
     if address != "auto" and not re.fullmatch(r"[^/]+:\d+", address):
         raise UserError(f"RAY_ADDRESS={address} is not the address of a Ray cluster; {remedy}")
     try:
-        gcs = canonicalize_bootstrap_address(address)
+        gcs = canonicalize_bootstrap_address(address) or ""
         with init_grpc_channel(gcs, options=[("grpc.enable_http_proxy", 0)]) as channel:
-            NodeInfoGcsServiceStub(channel).GetClusterId(GetClusterIdRequest(), timeout=ANSWER)
+            stub = NodeInfoGcsServiceStub(channel)  # type: ignore[no-untyped-call]
+            stub.GetClusterId(GetClusterIdRequest(), timeout=ANSWER)
     except ConnectionError as error:
         raise UserError("RAY_ADDRESS=auto: no Ray runs on this machine; unset it, or `ray start --head`") from error
     except grpc.RpcError as error:

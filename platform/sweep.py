@@ -296,7 +296,8 @@ def try_point(spec: Mapping[str, Any], context: SweepContext) -> None:
         if there == "data changed":
             forget(folder, data_changed=True)
         if there == "diverged":
-            return tune.report({"epoch": config.epochs, sweep.space.metric: math.nan})
+            tune.report({"epoch": config.epochs, sweep.space.metric: math.nan})
+            return
         if there != "done":
             return run_job(Job(sweep.task.name, (config,), ((),), view, sweep.space.metric), context)
         if folder.scores(view, weights_digest(folder, view)) is None:

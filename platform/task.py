@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from retable.platform.run import Run
-    from retable.platform.table import Figure, T, Table
+    from retable.platform.table import AnyTable, Figure, Table
 
     Arrays = Mapping[str, np.ndarray[Any, Any]]
     State = dict[str, Any]
@@ -270,7 +270,7 @@ def find_scale(task: Task, name: str) -> Scale:
     return scales[name]
 
 
-def table_at(task: Task, table: T, scale: str, changes: Mapping[str, object]) -> T:
+def table_at(task: Task, table: AnyTable, scale: str, changes: Mapping[str, object]) -> AnyTable:
     """Return a table at a scale, with the user's changes.
 
     Raises:
@@ -283,7 +283,7 @@ def table_at(task: Task, table: T, scale: str, changes: Mapping[str, object]) ->
     return changed(scaled(table, find_scale(task, scale)), changes, task.config(), named)
 
 
-def scaled(table: T, scale: Scale) -> T:
+def scaled(table: AnyTable, scale: Scale) -> AnyTable:
     """Return a table at a scale: its rows, replicates and note. Combined rows join those members that are run."""
     from retable.platform.table import Combined, without_absent
 
@@ -297,7 +297,7 @@ def scaled(table: T, scale: Scale) -> T:
     for row in rows:
         if row.absent:
             reasons.setdefault(row.absent, []).append(row.label)
-    left_out = [f"Not at this scale, {why}: {'; '.join(labels)}." for why, labels in reasons.items()]
+    left_out: list[str] = [f"Not at this scale, {why}: {'; '.join(labels)}." for why, labels in reasons.items()]
     note = " ".join(text for text in (table.note, scale.note(table), *left_out) if text)
     return dataclasses.replace(table, rows=rows, over=over, overrides={**table.overrides, **scale.overrides}, note=note)
 
