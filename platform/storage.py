@@ -82,7 +82,7 @@ class Storage:
         return sorted(name for name in names if not name.startswith(".writing-"))
 
     def folders(self, path: str = "") -> list[str]:
-        """Return the sorted names of the folders in a folder: no files, and nothing hidden, that a desktop may leave."""
+        """Return the sorted names of the folders in a folder: no files, and no hidden ones."""
         selector = fs.FileSelector(self._path(path), allow_not_found=True)
         with disk_errors(self._name(path)):
             found = self.filesystem.get_file_info(selector)
