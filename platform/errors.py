@@ -15,7 +15,7 @@ SECRET = (
     r"[\w.-]*(?:secret|token|passw(?:or)?d|passphrase|credentials?|signature"
     r"|(?:api|access|account|private|shared)[-_]?key)(?:[-_]?(?:key|id|value))?"
 )
-"""Names of options, variables and parameters whose value is a secret: `api-key`, `AWS_SECRET_ACCESS_KEY`."""
+"""Names of options, variables and parameters whose value is a secret: `api-key`, `AWS_SECRET_KEY`; not `tokens`."""
 VALUE = r"(?:\"[^\"]*\"|'[^']*'|[^\s'\"]+)"
 SECRETS = (
     # User info of a URI. Unescaped secrets hold `/`: it ends at the last `@`. Azure's `abfs://container@` is a place.
@@ -111,3 +111,5 @@ def disk_errors(what: str) -> Iterator[None]:
         if error.errno is None and not isinstance(error, FileNotFoundError):  # a bucket's own words
             raise UserError(f"{what}: {str(error).splitlines()[0]}") from error
         raise
+    except NotImplementedError as error:
+        raise UserError(f"{what}: such a storage is for reading only; choose another --storage") from error

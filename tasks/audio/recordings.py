@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from jaxtyping import Float16, Float32, Int16
 
-from retable.platform.errors import UserError, disk_errors
+from retable.platform.errors import UserError
 from retable.platform.storage import Storage
 from retable.tasks.audio.config import SAMPLE_RATE
 
@@ -96,16 +96,12 @@ def read_recordings(folder: Storage) -> list[Recording]:
     Raises:
         UserError: where the table is missing or broken.
     """
+    path = f"{folder.root}/{TABLE}"
     try:
-        with disk_errors(f"{folder}/{TABLE}"):
-            table = pq.read_table(
-                f"{folder.root}/{TABLE}",
-                filesystem=folder.filesystem,
-                schema=RECORDING,
-                page_checksum_verification=True,
-            )
+        table = pq.read_table(path, filesystem=folder.filesystem, schema=RECORDING, page_checksum_verification=True)
     except (OSError, pa.ArrowException) as error:
-        raise UserError(f"{folder}/{TABLE}: missing or broken; make or import the data set again") from error
+        reason = " ".join(str(error).split())
+        raise UserError(f"{folder}/{TABLE}: missing or broken ({reason}); make or import the data set again") from error
     return [
         Recording(**{**row, "captions": tuple(row["captions"]), "rewrites": tuple(map(tuple, row["rewrites"]))})
         for row in table.to_pylist()
@@ -341,7 +337,7 @@ def _keep(features: Features, decode: Callable[[], Waveform]) -> Kept:
 
 
 def _said(folder: Storage, path: str) -> dict[str, Any]:
-    """Return what a shard says of itself; nothing where it is missing or broken, or its sound has changed."""
+    """Return what a shard says of itself; nothing where it is missing or damaged."""
     try:
         table = pq.read_table(f"{folder.root}/{path}", filesystem=folder.filesystem, page_checksum_verification=True)
         said: dict[str, Any] = json.loads(table.schema.metadata[b"shard"])

@@ -89,9 +89,8 @@ def read_index(folder: Storage) -> pa.Table:
     """
     again = "remove dataset.json, and the files are indexed again"
     try:
-        with disk_errors(f"{folder}/{INDEX}"):
-            path = f"{folder.root}/{INDEX}"
-            table = pq.read_table(path, filesystem=folder.filesystem, page_checksum_verification=True)
+        path = f"{folder.root}/{INDEX}"
+        table = pq.read_table(path, filesystem=folder.filesystem, page_checksum_verification=True)
     except (OSError, pa.ArrowException) as error:
         raise UserError(f"{folder}/{INDEX}: missing or broken; {again}") from error
     if not {"path", "bytes"} <= {*table.column_names}:

@@ -103,12 +103,12 @@ def index_folder(place: Storage, name: str, **extra: Any) -> dict[str, Any]:
     tests = pictures_below(place, "test") or dict(list(pictures_below(place, "val2017").items())[:COCO_TESTS])
     everything = {**training, **tests, **pictures_below(place, "paintings")}
     _refuse(place, name, training, tests, everything)
-    digest, crc32 = hashlib.sha256(), {}
+    digest, crc32 = hashlib.sha256(), dict[str, int]()
     with progress_bar(f"indexing {name}") as show:
         read = threaded(partial(_digest, place), everything.items())
-        for done, (path, (one, checksum)) in enumerate(zip(everything, read, strict=True), 1):
-            crc32[path] = checksum
+        for done, (path, (one, crc)) in enumerate(zip(everything, read, strict=True), 1):
             digest.update(one)
+            crc32[path] = crc
             show(done, len(everything))
     sink = pa.BufferOutputStream()
     sums = [crc32.pop(path) for path in training]

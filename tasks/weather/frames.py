@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from retable.platform.errors import UserError, disk_errors
+from retable.platform.errors import UserError
 from retable.platform.storage import Storage
 from retable.tasks.weather.layout import RAIN, REMEDY, SATELLITE, rain_path, satellite_path
 from retable.tasks.weather.preprocess import CHANNELS
@@ -185,17 +185,16 @@ class Frames:
         """Return rows of a Parquet file, reading only the row groups that hold them: (n, bytes of a frame) numbers."""
         name, full = f"{self._folder}/{path}", f"{self._folder.root}/{path}"
         try:
-            with disk_errors(name):
-                filesystem = self._folder.filesystem
-                file = _open(
-                    f"{self._digest}:{name}",
-                    lambda: pq.ParquetFile(
-                        filesystem.open_input_file(full), pre_buffer=True, page_checksum_verification=True
-                    ),
-                )
-                step = file.metadata.row_group(0).num_rows
-                groups = list(range(start // step, -(-stop // step)))
-                column = file.read_row_groups(groups, columns=[COLUMN], use_threads=False)[COLUMN].combine_chunks()
+            filesystem = self._folder.filesystem
+            file = _open(
+                f"{self._digest}:{name}",
+                lambda: pq.ParquetFile(
+                    filesystem.open_input_file(full), pre_buffer=True, page_checksum_verification=True
+                ),
+            )
+            step = file.metadata.row_group(0).num_rows
+            groups = list(range(start // step, -(-stop // step)))
+            column = file.read_row_groups(groups, columns=[COLUMN], use_threads=False)[COLUMN].combine_chunks()
         except FileNotFoundError as error:
             raise UserError(f"{name}: no such file; run `retable data convert weather` again") from error
         except (pa.ArrowException, OSError, KeyError) as error:

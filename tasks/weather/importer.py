@@ -318,7 +318,7 @@ def _written(
 ) -> Iterator[h5py.Dataset]:
     """Make one file of the layout, a chunk for each frame; `sources` names the composite behind each row."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with h5py.File(path, "w") as file:
+    with h5py.File(path, "w", libver="latest") as file:  # its indices have checksums too
         file["sources"] = sources
         file.attrs.update(attributes)
         yield file.create_dataset(key, (len(sources), *shape), np.float32, chunks=(1, *shape), fletcher32=True)

@@ -155,3 +155,47 @@ def test_what_is_missing_or_foreign_is_said_in_one_line(folder):
     folder.write("audio/training-00000.parquet", b"PAR1 nonsense")
     with pytest.raises(UserError, match=r"training-00000.parquet: missing, broken"):
         AudioShards(folder, info).waveform(0)
+
+
+def everything(folder, info):
+    """Return a data set's sound, read both ways, and its table."""
+    shards = AudioShards(folder, info)
+    rows = read_recordings(folder)
+    whole = [sound.tobytes() for name in info["starts"] for sound in shards.all_of(name)[1]]
+    assert [shards.stored(each.recording).tobytes() for each in rows] == whole
+    return whole, rows
+
+
+@pytest.mark.parametrize("features", ["waveform", "mel"])
+@pytest.mark.parametrize("name", ["audio/training-00000.parquet", "recordings.parquet"])
+def test_overwritten_bytes_are_refused_and_written_again(folder, features, name):
+    waves, splits, calls = sounds(8), ["training"] * 8, []
+    info = write_dataset(folder, "set", "own", features, items_of(waves, splits))
+    expected, sound = everything(folder, info), folder.read(name)
+    footer = len(sound) - 8 - int.from_bytes(sound[-8:-4], "little")  # it has no checksum, and mostly cannot be read
+    refused, rng = [], np.random.default_rng(0)
+    for size in (1, 8, 4000):
+        for _ in range(20):
+            start = int(rng.integers(4, max(footer - size, 5)))
+            damaged = bytearray(sound)
+            damaged[start : min(start + size, footer)] = bytes(byte ^ 0x5A for byte in damaged[start:footer][:size])
+            folder.write(name, bytes(damaged))
+            try:
+                assert everything(folder, info) == expected  # bytes that say nothing of the content
+            except UserError as error:
+                refused.append(str(error))
+    assert len(refused) > 40
+    for line in refused:
+        assert line.startswith(f"{folder}/{name}: missing") and line.endswith("again") and "\n" not in line
+    assert write_dataset(folder, "set", "own", features, items_of(waves, splits, calls)) == info
+    assert calls == (list(range(8)) if name.startswith("audio") else [])
+    assert everything(folder, info) == expected
+
+
+def test_sets_without_checksums_are_read_as_before(folder):
+    info = write_dataset(folder, "set", "own", "waveform", items_of(sounds(5), ["training"] * 5))
+    expected = everything(folder, info)
+    for name in ("audio/training-00000.parquet", "recordings.parquet"):
+        table = pq.read_table(f"{folder.root}/{name}")
+        pq.write_table(table, f"{folder.root}/{name}", row_group_size=2)
+    assert everything(folder, info) == expected

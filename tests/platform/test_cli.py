@@ -93,3 +93,13 @@ def test_missing_d4rl_data_say_where_to_get_them(retable, tmp_path):
 def test_an_unknown_environment_is_one_line(retable, tmp_path):
     found = retable("train", "rl", "--set", "environment=HalfCheeta", "--storage", str(tmp_path))
     assert found.returncode == 2 and "HalfCheeta" in found.stderr and found.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", [("train", "line"), ("plan", "line"), ("report",), ("doctor",), ("score", "abc")])
+def test_a_secret_of_the_storage_is_said_nowhere(retable, tmp_path, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    found = retable(*words, "--storage", f"file://KEY:SEC/RET@{tmp_path}/there")
+    said = found.stdout + found.stderr
+    assert found.returncode in (1, 2) and "***@" in said and "Traceback" not in said
+    assert not any(word in said for word in ("KEY", "SEC", "RET"))
+    assert not list(tmp_path.iterdir())

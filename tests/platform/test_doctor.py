@@ -36,6 +36,17 @@ def test_a_storage_that_cannot_be_written_is_named_with_the_remedy(tmp_path):
     assert text == "--storage nope://x: Protocol not known: nope"
 
 
+def test_a_secret_of_the_storage_is_in_no_line():
+    for uri in (
+        "nope://KEY:SEC/RET@x",
+        "s3://KEY:SEC/RET@x",
+        "s3://KEY:SECRET@x?bad=1",
+        "http://KEY:SECRET@127.0.0.1:9/x",
+    ):
+        lines = [line.text for line in doctor.storage_checks(uri)]
+        assert len(lines) == 1 and "***@" in lines[0] and not any(word in lines[0] for word in ("SEC", "RET", "KEY"))
+
+
 def test_a_disk_that_is_almost_full_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1e9))
     assert bad(doctor.storage_checks(str(tmp_path))) == ["storage has 1 GB free; free some space"]

@@ -13,6 +13,8 @@ import pytest
 
 import retable
 from retable.platform import provenance
+from retable.platform.runs import RunFolder
+from retable.platform.task import find
 
 ROOT = Path(__file__).parents[2]
 
@@ -71,3 +73,16 @@ def test_what_is_collected_is_json_with_the_command_and_the_time(monkeypatch):
     assert found["command"] == "retable reproduce line"
     started = time.strptime(found["started"], "%Y-%m-%dT%H:%M:%SZ")
     assert before <= calendar.timegm(started) <= time.time()
+
+
+def test_a_command_is_kept_without_its_secrets(monkeypatch, storage):
+    """What a run keeps of `retable train --storage s3://KEY:SECRET@bucket ...`."""
+    words = ["--storage", "s3://AKIAKEY:SEC/RET+=@bucket/x?region=eu", "--api-key", "SEC RET", "--hf-token=SECRET"]
+    monkeypatch.setattr("sys.argv", ["/usr/bin/retable", "train", "line", *words, "--set", "seed=3"])
+    task = find("line")
+    folder = RunFolder.of(storage, task, task.config())
+    folder.begin(task.config(), task.version, provenance.collect())
+    kept = folder.folder.read("provenance.json").decode()
+    hidden = "retable train line --storage s3://***@bucket/x?region=eu --api-key *** --hf-token=*** --set seed=3"
+    assert json.loads(kept)["command"] == hidden
+    assert not any(word in kept for word in ("SEC", "RET", "AKIAKEY"))

@@ -150,6 +150,42 @@ def test_a_storage_is_named_as_people_write_it(bucket, tmp_path, monkeypatch):
     assert str(Storage.open("memory://a")) == "memory:///a"
 
 
+def test_a_storage_is_named_without_its_secrets(bucket):
+    opened = Storage.open(f"s3://KEY:SEC%2FRET@nobucket/a?{bucket[1]}")
+    said = [str(opened / "b"), refused(lambda: opened.write("x", "1"))]
+    assert said[0] == "s3://nobucket/a/b" and not any(word in line for line in said for word in ("KEY", "SEC", "RET"))
+    assert str(Storage.open("http://KEY:SECRET@localhost/x?token=SECRET")) == "http://***@localhost/x?token=***"
+
+
+@pytest.mark.parametrize(
+    "uri",
+    ["s3://KEY:SEC RET@bucket", "s3://KEY:SEC/RET@bucket/x", "ftp://KEY:SECRET@nowhere.invalid/x", "nope://K:SECRET@b"],
+)
+def test_a_uri_that_cannot_be_opened_is_refused_without_its_secrets(uri):
+    assert not any(word in refused(lambda: Storage.open(uri)) for word in ("SEC", "RET@", "KEY"))
+
+
+def test_folders_are_named_and_nothing_else(place):
+    storage, _ = place
+    assert storage.folders() == storage.folders("a") == []
+    for path in ("b/x", "a/y/z", "a/w", ".hidden/x", ".DS_Store"):
+        storage.write(path, "1")
+    assert storage.folders() == ["a", "b"] and storage.folders("a") == ["y"]
+
+
+@pytest.mark.parametrize(
+    "text", ["[1]", '"x"', "3", "null", "{}", '{"a": "1"}', '{"a": null}', '{"a": [1]}', "[" * 9**5]
+)
+def test_a_record_of_the_wrong_shape_is_named_with_the_remedy(storage, text):
+    storage.write("x.json", text)
+    line = refused(lambda: storage.read_record("x.json", {"a": int}, "mend it"))
+    assert line.startswith(f"{storage}/x.json: ") and line.endswith(("; mend it", "; remove it and run again"))
+    storage.write("x.json", '{"a": 1, "b": 2}')
+    assert storage.read_record("x.json", {"a": (int, str)}) == {"a": 1, "b": 2}
+    with pytest.raises(FileNotFoundError):
+        storage.read_record("y.json", {})
+
+
 @pytest.mark.parametrize("moment", ["fsync", "replace"])
 @pytest.mark.parametrize("failure", [KeyboardInterrupt(), OSError(errno.EIO, "the disk died")])
 def test_a_writer_that_is_stopped_leaves_the_old_file_and_nothing_else(storage, monkeypatch, moment, failure):

@@ -207,3 +207,17 @@ def test_provenance_is_plain_json(converted: Storage) -> None:
     assert info["simulator"] == "unknown" and info["source"] == "file" and info["max_action"] == 1.0
     assert set(info["versions"]) == {"h5py", "numpy", "pyarrow"} and list(info["files"]) == ["mine.hdf5"]
     assert info["behaviour_score"] == pytest.approx(100 * (info["behaviour_return"] + 20.272305) / 3254.572305)
+
+
+def test_overwritten_bytes_are_refused_wherever_they_are_read(converted: Storage) -> None:
+    path = Path(converted.root) / "part-00001.parquet"
+    sound = path.read_bytes()
+    expected = data.columns(converted)
+    for place in range(4, len(sound), len(sound) // 20):
+        path.write_bytes(sound[:place] + bytes([sound[place] ^ 0x40]) + sound[place + 1 :])
+        for read in (data.columns, data.read):
+            with pytest.raises(UserError, match=r"digest\); make or convert the data set again") as caught:
+                read(converted)
+            assert converted.root in str(caught.value) and "\n" not in str(caught.value)
+    path.write_bytes(sound)
+    assert all(np.array_equal(column, expected[name]) for name, column in data.columns(converted).items())

@@ -7,6 +7,7 @@ from itertools import islice
 import cv2
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import ray
 import torch
@@ -18,6 +19,7 @@ from retable.platform.errors import UserError
 from retable.platform.storage import Storage
 from retable.platform.task import Source
 from retable.tasks.style import assets, data
+from retable.tasks.style.check import check
 from retable.tasks.style.config import Config, OptimiseImage
 from retable.tasks.style.prepare import index_folder
 
@@ -268,3 +270,53 @@ def test_ray_data_hands_over_the_same_batches(source):
         found = data.arrays(pa.concat_tables(ray.get(data.read(source.folder).to_arrow_refs())).combine_chunks())
         plain_read = memory(source)
         assert all(np.array_equal(found[name], plain_read[name]) for name in plain_read)
+
+
+def flipped(file):
+    """Change one bit in the middle of a picture's pixels: a BMP has no checksum of its own."""
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 0x40
+    file.write_bytes(content)
+
+
+@pytest.fixture
+def bitmaps(tmp_path):
+    root = tmp_path / "data/style/bitmaps"
+    for path in (*(f"training/{number}.bmp" for number in range(COUNT)), "test/house.bmp", "paintings/oil.bmp"):
+        save(root / path, noise(40, 36))
+    index_folder(Storage.open(root), "bitmaps")
+    return Source.of(Storage.open(tmp_path), "style/bitmaps")
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_changed_picture_is_refused(bitmaps, tmp_path, streamed):
+    list(photographs(bitmaps, streamed).batches(0, 0, 0, 1))
+    flipped(tmp_path / "data/style/bitmaps/training/5.bmp")
+    with pytest.raises(
+        UserError, match=r"training/5\.bmp: not the file that was indexed.*retable data check"
+    ) as caught:
+        list(photographs(bitmaps, streamed).batches(0, 0, 0, 1))
+    assert "\n" not in str(caught.value)
+    assert [line for line in check(bitmaps.folder) if "training/5.bmp: not the file that was indexed" in line]
+
+
+def test_a_changed_test_or_painting_is_refused(bitmaps, tmp_path):
+    for path, read in (("test/house.bmp", data.photograph), ("paintings/oil.bmp", data.painting)):
+        name = path[path.index("/") + 1 : -4]
+        read(bitmaps, name)
+        flipped(tmp_path / "data/style/bitmaps" / path)
+        with pytest.raises(UserError, match=rf"{path}: not the file that was indexed.*remove dataset.json"):
+            read(bitmaps, name)
+    assert len([line for line in check(bitmaps.folder) if "not the file that was indexed" in line]) == 2
+
+
+def test_a_set_indexed_without_checksums_is_read_as_before(bitmaps, tmp_path):
+    expected = list(photographs(bitmaps).batches(0, 0, 0, 1))
+    file = f"{bitmaps.folder.root}/index.parquet"
+    pq.write_table(pq.read_table(file, columns=["path", "bytes"]), file)
+    old = Source(bitmaps.folder, {name: value for name, value in bitmaps.info.items() if name != "crc32"})
+    for streamed in (False, True):
+        same(expected, photographs(old, streamed).batches(0, 0, 0, 1))
+    assert data.painting(old, "oil").shape == (40, 36, 3)
+    old.folder.write_json("dataset.json", old.info)
+    assert not [line for line in check(old.folder) if "indexed" in line]

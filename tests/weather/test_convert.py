@@ -11,7 +11,7 @@ from retable.platform.errors import UserError
 from retable.platform.storage import Storage
 from retable.tasks.weather import frames as frames_module
 from retable.tasks.weather.convert import convert, encode, encoding, parts, transfer, write_part
-from retable.tasks.weather.frames import Frames, decode
+from retable.tasks.weather.frames import Frames, decode, part_path
 from retable.tasks.weather.layout import Index
 from retable.tasks.weather.prepare import index_folder
 from retable.tasks.weather.preprocess import HIGH, LOW, normalise
@@ -188,3 +188,37 @@ def test_ray_converts_as_a_plain_process_does(source, tmp_path):
     np.testing.assert_array_equal(
         Frames(target, expected).rate(SERIES, 0, 80), Frames(folder, info).rate(SERIES, 0, 80)
     )
+
+
+def test_overwritten_bytes_are_refused(source, tmp_path):
+    folder, _ = source
+    target = Storage.open(tmp_path / "target")
+    info = transfer(folder, target, "target")
+    for kind, read in (("rain", Frames.rate), ("satellite", Frames.satellite)):
+        rows = info["series"][SERIES][kind]
+        expected = read(Frames(target, info), SERIES, 0, rows)
+        path = tmp_path / "target" / part_path(SERIES, kind, 0)
+        sound, rng, refused = path.read_bytes(), np.random.default_rng(0), 0
+        footer = len(sound) - 8 - int.from_bytes(sound[-8:-4], "little")
+        for number in range(30):
+            size = (1, 8, 4000)[number % 3]
+            start = int(rng.integers(4, max(footer - size, 5)))
+            stop = min(start + size, footer)
+            path.write_bytes(sound[:start] + bytes(byte ^ 0x5A for byte in sound[start:stop]) + sound[stop:])
+            try:
+                found = read(Frames(target, {**info, "digest": f"{kind} {number}"}), SERIES, 0, rows)
+                assert np.array_equal(found, expected, equal_nan=True)
+            except UserError as error:
+                assert str(path) in str(error) and "convert again" in str(error) and "\n" not in str(error)
+                refused += 1
+        assert refused >= 25
+        path.write_bytes(sound)
+
+
+def test_a_table_that_changed_is_refused(source):
+    folder, info = source
+    Index.read(folder, info)
+    text = folder.read("timestamps_and_splits.csv").decode()
+    folder.write("timestamps_and_splits.csv", text.replace("train", "val", 1))
+    with pytest.raises(UserError, match=r"timestamps_and_splits\.csv: not the table that dataset\.json knows; put it"):
+        Index.read(folder, info)

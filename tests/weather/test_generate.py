@@ -14,8 +14,9 @@ from scipy.ndimage import map_coordinates
 
 from retable.platform.errors import UserError
 from retable.platform.storage import Storage
+from retable.tasks.weather.frames import open_hdf5, read_hdf5
 from retable.tasks.weather.generate import REGIONS, Slot, climate, generate, schedule, times
-from retable.tasks.weather.layout import Index
+from retable.tasks.weather.layout import RAIN, SATELLITE, Index, rain_path, satellite_path
 from retable.tasks.weather.preprocess import CHANNELS, MISSING, UNDETECTED, classify
 from retable.tasks.weather.rainfall import Climate, advect, block_mean, simulate
 from retable.tasks.weather.satellite import observe
@@ -276,3 +277,30 @@ def test_processes_write_what_one_writes(tmp_path: Path) -> None:
         with h5py.File(tmp_path / "1" / name) as left, h5py.File(tmp_path / "2" / name) as right:
             for key in left:
                 np.testing.assert_array_equal(left[key][()], right[key][()])
+
+
+@pytest.mark.parametrize(("where", "key", "channels"), [(satellite_path, SATELLITE, 11), (rain_path, RAIN, 1)])
+def test_overwritten_bytes_are_refused(
+    made: tuple[Path, dict[str, Any]], tmp_path: Path, where: Any, key: str, channels: int
+) -> None:
+    sound = (made[0] / where(2019, "boxi_0015", "training")).read_bytes()
+    path, random, refused = tmp_path / "damaged.h5", np.random.default_rng(0), 0
+
+    def read(content: bytes) -> Array:
+        path.unlink(missing_ok=True)  # HDF5 keeps what it has read of a file that is open
+        path.write_bytes(content)
+        with open_hdf5(path, key, channels).file as file:
+            return read_hdf5(file[key], slice(None))
+
+    expected = read(sound)
+    for number in range(40):
+        size = (1, 8, 4000)[number % 3]
+        start = int(random.integers(len(sound) - size))
+        stop = start + size
+        try:
+            found = read(sound[:start] + bytes(byte ^ 0x5A for byte in sound[start:stop]) + sound[stop:])
+            np.testing.assert_array_equal(found, expected)
+        except UserError as error:
+            assert str(path) in str(error) and "write it again" in str(error) and "\n" not in str(error)
+            refused += 1
+    assert refused >= 35
