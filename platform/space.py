@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from retable.platform.config import convert, override
-from retable.platform.errors import UserError, nearest
+from retable.platform.errors import UserError, nearest, one_line
 from retable.platform.table import split_view
 from retable.platform.task import Task, find
 
@@ -251,8 +251,6 @@ def _defined(names: Mapping[str, Any]) -> Space:
 @contextmanager
 def mistakes_in(place: str) -> Iterator[None]:
     """Name the file, or the field of a space, in which a mistake is."""
-    from retable.platform.launch import one_line
-
     try:
         yield
     except Exception as error:
