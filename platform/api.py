@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from retable.platform import provenance
 from retable.platform.board import errors
-from retable.platform.cluster import ray_cluster
+from retable.platform.cluster import interruptible, ray_cluster
 from retable.platform.combine import combine_all
 from retable.platform.config import exact_changes, fingerprint, override, set_line
 from retable.platform.errors import UserError
@@ -100,17 +100,14 @@ def execute(work: Plan, resources: Resources) -> dict[str, str]:
     """Do what a plan lacks; start Ray only where there is something to do. Return the failures."""
     if work.nothing_to_do:
         return {}
-    work.storage.check_writable()
-    prepare_data(work)
-    work = compile_plan(work.tables, work.storage, work.scale, work.changes, work.retry) if work.tables else work
-    try:
+    with interruptible():
+        work.storage.check_writable()
+        prepare_data(work)
+        work = compile_plan(work.tables, work.storage, work.scale, work.changes, work.retry) if work.tables else work
         with ray_cluster(nested=resources.workers > 1):
             scorer = Scorer(work, resources.gpus)
             failures = train_all(work, context_for(work, resources), scorer.submit) if work.missing else {}
             return failures | scorer.finish() | combine_all(work) | measure_all(work)
-    except KeyboardInterrupt:
-        errors.print("interrupted; the same command goes on where it stopped")
-        raise
 
 
 def prepare_data(work: Plan) -> None:
@@ -294,4 +291,5 @@ def sweep(
     """
     from retable.platform.sweep import run_sweep
 
-    return run_sweep(space, set or {}, scale, Storage.open(storage), resources or Resources(), samples, name)
+    with interruptible():
+        return run_sweep(space, set or {}, scale, Storage.open(storage), resources or Resources(), samples, name)

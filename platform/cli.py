@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import signal
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -361,13 +362,19 @@ def mount(words: Sequence[str]) -> None:
 
 
 def main() -> None:
-    """Run the command line; a user's mistake is one line and status 2."""
+    """Run the command line; a user's mistake is one line and status 2, Ctrl-C status 130, SIGTERM 143."""
     try:
         mount(sys.argv[1:])
         app()
     except UserError as error:
         errors.print(f"error: {error}", markup=False)
         sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except SystemExit as ended:
+        if ended.code in (130, 143):
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # one more would be a traceback of Python's own end
+        raise
 
 
 if __name__ == "__main__":

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
+import re
+import signal
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import retable
+from retable.platform.board import errors
 from retable.platform.errors import UserError
 
 QUIET = {
@@ -23,10 +31,67 @@ QUIET = {
     "RAY_AIR_NEW_OUTPUT": "0",
     "RAY_DEDUP_LOGS": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",  # what asks for no GPU sees none
+    "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # SIGTERM while Ray starts: nothing runs yet that could drain
 }
 
 for _name, _value in QUIET.items():  # here, not where Ray starts: Ray reads some of them when it is imported
     os.environ.setdefault(_name, _value)
+
+INTERRUPTED = "interrupted; the same command goes on where it stopped"
+ANSWER = 10.0
+"""Seconds that a cluster has to answer; one that lives takes milliseconds."""
+
+
+class Interrupt:
+    """The handler of SIGINT and SIGTERM: interrupts what runs, and lets what cleans up after it come to its end."""
+
+    PATIENCE = 10.0
+    """Seconds in which further signals change nothing: schedulers and people send two."""
+
+    def __init__(self) -> None:
+        self.received = 0
+        self._since = -math.inf
+
+    def __call__(self, signum: int, frame: FrameType | None) -> None:
+        """Take a signal.
+
+        Raises:
+            KeyboardInterrupt: for either signal, as it is the one exception that Ray's own waiting lets through.
+        """
+        if time.monotonic() - self._since >= self.PATIENCE:
+            self.received, self._since = signum, time.monotonic()
+            raise KeyboardInterrupt
+
+
+@contextmanager
+def interruptible() -> Iterator[Interrupt | None]:
+    """Let SIGTERM (Slurm, Kubernetes, a spot machine's notice) do what Ctrl-C does, and say so in one line.
+
+    Only a process's main thread hears signals; in others, and within another such block, this does nothing.
+
+    Raises:
+        KeyboardInterrupt: after SIGINT.
+        SystemExit: with status 143, after SIGTERM.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield None
+        return
+    current = signal.getsignal(signal.SIGTERM)
+    if isinstance(current, Interrupt):
+        yield current
+        return
+    interrupt = Interrupt()
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield interrupt
+    except BaseException:  # whatever the interruption has become on its way
+        if not interrupt.received:
+            raise
+        errors.print(INTERRUPTED)
+        raise SystemExit(143) if interrupt.received == signal.SIGTERM else KeyboardInterrupt from None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager
@@ -36,33 +101,81 @@ def ray_cluster(nested: bool = False) -> Iterator[None]:
     Args:
         nested: whether Train groups will run inside trials. They need the dashboard: without it a stopped trial's
             resources are never freed and the next trial waits for ever (Ray 2.60).
+
+    Raises:
+        UserError: if no cluster answers at RAY_ADDRESS.
     """
     import ray
 
     if ray.is_initialized():
         yield
         return
+    with interruptible() as interrupt:
+        try:
+            start_ray(nested, interrupt)
+            yield
+        finally:
+            ray.shutdown()
+
+
+def start_ray(nested: bool, interrupt: Interrupt | None) -> None:
+    """Join or start Ray, and keep our handler of SIGTERM: Ray sets its own, which ends in an abort."""
+    import ray
+
+    address = cluster_address()
+    if address:
+        check_cluster(address)
+    else:
+        add_to_path()
+    ours: dict[str, Any] = {} if address else {"include_dashboard": nested, "dashboard_host": "127.0.0.1"}
     mask = os.umask(0o077)  # Ray writes its token with the plain umask: others on this machine could read it
     try:
-        if "RAY_ADDRESS" in os.environ:
-            ray.init(logging_level=logging.ERROR, log_to_driver=False)
-        else:
-            add_to_path()
-            ray.init(
-                address="local",
-                include_dashboard=nested,
-                dashboard_host="127.0.0.1",
-                logging_level=logging.ERROR,
-                log_to_driver=False,
-            )
-    except ConnectionError as error:
-        raise UserError(f"cannot join the Ray cluster at {os.environ.get('RAY_ADDRESS')}: {error}") from error
+        ray.init(address=address or "local", logging_level=logging.ERROR, log_to_driver=False, **ours)
+    except Exception as error:  # Ray raises plain ones where a node does not come up
+        what = (
+            f"RAY_ADDRESS={address}: the cluster cannot be joined" if address else "Ray does not start on this machine"
+        )
+        raise UserError(f"{what}: {str(error).splitlines()[0]}") from error
+    except SystemExit:  # Ray's handler
+        if interrupt:
+            interrupt(signal.SIGTERM, None)
+        raise
     finally:
         os.umask(mask)
+        if interrupt:
+            signal.signal(signal.SIGTERM, interrupt)
+
+
+def cluster_address() -> str:
+    """Return what RAY_ADDRESS says; nothing where Ray is to start on this machine."""
+    address = os.environ.get("RAY_ADDRESS", "")
+    return "" if address == "local" else address
+
+
+def check_cluster(address: str) -> None:
+    """Refuse an address at which no cluster answers: `ray.init` would wait for minutes and log every try.
+
+    Raises:
+        UserError: saying what answered instead.
+    """
+    import grpc
+    from ray._private.grpc_utils import init_grpc_channel
+    from ray._private.services import canonicalize_bootstrap_address
+    from ray.core.generated.gcs_service_pb2 import GetClusterIdRequest  # type: ignore[attr-defined]
+    from ray.core.generated.gcs_service_pb2_grpc import NodeInfoGcsServiceStub
+
+    remedy = "set it to HEAD:6379 (the address that `ray start --head` prints), to auto, or not at all"
+    if address != "auto" and not re.fullmatch(r"[^/]+:\d+", address):
+        raise UserError(f"RAY_ADDRESS={address} is not the address of a Ray cluster; {remedy}")
     try:
-        yield
-    finally:
-        ray.shutdown()
+        gcs = canonicalize_bootstrap_address(address) or ""
+        with init_grpc_channel(gcs, options=[("grpc.enable_http_proxy", 0)]) as channel:
+            stub = NodeInfoGcsServiceStub(channel)  # type: ignore[no-untyped-call]
+            stub.GetClusterId(GetClusterIdRequest(), timeout=ANSWER)
+    except ConnectionError as error:
+        raise UserError("RAY_ADDRESS=auto: no Ray runs on this machine; unset it, or `ray start --head`") from error
+    except grpc.RpcError as error:
+        raise UserError(f"RAY_ADDRESS={address}: no Ray cluster answers there ({error.details()}); {remedy}") from error
 
 
 def cluster_resources() -> dict[str, float]:
@@ -111,4 +224,4 @@ def check_room(kind: str, wanted: float) -> None:
 
 def autoscales() -> bool:
     """Say whether the cluster may grow: then waiting for machines is no mistake."""
-    return "RAY_ADDRESS" in os.environ or Path("~/ray_bootstrap_config.yaml").expanduser().exists()
+    return bool(cluster_address()) or Path("~/ray_bootstrap_config.yaml").expanduser().exists()

@@ -6,6 +6,7 @@ Train `TorchTrainer` whose workers run the very same loop.
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -74,6 +75,8 @@ class Context:
     share: float = 1.0
     """CPUs of each Train worker."""
     jobs: Sequence[Job] = ()
+    scratch: str = ".ray"
+    """Folder of the storage where Ray keeps its own state while it runs."""
 
 
 def load_arrays(tasks: Mapping[str, Task], storage: Storage, stream: bool = False) -> dict[str, list[ObjectRef[Any]]]:
@@ -191,6 +194,19 @@ def reported(**more: float) -> Iterator[None]:
         yield
     except Exception as error:
         tune.report({FAILURE: one_line(error), **more})
+    finally:
+        trim_memory()
+
+
+def trim_memory() -> None:
+    """Give what this process has freed back to the system.
+
+    Tune runs each trial of a reused actor in a new thread. glibc allots memory to threads in up to eight arenas a core,
+    and keeps in each what is freed there: without this an actor grows with every training.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only glibc has it, and needs it
+    if trim is not None:
+        trim(0)
 
 
 def run_job(job: Job, context: Context) -> None:
@@ -220,7 +236,6 @@ def train_group(job: Job, context: Context) -> None:
     gpus, workers, task = context.resources.gpus, context.resources.workers, find(job.task)
     source = Source.of(context.storage, task.dataset.where(job.configs[0]))
     check_batch(task, open_data(task, job.configs, source, context), workers)
-    name = f"train-{uuid.uuid4().hex[:12]}"  # a name used before would make Train resume its own snapshot
     trainer = TorchTrainer(
         train_worker,
         train_loop_config={"job": job, "context": context},
@@ -230,22 +245,20 @@ def train_group(job: Job, context: Context) -> None:
             resources_per_worker={"CPU": context.share, **({"GPU": gpus} if gpus else {})},
         ),
         run_config=ray.train.RunConfig(
-            name=name,
-            **ray_storage(context.storage),
+            name=f"train-{uuid.uuid4().hex[:12]}",  # one used before would make Train resume its own snapshot
+            **ray_storage(context),
             failure_config=ray.train.FailureConfig(max_failures=3),
             callbacks=[TuneReportCallback()],  # type: ignore[list-item, no-untyped-call]
         ),
     )
-    try:
-        trainer.fit()
-    finally:
-        context.storage.remove(f".ray/{name}")
+    trainer.fit()
 
 
-def ray_storage(storage: Storage) -> dict[str, Any]:
+def ray_storage(context: Context) -> dict[str, Any]:
     """Say where Ray may keep its own state while it runs: beside ours, so that every node sees it."""
+    storage = context.storage
     return {
-        "storage_path": f"{storage.root}/.ray",
+        "storage_path": f"{storage.root}/{context.scratch}",
         "storage_filesystem": None if storage.is_local else storage.filesystem,
     }
 
@@ -339,7 +352,8 @@ def fit(
     """Run a Tune experiment over a space and return its `ResultGrid`."""
     from ray import tune
 
-    resources, name = context.resources, f"tune-{uuid.uuid4().hex[:12]}"
+    context = dataclasses.replace(context, scratch=f".ray/{uuid.uuid4().hex[:12]}")
+    resources = context.resources
     check_room("GPU", resources.workers * resources.gpus)
     if resources.workers > 1:
         context = dataclasses.replace(context, share=cpu_share(resources.workers))
@@ -355,8 +369,8 @@ def fit(
                 param_space=dict(trainable_space),
                 tune_config=tune.TuneConfig(reuse_actors=resources.workers == 1, **tune_config),
                 run_config=tune.RunConfig(
-                    name=name,
-                    **ray_storage(context.storage),
+                    name="tune",
+                    **ray_storage(context),
                     verbose=0,
                     callbacks=[watch.callback()],
                     failure_config=tune.FailureConfig(max_failures=3),
@@ -365,7 +379,7 @@ def fit(
             )
             return tuner.fit()
     finally:
-        context.storage.remove(f".ray/{name}")  # Ray's own state is never read
+        context.storage.remove(context.scratch)  # Ray's own state is never read, nor is that of Train in the trials
 
 
 def concurrent(context: Context) -> int:

@@ -18,10 +18,12 @@ from torch import Tensor
 from retable.platform.config import Parent, Weights, parent
 from retable.platform.errors import UserError
 from retable.platform.run import Run, seed_everything
-from retable.platform.runs import RunFolder, sha256, weights_path
+from retable.platform.runs import RunFolder, weights_path
+from retable.platform.task import Startable
+from retable.platform.weights import stored
 
 if TYPE_CHECKING:
-    from retable.platform.task import Data, Task
+    from retable.platform.task import Data, Learner, Task
 
 Score = Callable[[Mapping[str, Tensor], int], Mapping[str, float]]
 
@@ -248,7 +250,7 @@ def broken(weights: Mapping[str, Tensor]) -> str:
 
 
 def restore(
-    learner: Any, folders: Sequence[RunFolder], keep: Sequence[Sequence[int]], digest: str
+    learner: Learner, folders: Sequence[RunFolder], keep: Sequence[Sequence[int]], digest: str
 ) -> tuple[Progress, list[list[Any]]]:
     """Load the newest checkpoint that every member has; return where the training stands, and its log so far.
 
@@ -321,7 +323,7 @@ def finish(
                 folder.folder.remove(weights_path(row["epoch"]))
 
 
-def start_from_parents(learner: Any, task: Task, configs: Sequence[Any], folders: Sequence[RunFolder]) -> None:
+def start_from_parents(learner: Learner, task: Task, configs: Sequence[Any], folders: Sequence[RunFolder]) -> None:
     """Load what `config.init` names into a learner, where the task has such a field.
 
     Raises:
@@ -330,30 +332,17 @@ def start_from_parents(learner: Any, task: Task, configs: Sequence[Any], folders
     inits = [getattr(config, "init", None) for config in configs]
     if not any(isinstance(init, (Parent, Weights)) for init in inits):
         return
+    if not isinstance(learner, Startable):
+        raise TypeError(f"{task.name}: its config has `init`, and its learner no `load_weights`")
     learner.load_weights([parent_weights(task, c, f) for c, f in zip(configs, folders, strict=True)])
 
 
 def parent_weights(task: Task, config: Any, folder: RunFolder) -> Mapping[str, Tensor]:
     """Return the weights that a config's run starts from: its parent's, or a file's."""
     if isinstance(config.init, Weights):
-        return weights_file(folder, config.init)
+        return stored(config.init.sha256, folder.storage, "copy the weights there as a safetensors file")[0]
     before: Any = parent(config)
     start = RunFolder.of(folder.storage, task, before)
     if "diverged" in (start.result() or {}):
         raise UserError(f"the run that this one starts from, {start.fingerprint}, diverged")
     return start.weights(config.init.checkpoint or before.epochs)
-
-
-def weights_file(folder: RunFolder, init: Weights) -> Mapping[str, Tensor]:
-    """Return the weights file that `init` names by its digest."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load
-
-    name = f"weights/{init.sha256}.safetensors"
-    data = folder.storage.read(name) if folder.storage.exists(name) else b""
-    if sha256(data) != init.sha256:
-        raise UserError(f"{folder.storage}/{name} is missing or is another file; copy the weights there")
-    try:
-        return load(data)
-    except SafetensorError as error:
-        raise UserError(f"{folder.storage}/{name} is no safetensors file; convert the weights") from error

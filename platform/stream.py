@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import pyarrow as pa
 
+from retable.platform.cluster import cluster_resources, ray_cluster
 from retable.platform.errors import UserError, one_line
 
 if TYPE_CHECKING:
@@ -125,3 +126,39 @@ def decode(table: pa.Table) -> dict[str, Array]:
         name: np.frombuffer(table[f"array {name}"][0].as_buffer(), np.uint8).view(dtype).reshape(shape)
         for name, (dtype, shape) in header.items()
     }
+
+
+def map_over(
+    shares: Sequence[pa.Table], worker: Callable[..., Callable[[pa.Table], pa.Table]], *given: Any, in_order: bool
+) -> Iterator[dict[str, Any]]:
+    """Share tables out among actors of Ray Data; yield the rows of what they return.
+
+    An actor gets a GPU each where there are any, else a CPU. Every machine must see the files that the rows name.
+
+    Args:
+        shares: what an actor gets at once.
+        worker: a class: each actor makes one of `given`, and calls it with a share.
+        given: picklable.
+        in_order: rows come in the order of the shares; else as they are done.
+    """
+    if not shares:
+        return
+    import ray
+
+    with ray_cluster():
+        context = ray.data.DataContext.get_current()
+        context.enable_progress_bars = False
+        context.execution_options.preserve_order = in_order
+        there = cluster_resources()
+        gpus, cpus = int(there.get("GPU", 0)), int(there.get("CPU", 1))
+        dataset = ray.data.from_blocks(list(shares)).map_batches(
+            worker,
+            fn_constructor_args=given,
+            batch_size=None,
+            batch_format="pyarrow",
+            num_cpus=1,
+            num_gpus=1 if gpus else 0,
+            compute=ray.data.ActorPoolStrategy(size=max(1, min(len(shares), gpus or cpus - 1))),
+        )
+        for table in dataset.iter_batches(batch_size=None, batch_format="pyarrow"):
+            yield from cast(pa.Table, table).to_pylist()

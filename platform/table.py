@@ -7,7 +7,7 @@ import itertools
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -141,7 +141,6 @@ class Figure:
     note: str = ""
 
 
-T = TypeVar("T", Table, Figure)
 AnyTable = Table | Figure
 
 
@@ -250,7 +249,7 @@ def row_fields(table: AnyTable) -> set[str]:
     return {path for row in table.rows if not isinstance(row, Combined) for path in row.overrides or {}}
 
 
-def changed(table: T, changes: Mapping[str, object], default: Any, named: Collection[str]) -> T:
+def changed(table: AnyTable, changes: Mapping[str, object], default: Any, named: Collection[str]) -> AnyTable:
     """Return a table with the user's changes (`--set`): to every row, and one to a replicate axis in the axis's place.
 
     What rows say of themselves stays true: of a change to a field by which rows are told apart, those rows stay that

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from retable.platform.config import override, override_lineage
 from retable.platform.errors import UserError, nearest
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from retable.platform.run import Run
-    from retable.platform.table import Figure, T, Table
+    from retable.platform.table import AnyTable, Figure, Table
 
     Arrays = Mapping[str, np.ndarray[Any, Any]]
     State = dict[str, Any]
@@ -71,6 +71,18 @@ class Learner(Protocol):
 
     def load_state_dict(self, states: Sequence[State]) -> None:
         """Continue from such states."""
+
+
+@runtime_checkable
+class Startable(Learner, Protocol):
+    """A learner whose config has `init`: it can start from the weights of other runs, or of a file."""
+
+    def load_weights(self, weights: Sequence[Mapping[str, Tensor]]) -> None:
+        """Start from weights, one set for each member, before the first step.
+
+        Raises:
+            UserError: where they are of another model.
+        """
 
 
 @dataclass(frozen=True)
@@ -258,7 +270,7 @@ def find_scale(task: Task, name: str) -> Scale:
     return scales[name]
 
 
-def table_at(task: Task, table: T, scale: str, changes: Mapping[str, object]) -> T:
+def table_at(task: Task, table: AnyTable, scale: str, changes: Mapping[str, object]) -> AnyTable:
     """Return a table at a scale, with the user's changes.
 
     Raises:
@@ -271,7 +283,7 @@ def table_at(task: Task, table: T, scale: str, changes: Mapping[str, object]) ->
     return changed(scaled(table, find_scale(task, scale)), changes, task.config(), named)
 
 
-def scaled(table: T, scale: Scale) -> T:
+def scaled(table: AnyTable, scale: Scale) -> AnyTable:
     """Return a table at a scale: its rows, replicates and note. Combined rows join those members that are run."""
     from retable.platform.table import Combined, without_absent
 
@@ -285,7 +297,7 @@ def scaled(table: T, scale: Scale) -> T:
     for row in rows:
         if row.absent:
             reasons.setdefault(row.absent, []).append(row.label)
-    left_out = [f"Not at this scale, {why}: {'; '.join(labels)}." for why, labels in reasons.items()]
+    left_out: list[str] = [f"Not at this scale, {why}: {'; '.join(labels)}." for why, labels in reasons.items()]
     note = " ".join(text for text in (table.note, scale.note(table), *left_out) if text)
     return dataclasses.replace(table, rows=rows, over=over, overrides={**table.overrides, **scale.overrides}, note=note)
 

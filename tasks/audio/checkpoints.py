@@ -7,7 +7,6 @@ checkpoint's name, which `<storage>/weights/<name>.json` maps to the digest.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,9 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from retable.platform import foreign
 from retable.platform.errors import UserError, nearest
+from retable.platform.runs import sha256
 from retable.platform.storage import Storage
+from retable.platform.weights import check, keep, read_bytes, read_tensors, sealed
+from retable.platform.weights import stored as read_stored
 from retable.tasks.audio.cnn14 import BAND, Cnn14Network, slaney_bank
 from retable.tasks.audio.config import Cnn14, Passt
 from retable.tasks.audio.passt import PasstNetwork, grid
@@ -34,6 +35,8 @@ STRIDES = {12: 10, 10: 12, 9: 14, 8: 16}
 """Rows of patches, and the stride that published networks of so many rows have."""
 DEIT = "deit_base_distilled_patch16_384"
 """timm's name."""
+SIGNATURES = ("freq_new_pos_embed", "conv_block1.conv1.weight", "dist_token")
+"""A tensor of each layout by which its network is found: PaSST's, CNN14's, DeiT's."""
 KNOWN = (
     "known are the .pt files of kkoutini/PaSST's releases, PANNs' Cnn14 files of 32 kHz, and "
     "deit_base_distilled_patch16_384"
@@ -178,7 +181,7 @@ def stored(audio: Passt | Cnn14, storage: Storage) -> Weights:
     else:
         names = (*PUBLISHED, "imagenet", "random") if isinstance(audio, Passt) else ("random",)
         raise UserError(f"audio.weights {name}: neither a SHA-256 nor a known name{nearest(name, names)}")
-    fields, tensors = foreign.unseal(digest, "audio", storage, "retable audio weights FILE")
+    tensors, fields = read_stored(digest, storage, "import it by `retable audio weights FILE`", "audio")
     return Weights(fields["network"], tensors, fields["variant"])
 
 
@@ -195,19 +198,16 @@ def _published(name: str, storage: Storage) -> str:
 
 
 def import_file(file: Path, storage: Storage) -> str:
-    """Write the weights of a published file as `<storage>/weights/<sha256>.safetensors`, and return that digest.
+    """Import a published file as `<storage>/weights/<sha256>.safetensors`, and return that digest.
 
-    Only tensors are read; a file that holds code is refused. Classifiers are dropped. The same file gives the same
-    digest. A file with the name of one of `PUBLISHED` can then be named so in a run.
+    Classifiers are dropped. The same file gives the same digest. A file with the name of one of `PUBLISHED` can then be
+    named so in a run.
 
     Raises:
         UserError: where the file cannot be read, is of no known layout, or its name and layout are at odds.
     """
-    try:
-        data = file.read_bytes()
-    except OSError as error:
-        raise UserError(f"{file}: {error.strerror or error}") from error
-    state = foreign.read_tensors(file, data, KNOWN)
+    data = read_bytes(file)
+    state = read_tensors(file, data, KNOWN, *SIGNATURES)
     try:
         weights, layout = recognise(state)
         variant = _variant(file, layout)
@@ -216,16 +216,16 @@ def import_file(file: Path, storage: Storage) -> str:
     fields: dict[str, str | int] = {
         "network": weights.network,
         "variant": variant,
-        "source": hashlib.sha256(data).hexdigest(),
+        "source": sha256(data),
     }
     if layout:
         fields |= {"stride": layout.stride, "frames": layout.frames}
-    digest, made = foreign.seal({name: value.float() for name, value in weights.tensors.items()}, "audio", fields)
-    if variant and storage.exists(f"weights/{variant}.json") and _published(variant, storage) != digest:
+    made = sealed({name: value.float() for name, value in weights.tensors.items()}, "audio", fields)
+    if variant and storage.exists(f"weights/{variant}.json") and _published(variant, storage) != sha256(made):
         raise UserError(
             f"{file}: {variant} is already another file's; remove {storage}/weights/{variant}.json, or rename this one"
         )
-    storage.write(f"weights/{digest}.safetensors", made)
+    digest = keep(made, storage)
     if variant:
         storage.write_json(f"weights/{variant}.json", {"digest": digest})
     return digest
@@ -269,8 +269,7 @@ def recognise(state: Mapping[str, Tensor]) -> tuple[Weights, Passt | None]:
         like = _deit_like(weights.tensors)
     else:
         raise ValueError("unknown weights")
-    shapes = {name: tuple(value.shape) for name, value in like.items() if not name.endswith("num_batches_tracked")}
-    _check(weights.tensors, shapes)
+    check(weights.tensors, {name: value for name, value in like.items() if not name.endswith("num_batches_tracked")})
     return weights, layout
 
 
@@ -302,23 +301,6 @@ def _check_front_end(state: Mapping[str, Tensor]) -> None:
     bank, ours = state.get("logmel_extractor.melW"), slaney_bank(*BAND).T
     if bank is not None and (bank.shape != ours.shape or not torch.allclose(bank.float(), ours, atol=1e-5)):
         raise ValueError("trained on other mel bands than those of 32 kHz, 50 Hz to 14 kHz, 64 bands")
-
-
-def _check(tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """See whether there are just these tensors, of these shapes and with finite values.
-
-    Raises:
-        ValueError: where not, naming one.
-    """
-    if missing := sorted(shapes.keys() - tensors.keys()):
-        raise ValueError(f"{missing[0]} is missing")
-    if surplus := sorted(tensors.keys() - shapes.keys()):
-        raise ValueError(f"{surplus[0]} is not of this network")
-    for name, shape in shapes.items():
-        if tuple(tensors[name].shape) != shape:
-            raise ValueError(f"{name} has shape {tuple(tensors[name].shape)}, not {shape}")
-        if not tensors[name].isfinite().all():
-            raise ValueError(f"{name} has values that are no finite numbers")
 
 
 def _reason(error: Exception) -> str:

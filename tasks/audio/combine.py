@@ -1,31 +1,21 @@
 """Similarities joined of several models, shard by shard.
 
-Members load their predictions of a shard when asked, and are read one after another: memory holds two matrices,
-however many there are.
+Members load their predictions of a shard when asked, `similarity` float32 (queries, recordings), and are read one after
+another: memory holds two matrices, however many there are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from retable.platform.errors import UserError
+from retable.platform.table import Member
 
 Array = npt.NDArray[Any]
-
-
-class Member(Protocol):
-    """One model among those that are joined."""
-
-    @property
-    def label(self) -> str:
-        """Its row in the table."""
-
-    def load(self) -> Mapping[str, Array]:
-        """Read its predictions of the shard: `similarity` float32 (queries, recordings)."""
 
 
 def mean_similarity(shard: str, members: Sequence[Member]) -> dict[str, Array]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from retable.platform.plan import compile_configs
 from retable.platform.runs import RunFolder, weights_path
 from retable.platform.storage import Storage
 from retable.platform.task import find
+from retable.platform.weights import keep
 from retable.tasks.audio.config import Config, MeanMel
 from retable.tasks.audio.embedder import read_export
 
@@ -76,8 +76,7 @@ def _continued(start: str, storage: Storage) -> Config:
         run = api.load(start, storage, task="audio")
         run.weights()  # complains where they are missing or damaged
         config, data = run.config, run.folder.folder.read(weights_path(run.config.epochs))
-    digest = hashlib.sha256(data).hexdigest()
-    storage.write(f"weights/{digest}.safetensors", data)
+    digest = keep(data, storage)
     audio = config.audio if isinstance(config.audio, MeanMel) else replace(config.audio, weights="random")
     return replace(config, audio=audio, init=Weights(sha256=digest))  # they are all of it: no others are looked for
 

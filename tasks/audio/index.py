@@ -25,6 +25,7 @@ import pyarrow as pa
 
 from retable.platform.errors import UserError, disk_errors
 from retable.platform.storage import Storage
+from retable.platform.stream import map_over
 from retable.tasks.audio import nearest
 from retable.tasks.audio.embedder import Embedder, embed_file, open_embedder
 from retable.tasks.audio.files import SUFFIXES, is_sound
@@ -211,34 +212,13 @@ class Worker:
 def over_ray(
     shares: Sequence[Sequence[File]], source: str, storage: Storage, device: str, folder: Path
 ) -> Iterator[tuple[bytes, list[str]]]:
-    """Embed shares of files on a Ray cluster through Ray Data; they come as they are done.
+    """Embed shares of files on a Ray cluster; they come as they are done.
 
-    Every machine must see the files, and the model, under the same absolute paths. An actor gets a GPU each where
-    there are any, else a CPU.
+    Every machine must see the files, and the model, under the same absolute paths.
     """
-    if not shares:
-        return
-    import ray
-
-    from retable.platform.cluster import cluster_resources, ray_cluster
-
-    blocks = [pa.Table.from_pylist([vars(file) for file in share]) for share in shares]
-    with ray_cluster():
-        ray.data.DataContext.get_current().enable_progress_bars = False
-        there = cluster_resources()
-        gpus, cpus = int(there.get("GPU", 0)), int(there.get("CPU", 1))
-        dataset = ray.data.from_blocks(blocks).map_batches(
-            Worker,
-            fn_constructor_args=(source, str(storage), device, str(folder.absolute())),
-            batch_size=None,
-            batch_format="pyarrow",
-            num_cpus=1,
-            num_gpus=1 if gpus else 0,
-            compute=ray.data.ActorPoolStrategy(size=max(1, min(len(blocks), gpus or cpus - 1))),
-        )
-        for table in dataset.iter_batches(batch_size=None, batch_format="pyarrow"):
-            for row in table.to_pylist():
-                yield row["shard"], json.loads(row["failures"])
+    tables = [pa.Table.from_pylist([vars(file) for file in share]) for share in shares]
+    for row in map_over(tables, Worker, source, str(storage), device, str(folder.absolute()), in_order=False):
+        yield row["shard"], json.loads(row["failures"])
 
 
 def _before(folder: Path, out: Path, embedder: Embedder) -> dict[str, Any]:

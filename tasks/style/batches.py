@@ -17,6 +17,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from retable.platform.errors import UserError, disk_errors
 from retable.platform.storage import Storage
+from retable.platform.stream import map_over
 from retable.tasks.style import images
 from retable.tasks.style.images import FORMATS, Picture
 from retable.tasks.style.stylise import NetworkStyle, Options, Pixels, Report, Style, find_run, open_style, run_network
@@ -195,40 +196,18 @@ class Stylist:
 def stylise_dataset(
     jobs: Sequence[Job], styles: Sequence[str], options: Options, storage: Storage
 ) -> Iterator[Outcome]:
-    """Stylise pictures on a Ray cluster through Ray Data; outcomes come in order, without losses.
+    """Stylise pictures on a Ray cluster; outcomes come in order, without losses.
 
-    Every machine must see the files, under the same absolute paths. An actor gets a GPU each where there are any, else
-    a CPU.
+    Every machine must see the files, under the same absolute paths.
     """
-    import ray
-
-    from retable.platform.cluster import cluster_resources, ray_cluster
-
-    sources = [(str(job.source.absolute()), str(job.target.absolute())) for job in jobs]
-    shares = [sources[start : start + SHARE] for start in range(0, len(sources), SHARE)]
-    blocks = [pa.table({"source": [s for s, _ in share], "target": [t for _, t in share]}) for share in shares]
+    sources = [{"source": str(job.source.absolute()), "target": str(job.target.absolute())} for job in jobs]
+    shares = [pa.Table.from_pylist(sources[start : start + SHARE]) for start in range(0, len(sources), SHARE)]
     named = [str(Path(style).absolute()) if Path(style).is_file() else style for style in styles]
     backbone = Path(str(options.changes.get("method.backbone.weights", "")))
     if backbone.is_file():
         options = replace(options, changes={**options.changes, "method.backbone.weights": str(backbone.absolute())})
-    with ray_cluster():
-        context = ray.data.DataContext.get_current()
-        context.enable_progress_bars = False
-        context.execution_options.preserve_order = True
-        there = cluster_resources()
-        gpus, cpus = int(there.get("GPU", 0)), int(there.get("CPU", 1))
-        dataset = ray.data.from_blocks(blocks).map_batches(
-            Stylist,
-            fn_constructor_args=(named, options, str(storage)),
-            batch_size=None,
-            batch_format="pyarrow",
-            num_cpus=1,
-            num_gpus=1 if gpus else 0,
-            compute=ray.data.ActorPoolStrategy(size=max(1, min(len(blocks), gpus or cpus - 1))),
-        )
-        for table in dataset.iter_batches(batch_size=None, batch_format="pyarrow"):
-            for row in table.to_pylist():
-                yield Outcome(Job(Path(row["source"]), Path(row["target"])), row["failure"], row["note"])
+    for row in map_over(shares, Stylist, named, options, str(storage), in_order=True):
+        yield Outcome(Job(Path(row["source"]), Path(row["target"])), row["failure"], row["note"])
 
 
 def stylise_files(

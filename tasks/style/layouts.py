@@ -24,6 +24,8 @@ EXAMPLE_NAMES = [
 ]
 """Convolution and instance normalisation of each layer in pytorch/examples' `fast_neural_style`."""
 
+FIRST = ("layers.0.convolution.weight", "conv1.conv2d.weight", "Variable_47")
+"""A tensor of each layout by which its network is found: ours, pytorch/examples', and lengstrom's."""
 Converted = tuple[dict[str, Any], dict[str, Tensor]]
 """Arguments of `TransformerNetwork` and its state dict."""
 

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import safetensors.torch
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from retable.platform import weights
 from retable.platform.errors import UserError, nearest
 from retable.platform.storage import Storage
 from retable.tasks.style.config import TrainNetwork
-from retable.tasks.style.layouts import convert
+from retable.tasks.style.layouts import FIRST, convert
 from retable.tasks.style.network import Statistics, TransformerNetwork
 from retable.tasks.style.tiling import Precision, stylise
 
@@ -72,23 +72,10 @@ def read(path: Path) -> TransformerNetwork:
     Raises:
         UserError: where the file cannot be read or holds no transformation network.
     """
+    data = weights.read_bytes(path)
+    tensors = weights.read_tensors(path, data, "save the network's state_dict() alone", *FIRST)
     try:
-        if path.suffix == ".safetensors":
-            with safe_open(path, "pt") as file:
-                tensors = {name: file.get_tensor(name) for name in file.keys()}
-                metadata = file.metadata()
-        else:
-            tensors, metadata = torch.load(path, map_location="cpu", weights_only=True), None
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror or 'no such file'}") from error
-    except SafetensorError as error:
-        raise UserError(f"{path}: no safetensors file, or a damaged one") from error
-    except Exception as error:  # unpickling a broken file raises almost anything
-        raise UserError(f"{path}: no file of tensors; save the network's state_dict() alone") from error
-    if not isinstance(tensors, dict) or not all(isinstance(value, Tensor) for value in tensors.values()):
-        raise UserError(f"{path}: no state dict; save the network's state_dict() alone")
-    try:
-        return load(tensors, metadata)
+        return load(tensors, weights.metadata(data))
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
 

@@ -23,8 +23,9 @@ import torchvision
 from torch import Tensor, nn
 from torchvision.models.squeezenet import Fire
 
-from retable.platform import foreign
+from retable.platform import weights
 from retable.platform.errors import UserError
+from retable.platform.runs import sha256
 from retable.platform.storage import Storage
 
 NETWORKS = ("vgg16", "vgg19", "alexnet", "squeezenet1_0")
@@ -65,7 +66,7 @@ def architecture(network: str) -> nn.Sequential:
     return features
 
 
-def assemble(weights: Weights, pooling: Literal["average", "max"]) -> nn.Sequential:
+def assemble(found: Weights, pooling: Literal["average", "max"]) -> nn.Sequential:
     """Build torchvision's layers with these weights, up to the first layer that has none; frozen.
 
     ReLUs are never in place, so that every output may be kept. Average pooling has the windows of the network's own
@@ -74,14 +75,14 @@ def assemble(weights: Weights, pooling: Literal["average", "max"]) -> nn.Sequent
     Raises:
         ValueError: where a tensor is missing in between, or its shape is not its layer's.
     """
-    rest = dict(weights.tensors)
+    rest = dict(found.tensors)
     layers: list[nn.Module] = []
-    for index, layer in enumerate(architecture(weights.network)):
+    for index, layer in enumerate(architecture(found.network)):
         if any(f"features.{index}.{name}" not in rest for name, _ in layer.named_parameters()):
             break
-        layers.append(_layer(layer, f"features.{index}", rest, weights.padding, pooling))
+        layers.append(_layer(layer, f"features.{index}", rest, found.padding, pooling))
     if rest:
-        raise ValueError(f"layer {len(layers)} of {weights.network} is missing, but {min(rest)} is there")
+        raise ValueError(f"layer {len(layers)} of {found.network} is missing, but {min(rest)} is there")
     return nn.Sequential(*layers)
 
 
@@ -154,38 +155,30 @@ def stored(digest: str, storage: Storage | None) -> Weights:
     Raises:
         UserError: where the file is missing, changed, or of another kind.
     """
-    fields, tensors = foreign.unseal(digest, "backbone", storage, "retable style weights FILE")
+    tensors, fields = weights.stored(digest, storage, "import it by `retable style weights FILE`", "backbone")
     mean, std = tuple(fields["mean"]), tuple(fields["std"])
     return Weights(fields["network"], tensors, mean, std, fields["padding"])
 
 
 def import_weights(file: Path, storage: Storage) -> str:
-    """Write the weights of a foreign file as `<storage>/weights/<sha256>.safetensors`, and return that digest.
+    """Import a backbone's file as `<storage>/weights/<sha256>.safetensors`, and return that digest.
 
-    Only tensors and plain values are read; a file that holds code is refused. Classifiers and other tensors beside the
-    path of convolutions are dropped. A file with torchvision's names is taken to want torchvision's preprocessing.
-    The same file gives the same digest.
+    Classifiers and other tensors beside the path of convolutions are dropped. A file with torchvision's names is taken
+    to want torchvision's preprocessing. The same file gives the same digest.
 
     Raises:
         UserError: where the file cannot be read, is of no known layout, or its tensors do not fit each other.
     """
+    data = weights.read_bytes(file)
+    found = recognise(file, data)
     try:
-        data = file.read_bytes()
-    except OSError as error:
-        raise UserError(f"{file}: {_reason(error)}") from error
-    weights = recognise(file, data)
-    for name, tensor in weights.tensors.items():
-        if not tensor.isfinite().all():
-            raise UserError(f"{file}: {name} has values that are no finite numbers; take another file")
-    try:
-        assemble(weights, "max")(torch.zeros(1, 3, 64, 64))  # whether each layer takes what the one before gives
+        weights.check_finite(found.tensors)
+        assemble(found, "max")(torch.zeros(1, 3, 64, 64))  # whether each layer takes what the one before gives
     except (ValueError, RuntimeError) as error:
-        raise UserError(f"{file}: no {weights.network}: {str(error).splitlines()[0]}; {KNOWN}") from error
-    fields = {field.name: getattr(weights, field.name) for field in dataclasses.fields(weights)}
-    tensors, fields["source"] = fields.pop("tensors"), hashlib.sha256(data).hexdigest()
-    digest, made = foreign.seal(tensors, "backbone", fields)
-    storage.write(f"weights/{digest}.safetensors", made)
-    return digest
+        raise UserError(f"{file}: no {found.network}: {str(error).splitlines()[0]}; {KNOWN}") from error
+    fields = {field.name: getattr(found, field.name) for field in dataclasses.fields(found)}
+    tensors, fields["source"] = fields.pop("tensors"), sha256(data)
+    return weights.keep(weights.sealed(tensors, "backbone", fields), storage)
 
 
 def recognise(file: Path, data: bytes) -> Weights:
@@ -194,14 +187,14 @@ def recognise(file: Path, data: bytes) -> Weights:
     Raises:
         UserError: where they are of no known layout.
     """
-    if not data.startswith((b"PK", b"\x80")):
-        weights = decompress(data)
+    if data.startswith((b"PK", b"\x80")) or weights.metadata(data) is not None:
+        state = weights.read_tensors(file, data, KNOWN, "features.0.weight", "0.weight", "conv0.weight")
+        found = _torchvision(state) or _with_colours(state)
     else:
-        state = foreign.read_tensors(file, data, KNOWN)
-        weights = _torchvision(state) or _with_colours(state)
-    if weights is None:
+        found = decompress(data)
+    if found is None:
         raise UserError(f"{file}: unknown weights, or not the whole file; {KNOWN}")
-    return weights
+    return found
 
 
 def _torchvision(state: Mapping[str, Tensor]) -> Weights | None:

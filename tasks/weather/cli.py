@@ -171,7 +171,7 @@ def weights(
     storage: Where = "results",
     set: Annotated[list[str] | None, typer.Option("--set", help="What it was trained with, path=value.")] = None,
 ) -> None:
-    """Take over a state dict of others; prints the `--set` options that start a run from it.
+    """Import a checkpoint of others; prints the `--set` options that start a run from it.
 
     Example: `retable weather weights epoch=3.ckpt --set model=swin`
     """

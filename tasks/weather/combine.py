@@ -9,36 +9,18 @@ Source: section 3.3 and Table 1 (ensembles).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from retable.platform.errors import UserError
-from retable.tasks.weather.config import STEPS, View
+from retable.platform.table import Member
+from retable.tasks.weather.config import STEPS
 from retable.tasks.weather.metrics import cut
 
 Array = npt.NDArray[Any]
-
-
-class Member(Protocol):
-    """One forecast among those that are joined."""
-
-    @property
-    def label(self) -> str:
-        """Its row in the table."""
-
-    @property
-    def view(self) -> View:
-        """How its run is read; the threshold is a number where members vote or are chosen."""
-
-    @property
-    def metrics(self) -> Mapping[str, float]:
-        """Its scores."""
-
-    def load(self) -> Mapping[str, Array]:
-        """Read its predictions of the shard: `probability` uint8 steps (n, L, S, S)."""
 
 
 def first_rain(member: Member) -> int:

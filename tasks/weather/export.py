@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from retable.platform import api
+from retable.platform import api, weights
 from retable.platform.config import override, parse_set
 from retable.platform.errors import UserError
-from retable.platform.runs import contiguous, sha256
 from retable.platform.storage import Storage
 from retable.platform.table import resolve
 from retable.platform.task import Source
@@ -86,13 +84,13 @@ def write_netcdf(what: Opened, out: Path) -> Iterator[Path]:
     """Write each shard's forecasts to `<out>/<split>-<year>-<region>.nc`, and yield the files' names."""
     config, source = what.config, what.source
     out.mkdir(parents=True, exist_ok=True)
-    weights, index = what.run.weights(what.view.epoch), Index.read(source.folder, source.info)
+    trained, index = what.run.weights(what.view.epoch), Index.read(source.folder, source.info)
     for shard in shards(config, what.view, source):
         split, year, region = shard.split("/")
         path = out / f"{split}-{year}-{region}.nc"
         netcdf.export(
             path,
-            predict(config, what.view, weights, source, shard)["probability"],
+            predict(config, what.view, trained, source, shard)["probability"],
             times=index.reference_times(sequences(source, config, shard), config.inputs),
             region=region,
             year=int(year),
@@ -103,27 +101,15 @@ def write_netcdf(what: Opened, out: Path) -> Iterator[Path]:
 
 
 def take_over(file: Path, storage: Storage, changes: list[str]) -> str:
-    """Write a foreign state dict as `<storage>/weights/<sha256>.safetensors`, and return the digest.
-
-    Only tensors and plain values are read; a file that holds code is refused.
+    """Import a checkpoint of the reference as `<storage>/weights/<sha256>.safetensors`, and return the digest.
 
     Raises:
         UserError: where the file cannot be read, or does not fit the config that `changes` give.
     """
-    import torch
-    from safetensors.torch import save
-
-    config = override(Config(), parse_set(changes))
+    config, data = override(Config(), parse_set(changes)), weights.read_bytes(file)
+    state = weights.read_tensors(file, data, "save `model.state_dict()` alone", integers=True)
     try:
-        state = torch.load(file, map_location="cpu", weights_only=True)
-    except OSError as error:
-        raise UserError(f"{file}: {error.strerror}") from error
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
-        raise UserError(f"{file}: no file of tensors and plain values; save `model.state_dict()` alone") from error
-    if not isinstance(state, dict):
-        raise UserError(f"{file}: no state dict but a {type(state).__name__}; save `model.state_dict()`")
-    converted = convert_reference(state, config, SIZE, config.regions)
-    data = save(contiguous(converted))
-    digest = sha256(data)
-    storage.write(f"weights/{digest}.safetensors", data)
-    return digest
+        converted = convert_reference(state, config, SIZE, config.regions)
+    except ValueError as error:
+        raise UserError(f"{file}: {error}; set the fields of `model` to what they were trained with") from error
+    return weights.keep(weights.sealed(converted), storage)

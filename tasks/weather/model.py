@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from retable.platform.errors import UserError
+from retable.platform.weights import check, unwrapped
 from retable.tasks.weather import baselines
 from retable.tasks.weather.config import AllDry, Climatology, Config, Context, Retrieval, Swin, UNet, Vivit
 from retable.tasks.weather.context import ContextForecaster
@@ -95,33 +95,21 @@ def build(config: Config, size: int, regions: Sequence[str]) -> Forecaster:
     return forecaster
 
 
-def convert_reference(state: Mapping[str, Any], config: Config, size: int, regions: Sequence[str]) -> dict[str, Tensor]:
-    """Turn a state dict of the reference into the forecaster's.
-
-    `state` is that of the network itself, that of the reference's Lightning module (names begin with `model.`; the
-    others belong to its loss and metrics and are dropped), or a whole Lightning checkpoint.
+def convert_reference(
+    state: Mapping[str, Tensor], config: Config, size: int, regions: Sequence[str]
+) -> dict[str, Tensor]:
+    """Turn a state dict of the reference's network, or of its Lightning module, into the forecaster's.
 
     Raises:
-        UserError: naming the first entry that is missing, unexpected or of another shape than the config's.
+        UserError: where the authors' network has other names than ours.
+        ValueError: naming the first entry that is missing, unexpected or of another shape than the config's.
 
     """
     if isinstance(config.model, Vivit):
         raise UserError(
             "model vivit: the authors' entries have other names than ours; their weights cannot be taken over"
         )
-    state = state.get("state_dict", state)
-    expected = build(config, size, regions).state_dict()
-    if expected.keys() & state.keys():
-        given = {name: value for name, value in state.items() if name.startswith("model.")}
-    else:
-        given = {f"model.{name}": value for name, value in state.items()}
-    for name, value in expected.items():
-        if name not in given:
-            raise UserError(f"the weights lack {name!r}; set the fields of `model` to what they were trained with")
-        if given[name].shape != value.shape:
-            shapes = f"{tuple(given[name].shape)}, the config's network {tuple(value.shape)}"
-            raise UserError(f"{name!r} of the weights has shape {shapes}; set the fields of `model` to match")
-    for name in given:
-        if name not in expected:
-            raise UserError(f"the weights hold {name!r}, which the config's network has not; set `model` to match")
-    return given
+    expected = build(config, size, regions).model.state_dict()
+    given = unwrapped(state, *expected)
+    check(given, expected)
+    return {f"model.{name}": value for name, value in given.items()}

@@ -8,9 +8,9 @@ from safetensors.torch import save_file
 
 from retable.platform.config import Parent, Weights, override, parent
 from retable.platform.errors import UserError
-from retable.platform.loop import weights_file
 from retable.platform.runs import RunFolder
 from retable.platform.task import find
+from retable.platform.weights import stored
 from retable.tasks.audio import embedder, finetune
 from retable.tasks.audio.config import Config, MeanMel, Untrained
 
@@ -34,7 +34,7 @@ def trained(storage):
 def test_from_a_run(trained, storage):
     config = finetune.settings(trained.fingerprint[:8], INFO, storage, {})
     assert parent(config) is None and config.init == Weights(sha256=trained.result()["weights"]["15"])
-    assert torch.equal(weights_file(trained, config.init)["x"], torch.arange(3.0))
+    assert torch.equal(stored(config.init.sha256, storage, "")[0]["x"], torch.arange(3.0))
     assert (config.data, config.corpora, config.leaks) == ("mine", ("clotho",), "exclude")
     assert (config.epochs, config.patience, config.steps) == (5, 5, 0)
     assert config.learning_rate == pytest.approx(1e-3 * 8e-6 / 2e-5)

@@ -1,7 +1,9 @@
 """Refusals of what would hang, careful defaults, and the cluster file."""
 
 import os
+import socket
 import stat
+import time
 from pathlib import Path
 
 import pytest
@@ -50,6 +52,59 @@ def test_what_the_cluster_lacks_is_refused_unless_it_may_grow(machine, monkeypat
     cluster.check_room("GPU", 1)
 
 
+@pytest.fixture
+def silence():
+    """The address of a port that takes connections and never answers: a tunnel whose other end is gone."""
+    with socket.create_server(("0.0.0.0", 0)) as server:
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+@pytest.fixture
+def joining(monkeypatch, tmp_path):
+    """Try to join the cluster of an address, on a machine where no Ray runs; return the one line that says why not."""
+    monkeypatch.setattr("ray._private.services._find_address_from_flag", lambda flag: set())
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.setattr(cluster, "ANSWER", 2)
+
+    def join(address):
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        start = time.monotonic()
+        with pytest.raises(UserError) as refused, cluster.ray_cluster():
+            raise AssertionError("it joined something")
+        assert time.monotonic() - start < 25, "people wait for it"
+        assert "\n" not in str(refused.value) and str(refused.value).startswith(f"RAY_ADDRESS={address}")
+        return str(refused.value)
+
+    return join
+
+
+@pytest.mark.parametrize(
+    "address", ["nonsense", "http://127.0.0.1:8265", "ray://127.0.0.1:10001", "host:port", ":6379"]
+)
+def test_what_is_no_address_is_one_line(joining, address):
+    assert "is not the address of a Ray cluster; set it to HEAD:6379" in joining(address)
+
+
+def test_a_dead_cluster_is_one_line(joining, silence, capfd):
+    assert "no Ray cluster answers there (failed to connect" in joining("127.0.0.1:1")
+    assert "no Ray cluster answers there (Deadline Exceeded); set it to" in joining(silence)
+    assert "no Ray runs on this machine" in joining("auto")
+    assert not capfd.readouterr().err, "Ray logs every try"
+
+
+def test_the_address_of_a_cluster_that_has_ended_is_one_line(joining, tmp_path):
+    place = tmp_path / "ray" / "ray_current_cluster"  # `ray start` wrote it, and the machine was switched off
+    place.parent.mkdir(exist_ok=True)
+    place.write_text("127.0.0.1:1")
+    assert "no Ray cluster answers there (failed to connect" in joining("auto")
+
+
+@pytest.mark.parametrize("address", ["", "local"])
+def test_no_address_means_a_ray_of_our_own(monkeypatch, address):
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    assert not cluster.cluster_address() and not cluster.autoscales()
+
+
 def test_ray_starts_quietly_with_a_private_token_and_ends():
     import ray
 
@@ -65,6 +120,7 @@ def test_ray_starts_quietly_with_a_private_token_and_ends():
             assert str(ROOT) in seen.split(os.pathsep)
             token = Path("~/.ray/auth_token").expanduser()
             assert not token.exists() or not stat.S_IMODE(token.stat().st_mode) & 0o077
+            cluster.check_cluster(ray.get_runtime_context().gcs_address)
         assert not ray.is_initialized()
     finally:
         assert os.umask(mask) == 0o022

@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save
 
+from retable.platform import loop
 from retable.platform.config import Parent, Weights, override
 from retable.platform.errors import UserError
 from retable.platform.loop import train
@@ -284,7 +285,7 @@ def test_a_run_starts_from_a_weights_file_named_by_its_digest(storage):
     with pytest.raises(UserError, match="is another file"):
         fit(storage, replace(SMALL, seed=1, init=Weights(sha256=sha256(data))))
     storage.write(f"weights/{sha256(b'pickle')}.safetensors", b"pickle")
-    with pytest.raises(UserError, match="is no safetensors file; convert the weights"):
+    with pytest.raises(UserError, match="is no safetensors file; copy the weights there as a safetensors file"):
         fit(storage, replace(SMALL, init=Weights(sha256=sha256(b"pickle"))))
 
 
@@ -385,3 +386,78 @@ def test_a_checkpoint_within_an_epoch_holds_the_mean_over_ranks(storage):
     task = replace(LINE, learner=Peeking)
     train(task, [replace(SMALL, epochs=1)], points(storage, [SMALL]), [folder], "64 points", Averaging(), [()], 1)
     assert seen[0] == pytest.approx(losses[0] / 2)
+
+
+class Exploding(LINE.learner):
+    """A line whose loss is not finite from the fifth step on."""
+
+    def step(self, batch):
+        metrics = super().step(batch)
+        self.steps = getattr(self, "steps", 0) + 1
+        return {"loss": metrics["loss"] * (torch.nan if self.steps > 4 else 1.0)}
+
+
+def test_a_run_whose_loss_is_not_finite_has_diverged_and_ends_there(storage):
+    """A learning rate of 1e30 ended as done, with weights that are no numbers."""
+    folder = fit(storage, task=replace(LINE, learner=Exploding))
+    assert folder.result()["diverged"] == "loss is nan in epoch 2"
+    assert [row["epoch"] for row in folder.history()] == [1, 2] and "diverged" not in folder.history()[0]
+    assert folder.checkpoints() == []
+    child = override(SMALL, {"init": "parent", "init.overrides": [["batch", 16]], "rate": 0.5})
+    with pytest.raises(UserError, match=f"{folder.fingerprint}, diverged$"):
+        fit(storage, config=child)
+
+
+def test_a_run_whose_weights_are_not_finite_has_diverged(storage):
+    class Infinite(LINE.learner):
+        def step(self, batch):
+            metrics = super().step(batch)
+            with torch.no_grad():
+                self.line.bias.fill_(torch.inf)
+            return {"loss": metrics["loss"] * 0 if metrics["loss"].isfinite().all() else torch.zeros(1)}
+
+    assert fit(storage, task=replace(LINE, learner=Infinite)).result()["diverged"].endswith(" is not finite")
+
+
+def test_one_member_of_a_stack_diverges_alone(storage):
+    class Half(Pair):
+        def step(self, batch):
+            metrics = super().step(batch)
+            return {name: value * torch.tensor([1.0, torch.inf]) for name, value in metrics.items()}
+
+    first, second = fit_pair(storage, replace(PAIR, learner=Half))
+    assert "diverged" not in first.result() and second.result()["diverged"].endswith("in epoch 3")
+
+
+@pytest.mark.parametrize(("cost", "wait"), [(0.0, loop.SECONDS), (10.0, 200.0)])
+def test_a_checkpoint_within_an_epoch_is_due_after_half_a_minute_or_twenty_times_its_cost(monkeypatch, cost, wait):
+    now = [100.0]
+    monkeypatch.setattr(loop.time, "monotonic", lambda: now[0])
+    clock = loop.CheckpointClock()
+    with clock:
+        now[0] += cost
+    now[0] += wait - 0.5
+    assert not clock.due(1, Run())
+    now[0] += 1
+    assert clock.due(1, Run()) and clock.due(16, Run(world=1))
+
+
+def test_workers_agree_on_a_checkpoint_at_every_sixteenth_step(monkeypatch):
+    asked = []
+
+    class Two(Run):
+        def mean(self, tensor):
+            asked.append(tensor.item())
+            return (tensor + 1) / 2  # the other one wants it
+
+    clock = loop.CheckpointClock()
+    assert [step for step in range(1, 33) if clock.due(step, Two(world=2))] == [16, 32] and asked == [0, 0]
+
+
+def test_checkpoints_by_the_clock_change_nothing(storage, whole, monkeypatch):
+    monkeypatch.setattr(loop, "SECONDS", 0.0)
+    monkeypatch.setattr(loop, "SHARE", 0.0)
+    with pytest.raises(Stop):
+        fit(storage, task=stopping(LINE, 7), keep=(2,))
+    assert RunFolder.of(storage, LINE, SMALL).checkpoints() == [6]
+    assert outcome(fit(storage, keep=(2,))) == whole

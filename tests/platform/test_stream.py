@@ -10,7 +10,7 @@ import pytest
 from retable.platform import stream as streaming
 from retable.platform.cluster import ray_cluster
 from retable.platform.errors import UserError, one_line
-from retable.platform.stream import decode, encode, stream
+from retable.platform.stream import decode, encode, map_over, stream
 
 ARRAYS = {
     "plain": np.arange(6, dtype=np.int32).reshape(2, 3),
@@ -82,6 +82,27 @@ def test_with_ray_the_order_and_the_arrays_are_those_of_map(cluster, monkeypatch
     for got, wanted in zip(stream(pieces, fetch), map(fetch, pieces), strict=True):
         same(got, wanted)
     assert list(stream([], fetch)) == []
+
+
+class Adder:
+    """What an actor of `map_over` holds."""
+
+    def __init__(self, sum, slow):
+        self.sum, self.slow = sum, slow
+
+    def __call__(self, share):
+        numbers = share["number"].to_pylist()
+        time.sleep(0.3 if self.slow in numbers else 0.0)
+        return pa.table({"number": numbers, "sum": [number + self.sum for number in numbers]})
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_shares_go_to_actors_and_their_rows_come_back(cluster, in_order):
+    shares = [pa.table({"number": list(range(start, start + 3))}) for start in range(0, 12, 3)]
+    found = list(map_over(shares, Adder, 100, 0, in_order=in_order))
+    wanted = [{"number": number, "sum": number + 100} for number in range(12)]
+    assert (found if in_order else sorted(found, key=lambda row: row["number"])) == wanted
+    assert list(map_over([], Adder, 100, 0, in_order=in_order)) == []
 
 
 def test_a_stream_runs_where_every_cpu_is_taken(cluster):

@@ -2,7 +2,6 @@
 
 import copy
 import gc
-import io
 import subprocess
 import sys
 import weakref
@@ -126,24 +125,6 @@ def test_behaviour_cloning_is_the_vae_of_the_bcq_run():
         assert state["targets"] == {}
         assert all(torch.equal(value, full["weights"][name]) for name, value in state["weights"].items())
         assert all(torch.equal(value, full["masks"][name]) for name, value in state["masks"].items())
-
-
-@pytest.mark.parametrize("configs", [MIXED, [config(seed=1, algorithm=Bc(), prune=Random())]])
-def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(configs):
-    whole, toy = learner(configs)
-    for step in range(6):
-        whole.step(toy.batch(step))
-        if step == 2:
-            file = io.BytesIO()
-            torch.save(whole.state_dict(), file)
-    file.seek(0)
-    resumed, _ = learner(configs)
-    resumed.load_state_dict(torch.load(file, weights_only=True))
-    for step in range(3, 6):
-        resumed.step(toy.batch(step))
-    for got, wanted in zip(resumed.state_dict(), whole.state_dict(), strict=True):
-        assert got["updates"] == 6
-        assert_states_equal(got, wanted)
 
 
 def test_a_state_from_before_the_first_update_and_a_copy_of_it():

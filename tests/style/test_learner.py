@@ -1,14 +1,12 @@
-"""Training: losses fall, one worker equals two, an interruption changes nothing, and samples are kept."""
+"""Training: losses fall, and samples are kept."""
 
 import io
 from dataclasses import replace
-from datetime import timedelta
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import distributed
 
 from retable.platform.config import override
 from retable.platform.errors import UserError
@@ -21,7 +19,7 @@ from retable.platform.task import Source, find
 from retable.tasks.style import images
 from retable.tasks.style.config import Config, View
 from retable.tasks.style.data import Photographs
-from retable.tasks.style.learner import NetworkLearner, cost, keep
+from retable.tasks.style.learner import cost, keep
 from retable.tasks.style.prepare import make_generated
 
 WAIT = 120
@@ -53,55 +51,15 @@ def opened(storage, config):
     return Photographs(None, Source.of(storage, "style/tiny"), [config])
 
 
-class Stopped(Exception):
-    pass
-
-
-def run(storage, where, config, stop_at=None, checkpoint_every=0):
-    """Train into a storage of its own; stop when so many steps are done, as a machine that dies would."""
+def run(storage, where, config):
+    """Train into a storage of its own."""
     task, source = find("style"), Source.of(storage, "style/tiny")
     folder = RunFolder.of(Storage.open(where), task, config)
     folder.begin(config, task.version, {})
     data = opened(storage, config)
-    if stop_at is not None:
-        batches = data.batches
-
-        def dying(epoch, start, rank, world):
-            for step, batch in enumerate(batches(epoch, start, rank, world), start):
-                if epoch * config.steps + step == stop_at:
-                    raise Stopped
-                yield batch
-
-        data.batches = dying
     saving = Run(save=folder.folder.write)
-    train(task, [config], data, [folder], source.info["digest"], saving, [tuple(keep(config))], checkpoint_every)
+    train(task, [config], data, [folder], source.info["digest"], saving, [tuple(keep(config))])
     return folder
-
-
-def timeless(folder):
-    return [{name: v for name, v in row.items() if name not in ("time", "seconds")} for row in folder.history()]
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        NETWORK,
-        NETWORK | {"method.crop": "random", "method.upsampling": "resize", "method.output": "raw"},
-        IMAGE,
-        IMAGE | {"method.optimizer": "adam", "method.scales": [32]},
-    ],
-    ids=["network", "random crops", "image", "coarse to fine"],
-)
-def test_interrupted_equals_uninterrupted_bit_for_bit(storage, tmp_path, changes):
-    config = override(Config(), changes)
-    whole = run(storage, tmp_path / "whole", config)
-    for stop in (3, 6):  # within an epoch, between checkpoints
-        with pytest.raises(Stopped):
-            run(storage, tmp_path / str(stop), config, stop_at=stop, checkpoint_every=2)
-        resumed = run(storage, tmp_path / str(stop), config, checkpoint_every=2)
-        assert timeless(resumed) == timeless(whole)
-        one, two = resumed.weights(2), whole.weights(2)
-        assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
 
 
 def test_a_network_learns_and_keeps_every_checkpoint_and_sample(storage, tmp_path):
@@ -166,44 +124,6 @@ def test_larger_trainings_cost_more():
     base = override(Config(), NETWORK)
     for changes in ({"method.size": 96}, {"steps": 400}, {"method.filters": 32}, {"method.backbone": "vgg19"}):
         assert cost(override(base, changes)) > cost(base)
-
-
-def as_worker(rank, folder, root, queue):
-    torch.set_num_threads(1)
-    store = distributed.FileStore(f"{folder}/store", 2)
-    distributed.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=WAIT))
-    queue.put((rank, *shares(Storage.open(root), Run(rank, 2))))
-    distributed.destroy_process_group()
-
-
-def shares(storage, run):
-    """Take three steps; return each step's losses, averaged over the workers, and what the network then makes.
-
-    The biases of normalised convolutions are free: their gradients are rounding errors, which Adam makes steps of.
-    """
-    config = override(Config(), NETWORK)
-    data = opened(storage, config)
-    learner = NetworkLearner(config, data, run)
-    batches = data.batches(0, 0, run.rank, run.world)
-    losses = [float(run.mean(learner.step(next(batches))["loss"])) for _ in range(3)]
-    with torch.no_grad():
-        return losses, learner.network(images.to_tensor(images.fit(data.photograph("coffee"), 64))).numpy()
-
-
-def test_two_workers_equal_one_with_the_joined_batch(storage, tmp_path):
-    context = torch.multiprocessing.get_context("spawn")
-    queue = context.Queue()
-    workers = [context.Process(target=as_worker, args=(rank, tmp_path, storage.root, queue)) for rank in (0, 1)]
-    for worker in workers:
-        worker.start()
-    found = sorted(queue.get(timeout=WAIT) for _ in workers)
-    for worker in workers:
-        worker.join(WAIT)
-    losses, made = shares(storage, Run())
-    for _, their_losses, theirs in found:
-        assert their_losses == pytest.approx(losses, rel=1e-4)
-        np.testing.assert_allclose(theirs, made, atol=1e-4)
-    assert losses[2] != pytest.approx(losses[0], rel=0.01)
 
 
 def test_a_network_starts_from_another_paintings(storage, tmp_path):

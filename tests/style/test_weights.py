@@ -257,7 +257,7 @@ def test_stored_weights_are_checked(tmp_path, storage):
     with pytest.raises(UserError, match="missing"):
         weights.stored(digest, None)
     for data in (save({"a": torch.zeros(2)}), save({"a": torch.zeros(2)}, metadata={"backbone": "?"}), b"words"):
-        other = weights.hashlib.sha256(data).hexdigest()
+        other = weights.sha256(data)
         storage.write(f"weights/{other}.safetensors", data)
         with pytest.raises(UserError, match="no weights of the kind backbone"):
             weights.stored(other, storage)

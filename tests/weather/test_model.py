@@ -174,8 +174,8 @@ def wrapped(state):
 
 @pytest.mark.parametrize(
     "wrap",
-    [dict, wrapped, lambda state: {"epoch": 3, "state_dict": wrapped(state), "global_step": 12}],
-    ids=["network", "lightning module", "lightning checkpoint"],
+    [dict, wrapped],
+    ids=["network", "lightning module"],
 )
 def test_the_references_weights_load(reference, wrap):
     forecaster = make(crop="none")
@@ -206,9 +206,9 @@ def test_weights_that_do_not_fit_are_refused_by_name(reference, wrap):
         return convert_reference(wrap(state), config(), SIZE, REGIONS)
 
     missing = {name: value for name, value in reference.items() if name != "up_convs.1.norm2.bias"}
-    with pytest.raises(UserError, match=r"lack 'model\.up_convs\.1\.norm2\.bias'"):
+    with pytest.raises(ValueError, match=r"up_convs\.1\.norm2\.bias is missing"):
         convert(missing)
-    with pytest.raises(UserError, match=r"hold 'model\.down_convs\.3\.conv1\.weight'"):
+    with pytest.raises(ValueError, match=r"down_convs\.3\.conv1\.weight is not of this network"):
         convert(reference | {"down_convs.3.conv1.weight": torch.ones(1)})
-    with pytest.raises(UserError, match=r"'model\.reduce_channels\.weight'.*\(3, 8, 1, 1, 1\).*\(8, 8, 1, 1, 1\)"):
+    with pytest.raises(ValueError, match=r"reduce_channels\.weight has shape \(3, 8, 1, 1, 1\), not \(8, 8, 1, 1, 1\)"):
         convert(reference | {"reduce_channels.weight": torch.ones(3, 8, 1, 1, 1)})

@@ -41,23 +41,13 @@ def make(where):
     return storage
 
 
-def run(storage, chosen, place=None, stop_at=None, checkpoint_every=0, keep=()):
-    """Train to the end, or until an interruption before step `stop_at` of the call."""
+def run(storage, chosen, place=None):
+    """Train to the end."""
     task = find("weather")
     folder = RunFolder.of(storage, task, chosen)
     source = Source.of(storage, "weather/tiny")
     if (place or Run()).rank == 0:
         folder.begin(chosen, task.version, {})
     data = task.dataset.open(None, source, [chosen])
-    steps = iter(range(10_000))
-    batches = data.batches
-
-    def interrupted(*where):
-        for batch in batches(*where):
-            if next(steps) == stop_at:
-                raise KeyboardInterrupt
-            yield batch
-
-    data.batches = interrupted
-    train(task, [chosen], data, [folder], source.info["digest"], place or Run(), [keep], checkpoint_every)
+    train(task, [chosen], data, [folder], source.info["digest"], place or Run(), [()])
     return folder
