@@ -297,13 +297,22 @@ def try_point(spec: Mapping[str, Any], context: SweepContext) -> None:
             forget(folder, data_changed=True)
         if there == "diverged":
             tune.report({"epoch": config.epochs, sweep.space.metric: math.nan})
-            return
-        if there != "done":
-            return run_job(Job(sweep.task.name, (config,), ((),), view, sweep.space.metric), context)
-        if folder.scores(view, weights_digest(folder, view)) is None:
-            failure = predict_and_score(sweep.task, config, view, folder)
-            if failure:
-                raise UserError(failure)
-        metrics = measured(folder, view)
-        require(sweep.space.metric, metrics)
-        tune.report(metrics)
+        elif there == "done":
+            tune.report(scored(sweep, config, view, folder))
+        else:
+            run_job(Job(sweep.task.name, (config,), ((),), view, sweep.space.metric), context)
+
+
+def scored(sweep: Sweep, config: Any, view: Any, folder: RunFolder) -> dict[str, Any]:
+    """Return the metrics of a finished run, which is scored where it is not yet.
+
+    Raises:
+        UserError: if the scoring fails, or the sweep's metric is not among them.
+    """
+    if folder.scores(view, weights_digest(folder, view)) is None:
+        failure = predict_and_score(sweep.task, config, view, folder)
+        if failure:
+            raise UserError(failure)
+    metrics = measured(folder, view)
+    require(sweep.space.metric, metrics)
+    return metrics
