@@ -1,6 +1,7 @@
 """Seconds and megabytes that Ray adds to one run: a plain Tune trial, and a Ray Train group of two workers.
 
-The reference is the bare loop in this process on the same toy task (a straight line, three epochs).
+The reference is the bare loop in this process on the same toy task (a straight line, three epochs). How the process
+of a trial grows is seen with a toy that takes and frees 100 MB a step.
 """
 
 from __future__ import annotations
@@ -74,6 +75,17 @@ def measure() -> dict[str, Any]:
         data = task.dataset.open(arrays, Source.of(storage, "line/points"), [config])
         train(task, [config], data, [RunFolder.of(storage, task, config)], "64 points", Run(), [()])
 
+    def private_memory(count: int) -> list[float]:
+        import ray
+
+        heavy = find("heavy")
+        configs = [override(heavy.config(), {"seed": seed, "epochs": 1}) for seed in range(count)]
+        plan = compile_configs(heavy, configs, storage)
+        cores = int(ray.cluster_resources()["CPU"])
+        assert not train_all(plan, api.context_for(plan, Resources(cpus=cores)))  # one process for all of them
+        rows = [training.folder.history()[-1] for training in plan.trainings.values()]
+        return [row["private"] for row in sorted(rows, key=lambda row: row["time"])]
+
     def group(seed: int) -> None:
         plan = compile_configs(task, [override(task.config(), {"seed": seed})], storage)
         resources = Resources(workers=2)
@@ -89,6 +101,9 @@ def measure() -> dict[str, Any]:
         found["each further plain trial, s"] = (many - few) / 32
         found["34 plain trials, s a run"] = many / 34
         found["plain trials (2 at once), MB"] = peak_megabytes(lambda: trials(300, 8))
+        memory = private_memory(40)
+        found["a trial's process after 4 heavy trainings, MB"] = memory[3]
+        found["a trial's process after 40 heavy trainings, MB"] = memory[39]
         found["Ray Train group of 2, s"] = clocked(lambda: group(400))
         found["Ray Train group of 2, MB"] = peak_megabytes(lambda: group(500))
     storage.remove("")

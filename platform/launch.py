@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import math
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from retable.platform.board import Board, console
-from retable.platform.cluster import check_room, cluster_resources, cpu_share
+from retable.platform.cluster import TRIAL_MEMORY, check_room, cluster_resources, cpu_share, trial_memory
 from retable.platform.config import override
 from retable.platform.errors import UserError, disk_errors, nearest, one_line
 from retable.platform.plan import Plan, Training, name_of, stacks, status
@@ -361,7 +362,8 @@ def fit(
         tune_config.setdefault("max_concurrent_trials", concurrent(context))
     else:
         check_room("CPU", resources.cpus)
-        needs = {"cpu": resources.cpus, "gpu": resources.gpus}
+        memory = trial_memory(resources.cpus, resources.gpus)
+        needs = {"cpu": resources.cpus, "gpu": resources.gpus, "memory": memory}
     try:
         with disk_errors(str(context.storage)):
             tuner = tune.Tuner(
@@ -387,7 +389,8 @@ def concurrent(context: Context) -> int:
     there, workers, gpus = cluster_resources(), context.resources.workers, context.resources.gpus
     by_cpu = there.get("CPU", 1) / (workers * context.share + 0.01)
     by_gpu = there.get("GPU", 0) / (workers * gpus) if gpus else by_cpu
-    return max(1, int(min(by_cpu, by_gpu)))
+    by_memory = there.get("memory", math.inf) / (workers * TRIAL_MEMORY)
+    return max(1, int(min(by_cpu, by_gpu, by_memory)))
 
 
 def train_all(plan: Plan, context: Context, finished: Callable[[RunFolder], None] = nothing) -> dict[str, str]:

@@ -1,0 +1,30 @@
+"""A test that takes its process with it fails alone: Ray ends a driver whose raylet has died, with no word."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+TESTS = """
+import os
+
+def test_before():
+    pass
+
+def test_that_dies():
+    os._exit(1)
+
+def test_after():
+    pass
+"""
+
+
+def test_a_test_that_ends_its_process_fails_alone(tmp_path):
+    (tmp_path / "test_some.py").write_text(TESTS)
+    command = [sys.executable, "-m", "pytest", "-c", ROOT / "pyproject.toml", "--rootdir", tmp_path, tmp_path]
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    done = subprocess.run(command, cwd=tmp_path, env=clean, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1
+    assert "1 failed, 2 passed" in done.stdout and "FAILED test_some.py::test_that_dies" in done.stdout
