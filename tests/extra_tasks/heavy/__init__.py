@@ -24,4 +24,4 @@ def validate(learner, data):
     return [{"process": os.getpid(), "private": (memory.rss - memory.shared) / 1e6}]
 
 
-TASK = replace(line.TASK, name="heavy", about="a heavy line", learner=HeavyLearner, validate=validate, tables={})
+TASK = replace(line.TASK, name="heavy", about="a heavy line", learner=HeavyLearner, validate=validate, tables=dict)
