@@ -133,7 +133,7 @@ def train(
     resources: Resources | None = None,
     keep: Sequence[int] = (),
     retry_diverged: bool = False,
-) -> Run:
+) -> TrainedRun:
     """Train one config of a task, or go on with it, or return it at once if it is finished.
 
     Args:
@@ -157,11 +157,11 @@ def train(
     failures = execute(work, resources or Resources())
     if failures:
         raise UserError(next(iter(failures.values())))
-    return Run(found, RunFolder.of(work.storage, found, config), config)
+    return TrainedRun(found, RunFolder.of(work.storage, found, config), config)
 
 
 @dataclass(frozen=True)
-class Run:
+class TrainedRun:
     """A run that was loaded: its config, results and networks."""
 
     task: Task
@@ -242,7 +242,7 @@ class Run:
         return set_line(exact_changes(self.config))
 
 
-def load(fingerprint_start: str, storage: str | Storage = STORAGE, task: str | None = None) -> Run:
+def load(fingerprint_start: str, storage: str | Storage = STORAGE, task: str | None = None) -> TrainedRun:
     """Return a run by its fingerprint, or by as many of its first digits as are needed.
 
     With a task's name, the run's weights are good to use: it is of that task, finished, and has not diverged.
@@ -261,7 +261,7 @@ def load(fingerprint_start: str, storage: str | Storage = STORAGE, task: str | N
         raise UserError(f"run {digits} is of {name}, not of {task}; name a run of {task}")
     folder, of = RunFolder(where, name, digits), find(name)
     try:
-        run = Run(of, folder, folder.config(of))
+        run = TrainedRun(of, folder, folder.config(of))
     except UserError as error:
         raise UserError(f"run {digits} is of another version of {name} ({error}); train it again") from error
     if fingerprint(name, of.version, run.config) != digits:

@@ -170,7 +170,7 @@ def _shape(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {path: value for path, value in fields.items() if path.split(".")[0] in SHAPING}
 
 
-def export(run: api.Run, out: Path, epoch: int = 0) -> None:
+def export(run: api.TrainedRun, out: Path, epoch: int = 0) -> None:
     """Write a run's network to one file that says what it is and where it is from.
 
     Args:

@@ -81,7 +81,7 @@ def _continued(start: str, storage: Storage) -> Config:
     return replace(config, audio=audio, init=Weights(sha256=digest))  # they are all of it: no others are looked for
 
 
-def train(config: Config, storage: Storage, resources: Resources) -> api.Run:
+def train(config: Config, storage: Storage, resources: Resources) -> api.TrainedRun:
     """Train a config as it is, or go on with it: no scale changes it, or the run that it starts from.
 
     Raises:
@@ -92,4 +92,4 @@ def train(config: Config, storage: Storage, resources: Resources) -> api.Run:
     failures = api.execute(work, resources)
     if failures:
         raise UserError(next(iter(failures.values())))
-    return api.Run(task, RunFolder.of(storage, task, config), config)
+    return api.TrainedRun(task, RunFolder.of(storage, task, config), config)

@@ -214,7 +214,7 @@ def find_network(name: str, storage: Storage) -> TransformerNetwork:
     return run_network(find_run(name, storage))
 
 
-def find_run(fingerprint: str, storage: Storage) -> api.Run:
+def find_run(fingerprint: str, storage: Storage) -> api.TrainedRun:
     """Return a finished run of version 2, by its fingerprint's first digits.
 
     Raises:
@@ -226,7 +226,7 @@ def find_run(fingerprint: str, storage: Storage) -> api.Run:
     return run
 
 
-def run_network(run: api.Run, epoch: int = 0) -> TransformerNetwork:
+def run_network(run: api.TrainedRun, epoch: int = 0) -> TransformerNetwork:
     """Return a run's network after an epoch that was kept; 0: the last.
 
     Raises:
@@ -237,7 +237,7 @@ def run_network(run: api.Run, epoch: int = 0) -> TransformerNetwork:
     return network.eval()
 
 
-def export_network(run: api.Run, out: Path, epoch: int, half: bool, licence: str) -> None:
+def export_network(run: api.TrainedRun, out: Path, epoch: int, half: bool, licence: str) -> None:
     """Write a run's network to a file that says where it is from: config, data, commit, versions and licence.
 
     Raises:

@@ -34,7 +34,7 @@ SIZE = 252
 class Opened:
     """A run to be read in one way."""
 
-    run: api.Run
+    run: api.TrainedRun
     config: Config
     view: View
     source: Source

@@ -45,7 +45,7 @@ def run(network, storage):
     folder.folder.write_json("provenance.json", {"data": {"name": "sounds"}, "commit": "abc"})
     folder.folder.write_json("result.json", {"data": "", "weights": {"3": digest}, "metrics": {}})
     task = SimpleNamespace(name="audio", dataset=SimpleNamespace(describe=lambda info: f"the {info['name']}"))
-    return embedding.api.Run(task, folder, CONFIG)
+    return embedding.api.TrainedRun(task, folder, CONFIG)
 
 
 @pytest.fixture

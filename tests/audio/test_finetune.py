@@ -110,7 +110,7 @@ def test_a_run_and_its_file_give_the_same_settings(storage, tmp_path):
     digest = folder.save_weights(15, {"x": torch.arange(3.0)})
     folder.folder.write_json("result.json", {"metrics": {}, "data": "gone", "weights": {"15": digest}})
     folder.folder.write_json("provenance.json", {"data": {}})
-    embedder.export(embedder.api.Run(task, folder, other), path)
+    embedder.export(embedder.api.TrainedRun(task, folder, other), path)
     of_run, of_file = (finetune.settings(start, INFO, storage, {}) for start in (folder.fingerprint, str(path)))
     assert of_file.init == Weights(sha256=hashlib.sha256(path.read_bytes()).hexdigest())
     assert replace(of_file, init=of_run.init) == of_run
