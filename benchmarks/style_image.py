@@ -24,7 +24,7 @@ from torch.nn import functional
 
 from retable.tasks.style.assets import paintings, photographs
 from retable.tasks.style.backbones import BackboneNetwork, build
-from retable.tasks.style.config import Config, Objective, OptimiseImage, Vgg19
+from retable.tasks.style.config import Config, Lbfgs, Objective, OptimiseImage, Vgg19
 from retable.tasks.style.images import read, square, to_tensor
 from retable.tasks.style.optimise import ImageOptimisation
 
@@ -135,7 +135,8 @@ def ours(network: BackboneNetwork, pictures: tuple[Any, Any]) -> ImageOptimisati
         content_weight=CONTENT_WEIGHT,
         style_weight=STYLE_WEIGHT,
     )
-    config = Config(method=OptimiseImage(size=SIZE, objective=objective), epochs=1, steps=EVALUATIONS)
+    method = OptimiseImage(size=SIZE, objective=objective, optimizer=Lbfgs(line_search="none"))
+    config = Config(method=method, epochs=1, steps=EVALUATIONS)
     return ImageOptimisation(config, pictures[0], [pictures[1]], network, "cpu")
 
 

@@ -46,8 +46,8 @@ class ImageLearner:
         return {"loss": found.total, "content_loss": found.content, "style_loss": found.style}
 
     def validate(self) -> dict[str, float]:
-        """Return the losses of the last evaluation, of which a picture is kept."""
-        total, content, style = self.optimisation.losses[-1].tolist()
+        """Return the losses of the last evaluation that a line search did not reject, and keep a picture."""
+        total, content, style = self.optimisation.loss.tolist()
         picture = images.encode_png(images.to_pixels(self.optimisation.image))
         self.run.save(sample_path(len(self.optimisation.losses)), picture)
         return {"final_loss": total, "final_content_loss": content, "final_style_loss": style}

@@ -15,6 +15,7 @@ from torch.nn import functional
 from retable.tasks.style.backbones import BackboneNetwork, Image
 from retable.tasks.style.config import Adam, Config, Lbfgs, OptimiseImage, Sgd
 from retable.tasks.style.images import fit, square, to_tensor
+from retable.tasks.style.lbfgs import BacktrackingLbfgs
 from retable.tasks.style.losses import Losses, loss, targets
 
 EVALUATIONS = 300
@@ -26,9 +27,10 @@ Pixels = UInt8[np.ndarray, "height width 3"]
 class ImageOptimisation:
     """One stylised image in the making.
 
-    Every step evaluates loss and gradient once and moves the pixels once. Before each evaluation they are clamped to
-    [0, 1], as PyTorch's tutorial does within its closure; an optimiser does not learn of it. L-BFGS came to
-    lower losses so than clamped at the end alone, and descent that diverges would else be NaN within a few steps.
+    Every step evaluates loss and gradient once and moves the pixels once, or, in a line search, takes back a part of
+    the last move. Before each evaluation they are clamped to [0, 1], as PyTorch's tutorial does within its closure; an
+    optimiser does not learn of it. L-BFGS came to lower losses so than clamped at the end alone, and descent that
+    diverges would else be NaN within a few steps.
 
     With `scales`, each size is a stage: an equal share of the evaluations (what does not divide goes to the largest),
     started from the image before, interpolated bilinearly, with targets of that size and an optimiser anew.
@@ -71,13 +73,23 @@ class ImageOptimisation:
 
     @property
     def image(self) -> Float[Tensor, "1 3 height width"]:
-        """The image as it is now, at its stage's size, in [0, 1]; what diverged to NaN is black."""
-        return self._pixels.detach().nan_to_num(0.0).clamp(0, 1)
+        """The image as it is now, at its stage's size, in [0, 1]; what diverged to NaN is black.
+
+        With a line search it is the last one whose loss was accepted, else the one after the last move.
+        """
+        pixels = self.optimizer.state[self._pixels].get("origin", self._pixels)
+        return pixels.detach().nan_to_num(0.0).clamp(0, 1)
 
     @property
     def losses(self) -> Float[Tensor, "evaluation 3"]:
         """Total, content and style loss, weighted, of each evaluation so far; on the CPU."""
         return torch.stack(self._history).cpu() if self._history else torch.zeros(0, 3)
+
+    @property
+    def loss(self) -> Float[Tensor, " 3"]:
+        """Total, content and style loss of the last evaluation that was not rejected; with a line search, `image`'s."""
+        rejected = int(self.optimizer.state[self._pixels].get("rejected", 0))
+        return self.losses[-1 - rejected]
 
     def state_dict(self) -> dict[str, Any]:
         """Return what `load_state_dict` needs to go on as if there had been no interruption, bit for bit."""
@@ -150,10 +162,12 @@ class ImageOptimisation:
 def make_optimizer(config: Lbfgs | Adam | Sgd, pixels: Tensor) -> torch.optim.Optimizer:
     """Return the config's optimiser of an image. Each evaluates once a step.
 
-    For L-BFGS that means one iteration a step and no line search; its history goes on from step to step. It never stops
-    early: its tolerances are absolute, and the scale of the loss is the user's.
+    For L-BFGS that means one iteration a step, or one trial of a line search; its history goes on from step to step. It
+    never stops early: its tolerances are absolute, and the scale of the loss is the user's.
     """
     match config:
+        case Lbfgs(line_search="backtracking"):
+            return BacktrackingLbfgs(pixels, config.learning_rate, config.history)
         case Lbfgs():
             return torch.optim.LBFGS(
                 [pixels],

@@ -156,7 +156,7 @@ class PaintingStyle:
             if done % 10 == 0 or done == job.evaluations - 1:  # a look at the loss waits for the GPU
                 report(done + 1, job.evaluations, f"loss {losses.total.item():.4g}")
         history = np.asarray(job.losses, dtype=np.float64)
-        if not np.isfinite(history[-1, 0]):
+        if not job.loss.isfinite().all():
             raise UserError("the loss grew beyond all numbers; lower --style-weight, or use --optimizer adam")
         return Stylised(images.to_pixels(job.image), history)
 

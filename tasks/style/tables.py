@@ -3,6 +3,10 @@
 Source: Shen and Wang, Table I, Figures 1-8, sections V and VI. The paper compares by eye on one photograph; our rows
 are repeated over three, so that a claim rests on an interval. Version 1 reads no training pictures: its rows need only
 the photographs and paintings that are in every data set, so they name the one that can be made everywhere.
+
+The paper gives no rates and says nothing of a line search, so its rows have the default optimizers, L-BFGS with a line
+search. PyTorch's L-BFGS (`method.optimizer.line_search=none`), whose loss leaps with the paper's normalised filters and
+ends above Adam's, would contradict figures 2 and 5. SGD has the rate 1, with which it diverges as in figure 5.
 """
 
 from __future__ import annotations
@@ -155,9 +159,9 @@ FIGURE5 = Figure(
     rows=[*OPTIMIZED.values()],
     draw=partial(figures.draw_losses, relative=False),
     over=OVER,
-    note="VGG-16, MSE, The Starry Night; one evaluation a step. The paper gives no learning rates: SGD's is "
-    "1 here, and the fourth line divides each gradient by its mean magnitude (not in the paper). Thick: the "
-    "mountain, the paper's photograph; thin: other photographs.",
+    note="VGG-16, MSE, The Starry Night; one evaluation a step. The paper gives no learning rates: L-BFGS has a line "
+    "search here, SGD the rate 1, and the fourth line divides each gradient by its mean magnitude (not in the paper). "
+    "Thick: the mountain, the paper's photograph; thin: other photographs.",
 )
 
 FIGURE6 = Figure(

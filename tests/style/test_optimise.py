@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from retable.tasks.style import losses
+from retable.tasks.style import lbfgs, losses
 from retable.tasks.style.backbones import BackboneNetwork
 from retable.tasks.style.config import Adam, Config, Lbfgs, Objective, OptimiseImage, Sgd, TrainNetwork
 from retable.tasks.style.images import fit, square, to_tensor
@@ -16,6 +16,7 @@ from retable.tasks.style.optimise import ImageOptimisation
 OBJECTIVE = Objective(content_layers=("relu2_2",), style_layers=("relu1_1", "relu2_1"), style_weight=1e5)
 OPTIMIZERS = {
     "lbfgs": Lbfgs(history=3),
+    "lbfgs_unsearched": Lbfgs(history=3, line_search="none"),
     "adam": Adam(),
     "sgd": Sgd(learning_rate=1e-4),
     "normalised": Sgd(learning_rate=0.003, normalise_gradient=True),
@@ -86,13 +87,22 @@ class Float64:
         return np.array([loss.item(), content.item(), 1e5 * total.item()]), leaf.grad.numpy()
 
 
-def textbook_lbfgs(function, x, steps, history):
-    """Nocedal and Wright's algorithms 7.4 and 7.5, with steps of length one and pixels clamped before they are seen."""
-    pairs, trace, move, old = [], [], None, None
+def textbook_lbfgs(function, x, steps, history, longest, window):
+    """Nocedal and Wright's algorithms 7.4 and 7.5, with steps of length one and pixels clamped before they are seen.
+
+    With `longest`, moves are scaled down to that mean change, and halved while the loss is above those of the last
+    images. Returns the image, the losses, and how many moves were scaled down and how many halved.
+    """
+    pairs, trace, accepted, move, origin, old, scaled, halved = [], [], [], None, None, None, 0, 0
     for _ in range(steps):
         x = x.clip(0, 1)
         values, gradient = function(x)
         trace.append(values)
+        if longest and accepted and values[0] > max(accepted[-window:]):
+            move, halved = move / 2, halved + 1
+            x = origin + move
+            continue
+        accepted.append(values[0])
         if old is not None:
             pairs.append((move, gradient - old))
             pairs = pairs[-history:] if pairs[-1][0].ravel() @ pairs[-1][1].ravel() > 1e-10 else pairs[:-1]
@@ -107,21 +117,31 @@ def textbook_lbfgs(function, x, steps, history):
         for (s, y), alpha in zip(pairs, reversed(kept), strict=True):
             q += s * (alpha - (y * q).sum() / (s * y).sum())
         move = -q * (1.0 if old is not None else min(1.0, 1 / np.abs(gradient).sum()))
-        x, old = x + move, gradient
-    return x, np.array(trace)
+        if longest and np.abs(move).mean() > longest:
+            move, scaled = move * longest / np.abs(move).mean(), scaled + 1
+        origin, x, old = x, x + move, gradient
+    return origin if longest else x, np.array(trace), scaled, halved
 
 
-def test_lbfgs_follows_the_textbook_in_float64():
-    optimisation = run(make(steps=14, optimizer=Lbfgs(history=4)))
+@pytest.mark.parametrize(
+    ("longest", "window", "scaled", "halved"),
+    [(None, 0, False, False), (0.004, 10, True, False), (1.0, 1, False, True)],
+)
+def test_lbfgs_follows_the_textbook_in_float64(monkeypatch, longest, window, scaled, halved):
+    monkeypatch.setattr(lbfgs, "LONGEST", longest)
+    monkeypatch.setattr(lbfgs, "WINDOW", window)
+    chosen = Lbfgs(history=4, line_search="backtracking" if longest else "none")
+    optimisation = run(make(steps=14, optimizer=chosen))
     content, painting = (to_tensor(square(p, 24))[0].double().numpy() for p in (CONTENT, PAINTING))
-    pixels, trace = textbook_lbfgs(Float64(content, painting), content, 14, 4)
+    pixels, trace, *counts = textbook_lbfgs(Float64(content, painting), content, 14, 4, longest, window)
+    assert [count > 0 for count in counts] == [scaled, halved]
     np.testing.assert_allclose(optimisation.losses.numpy(), trace, rtol=5e-4)
     assert np.abs(pixels.clip(0, 1) - content).max() > 0.1
     np.testing.assert_allclose(optimisation.image[0].numpy(), pixels.clip(0, 1), atol=1e-4)
 
 
 def test_lbfgs_of_one_iteration_a_step_is_lbfgs_of_all_in_one_call():
-    whole = make()
+    whole = make(optimizer=Lbfgs(line_search="none"))
     pixels = whole.image.requires_grad_()
     seen = []
 
@@ -137,7 +157,7 @@ def test_lbfgs_of_one_iteration_a_step_is_lbfgs_of_all_in_one_call():
     torch.optim.LBFGS([pixels], max_iter=11, max_eval=100, history_size=20, tolerance_grad=0, tolerance_change=0).step(
         closure
     )
-    ours = run(make(steps=11))
+    ours = run(make(steps=11, optimizer=Lbfgs(line_search="none")))
     assert seen == ours.losses[:, 0].tolist()
     assert torch.equal(ours.image, pixels.detach().clamp(0, 1))
 
@@ -152,6 +172,19 @@ def test_a_step_evaluates_once(optimizer):
         assert len(calls) == count == len(optimisation.losses)
         assert optimisation.losses[-1].tolist() == [found.total.item(), found.content.item(), found.style.item()]
     assert all(parameter.grad is None for parameter in network.parameters())
+
+
+def test_the_image_of_a_line_search_is_the_one_whose_loss_is_given(monkeypatch):
+    monkeypatch.setattr(lbfgs, "LONGEST", 1.0)
+    monkeypatch.setattr(lbfgs, "WINDOW", 1)  # so that moves are halved
+    optimisation, rejected = make(optimizer=Lbfgs(history=4)), 0
+    for _ in range(14):
+        found = optimisation.step()
+        leaf = optimisation.image.requires_grad_()
+        total = losses.loss(optimisation.network, OBJECTIVE, optimisation._targets, leaf).total
+        assert optimisation.loss[0].item() == pytest.approx(total.item(), rel=1e-6)
+        rejected += found.total.item() > optimisation.loss[0].item()
+    assert rejected and optimisation.losses[:, 0].min() == optimisation.loss[0]
 
 
 @pytest.mark.parametrize("scales", [(), (16, 20)])

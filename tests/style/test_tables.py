@@ -4,13 +4,15 @@ import csv
 
 import pytest
 
-from retable.platform.config import fingerprint
+from retable.platform.config import fingerprint, override
 from retable.platform.space import find_space, point_config
+from retable.platform.storage import Storage
 from retable.platform.table import Measurement, Row, expand
 from retable.platform.task import config_at, scaled
-from retable.tasks.style import TASK, assets, figures, timing, timing_rows
-from retable.tasks.style.config import Alexnet, Config, OptimiseImage, Vgg19, View
+from retable.tasks.style import TASK, assets, backbones, figures, images, timing, timing_rows, weights
+from retable.tasks.style.config import Alexnet, Config, OptimiseImage, Vgg16, Vgg19, View
 from retable.tasks.style.learner import cost
+from retable.tasks.style.optimise import ImageOptimisation
 from retable.tasks.style.tables import IMAGE, UHD
 from tests.table_results import results_of
 
@@ -132,6 +134,58 @@ def test_a_scale_keeps_what_is_compared(scale):
         ("the_scream",),
         ("great_wave",),
     ]
+
+
+@pytest.fixture(scope="module")
+def real(shared, tmp_path_factory):
+    """Give a trained network for each backbone of the paper: VGG-19 pruned for both VGGs, SqueezeNet for AlexNet."""
+    storage = Storage.open(tmp_path_factory.mktemp("weights"))
+    files = {"vgg19": "vgg19_pruned16x_conv5_1.pth", "squeezenet": "squeezenet1_0_compressed.net"}
+    found = {}
+    for name, file in files.items():
+        digest = weights.import_weights(shared / "weights/style" / file, storage)
+        changes = {"method": "optimise_image", "method.backbone": name, "method.backbone.weights": digest}
+        found[name] = backbones.build(override(Config(), changes).method.backbone, 0, storage)
+    return {Vgg19: found["vgg19"], Vgg16: found["vgg19"], Alexnet: found["squeezenet"]}
+
+
+def first_losses(config, network, **optimizer):
+    """Return the losses of ten evaluations of a config on 96 pixels, with another network."""
+    changes = {f"method.optimizer.{name}": value for name, value in optimizer.items()}
+    config = override(config, {"method.size": 96, "epochs": 1, "steps": 10, **changes})
+    content = images.read(assets.photographs()[config.method.content]).pixels
+    paintings = [images.read(assets.paintings()[name]).pixels for name in config.style]
+    job = ImageOptimisation(config, content, paintings, network, "cpu")
+    for _ in range(10):
+        job.step()
+    return job.losses[:, 0]
+
+
+def optimised(name):
+    """Return the labels and configs of a figure's rows of version 1 for the paper's photograph."""
+    found = [(row.label, need.config) for row, need in needs(name, "paper") if isinstance(row, Row)]
+    methods = [config.method for _, config in found]
+    chosen = [isinstance(method, OptimiseImage) and method.content == "mountain" for method in methods]
+    return [pair for pair, keep in zip(found, chosen, strict=True) if keep]
+
+
+@pytest.mark.parametrize(
+    ("name", "rows"), [("figure1", 1), ("figure2", 2), ("figure4", 4), ("figure5", 4), ("figure7", 3)]
+)
+def test_losses_of_the_papers_rows_do_not_jump_in_their_first_ten_evaluations(name, rows, real):
+    found = optimised(name)
+    assert len(found) == rows
+    for label, config in found:
+        losses = first_losses(config, real[type(config.method.backbone)])
+        jumps = losses.max() > 1.1 * losses[0]
+        assert jumps == (label == "SGD"), label  # which "cannot provide a valid visual result" (section V.D)
+        assert label == "SGD" or losses[-1] < 0.6 * losses[0], label
+
+
+def test_lbfgs_jumps_without_a_line_search(real):
+    config = dict(optimised("figure2"))["VGG-19"]
+    losses = first_losses(config, real[Vgg19], line_search="none")
+    assert losses.max() > 50 * losses[0]
 
 
 @pytest.mark.parametrize("scale", SCALES)
