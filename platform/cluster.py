@@ -54,6 +54,7 @@ class Interrupt:
 
     def __init__(self) -> None:
         self.received = 0
+        self._told = False
         self._since = -math.inf
 
     def __call__(self, signum: int, frame: FrameType | None) -> None:
@@ -65,6 +66,12 @@ class Interrupt:
         if time.monotonic() - self._since >= self.PATIENCE:
             self.received, self._since = signum, time.monotonic()
             raise KeyboardInterrupt
+
+    def tell(self) -> None:
+        """Say once that the work was interrupted, if it was."""
+        if self.received and not self._told:
+            self._told = True
+            errors.print(INTERRUPTED)
 
 
 @contextmanager
@@ -91,7 +98,7 @@ def interruptible() -> Iterator[Interrupt | None]:
     except BaseException:  # whatever the interruption has become on its way
         if not interrupt.received:
             raise
-        errors.print(INTERRUPTED)
+        interrupt.tell()
         raise SystemExit(143) if interrupt.received == signal.SIGTERM else KeyboardInterrupt from None
     finally:
         for number, handler in before.items():
@@ -119,6 +126,8 @@ def ray_cluster(nested: bool = False) -> Iterator[None]:
             start_ray(nested, interrupt)
             yield
         finally:
+            if interrupt:
+                interrupt.tell()  # before Ray ends: while it does, it takes our handler away
             ray.shutdown()
 
 

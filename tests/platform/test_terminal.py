@@ -158,9 +158,7 @@ def test_sigterm_does_what_ctrl_c_does(tmp_path):
         family = psutil.Process(driver.pid).children(recursive=True)
         assert any(process.name() == "raylet" for process in family)
         driver.send_signal(signal.SIGTERM)
-        time.sleep(0.2)
-        driver.send_signal(signal.SIGTERM)
-        _, errors = driver.communicate(timeout=PATIENCE)
+        errors = driver.communicate(timeout=PATIENCE)[1]
     assert driver.returncode == 143
     assert errors.splitlines() == [cluster.INTERRUPTED]
     assert folder.checkpoints() and folder.result() is None and not scratch(tmp_path)
