@@ -244,8 +244,6 @@ def test_groups_are_what_can_be_stacked():
 def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="one or more"):
         OfflineLearner([], Toy([]), Worker())
-    with pytest.raises(ValueError, match="3 workers"):
-        OfflineLearner([config()], Toy([0]), Worker(world=3))
     ours, toy = learner([config(prune=Random(sparsity=0.5))])
     with pytest.raises(ValueError, match=r"reward has shape \(1, 8\)"):
         ours.step(toy.batch(0) | {"reward": torch.zeros(1, 8)})
