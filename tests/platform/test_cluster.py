@@ -78,7 +78,9 @@ def joining(monkeypatch, tmp_path):
     return join
 
 
-@pytest.mark.parametrize("address", ["nonsense", "http://127.0.0.1:8265", "ray://127.0.0.1:10001", "host:port", ":6379"])
+@pytest.mark.parametrize(
+    "address", ["nonsense", "http://127.0.0.1:8265", "ray://127.0.0.1:10001", "host:port", ":6379"]
+)
 def test_what_is_no_address_is_one_line(joining, address):
     assert "is not the address of a Ray cluster; set it to HEAD:6379" in joining(address)
 
