@@ -145,9 +145,7 @@ def start_ray(nested: bool, interrupt: Interrupt | None) -> None:
     try:
         ray.init(address=address or "local", logging_level=logging.ERROR, log_to_driver=False, **ours)
     except Exception as error:  # Ray raises plain ones where a node does not come up
-        what = (
-            f"RAY_ADDRESS={address}: the cluster cannot be joined" if address else "Ray does not start on this machine"
-        )
+        what = f"RAY_ADDRESS={address}: this machine cannot join" if address else "Ray does not start on this machine"
         raise UserError(f"{what}: {str(error).splitlines()[0]}") from error
     except SystemExit:  # Ray's handler
         if interrupt:
