@@ -74,13 +74,6 @@ class Storage:
         with disk_errors(self._name(path)):
             return bool(self.filesystem.get_file_info(self._path(path)).type != fs.FileType.NotFound)
 
-    def list(self, path: str = "") -> list[str]:
-        """Return the sorted names in a folder; an absent folder is empty. Half-written files are hidden."""
-        selector = fs.FileSelector(self._path(path), allow_not_found=True)
-        with disk_errors(self._name(path)):
-            names = [info.base_name for info in self.filesystem.get_file_info(selector)]
-        return sorted(name for name in names if not name.startswith(".writing-"))
-
     def folders(self, path: str = "") -> list[str]:
         """Return the sorted names of the folders in a folder: no files, and no hidden ones."""
         selector = fs.FileSelector(self._path(path), allow_not_found=True)
@@ -88,6 +81,13 @@ class Storage:
             found = self.filesystem.get_file_info(selector)
         names = [info.base_name for info in found if info.type == fs.FileType.Directory]
         return sorted(name for name in names if not name.startswith("."))
+
+    def list(self, path: str = "") -> list[str]:
+        """Return the sorted names in a folder; an absent folder is empty. Half-written files are hidden."""
+        selector = fs.FileSelector(self._path(path), allow_not_found=True)
+        with disk_errors(self._name(path)):
+            names = [info.base_name for info in self.filesystem.get_file_info(selector)]
+        return sorted(name for name in names if not name.startswith(".writing-"))
 
     def read(self, path: str) -> bytes:
         """Return a file's bytes. Raises FileNotFoundError where there is none."""
