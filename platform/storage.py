@@ -93,7 +93,8 @@ class Storage:
         selector = fs.FileSelector(self._path(path), allow_not_found=True)
         with disk_errors(self._name(path)):
             if known := snapshot.current(self.filesystem, self._path(path)):
-                return [name for name in known[0].names(known[1]) if known[0].names(f"{known[1]}/{name}")]
+                every = [name for name in known[0].names(known[1]) if not name.startswith(".")]
+                return [name for name in every if known[0].names(f"{known[1]}/{name}")]
             found = self.filesystem.get_file_info(selector)
         names = [info.base_name for info in found if info.type == fs.FileType.Directory]
         return sorted(name for name in names if not name.startswith("."))
