@@ -249,10 +249,10 @@ def test_a_command_says_why_it_cannot_use_a_run(words, storage, tmp_path, monkey
     folder, foreign = (RunFolder.of(storage, each, each.config()) for each in (task, other))
     for each, of in ((folder, task), (foreign, other)):
         each.begin(of.config(), of.version, {})
-    foreign.folder.write_json("result.json", {"metrics": {}, "weights": {}})
+    foreign.folder.write_json("result.json", {"data": "d", "metrics": {}, "weights": {}})
     assert f"run {foreign.fingerprint} is of line, not of {task.name}" in refusal(words, foreign)
     assert f"run {folder.fingerprint} is not finished" in refusal(words, folder)
-    folder.folder.write_json("result.json", {"metrics": {}, "weights": {}, "diverged": {"epoch": 1}})
+    folder.folder.write_json("result.json", {"data": "d", "metrics": {}, "weights": {}, "diverged": "loss is nan"})
     assert f"run {folder.fingerprint} has diverged" in refusal(words, folder)
     folder.folder.write_json("config.json", {"config": {"no_such_field": 1}})
     line = refusal(words, folder)
@@ -263,7 +263,7 @@ def test_a_run_whose_numbers_no_longer_count_is_noted(storage, capsys):
     task = find("line")
     folder = RunFolder(storage, "line", "01" * 32)
     folder.begin(task.config(), task.version, {})
-    folder.folder.write_json("result.json", {"metrics": {"slope": 2.0}})
+    folder.folder.write_json("result.json", {"data": "d", "metrics": {"slope": 2.0}, "weights": {}})
     assert api.load("0101", storage, task="line").metrics == {"slope": 2.0}
     said = capsys.readouterr()
     assert "is of an older version of line" in said.err and not said.out
