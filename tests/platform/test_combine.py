@@ -184,7 +184,7 @@ def test_members_that_are_trained_again_are_predicted_for_the_row_at_once(storag
     storage.write_json(plan.combinings[0].path, {"inputs": plan.combinings[0].inputs(), "metrics": {}})
     storage.write_json("data/line/points/dataset.json", {"points": 64, "digest": "other points"})
     again = planned(storage, *ROWS, BOTH)
-    assert again.missing and not again.uncombined
+    assert again.missing and again.uncombined == again.combinings
     assert {p.folder.path for p in again.predictions.values() if p.joined} == {
         m.folder.path for m in again.combinings[0].members
     }

@@ -120,7 +120,8 @@ def test_what_trains_imports_no_ray():
 
 def test_what_trains_runs_where_ray_is_not_installed():
     names = [f"retable.tasks.{path.parent.name}.{path.stem}" for path in plain_modules()]
-    names += [f"retable.platform.{name}" for name in ("loop", "run", "runs", "table", "plan", "filled", "report", "config")]
+    platform = ("loop", "run", "runs", "table", "plan", "filled", "report", "config")
+    names += [f"retable.platform.{name}" for name in platform]
     code = "import importlib, sys\nsys.modules['ray'] = None\n" + "".join(
         f"importlib.import_module({name!r})\n" for name in names
     )
