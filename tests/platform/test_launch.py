@@ -43,8 +43,9 @@ def numbers(result):
 
 def test_a_table_is_filled_and_the_second_call_trains_nothing(cluster, tmp_path, capfd):
     where = str(tmp_path / "ray")
-    plan = retable.reproduce("line/table1", storage=where)
-    assert not plan.missing and not plan.unscored
+    filled = retable.reproduce("line/table1", storage=where)["line/table1"]
+    assert retable.plan("line/table1", storage=where).nothing_to_do
+    assert [len(row.replicates) for row in filled.rows] == [2, 2, 2, 2, 2, 0] and filled.claims[0].status == "holds"
     oracle = plainly(Storage.open(tmp_path / "plain"), seed=1)
     run = retable.load(oracle.fingerprint, storage=where)
     assert numbers(run.result) == numbers(oracle.result())
@@ -140,7 +141,8 @@ def test_a_failing_run_is_one_line_and_leaves_the_rest_alone(cluster, tmp_path, 
     failed = [line for line in capfd.readouterr().err.splitlines() if line.startswith("failed: ")]
     assert len(failed) == 1 and "state.pt is damaged" in failed[0] and "remove" in failed[0]
     folder.folder.remove("checkpoint-00000008")
-    assert not retable.reproduce("line/table1", storage=where).missing
+    retable.reproduce("line/table1", storage=where)
+    assert retable.plan("line/table1", storage=where).nothing_to_do
 
 
 @pytest.mark.slow
@@ -156,7 +158,8 @@ def test_a_table_is_filled_on_a_bucket(cluster, tmp_path):
         client = boto3.client("s3", endpoint_url=f"http://{host}:{port}", region_name="us-east-1", **keys)
         client.create_bucket(Bucket="tables")
         where = f"s3://testing:testing@tables/results?endpoint_override={host}:{port}&scheme=http&region=us-east-1"
-        assert not retable.reproduce("line", storage=where).missing
+        retable.reproduce("line", storage=where)
+        assert retable.plan("line", storage=where).nothing_to_do
         oracle = plainly(Storage.open(tmp_path), seed=1)
         assert numbers(retable.load(oracle.fingerprint, storage=where).result) == numbers(oracle.result())
         run = api.train("line", {"seed": 5}, storage=where, resources=Resources(workers=2))
