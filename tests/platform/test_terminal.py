@@ -128,7 +128,7 @@ def test_a_sweep_in_a_terminal(typed, tmp_path):
     terminal = typed("sweep", "line_grid", "--storage", str(tmp_path))
     status, lines = terminal.end()
     assert status == 0 and "winner: --set rate=0.1" in lines, terminal.said
-    assert any(line.startswith("sweep line: 2 done in ") for line in lines)
+    assert any(line.startswith("training: 2 done in ") for line in lines)
 
 
 def test_colours_in_a_pipe_are_no_terminal(address, tmp_path):
