@@ -149,7 +149,7 @@ def work_bar() -> Iterator[Callable[[float, int, str], None]]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with Progress(*columns, console=console, transient=True, disable=not console.is_interactive) as bar:
         job = bar.add_task("", total=None)
 
         def report(done: float, total: int, text: str) -> None:

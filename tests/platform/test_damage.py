@@ -11,12 +11,12 @@ from retable.platform import api
 from retable.platform.cluster import ray_cluster
 from retable.platform.config import override
 from retable.platform.errors import UserError
+from retable.platform.filled import fill as fill_table
 from retable.platform.launch import load_arrays
 from retable.platform.loop import train
-from retable.platform.results import cell, gather
 from retable.platform.run import Run
 from retable.platform.runs import RunFolder
-from retable.platform.stages import is_predicted, predict_and_score, summaries
+from retable.platform.stages import predict_and_score, summaries, weights_digest
 from retable.platform.storage import Storage
 from retable.platform.task import Source, find
 from tests.platform.halves import fit
@@ -123,15 +123,8 @@ def look(storage):
 
     def fill():
         work = api.plan("line/table1", "line/figure1", storage=storage.root)
-        for name, (_, table) in work.tables.items():
-            results = gather(work, name)
-            for row in table.rows:
-                for replicate in results.select(row.label):
-                    assert [line["epoch"] for line in replicate.history] == sorted(
-                        line["epoch"] for line in replicate.history
-                    )
-                for column in getattr(table, "columns", ()):
-                    cell(results, row, column)
+        for name in work.tables:
+            fill_table(work, name)
 
     def load():
         run = api.load(fingerprint, storage.root)
@@ -140,7 +133,7 @@ def look(storage):
 
     def predictions():
         view, folder = override(LINE.view(), {"epoch": 3}), RunFolder.of(storage, LINE, CONFIG)
-        if is_predicted(LINE, CONFIG, view, folder):
+        if weights_digest(folder, view):
             summaries(LINE, CONFIG, view, folder)
 
     return {"plan": plan, "fill": fill, "load": load, "predictions": predictions}
