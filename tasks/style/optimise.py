@@ -77,7 +77,7 @@ class ImageOptimisation:
 
         With a line search it is the last one whose loss was accepted, else the one after the last move.
         """
-        pixels = self.optimizer.state[self._pixels].get("origin", self._pixels)
+        pixels: Tensor = self.optimizer.state[self._pixels].get("origin", self._pixels)
         return pixels.detach().nan_to_num(0.0).clamp(0, 1)
 
     @property
