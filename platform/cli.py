@@ -142,15 +142,20 @@ def reproduce(
     Examples: `retable reproduce rl` · `retable reproduce rl/figure1 --scale small --set batch=50`
     """
     from retable.platform import api
+    from retable.platform.storage import Storage
 
     wanted = resources(workers, cpus_per_run, gpus_per_run, checkpoint_every, stream, stack)
-    changes = parse_set(set or [])
-    work = api.plan(*tables or (), scale=scale, set=changes, storage=storage, retry_diverged=retry_diverged)
-    print_plan(work)
-    filled, failures = api.carry_out(work, wanted)
+    names, changes, failures = tables or (), parse_set(set or []), {}
+    filled = {} if retry_diverged else api.complete(*names, scale=scale, set=changes, storage=storage)
+    if filled:
+        console.print("nothing to do: all is there, as it was filled before")
+    else:
+        work = api.plan(*names, scale=scale, set=changes, storage=storage, retry_diverged=retry_diverged)
+        print_plan(work)
+        filled, failures = api.carry_out(work, wanted)
     for part in filled.values():
         print_section(part)
-    console.print(f"report: {work.storage}/report/index.html")
+    console.print(f"report: {Storage.open(storage)}/report/index.html")
     if failures:
         raise UserError(f"failed: {len(failures)} (see above); mend the cause and run the same command again")
 

@@ -10,7 +10,7 @@ import base64
 import functools
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,8 @@ from retable.platform.provenance import processor_name
 from retable.platform.runs import sha256
 from retable.platform.snapshot import Snapshot
 from retable.platform.storage import Storage
-from retable.platform.table import Figure, Results
-from retable.platform.task import find_table, folder, table_at
+from retable.platform.table import Figure, Results, Table
+from retable.platform.task import Task, find_table, folder, table_at
 
 
 def slug(name: str, scale: str, changes: Mapping[str, object]) -> str:
@@ -40,18 +40,22 @@ def slug_of(part: FilledTable) -> str:
 
 def fill_and_keep(plan: Plan) -> dict[str, FilledTable]:
     """Fill a plan's tables, note that they were asked for, and keep them for the report; return them by name."""
-    with plan.storage.snapshot() as snapshot:
-        found = {name: keep_section(plan, name, plan.storage / "report", snapshot) for name in plan.tables}
-    for name in plan.tables:
+    found = {}
+    for name, of in plan.tables.items():
         request = {"table": name, "scale": plan.scale, "set": dict(plan.changes)}
+        with plan.storage.snapshot() as snapshot:
+            found[name] = keep_section(request, of, plan.storage, plan.storage / "report", snapshot)
         plan.storage.write_json(f"tables/{slug(name, plan.scale, plan.changes)}.json", request)
     return found
 
 
-def keep_section(plan: Plan, name: str, into: Storage, snapshot: Snapshot) -> FilledTable:
-    """Fill one planned table and write its files; in its JSON stands what it was made of."""
-    table = plan.tables[name][1]
+def keep_section(
+    request: Mapping[str, Any], of: tuple[Task, Table | Figure], storage: Storage, into: Storage, snapshot: Snapshot
+) -> FilledTable:
+    """Fill a table that was asked for and write its files; in its JSON stands what it was made of."""
+    name, table = request["table"], of[1]
     with snapshot.watching() as inputs:
+        plan = compile_plan({name: of}, storage, request["scale"], request["set"])
         results = gather(plan, name)
         part = fill(plan, name, results)
         files = {"csv": part.frame().to_csv(index=False).encode()} if part.filled else {}
@@ -59,24 +63,39 @@ def keep_section(plan: Plan, name: str, into: Storage, snapshot: Snapshot) -> Fi
             files |= drawing(table, results) if part.filled else {}
         else:
             files["tex"] = latex(part).encode()
-    kept = {"code": code_digest(name.split("/")[0]), "inputs": inputs, "table": part.as_json()}
+    complete = plan.nothing_to_do and not plan.timings  # what is measured may be due again on another device
+    kept = {"code": code_digest(task_of(name)), "inputs": inputs, "complete": complete, "table": part.as_json()}
     for kind, data in {**files, "json": json.dumps(kept, default=str).encode()}.items():
         into.write(f"{slug_of(part)}.{kind}", data)
     return part
 
 
-def kept_section(request: Mapping[str, Any], into: Storage, snapshot: Snapshot) -> FilledTable | None:
-    """Return a section as it was kept, if neither its inputs nor the code have changed since."""
+def kept_section(request: Mapping[str, Any], into: Storage, snapshot: Snapshot) -> tuple[FilledTable, bool] | None:
+    """Return a table as it was kept, and whether it was complete, if neither its inputs nor the code have changed."""
     path = f"{slug(request['table'], request['scale'], request['set'])}.json"
     if not into.exists(path):
         return None
     try:
         kept = json.loads(into.read(path))
-        same = kept["code"] == code_digest(request["table"].split("/")[0])
+        same = kept["code"] == code_digest(task_of(request["table"]))
         same = same and all(snapshot.stamp(where) == stamp for where, stamp in kept["inputs"].items())
-        return FilledTable.of_json(kept["table"]) if same else None
+        return (FilledTable.of_json(kept["table"]), kept["complete"]) if same else None
     except (ValueError, KeyError, TypeError, AttributeError):  # half a file, or one of before: fill it again
         return None
+
+
+def complete(
+    tables: Sequence[str], scale: str, changes: Mapping[str, object], storage: Storage
+) -> dict[str, FilledTable]:
+    """Return tables as they were filled, if all are complete and unchanged, else nothing; no task is imported."""
+    found = {}
+    with storage.snapshot() as snapshot:
+        for name in tables:
+            kept = kept_section({"table": name, "scale": scale, "set": changes}, storage / "report", snapshot)
+            if kept is None or not kept[1]:
+                return {}
+            found[name] = kept[0]
+    return found
 
 
 def sections(storage: Storage, into: Storage) -> list[FilledTable]:
@@ -86,7 +105,8 @@ def sections(storage: Storage, into: Storage) -> list[FilledTable]:
         for file in storage.list("tables"):
             try:
                 request = read_request(storage, f"tables/{file}")
-                found.append(kept_section(request, into, snapshot) or new_section(request, storage, into, snapshot))
+                kept = kept_section(request, into, snapshot)
+                found.append(kept[0] if kept else new_section(request, storage, into, snapshot))
             except Exception as error:  # one bad request, or one claim that cannot be judged, must not hide the others
                 errors.print(f"left out of the report: tables/{file}: {one_line(error)}", markup=False)
     return found
@@ -105,13 +125,21 @@ def new_section(request: Mapping[str, Any], storage: Storage, into: Storage, sna
     """Fill a table that was asked for."""
     name, scale, changes = request["table"], request["scale"], request["set"]
     task, table = find_table(name)
-    plan = compile_plan({name: (task, table_at(task, table, scale, changes))}, storage, scale, changes)
-    return keep_section(plan, name, into, snapshot)
+    return keep_section(request, (task, table_at(task, table, scale, changes)), storage, into, snapshot)
+
+
+def task_of(name: str) -> str:
+    """Return the task's name in a table's full name."""
+    return name.partition("/")[0]
 
 
 @functools.cache
 def code_digest(task: str) -> str:
-    """Return a digest of the code that fills a task's tables, and of the processor, for which measurements count."""
+    """Return a digest of the code that fills a task's tables, and of the processor, for which measurements count.
+
+    Raises:
+        UserError: if there is no such task.
+    """
     files = [*Path(__file__).parent.glob("*.py"), *folder(task).rglob("*.py")]
     parts = [f"{file.name} {sha256(file.read_bytes())}" for file in sorted(files)]
     return sha256("\n".join([processor_name(), *parts]).encode())[:16]

@@ -10,7 +10,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from retable.platform import report
+import retable
+from retable.platform import api, report
 from retable.platform.combine import pieces_of, score
 from retable.platform.config import fingerprint, override, parse_set
 from retable.platform.filled import gather, train_line
@@ -20,6 +21,7 @@ from retable.platform.report import fill_and_keep, latex, markdown, sections, wr
 from retable.platform.run import Run
 from retable.platform.stages import predict_and_score, predict_one
 from retable.platform.task import Source, config_at, find_table
+from tests.platform.halves import fit
 
 
 @pytest.fixture
@@ -154,6 +156,25 @@ def test_a_section_is_filled_again_only_if_its_inputs_or_the_code_changed(filled
     monkeypatch.setattr(report, "code_digest", lambda task: "other code")
     write_report(storage)
     assert filled_again == ["line/table1"] * 2
+
+
+def test_what_is_complete_is_shown_without_the_tasks_code_until_something_changes(storage, monkeypatch):
+    where, name = storage.root, "line/figure1"
+    task, _ = find_table(name)
+    plan = retable.plan(name, storage=where)
+    for training in plan.missing[1:]:
+        fit(storage, training.config, training.folder, training.keep, task)
+    fill_and_keep(plan)
+    assert api.complete(name, storage=where) == {}, "a training is missing"
+    fit(storage, plan.missing[0].config, plan.missing[0].folder, plan.missing[0].keep, task)
+    part = fill_and_keep(plan)[name]
+    with monkeypatch.context() as patch:
+        patch.setattr(report, "find_table", None)
+        patch.setattr(api, "find_table", None)
+        assert api.complete(name, storage=where) == {name: part} == retable.reproduce(name, storage=where)
+    assert api.complete(name, storage=where, scale="paper") == {} == api.complete("line", storage=where)
+    plan.storage.write_json("data/line/points/dataset.json", {"digest": "of other data", "points": 64})
+    assert api.complete(name, storage=where) == {}, "the data changed"
 
 
 @pytest.mark.parametrize(
