@@ -69,7 +69,9 @@ def wait_for(condition, seconds=300):
     raise AssertionError("it did not come about in time")
 
 
-@pytest.mark.parametrize(("workers", "victim"), [(1, "ImplicitFunc"), (2, "RayTrainWorker")])
+@pytest.mark.parametrize(
+    ("workers", "victim"), [(1, "ImplicitFunc"), pytest.param(2, "RayTrainWorker", marks=pytest.mark.slow)]
+)
 def test_a_killed_process_goes_on_from_the_last_checkpoint(cluster, tmp_path, workers, victim):
     storage = Storage.open(tmp_path / "killed")
     changes = {"epochs": 6, "pause": 0.1}  # seconds enough to kill it in, also on a busy machine
@@ -102,7 +104,8 @@ retable.train("line", {"epochs": 6, "pause": 0.1}, storage=sys.argv[1])
 """
 
 
-@pytest.mark.parametrize("signum", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGINT])
 def test_a_killed_driver_goes_on_where_it_stopped(tmp_path, signum):
     storage = Storage.open(tmp_path / "killed")
     config = override(find("line").config(), {"epochs": 6, "pause": 0.1})
@@ -136,13 +139,13 @@ def test_a_failing_run_is_one_line_and_leaves_the_rest_alone(cluster, tmp_path, 
     folder.save_checkpoint(8, {"weights": {}, "progress": {}, "sums": {}})
     folder.folder.write("checkpoint-00000008/state.pt", b"garbage")
     with pytest.raises(UserError, match=r"failed: 1 \(see above") as caught:
-        retable.reproduce("line/table1", storage=where)
+        retable.reproduce("line/figure1", storage=where)
     assert "\n" not in str(caught.value)
     failed = [line for line in capfd.readouterr().err.splitlines() if line.startswith("failed: ")]
     assert len(failed) == 1 and "state.pt is damaged" in failed[0] and "remove" in failed[0]
     folder.folder.remove("checkpoint-00000008")
-    retable.reproduce("line/table1", storage=where)
-    assert retable.plan("line/table1", storage=where).nothing_to_do
+    retable.reproduce("line/figure1", storage=where)
+    assert retable.plan("line/figure1", storage=where).nothing_to_do
 
 
 @pytest.mark.slow

@@ -35,6 +35,7 @@ def test_a_reused_process_does_not_grow_with_its_trainings(storage):
     assert max(late) - min(early) < 200, f"MB of private memory, early {early}, late {late}"  # 500 and more otherwise
 
 
+@pytest.mark.slow
 def test_no_more_trials_start_than_memory_has_room_for(storage):
     import ray
 

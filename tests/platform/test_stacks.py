@@ -125,6 +125,7 @@ def test_a_killed_stack_goes_on_and_every_member_ends_as_if_it_were_alone(cluste
         assert facts["seed"] == config.seed and facts["stack"] == 3
 
 
+@pytest.mark.slow
 def test_a_bad_member_is_one_line_and_takes_nobody_with_it(cluster, storage, tmp_path, capfd):
     good = configs({"seed": 0}, {"seed": 1}, {"rate": 1e30})  # the last one diverges, which is no failure of training
     (bad,) = configs({"rate": -1.0})

@@ -360,6 +360,7 @@ def drawn_folder(storage, point):
     return RunFolder(storage, "line", point.fingerprint)
 
 
+@pytest.mark.slow
 def test_points_that_a_scheduler_may_stop_fail_alone_and_go_on(cluster, tmp_path):
     """Batches of 64 points' data hold 8 or 64; 100 is more than there are: that point fails, once, in one line."""
     storage = Storage.open(tmp_path)

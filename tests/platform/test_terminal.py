@@ -116,14 +116,15 @@ def test_a_table_with_a_failure_in_a_terminal(typed, tmp_path):
     folder = folder_of(tmp_path, rate=0.001)
     folder.save_checkpoint(8, {"weights": {}, "progress": {}, "sums": {}})
     folder.folder.write("checkpoint-00000008/state.pt", b"garbage")
-    terminal = typed("reproduce", "line/table1", "--storage", str(tmp_path))
+    terminal = typed("reproduce", "line/figure1", "--storage", str(tmp_path))
     status, lines = terminal.end()
     assert status == 2 and "Traceback" not in terminal.said and "RLock" not in terminal.said
-    assert any(line.startswith("training, wave 1 of 2: 3 done, 1 failed in ") for line in lines)
+    assert any(line.startswith("training: 3 done, 1 failed in ") for line in lines)
     assert sum(line.startswith("failed: line rate=0.001 [") for line in lines) == 1
     assert not scratch(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_sweep_in_a_terminal(typed, tmp_path):
     terminal = typed("sweep", "line_grid", "--storage", str(tmp_path))
     status, lines = terminal.end()
@@ -131,6 +132,7 @@ def test_a_sweep_in_a_terminal(typed, tmp_path):
     assert any(line.startswith("training: 2 done in ") for line in lines)
 
 
+@pytest.mark.slow
 def test_colours_in_a_pipe_are_no_terminal(address, tmp_path):
     """Programs that run others (CI, editors) ask for colours with FORCE_COLOR: still one line an event."""
     done = subprocess.run(
