@@ -14,7 +14,7 @@ from retable.platform.cluster import interruptible, ray_cluster
 from retable.platform.combine import combine_all
 from retable.platform.config import exact_changes, fingerprint, override, set_line
 from retable.platform.errors import UserError
-from retable.platform.launch import Context, Resources, load_arrays, train_all
+from retable.platform.launch import Launch, Resources, load_arrays, train_all
 from retable.platform.plan import Plan, compile_configs, compile_plan
 from retable.platform.runs import RunFolder
 from retable.platform.space import Space
@@ -126,7 +126,7 @@ def execute(work: Plan, resources: Resources) -> dict[str, str]:
         work = compile_plan(work.tables, work.storage, work.scale, work.changes, work.retry) if work.tables else work
         with ray_cluster(nested=resources.workers > 1):
             scorer = Scorer(work, resources.gpus)
-            failures = train_all(work, context_for(work, resources), scorer.submit) if work.missing else {}
+            failures = train_all(work, launch_for(work, resources), scorer.submit) if work.missing else {}
             return failures | scorer.finish() | combine_all(work) | measure_all(work)
 
 
@@ -138,10 +138,10 @@ def prepare_data(work: Plan) -> None:
             training.task.dataset.prepare(training.config, work.storage)
 
 
-def context_for(work: Plan, resources: Resources) -> Context:
+def launch_for(work: Plan, resources: Resources) -> Launch:
     """Load the data that missing trainings read and return what every trial shares."""
     tasks = {t.task.dataset.where(t.config): t.task for t in work.missing}
-    return Context(work.storage, resources, provenance.collect(), load_arrays(tasks, work.storage, resources.stream))
+    return Launch(work.storage, resources, provenance.collect(), load_arrays(tasks, work.storage, resources.stream))
 
 
 def train(
@@ -187,6 +187,7 @@ class TrainedRun:
     task: Task
     folder: RunFolder
     config: Any
+    """The task's own class."""
 
     @property
     def fingerprint(self) -> str:

@@ -145,7 +145,8 @@ def reproduce(
     from retable.platform.storage import Storage
 
     wanted = resources(workers, cpus_per_run, gpus_per_run, checkpoint_every, stream, stack)
-    names, changes, failures = tables or (), parse_set(set or []), {}
+    names, changes = tables or (), parse_set(set or [])
+    failures: dict[str, str] = {}
     filled = {} if retry_diverged else api.complete(*names, scale=scale, set=changes, storage=storage)
     if filled:
         console.print("nothing to do: all is there, as it was filled before")

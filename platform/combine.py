@@ -13,7 +13,7 @@ from typing import Any
 
 from retable.platform.board import Board
 from retable.platform.cluster import cluster_resources
-from retable.platform.config import describe
+from retable.platform.config import Config, View, describe
 from retable.platform.errors import one_line
 from retable.platform.plan import Combining, Plan, Scoring
 from retable.platform.runs import read_arrays, sha256, write_arrays
@@ -27,7 +27,7 @@ class StoredMember:
     """One member of a combination, for one shard: its row, its scores, and where its predictions lie."""
 
     label: str
-    view: Any
+    view: View
     metrics: Mapping[str, float]
     place: Storage
     shard: str
@@ -42,7 +42,7 @@ class Piece:
     """One shard of one combination: what an actor does in one go. Small and picklable."""
 
     task: str
-    config: Any
+    config: Config
     read: Any
     """The first member's view that this shard belongs to."""
     where: str

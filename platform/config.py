@@ -18,7 +18,7 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from retable.platform.errors import UserError, nearest
 
@@ -46,6 +46,26 @@ class Parent:
 
     overrides: tuple[tuple[str, Any], ...] = ()
     checkpoint: int = 0
+
+
+class Config(Protocol):
+    """What every config has: a frozen, keyword-only dataclass with these fields; `init` where runs build on runs."""
+
+    @property
+    def seed(self) -> int:
+        """Seed of initialisation, order and noise."""
+
+    @property
+    def epochs(self) -> int:
+        """How many epochs a run trains."""
+
+
+class View(Protocol):
+    """What every view has: a frozen dataclass of what can change without training again."""
+
+    @property
+    def epoch(self) -> int:
+        """After which epoch; 0: the last."""
 
 
 def override(config: C, changes: Mapping[str, object]) -> C:
@@ -199,8 +219,14 @@ def differences(config: object, default: object) -> dict[str, Any]:
 
 def parent(config: C) -> C | None:
     """Return the config of the run that `config` starts from, or None where it starts from no run."""
-    init = getattr(config, "init", None)
+    init = init_of(config)
     return override(type(config)(), dict(init.overrides)) if isinstance(init, Parent) else None
+
+
+def init_of(config: object) -> Scratch | Parent | Weights:
+    """Return what a config's run starts from: nothing where its task has no such field."""
+    found: Scratch | Parent | Weights = getattr(config, "init", Scratch())
+    return found
 
 
 def override_lineage(config: C, changes: Mapping[str, object]) -> C:

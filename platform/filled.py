@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from retable.platform import combine, stages
-from retable.platform.config import differences, exact_changes, flatten, set_line
+from retable.platform.config import Config, View, differences, exact_changes, flatten, set_line
 from retable.platform.plan import Combining, Plan, combinings, timing_path
 from retable.platform.runs import RunFolder
 from retable.platform.table import Column, Combined, Measurement, Origin, Replicate, Results, Row, Table
@@ -267,7 +267,7 @@ def _runs(plan: Plan, task: Task, results: Results) -> dict[str, dict[str, Any]]
     return found
 
 
-def train_line(task: Task, config: Any, epoch: int = 0) -> str:
+def train_line(task: Task, config: Config, epoch: int = 0) -> str:
     """Return the command that trains exactly this config, and keeps the weights of an epoch."""
     keep = f"--keep {epoch}" if epoch not in (0, config.epochs, *task.keep(config)) else ""
     words = [f"retable train {task.name} --scale paper", set_line(exact_changes(config)), keep]
@@ -296,7 +296,7 @@ def _run_lines(plan: Plan, task: Task, replicate: Replicate) -> list[str]:
     return [train_line(task, config, view.epoch), score]
 
 
-def view_changes(task: Task, config: Any, view: Any) -> dict[str, Any]:
+def view_changes(task: Task, config: Config, view: View) -> dict[str, Any]:
     """Return a view as differences from the default; the last epoch is the default."""
     changes = differences(view, task.view())
     return {path: value for path, value in changes.items() if (path, value) != ("epoch", config.epochs)}

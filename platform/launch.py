@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from retable.platform.board import Board, console
 from retable.platform.cluster import TRIAL_MEMORY, check_room, cluster_resources, cpu_share, trial_memory
-from retable.platform.config import override
+from retable.platform.config import Config, override
 from retable.platform.errors import UserError, disk_errors, nearest, one_line
 from retable.platform.plan import Plan, Training, name_of, stacks, status
 from retable.platform.runs import RunFolder
@@ -56,7 +56,7 @@ class Job:
     """What one trial trains: a stack of members, usually one."""
 
     task: str
-    configs: tuple[Any, ...]
+    configs: tuple[Config, ...]
     keep: tuple[tuple[int, ...], ...]
     view: Any | None = None
     """Scored after each epoch, for a sweep."""
@@ -65,7 +65,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Context:
+class Launch:
     """What every trial of one launch shares; sent once."""
 
     storage: Storage
@@ -117,7 +117,7 @@ def load_arrays(tasks: Mapping[str, Task], storage: Storage, stream: bool = Fals
     return arrays
 
 
-def train_job(job: Job, context: Context, run: Any) -> None:
+def train_job(job: Job, launch: Launch, run: Any) -> None:
     """Run the loop for a job in this process, as the worker that `run` says.
 
     Members that are finished are left out: where a process died while it wrote the results, the others go on.
@@ -127,25 +127,25 @@ def train_job(job: Job, context: Context, run: Any) -> None:
     from retable.platform.loop import train
     from retable.platform.stages import score_weights
 
-    torch.set_num_threads(context.resources.cpus if context.resources.workers == 1 else 1)
+    torch.set_num_threads(launch.resources.cpus if launch.resources.workers == 1 else 1)
     task = find(job.task)
-    source = Source.of(context.storage, task.dataset.where(job.configs[0]))
+    source = Source.of(launch.storage, task.dataset.where(job.configs[0]))
     digest = source.info["digest"]
-    every = [(c, keep, RunFolder.of(context.storage, task, c)) for c, keep in zip(job.configs, job.keep, strict=True)]
+    every = [(c, keep, RunFolder.of(launch.storage, task, c)) for c, keep in zip(job.configs, job.keep, strict=True)]
     todo = [(config, keep, folder) for config, keep, folder in every if status(folder, keep, digest) != "done"]
     if not todo:
         return  # the process died after its last step: Ray's retry has nothing left to do
     configs, keeps, folders = zip(*todo, strict=True)
     if run.rank == 0:
-        facts = {**context.provenance, "data": source.info, "stack": len(configs)}
+        facts = {**launch.provenance, "data": source.info, "stack": len(configs)}
         for folder, config in zip(folders, configs, strict=True):
             folder.begin(config, task.version, {**facts, "seed": config.seed})
         run = dataclasses.replace(run, save=folders[0].folder.write)
-    data = open_data(task, configs, source, context)
+    data = open_data(task, configs, source, launch)
 
     def score(weights: Mapping[str, torch.Tensor], epoch: int) -> Mapping[str, float]:
-        view: Any = override(job.view, {"epoch": epoch})
-        return score_weights(task, configs[0], view, weights, source)
+        view: Any = job.view
+        return score_weights(task, configs[0], override(view, {"epoch": epoch}), weights, source)
 
     def report(metrics: Mapping[str, Any]) -> None:
         if run.rank == 0:  # the others do not score
@@ -160,17 +160,17 @@ def train_job(job: Job, context: Context, run: Any) -> None:
         digest,
         dataclasses.replace(run, report=report) if job.metric else run,
         keeps,
-        context.resources.checkpoint_every,
+        launch.resources.checkpoint_every,
         score if job.view is not None else None,
     )
 
 
-def open_data(task: Task, configs: Sequence[Any], source: Source, context: Context) -> Data:
+def open_data(task: Task, configs: Sequence[Config], source: Source, launch: Launch) -> Data:
     """Open the data set of some configs; its arrays are in the object store, or it is a stream."""
     import ray
 
     where = task.dataset.where(configs[0])
-    arrays = ray.get(context.arrays[where][0]) if where in context.arrays else None
+    arrays = ray.get(launch.arrays[where][0]) if where in launch.arrays else None
     return task.dataset.open(arrays, source, configs)
 
 
@@ -180,10 +180,10 @@ def require(metric: str, metrics: Mapping[str, Any]) -> None:
         raise UserError(f"no metric {metric!r} was taken{nearest(metric, metrics)}")
 
 
-def trial(spec: Mapping[str, Any], context: Context) -> None:
+def trial(spec: Mapping[str, Any], launch: Launch) -> None:
     """Train the job that `spec` names, by number."""
     with reported():
-        run_job(context.jobs[spec["job"]], context)
+        run_job(launch.jobs[spec["job"]], launch)
 
 
 @contextmanager
@@ -210,20 +210,20 @@ def trim_memory() -> None:
         trim(0)
 
 
-def run_job(job: Job, context: Context) -> None:
+def run_job(job: Job, launch: Launch) -> None:
     """Train a job: in the trial's own process, or as a Ray Train group."""
     from ray import tune
 
     from retable.platform.run import Run
 
-    if context.resources.workers > 1:
-        train_group(job, context)
+    if launch.resources.workers > 1:
+        train_group(job, launch)
     else:
-        device = "cuda" if context.resources.gpus else "cpu"
-        train_job(job, context, Run(device=device, report=tune.report))
+        device = "cuda" if launch.resources.gpus else "cpu"
+        train_job(job, launch, Run(device=device, report=tune.report))
 
 
-def train_group(job: Job, context: Context) -> None:
+def train_group(job: Job, launch: Launch) -> None:
     """Train a job in a Ray Train group. A worker that dies costs what was done since the last checkpoint.
 
     The data are opened here first: over a mistake of the user, Train would start its workers again and again.
@@ -234,20 +234,20 @@ def train_group(job: Job, context: Context) -> None:
 
     from retable.platform.loop import check_batch
 
-    gpus, workers, task = context.resources.gpus, context.resources.workers, find(job.task)
-    source = Source.of(context.storage, task.dataset.where(job.configs[0]))
-    check_batch(task, open_data(task, job.configs, source, context), workers)
+    gpus, workers, task = launch.resources.gpus, launch.resources.workers, find(job.task)
+    source = Source.of(launch.storage, task.dataset.where(job.configs[0]))
+    check_batch(task, open_data(task, job.configs, source, launch), workers)
     trainer = TorchTrainer(
         train_worker,
-        train_loop_config={"job": job, "context": context},
+        train_loop_config={"job": job, "launch": launch},
         scaling_config=ray.train.ScalingConfig(
             num_workers=workers,
             use_gpu=gpus > 0,
-            resources_per_worker={"CPU": context.share, **({"GPU": gpus} if gpus else {})},
+            resources_per_worker={"CPU": launch.share, **({"GPU": gpus} if gpus else {})},
         ),
         run_config=ray.train.RunConfig(
             name=f"train-{uuid.uuid4().hex[:12]}",  # one used before would make Train resume its own snapshot
-            **ray_storage(context),
+            **ray_storage(launch),
             failure_config=ray.train.FailureConfig(max_failures=3),
             callbacks=[TuneReportCallback()],  # type: ignore[list-item, no-untyped-call]
         ),
@@ -255,11 +255,11 @@ def train_group(job: Job, context: Context) -> None:
     trainer.fit()
 
 
-def ray_storage(context: Context) -> dict[str, Any]:
+def ray_storage(launch: Launch) -> dict[str, Any]:
     """Say where Ray may keep its own state while it runs: beside ours, so that every node sees it."""
-    storage = context.storage
+    storage = launch.storage
     return {
-        "storage_path": f"{storage.root}/{context.scratch}",
+        "storage_path": f"{storage.root}/{launch.scratch}",
         "storage_filesystem": None if storage.is_local else storage.filesystem,
     }
 
@@ -271,9 +271,9 @@ def train_worker(settings: Mapping[str, Any]) -> None:
     from retable.platform.run import Run
 
     place = ray.train.get_context()
-    device = "cuda" if settings["context"].resources.gpus else "cpu"
+    device = "cuda" if settings["launch"].resources.gpus else "cpu"
     run = Run(place.get_world_rank(), place.get_world_size(), device, ray.train.report)
-    train_job(settings["job"], settings["context"], run)
+    train_job(settings["job"], settings["launch"], run)
 
 
 def nothing(*_: Any) -> None:
@@ -345,7 +345,7 @@ class Watch:
 
 def fit(
     trainable_space: Mapping[str, Any],
-    context: Context,
+    launch: Launch,
     watch: Watch,
     trainable: Callable[..., None] = trial,
     **tune_config: Any,
@@ -353,26 +353,26 @@ def fit(
     """Run a Tune experiment over a space and return its `ResultGrid`."""
     from ray import tune
 
-    context = dataclasses.replace(context, scratch=f".ray/{uuid.uuid4().hex[:12]}")
-    resources = context.resources
+    launch = dataclasses.replace(launch, scratch=f".ray/{uuid.uuid4().hex[:12]}")
+    resources = launch.resources
     check_room("GPU", resources.workers * resources.gpus)
     if resources.workers > 1:
-        context = dataclasses.replace(context, share=cpu_share(resources.workers))
+        launch = dataclasses.replace(launch, share=cpu_share(resources.workers))
         needs = {"cpu": 0.01}
-        tune_config.setdefault("max_concurrent_trials", concurrent(context))
+        tune_config.setdefault("max_concurrent_trials", concurrent(launch))
     else:
         check_room("CPU", resources.cpus)
         memory = trial_memory(resources.cpus, resources.gpus)
         needs = {"cpu": resources.cpus, "gpu": resources.gpus, "memory": memory}
     try:
-        with disk_errors(str(context.storage)):
+        with disk_errors(str(launch.storage)):
             tuner = tune.Tuner(
-                tune.with_resources(tune.with_parameters(trainable, context=context), needs),
+                tune.with_resources(tune.with_parameters(trainable, launch=launch), needs),
                 param_space=dict(trainable_space),
                 tune_config=tune.TuneConfig(reuse_actors=resources.workers == 1, **tune_config),
                 run_config=tune.RunConfig(
                     name="tune",
-                    **ray_storage(context),
+                    **ray_storage(launch),
                     verbose=0,
                     callbacks=[watch.callback()],
                     failure_config=tune.FailureConfig(max_failures=3),
@@ -381,19 +381,19 @@ def fit(
             )
             return tuner.fit()
     finally:
-        context.storage.remove(context.scratch)  # Ray's own state is never read, nor is that of Train in the trials
+        launch.storage.remove(launch.scratch)  # Ray's own state is never read, nor is that of Train in the trials
 
 
-def concurrent(context: Context) -> int:
+def concurrent(launch: Launch) -> int:
     """Return how many Train groups fit the cluster at once: Tune does not know of their workers."""
-    there, workers, gpus = cluster_resources(), context.resources.workers, context.resources.gpus
-    by_cpu = there.get("CPU", 1) / (workers * context.share + 0.01)
+    there, workers, gpus = cluster_resources(), launch.resources.workers, launch.resources.gpus
+    by_cpu = there.get("CPU", 1) / (workers * launch.share + 0.01)
     by_gpu = there.get("GPU", 0) / (workers * gpus) if gpus else by_cpu
     by_memory = there.get("memory", math.inf) / (workers * TRIAL_MEMORY)
     return max(1, int(min(by_cpu, by_gpu, by_memory)))
 
 
-def train_all(plan: Plan, context: Context, finished: Callable[[RunFolder], None] = nothing) -> dict[str, str]:
+def train_all(plan: Plan, launch: Launch, finished: Callable[[RunFolder], None] = nothing) -> dict[str, str]:
     """Train what a plan lacks, parents before children; return the failures, run -> line.
 
     `finished` is called with each run that is done, while others still train.
@@ -408,15 +408,15 @@ def train_all(plan: Plan, context: Context, finished: Callable[[RunFolder], None
                 forget(training.folder, training.status == "data changed")
         title = "training" if len(waves) == 1 else f"training, wave {wave + 1} of {len(waves)}"
         with Board(title, len(todo), sum(t.task.cost(t.config) for t in todo)).show() as board:
-            queue = stacks(groups, stack_size(context.resources, len(todo)))
+            queue = stacks(groups, stack_size(launch.resources, len(todo)))
             while queue:
-                queue = [[member] for stack in fit_stacks(queue, context, board, finished) for member in stack]
+                queue = [[member] for stack in fit_stacks(queue, launch, board, finished) for member in stack]
             failures |= board.failures
     return failures
 
 
 def fit_stacks(
-    queue: Sequence[Sequence[Training]], context: Context, board: Board, finished: Callable[[RunFolder], None]
+    queue: Sequence[Sequence[Training]], launch: Launch, board: Board, finished: Callable[[RunFolder], None]
 ) -> list[Sequence[Training]]:
     """Train stacks side by side; return those of several members that failed."""
     from ray import tune
@@ -426,7 +426,7 @@ def fit_stacks(
     weights = [[training.task.cost(training.config) for training in stack] for stack in queue]
     watch = Watch(board, partial(pick, names), queue[0][0].config.epochs, partial(pick, weights))
     watch.ended = partial(tell, [[training.folder for training in stack] for stack in queue], finished)
-    fit({"job": tune.grid_search(list(range(len(jobs))))}, dataclasses.replace(context, jobs=jobs), watch)
+    fit({"job": tune.grid_search(list(range(len(jobs))))}, dataclasses.replace(launch, jobs=jobs), watch)
     return [pick(queue, spec) for spec in watch.apart]
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from retable.platform.config import Parent, Weights, parent
+from retable.platform.config import Config, Parent, Scratch, Weights, init_of, parent
 from retable.platform.errors import UserError
 from retable.platform.run import Run, seed_everything
 from retable.platform.runs import RunFolder, weights_path
@@ -90,7 +90,7 @@ class CheckpointClock:
 
 def train(
     task: Task,
-    configs: Sequence[Any],
+    configs: Sequence[Config],
     data: Data,
     folders: Sequence[RunFolder],
     digest: str,
@@ -323,26 +323,26 @@ def finish(
                 folder.folder.remove(weights_path(row["epoch"]))
 
 
-def start_from_parents(learner: Learner, task: Task, configs: Sequence[Any], folders: Sequence[RunFolder]) -> None:
+def start_from_parents(learner: Learner, task: Task, configs: Sequence[Config], folders: Sequence[RunFolder]) -> None:
     """Load what `config.init` names into a learner, where the task has such a field.
 
     Raises:
         UserError: if a weights file is missing or is not the one named.
     """
-    inits = [getattr(config, "init", None) for config in configs]
-    if not any(isinstance(init, (Parent, Weights)) for init in inits):
+    if all(isinstance(init_of(config), Scratch) for config in configs):
         return
     if not isinstance(learner, Startable):
         raise TypeError(f"{task.name}: its config has `init`, and its learner no `load_weights`")
     learner.load_weights([parent_weights(task, c, f) for c, f in zip(configs, folders, strict=True)])
 
 
-def parent_weights(task: Task, config: Any, folder: RunFolder) -> Mapping[str, Tensor]:
+def parent_weights(task: Task, config: Config, folder: RunFolder) -> Mapping[str, Tensor]:
     """Return the weights that a config's run starts from: its parent's, or a file's."""
-    if isinstance(config.init, Weights):
-        return stored(config.init.sha256, folder.storage, "copy the weights there as a safetensors file")[0]
-    before: Any = parent(config)
+    init, before = init_of(config), parent(config)
+    if isinstance(init, Weights):
+        return stored(init.sha256, folder.storage, "copy the weights there as a safetensors file")[0]
+    assert isinstance(init, Parent) and before is not None
     start = RunFolder.of(folder.storage, task, before)
     if "diverged" in (start.result() or {}):
         raise UserError(f"the run that this one starts from, {start.fingerprint}, diverged")
-    return start.weights(config.init.checkpoint or before.epochs)
+    return start.weights(init.checkpoint or before.epochs)

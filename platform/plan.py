@@ -13,7 +13,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from retable.platform.config import describe, differences, override, parent
+from retable.platform.config import Config, Parent, View, describe, differences, init_of, override, parent
 from retable.platform.provenance import device_name
 from retable.platform.runs import RunFolder, sha256, view_key
 from retable.platform.storage import Storage
@@ -34,7 +34,7 @@ class Training:
     """One unique training, whichever cells want it."""
 
     task: Task
-    config: Any
+    config: Config
     folder: RunFolder
     keep: tuple[int, ...]
     """Epochs whose weights views ask for."""
@@ -48,9 +48,9 @@ class Scoring:
     """One view of one training."""
 
     task: Task
-    config: Any
+    config: Config
     folder: RunFolder
-    view: Any
+    view: View
     done: bool
     """Scored, or never to be: a run that diverged has no scores."""
 
@@ -60,9 +60,9 @@ class Prediction:
     """What `predict` is called for: a view of a training that one or more views are scored from."""
 
     task: Task
-    config: Any
+    config: Config
     folder: RunFolder
-    view: Any
+    view: View
     joined: bool
     """Whether a combined row needs the predictions themselves, not only their summary."""
 
@@ -72,7 +72,7 @@ class Timing:
     """One measurement on this kind of device."""
 
     task: Task
-    config: Any
+    config: Config
     row: Measurement
     path: str
     done: bool
@@ -246,7 +246,7 @@ def _add_predictions(plan: Plan) -> None:
             _add_prediction(plan, scoring, view, joined=False)
 
 
-def _add_prediction(plan: Plan, scoring: Scoring, view: Any, joined: bool) -> None:
+def _add_prediction(plan: Plan, scoring: Scoring, view: View, joined: bool) -> None:
     key = f"{scoring.folder.path}/{view_key(view)}"
     if joined or key not in plan.predictions:
         plan.predictions[key] = Prediction(scoring.task, scoring.config, scoring.folder, view, joined)
@@ -275,9 +275,9 @@ def scoring_key(plan: Plan, task: Task, replicate: Replicate) -> str:
 
 def compile_configs(
     task: Task,
-    configs: Sequence[Any],
+    configs: Sequence[Config],
     storage: Storage,
-    views: Sequence[Any] = (),
+    views: Sequence[View] = (),
     keep: Sequence[int] = (),
     retry: bool = False,
 ) -> Plan:
@@ -301,12 +301,12 @@ def compile_configs(
     return plan
 
 
-def _add(plan: Plan, task: Task, config: Any, view: Any | None) -> int:
+def _add(plan: Plan, task: Task, config: Config, view: View | None) -> int:
     """Add a training, its ancestors and its view; return its wave."""
-    ancestor = parent(config)
+    init, ancestor = init_of(config), parent(config)
     wave = 0
-    if ancestor is not None:
-        epoch = config.init.checkpoint or ancestor.epochs
+    if isinstance(init, Parent) and ancestor is not None:
+        epoch = init.checkpoint or ancestor.epochs
         wave = 1 + _add(plan, task, ancestor, None)
         _keep(plan, task, ancestor, epoch, wave - 1)
     epoch = config.epochs if view is None else view.epoch
@@ -321,7 +321,7 @@ def _add(plan: Plan, task: Task, config: Any, view: Any | None) -> int:
     return wave
 
 
-def _keep(plan: Plan, task: Task, config: Any, epoch: int, wave: int) -> Training:
+def _keep(plan: Plan, task: Task, config: Config, epoch: int, wave: int) -> Training:
     """Note that an epoch's weights of a run are wanted."""
     folder = RunFolder.of(plan.storage, task, config)
     known = plan.trainings.get(folder.path)

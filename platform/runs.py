@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from retable.platform.config import choice_name, fingerprint, flatten, override
+from retable.platform.config import Config, View, choice_name, fingerprint, flatten, override
 from retable.platform.errors import UserError
 from retable.platform.storage import Storage
 
@@ -55,7 +55,7 @@ class RunFolder:
     fingerprint: str
 
     @staticmethod
-    def of(storage: Storage, task: Task, config: Any) -> RunFolder:
+    def of(storage: Storage, task: Task, config: Config) -> RunFolder:
         """Return the folder of a config's run, which may not exist yet."""
         return RunFolder(storage, task.name, fingerprint(task.name, task.version, config))
 
@@ -69,7 +69,7 @@ class RunFolder:
         """The folder as a storage of its own."""
         return self.storage / self.path
 
-    def begin(self, config: Any, version: int, provenance: Mapping[str, Any]) -> None:
+    def begin(self, config: Config, version: int, provenance: Mapping[str, Any]) -> None:
         """Write what the run is, before it does anything; a run that goes on keeps its first provenance."""
         if not self.folder.exists("config.json"):
             self.folder.write_json("config.json", {"task": self.task, "version": version, "config": flatten(config)})
@@ -209,7 +209,7 @@ class RunFolder:
             raise UserError(f"{self.folder}: the weights of epoch {epoch} were not kept; train the run again")
         return load(self._verified(weights_path(epoch), digest))
 
-    def scores(self, view: Any, weights: str) -> dict[str, Any] | None:
+    def scores(self, view: View, weights: str) -> dict[str, Any] | None:
         """Return a view's scores if they were taken from exactly these weights (by digest).
 
         Raises:
@@ -223,12 +223,12 @@ class RunFolder:
         check_numbers(f"{self.folder}/{path}", found["metrics"], "remove it and run again")
         return found if found["weights"] == weights else None
 
-    def save_scores(self, view: Any, weights: str, metrics: Mapping[str, float], seconds: float) -> None:
+    def save_scores(self, view: View, weights: str, metrics: Mapping[str, float], seconds: float) -> None:
         """Keep a view's scores."""
         found = {"view": flatten(view), "weights": weights, "metrics": dict(metrics), "seconds": seconds}
         self.folder.write_json(f"views/{view_key(view)}/scores.json", found)
 
-    def artifacts(self, view: Any, weights: str) -> Storage:
+    def artifacts(self, view: View, weights: str) -> Storage:
         """Return the folder of what was predicted for a view from exactly these weights: a folder for each shard."""
         return self.folder / f"views/{view_key(view)}/{weights[:16]}"
 
@@ -300,7 +300,7 @@ def contiguous(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights.items()}
 
 
-def view_key(view: Any) -> str:
+def view_key(view: object) -> str:
     """Return the name of a view's folder: its class and a hash of its fields."""
     text = json.dumps(flatten(view), sort_keys=True)
     return f"{choice_name(type(view))}-{sha256(text.encode())[:12]}"

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from retable.platform.config import convert, override
+from retable.platform.config import View, convert, override
 from retable.platform.errors import UserError, nearest, one_line
 from retable.platform.table import split_view
 from retable.platform.task import Task, find
@@ -200,7 +200,7 @@ def point_config(base: Any, changes: Mapping[str, object], point: Mapping[str, o
     return override(base, {**below, **own})
 
 
-def point_view(view: Any, point: Mapping[str, object]) -> Any:
+def point_view(view: View, point: Mapping[str, object]) -> Any:
     """Return the view that one point is scored under."""
     return override(view, split_view(point)[1])
 

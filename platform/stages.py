@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from retable.platform.board import Board
-from retable.platform.config import describe, differences
+from retable.platform.config import Config, View, describe, differences
 from retable.platform.errors import one_line
 from retable.platform.plan import Plan, Prediction, Scoring, name_of
 from retable.platform.provenance import collect
@@ -90,7 +90,7 @@ def name_of_view(item: Scoring | Prediction) -> str:
     return f"{name_of(item)} as {describe(differences(item.view, item.task.view()))}"
 
 
-def predict_one(task_name: str, config: Any, view: Any, folder: RunFolder, joined: bool) -> str | None:
+def predict_one(task_name: str, config: Config, view: View, folder: RunFolder, joined: bool) -> str | None:
     """Predict every shard of one view of a finished run that is not there yet; return why it failed, or None."""
     import torch
 
@@ -114,12 +114,12 @@ def predict_one(task_name: str, config: Any, view: Any, folder: RunFolder, joine
     return None
 
 
-def weights_digest(folder: RunFolder, view: Any) -> str:
+def weights_digest(folder: RunFolder, view: View) -> str:
     """Return the digest of the weights that a view of a finished run names."""
     return str((folder.result() or {"weights": {}})["weights"].get(str(view.epoch), ""))
 
 
-def training_metrics(folder: RunFolder, view: Any, epochs: int) -> dict[str, float]:
+def training_metrics(folder: RunFolder, view: View, epochs: int) -> dict[str, float]:
     """Return the training's own metrics at a view's epoch; with early stopping the last one's are the best one's."""
     if view.epoch == epochs:
         return dict((folder.result() or {"metrics": {}})["metrics"])
@@ -129,7 +129,7 @@ def training_metrics(folder: RunFolder, view: Any, epochs: int) -> dict[str, flo
     return {name: v for name, v in found.items() if isinstance(v, (int, float)) and name != "time"}
 
 
-def summaries(task: Task, config: Any, view: Any, folder: RunFolder) -> dict[str, Any]:
+def summaries(task: Task, config: Config, view: View, folder: RunFolder) -> dict[str, Any]:
     """Read what a view of a finished run is scored from: shard -> arrays."""
     source = Source.of(folder.storage, task.dataset.where(config))
     found: dict[str, Any] = {}
@@ -140,7 +140,7 @@ def summaries(task: Task, config: Any, view: Any, folder: RunFolder) -> dict[str
     return found
 
 
-def score_one(task_name: str, config: Any, view: Any, folder: RunFolder, *failures: str | None) -> str | None:
+def score_one(task_name: str, config: Config, view: View, folder: RunFolder, *failures: str | None) -> str | None:
     """Evaluate one view of a finished run from its summaries; return why it (or a prediction) failed, or None."""
     for failure in failures:
         if failure:
@@ -156,13 +156,13 @@ def score_one(task_name: str, config: Any, view: Any, folder: RunFolder, *failur
     return None
 
 
-def predict_and_score(task: Task, config: Any, view: Any, folder: RunFolder) -> str | None:
+def predict_and_score(task: Task, config: Config, view: View, folder: RunFolder) -> str | None:
     """Do all that one view of a finished run needs, here and now; return why it failed, or None."""
     failures = [predict_one(task.name, config, read, folder, joined=False) for read in task.reads(view)]
     return score_one(task.name, config, view, folder, *failures)
 
 
-def score_weights(task: Task, config: Any, view: Any, weights: Any, source: Source) -> Mapping[str, float]:
+def score_weights(task: Task, config: Config, view: View, weights: Any, source: Source) -> Mapping[str, float]:
     """Score weights that are still in training, and keep nothing."""
     found: dict[str, Any] = {}
     for read in task.reads(view):
@@ -199,7 +199,7 @@ def measure_all(plan: Plan) -> dict[str, str]:
         return board.failures
 
 
-def measure_one(measure: Any, config: Any, storage: Storage, path: str) -> str | None:
+def measure_one(measure: Any, config: Config, storage: Storage, path: str) -> str | None:
     """Take one measurement and keep it with the device it was taken on."""
     try:
         storage.write_json(path, {"metrics": dict(measure(config)), "provenance": collect()})

@@ -17,12 +17,12 @@ from retable.platform import provenance
 from retable.platform.api import execute, prepare_data
 from retable.platform.board import Board
 from retable.platform.cluster import ray_cluster
-from retable.platform.config import describe, flatten, override, parent
+from retable.platform.config import Config, View, describe, flatten, override, parent
 from retable.platform.errors import UserError, nearest
 from retable.platform.launch import (
     FAILURE,
-    Context,
     Job,
+    Launch,
     Resources,
     Watch,
     fit,
@@ -75,7 +75,7 @@ class Sweep:
         """Return the folder of a point's run."""
         return RunFolder.of(self.storage, self.task, self.config(point))
 
-    def path(self, configs: Sequence[Any]) -> str:
+    def path(self, configs: Sequence[Config]) -> str:
         """Return where the sweep's files lie, without suffix: named by all that its points and values depend on."""
         space, task = self.space, self.task
         digests = sorted({str(data_digest(self.storage, task.dataset.where(config))) for config in configs})
@@ -86,7 +86,7 @@ class Sweep:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SweepContext(Context):
+class SweepLaunch(Launch):
     """What every trial of a sweep shares."""
 
     sweep: Sweep
@@ -161,7 +161,7 @@ def run_plan(sweep: Sweep, known: Sequence[Mapping[str, object]], resources: Res
     return list(points.values())
 
 
-def measured(folder: RunFolder, view: Any) -> dict[str, Any]:
+def measured(folder: RunFolder, view: View) -> dict[str, Any]:
     """Return the metrics of a finished run and the scores of a view of it, which are there."""
     result, scores = folder.result() or {}, folder.scores(view, weights_digest(folder, view)) or {}
     return {**result["metrics"], **scores["metrics"], "epoch": folder.history()[-1]["epoch"]}
@@ -184,7 +184,7 @@ def note_value(point: Point, sweep: Sweep, last: Mapping[str, Any]) -> None:
 
 
 def run_trials(
-    sweep: Sweep, known: Sequence[Mapping[str, object]], configs: Sequence[Any], resources: Resources, path: str
+    sweep: Sweep, known: Sequence[Mapping[str, object]], configs: Sequence[Config], resources: Resources, path: str
 ) -> list[Point]:
     """Run points as trials of Tune: those that a scheduler may stop, and those that a searcher draws."""
     train_parents(sweep, configs, resources)
@@ -197,15 +197,15 @@ def run_trials(
         with ray_cluster(nested=resources.workers > 1):
             sources = dict.fromkeys((sweep.task.dataset.where(config) for config in configs), sweep.task)
             arrays = load_arrays(sources, sweep.storage, resources.stream)
-            context = SweepContext(sweep.storage, resources, provenance.collect(), arrays, sweep=sweep)
+            launch = SweepLaunch(sweep.storage, resources, provenance.collect(), arrays, sweep=sweep)
             if todo:
-                run_known(todo, context, journal)
+                run_known(todo, launch, journal)
             if rest > 0:
-                run_searcher(rest, context, journal)
+                run_searcher(rest, launch, journal)
     return list(journal.points.values())
 
 
-def train_parents(sweep: Sweep, configs: Sequence[Any], resources: Resources) -> None:
+def train_parents(sweep: Sweep, configs: Sequence[Config], resources: Resources) -> None:
     """Train the runs that the points start from.
 
     Raises:
@@ -232,35 +232,35 @@ class Journal:
         point = Point(dict(overrides), sweep.folder(overrides).fingerprint)
         return self.points.get(point.key, point)
 
-    def watch(self, board: Board, context: SweepContext) -> Watch:
+    def watch(self, board: Board, launch: SweepLaunch) -> Watch:
         """Return what keeps the board and the journal while trials run."""
 
         def named(spec: Mapping[str, Any]) -> list[str]:
-            return [describe(context.point(spec))]
+            return [describe(launch.point(spec))]
 
         def note(spec: Mapping[str, Any], last: Mapping[str, Any] | None = None) -> None:
-            point = self.point(context.sweep, context.point(spec))
+            point = self.point(launch.sweep, launch.point(spec))
             self.points[point.key] = point
             if last is not None:
                 point.ended = FAILURE not in last
-                note_value(point, context.sweep, last)
+                note_value(point, launch.sweep, last)
             write_points(self.storage, self.path, list(self.points.values()))
 
-        return Watch(board, named, context.sweep.base.epochs, started=note, ended=note)
+        return Watch(board, named, launch.sweep.base.epochs, started=note, ended=note)
 
 
-def run_known(points: Sequence[Mapping[str, object]], context: SweepContext, journal: Journal) -> None:
+def run_known(points: Sequence[Mapping[str, object]], launch: SweepLaunch, journal: Journal) -> None:
     """Run points side by side."""
     from ray import tune
 
-    points = list({context.sweep.folder(point).path: point for point in points}.values())  # two draws may be equal
+    points = list({launch.sweep.folder(point).path: point for point in points}.values())  # two draws may be equal
     space = {"point": tune.grid_search(list(range(len(points))))}
-    run_trials_of(space, len(points), replace(context, points=points), journal)
+    run_trials_of(space, len(points), replace(launch, points=points), journal)
 
 
-def run_searcher(samples: int, context: SweepContext, journal: Journal) -> None:
+def run_searcher(samples: int, launch: SweepLaunch, journal: Journal) -> None:
     """Let a searcher draw points, knowing what was tried before."""
-    space = context.sweep.space
+    space = launch.sweep.space
     known = [point for point in journal.points.values() if point.value is not None]
     search = space.searcher(
         seed=len(known),
@@ -271,26 +271,24 @@ def run_searcher(samples: int, context: SweepContext, journal: Journal) -> None:
     if not hasattr(search, "_evaluated_rewards"):
         samples += len(known)  # it cannot be told of values: it tries the points again, which are there
     one = {} if space.trains_apart else {"max_concurrent_trials": 1}
-    run_trials_of(space.domains, samples, context, journal, search_alg=search, num_samples=samples, **one)
+    run_trials_of(space.domains, samples, launch, journal, search_alg=search, num_samples=samples, **one)
 
 
-def run_trials_of(
-    space: Mapping[str, Any], count: int, context: SweepContext, journal: Journal, **settings: Any
-) -> None:
+def run_trials_of(space: Mapping[str, Any], count: int, launch: SweepLaunch, journal: Journal, **settings: Any) -> None:
     """Run so many trials of a Tune experiment, and keep the board and the journal meanwhile."""
-    sweep = context.sweep
+    sweep = launch.sweep
     with Board(f"sweep {sweep.name}", count).show() as board:
-        watch = journal.watch(board, context)
-        fit(space, context, watch, try_point, scheduler=sweep.space.stopper(sweep.base.epochs), **settings)
+        watch = journal.watch(board, launch)
+        fit(space, launch, watch, try_point, scheduler=sweep.space.stopper(sweep.base.epochs), **settings)
 
 
-def try_point(spec: Mapping[str, Any], context: SweepContext) -> None:
+def try_point(spec: Mapping[str, Any], launch: SweepLaunch) -> None:
     """Train one point in a trial, scored after each epoch. A finished run is only scored."""
     from ray import tune
 
-    sweep = context.sweep
+    sweep = launch.sweep
     with reported(**{"epoch": 0, sweep.space.metric: math.nan}):  # searchers and schedulers ask every trial for them
-        point = context.point(spec)
+        point = launch.point(spec)
         config, view, folder = sweep.config(point), sweep.view(point), sweep.folder(point)
         there = status(folder, (), data_digest(sweep.storage, sweep.task.dataset.where(config)))
         if there == "data changed":
@@ -300,10 +298,10 @@ def try_point(spec: Mapping[str, Any], context: SweepContext) -> None:
         elif there == "done":
             tune.report(scored(sweep, config, view, folder))
         else:
-            run_job(Job(sweep.task.name, (config,), ((),), view, sweep.space.metric), context)
+            run_job(Job(sweep.task.name, (config,), ((),), view, sweep.space.metric), launch)
 
 
-def scored(sweep: Sweep, config: Any, view: Any, folder: RunFolder) -> dict[str, Any]:
+def scored(sweep: Sweep, config: Config, view: View, folder: RunFolder) -> dict[str, Any]:
     """Return the metrics of a finished run, which is scored where it is not yet.
 
     Raises:

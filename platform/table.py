@@ -7,16 +7,18 @@ import itertools
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
-from retable.platform.config import differences, override, override_lineage
+from retable.platform.config import Config, View, differences, override, override_lineage
 from retable.platform.errors import UserError
 from retable.platform.verdicts import Verdict
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
+
+V = TypeVar("V", bound=View)
 
 Predictions = Mapping[str, "np.ndarray[Any, Any]"]
 
@@ -177,8 +179,9 @@ class Replicate:
     label: str
     axes: Mapping[str, object]
     config: Any
+    """The task's own class."""
     view: Any | None
-    """With its epoch resolved; None where the training's own metrics are read."""
+    """The task's own class, with its epoch resolved; None where the training's own metrics are read."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """At the view's epoch."""
     history: Sequence[Mapping[str, Any]] = ()
@@ -339,7 +342,7 @@ def split_view(changes: Mapping[str, object]) -> tuple[dict[str, object], dict[s
     return config, view
 
 
-def resolve(view: Any, config: Any) -> Any:
+def resolve(view: V, config: Config) -> V:
     """Return a view with the last epoch's number in place of 0.
 
     Raises:
@@ -347,4 +350,4 @@ def resolve(view: Any, config: Any) -> Any:
     """
     if not 0 <= view.epoch <= config.epochs:
         raise UserError(f"view.epoch {view.epoch} is not among the run's epochs 1..{config.epochs} (0: the last)")
-    return dataclasses.replace(view, epoch=view.epoch or config.epochs)
+    return override(view, {"epoch": view.epoch or config.epochs})

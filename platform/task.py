@@ -30,18 +30,6 @@ if TYPE_CHECKING:
     State = dict[str, Any]
 
 
-class Config(Protocol):
-    """What every config has: a frozen, keyword-only dataclass with these fields; `init` where runs build on runs."""
-
-    @property
-    def seed(self) -> int:
-        """Seed of initialisation, order and noise."""
-
-    @property
-    def epochs(self) -> int:
-        """How many epochs a run trains."""
-
-
 class Data(Protocol):
     """A data set opened for one training (or for several that are stacked)."""
 

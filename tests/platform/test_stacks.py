@@ -153,7 +153,7 @@ def test_members_that_were_finished_when_the_process_died_are_left_alone(storage
     stamp = os.stat(f"{first.folder.root}/result.json").st_mtime_ns
     monkeypatch.setattr("ray.get", lambda arrays: arrays)
     arrays = LINES.dataset.arrays(pq.read_table(f"{storage.root}/data/line/points/points.parquet"))
-    context = launch.Context(storage, Resources(stack=2), {}, {"line/points": [arrays]})
+    context = launch.Launch(storage, Resources(stack=2), {}, {"line/points": [arrays]})
     launch.train_job(launch.Job("lines", tuple(members), ((), ())), context, Run())
     assert os.stat(f"{first.folder.root}/result.json").st_mtime_ns == stamp and outcome(first) == before
     second = RunFolder.of(storage, LINES, members[1])
