@@ -13,7 +13,6 @@ from typing import Literal
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torchvision.models.squeezenet import Fire
 
 from retable.platform.errors import UserError
 from retable.platform.storage import Storage
@@ -146,6 +145,8 @@ def build(config: Backbone, seed: int, storage: Storage | None) -> BackboneNetwo
 
 def names(network: str, features: nn.Sequential) -> tuple[str, ...]:
     """Name the layers in the field's way: by stage and convolution for VGG, else by convolution or fire module."""
+    from torchvision.models.squeezenet import Fire  # not above: it takes 2 s, and a trained network needs it not
+
     found, stage, number = [], 1, 0
     for module in features:
         kind = {nn.Conv2d: "conv", nn.ReLU: "relu", Fire: "fire"}.get(type(module), "pool")
@@ -190,6 +191,8 @@ def normalise(network: BackboneNetwork, images: Image) -> None:
 
 def _normalised(module: nn.Module, inputs: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     """Rescale a layer whose inputs were divided by `scale`; give its outputs and what they were divided by."""
+    from torchvision.models.squeezenet import Fire
+
     match module:
         case nn.Conv2d(bias=nn.Parameter() as bias):
             module.weight.mul_(scale.view(1, -1, 1, 1))

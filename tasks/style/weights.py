@@ -19,9 +19,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-import torchvision
 from torch import Tensor, nn
-from torchvision.models.squeezenet import Fire
 
 from retable.platform import weights
 from retable.platform.errors import UserError
@@ -61,8 +59,10 @@ class Weights:
 
 def architecture(network: str) -> nn.Sequential:
     """Give the convolutional part of torchvision's network, its tensors without memory (on the device `meta`)."""
+    from torchvision.models import get_model
+
     with torch.device("meta"):
-        features: nn.Sequential = torchvision.models.get_model(network, weights=None).features
+        features: nn.Sequential = get_model(network, weights=None).features
     return features
 
 
@@ -88,6 +88,8 @@ def assemble(found: Weights, pooling: Literal["average", "max"]) -> nn.Sequentia
 
 def _layer(layer: nn.Module, name: str, rest: dict[str, Tensor], padding: str, pooling: str) -> nn.Module:
     """Give a layer as `assemble` wants it; its tensors are taken out of `rest`."""
+    from torchvision.models.squeezenet import Fire
+
     match layer:
         case nn.Conv2d():
             return _convolution(layer, name, rest.pop(f"{name}.weight"), rest.pop(f"{name}.bias"), padding)
@@ -134,7 +136,9 @@ def imagenet(network: str) -> Weights:
     Raises:
         UserError: where they cannot be downloaded, or the file in the cache is broken.
     """
-    found: Any = torchvision.models.get_model_weights(network)["IMAGENET1K_V1"]
+    from torchvision.models import get_model_weights
+
+    found: Any = get_model_weights(network)["IMAGENET1K_V1"]
     try:
         with contextlib.redirect_stdout(sys.stderr):  # torch prints that it downloads; standard output is for results
             state = found.get_state_dict(progress=False, check_hash=True, map_location="cpu", weights_only=True)
@@ -249,8 +253,10 @@ def decompress(data: bytes) -> Weights | None:
     float32, float32 biases, uint8 codes of the `count` weights kept, and the gaps between them in four bits each, the
     low half of a byte first. Weights left out are zero. Inputs are BGR in 0..255 with a mean colour subtracted.
     """
+    from torchvision.models import get_model
+
     with torch.device("meta"):
-        whole = torchvision.models.get_model("squeezenet1_0", weights=None)
+        whole = get_model("squeezenet1_0", weights=None)
     layers = {name: layer for name, layer in whole.named_modules() if isinstance(layer, nn.Conv2d)}
     head = 4 * len(layers)
     if len(data) < head:

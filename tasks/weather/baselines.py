@@ -105,7 +105,6 @@ def optical_flow(images: Array) -> Array:
     return mean.transpose(2, 0, 1)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 @torch.no_grad()
 def motion(images: Float[Tensor, "batch channel inputs row column"]) -> Float[Tensor, "batch 2 row column"]:
     """Estimate the clouds' motion in normalised images, on the CPU and without gradients; see `optical_flow`."""
@@ -165,6 +164,8 @@ class RetrievalForecaster(nn.Module):
                 f"data: images of {size} pixels have no central sixth; make a set whose size is a multiple of 12"
             )
         self.forecast, self.moves = forecast, model.motion == "optical_flow"
+        # Not as a decorator: that would import the compiler, which takes 2 s, with this module.
+        self.motion = torch.compiler.disable(motion)  # type: ignore[no-untyped-call]
         widths = (len(CHANNELS), model.filters, model.filters, 1)
         first, second, third = (
             nn.Conv2d(before, after, 3, padding=1, padding_mode="replicate") for before, after in pairwise(widths)
@@ -187,4 +188,4 @@ class RetrievalForecaster(nn.Module):
         if not self.moves:
             return self.now(images)[:, None].expand(-1, self.forecast, -1, -1)
         context = self.network(images[:, :, -1])[:, 0].float()
-        return enlarge_centre(advect(context, motion(images), self.forecast))
+        return enlarge_centre(advect(context, self.motion(images), self.forecast))

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.ndimage import uniform_filter
 
 from retable.platform.verdicts import seed_mean, widen
 from retable.tasks.weather.config import STEPS
@@ -98,13 +97,15 @@ def neighbourhoods(steps: Array, events: Array) -> tuple[Array, Array]:
     Source: Roberts and Lean 2008, equations 2 to 7, with the forecast's probability in place of its 0/1 field; for
     probabilities of 0 and 1 it is their score. So no threshold is needed.
     """
+    from scipy import ndimage
+
     seen = events < MASKED
     forecast = np.where(seen, steps, 0).astype(np.float64) / STEPS
     observed = (events == 1).astype(np.float64)
     error, reference = np.empty((2, len(steps), len(FSS_WIDTHS)))
     for column, width in enumerate(FSS_WIDTHS):
         size = (1, *(min(width, side) for side in steps.shape[1:]))
-        means = [uniform_filter(field, size, mode="constant") for field in (forecast, observed)]
+        means = [ndimage.uniform_filter(field, size, mode="constant") for field in (forecast, observed)]
         squares = [np.einsum("lij,lij->l", mean, mean) for mean in means]
         reference[:, column] = squares[0] + squares[1]
         error[:, column] = reference[:, column] - 2 * np.einsum("lij,lij->l", *means)
