@@ -22,9 +22,9 @@ import numpy as np
 import soundfile
 import torch
 
-from retable.platform.run import Run
 from retable.platform.storage import Storage
 from retable.platform.task import Source
+from retable.platform.worker import Worker
 from retable.tasks.audio.config import Config, Passt, Untrained
 from retable.tasks.audio.data import Recordings
 from retable.tasks.audio.files import decode
@@ -76,7 +76,7 @@ def config(**changes: Any) -> Config:
 def training(data: Source, chosen: Config) -> float:
     """Return clips a second of training: the median of some steps, the batches read before."""
     recordings = Recordings(None, data, [chosen])
-    learner = RetrievalLearner([chosen], recordings, Run(device=DEVICE))
+    learner = RetrievalLearner([chosen], recordings, Worker(device=DEVICE))
     times = []
     for batch in list(recordings.batches(0, 0, 0, 1)):
         start = time.perf_counter()
@@ -89,7 +89,7 @@ def training(data: Source, chosen: Config) -> float:
 def embedding(data: Source, chosen: Config) -> float:
     """Return clips a second of embedding recordings, read from shards."""
     recordings = Recordings(None, data, [chosen])
-    learner = RetrievalLearner([chosen], recordings, Run(device=DEVICE))
+    learner = RetrievalLearner([chosen], recordings, Worker(device=DEVICE))
     learner.model.eval()
     start = time.perf_counter()
     for batch in recordings.embedding(recordings.recordings):

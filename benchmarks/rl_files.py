@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from retable.platform.config import override
-from retable.platform.run import Run
+from retable.platform.worker import Worker
 from retable.tasks.rl.compact import pack, unpack
 from retable.tasks.rl.config import Config
 from retable.tasks.rl.learner import OfflineLearner
@@ -38,7 +38,7 @@ def measure() -> dict[str, Any]:
     torch.set_num_threads(1)
     config = override(Config(), {"prune": "snip"})
     data = RandomTransitions(config, 17, 6)
-    learner = OfflineLearner([config], data, Run())
+    learner = OfflineLearner([config], data, Worker())
     batch = {name: value[None] for name, value in data.sample(0, config.batch).items()}
     for _ in range(UPDATES):
         learner.step(batch)

@@ -21,7 +21,7 @@ import scipy.sparse
 import torch
 from torch import Tensor, nn
 
-from retable.platform.run import Run
+from retable.platform.worker import Worker
 from retable.tasks.rl import inference
 from retable.tasks.rl.config import Config, Random, Snip
 from retable.tasks.rl.learner import OfflineLearner
@@ -127,7 +127,7 @@ def measure() -> dict[str, Any]:
                 found[f"{name}: dense stack, us"] = 1e6 * times["dense stack"]
                 found |= {f"{name}: {way}, times as fast": times["dense stack"] / times[way] for way in [*times][1:]}
     for label, config in runs.items():
-        learner = OfflineLearner([config], data, Run())
+        learner = OfflineLearner([config], data, Worker())
         for policy in ("bc", "bcq"):
             used = [unstack(learner.networks, 0)[f"{layer}.weight"] for layer in inference.ACTING[policy]]
             kept = sum(int(weight.count_nonzero()) for weight in used) / sum(weight.numel() for weight in used)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from retable.platform.config import override
-from retable.platform.run import Run
+from retable.platform.worker import Worker
 from retable.tasks.rl.config import Bcq, Config
 from retable.tasks.rl.data import Transitions
 from retable.tasks.rl.learner import OfflineLearner
@@ -50,7 +50,7 @@ def columns() -> dict[str, Any]:
 def updating(configs: list[Config], rows: dict[str, Any], device: str) -> Callable[[], Any]:
     """Return what draws a batch and makes one update of a stack, as the loop does."""
     data = Transitions(rows, {"states": STATES, "actions": ACTIONS, "max_action": 1.0}, configs)
-    learner = OfflineLearner(configs, data, Run(device=device))
+    learner = OfflineLearner(configs, data, Worker(device=device))
     batches = (batch for epoch in range(10**6) for batch in data.batches(epoch, 0, 0, 1))
     return lambda: learner.step(next(batches))
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from retable.platform.config import override
-from retable.platform.run import Run
+from retable.platform.worker import Worker
 from retable.tasks.rl.config import Config
 from retable.tasks.rl.learner import OfflineLearner
 from retable.tasks.rl.predict import RandomTransitions
@@ -36,12 +36,12 @@ def measure() -> dict[str, Any]:
     stacked = {name: value[None] for name, value in batch.items()}
     reference = ReferenceBcq(17, 6)
     learners = {
-        "retable, float32": OfflineLearner([Config()], data, Run()),
-        "retable, SNIP 95 %": OfflineLearner([override(Config(), {"prune": "snip"})], data, Run()),
+        "retable, float32": OfflineLearner([Config()], data, Worker()),
+        "retable, SNIP 95 %": OfflineLearner([override(Config(), {"prune": "snip"})], data, Worker()),
         "retable, bfloat16 target": OfflineLearner(
-            [override(Config(), {"algorithm.target_precision": "bfloat16"})], data, Run()
+            [override(Config(), {"algorithm.target_precision": "bfloat16"})], data, Worker()
         ),
-        "retable, BC (VAE alone)": OfflineLearner([override(Config(), {"algorithm": "bc"})], data, Run()),
+        "retable, BC (VAE alone)": OfflineLearner([override(Config(), {"algorithm": "bc"})], data, Worker()),
     }
 
     def plain() -> None:

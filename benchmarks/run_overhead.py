@@ -53,10 +53,10 @@ def measure() -> dict[str, Any]:
     from retable.platform.launch import Resources, train_all
     from retable.platform.loop import train
     from retable.platform.plan import compile_configs
-    from retable.platform.run import Run
     from retable.platform.runs import RunFolder
     from retable.platform.storage import Storage
     from retable.platform.task import Source, find
+    from retable.platform.worker import Worker
 
     task = find("line")
     storage = Storage.open(tempfile.mkdtemp(prefix="retable-bench-"))
@@ -73,7 +73,7 @@ def measure() -> dict[str, Any]:
         config = override(task.config(), {"seed": 10_000})
         arrays = task.dataset.arrays(pq.read_table(f"{storage.root}/data/line/points/points.parquet"))
         data = task.dataset.open(arrays, Source.of(storage, "line/points"), [config])
-        train(task, [config], data, [RunFolder.of(storage, task, config)], "64 points", Run(), [()])
+        train(task, [config], data, [RunFolder.of(storage, task, config)], "64 points", Worker(), [()])
 
     def private_memory(count: int) -> list[float]:
         import ray

@@ -35,7 +35,7 @@ def one(model: str, setting: str) -> None:
     import torch
 
     from retable.platform.config import override
-    from retable.platform.run import Run
+    from retable.platform.worker import Worker
     from retable.tasks.weather.config import Config
     from retable.tasks.weather.data import Batch
     from retable.tasks.weather.learner import ForecastLearner
@@ -46,7 +46,7 @@ def one(model: str, setting: str) -> None:
     torch.set_num_threads(os.cpu_count() or 1)
     batch = BATCH if model == "3D U-Net" or DEVICE == "cuda" else 1
     config = override(Config(), {"regions": ["roxi_0004"], "batch": batch, **MODELS[model], **SETTINGS[setting]})
-    learner = ForecastLearner([config], Data(), Run(device=DEVICE))
+    learner = ForecastLearner([config], Data(), Worker(device=DEVICE))
     shape = (batch, 32, SIZE, SIZE)
     sample = Batch(
         torch.randn(batch, 11, 4, SIZE, SIZE),

@@ -28,6 +28,8 @@ from retable.platform.task import Data, Source, Task, find
 if TYPE_CHECKING:
     from ray import ObjectRef
 
+    from retable.platform.worker import Worker
+
 STACK = 128
 """Most members of a stack, where nobody says how many."""
 FAILURE = "trial_failure"
@@ -117,8 +119,8 @@ def load_arrays(tasks: Mapping[str, Task], storage: Storage, stream: bool = Fals
     return arrays
 
 
-def train_job(job: Job, launch: Launch, run: Any) -> None:
-    """Run the loop for a job in this process, as the worker that `run` says.
+def train_job(job: Job, launch: Launch, worker: Worker) -> None:
+    """Run the loop for a job in this process, as a worker.
 
     Members that are finished are left out: where a process died while it wrote the results, the others go on.
     """
@@ -136,11 +138,11 @@ def train_job(job: Job, launch: Launch, run: Any) -> None:
     if not todo:
         return  # the process died after its last step: Ray's retry has nothing left to do
     configs, keeps, folders = zip(*todo, strict=True)
-    if run.rank == 0:
+    if worker.rank == 0:
         facts = {**launch.provenance, "data": source.info, "stack": len(configs)}
         for folder, config in zip(folders, configs, strict=True):
             folder.begin(config, task.version, {**facts, "seed": config.seed})
-        run = dataclasses.replace(run, save=folders[0].folder.write)
+        worker = dataclasses.replace(worker, save=folders[0].folder.write)
     data = open_data(task, configs, source, launch)
 
     def score(weights: Mapping[str, torch.Tensor], epoch: int) -> Mapping[str, float]:
@@ -148,9 +150,9 @@ def train_job(job: Job, launch: Launch, run: Any) -> None:
         return score_weights(task, configs[0], override(view, {"epoch": epoch}), weights, source)
 
     def report(metrics: Mapping[str, Any]) -> None:
-        if run.rank == 0:  # the others do not score
+        if worker.rank == 0:  # the others do not score
             require(job.metric, metrics)
-        run.report(metrics)
+        worker.report(metrics)
 
     train(
         task,
@@ -158,7 +160,7 @@ def train_job(job: Job, launch: Launch, run: Any) -> None:
         data,
         folders,
         digest,
-        dataclasses.replace(run, report=report) if job.metric else run,
+        dataclasses.replace(worker, report=report) if job.metric else worker,
         keeps,
         launch.resources.checkpoint_every,
         score if job.view is not None else None,
@@ -214,13 +216,13 @@ def run_job(job: Job, launch: Launch) -> None:
     """Train a job: in the trial's own process, or as a Ray Train group."""
     from ray import tune
 
-    from retable.platform.run import Run
+    from retable.platform.worker import Worker
 
     if launch.resources.workers > 1:
         train_group(job, launch)
     else:
         device = "cuda" if launch.resources.gpus else "cpu"
-        train_job(job, launch, Run(device=device, report=tune.report))
+        train_job(job, launch, Worker(device=device, report=tune.report))
 
 
 def train_group(job: Job, launch: Launch) -> None:
@@ -268,12 +270,12 @@ def train_worker(settings: Mapping[str, Any]) -> None:
     """Run the loop as one worker of a Ray Train group."""
     import ray.train
 
-    from retable.platform.run import Run
+    from retable.platform.worker import Worker
 
     place = ray.train.get_context()
     device = "cuda" if settings["launch"].resources.gpus else "cpu"
-    run = Run(place.get_world_rank(), place.get_world_size(), device, ray.train.report)
-    train_job(settings["job"], settings["launch"], run)
+    worker = Worker(place.get_world_rank(), place.get_world_size(), device, ray.train.report)
+    train_job(settings["job"], settings["launch"], worker)
 
 
 def nothing(*_: Any) -> None:

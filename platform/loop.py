@@ -1,7 +1,7 @@
 """The one training loop: restore, batches, step, validate, checkpoint, report, finish.
 
 It knows no task and no Ray. A trial of Ray Tune runs it as it is, every worker of a Ray Train group runs it with its
-own rank, and a notebook can run it with `Run()`.
+own rank, and a notebook can run it with `Worker()`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from torch import Tensor
 
 from retable.platform.config import Config, Parent, Scratch, Weights, init_of, parent
 from retable.platform.errors import UserError
-from retable.platform.run import Run, seed_everything
 from retable.platform.runs import RunFolder, weights_path
 from retable.platform.task import Startable
 from retable.platform.weights import stored
+from retable.platform.worker import Worker, seed_everything
 
 if TYPE_CHECKING:
     from retable.platform.task import Data, Learner, Task
@@ -70,14 +70,14 @@ class CheckpointClock:
     saved: float = field(default_factory=time.monotonic)
     cost: float = 0.0
 
-    def due(self, step: int, run: Run) -> bool:
+    def due(self, step: int, worker: Worker) -> bool:
         """Say, alike on every rank, whether a checkpoint is due after this step of the epoch."""
         if self.every:
             return step % self.every == 0
         now = time.monotonic() - self.saved >= max(SECONDS, SHARE * self.cost)
-        if run.world == 1:
+        if worker.world == 1:
             return now
-        return step % AGREE == 0 and bool(run.mean(torch.tensor(float(now), device=run.device)) > 0)
+        return step % AGREE == 0 and bool(worker.mean(torch.tensor(float(now), device=worker.device)) > 0)
 
     def __enter__(self) -> None:
         """Begin to write a checkpoint."""
@@ -94,7 +94,7 @@ def train(
     data: Data,
     folders: Sequence[RunFolder],
     digest: str,
-    run: Run,
+    worker: Worker,
     keep: Sequence[Sequence[int]],
     checkpoint_every: int = 0,
     score: Score | None = None,
@@ -107,7 +107,7 @@ def train(
         data: what `task.dataset.open` returned for these configs.
         folders: where each member's files go.
         digest: of the data; a finished run counts for these data only.
-        run: this process's place among the workers, and whom to report to.
+        worker: this process's place among the workers, and whom to report to.
         keep: for each member, the epochs (from 1) whose weights views will ask for; the last is always kept (with
             early stopping: the best, under the last one's number).
         checkpoint_every: steps between checkpoints within an epoch; 0: about half a minute.
@@ -116,29 +116,31 @@ def train(
     Raises:
         UserError: before the first step, where the data give no batch, or one that the workers cannot share.
     """
-    check_batch(task, data, run.world)
-    learner = task.learner(configs, data, run)
+    check_batch(task, data, worker.world)
+    learner = task.learner(configs, data, worker)
     start_from_parents(learner, task, configs, folders)
     epochs, rule = configs[0].epochs, task.early_stop(configs[0])
     progress, histories = restore(learner, folders, keep, digest)
     clock = CheckpointClock(checkpoint_every)
     while progress.epoch < epochs:
         start = time.perf_counter() - progress.seconds
-        for batch in data.batches(progress.epoch, progress.step, run.rank, run.world):
-            seed_everything(configs[0].seed, progress.total, run.rank)
+        for batch in data.batches(progress.epoch, progress.step, worker.rank, worker.world):
+            seed_everything(configs[0].seed, progress.total, worker.rank)
             progress.add(learner.step(batch))
-            if progress.step < data.steps and clock.due(progress.step, run):
+            if progress.step < data.steps and clock.due(progress.step, worker):
                 progress.seconds = time.perf_counter() - start
-                progress.sums = {name: run.mean(total) for name, total in progress.sums.items()}  # rank 0 saves for all
+                progress.sums = {
+                    name: worker.mean(total) for name, total in progress.sums.items()
+                }  # rank 0 saves for all
                 with clock:
-                    if run.rank == 0:
+                    if worker.rank == 0:
                         save_checkpoints(learner.state_dict(), progress, folders, digest)
         progress.seconds = time.perf_counter() - start
-        rows = summarise(progress, run, task.validate(learner, data))
+        rows = summarise(progress, worker, task.validate(learner, data))
         for history, row in zip(histories, rows, strict=True):
             history.append(row)  # on every rank: all must agree on when to stop
         ended = progress.epoch == epochs or all(over(rule, history) for history in histories)
-        if run.rank == 0:
+        if worker.rank == 0:
             states = learner.state_dict()
             for folder, state, history, kept in zip(folders, states, histories, keep, strict=True):
                 keep_weights(folder, state["weights"], history, kept, epochs, rule)
@@ -155,7 +157,7 @@ def train(
                 with clock:
                     save_checkpoints(states, progress, folders, digest)
                 remove_beaten(folders, histories)
-        run.report({name: value for name, value in rows[0].items() if isinstance(value, (int, float))})
+        worker.report({name: value for name, value in rows[0].items() if isinstance(value, (int, float))})
         if ended:
             break
 
@@ -227,12 +229,12 @@ def remove_beaten(folders: Sequence[RunFolder], histories: Sequence[Sequence[Map
             folder.folder.remove(weights_path(beaten[-1]["epoch"]))
 
 
-def summarise(progress: Progress, run: Run, validation: Sequence[Mapping[str, float]]) -> list[dict[str, Any]]:
+def summarise(progress: Progress, worker: Worker, validation: Sequence[Mapping[str, float]]) -> list[dict[str, Any]]:
     """Close an epoch: return each member's line of the log, and set the sums back.
 
     A line says `diverged` where a metric of the steps is not finite.
     """
-    means = {name: run.mean(total / progress.count).tolist() for name, total in progress.sums.items()}
+    means = {name: worker.mean(total / progress.count).tolist() for name, total in progress.sums.items()}
     progress.epoch, progress.step, progress.count, progress.sums = progress.epoch + 1, 0, 0, {}
     common = {"epoch": progress.epoch, "step": progress.total, "seconds": progress.seconds, "time": time.time()}
     rows: list[dict[str, Any]] = []

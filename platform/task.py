@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from retable.platform.run import Run
     from retable.platform.table import AnyTable, Figure, Table
+    from retable.platform.worker import Worker
 
     Arrays = Mapping[str, np.ndarray[Any, Any]]
     State = dict[str, Any]
@@ -145,7 +145,7 @@ class Task:
     view: type[Any]
     """A frozen dataclass of what can change without training again; it has a field `epoch` (0: the last)."""
     dataset: Dataset
-    learner: Callable[[Sequence[Any], Any, Run], Learner]
+    learner: Callable[[Sequence[Any], Any, Worker], Learner]
     validate: Callable[[Any, Any], Sequence[Mapping[str, float]]]
     """(learner, data) -> cheap metrics of each member, taken with every checkpoint; the same on every rank."""
     predict: Callable[[Any, Any, Mapping[str, Tensor], Source, str], Arrays]

@@ -14,10 +14,10 @@ from retable.platform import api
 from retable.platform.config import choice_name, field_types, fingerprint, flatten, override
 from retable.platform.errors import UserError
 from retable.platform.launch import Job, Launch, Resources, train_group
-from retable.platform.run import Run
 from retable.platform.runs import RunFolder
 from retable.platform.storage import Storage
 from retable.platform.task import Startable, find
+from retable.platform.worker import Worker
 from tests.tiny import DATA, STEADY, VARIANTS, WAIT, Stopped, opened, timeless, tiny, trained, work
 
 TASKS = tuple(DATA)
@@ -101,7 +101,7 @@ def test_two_workers_equal_one_with_the_joined_batch(made, two, tmp_path, name):
 def test_a_batch_that_workers_cannot_share_is_refused_before_the_first_step(made, tmp_path, name):
     batch = opened(name, made(name), tiny(name, VARIANTS[name][0])).batch
     with pytest.raises(UserError, match=f"^{name}: a batch of {batch} cannot be shared by 3 workers; .*--workers$"):
-        trained(name, tiny(name, VARIANTS[name][0]), made(name), Storage.open(tmp_path), Run(0, 3))
+        trained(name, tiny(name, VARIANTS[name][0]), made(name), Storage.open(tmp_path), Worker(0, 3))
 
 
 @pytest.mark.parametrize("name", ["line", "weather", "style", "audio"])
@@ -114,7 +114,7 @@ def test_and_before_a_train_group_starts(made, name, monkeypatch):
 
 def test_an_image_is_optimised_by_one_worker(made, tmp_path):
     with pytest.raises(UserError, match="a batch of 1 cannot be shared by 2 workers"):
-        trained("style", tiny("style", VARIANTS["style"][2]), made("style"), Storage.open(tmp_path), Run(1, 2))
+        trained("style", tiny("style", VARIANTS["style"][2]), made("style"), Storage.open(tmp_path), Worker(1, 2))
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -144,12 +144,12 @@ def plain(batch):
 def test_learners_keep_their_protocol(made, name, changes):
     task, config = find(name), tiny(name, changes)
     data = opened(name, made(name), config)
-    learner = task.learner([config], data, Run())
+    learner = task.learner([config], data, Worker())
     metrics = learner.step(next(iter(data.batches(0, 0, 0, 1))))
     assert metrics and all(value.shape == (1,) for value in metrics.values())
     (state,) = learner.state_dict()
     assert all(isinstance(value, torch.Tensor) for value in state["weights"].values())
-    other = task.learner([override(config, {"seed": 1})], opened(name, made(name), config), Run())
+    other = task.learner([override(config, {"seed": 1})], opened(name, made(name), config), Worker())
     other.load_state_dict([state])
     assert same(other.state_dict()[0], state)
 
@@ -158,7 +158,7 @@ def test_learners_keep_their_protocol(made, name, changes):
 def test_a_learner_whose_config_has_init_starts_from_the_weights_of_another(made, name, changes):
     task, config = find(name), tiny(name, changes)
     data = opened(name, made(name), config)
-    first, second = (task.learner([override(config, {"seed": seed})], data, Run()) for seed in (0, 1))
+    first, second = (task.learner([override(config, {"seed": seed})], data, Worker()) for seed in (0, 1))
     assert isinstance(second, Startable)
     weights = first.state_dict()[0]["weights"]
     second.load_weights([weights])

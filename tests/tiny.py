@@ -14,10 +14,10 @@ from torch import distributed
 
 from retable.platform.config import override
 from retable.platform.loop import train
-from retable.platform.run import Run
 from retable.platform.runs import RunFolder
 from retable.platform.storage import Storage
 from retable.platform.task import Source, find
+from retable.platform.worker import Worker
 
 WAIT = 300
 """Seconds after which a worker gives up the other."""
@@ -202,7 +202,7 @@ def trained(name, config, data, where, place=None, stop_at=None, checkpoint_ever
 
     `data` is the storage that holds the data set, `where` that of the run.
     """
-    task, place = find(name), place or Run()
+    task, place = find(name), place or Worker()
     folder = RunFolder.of(where, task, config)
     found = opened(name, data, config)
     steps, batches = iter(range(10_000)), found.batches
@@ -232,6 +232,6 @@ def work(rank, data, where):
     distributed.init_process_group("gloo", meet, timedelta(seconds=WAIT), rank=rank, world_size=2)
     try:
         for name, changes in STEADY.items():
-            trained(name, tiny(name, changes), Storage.open(data), Storage.open(where), Run(rank, 2))
+            trained(name, tiny(name, changes), Storage.open(data), Storage.open(where), Worker(rank, 2))
     finally:
         distributed.destroy_process_group()

@@ -1,4 +1,4 @@
-"""Training of one dual encoder. Runs with plain PyTorch; knows of machines only what a `Run` tells."""
+"""Training of one dual encoder. Runs with plain PyTorch; knows of machines only what a `Worker` tells."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from retable.platform.config import flatten
 from retable.platform.errors import UserError
-from retable.platform.run import Run
+from retable.platform.worker import Worker
 from retable.tasks.audio.config import Cnn14, Config, Passt, Pretrained, Untrained
 from retable.tasks.audio.losses import contrastive, same_recording
 from retable.tasks.audio.metrics import retrieval_scores
@@ -29,19 +29,19 @@ class RetrievalLearner:
     falls as a half cosine.
     """
 
-    def __init__(self, configs: Sequence[Config], data: Any, run: Run) -> None:
-        (self.config,), self.run = configs, run
+    def __init__(self, configs: Sequence[Config], data: Any, worker: Worker) -> None:
+        (self.config,), self.worker = configs, worker
         config = self.config
         if config.patience and not data.queries("validation"):
             raise UserError(f"patience: {config.data} has no validation captions; set patience=0, or add some")
         torch.manual_seed(config.seed)
         self.model = build(config, data.captions(), data.source.storage)
-        self.forward: Any = run.wrap(self.model)
+        self.forward: Any = worker.wrap(self.model)
         if config.compile:
             self.forward = torch.compile(self.forward)
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.AdamW(trained, config.learning_rate, betas=(0.9, 0.999), weight_decay=0.0)
-        self.scaler = torch.amp.GradScaler(enabled=config.precision == "float16" and run.device != "cpu")
+        self.scaler = torch.amp.GradScaler(enabled=config.precision == "float16" and worker.device != "cpu")
         self.steps, self.done = data.steps, 0
 
     def step(self, batch: Any) -> dict[str, Tensor]:
@@ -61,7 +61,7 @@ class RetrievalLearner:
 
     def _inputs(self, batch: Any) -> tuple[Any, ...]:
         """Return what the model takes, on its device."""
-        device = self.run.device
+        device = self.worker.device
         tokens = self.model.text.tokenize(batch.captions)
         audio, lengths = (tensor.to(device, non_blocking=True) for tensor in (batch.audio, batch.lengths))
         return audio, lengths, batch.features, tokens["ids"].to(device), tokens["mask"].to(device)
@@ -69,7 +69,7 @@ class RetrievalLearner:
     def _autocast(self) -> torch.autocast:
         """Let the encoders work in the config's precision."""
         precision = self.config.precision
-        return torch.autocast(self.run.device, PRECISION[precision], enabled=precision != "float32")
+        return torch.autocast(self.worker.device, PRECISION[precision], enabled=precision != "float32")
 
     def _backward(self, inputs: tuple[Any, ...], batch: Any) -> Tensor:
         """Take gradients of a batch at once; return its loss."""
@@ -81,8 +81,8 @@ class RetrievalLearner:
 
     def _loss(self, audio: Tensor, text: Tensor, batch: Any, temperature: Tensor) -> Tensor:
         """Return the loss of the joined batch of all workers; the same on each."""
-        gather = self.run.gather
-        positives = same_recording(gather(batch.recording.to(self.run.device)))
+        gather = self.worker.gather
+        positives = same_recording(gather(batch.recording.to(self.worker.device)))
         return contrastive(gather(audio), gather(text), positives, temperature.abs())
 
     def _backward_in_chunks(self, inputs: tuple[Any, ...], batch: Any) -> Tensor:
@@ -104,7 +104,7 @@ class RetrievalLearner:
         pieces = [torch.split(gradient, self.config.chunk) for gradient in gradients]
         for n, (chunk, *directions) in enumerate(zip(chunks, *pieces, strict=True)):
             last = n == len(chunks) - 1
-            alone = self.run.world > 1 and not last
+            alone = self.worker.world > 1 and not last
             with self.forward.no_sync() if alone else contextlib.nullcontext():
                 vectors = self._embed(chunk, seed + n, self.forward)
                 proxy = sum((v * d).sum() for v, d in zip(vectors, directions, strict=True))
@@ -131,16 +131,16 @@ class RetrievalLearner:
 
         That happens at the end of an epoch; a checkpoint within one has the first worker's.
         """
-        if self.run.world > 1:
+        if self.worker.world > 1:
             for buffer in self.model.buffers():
                 if buffer.is_floating_point():
-                    buffer.copy_(self.run.mean(buffer))
+                    buffer.copy_(self.worker.mean(buffer))
 
     @torch.no_grad()
     def embed_audio(self, batch: Any) -> Tensor:
         """Embed a batch's recordings in evaluation mode."""
         self.model.eval()
-        device = self.run.device
+        device = self.worker.device
         with self._autocast():
             return self.model.embed_audio(batch.audio.to(device), batch.lengths.to(device), batch.features)
 
@@ -230,17 +230,17 @@ def embed_validation(
     learner: RetrievalLearner, data: Any, captions: Sequence[str], items: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Embed the validation set, each worker its share: vectors of the recordings `items` (sorted), and of captions."""
-    run, config = learner.run, learner.config
-    audio = torch.zeros(len(items), config.projection, device=run.device)
-    text = torch.zeros(len(captions), config.projection, device=run.device)
-    for batch in data.validation(run.rank, run.world):
+    worker, config = learner.worker, learner.config
+    audio = torch.zeros(len(items), config.projection, device=worker.device)
+    text = torch.zeros(len(captions), config.projection, device=worker.device)
+    for batch in data.validation(worker.rank, worker.world):
         described = torch.isin(batch.recording, items)
         audio[torch.searchsorted(items, batch.recording[described])] = learner.embed_audio(batch)[described]
-    own = range(run.rank, len(captions), run.world)  # none where there are more workers than captions
+    own = range(worker.rank, len(captions), worker.world)  # none where there are more workers than captions
     for first in range(0, len(own), config.batch):
         part = list(own[first : first + config.batch])
         text[part] = learner.embed_text([captions[n] for n in part])
-    return run.mean(audio) * run.world, run.mean(text) * run.world
+    return worker.mean(audio) * worker.world, worker.mean(text) * worker.world
 
 
 def spread(recordings: Sequence[int]) -> list[int]:

@@ -21,8 +21,9 @@ from retable.tasks.rl.model import Actor, Critic, Vae, build, layers, load, unst
 from retable.tasks.rl.prune import Masks, dense, masks
 
 if TYPE_CHECKING:
-    from retable.platform.run import Run
+    pass
 
+    from retable.platform.worker import Worker
 State = dict[str, Any]
 Network = TypeVar("Network", Vae, Actor, Critic)
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -64,10 +65,10 @@ def group(config: Config) -> Hashable:
 class _Trained(Generic[Network]):
     """A network, the wrapped form its own update goes through, and its optimiser."""
 
-    def __init__(self, network: Network, run: Run, learning_rate: float) -> None:
+    def __init__(self, network: Network, worker: Worker, learning_rate: float) -> None:
         self.network: Network = network
-        self.wrapped = run.wrap(network)
-        on_gpu = torch.device(run.device).type == "cuda"
+        self.wrapped = worker.wrap(network)
+        on_gpu = torch.device(worker.device).type == "cuda"
         self.optimizer = torch.optim.Adam(network.parameters(), lr=learning_rate, fused=True, capturable=on_gpu)
         for value in network.parameters():  # as Adam itself does later; made now so that there is a state to load into
             moments = {name: torch.zeros_like(value, requires_grad=False) for name in MOMENTS}
@@ -138,7 +139,7 @@ class OfflineLearner:
     last bits.
     """
 
-    def __init__(self, configs: Sequence[Config], data: Data, run: Run) -> None:
+    def __init__(self, configs: Sequence[Config], data: Data, worker: Worker) -> None:
         """Initialise, prune and copy the targets, in this order: targets copied earlier would keep pruned weights.
 
         Raises:
@@ -148,8 +149,8 @@ class OfflineLearner:
         if not configs or len({group(config) for config in configs}) > 1:
             raise ValueError("a stack needs one or more configs that differ in nothing but seed and prune")
         self._config = config = configs[0]
-        self.configs, self.run, self.updates = list(configs), run, 0
-        self._algorithm, self._device = config.algorithm, torch.device(run.device)
+        self.configs, self.worker, self.updates = list(configs), worker, 0
+        self._algorithm, self._device = config.algorithm, torch.device(worker.device)
         self.networks = build(configs, data.states, data.actions, data.max_action)
         self.zero_scores: list[dict[str, float]] = [{} for _ in configs]
         if not all(dense(member) for member in configs):
@@ -160,18 +161,18 @@ class OfflineLearner:
         on_gpu = self._device.type == "cuda"
         if on_gpu:
             data.place(self._device)
-        self._replay = Replay() if on_gpu and run.world == 1 else None
+        self._replay = Replay() if on_gpu and worker.world == 1 else None
         self._keys = noise_keys([member.seed for member in configs], "train").to(self._device)
         self._number = torch.zeros((), dtype=torch.int64, device=self._device)
-        self._size = config.batch // run.world
+        self._size = config.batch // worker.world
         self._shapes = {"observation": data.states, "action": data.actions, "reward": 1}
         self._shapes |= {"next_observation": data.states, "not_done": 1}
-        self._vae = _Trained(self.networks.vae, run, config.learning_rate)
+        self._vae = _Trained(self.networks.vae, worker, config.learning_rate)
         self._trained: dict[str, _Trained[Any]] = {"vae": self._vae}
         self.targets = nn.ModuleDict()
         if self.networks.actor is not None and self.networks.critic is not None:
-            self._actor = _Trained(self.networks.actor, run, config.learning_rate)
-            self._critic = _Trained(self.networks.critic, run, config.learning_rate)
+            self._actor = _Trained(self.networks.actor, worker, config.learning_rate)
+            self._critic = _Trained(self.networks.critic, worker, config.learning_rate)
             self._trained |= {"actor": self._actor, "critic": self._critic}
             self._target_actor = copy.deepcopy(self._actor.network).requires_grad_(False)
             self._target_critic = copy.deepcopy(self._critic.network).requires_grad_(False)
@@ -201,7 +202,7 @@ class OfflineLearner:
         """Make one update. All that changes between updates is in tensors, so that a GPU can replay it."""
         torch.backends.cuda.matmul.allow_tf32 = self._config.precision == "tf32"
         samples = self._algorithm.target_samples if isinstance(self._algorithm, Bcq) else 0
-        rows = slice(self.run.rank * self._size, (self.run.rank + 1) * self._size)
+        rows = slice(self.worker.rank * self._size, (self.worker.rank + 1) * self._size)
         noise = latents(self._keys, self._number, self._config.batch, self.networks.vae.latent, samples, rows)
         losses = vae_loss(self._vae.wrapped, batch, noise.vae)
         self._vae.descend(losses)

@@ -155,12 +155,12 @@ def speed(config: Config) -> dict[str, float]:
     """Measure the milliseconds of one update and of acting in one state, at HalfCheetah's size on random data."""
     import time
 
-    from retable.platform.run import Run
+    from retable.platform.worker import Worker
 
     torch.set_num_threads(1)
     states, actions = 17, 6
     data = RandomTransitions(config, states, actions)
-    learner = OfflineLearner([config], data, Run())
+    learner = OfflineLearner([config], data, Worker())
     batch = {name: value[None] for name, value in data.sample(0, config.batch).items()}
     choose = bc_action if isinstance(config.algorithm, Bc) else bcq_action
     noise = torch.randn(1, 1 if isinstance(config.algorithm, Bc) else 100, 2 * actions)

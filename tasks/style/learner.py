@@ -11,8 +11,8 @@ from torch import Tensor
 
 from retable.platform.config import flatten
 from retable.platform.errors import UserError
-from retable.platform.run import Run
 from retable.platform.runs import sample_path
+from retable.platform.worker import Worker
 from retable.tasks.style import images, losses
 from retable.tasks.style.backbones import BackboneNetwork, build
 from retable.tasks.style.config import Config, OptimiseImage, TrainNetwork
@@ -23,22 +23,22 @@ VALIDATION = 4
 """Test photographs on which the losses are looked at with every checkpoint."""
 
 
-def build_learner(configs: Sequence[Config], data: Any, run: Run) -> ImageLearner | NetworkLearner:
+def build_learner(configs: Sequence[Config], data: Any, worker: Worker) -> ImageLearner | NetworkLearner:
     """Return the learner of a config's version."""
     (config,) = configs
-    return (ImageLearner if isinstance(config.method, OptimiseImage) else NetworkLearner)(config, data, run)
+    return (ImageLearner if isinstance(config.method, OptimiseImage) else NetworkLearner)(config, data, worker)
 
 
 class ImageLearner:
     """Version 1: a step is one evaluation of the losses, and the weights are the image and its loss history."""
 
-    def __init__(self, config: Config, data: Any, run: Run) -> None:
+    def __init__(self, config: Config, data: Any, worker: Worker) -> None:
         assert isinstance(config.method, OptimiseImage)
-        network = build(config.method.backbone, config.seed, data.storage).to(run.device)
+        network = build(config.method.backbone, config.seed, data.storage).to(worker.device)
         paintings = [data.painting(name) for name in config.style]
         content = data.photograph(config.method.content)
-        self.optimisation = ImageOptimisation(config, content, paintings, network, run.device)
-        self.run = run
+        self.optimisation = ImageOptimisation(config, content, paintings, network, worker.device)
+        self.worker = worker
 
     def step(self, batch: None) -> dict[str, Tensor]:
         """Evaluate the losses once and move the image; return `loss`, `content_loss` and `style_loss`, shape (1,)."""
@@ -49,7 +49,7 @@ class ImageLearner:
         """Return the losses of the last evaluation that a line search did not reject, and keep a picture."""
         total, content, style = self.optimisation.loss.tolist()
         picture = images.encode_png(images.to_pixels(self.optimisation.image))
-        self.run.save(sample_path(len(self.optimisation.losses)), picture)
+        self.worker.save(sample_path(len(self.optimisation.losses)), picture)
         return {"final_loss": total, "final_content_loss": content, "final_style_loss": style}
 
     def state_dict(self) -> list[dict[str, Any]]:
@@ -65,18 +65,18 @@ class ImageLearner:
 class NetworkLearner:
     """Version 2: the transformation network learns to give any photograph the paintings' style (section IV.B)."""
 
-    def __init__(self, config: Config, data: Any, run: Run) -> None:
+    def __init__(self, config: Config, data: Any, worker: Worker) -> None:
         assert isinstance(config.method, TrainNetwork)
-        self.config, self.method, self.data, self.run = config, config.method, data, run
+        self.config, self.method, self.data, self.worker = config, config.method, data, worker
         torch.manual_seed(config.seed)
         self.network = untrained(self.method)
-        self.forward: Any = run.wrap(self.network)
+        self.forward: Any = worker.wrap(self.network)
         if config.compile:
             self.forward = torch.compile(self.forward)
         self.optimizer = torch.optim.Adam(self.network.parameters(), lr=self.method.learning_rate)
-        self.backbone: BackboneNetwork = build(self.method.backbone, config.seed, data.storage).to(run.device)
+        self.backbone: BackboneNetwork = build(self.method.backbone, config.seed, data.storage).to(worker.device)
         paintings = [images.fit(data.painting(name), self.method.style_size) for name in config.style]
-        on_device = [images.to_tensor(pixels).to(run.device) for pixels in paintings]
+        on_device = [images.to_tensor(pixels).to(worker.device) for pixels in paintings]
         self.targets = losses.targets(self.backbone, self.method.objective, None, on_device, config.blend)
         self.last: Tensor | None = None
 
@@ -99,9 +99,9 @@ class NetworkLearner:
 
     def _losses(self, batch: Tensor) -> losses.Losses:
         """Return the losses of each image (equations 5 and 6), the content's target being the image itself."""
-        photographs = batch.to(self.run.device).float() / 255
+        photographs = batch.to(self.worker.device).float() / 255
         enabled = self.config.precision == "bfloat16"
-        with torch.autocast(self.run.device, torch.bfloat16, enabled=enabled):
+        with torch.autocast(self.worker.device, torch.bfloat16, enabled=enabled):
             stylised = self.forward(photographs)
             found = losses.with_content(self.targets, self.backbone, self.method.objective, photographs)
             return losses.loss(self.backbone, self.method.objective, found, stylised.float())
@@ -110,8 +110,8 @@ class NetworkLearner:
     def validate(self) -> dict[str, float]:
         """Return the losses on some test photographs; rank 0 keeps a picture of a training image and its result."""
         self.network.eval()
-        if self.run.rank == 0 and self.last is not None:
-            self.run.save(sample_path(self._steps()), self._side_by_side(self.last))
+        if self.worker.rank == 0 and self.last is not None:
+            self.worker.save(sample_path(self._steps()), self._side_by_side(self.last))
         size = self.method.size
         squares = [images.square(self.data.photograph(name), size) for name in self.data.tests[:VALIDATION]]
         batch = torch.from_numpy(np.stack(squares)).permute(0, 3, 1, 2)
@@ -126,7 +126,7 @@ class NetworkLearner:
     def _side_by_side(self, batch: Tensor) -> bytes:
         """Return, as PNG, an image of the batch chosen at random (by the step) beside its stylised version."""
         chosen = int(np.random.default_rng([self.config.seed, self._steps()]).integers(len(batch)))
-        photograph = batch[chosen : chosen + 1].to(self.run.device).float() / 255
+        photograph = batch[chosen : chosen + 1].to(self.worker.device).float() / 255
         stylised = images.to_pixels(self.network(photograph).cpu())
         return images.encode_png(np.concatenate([images.to_pixels(photograph.cpu()), stylised], axis=1))
 

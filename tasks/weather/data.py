@@ -112,7 +112,7 @@ def arrays(table: pa.Table) -> dict[str, Array]:
 
 
 @dataclass(frozen=True)
-class Run:
+class WindowRun:
     """Consecutive windows of one series, read together."""
 
     series: str
@@ -121,7 +121,7 @@ class Run:
     windows: int
 
 
-def runs_of(windows: Sequence[Window], longest: int) -> list[Run]:
+def runs_of(windows: Sequence[Window], longest: int) -> list[WindowRun]:
     """Cut a list of windows into runs of windows that follow one another, at most `longest` in each."""
     runs: list[list[Window]] = []
     for window in windows:
@@ -131,7 +131,7 @@ def runs_of(windows: Sequence[Window], longest: int) -> list[Run]:
             last.append(window)
         else:
             runs.append([window])
-    return [Run(run[0].series, run[0].satellite, run[0].rain, len(run)) for run in runs]
+    return [WindowRun(run[0].series, run[0].satellite, run[0].rain, len(run)) for run in runs]
 
 
 def fetch(piece: Mapping[str, Any], raw: Raw, inputs: int, forecast: int, threshold: float) -> dict[str, Array]:
@@ -142,14 +142,14 @@ def fetch(piece: Mapping[str, Any], raw: Raw, inputs: int, forecast: int, thresh
         events: from the last input of the first window on, uint8 (windows + forecast, S, S).
 
     """
-    run = Run(**piece)
+    run = WindowRun(**piece)
     now = run.rain + inputs - 1
     satellite = raw.satellite(run.series, run.satellite, run.satellite + run.windows + inputs - 1)
     rate = raw.rate(run.series, now, now + run.windows + forecast)
     return {"satellite": normalise(satellite, copy=isinstance(raw, Memory)), "events": classify(rate, threshold)}
 
 
-def lanes(runs: Sequence[Run], batch: int, seed: int, epoch: int) -> tuple[Array, int]:
+def lanes(runs: Sequence[WindowRun], batch: int, seed: int, epoch: int) -> tuple[Array, int]:
     """Return an epoch's order: run and window of each step and lane, int64 (batch, steps, 2), and the steps.
 
     What is left over when the windows are dealt to the lanes is not seen in this epoch.
@@ -208,7 +208,7 @@ class Windows:
             needed += [(step, lane, int(row[step])) for step in changes]
         needed.sort()
         arriving = self._fetch([self._runs[run] for _, _, run in needed])
-        held: dict[int, tuple[Run, Mapping[str, Array]]] = {}
+        held: dict[int, tuple[WindowRun, Mapping[str, Array]]] = {}
         position = 0
         for step in range(order.shape[1]):
             while position < len(needed) and needed[position][0] == step:
@@ -222,7 +222,7 @@ class Windows:
         """Yield this rank's share of the validation sequences in batches; the last one may be smaller."""
         runs = [run for windows in self._validation.values() for run in runs_of(windows, 1)][rank::world]
         size = max(1, self.config.batch // world)
-        held: list[tuple[Run, Mapping[str, Array], int]] = []
+        held: list[tuple[WindowRun, Mapping[str, Array], int]] = []
         for run, arrays in zip(runs, self._fetch(runs), strict=True):
             held.append((run, arrays, 0))
             if len(held) == size:
@@ -231,7 +231,7 @@ class Windows:
         if held:
             yield self._join(held)
 
-    def _fetch(self, runs: Sequence[Run]) -> Iterator[Mapping[str, Array]]:
+    def _fetch(self, runs: Sequence[WindowRun]) -> Iterator[Mapping[str, Array]]:
         config = self.config
         get = partial(
             fetch, raw=self._raw, inputs=config.inputs, forecast=config.forecast, threshold=config.rain_threshold
@@ -239,7 +239,7 @@ class Windows:
         pieces = [asdict(run) for run in runs]
         return stream(pieces, get) if self._streams else iter(map(get, pieces))
 
-    def _join(self, samples: Sequence[tuple[Run, Mapping[str, Array], int]]) -> Batch:
+    def _join(self, samples: Sequence[tuple[WindowRun, Mapping[str, Array], int]]) -> Batch:
         """Cut windows out of their runs and put them together. Everything is copied: runs may be shared memory."""
         inputs, forecast = self.config.inputs, self.config.forecast
         images = np.empty((len(samples), len(CHANNELS), inputs, self.size, self.size), np.float32)

@@ -1,4 +1,4 @@
-"""Training of one forecaster. Runs with plain PyTorch; knows of machines only what a `Run` tells."""
+"""Training of one forecaster. Runs with plain PyTorch; knows of machines only what a `Worker` tells."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from retable.platform.config import flatten
-from retable.platform.run import Run
+from retable.platform.worker import Worker
 from retable.tasks.weather.config import (
     Adabelief,
     AllDry,
@@ -32,27 +32,27 @@ PRECISION = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": to
 class ForecastLearner:
     """One run: a forecaster, its loss and its optimiser. What has no trainable weights only counts, or does nothing."""
 
-    def __init__(self, configs: Sequence[Config], data: Any, run: Run) -> None:
-        (self.config,), self.run = configs, run
+    def __init__(self, configs: Sequence[Config], data: Any, worker: Worker) -> None:
+        (self.config,), self.worker = configs, worker
         config = self.config
         torch.manual_seed(config.seed)
         self.model = build(config, data.size, data.regions)
         self.trains = any(parameter.requires_grad for parameter in self.model.parameters())
-        self.forward: Any = run.wrap(self.model) if self.trains else self.model.to(run.device)
+        self.forward: Any = worker.wrap(self.model) if self.trains else self.model.to(worker.device)
         if config.compile and self.trains:
             self.forward = torch.compile(self.forward)
         self.loss = build_loss(config, positive_weight(config, data))
         self.optimizer = make_optimizer(config, self.model) if self.trains else None
-        on_gpu = run.device != "cpu"
+        on_gpu = worker.device != "cpu"
         self.scaler = torch.amp.GradScaler(enabled=config.precision == "float16" and on_gpu)
 
     def step(self, batch: Any) -> dict[str, Tensor]:
         """Update once on this worker's share of a batch; return `loss`, shape (1,)."""
-        batch = on(batch, self.run.device)
+        batch = on(batch, self.worker.device)
         if self.optimizer is None:
             if isinstance(self.config.model, Climatology):
                 self._count(batch)
-            return {"loss": torch.zeros(1, device=self.run.device)}
+            return {"loss": torch.zeros(1, device=self.worker.device)}
         self.model.train()
         self.optimizer.zero_grad(set_to_none=True)
         loss = self._loss(batch)
@@ -67,7 +67,7 @@ class ForecastLearner:
     def _loss(self, batch: Any) -> Tensor:
         """Return the loss of a batch; a retrieval learns rain at the time of the last image, the others the future."""
         with torch.autocast(
-            self.run.device, PRECISION[self.config.precision], enabled=self.config.precision != "float32"
+            self.worker.device, PRECISION[self.config.precision], enabled=self.config.precision != "float32"
         ):
             logits = self.forward(batch.images, batch.region)
         events = batch.now[:, None] if isinstance(self.config.model, Retrieval) else batch.events
@@ -77,9 +77,9 @@ class ForecastLearner:
     def _count(self, batch: Any) -> None:
         """Let the climatology see a batch; the workers' counts are added up."""
         network: Any = self.model.model
-        if self.run.world > 1:
+        if self.worker.world > 1:
             batch = type(batch)(
-                batch.images, self.run.gather(batch.events), batch.now, self.run.gather(batch.region), batch.shard
+                batch.images, self.worker.gather(batch.events), batch.now, self.worker.gather(batch.region), batch.shard
             )
         network.observe(batch.events, batch.region)
 
@@ -89,18 +89,18 @@ class ForecastLearner:
         That happens at the end of an epoch. A checkpoint within one has the first worker's, so of several workers with
         batch norm, one that goes on within an epoch differs from one that was never interrupted.
         """
-        if self.run.world > 1 and self.optimizer is not None:
+        if self.worker.world > 1 and self.optimizer is not None:
             for buffer in self.model.buffers():
                 if buffer.is_floating_point():
-                    buffer.copy_(self.run.mean(buffer))
+                    buffer.copy_(self.worker.mean(buffer))
 
     @torch.no_grad()
     def forecast(self, batch: Any) -> tuple[Tensor, Tensor]:
         """Return logits and events of a batch, both (batch, leads, S, S), in evaluation mode."""
-        batch = on(batch, self.run.device)
+        batch = on(batch, self.worker.device)
         self.model.eval()
         enabled = self.config.precision != "float32"
-        with torch.autocast(self.run.device, PRECISION[self.config.precision], enabled=enabled):
+        with torch.autocast(self.worker.device, PRECISION[self.config.precision], enabled=enabled):
             logits = self.model(batch.images, batch.region)
         return logits.float(), batch.events
 
@@ -187,10 +187,10 @@ def validate(learner: ForecastLearner, data: Any) -> list[dict[str, float]]:
             (year, region) for year in learner.config.years for region in learner.config.regions
         )
     }
-    device = learner.run.device
+    device = learner.worker.device
     counts = torch.zeros(len(shards), 2, dtype=torch.float64, device=device)  # intersection, union
     loss = torch.zeros(2, dtype=torch.float64, device=device)
-    for batch in data.validation(learner.run.rank, learner.run.world):
+    for batch in data.validation(learner.worker.rank, learner.worker.world):
         logits, events = learner.forecast(batch)
         loss += torch.tensor([float(learner.loss(logits, events)) * len(logits), len(logits)], device=device)
         forecast, rain, seen = logits >= 0, events == 1, events != 2
@@ -198,7 +198,7 @@ def validate(learner: ForecastLearner, data: Any) -> list[dict[str, float]]:
         either = ((forecast | rain) & seen).sum(dim=(1, 2, 3))
         for sample, shard in enumerate(batch.shard):
             counts[shards[shard]] += torch.stack([both[sample], either[sample]])
-    counts, loss = learner.run.mean(counts) * learner.run.world, learner.run.mean(loss) * learner.run.world
+    counts, loss = learner.worker.mean(counts) * learner.worker.world, learner.worker.mean(loss) * learner.worker.world
     scores = {f"validation_iou/{shard}": iou(*counts[n].tolist()) for shard, n in shards.items() if counts[n, 1]}
     mean = sum(scores.values()) / len(scores) if scores else 0.0
     return [{"validation_loss": float(loss[0] / loss[1].clamp(min=1)), "validation_iou": mean, **scores}]

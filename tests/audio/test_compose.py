@@ -15,10 +15,10 @@ import soundfile
 from retable.platform.api import config_at
 from retable.platform.config import override
 from retable.platform.errors import UserError
-from retable.platform.run import Run
 from retable.platform.stages import score_weights
 from retable.platform.storage import Storage
 from retable.platform.task import Source
+from retable.platform.worker import Worker
 from retable.tasks.audio import TASK
 from retable.tasks.audio.captions import LEXICON
 from retable.tasks.audio.compose import CLASSES, Composition, audible, clips, compose, items
@@ -158,7 +158,7 @@ def test_what_is_learnt_on_scenes_finds_real_recordings_of_another_fold(shared: 
     changes = {"data": "scenes", "corpora": ["clotho"], "clip": 5.0, "audio": "mean_mel", "epochs": 2, "steps": 250}
     config = override(config_at(TASK, "small", {}), changes)
     data = Recordings(None, source, [config])
-    learner = RetrievalLearner([config], data, Run())
+    learner = RetrievalLearner([config], data, Worker())
 
     def score() -> float:
         return score_weights(TASK, config, View(epoch=1), learner.state_dict()[0]["weights"], source)["map10_multi"]

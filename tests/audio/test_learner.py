@@ -13,10 +13,10 @@ from torch import distributed
 from retable.platform.config import Parent, differences
 from retable.platform.errors import UserError
 from retable.platform.loop import parent_weights, train
-from retable.platform.run import Run
 from retable.platform.runs import RunFolder
 from retable.platform.storage import Storage
 from retable.platform.task import Source
+from retable.platform.worker import Worker
 from retable.tasks.audio.config import PAPER, Cnn14, Config, MeanMel, Passt
 from retable.tasks.audio.data import Batch
 from retable.tasks.audio.learner import (
@@ -79,7 +79,7 @@ class Sounds:
 
 
 def taught(run=None, **changes):
-    return RetrievalLearner([of(**{**PLAIN, **changes})], Sounds(), run or Run())
+    return RetrievalLearner([of(**{**PLAIN, **changes})], Sounds(), run or Worker())
 
 
 def gradients(learner, batch):
@@ -90,7 +90,7 @@ def gradients(learner, batch):
 @pytest.mark.parametrize("base", [{**SMALL, "audio.width": 64, "text.width": 32}, MEAN], ids=["passt", "mean mel"])
 def test_eight_pairs_are_learnt_by_heart(base):
     data = Sounds()
-    learner = RetrievalLearner([of(base, **{**PLAIN, "epochs": 40, "learning_rate": 3e-3})], data, Run())
+    learner = RetrievalLearner([of(base, **{**PLAIN, "epochs": 40, "learning_rate": 3e-3})], data, Worker())
     batch = data.of(list(range(8)))
     losses = [float(learner.step(batch)["loss"]) for _ in range(80)]
     assert losses[0] > 1.5 and losses[-1] < 0.5
@@ -176,7 +176,7 @@ def test_more_workers_than_validation_captions():
     whole = embed_validation(learner, data, captions, items)
     shares = []
     for rank in range(20):
-        learner.run = SimpleNamespace(rank=rank, world=20, device="cpu", mean=lambda tensor: tensor / 20)
+        learner.worker = SimpleNamespace(rank=rank, world=20, device="cpu", mean=lambda tensor: tensor / 20)
         shares.append(embed_validation(learner, data, captions, items))
     for one, parts in zip(whole, zip(*shares, strict=True), strict=True):
         torch.testing.assert_close(torch.stack(parts).sum(0), one, rtol=0, atol=1e-5)
@@ -188,8 +188,8 @@ def test_patience_without_validation_captions_is_refused():
     data.queries = lambda split: []
     config = of(**PLAIN, patience=2, data="mine")
     with pytest.raises(UserError, match=r"^patience: mine has no validation captions; set patience=0"):
-        RetrievalLearner([config], data, Run())
-    assert validate(RetrievalLearner([of(**PLAIN)], data, Run()), data) == [{}]
+        RetrievalLearner([config], data, Worker())
+    assert validate(RetrievalLearner([of(**PLAIN)], data, Worker()), data) == [{}]
 
 
 def test_a_diverged_model_is_worse_than_any():
@@ -212,7 +212,7 @@ def test_fine_tuning_starts_from_its_parent():
     for name, value in parent.model.state_dict().items():
         assert torch.equal(child.model.state_dict()[name], value), name
     with pytest.raises(UserError, match=r"^init: weights: "):
-        RetrievalLearner([of(MEAN, **PLAIN)], Sounds(), Run()).load_weights([parent.model.state_dict()])
+        RetrievalLearner([of(MEAN, **PLAIN)], Sounds(), Worker()).load_weights([parent.model.state_dict()])
 
 
 TASK = SimpleNamespace(
@@ -228,7 +228,7 @@ def run(where, config):
     """Train to the end, and keep both epochs' weights."""
     folder = RunFolder.of(Storage.open(where), TASK, config)
     folder.begin(config, 1, {})
-    train(TASK, [config], Sounds(), [folder], "tones", Run(), [(1, 2)])
+    train(TASK, [config], Sounds(), [folder], "tones", Worker(), [(1, 2)])
     return folder
 
 
@@ -252,8 +252,8 @@ def worker(rank, where):
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", f"file://{where}/meet", timedelta(seconds=WAIT), rank=rank, world_size=2)
     try:
-        found = gradients(taught(Run(rank=rank, world=2)), next(Sounds().batches(0, 0, rank, 2)))
-        cached = gradients(taught(Run(rank=rank, world=2), chunk=3), next(Sounds().batches(0, 0, rank, 2)))
+        found = gradients(taught(Worker(rank=rank, world=2)), next(Sounds().batches(0, 0, rank, 2)))
+        cached = gradients(taught(Worker(rank=rank, world=2), chunk=3), next(Sounds().batches(0, 0, rank, 2)))
         torch.save([found, cached], f"{where}/gradients-{rank}.pt")
     finally:
         distributed.destroy_process_group()

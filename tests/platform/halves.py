@@ -4,10 +4,10 @@ import pyarrow.parquet as pq
 
 from retable.platform.loop import train
 from retable.platform.plan import compile_plan
-from retable.platform.run import Run
 from retable.platform.stages import predict_one, score_one
 from retable.platform.table import Row, Table
 from retable.platform.task import Source, find
+from retable.platform.worker import Worker
 
 HALVES = find("halves")
 ROWS = (
@@ -26,7 +26,9 @@ def fit(storage, config, folder, keep, task=HALVES):
     task.dataset.prepare(config, storage)
     source = Source.of(storage, "line/points")
     columns = task.dataset.arrays(pq.read_table(f"{storage.root}/data/line/points/points.parquet"))
-    train(task, [config], task.dataset.open(columns, source, [config]), [folder], source.info["digest"], Run(), [keep])
+    train(
+        task, [config], task.dataset.open(columns, source, [config]), [folder], source.info["digest"], Worker(), [keep]
+    )
 
 
 def fill(storage, *rows):

@@ -14,11 +14,11 @@ from retable.platform.errors import UserError
 from retable.platform.filled import fill as fill_table
 from retable.platform.launch import load_arrays
 from retable.platform.loop import train
-from retable.platform.run import Run
 from retable.platform.runs import RunFolder
 from retable.platform.stages import predict_and_score, summaries, weights_digest
 from retable.platform.storage import Storage
 from retable.platform.task import Source, find
+from retable.platform.worker import Worker
 from tests.platform.halves import fit
 
 LINE = find("line")
@@ -42,7 +42,7 @@ def train_until(storage, steps=None):
                 raise Stop
 
     data = LINE.dataset.open({name: np.linspace(-1, 1, 64, dtype=np.float32) for name in "xy"}, source, [CONFIG])
-    train(LINE, [CONFIG], data, [folder], source.info["digest"], Run(report=report), [(3,)])
+    train(LINE, [CONFIG], data, [folder], source.info["digest"], Worker(report=report), [(3,)])
     return folder
 
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from retable.platform.loop import train
-from retable.platform.run import Run
 from retable.platform.runs import RunFolder
 from retable.platform.storage import Storage
+from retable.platform.worker import Worker
 from tests.platform.test_loop import LINE, SMALL, Pair, Stop, outcome, points, stop_now
 
 CURVES = {3: [0.1, 0.5, 0.3, 0.5, 0.2, 0.6, 0.1, 0.1], 4: [0.4, 0.3, 0.2, 0.1, 0.05, 0.0, 0.0, 0.0]}
@@ -45,7 +45,7 @@ def patient(epochs, curve=curves, learner=Curve):
 def fit_curves(storage, task, seeds=(3,), keep=((),), epochs=8, **more):
     configs = [replace(SMALL, epochs=epochs, seed=seed) for seed in seeds]
     folders = [RunFolder.of(storage, task, config) for config in configs]
-    train(task, configs, points(storage, configs), folders, "64 points", Run(), keep, **more)
+    train(task, configs, points(storage, configs), folders, "64 points", Worker(), keep, **more)
     return folders
 
 
@@ -152,9 +152,9 @@ def test_a_sweep_hears_the_best_epochs_score_at_the_end(storage):
     heard = []
     config = replace(SMALL, epochs=8, seed=3)
     folder = RunFolder.of(storage, LINE, config)
-    run = Run(report=heard.append)
+    worker = Worker(report=heard.append)
     train(
-        patient(2), [config], points(storage, [config]), [folder], "64 points", run, [()],
+        patient(2), [config], points(storage, [config]), [folder], "64 points", worker, [()],
         score=lambda weights, epoch: {"score": weights["value"].item()},
     )  # fmt: skip
     scores = [report["score"] for report in heard]

@@ -120,7 +120,7 @@ def test_what_trains_imports_no_ray():
 
 def test_what_trains_runs_where_ray_is_not_installed():
     names = [f"retable.tasks.{path.parent.name}.{path.stem}" for path in plain_modules()]
-    platform = ("loop", "run", "runs", "table", "plan", "filled", "report", "config")
+    platform = ("loop", "worker", "runs", "table", "plan", "filled", "report", "config")
     names += [f"retable.platform.{name}" for name in platform]
     code = "import importlib, sys\nsys.modules['ray'] = None\n" + "".join(
         f"importlib.import_module({name!r})\n" for name in names

@@ -13,10 +13,10 @@ from retable.platform import loop
 from retable.platform.config import Parent, Weights, override
 from retable.platform.errors import UserError
 from retable.platform.loop import train
-from retable.platform.run import Run, seed_everything
 from retable.platform.runs import RunFolder, sha256
 from retable.platform.storage import Storage
 from retable.platform.task import Source, find
+from retable.platform.worker import Worker, seed_everything
 from retable.tasks.line.config import Config
 
 LINE = find("line")
@@ -49,8 +49,8 @@ def points(storage, configs):
 
 def fit(storage, config=SMALL, task=LINE, keep=(), every=0, digest="64 points", report=None, score=None):
     folder = RunFolder.of(storage, task, config)
-    run = Run(report=report) if report else Run()
-    train(task, [config], points(storage, [config]), [folder], digest, run, [keep], every, score)
+    worker = Worker(report=report) if report else Worker()
+    train(task, [config], points(storage, [config]), [folder], digest, worker, [keep], every, score)
     return folder
 
 
@@ -312,7 +312,7 @@ PAIR = replace(LINE, learner=Pair, validate=lambda learner, data: [{"end": float
 def fit_pair(storage, task=PAIR, keep=((), ())):
     configs = [replace(SMALL, seed=seed) for seed in (3, 4)]
     folders = [RunFolder.of(storage, task, config) for config in configs]
-    train(task, configs, points(storage, configs), folders, "64 points", Run(), keep, 1)
+    train(task, configs, points(storage, configs), folders, "64 points", Worker(), keep, 1)
     return folders
 
 
@@ -363,7 +363,7 @@ def test_members_go_on_from_the_newest_checkpoint_that_both_have(storage, whole_
     assert [outcome(folder) for folder in folders] == whole_pair
 
 
-class Averaging(Run):
+class Averaging(Worker):
     """Rank 0 of two, whose other rank reports nothing but zeros."""
 
     def mean(self, tensor):
@@ -437,15 +437,15 @@ def test_a_checkpoint_within_an_epoch_is_due_after_half_a_minute_or_twenty_times
     with clock:
         now[0] += cost
     now[0] += wait - 0.5
-    assert not clock.due(1, Run())
+    assert not clock.due(1, Worker())
     now[0] += 1
-    assert clock.due(1, Run()) and clock.due(16, Run(world=1))
+    assert clock.due(1, Worker()) and clock.due(16, Worker(world=1))
 
 
 def test_workers_agree_on_a_checkpoint_at_every_sixteenth_step(monkeypatch):
     asked = []
 
-    class Two(Run):
+    class Two(Worker):
         def mean(self, tensor):
             asked.append(tensor.item())
             return (tensor + 1) / 2  # the other one wants it

@@ -18,9 +18,9 @@ from retable.platform.filled import gather, train_line
 from retable.platform.loop import train
 from retable.platform.plan import compile_plan
 from retable.platform.report import fill_and_keep, latex, markdown, sections, write_report
-from retable.platform.run import Run
 from retable.platform.stages import predict_and_score, predict_one
 from retable.platform.task import Source, config_at, find_table
+from retable.platform.worker import Worker
 from tests.platform.halves import fit
 
 
@@ -36,7 +36,7 @@ def filled(storage):
         if training.config.rate != 0.001:
             data = task.dataset.open(arrays, source, [training.config])
             training.folder.begin(training.config, 1, {"commit": "abc"})
-            train(task, [training.config], data, [training.folder], "64 points", Run(), [training.keep])
+            train(task, [training.config], data, [training.folder], "64 points", Worker(), [training.keep])
     for scoring in compile_plan(plan.tables, storage).unscored:
         if scoring.folder.result():
             assert predict_and_score(task, scoring.config, scoring.view, scoring.folder) is None

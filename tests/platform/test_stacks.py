@@ -15,10 +15,10 @@ from retable.platform.cluster import ray_cluster
 from retable.platform.config import override
 from retable.platform.launch import Resources, stack_size, train_all
 from retable.platform.plan import compile_configs, stacks
-from retable.platform.run import Run
 from retable.platform.runs import RunFolder
 from retable.platform.storage import Storage
 from retable.platform.task import find
+from retable.platform.worker import Worker
 from tests.platform.halves import fit
 from tests.platform.trials import trial_processes
 
@@ -154,7 +154,7 @@ def test_members_that_were_finished_when_the_process_died_are_left_alone(storage
     monkeypatch.setattr("ray.get", lambda arrays: arrays)
     arrays = LINES.dataset.arrays(pq.read_table(f"{storage.root}/data/line/points/points.parquet"))
     context = launch.Launch(storage, Resources(stack=2), {}, {"line/points": [arrays]})
-    launch.train_job(launch.Job("lines", tuple(members), ((), ())), context, Run())
+    launch.train_job(launch.Job("lines", tuple(members), ((), ())), context, Worker())
     assert os.stat(f"{first.folder.root}/result.json").st_mtime_ns == stamp and outcome(first) == before
     second = RunFolder.of(storage, LINES, members[1])
     assert second.folder.read_json("provenance.json")["stack"] == 1 and second.result() is not None

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from retable.platform.errors import UserError
-from retable.platform.run import Run
+from retable.platform.worker import Worker
 from retable.tasks.rl.compact import LARGEST, START, deployable, pack, read_about, unpack
 from retable.tasks.rl.config import Bc, Config, Dense, Erk, Random, Snip
 from retable.tasks.rl.learner import OfflineLearner
@@ -117,7 +117,7 @@ def trained():
     for prune in (Snip(), Dense()):
         settings = Config(prune=prune)
         data = RandomTransitions(settings, 17, 6)
-        learner = OfflineLearner([settings], data, Run())
+        learner = OfflineLearner([settings], data, Worker())
         for _ in range(0 if prune == Dense() else 3):
             learner.step({name: value[None] for name, value in data.sample(0, 100).items()})
         networks = {}

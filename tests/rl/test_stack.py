@@ -10,7 +10,6 @@ from scipy.stats import kstest
 
 from retable.platform.config import override
 from retable.platform.loop import train
-from retable.platform.run import Run
 from retable.platform.runs import RunFolder
 from retable.platform.stages import predict_one
 from retable.platform.storage import Storage
@@ -51,7 +50,7 @@ def fit(where, members, change=lambda batch: batch, checkpoint_every=0):
     batches = data.batches
     data.batches = lambda *place: map(change, batches(*place))
     folders = [RunFolder.of(storage, TASK, member) for member in members]
-    train(TASK, members, data, folders, "digest", Run(), [(2,)] * len(members), checkpoint_every)
+    train(TASK, members, data, folders, "digest", Worker(), [(2,)] * len(members), checkpoint_every)
     return folders
 
 

@@ -11,11 +11,11 @@ from PIL import Image
 from retable.platform.config import override
 from retable.platform.errors import UserError
 from retable.platform.loop import train
-from retable.platform.run import Run
 from retable.platform.runs import RunFolder
 from retable.platform.stages import predict_and_score, summaries
 from retable.platform.storage import Storage
 from retable.platform.task import Source, find
+from retable.platform.worker import Worker
 from retable.tasks.style import images
 from retable.tasks.style.config import Config, View
 from retable.tasks.style.data import Photographs
@@ -57,7 +57,7 @@ def run(storage, where, config):
     folder = RunFolder.of(Storage.open(where), task, config)
     folder.begin(config, task.version, {})
     data = opened(storage, config)
-    saving = Run(save=folder.folder.write)
+    saving = Worker(save=folder.folder.write)
     train(task, [config], data, [folder], source.info["digest"], saving, [tuple(keep(config))])
     return folder
 

@@ -9,10 +9,10 @@ from torch import distributed
 
 from retable.platform.config import override
 from retable.platform.errors import UserError
-from retable.platform.run import Run
 from retable.platform.runs import RunFolder
 from retable.platform.storage import Storage
 from retable.platform.task import Source, find
+from retable.platform.worker import Worker
 from retable.tasks.weather.config import Bce, Config
 from retable.tasks.weather.data import Windows
 from retable.tasks.weather.learner import ForecastLearner, make_optimizer, positive_weight, validate
@@ -36,7 +36,7 @@ def of(changes):
 
 def learner(storage, chosen):
     data = Windows(None, Source.of(storage, "weather/tiny"), [chosen])
-    return ForecastLearner([chosen], data, Run()), data
+    return ForecastLearner([chosen], data, Worker()), data
 
 
 @pytest.mark.parametrize("changes", [{}, {"model": "context", "model__filters": 8, "model__levels": 2}], ids=str)
@@ -126,7 +126,7 @@ def worker(rank, where, changes):
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", f"file://{where}/meet", timedelta(seconds=WAIT), rank=rank, world_size=2)
     try:
-        run(Storage.open(f"{where}/results"), config(**changes), place=Run(rank=rank, world=2))
+        run(Storage.open(f"{where}/results"), config(**changes), place=Worker(rank=rank, world=2))
     finally:
         distributed.destroy_process_group()
 

@@ -7,11 +7,11 @@ import pytest
 import retable
 from retable.platform.config import override
 from retable.platform.loop import train
-from retable.platform.run import Run
 from retable.platform.runs import RunFolder
 from retable.platform.stages import predict_and_score
 from retable.platform.storage import Storage
 from retable.platform.task import Source, find
+from retable.platform.worker import Worker
 from retable.tasks.weather.config import Config, View
 from retable.tasks.weather.frames import Frames
 from retable.tasks.weather.preprocess import classify
@@ -88,7 +88,7 @@ def test_a_network_trains_on_it_and_beats_saying_dry(storage, source):
         folder = RunFolder.of(storage, task, chosen)
         folder.begin(chosen, task.version, {})
         data = task.dataset.open(None, source, [chosen])
-        train(task, [chosen], data, [folder], source.info["digest"], Run(), [()])
+        train(task, [chosen], data, [folder], source.info["digest"], Worker(), [()])
         view = View(epoch=2, split="validation")  # an hour of one day: the place kept for tests is nearly dry
         assert predict_and_score(task, chosen, view, folder) is None
         scores[str(model)] = folder.scores(view, folder.result()["weights"]["2"])["metrics"]
@@ -107,7 +107,9 @@ def test_its_forecasts_are_georeferenced(storage, source, tmp_path):
     folder = RunFolder.of(storage, task, chosen)
     folder.begin(chosen, task.version, {})
     if folder.result() is None:
-        train(task, [chosen], task.dataset.open(None, source, [chosen]), [folder], source.info["digest"], Run(), [()])
+        train(
+            task, [chosen], task.dataset.open(None, source, [chosen]), [folder], source.info["digest"], Worker(), [()]
+        )
     netcdf(folder.fingerprint, tmp_path / "out", storage.root, "test", 0)
     (path, *_) = sorted((tmp_path / "out").glob("test-2018-opera_*.nc"))
     with h5netcdf.File(path) as file:

@@ -4,10 +4,10 @@ from pathlib import Path
 
 from retable.platform.config import override
 from retable.platform.loop import train
-from retable.platform.run import Run
 from retable.platform.runs import RunFolder
 from retable.platform.storage import Storage
 from retable.platform.task import Source, find
+from retable.platform.worker import Worker
 from retable.tasks.weather.config import Config
 from retable.tasks.weather.prepare import index_folder
 from tests.weather.files import Layout
@@ -46,8 +46,8 @@ def run(storage, chosen, place=None):
     task = find("weather")
     folder = RunFolder.of(storage, task, chosen)
     source = Source.of(storage, "weather/tiny")
-    if (place or Run()).rank == 0:
+    if (place or Worker()).rank == 0:
         folder.begin(chosen, task.version, {})
     data = task.dataset.open(None, source, [chosen])
-    train(task, [chosen], data, [folder], source.info["digest"], place or Run(), [()])
+    train(task, [chosen], data, [folder], source.info["digest"], place or Worker(), [()])
     return folder

@@ -17,7 +17,7 @@ def ignore(*_: Any) -> None:
 
 
 @dataclass(frozen=True)
-class Run:
+class Worker:
     """One process of a run. The defaults are a single process on the CPU, with no Ray."""
 
     rank: int = 0

@@ -11,10 +11,10 @@ import torch
 from torch import distributed, nn
 
 from retable.platform.loop import train
-from retable.platform.run import Run
 from retable.platform.runs import RunFolder
 from retable.platform.storage import Storage
 from retable.platform.task import Source, find
+from retable.platform.worker import Worker
 from retable.tasks.line.config import Config
 
 ROWS = 6
@@ -32,32 +32,32 @@ def inputs():
     return torch.randn(2, ROWS, 5, generator=generator, dtype=torch.float64)
 
 
-def contrast(run, share):
+def contrast(worker, share):
     """A step whose loss compares every row with every other: return loss, rows and gradients."""
     module = encoder()
-    wrapped = run.wrap(module)
+    wrapped = worker.wrap(module)
     first, second = wrapped(inputs()[:, share].flatten(0, 1)).unflatten(0, (2, -1))
-    first, second = run.gather(first), run.gather(second)
+    first, second = worker.gather(first), worker.gather(second)
     loss = nn.functional.cross_entropy(first @ second.T, torch.arange(ROWS))
     loss.backward()
     return loss.detach(), first.detach(), [parameter.grad for parameter in module.parameters()]
 
 
-def average(run, share):
+def average(worker, share):
     """A step whose loss is a mean over rows: return it and its gradients."""
     module = encoder()
-    wrapped = run.wrap(module)  # it averages as long as it lives
+    wrapped = worker.wrap(module)  # it averages as long as it lives
     loss = wrapped(inputs()[0, share]).square().mean()
     loss.backward()
-    return run.mean(loss.detach()), [parameter.grad for parameter in module.parameters()]
+    return worker.mean(loss.detach()), [parameter.grad for parameter in module.parameters()]
 
 
-def train_line(run, where, task=None, keep=(2,)):
+def train_line(worker, where, task=None, keep=(2,)):
     task, config, storage = task or find("line"), Config(epochs=2, batch=16), Storage.open(where)
     folder = RunFolder.of(storage, task, config)
     columns = task.dataset.arrays(pq.read_table(f"{where}/data/line/points/points.parquet"))
     data = task.dataset.open(columns, Source.of(storage, "line/points"), [config])
-    train(task, [config], data, [folder], "64 points", run, [keep], 1)
+    train(task, [config], data, [folder], "64 points", worker, [keep], 1)
     return folder
 
 
@@ -75,7 +75,7 @@ class Stopping(find("line").learner):
         return super().step(batch)
 
 
-def worker(rank, folder):
+def process(rank, folder):
     torch.set_num_threads(1)
     meet = f"file://{folder}/meet"
     distributed.init_process_group("gloo", meet, timedelta(seconds=WAIT), rank=rank, world_size=2)
@@ -86,16 +86,16 @@ def worker(rank, folder):
 
 
 def work(rank, folder):
-    run = Run(rank=rank, world=2)
+    worker = Worker(rank=rank, world=2)
     share = slice(rank * ROWS // 2, (rank + 1) * ROWS // 2)
-    found = {"contrast": contrast(run, share), "average": average(run, share)}
+    found = {"contrast": contrast(worker, share), "average": average(worker, share)}
     torch.save(found, f"{folder}/rank-{rank}.pt")
-    train_line(run, f"{folder}/whole")
+    train_line(worker, f"{folder}/whole")
     try:
-        train_line(run, f"{folder}/stopped", replace(find("line"), learner=Stopping))
+        train_line(worker, f"{folder}/stopped", replace(find("line"), learner=Stopping))
     except Stop:
         distributed.barrier()
-        train_line(run, f"{folder}/stopped")
+        train_line(worker, f"{folder}/stopped")
 
 
 @pytest.fixture(scope="module")
@@ -104,10 +104,10 @@ def two(tmp_path_factory):
     folder = tmp_path_factory.mktemp("two")
     for name in ("whole", "stopped"):
         find("line").dataset.prepare(Config(), Storage.open(folder / name))
-    other = torch.multiprocessing.get_context("spawn").Process(target=worker, args=(1, str(folder)))
+    other = torch.multiprocessing.get_context("spawn").Process(target=process, args=(1, str(folder)))
     other.start()
     try:
-        worker(0, str(folder))
+        process(0, str(folder))
         other.join(timeout=WAIT)
         assert other.exitcode == 0
     finally:
@@ -120,7 +120,7 @@ def found(two, name):
 
 
 def test_gathered_rows_carry_gradients_to_every_process(two):
-    loss, rows, gradients = contrast(Run(), slice(0, ROWS))
+    loss, rows, gradients = contrast(Worker(), slice(0, ROWS))
     for got in found(two, "contrast"):
         torch.testing.assert_close(got[0], loss)
         torch.testing.assert_close(got[1], rows)  # in order of rank
@@ -129,7 +129,7 @@ def test_gathered_rows_carry_gradients_to_every_process(two):
 
 
 def test_wrapped_modules_average_gradients_and_metrics(two):
-    loss, gradients = average(Run(), slice(0, ROWS))
+    loss, gradients = average(Worker(), slice(0, ROWS))
     for got in found(two, "average"):
         torch.testing.assert_close(got[0], loss)
         torch.testing.assert_close(got[1], gradients)
@@ -137,7 +137,7 @@ def test_wrapped_modules_average_gradients_and_metrics(two):
 
 def test_one_process_wraps_and_gathers_nothing():
     module, tensor = encoder(), torch.ones(2)
-    assert Run().wrap(module) is module and Run().gather(tensor) is tensor and Run().mean(tensor) is tensor
+    assert Worker().wrap(module) is module and Worker().gather(tensor) is tensor and Worker().mean(tensor) is tensor
 
 
 def test_two_processes_stopped_within_an_epoch_end_as_if_they_had_not_been(two):
