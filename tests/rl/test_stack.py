@@ -14,11 +14,13 @@ from retable.platform.runs import RunFolder
 from retable.platform.stages import predict_one
 from retable.platform.storage import Storage
 from retable.platform.task import find
+from retable.platform.worker import Worker
 from retable.tasks.rl.config import Snip, View
 from retable.tasks.rl.data import Transitions
 from retable.tasks.rl.learner import OfflineLearner
 from retable.tasks.rl.losses import draw_noise, latents, noise_keys, normals
-from tests.rl.toys import Toy, Worker, columns, config, learner
+from tests.rl import toys
+from tests.rl.toys import Toy, columns, config, learner
 
 torch.set_num_threads(1)
 TASK = find("rl")
@@ -193,7 +195,7 @@ def test_an_update_never_waits_for_the_device(monkeypatch):
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())  # it knows no such device
     members = [config(seed=0, prune=Snip(sparsity=0.5, batch=10)), config(seed=1)]
     toy = Toy([0, 1])
-    ours = OfflineLearner(members, toy, Worker(device="meta"))
+    ours = OfflineLearner(members, toy, toys.Worker(device="meta"))
     for step in range(2):
         metrics = ours.step(toy.batch(step))
     assert set(metrics) == {"vae_loss", "critic_loss", "actor_loss", "q"}
@@ -207,7 +209,7 @@ def test_an_update_replayed_on_a_gpu_is_that_of_the_cpu():
     members = [config(seed=0, prune=Snip(sparsity=0.5, batch=10)), config(seed=1)]
     here, toy = learner(members)
     Toy.place = lambda self, device: None
-    there, _ = learner(members, Worker(device="cuda"))
+    there, _ = learner(members, toys.Worker(device="cuda"))
     for step in range(20):
         metrics = here.step(toy.batch(step)), there.step(toy.batch(step))
         for name, value in metrics[0].items():
