@@ -143,8 +143,8 @@ class OfflineLearner:
     def __init__(self, configs: Sequence[Config], data: Data, run: Run, graph: bool = True, fused: bool = True) -> None:
         """Initialise, prune and copy the targets, in this order: targets copied earlier would keep pruned weights.
 
-        Two arguments change no number but in its last bits: `graph` replays an update on a GPU as one CUDA graph, `fused`
-        has Adam move a network in one kernel rather than in one for each of its operations.
+        Two arguments change no number but in its last bits: `graph` replays an update on a GPU as one CUDA graph,
+        `fused` has Adam move a network in one kernel rather than in one for each of its operations.
 
         Raises:
             ValueError: where the configs cannot be stacked.
