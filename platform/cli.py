@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import signal
 import sys
 from collections import Counter
@@ -15,6 +16,7 @@ from rich.markup import escape
 from rich.table import Table as Grid
 from rich.text import Text
 
+import retable
 from retable.platform import task as tasks
 from retable.platform.board import clock, console, errors
 from retable.platform.config import parse_set, set_line
@@ -33,6 +35,9 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
 )
 data_app = typer.Typer(no_args_is_help=True, help="Make, check, convert or import a task's data.")
+
+GPU = Path(retable.__file__).absolute().parents[1] / "benchmarks" / "results" / "gpu.json"
+"""What `python -m benchmarks gpu` measured, in a checkout where it was run."""
 
 Tables = Annotated[
     list[str] | None, typer.Argument(help="Tables such as rl/table1; `rl` for all of a task; none: all.")
@@ -111,6 +116,11 @@ def print_plan(work: Any) -> None:
     grid.add_row("evaluations", f"{len(work.scorings)} ({len(work.unscored)} to do)")
     grid.add_row("measurements", f"{len(work.timings)} ({len(work.unmeasured)} to do)")
     grid.add_row("estimated cost", f"{clock(work.cost)} of one CPU core (rough)")
+    if GPU.exists() and work.missing:
+        measured = json.loads(GPU.read_text())
+        hours, untimed = work.gpu_hours(measured["rates"])
+        more = f", and {untimed} trainings that were not timed" if untimed else ""
+        grid.add_row("", f"{hours:,.1f} h of one {measured['machine']['device']}{more} (as measured; trainings alone)")
     console.print(grid)
     for name, (_, table) in work.tables.items():
         absent: dict[str, list[str]] = {}

@@ -192,6 +192,16 @@ class Plan:
             found.setdefault(key, []).append(training)
         return found
 
+    def gpu_hours(self, rates: Mapping[str, float]) -> tuple[float, int]:
+        """Return the hours of one GPU that the missing trainings take at measured rates, and how many have none.
+
+        Args:
+            rates: name -> units a second, of `gpu.json`, which `python -m benchmarks gpu` writes.
+        """
+        work = [training.task.gpu_work(training.config) for training in self.missing]
+        timed = [units / rates[name] for name, units in filter(None, work) if name in rates]
+        return sum(timed) / 3600, len(work) - len(timed)
+
     @property
     def cost(self) -> float:
         """Seconds of one CPU core that the missing work takes, by the tasks' own rough estimates."""

@@ -170,6 +170,8 @@ class Task:
     """Configs with equal keys may be trained as one stack."""
     cost: Callable[[Any], float]
     """Config -> seconds of one CPU core that its training takes, roughly."""
+    gpu_work: Callable[[Any], tuple[str, float] | None] = lambda config: None
+    """Config -> (a rate of `python -m benchmarks gpu`, how many of its units a training takes), or None."""
     view_cost: Callable[[Any, Any], float]
     """(config, view) -> seconds of one CPU core that its predictions take, roughly."""
     metrics: Sequence[str] = ()

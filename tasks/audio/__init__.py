@@ -8,7 +8,7 @@ from retable.platform.table import Figure, Table, with_claims
 from retable.platform.task import Dataset, Scale, Task
 from retable.tasks.audio.config import Config, View
 from retable.tasks.audio.data import Recordings, arrays, read
-from retable.tasks.audio.learner import RetrievalLearner, cost, group, validate
+from retable.tasks.audio.learner import RetrievalLearner, cost, gpu_work, group, validate
 from retable.tasks.audio.predict import evaluate, predict, shards, summarise, view_cost
 from retable.tasks.audio.prepare import describe, prepare
 
@@ -53,6 +53,7 @@ TASK = Task(
     predicts_on_gpu=True,
     group=group,
     cost=cost,
+    gpu_work=gpu_work,
     view_cost=view_cost,
     metrics=(
         "map10",

@@ -276,6 +276,13 @@ def cost(config: Config) -> float:
     return 10 + config.epochs * steps * config.batch * clip_cost(config)
 
 
+def gpu_work(config: Config) -> tuple[str, float]:
+    """Return which rate of `python -m benchmarks gpu` a training goes at, and its clips, counted as the default's."""
+    items = ITEMS.get(config.data, CHALLENGE)
+    clips = config.steps * config.batch or sum(items.get(corpus, 0) for corpus in config.corpora)
+    return "audio", config.epochs * clips * clip_cost(config) / clip_cost(Config())
+
+
 def clip_cost(config: Config) -> float:
     """Return seconds of one CPU core for one clip and caption forward and backward: the spectrogram, and arithmetic."""
     seconds = min(config.clip, 3.0 if config.data in ITEMS else 25.0)

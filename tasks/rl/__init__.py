@@ -9,7 +9,7 @@ from retable.platform.task import Dataset, Scale, Task
 from retable.tasks.rl.config import Config, View
 from retable.tasks.rl.data import arrays, open_transitions, read
 from retable.tasks.rl.learner import OfflineLearner, group
-from retable.tasks.rl.predict import cost, describe, evaluate, predict, validate, view_cost
+from retable.tasks.rl.predict import cost, describe, evaluate, gpu_work, predict, validate, view_cost
 from retable.tasks.rl.prepare import prepare
 
 
@@ -48,6 +48,7 @@ TASK = Task(
     evaluate=evaluate,
     group=group,
     cost=cost,
+    gpu_work=gpu_work,
     view_cost=view_cost,
     metrics=("return", "behaviour_share", "score", "return_std", "length"),
     tables=tables,

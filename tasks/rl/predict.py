@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from retable.platform.config import override
 from retable.platform.errors import UserError
 from retable.platform.task import Source
 from retable.tasks.rl import inference
@@ -128,6 +129,12 @@ def cost(config: Config) -> float:
     reduced = isinstance(config.algorithm, Bcq) and config.algorithm.target_precision == "bfloat16"
     seconds = 0.013 if isinstance(config.algorithm, Bc) else 0.034 if reduced else 0.05
     return config.epochs * config.updates * seconds * config.batch / 100 + 1
+
+
+def gpu_work(config: Config) -> tuple[str, float]:
+    """Return which rate of `python -m benchmarks gpu` a training goes at, and its network-updates, counted as BCQ's."""
+    share = cost(config) / cost(override(config, {"algorithm": "bcq"}))
+    return "rl/tf32" if config.precision == "tf32" else "rl", config.epochs * config.updates * share
 
 
 def view_cost(config: Config, view: View) -> float:

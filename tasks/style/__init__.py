@@ -8,7 +8,7 @@ from retable.platform.table import Figure, Table, with_claims
 from retable.platform.task import Dataset, Scale, Task
 from retable.tasks.style.config import Config, View
 from retable.tasks.style.data import Photographs, arrays, read
-from retable.tasks.style.learner import build_learner, cost, group, keep, validate
+from retable.tasks.style.learner import build_learner, cost, gpu_work, group, keep, validate
 from retable.tasks.style.predict import evaluate, predict, view_cost
 from retable.tasks.style.prepare import describe, prepare
 
@@ -51,6 +51,7 @@ TASK = Task(
     predicts_on_gpu=True,
     group=group,
     cost=cost,
+    gpu_work=gpu_work,
     view_cost=view_cost,
     metrics=("style_error", "content_error", "validation_loss", "final_loss"),
     tables=tables,

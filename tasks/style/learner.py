@@ -174,6 +174,18 @@ RATE = 3e10
 """Multiply-adds a second of one CPU core, measured."""
 
 
+def gpu_work(config: Config) -> tuple[str, float]:
+    """Return which rate of `python -m benchmarks gpu` a training goes at, and its work in that rate's units.
+
+    These are evaluations at 512 x 512, or images of 256 x 256.
+    """
+    method, steps = config.method, config.epochs * config.steps
+    if isinstance(method, OptimiseImage):
+        return f"style/image/{type(method.backbone).__name__.lower()}", steps * (method.size / 512) ** 2
+    half = "/bfloat16" if config.precision == "bfloat16" else ""
+    return f"style/network{half}", steps * method.batch * (method.size / 256) ** 2
+
+
 def cost(config: Config) -> float:
     """Return seconds of one CPU core that a training takes, roughly: forward and backward passes; 5 s to begin with."""
     method = config.method

@@ -8,7 +8,7 @@ from retable.platform.table import Figure, Table, with_claims
 from retable.platform.task import Dataset, Scale, Task
 from retable.tasks.weather.config import Config, View
 from retable.tasks.weather.data import Windows, arrays, read
-from retable.tasks.weather.learner import ForecastLearner, cost, group, validate
+from retable.tasks.weather.learner import ForecastLearner, cost, gpu_work, group, validate
 from retable.tasks.weather.predict import evaluate, predict, reads, shards, summarise, view_cost
 from retable.tasks.weather.prepare import describe, prepare
 
@@ -54,6 +54,7 @@ TASK = Task(
     predicts_on_gpu=True,
     group=group,
     cost=cost,
+    gpu_work=gpu_work,
     view_cost=view_cost,
     metrics=("iou", "iou_batched", "pod", "far", "precision", "fss", "brier", "validation_iou", "validation_loss"),
     tables=tables,

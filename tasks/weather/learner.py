@@ -26,6 +26,8 @@ from retable.tasks.weather.config import (
 from retable.tasks.weather.losses import build_loss
 from retable.tasks.weather.model import build
 
+WINDOWS = 200_000
+"""Of the training set of one region and more, roughly: what an epoch has where `steps` does not say."""
 PRECISION = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -216,10 +218,19 @@ def group(config: Config) -> Hashable:
 
 def cost(config: Config) -> float:
     """Return seconds of one CPU core that a training takes, roughly: measured at 36 x 36 pixels; 10 s to begin with."""
-    steps = config.steps or 200_000 // config.batch
+    steps = config.steps or WINDOWS // config.batch
     if isinstance(config.model, AllDry | Climatology):
         steps = 0
     return 10 + config.epochs * steps * config.batch * sample_cost(config)
+
+
+def gpu_work(config: Config) -> tuple[str, float] | None:
+    """Return which rate of `python -m benchmarks gpu` a training goes at, and its samples; None where there is none."""
+    name = {UNet: "unet", Vivit: "vivit"}.get(type(config.model))
+    if isinstance(config.model, Swin):
+        name = f"swin/{config.model.variant}"
+    steps = config.steps or WINDOWS // config.batch
+    return (f"weather/{name}", float(config.epochs * steps * config.batch)) if name else None
 
 
 def sample_cost(config: Config) -> float:

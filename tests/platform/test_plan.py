@@ -1,10 +1,11 @@
 """Plans: every piece of work once, parents first, and the truth about what lies on the storage."""
 
+import json
 from dataclasses import replace
 
 import pytest
 
-from retable.platform import api
+from retable.platform import api, cli
 from retable.platform import plan as planning
 from retable.platform.config import override
 from retable.platform.plan import compile_configs, compile_plan
@@ -230,3 +231,27 @@ def test_configs_without_a_table_are_planned_with_their_parents(storage):
     plan = compile_configs(LINE, [child, Config(seed=1), child], storage)
     assert [(t.config.rate, t.config.seed, t.wave) for t in plan.missing] == [(0.1, 0, 0), (0.1, 1, 0), (0.5, 0, 1)]
     assert plan.unscored == [] and find("line") is LINE
+
+
+@pytest.mark.parametrize("name", ["rl", "style", "weather", "audio"])
+def test_every_training_of_the_papers_has_its_work_on_a_gpu(name, storage):
+    """At a unit an hour of every rate there is, the hours are the units."""
+    plan = api.plan(name, scale="paper", storage=storage.root)
+    work = [training.task.gpu_work(training.config) for training in plan.missing]
+    timed = {found[0] for found in work if found}
+    assert all(rate.split("/")[0] == name for rate in timed) and all(found is None or found[1] > 0 for found in work)
+    hours, untimed = plan.gpu_hours(dict.fromkeys(timed, 1 / 3600))
+    assert hours == pytest.approx(sum(found[1] for found in work if found)) and untimed == work.count(None)
+    assert plan.gpu_hours({}) == (0, len(work))
+
+
+def test_the_work_of_a_pruned_network_is_its_updates(storage):
+    plan = api.plan("rl/figure1", scale="paper", storage=storage.root)
+    assert plan.gpu_hours({"rl": 1_000_000 / 3600})[0] == pytest.approx(len(plan.missing))
+
+
+def test_hours_of_a_gpu_are_shown_where_they_were_measured(storage, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(cli, "GPU", tmp_path / "gpu.json")
+    cli.GPU.write_text(json.dumps({"rates": {"rl": 20_000.0}, "machine": {"device": "NVIDIA H200"}}))
+    cli.print_plan(api.plan("rl/figure1", scale="paper", storage=storage.root))
+    assert "of one NVIDIA H200 (as measured; trainings alone)" in capsys.readouterr().out
