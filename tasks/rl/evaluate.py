@@ -1,4 +1,7 @@
-"""Play a policy in a Gymnasium environment: returns and lengths of whole episodes."""
+"""Play a policy in a Gymnasium environment: returns and lengths of whole episodes.
+
+The simulator is imported where it is used, so that a machine without it can train.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,16 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import gymnasium
-import mujoco
 import numpy as np
 import numpy.typing as npt
-from gymnasium.vector import VectorEnv
 
 from retable.platform.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    import gymnasium
+    from gymnasium.vector import VectorEnv
 
 Array = npt.NDArray[Any]
 
@@ -23,6 +27,7 @@ Array = npt.NDArray[Any]
 @contextmanager
 def _quiet_mujoco() -> Iterator[None]:
     """Drop MuJoCo's remark on HalfCheetah's model file: printed for each copy and kept in a MUJOCO_LOG.TXT."""
+    import mujoco
 
     def show(message: str) -> None:
         if "settotalmass" not in message:
@@ -44,6 +49,8 @@ def make(environment_id: str, lanes: int) -> VectorEnv[Any, Any, Any]:
             vector of observations, no bounded continuous actions, or no limit on an episode's length.
 
     """
+    import gymnasium
+
     if environment_id not in gymnasium.registry:
         known = [name for name, spec in gymnasium.registry.items() if "gymnasium.envs.mujoco" in str(spec.entry_point)]
         raise UserError(f"unknown environment {environment_id!r}{nearest(environment_id, known)}")
@@ -94,7 +101,9 @@ def scale(actions: Array, space: gymnasium.spaces.Space[Any]) -> Array:
         UserError: where an action is not finite, as after a training that diverged.
 
     """
-    assert isinstance(space, gymnasium.spaces.Box)
+    from gymnasium.spaces import Box
+
+    assert isinstance(space, Box)
     if not np.isfinite(actions).all():
         what = "the policy's actions are not finite; its training has diverged"
         raise UserError(f"{what}: take an earlier epoch, or train with a smaller learning_rate")
