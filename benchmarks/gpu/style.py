@@ -20,7 +20,19 @@ from torch.nn import functional
 
 from benchmarks.gpu.frame import Step, Value, Where
 from benchmarks.gpu.measure import free, peak_memory, per_second
-from benchmarks.gpu.ways import NO_CUDA, Opened, arithmetic, compared, compiled, graphed, numbers, resumed, shared_out
+from benchmarks.gpu.ways import (
+    MOVED,
+    NO_CUDA,
+    Opened,
+    arithmetic,
+    compared,
+    compiled,
+    graphed,
+    moves,
+    numbers,
+    resumed,
+    shared_out,
+)
 from retable.platform.run import Run
 from retable.tasks.style import TASK, assets, images, losses
 from retable.tasks.style.backbones import BackboneNetwork, build
@@ -167,12 +179,11 @@ class GraphedOptimisation(ImageOptimisation):
 def network_answer(where: Where, precision: str, device: str) -> dict[str, Any]:
     """Return a picture that version 2 makes, and the gradients that its training takes."""
     side = 64 if where.tiny else 128
-    there = replace(where, device=device)
-    network, config = fresh_network(there), network_config(where)
+    network, config = fresh_network(where).to(device), network_config(where)
     assert isinstance(config.method, TrainNetwork)
     loss_network = copy.deepcopy(backbone(config.method.backbone)).to(device)
     content, painting = (picture(name, (side, side)).to(device) for name in ("mountain", "great_wave"))
-    with arithmetic(precision, there):
+    with arithmetic(precision, device):
         targets = losses.targets(loss_network, config.method.objective, content, [painting])
         made = network(content)
         if precision == "float16":  # is for pictures: what training sums is beyond its range
@@ -189,18 +200,24 @@ def image_answer(name: str, where: Where, precision: str, device: str) -> dict[s
     network, objective = copy.deepcopy(backbone(BACKBONES[name])).to(device), Objective()
     content, painting = (picture(each, (side, side)).to(device) for each in ("mountain", "great_wave"))
     pixels = (content + painting).div(2).requires_grad_()
-    with arithmetic(precision, replace(where, device=device)):
+    with arithmetic(precision, device):
         targets = losses.targets(network, objective, content, [painting])
         found = losses.loss(network, objective, targets, pixels)
     found.total.sum().backward()  # type: ignore[no-untyped-call]
     return {"loss": found.total.detach(), "gradient": pixels.grad}
 
 
+@cache
+def reference(where: Where, answer: Callable[[Where, str, str], dict[str, Any]]) -> dict[str, Any]:
+    """Return the answer of the CPU in float32, worked out once."""
+    return answer(where, "float32", "cpu")
+
+
 def against_cpu(where: Where, answer: Callable[[Where, str, str], dict[str, Any]], precision: str) -> Results:
     """Compare the device at a precision to the CPU in float32."""
     if precision in ("tf32", "float16") and not where.gpu:
         return NO_CUDA
-    got, want = answer(where, precision, where.device), answer(where, "float32", "cpu")
+    got, want = answer(where, precision, where.device), reference(where, answer)
     bounds = {name: (GRADIENTS if name.startswith("gradient") else OUTPUTS)[precision] for name in got}
     return compared(got, want, bounds)
 
@@ -211,7 +228,7 @@ def graph_of_pictures(where: Where) -> Results:
     if not where.gpu:
         return NO_CUDA
     network, image = fresh_network(where), picture("mountain", (256, 256)).to(where.device)
-    with arithmetic("float32", where):
+    with arithmetic("float32", where.device):
         replay, made = graphed(lambda: network(image))
         image.copy_(picture("coffee", (256, 256)))
         replay()
@@ -223,25 +240,25 @@ def graph_of_evaluations(where: Where) -> Results:
     if not where.gpu:
         return NO_CUDA
     config = image_config(where, "vgg19", 128)
-    with arithmetic("float32", where):
+    with arithmetic("float32", where.device):
         jobs = [optimisation(where, config, kind) for kind in (GraphedOptimisation, ImageOptimisation)]
         got, want = ([torch.cat([job.step().total.clone() for _ in range(10)])] for job in jobs)
     return compared({"losses": got[0]}, {"losses": want[0]}, {"losses": GRADIENTS["float32"]})
 
 
 def graph_of_training(where: Where) -> Results:
-    """Compare the weights after five steps by a CUDA graph to those without, as far as training moved them."""
+    """Compare where five steps by a CUDA graph move the weights to where five without do."""
     if not where.gpu:
         return NO_CUDA
     found = []
-    with arithmetic("float32", where):
+    with arithmetic("float32", where.device):
         for step_of in (graphed_step, eager_step):
             learner, batch = opened_learner(where, network_config(where))
-            step = step_of(learner, batch)
+            start, step = numbers(learner.network.state_dict()), step_of(learner, batch)
             for _ in range(5):
                 step()
-            found.append({"weights": numbers(learner.network.state_dict())})
-    return compared(*found, {"weights": GRADIENTS["float32"]})
+            found.append({"moves of the weights": moves(start, numbers(learner.network.state_dict()))})
+    return compared(*found, {"moves of the weights": MOVED})
 
 
 @torch.inference_mode()
@@ -249,7 +266,7 @@ def pictures_at_once(where: Where) -> Results:
     """Compare three pictures that go through the network together to each by itself."""
     side, network = (32 if where.tiny else 256), fresh_network(where)
     batch = torch.cat([picture(name, (side, side)) for name in assets.photographs()]).to(where.device)
-    with arithmetic("float32", where):
+    with arithmetic("float32", where.device):
         alone = torch.cat([network(single) for single in batch.split(1)])
         return compared({"pictures": network(batch)}, {"pictures": alone}, {"pictures": OUTPUTS["float32"]})
 
@@ -265,8 +282,7 @@ def opened(where: Where, method: str, device: str) -> Opened:
 
 def interrupted(where: Where, method: str) -> Results:
     """Compare a resumed run to an uninterrupted one."""
-    with arithmetic("float32", where):
-        return resumed(opened(where, method, where.device), where)
+    return resumed(opened(where, method, where.device), where)
 
 
 # Speeds
@@ -301,20 +317,24 @@ def graphed_step(learner: NetworkLearner, batch: Tensor) -> Call:
 
 def training(where: Where, config: Config, step_of: Callable[[NetworkLearner, Tensor], Call]) -> Results:
     """Time steps of version 2's training, the batch on the device."""
-    if step_of is graphed_step and not where.gpu:
+    if (step_of is graphed_step or config.compile) and not where.gpu:
         return NO_CUDA
+    torch.compiler.reset()
     learner, batch = opened_learner(where, config)
     steps = per_second(step_of(learner, batch), where)
     return {"images a second": len(batch) * steps, "steps a second": steps, "MB": peak_memory(where)}
 
 
-def evaluations(where: Where, config: Config, precision: str, graph: bool) -> Results:
+def evaluations(where: Where, config: Config, graph: bool = False) -> Results:
     """Time evaluations of version 1, L-BFGS included, with its full history."""
-    if graph and not where.gpu:
+    assert isinstance(config.method, OptimiseImage)
+    if (graph or config.compile) and not where.gpu:
         return NO_CUDA
-    with arithmetic(precision, where):
-        job = optimisation(where, config, GraphedOptimisation if graph else ImageOptimisation)
-        speed = per_second(job.step, where, warmup=2 if where.tiny else 21)
+    if config.precision == "bfloat16" and not where.gpu and isinstance(config.method.backbone, Vgg19):
+        return {"left out": "no CUDA; processors that emulate bfloat16 take minutes"}
+    torch.compiler.reset()
+    job = optimisation(where, config, GraphedOptimisation if graph else ImageOptimisation)
+    speed = per_second(job.step, where, warmup=2 if where.tiny else 21)
     image = f"s an image (a timed evaluation x {EVALUATIONS})"
     return {"evaluations a second": speed, image: EVALUATIONS / speed, "MB": peak_memory(where)}
 
@@ -325,7 +345,7 @@ def way(where: Where, network: TransformerNetwork, name: str, image: Image) -> C
     forward: Callable[[Tensor], Tensor] = compiled(network, where) if how == "compiled" else network
 
     def call() -> Tensor:
-        with torch.inference_mode(), arithmetic(precision, where):
+        with torch.inference_mode(), arithmetic(precision, where.device):
             return forward(image).clamp(0, 1)
 
     if how != "CUDA graph":
@@ -341,7 +361,7 @@ def way(where: Where, network: TransformerNetwork, name: str, image: Image) -> C
 
 def stylising(where: Where, shape: tuple[int, int], name: str) -> Results:
     """Time the network on one picture that is on the device; its result must be that of float32."""
-    if not where.gpu and ("graph" in name or not name.startswith(("float32", "bfloat16"))):
+    if not where.gpu and name not in ("float32", "bfloat16"):
         return NO_CUDA
     network = fresh_network(where)
     image = picture("mountain", shape).to(where.device, memory_format=torch.channels_last)
@@ -367,7 +387,7 @@ def frames(where: Where, how: str) -> Results:
         before, after = before.pin_memory(), after.pin_memory()
 
     def call() -> None:
-        with torch.inference_mode(), arithmetic("bfloat16", where):
+        with torch.inference_mode(), arithmetic("bfloat16", where.device):
             image = before.to(where.device, non_blocking=True).permute(2, 0, 1)[None].float() / 255
             made = forward(image).clamp(0, 1).mul(255).round().byte()[0].permute(1, 2, 0)
             after.copy_(made, non_blocking=True)
@@ -388,8 +408,9 @@ def checks(where: Where) -> Iterator[Step]:
     for precision in WAYS:
         yield Step(f"version 2, {precision} against the CPU", partial(against_cpu, where, network_answer, precision))
     for name in BACKBONES:
+        answer = partial(image_answer, name)
         for precision in ("float32", "tf32", "bfloat16"):
-            check = partial(against_cpu, where, partial(image_answer, name), precision)
+            check = partial(against_cpu, where, answer, precision)
             yield Step(f"version 1, {name}, {precision} against the CPU", check)
     yield Step("version 2, CUDA graph against eager", partial(graph_of_pictures, where))
     yield Step("version 1, evaluations by CUDA graph against eager", partial(graph_of_evaluations, where))
@@ -402,26 +423,25 @@ def checks(where: Where) -> Iterator[Step]:
 
 def in_two(where: Where) -> Results:
     """Compare training in two processes to training in one."""
-    with arithmetic("float32", where):
-        return shared_out(partial(opened, where, "network"), where)
+    return shared_out(partial(opened, where, "network"), where)
 
 
 def speeds(where: Where) -> Iterator[Step]:
     """Yield what is timed without a compiler."""
     name = "version 2, training"
     plain, half = network_config(where), network_config(where, precision="bfloat16")
-    yield Step(f"{name}, float32 as PyTorch is set", partial(training, where, plain, eager_step), images_of("network"))
-    yield Step(f"{name}, bfloat16", partial(training, where, half, eager_step), images_of("network/bfloat16"))
+    yield Step(f"{name}, float32 as PyTorch is set", partial(training, where, plain, eager_step), rate_of("network"))
+    yield Step(f"{name}, bfloat16", partial(training, where, half, eager_step), rate_of("network/bfloat16"))
     yield Step(f"{name}, bfloat16, CUDA graph", partial(training, where, half, graphed_step))
     for size in sizes(where):
         for name in BACKBONES:
-            config = image_config(where, name, size)
+            plain = image_config(where, name, size)
+            half = replace(plain, precision="bfloat16")
             rates = {f"style/image/{name}": "evaluations a second"} if size == sizes(where)[0] else {}
             title = f"Table I, version 1, {name}, {size} x {size}"
-            plainly = partial(evaluations, where, config, "default", False)
-            yield Step(f"{title}, float32 as PyTorch is set", plainly, rates)
-            yield Step(f"{title}, bfloat16", partial(evaluations, where, config, "bfloat16", False))
-            yield Step(f"{title}, bfloat16, CUDA graph", partial(evaluations, where, config, "bfloat16", True))
+            yield Step(f"{title}, float32 as PyTorch is set", partial(evaluations, where, plain), rates)
+            yield Step(f"{title}, bfloat16", partial(evaluations, where, half))
+            yield Step(f"{title}, bfloat16, CUDA graph", partial(evaluations, where, half, graph=True))
     for shape in shapes(where):
         for way_name in (*WAYS, "float16, CUDA graph"):
             yield Step(table_row(shape, way_name), partial(stylising, where, shape, way_name))
@@ -433,22 +453,20 @@ def compiled_speeds(where: Where) -> Iterator[Step]:
     """Yield what is compiled first, which takes longer than it is timed."""
     name = "version 2, UHD frames, bfloat16, compiled"
     yield Step(name, partial(frames, where, "compiled"))
-    if where.tiny and not where.gpu:  # one trace shows that the lines run; a learner would call the real compiler
-        return
     for precision, rate in (("float32", "network"), ("bfloat16", "network/bfloat16")):
         config = network_config(where, precision=precision, compile=True)
         name = f"version 2, training, {precision}, compiled"
-        yield Step(name, partial(training, where, config, eager_step), images_of(rate))
+        yield Step(name, partial(training, where, config, eager_step), rate_of(rate))
     for shape in reversed(shapes(where)):
         yield Step(table_row(shape, "float16, compiled"), partial(stylising, where, shape, "float16, compiled"))
     for size in sizes(where):
         for name in BACKBONES:
-            config = image_config(where, name, size, compile=True)
+            config = image_config(where, name, size, compile=True, precision="bfloat16")
             title = f"Table I, version 1, {name}, {size} x {size}, bfloat16, compiled"
-            yield Step(title, partial(evaluations, where, config, "bfloat16", False))
+            yield Step(title, partial(evaluations, where, config))
 
 
-def images_of(rate: str) -> Mapping[str, str]:
+def rate_of(rate: str) -> Mapping[str, str]:
     """Say which of the report's rates a training's speed is."""
     return {f"style/{rate}": "images a second"}
 

@@ -34,7 +34,7 @@ Opened = tuple[Task, Any, Any]
 
 
 @contextmanager
-def arithmetic(precision: str, where: Where) -> Iterator[None]:
+def arithmetic(precision: str, device: str) -> Iterator[None]:
     """Compute in `float32` (TF32 nowhere), `tf32` (wherever it can be), `bfloat16`, `float16`, or `default`.
 
     Half precisions are autocast's, with PyTorch's own setting of TF32 elsewhere; `default` is that setting alone:
@@ -46,7 +46,7 @@ def arithmetic(precision: str, where: Where) -> Iterator[None]:
         for kind in kinds:
             kind.allow_tf32 = precision == "tf32"
     try:
-        with torch.autocast(torch.device(where.device).type, HALF.get(precision), enabled=precision in HALF):
+        with torch.autocast(torch.device(device).type, HALF.get(precision), enabled=precision in HALF):
             yield
     finally:
         for kind, allowed in zip(kinds, before, strict=True):
@@ -69,6 +69,7 @@ def graphed(call: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
 
 def compiled(module: Callable[..., Any], where: Where) -> Callable[..., Any]:
     """Compile for a GPU; on a CPU trace only, as there may be no compiler for it."""
+    torch.compiler.reset()  # after some versions of the same code PyTorch would give up, and say nothing
     made: Callable[..., Any] = torch.compile(module, dynamic=False, backend="inductor" if where.gpu else "eager")
     return made
 
@@ -111,7 +112,7 @@ def resumed(opened: Opened, where: Where) -> dict[str, float | str | bool]:
     """
     task, config, data = opened
     start = numbers(task.learner([config], data, Run(device=where.device)).state_dict()[0]["weights"])
-    with tempfile.TemporaryDirectory(prefix="retable-gpu-") as folder:
+    with tempfile.TemporaryDirectory(prefix="retable-gpu-") as folder, arithmetic("float32", where.device):
         whole, parts = (Storage.open(Path(folder, name)) for name in ("whole", "parts"))
         wanted = _trained(opened, where, whole)
         with suppress(Interrupted):
@@ -149,12 +150,14 @@ def shared_out(open_one: Callable[[str], Opened], where: Where) -> dict[str, flo
     """Train some steps in two processes and in one with the joined batch; compare where the weights have come to.
 
     Two GPUs where there are, else two processes on the CPU. `open_one` is a module's function or a partial of one, and
-    is given the device that it opens a run for: the processes import it.
+    is given the device that it opens a run for: processes may have to import it.
     """
     two = where.gpu and torch.cuda.device_count() > 1
     device = "cuda" if two else "cpu"
     with tempfile.TemporaryDirectory(prefix="retable-gpu-") as folder:
-        multiprocessing.spawn(_work, (open_one, device, folder), nprocs=2)  # type: ignore[no-untyped-call]
+        # A process that is forked has everything imported; where there is CUDA, it could not use PyTorch.
+        method = "spawn" if torch.cuda.is_available() else "fork"
+        multiprocessing.start_processes(_work, (open_one, device, folder), nprocs=2, start_method=method)
         start, got = torch.load(Path(folder, "weights.pt"), weights_only=True)
     _, wanted = _steps(open_one(device), Run(device=device))
     found = closeness("moves of the weights", moves(start, got), moves(start, wanted), MOVED)
@@ -181,7 +184,8 @@ def _steps(opened: Opened, run: Run) -> tuple[dict[str, Tensor], dict[str, Tenso
     task, config, data = opened
     learner = task.learner([config], data, run)
     start = numbers(learner.state_dict()[0]["weights"])
-    for step, batch in enumerate(data.batches(0, 0, run.rank, run.world)):
-        seed_everything(config.seed, step, run.rank)
-        learner.step(batch)
+    with arithmetic("float32", run.device):
+        for step, batch in enumerate(data.batches(0, 0, run.rank, run.world)):
+            seed_everything(config.seed, step, run.rank)
+            learner.step(batch)
     return start, numbers(learner.state_dict()[0]["weights"])
