@@ -1,8 +1,7 @@
 """Network-updates a second of BCQ stacks: one member, several, and the straightforward implementation of the tests.
 
-HalfCheetah's sizes, batches of 100, float32 (and TF32 on a GPU). On the CPU with one thread, stacked against separate
-training, in times of the processor. On a GPU, where there is one, up to the 105 networks of one environment of the
-paper's grid, in times of the clock; where there is none, an estimate from operations and bytes, named as such.
+HalfCheetah's sizes, batches of 100, float32, on the CPU with one thread: stacked against separate training, in
+times of the processor. For a GPU an estimate from operations and bytes, named as such; `benchmarks/gpu` measures there.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from retable.tasks.rl.model import weight_count
 from tests.rl.reference_bcq import ReferenceBcq
 
 STATES, ACTIONS, ROWS = 17, 6, 200_000
-CPU_MEMBERS, GPU_MEMBERS = (1, 2, 5, 10), (1, 5, 20, 50, 105)
+CPU_MEMBERS = (1, 2, 5, 10)
 SPARSITIES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 H100 = {"float32": 67e12, "TF32": 495e12, "bytes": 3.35e12}
 """Peak operations and bytes a second that NVIDIA states for an H100 SXM (dense)."""
@@ -47,24 +46,22 @@ def columns() -> dict[str, Any]:
     }
 
 
-def updating(configs: list[Config], rows: dict[str, Any], device: str) -> Callable[[], Any]:
+def updating(configs: list[Config], rows: dict[str, Any]) -> Callable[[], Any]:
     """Return what draws a batch and makes one update of a stack, as the loop does."""
     data = Transitions(rows, {"states": STATES, "actions": ACTIONS, "max_action": 1.0}, configs)
-    learner = OfflineLearner(configs, data, Run(device=device))
+    learner = OfflineLearner(configs, data, Run())
     batches = (batch for epoch in range(10**6) for batch in data.batches(epoch, 0, 0, 1))
     return lambda: learner.step(next(batches))
 
 
-def plain(device: str) -> Callable[[], Any]:
+def plain() -> Callable[[], Any]:
     """Return one update of the straightforward implementation, its noise included."""
     reference = ReferenceBcq(STATES, ACTIONS)
-    for network in (*reference.networks().values(), reference.actor_target, reference.critic_target):
-        network.to(device)
     shapes = {"observation": STATES, "action": ACTIONS, "reward": 1, "next_observation": STATES, "not_done": 1}
-    batch = {name: torch.rand(100, width, device=device) for name, width in shapes.items()}
+    batch = {name: torch.rand(100, width) for name, width in shapes.items()}
 
     def update() -> None:
-        latents = [torch.randn(rows, 2 * ACTIONS, device=device) for rows in (100, 1000, 100)]
+        latents = [torch.randn(rows, 2 * ACTIONS) for rows in (100, 1000, 100)]
         reference.update(batch, [latents[0], latents[1].clamp(-0.5, 0.5), latents[2].clamp(-0.5, 0.5)])
 
     return update
@@ -73,8 +70,8 @@ def plain(device: str) -> Callable[[], Any]:
 def cpu_rates(rounds: int = 5, networks: int = 10) -> dict[str, float]:
     """Return network-updates a second of one core; rounds of each alternate, for other work falls on all alike."""
     rows = columns()
-    updates = {f"stack of {count}": (updating(members(count), rows, "cpu"), count) for count in CPU_MEMBERS}
-    updates["straightforward"] = (plain("cpu"), 1)
+    updates = {f"stack of {count}": (updating(members(count), rows), count) for count in CPU_MEMBERS}
+    updates["straightforward"] = (plain(), 1)
     times: dict[str, list[float]] = {name: [] for name in updates}
     for update, _ in updates.values():
         update()
@@ -87,20 +84,8 @@ def cpu_rates(rounds: int = 5, networks: int = 10) -> dict[str, float]:
     return {name: 1 / statistics.median(values) for name, values in times.items()}
 
 
-def gpu_rate(update: Callable[[], Any], count: int, updates: int = 300) -> float:
-    """Return network-updates a second by the clock, once the update has been captured."""
-    for _ in range(10):
-        update()
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    for _ in range(updates):
-        update()
-    torch.cuda.synchronize()
-    return count * updates / (time.perf_counter() - start)
-
-
-def work(config: Config) -> tuple[float, float]:
-    """Count the operations and the bytes of device memory that one network's update takes, from its weights.
+def work(config: Config) -> tuple[float, float, float]:
+    """Count one network's update: operations of the target pass, of the rest, and bytes of device memory.
 
     A multiply-add is two operations; a backward pass costs two forward ones, or one where only inputs need gradients.
     Bytes: ten reads or writes of each trained float32 weight (forward, backward, Adam's value, gradient and moments)
@@ -112,12 +97,13 @@ def work(config: Config) -> tuple[float, float]:
     moved, trained = count["actor"] + count["critic"], sum(count.values())
     target = config.algorithm.target_samples * (decoder + moved)
     climbed = decoder + count["critic"]  # the actor's update: a proposal, and one head forward and backward
-    return 2.0 * config.batch * (target + 3 * trained + climbed), 4.0 * (10 * trained + 3 * moved)
+    return 2.0 * config.batch * target, 2.0 * config.batch * (3 * trained + climbed), 4.0 * (10 * trained + 3 * moved)
 
 
 def estimate() -> dict[str, float]:
     """Estimate what an H100 could reach at the stated peaks, were operations and bytes all that counts."""
-    operations, moved = work(Config())
+    target, rest, moved = work(Config())
+    operations = target + rest
     limits = {kind: H100[kind] / operations for kind in ("float32", "TF32")}
     return {
         "operations an update, 1e9": operations / 1e9,
@@ -134,13 +120,4 @@ def measure() -> dict[str, Any]:
     found: dict[str, Any] = {f"CPU, {name}: network-updates/s of one core": rate for name, rate in cpu.items()}
     found |= {f"CPU, {name}: speed / separate": rate / cpu["stack of 1"] for name, rate in cpu.items() if "of" in name}
     found["CPU, stack of 1: speed / straightforward"] = cpu["stack of 1"] / cpu["straightforward"]
-    if not torch.cuda.is_available():
-        return {**found, "GPU": "no GPU: not measured", **estimate()}
-    rows, reference = columns(), gpu_rate(plain("cuda"), 1)
-    found["GPU, straightforward: network-updates/s"] = reference
-    for precision in ("float32", "tf32"):
-        for count in GPU_MEMBERS:
-            rate = gpu_rate(updating(members(count, precision=precision), rows, "cuda"), count)
-            found[f"GPU, {precision}, stack of {count}: network-updates/s"] = rate
-            found[f"GPU, {precision}, stack of {count}: speed / straightforward"] = rate / reference
-    return found
+    return {**found, **estimate()}

@@ -22,6 +22,7 @@ import re
 import struct
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -140,7 +141,8 @@ class RunFolder:
         there = {f"samples/{name}" for name in self.folder.list("samples")}
         paths = {row["step"]: sample_path(row["step"]) for row in rows}
         samples = {step: self.folder.read(path) for step, path in paths.items() if path in there}
-        self.folder.write("tensorboard/events.out.tfevents.0.retable", tensorboard_events(rows, samples))
+        with suppress(ImportError):  # where there is plain PyTorch only, the log alone is written
+            self.folder.write("tensorboard/events.out.tfevents.0.retable", tensorboard_events(rows, samples))
 
     def checkpoints(self) -> list[int]:
         """Return the steps at which a whole checkpoint lies, ascending."""

@@ -31,6 +31,8 @@ def main(arguments: Sequence[str]) -> int:
     if device.startswith("cuda") and not torch.cuda.is_available():
         print("benchmarks gpu: PyTorch sees no CUDA device here; --tiny runs every line of it on the CPU")
         return 2
+    if options.tiny and device == "cpu":
+        torch.set_num_threads(1)  # sizes so small that threads wait for one another most of the time
     where = Where(device, options.tiny, TINY_SECONDS if options.tiny else SECONDS)
     report = Report(options.out or (Path("build", "gpu") if options.tiny else RESULTS), where)
     end = time.monotonic() + 60 * options.minutes

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import resource
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -89,12 +91,53 @@ def closeness(name: str, got: Tensors, want: Tensors, bound: float) -> dict[str,
 
 
 def rounding_bound(precision: str, own: float) -> float:
-    """Return how far from the float64 result another device may be at a precision, from how far float32 is on the CPU.
+    """Return how far from the float64 result a device may be at a precision, from how far float32 is on the CPU.
 
-    To first order an error by rounding grows with the rounding of single numbers, through any network. So a precision
-    may err in proportion to `ROUNDING`, and float32 in another order of summation four times as much as on the CPU. One
-    tenth is the most: beyond it, first order says nothing.
+    To first order an error by rounding is proportional to the rounding of single numbers, through any network, so it
+    grows as `ROUNDING` does. Sixteen times as much is allowed to float32, as sums of hundreds of terms taken one by one
+    err so much more than those taken in blocks; four times to the coarser ones, whose sums are in float32 too. A tenth
+    is the most: beyond it, first order says nothing.
     """
-    if precision == "float32":
-        return 4 * max(own, ROUNDING["float32"])
-    return min(0.1, own * ROUNDING[precision] / ROUNDING["float32"])
+    order = 16 if precision == "float32" else 4
+    return min(0.1, order * max(own, ROUNDING["float32"]) * ROUNDING[precision] / ROUNDING["float32"])
+
+
+@contextmanager
+def tf32(enabled: bool) -> Iterator[None]:
+    """Let float32 matrix products and convolutions round their factors to TF32 on a GPU, or not."""
+    switches = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = [switch.allow_tf32 for switch in switches]
+    for switch in switches:
+        switch.allow_tf32 = enabled
+    try:
+        yield
+    finally:
+        for switch, value in zip(switches, before, strict=True):
+            switch.allow_tf32 = value
+
+
+@functools.cache
+def ceilings(where: Where) -> dict[str, float]:
+    """Return the most operations a second that large matrix products reach here, by precision, and `bytes` a second.
+
+    Random factors: products of zeros run faster. A copy reads and writes; both are counted.
+    """
+    size = 256 if where.tiny else 8192
+    found = {}
+    for precision in ("float32", "tf32", "bfloat16"):
+        kind = torch.bfloat16 if precision == "bfloat16" else torch.float32
+        one, other = (torch.randn(size, size, device=where.device, dtype=kind) for _ in range(2))
+        with tf32(precision == "tf32"):
+            found[precision] = 2 * size**3 * per_second(lambda one=one, other=other: one @ other, where)
+    source = torch.randn(size * size * (1 if where.tiny else 16), device=where.device)
+    target = torch.empty_like(source)
+    found["bytes"] = 2 * source.nbytes * per_second(lambda: target.copy_(source), where)
+    return found
+
+
+def shown_ceilings(where: Where) -> dict[str, float]:
+    """Return `ceilings` in the units of a report."""
+    found = ceilings(where)
+    return {f"{kind}, TFLOP/s": found[kind] / 1e12 for kind in ("float32", "tf32", "bfloat16")} | {
+        "copy, GB/s": found["bytes"] / 1e9
+    }

@@ -64,11 +64,12 @@ def group(config: Config) -> Hashable:
 class _Trained(Generic[Network]):
     """A network, the wrapped form its own update goes through, and its optimiser."""
 
-    def __init__(self, network: Network, run: Run, learning_rate: float) -> None:
+    def __init__(self, network: Network, run: Run, learning_rate: float, fused: bool) -> None:
         self.network: Network = network
         self.wrapped = run.wrap(network)
         on_gpu = torch.device(run.device).type == "cuda"
-        self.optimizer = torch.optim.Adam(network.parameters(), lr=learning_rate, fused=True, capturable=on_gpu)
+        kind = {"fused": True} if fused else {"foreach": True}
+        self.optimizer = torch.optim.Adam(network.parameters(), lr=learning_rate, capturable=on_gpu, **kind)
         for value in network.parameters():  # as Adam itself does later; made now so that there is a state to load into
             moments = {name: torch.zeros_like(value, requires_grad=False) for name in MOMENTS}
             self.optimizer.state[value] = {"step": torch.zeros((), device=value.device), **moments}
@@ -138,8 +139,13 @@ class OfflineLearner:
     last bits.
     """
 
-    def __init__(self, configs: Sequence[Config], data: Data, run: Run) -> None:
+    def __init__(
+        self, configs: Sequence[Config], data: Data, run: Run, graph: bool = True, fused: bool = True
+    ) -> None:
         """Initialise, prune and copy the targets, in this order: targets copied earlier would keep pruned weights.
+
+        How a GPU is told what to do changes no number but in its last bits: `graph` replays an update as one CUDA graph,
+        `fused` lets Adam move a whole network in one kernel rather than in one for each of its operations.
 
         Raises:
             ValueError: where the configs cannot be stacked.
@@ -160,18 +166,18 @@ class OfflineLearner:
         on_gpu = self._device.type == "cuda"
         if on_gpu:
             data.place(self._device)
-        self._replay = Replay() if on_gpu and run.world == 1 else None
+        self._replay = Replay() if graph and on_gpu and run.world == 1 else None
         self._keys = noise_keys([member.seed for member in configs], "train").to(self._device)
         self._number = torch.zeros((), dtype=torch.int64, device=self._device)
         self._size = config.batch // run.world
         self._shapes = {"observation": data.states, "action": data.actions, "reward": 1}
         self._shapes |= {"next_observation": data.states, "not_done": 1}
-        self._vae = _Trained(self.networks.vae, run, config.learning_rate)
+        self._vae = _Trained(self.networks.vae, run, config.learning_rate, fused)
         self._trained: dict[str, _Trained[Any]] = {"vae": self._vae}
         self.targets = nn.ModuleDict()
         if self.networks.actor is not None and self.networks.critic is not None:
-            self._actor = _Trained(self.networks.actor, run, config.learning_rate)
-            self._critic = _Trained(self.networks.critic, run, config.learning_rate)
+            self._actor = _Trained(self.networks.actor, run, config.learning_rate, fused)
+            self._critic = _Trained(self.networks.critic, run, config.learning_rate, fused)
             self._trained |= {"actor": self._actor, "critic": self._critic}
             self._target_actor = copy.deepcopy(self._actor.network).requires_grad_(False)
             self._target_critic = copy.deepcopy(self._critic.network).requires_grad_(False)
