@@ -224,7 +224,7 @@ def in_chunks(where: Where) -> Results:
 
 def opened(where: Where, random: bool, device: str) -> Opened:
     """Return a run of a few steps, with its data; `random`: with dropout and patchout."""
-    config = small_config(where, epochs=2, steps=2, clip=2.0, segment=1.0)
+    config = small_config(where, epochs=2, steps=3, clip=2.0, segment=1.0)
     if random:
         assert isinstance(config.audio, Passt) and isinstance(config.text, Untrained)
         audio = replace(config.audio, patchout_frequency=1, patchout_time=2)
@@ -257,7 +257,7 @@ def training(where: Where, name: str, how: str = "", **changes: Any) -> Results:
     if how == "on the device":
         batch = replace(batch, audio=batch.audio.to(where.device))
     try:
-        steps = per_second(lambda: learner.step(batch), where)
+        steps = per_second(lambda: learner.step(batch), where, warmup=1 if where.tiny else 3)
     finally:
         learner.config, learner.forward = before, forward
     clips = len(batch.recording) * steps

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from benchmarks.gpu.frame import Step, Value, Where
-from benchmarks.gpu.measure import free, peak_memory, per_second
+from benchmarks.gpu.measure import closeness, free, peak_memory, per_second
 from benchmarks.gpu.ways import (
     MOVED,
     NO_CUDA,
@@ -257,8 +257,8 @@ def graph_of_training(where: Where) -> Results:
             start, step = numbers(learner.network.state_dict()), step_of(learner, batch)
             for _ in range(5):
                 step()
-            found.append({"moves of the weights": moves(start, numbers(learner.network.state_dict()))})
-    return compared(*found, {"moves of the weights": MOVED})
+            found.append(moves(start, numbers(learner.network.state_dict())))
+    return closeness("moves of the weights", *found, MOVED)
 
 
 @torch.inference_mode()

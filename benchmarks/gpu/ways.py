@@ -1,10 +1,14 @@
-"""Ways to compute that `style` and `audio` share: precisions, CUDA graphs, an interrupted run, two processes."""
+"""Ways to compute that `style` and `audio` share: precisions, CUDA graphs, an interrupted run, two processes.
+
+Trainings are compared by where they move the weights, not by the weights (`training.py`): these have biases without an
+effect, which Adam moves at random.
+"""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -13,7 +17,7 @@ import torch
 from torch import Tensor, distributed, multiprocessing
 
 from benchmarks.gpu.frame import Value, Where
-from benchmarks.gpu.measure import Tensors, closeness
+from benchmarks.gpu.measure import Tensors, closeness, tf32
 from retable.platform.loop import train
 from retable.platform.run import Run, seed_everything
 from retable.platform.runs import RunFolder
@@ -40,17 +44,9 @@ def arithmetic(precision: str, device: str) -> Iterator[None]:
     Half precisions are autocast's, with PyTorch's own setting of TF32 elsewhere; `default` is that setting alone:
     TF32 in convolutions, not in products of matrices.
     """
-    kinds: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
-    before = [kind.allow_tf32 for kind in kinds]
-    if precision in ("float32", "tf32"):
-        for kind in kinds:
-            kind.allow_tf32 = precision == "tf32"
-    try:
-        with torch.autocast(torch.device(device).type, HALF.get(precision), enabled=precision in HALF):
-            yield
-    finally:
-        for kind, allowed in zip(kinds, before, strict=True):
-            kind.allow_tf32 = allowed
+    switched = tf32(precision == "tf32") if precision in ("float32", "tf32") else nullcontext()
+    with switched, torch.autocast(torch.device(device).type, HALF.get(precision), enabled=precision in HALF):
+        yield
 
 
 def graphed(call: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
@@ -106,7 +102,7 @@ class Interrupted(Exception):
 
 
 def resumed(opened: Opened, where: Where) -> dict[str, float | str | bool]:
-    """Train twice by `loop.train`, the second time interrupted before its last step and resumed; compare weights.
+    """Train twice by `loop.train`, the second time interrupted within the first epoch and resumed; compare weights.
 
     On a CPU every bit is the same. On a GPU some sums have no fixed order, and `MOVED` is the bound.
     """
@@ -116,14 +112,14 @@ def resumed(opened: Opened, where: Where) -> dict[str, float | str | bool]:
         whole, parts = (Storage.open(Path(folder, name)) for name in ("whole", "parts"))
         wanted = _trained(opened, where, whole)
         with suppress(Interrupted):
-            _trained(opened, where, parts, config.epochs * config.steps - 1)
+            _trained(opened, where, parts, config.steps - 1)
         got = _trained(opened, where, parts)
     bound = MOVED if where.gpu else 0.0
     return closeness("moves of the weights", moves(start, got), moves(start, wanted), bound)
 
 
 def _trained(opened: Opened, where: Where, storage: Storage, stop_at: int | None = None) -> dict[str, Tensor]:
-    """Train to the end and return the weights, or raise `Interrupted` before step `stop_at`, counted over epochs."""
+    """Train to the end and return the weights, or raise `Interrupted` before step `stop_at` of the first epoch."""
     task, config, data = opened
     folder = RunFolder.of(storage, task, config)
     train(task, [config], _Stopping(data, stop_at), [folder], "in memory", Run(device=where.device), [()], 1)
@@ -131,7 +127,7 @@ def _trained(opened: Opened, where: Where, storage: Storage, stop_at: int | None
 
 
 class _Stopping:
-    """Data whose batches end by `Interrupted` before a step; otherwise what it wraps."""
+    """Data whose batches end by `Interrupted` before a step of the first epoch; otherwise what it wraps."""
 
     def __init__(self, data: Any, stop_at: int | None) -> None:
         self._data, self._stop_at = data, stop_at
@@ -140,8 +136,8 @@ class _Stopping:
         return getattr(self._data, name)
 
     def batches(self, epoch: int, start: int, rank: int, world: int) -> Iterator[Any]:
-        for step, batch in enumerate(self._data.batches(epoch, start, rank, world), epoch * self._data.steps + start):
-            if step == self._stop_at:
+        for step, batch in enumerate(self._data.batches(epoch, start, rank, world), start):
+            if (epoch, step) == (0, self._stop_at):
                 raise Interrupted
             yield batch
 
