@@ -28,7 +28,7 @@ class Where:
     tiny: bool
     """Every line, at sizes that say nothing of speed."""
     seconds: float
-    """How long one timing may take."""
+    """How long one timing takes; 0: a single call."""
 
     @property
     def gpu(self) -> bool:

@@ -31,25 +31,25 @@ def synchronize(where: Where) -> None:
 
 
 def per_second(call: Callable[[], object], where: Where, warmup: int = 3) -> float:
-    """Return calls a second: the median of rounds that together take about `where.seconds`."""
+    """Return calls a second: the median of rounds that together take about `where.seconds`; tiny, of a single call."""
+    if where.tiny:
+        return 1 / seconds_of(call, 1, where)
     for _ in range(warmup):
         call()
+    count = max(1, round(where.seconds / ROUNDS / seconds_of(call, 1, where)))
+    if count > 1:  # a first call may be slow; so many are not
+        count = max(1, round(count * where.seconds / ROUNDS / seconds_of(call, count, where)))
+    return statistics.median(count / seconds_of(call, count, where) for _ in range(ROUNDS))
+
+
+def seconds_of(call: Callable[[], object], count: int, where: Where) -> float:
+    """Return the seconds of so many calls, until the device has done them."""
     synchronize(where)
-    start, count = time.perf_counter(), 0
-    while time.perf_counter() - start < where.seconds / (2 * ROUNDS) or not count:  # how many calls make a round
+    start = time.perf_counter()
+    for _ in range(count):
         call()
-        count += 1
     synchronize(where)
-    spent = time.perf_counter() - start  # the device may have been told far more than it had done by then
-    count = max(1, round(count * where.seconds / ROUNDS / max(spent, 1e-9)))
-    rates = []
-    for _ in range(ROUNDS):
-        start = time.perf_counter()
-        for _ in range(count):
-            call()
-        synchronize(where)
-        rates.append(count / (time.perf_counter() - start))
-    return statistics.median(rates)
+    return time.perf_counter() - start
 
 
 def peak_memory(where: Where) -> float:
@@ -95,11 +95,11 @@ def rounding_bound(precision: str, own: float) -> float:
 
     To first order an error by rounding is proportional to the rounding of single numbers, through any network, so it
     grows as `ROUNDING` does. Sixteen times as much is allowed to float32, as sums of hundreds of terms taken one by one
-    err so much more than those taken in blocks; four times to the coarser ones, whose sums are in float32 too. A tenth
-    is the most: beyond it, first order says nothing.
+    err so much more than those taken in blocks; four times to the coarser ones, whose sums are in float32 too. Half
+    is the most: beyond it nothing is compared.
     """
     order = 16 if precision == "float32" else 4
-    return min(0.1, order * max(own, ROUNDING["float32"]) * ROUNDING[precision] / ROUNDING["float32"])
+    return min(0.5, order * max(own, ROUNDING["float32"]) * ROUNDING[precision] / ROUNDING["float32"])
 
 
 @contextmanager
