@@ -68,8 +68,9 @@ class _Trained(Generic[Network]):
         self.network: Network = network
         self.wrapped = run.wrap(network)
         on_gpu = torch.device(run.device).type == "cuda"
-        kind = {"fused": True} if fused else {"foreach": True}
-        self.optimizer = torch.optim.Adam(network.parameters(), lr=learning_rate, capturable=on_gpu, **kind)
+        self.optimizer = torch.optim.Adam(
+            network.parameters(), lr=learning_rate, fused=fused, foreach=not fused, capturable=on_gpu
+        )
         for value in network.parameters():  # as Adam itself does later; made now so that there is a state to load into
             moments = {name: torch.zeros_like(value, requires_grad=False) for name in MOMENTS}
             self.optimizer.state[value] = {"step": torch.zeros((), device=value.device), **moments}
@@ -139,13 +140,11 @@ class OfflineLearner:
     last bits.
     """
 
-    def __init__(
-        self, configs: Sequence[Config], data: Data, run: Run, graph: bool = True, fused: bool = True
-    ) -> None:
+    def __init__(self, configs: Sequence[Config], data: Data, run: Run, graph: bool = True, fused: bool = True) -> None:
         """Initialise, prune and copy the targets, in this order: targets copied earlier would keep pruned weights.
 
-        How a GPU is told what to do changes no number but in its last bits: `graph` replays an update as one CUDA graph,
-        `fused` lets Adam move a whole network in one kernel rather than in one for each of its operations.
+        Two arguments change no number but in its last bits: `graph` replays an update on a GPU as one CUDA graph,
+        `fused` has Adam move a network in one kernel rather than in one for each of its operations.
 
         Raises:
             ValueError: where the configs cannot be stacked.
