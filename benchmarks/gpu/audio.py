@@ -47,8 +47,8 @@ VECTORS = {"float32": 1e-4, "tf32": 8e-3, "bfloat16": 3e-2, "float16": 8e-3}
 """How far unit vectors may be from float32's on a CPU. There, bfloat16 was seen to move them by 5e-3; TF32 and float16
 keep three bits more. In float32, TF32 in its place would be noticed."""
 GRADIENTS = {"float32": 1e-3, "tf32": 6e-2, "bfloat16": 0.4, "float16": 6e-2}
-"""The same of gradients, twice what was seen in bfloat16 (0.18), an eighth of it in TF32: the loss takes them from small
-differences, as sounds that are all noise have much the same vector. Unrelated gradients are 1.4 apart."""
+"""The same of gradients, twice what was seen in bfloat16 (0.18): the loss takes them from small differences, as sounds
+that are all noise have much the same vector. Unrelated gradients are 1.4 apart."""
 SPECTROGRAM = 1e-5
 """How far spectrograms may be from a CPU's, whose transform adds in another order: float32 rounds by 6e-8."""
 KERNELS = {
