@@ -49,5 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--minutes", type=float, default=8.0, help="for all parts together (8)")
     parser.add_argument("--tiny", action="store_true", help="small sizes, on the CPU unless --device says otherwise")
     parser.add_argument("--out", type=Path, help="folder for gpu.json and gpu.md (benchmarks/results; tiny: build/gpu)")
-    parser.add_argument("--device", help="cuda, cuda:1, cpu")
+    parser.add_argument(
+        "--device", choices=("cuda", "cpu"), help="cuda is the first one that CUDA_VISIBLE_DEVICES names"
+    )
     return parser

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
-from benchmarks.gpu.measure import free
+from benchmarks.gpu.measure import as_pytorch_starts, free
 
 Value = float | str | bool
 
@@ -119,6 +119,7 @@ def run_part(name: str, load: Callable[[], Part], where: Where, report: Report, 
     pending = load_steps(load, where)
     for step in pending:
         start = time.monotonic()
+        as_pytorch_starts()
         results = outcome(step, end - start)
         report.add(name, step, results, time.monotonic() - start)
         free(where)

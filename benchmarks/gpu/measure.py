@@ -102,6 +102,11 @@ def rounding_bound(precision: str, own: float) -> float:
     return min(0.5, order * max(own, ROUNDING["float32"]) * ROUNDING[precision] / ROUNDING["float32"])
 
 
+def as_pytorch_starts() -> None:
+    """Set TF32 as PyTorch has it at first, for convolutions only: learners change it, and others would inherit that."""
+    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = False, True
+
+
 @contextmanager
 def tf32(enabled: bool) -> Iterator[None]:
     """Let float32 matrix products and convolutions round their factors to TF32 on a GPU, or not."""

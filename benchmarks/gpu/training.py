@@ -95,8 +95,7 @@ def by_two(work: Work, given: Any, where: Where) -> dict[str, Tensor]:
 def _one_of_two(rank: int, work: Work, given: Any, device: str, folder: str) -> None:
     spread = device.startswith("cuda") and torch.cuda.device_count() > 1
     if spread:
-        device = f"cuda:{rank}"
-        torch.cuda.set_device(rank)
+        torch.cuda.set_device(rank)  # what "cuda" means from here
     torch.set_num_threads(1)
     backend = "nccl" if spread else "gloo"
     distributed.init_process_group(backend, f"file://{folder}/meeting", rank=rank, world_size=2)

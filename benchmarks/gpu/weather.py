@@ -258,13 +258,13 @@ def counted(step: Callable[[], Any]) -> float:
 
 
 def largest_batch(where: Where, name: str) -> dict[str, Value]:
-    """Double the batch until memory is short; return the largest that went, with its speed."""
-    found: dict[str, Value] = {"largest batch": 0.0}
+    """Double the batch, up to 256, until memory is short or a kernel refuses; return the largest that went."""
+    found: dict[str, Value] = {"largest batch": 0.0, "ended by": "the largest that is tried"}
     for batch in (2**power for power in range(2 if where.tiny else 9)):
         try:
-            found = one_batch(where, name, batch)
-        except torch.OutOfMemoryError:
-            break
+            found |= one_batch(where, name, batch)
+        except RuntimeError as error:  # PyTorch's for memory is one too
+            return {**found, "ended by": str(error).splitlines()[0][:80]}
         free(where)
     return found
 

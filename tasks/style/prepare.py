@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import av
 import cv2
 import numpy as np
 import numpy.typing as npt
@@ -248,6 +247,8 @@ def import_folder(source: Path, place: Storage, name: str, tests: int = 10, ever
             "; lower --test or add pictures"
         )
     chosen = set(sorted(sound, key=lambda path: hashlib.sha256(path.encode()).digest())[:tests])
+    import av  # here and below: a machine that only trains may lack it
+
     _begin(place, f"retable data import style {source} --name {name} --test {tests} --every {every}")
     moves = [(path, f"{'test' if path in chosen else 'training'}/{flat}") for path, flat in _flat(sound).items()]
     for _ in threaded(lambda move: _transfer(Path(origin.root) / move[0], place, move[1]), moves):
@@ -263,6 +264,8 @@ def import_folder(source: Path, place: Storage, name: str, tests: int = 10, ever
 
 def _playable(origin: Storage, videos: list[str]) -> tuple[list[str], list[str]]:
     """Return the videos whose first frame can be decoded, and of each other one what is wrong with it."""
+    import av
+
     playable, left_out = [], []
     for path in videos:
         try:
@@ -320,6 +323,8 @@ def _transfer(file: Path, place: Storage, path: str) -> None:
 
 def video_frames(path: Path, every: int) -> Generator[tuple[int, Array], None, None]:
     """Yield number and pixels, uint8 (height, width, 3), of the first of every so many frames of a video."""
+    import av
+
     with av.open(str(path)) as container:
         for number, frame in enumerate(container.decode(video=0) if container.streams.video else ()):
             if number % every == 0:
