@@ -25,7 +25,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from benchmarks.gpu.frame import Step, Value, Where
 from benchmarks.gpu.measure import free, peak_memory, per_second
 from benchmarks.gpu.ways import HALF, NO_CUDA, Opened, arithmetic, compared, compiled, graphed, resumed, shared_out
-from retable.platform.run import Run
+from retable.platform.worker import Worker
 from retable.tasks.audio import TASK
 from retable.tasks.audio.config import SAMPLE_RATE, Config, Passt, Untrained
 from retable.tasks.audio.data import Batch
@@ -129,7 +129,7 @@ def small_config(where: Where, **changes: Any) -> Config:
 def fresh(device: str, config: Config) -> tuple[RetrievalLearner, Batch]:
     """Return a learner on a device, and a batch in host memory."""
     data = Clips(config)
-    return RetrievalLearner([config], data, Run(device=device)), next(data.batches(0, 0, 0, 1))
+    return RetrievalLearner([config], data, Worker(device=device)), next(data.batches(0, 0, 0, 1))
 
 
 @lru_cache(maxsize=1)

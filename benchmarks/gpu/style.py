@@ -33,7 +33,7 @@ from benchmarks.gpu.ways import (
     resumed,
     shared_out,
 )
-from retable.platform.run import Run
+from retable.platform.worker import Worker
 from retable.tasks.style import TASK, assets, images, losses
 from retable.tasks.style.backbones import BackboneNetwork, build
 from retable.tasks.style.config import (
@@ -294,7 +294,7 @@ def opened_learner(where: Where, config: Config) -> tuple[NetworkLearner, Tensor
     data = Pictures(config)
     batch = next(data.batches(0, 0, 0, 1))
     assert batch is not None
-    return NetworkLearner(config, data, Run(device=where.device)), batch.to(where.device)
+    return NetworkLearner(config, data, Worker(device=where.device)), batch.to(where.device)
 
 
 def eager_step(learner: NetworkLearner, batch: Tensor) -> Call:

@@ -19,10 +19,10 @@ from torch import Tensor, distributed, multiprocessing
 from benchmarks.gpu.frame import Value, Where
 from benchmarks.gpu.measure import Tensors, closeness, tf32
 from retable.platform.loop import train
-from retable.platform.run import Run, seed_everything
 from retable.platform.runs import RunFolder
 from retable.platform.storage import Storage
 from retable.platform.task import Task
+from retable.platform.worker import Worker, seed_everything
 
 HALF = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 NO_CUDA: Mapping[str, Value] = {"left out": "no CUDA"}
@@ -107,7 +107,7 @@ def resumed(opened: Opened, where: Where) -> dict[str, float | str | bool]:
     On a CPU every bit is the same. On a GPU some sums have no fixed order, and `MOVED` is the bound.
     """
     task, config, data = opened
-    start = numbers(task.learner([config], data, Run(device=where.device)).state_dict()[0]["weights"])
+    start = numbers(task.learner([config], data, Worker(device=where.device)).state_dict()[0]["weights"])
     with tempfile.TemporaryDirectory(prefix="retable-gpu-") as folder, arithmetic("float32", where.device):
         whole, parts = (Storage.open(Path(folder, name)) for name in ("whole", "parts"))
         wanted = _trained(opened, where, whole)
@@ -122,7 +122,7 @@ def _trained(opened: Opened, where: Where, storage: Storage, stop_at: int | None
     """Train to the end and return the weights, or raise `Interrupted` before step `stop_at` of the first epoch."""
     task, config, data = opened
     folder = RunFolder.of(storage, task, config)
-    train(task, [config], _Stopping(data, stop_at), [folder], "in memory", Run(device=where.device), [()], 1)
+    train(task, [config], _Stopping(data, stop_at), [folder], "in memory", Worker(device=where.device), [()], 1)
     return numbers(folder.weights(config.epochs))
 
 
@@ -155,7 +155,7 @@ def shared_out(open_one: Callable[[str], Opened], where: Where) -> dict[str, flo
         method = "spawn" if torch.cuda.is_available() else "fork"
         multiprocessing.start_processes(_work, (open_one, device, folder), nprocs=2, start_method=method)
         start, got = torch.load(Path(folder, "weights.pt"), weights_only=True)
-    _, wanted = _steps(open_one(device), Run(device=device))
+    _, wanted = _steps(open_one(device), Worker(device=device))
     found = closeness("moves of the weights", moves(start, got), moves(start, wanted), MOVED)
     return {"two": "GPUs" if two else "processes on the CPU", **found}
 
@@ -168,20 +168,20 @@ def _work(rank: int, open_one: Callable[[str], Opened], device: str, folder: str
     backend, meeting = ("nccl" if device == "cuda" else "gloo"), f"file://{folder}/meeting"
     distributed.init_process_group(backend, meeting, timedelta(seconds=WAIT), rank=rank, world_size=2)
     try:
-        found = _steps(open_one(device), Run(rank, 2, device))
+        found = _steps(open_one(device), Worker(rank, 2, device))
         if rank == 0:
             torch.save(found, Path(folder, "weights.pt"))
     finally:
         distributed.destroy_process_group()
 
 
-def _steps(opened: Opened, run: Run) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def _steps(opened: Opened, worker: Worker) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Train the first epoch; return the weights before and after."""
     task, config, data = opened
-    learner = task.learner([config], data, run)
+    learner = task.learner([config], data, worker)
     start = numbers(learner.state_dict()[0]["weights"])
-    with arithmetic("float32", run.device):
-        for step, batch in enumerate(data.batches(0, 0, run.rank, run.world)):
-            seed_everything(config.seed, step, run.rank)
+    with arithmetic("float32", worker.device):
+        for step, batch in enumerate(data.batches(0, 0, worker.rank, worker.world)):
+            seed_everything(config.seed, step, worker.rank)
             learner.step(batch)
     return start, numbers(learner.state_dict()[0]["weights"])

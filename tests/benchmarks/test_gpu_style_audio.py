@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.gpu import audio, style, ways
 from benchmarks.gpu.frame import Where
-from retable.platform.run import Run
+from retable.platform.worker import Worker
 from retable.tasks.audio.learner import RetrievalLearner
 from retable.tasks.style.learner import NetworkLearner
 
@@ -128,7 +128,7 @@ def test_a_resumed_run_that_lost_its_optimizer_is_noticed_on_a_gpu_too(part):
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("part", ["style", "audio"])
 def test_two_processes_that_do_not_share_gradients_are_noticed(part, monkeypatch):
-    monkeypatch.setattr(Run, "wrap", lambda self, module: module.to(self.device))
+    monkeypatch.setattr(Worker, "wrap", lambda self, module: module.to(self.device))
     check = style.in_two if part == "style" else audio.in_two
     assert not check(TINY)["ok"]
 
