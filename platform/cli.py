@@ -116,8 +116,8 @@ def print_plan(work: Any) -> None:
     grid.add_row("evaluations", f"{len(work.scorings)} ({len(work.unscored)} to do)")
     grid.add_row("measurements", f"{len(work.timings)} ({len(work.unmeasured)} to do)")
     grid.add_row("estimated cost", f"{clock(work.cost)} of one CPU core (rough)")
-    if GPU.exists() and work.missing:
-        measured = json.loads(GPU.read_text())
+    measured: dict[str, Any] = json.loads(GPU.read_text()) if GPU.exists() else {"tiny": True}
+    if work.missing and not measured["tiny"]:
         hours, untimed = work.gpu_hours(measured["rates"])
         more = f", and {untimed} trainings that were not timed" if untimed else ""
         grid.add_row("", f"{hours:,.1f} h of one {measured['machine']['device']}{more} (as measured; trainings alone)")

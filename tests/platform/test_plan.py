@@ -252,6 +252,6 @@ def test_the_work_of_a_pruned_network_is_its_updates(storage):
 
 def test_hours_of_a_gpu_are_shown_where_they_were_measured(storage, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(cli, "GPU", tmp_path / "gpu.json")
-    cli.GPU.write_text(json.dumps({"rates": {"rl": 20_000.0}, "machine": {"device": "NVIDIA H200"}}))
+    cli.GPU.write_text(json.dumps({"tiny": False, "rates": {"rl": 20_000.0}, "machine": {"device": "NVIDIA H200"}}))
     cli.print_plan(api.plan("rl/figure1", scale="paper", storage=storage.root))
     assert "of one NVIDIA H200 (as measured; trainings alone)" in capsys.readouterr().out
