@@ -24,7 +24,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.gpu.frame import Step, Value, Where
 from benchmarks.gpu.measure import free, peak_memory, per_second
-from benchmarks.gpu.ways import HALF, NO_CUDA, Opened, arithmetic, compared, compiled, graphed, resumed, shared_out
+from benchmarks.gpu.training import resumed
+from benchmarks.gpu.ways import HALF, NO_CUDA, Opened, arithmetic, compared, compiled, graphed, shared_out
 from retable.platform.worker import Worker
 from retable.tasks.audio import TASK
 from retable.tasks.audio.config import SAMPLE_RATE, Config, Passt, Untrained
@@ -234,7 +235,9 @@ def opened(where: Where, random: bool, device: str) -> Opened:
 
 def interrupted(where: Where) -> Results:
     """Compare a resumed run, with dropout and patchout, to an uninterrupted one."""
-    return resumed(opened(where, True, where.device), where)
+    task, config, data = opened(where, True, where.device)
+    with arithmetic("float32", where.device):
+        return resumed(task, [config], data, where)
 
 
 def in_two(where: Where) -> Results:

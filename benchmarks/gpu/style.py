@@ -20,19 +20,8 @@ from torch.nn import functional
 
 from benchmarks.gpu.frame import Step, Value, Where
 from benchmarks.gpu.measure import closeness, free, peak_memory, per_second
-from benchmarks.gpu.ways import (
-    MOVED,
-    NO_CUDA,
-    Opened,
-    arithmetic,
-    compared,
-    compiled,
-    graphed,
-    moves,
-    numbers,
-    resumed,
-    shared_out,
-)
+from benchmarks.gpu.training import MOVED, moves, numbers, resumed
+from benchmarks.gpu.ways import NO_CUDA, Opened, arithmetic, compared, compiled, graphed, shared_out
 from retable.platform.worker import Worker
 from retable.tasks.style import TASK, assets, images, losses
 from retable.tasks.style.backbones import BackboneNetwork, build
@@ -283,7 +272,9 @@ def opened(where: Where, method: str, device: str) -> Opened:
 
 def interrupted(where: Where, method: str) -> Results:
     """Compare a resumed run to an uninterrupted one."""
-    return resumed(opened(where, method, where.device), where)
+    task, config, data = opened(where, method, where.device)
+    with arithmetic("float32", where.device):
+        return resumed(task, [config], data, where)
 
 
 # Speeds

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 DRIFT = 1e-4
 """How far two trainings of a few steps may part by rounding alone, relative to the weights. Adam turns what rounding
 makes of a gradient near 0 into a step of the learning rate, a thousandth of a weight and less; few gradients are."""
+MOVED = 0.02
+"""How far weights may differ, relative to how far training moved them, where sums are made in another order. Adam's
+first moves are by signs, and of a gradient near 0 rounding makes any. A lost state of the optimiser, or the gradient of
+half a batch, is off by a tenth or more."""
 Work = Callable[[Worker, Any], dict[str, Tensor]]
 
 
@@ -30,47 +35,69 @@ class Interrupted(Exception):
     """What ends a training early, as a machine that goes away would."""
 
 
-def resumed(task: Task, configs: Sequence[Any], opened: Callable[[], Any], where: Where) -> dict[str, Any]:
-    """Check that a training which is interrupted and goes on ends as one that is not: on a CPU bit for bit.
+def resumed(task: Task, configs: Sequence[Any], data: Any, where: Where) -> dict[str, Any]:
+    """Check that a training which is interrupted in its first epoch and goes on ends as one that is not.
 
-    On a GPU sums may be taken in any order. There only matrices and kernels are compared: a bias before a normalisation
-    has a gradient of nothing but rounding, of which Adam makes whole steps.
+    On a CPU every bit is the same. On a GPU some sums have no fixed order, and `MOVED` is the bound.
 
     Args:
         task: what is trained.
-        configs: the members; two epochs of some steps.
-        opened: returns their data, anew for each training.
+        configs: the members.
+        data: theirs, in memory.
         where: the device.
     """
-    steps = opened().steps
 
-    def dying(data: Any, after: int) -> Any:
-        batches = data.batches
-
-        def some(epoch: int, *place: int) -> Iterator[Any]:
-            for step, batch in enumerate(batches(epoch, *place)):
-                if (epoch, step) == (1, after):
-                    raise Interrupted
-                yield batch
-
-        data.batches = some
-        return data
-
-    def ended(folder: str, data: Any) -> dict[str, Tensor]:
-        storage = Storage.open(folder)
+    def ended(storage: Storage, stopped: bool = False) -> dict[str, Tensor]:
         folders = [RunFolder.of(storage, task, config) for config in configs]
-        train(task, configs, data, folders, "in memory", Worker(device=where.device), [()] * len(configs), 1)
-        last = [own.weights(config.epochs) for own, config in zip(folders, configs, strict=True)]
-        every = {f"{number}/{name}": value for number, own in enumerate(last) for name, value in own.items()}
-        return {name: value for name, value in every.items() if value.dim() > 1} if where.gpu else every
+        batches = _Stopping(data, (0, data.steps - 1) if stopped else None)
+        train(task, configs, batches, folders, "in memory", worker, [()] * len(configs), 1)
+        return joined([folder.weights(config.epochs) for folder, config in zip(folders, configs, strict=True)])
 
+    worker = Worker(device=where.device)
+    start = joined([state["weights"] for state in task.learner(configs, data, worker).state_dict()])
     with tempfile.TemporaryDirectory(prefix="retable-gpu-") as folder:
-        whole = ended(f"{folder}/whole", opened())
-        try:
-            ended(f"{folder}/parts", dying(opened(), steps // 2))
-        except Interrupted:
-            return closeness("weights", ended(f"{folder}/parts", opened()), whole, DRIFT if where.gpu else 0.0)
-    raise RuntimeError("the training was not interrupted")
+        whole, parts = (Storage.open(Path(folder, name)) for name in ("whole", "parts"))
+        wanted = ended(whole)
+        with suppress(Interrupted):
+            ended(parts, stopped=True)
+        got = ended(parts)
+    return closeness("moves of the weights", moves(start, got), moves(start, wanted), MOVED if where.gpu else 0.0)
+
+
+class _Stopping:
+    """Data whose batches end by `Interrupted` at a place, (epoch, step); otherwise what it wraps."""
+
+    def __init__(self, data: Any, place: tuple[int, int] | None) -> None:
+        self._data, self._place = data, place
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._data, name)
+
+    def batches(self, epoch: int, start: int, rank: int, world: int) -> Iterator[Any]:
+        for step, batch in enumerate(self._data.batches(epoch, start, rank, world), start):
+            if (epoch, step) == self._place:
+                raise Interrupted
+            yield batch
+
+
+def joined(members: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Return the weights of several members as one set, on the CPU."""
+    every = {f"{number}/{name}": value for number, own in enumerate(members) for name, value in own.items()}
+    return numbers(every)
+
+
+def numbers(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the weights of a state on the CPU, without what is no number, such as a tokenizer."""
+    return {name: value.detach().cpu().clone() for name, value in state.items() if value.is_floating_point()}
+
+
+def moves(start: Mapping[str, Tensor], end: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return how far training has moved matrices, kernels and pictures.
+
+    Not vectors: a bias before a normalisation, or of an attention's keys, changes nothing, so that its gradient is all
+    rounding, and Adam moves it by the sign of that. Nor what began as nothing, such as a log of losses.
+    """
+    return {name: new - start[name] for name, new in end.items() if new.ndim > 1 and new.shape == start[name].shape}
 
 
 def by_two(work: Work, given: Any, where: Where) -> dict[str, Tensor]:

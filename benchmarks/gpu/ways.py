@@ -1,14 +1,10 @@
-"""Ways to compute that `style` and `audio` share: precisions, CUDA graphs, an interrupted run, two processes.
-
-Trainings are compared by where they move the weights, not by the weights (`training.py`): these have biases without an
-effect, which Adam moves at random.
-"""
+"""Ways to compute that `style` and `audio` share: precisions, CUDA graphs, two processes."""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -18,9 +14,7 @@ from torch import Tensor, distributed, multiprocessing
 
 from benchmarks.gpu.frame import Value, Where
 from benchmarks.gpu.measure import Tensors, closeness, tf32
-from retable.platform.loop import train
-from retable.platform.runs import RunFolder
-from retable.platform.storage import Storage
+from benchmarks.gpu.training import MOVED, moves, numbers
 from retable.platform.task import Task
 from retable.platform.worker import Worker, seed_everything
 
@@ -28,10 +22,6 @@ HALF = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 NO_CUDA: Mapping[str, Value] = {"left out": "no CUDA"}
 WAIT = 120
 """Seconds after which a process gives up the other."""
-MOVED = 0.02
-"""How far weights may differ, relative to how far training moved them, where sums are made in another order. Adam's
-first moves are by signs, and of a gradient near 0 rounding makes any. A lost state of the optimiser, or the gradient of
-half a batch, is off by a tenth or more."""
 
 Opened = tuple[Task, Any, Any]
 """A task, a config of it, and data in memory that its learner and the loop take."""
@@ -81,65 +71,6 @@ def compared(
         found |= {f"{name}: error": each["error"], f"{name}: bound": bound}
         ok &= bool(each["ok"])
     return {**found, "ok": ok}
-
-
-def numbers(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weights of a state on the CPU, without what is no number, such as a tokenizer."""
-    return {name: value.detach().cpu().clone() for name, value in state.items() if value.is_floating_point()}
-
-
-def moves(start: Mapping[str, Tensor], end: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return how far training has moved matrices, kernels and pictures.
-
-    Not vectors: a bias before a normalisation, or of an attention's keys, changes nothing, so that its gradient is all
-    rounding, and Adam moves it by the sign of that. Nor what began as nothing, such as a log of losses.
-    """
-    return {name: new - start[name] for name, new in end.items() if new.ndim > 1 and new.shape == start[name].shape}
-
-
-class Interrupted(Exception):
-    """What ends a training in the middle, as a machine that dies would."""
-
-
-def resumed(opened: Opened, where: Where) -> dict[str, float | str | bool]:
-    """Train twice by `loop.train`, the second time interrupted within the first epoch and resumed; compare weights.
-
-    On a CPU every bit is the same. On a GPU some sums have no fixed order, and `MOVED` is the bound.
-    """
-    task, config, data = opened
-    start = numbers(task.learner([config], data, Worker(device=where.device)).state_dict()[0]["weights"])
-    with tempfile.TemporaryDirectory(prefix="retable-gpu-") as folder, arithmetic("float32", where.device):
-        whole, parts = (Storage.open(Path(folder, name)) for name in ("whole", "parts"))
-        wanted = _trained(opened, where, whole)
-        with suppress(Interrupted):
-            _trained(opened, where, parts, config.steps - 1)
-        got = _trained(opened, where, parts)
-    bound = MOVED if where.gpu else 0.0
-    return closeness("moves of the weights", moves(start, got), moves(start, wanted), bound)
-
-
-def _trained(opened: Opened, where: Where, storage: Storage, stop_at: int | None = None) -> dict[str, Tensor]:
-    """Train to the end and return the weights, or raise `Interrupted` before step `stop_at` of the first epoch."""
-    task, config, data = opened
-    folder = RunFolder.of(storage, task, config)
-    train(task, [config], _Stopping(data, stop_at), [folder], "in memory", Worker(device=where.device), [()], 1)
-    return numbers(folder.weights(config.epochs))
-
-
-class _Stopping:
-    """Data whose batches end by `Interrupted` before a step of the first epoch; otherwise what it wraps."""
-
-    def __init__(self, data: Any, stop_at: int | None) -> None:
-        self._data, self._stop_at = data, stop_at
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._data, name)
-
-    def batches(self, epoch: int, start: int, rank: int, world: int) -> Iterator[Any]:
-        for step, batch in enumerate(self._data.batches(epoch, start, rank, world), start):
-            if (epoch, step) == (0, self._stop_at):
-                raise Interrupted
-            yield batch
 
 
 def shared_out(open_one: Callable[[str], Opened], where: Where) -> dict[str, float | str | bool]:

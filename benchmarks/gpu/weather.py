@@ -202,7 +202,7 @@ def resume(where: Where) -> dict[str, Value]:
     """Train a small U-Net by the loop for two epochs of four steps, whole and interrupted in the second."""
     config = config_of(where, "unet", small=True, epochs=2, steps=4, batch=2)
     with tempfile.TemporaryDirectory(prefix="retable-gpu-") as folder:
-        return resumed(TASK, [config], lambda: windows(Path(folder), config, 36), where)
+        return resumed(TASK, [config], windows(Path(folder), config, 36), where)
 
 
 def two_against_one(where: Where) -> dict[str, Value]:

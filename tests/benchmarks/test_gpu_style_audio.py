@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.gpu import audio, style, ways
+from benchmarks.gpu import audio, style, training, ways
 from benchmarks.gpu.frame import Where
 from retable.platform.worker import Worker
 from retable.tasks.audio.learner import RetrievalLearner
@@ -120,8 +120,8 @@ def test_a_resumed_run_that_lost_its_optimizer_is_noticed_on_a_gpu_too(part):
     else:
         task, config, data = audio.opened(TINY, True, "cpu")
         task = replace(task, learner=ForgetfulEncoder)
-    found = ways.resumed((task, config, data), TINY)
-    assert not found["ok"] and found["error"] > ways.MOVED
+    found = training.resumed(task, [config], data, TINY)
+    assert not found["ok"] and found["error"] > training.MOVED
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="processes are then not forked, and know of no patch")
