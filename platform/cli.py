@@ -128,7 +128,7 @@ def print_plan(work: Any) -> None:
             if row.absent:
                 absent.setdefault(row.absent, []).append(row.label)
         for why, labels in absent.items():
-            console.print(f"{name}: absent, {why}: {', '.join(labels)}", style="dim", markup=False)
+            say(f"{name}: absent, {why}: {'; '.join(labels)}")
 
 
 @app.command()
@@ -176,7 +176,7 @@ def print_section(part: Any) -> None:
     from retable.platform.report import about, grid, remarks
 
     console.print(f"\n[bold]{part.name}[/]  {part.title}")
-    console.print(about(part), style="dim", markup=False)
+    say(about(part))
     if part.columns:
         header, lines = grid(part)
         shown = Grid(box=None, padding=(0, 1))
@@ -186,12 +186,18 @@ def print_section(part: Any) -> None:
             shown.add_row(*line)
         console.print(shown)
     for remark in remarks(part):
-        console.print(remark, style="dim", markup=False)
+        say(remark)
     colours = {"holds": "green", "does not hold": "red", "not separable": "yellow"}
     for claim in part.claims:
         whose = "ours: " if claim.ours else ""
         colour = colours.get(claim.status, "dim")
-        console.print(f"  [{colour}]{claim.status}[/]  {escape(whose + claim.text)} [dim]{escape(claim.because)}[/]")
+        verdict = f"  [{colour}]{claim.status}[/]  {escape(whose + claim.text)} [dim]{escape(claim.because)}[/]"
+        console.print(verdict, soft_wrap=not console.is_terminal)
+
+
+def say(text: str) -> None:
+    """Print a remark: broken between words in a terminal, in one line elsewhere."""
+    console.print(text, style="dim", markup=False, soft_wrap=not console.is_terminal)
 
 
 @app.command()
