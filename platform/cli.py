@@ -65,6 +65,21 @@ Stream = Annotated[
 ]
 
 
+def show_version(wanted: bool) -> None:
+    """Print the version and exit, where that is wanted."""
+    if wanted:
+        console.print(retable.__version__)
+        raise typer.Exit
+
+
+Version = Annotated[bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print the version.")]
+
+
+@app.callback()
+def options(version: Version = False) -> None:
+    """Take what stands before a command."""
+
+
 def resources(workers: int, cpus: int, gpus: float, every: int, stream: bool, stack: int = 0) -> Any:
     """Return the resources that the options ask for."""
     from retable.platform.launch import Resources

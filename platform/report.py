@@ -39,12 +39,16 @@ def slug_of(part: FilledTable) -> str:
 
 
 def fill_and_keep(plan: Plan) -> dict[str, FilledTable]:
-    """Fill a plan's tables, note that they were asked for, and keep them for the report; return them by name."""
-    found = {}
+    """Fill a plan's tables, note that they were asked for, and keep them for the report; return them by name.
+
+    Those that are kept, complete and unchanged are not filled again.
+    """
+    found, into = {}, plan.storage / "report"
     for name, of in plan.tables.items():
         request = {"table": name, "scale": plan.scale, "set": dict(plan.changes)}
         with plan.storage.snapshot() as snapshot:
-            found[name] = keep_section(request, of, plan.storage, plan.storage / "report", snapshot)
+            part, whole = kept_section(request, into, snapshot) or (None, False)
+            found[name] = part if part and whole else keep_section(request, of, plan.storage, into, snapshot)
         plan.storage.write_json(f"tables/{slug(name, plan.scale, plan.changes)}.json", request)
     return found
 

@@ -1,5 +1,6 @@
 """The command line: help that teaches, and a user's mistake in one line with status 2."""
 
+import importlib.metadata
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -40,6 +41,10 @@ def test_help_is_there_and_shows_examples(retable, words):
     assert found.returncode == 0 and "Usage" in found.stdout
     if words and words[0] in ("plan", "reproduce", "train", "sweep", "score"):
         assert "Example" in found.stdout
+
+
+def test_the_version_is_the_packages(retable):
+    assert retable("--version").stdout == f"{importlib.metadata.version('retable')}\n"
 
 
 def test_list_names_tasks_tables_scales_and_spaces(retable):

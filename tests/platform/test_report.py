@@ -173,6 +173,9 @@ def test_what_is_complete_is_shown_without_the_tasks_code_until_something_change
         patch.setattr(api, "find_table", None)
         assert api.complete(name, storage=where) == {name: part} == retable.reproduce(name, storage=where)
     assert api.complete(name, storage=where, scale="paper") == {} == api.complete("line", storage=where)
+    with monkeypatch.context() as patch:
+        patch.setattr(report, "keep_section", None)
+        assert fill_and_keep(plan) == {name: part}, "it is not filled again"
     plan.storage.write_json("data/line/points/dataset.json", {"digest": "of other data", "points": 64})
     assert api.complete(name, storage=where) == {}, "the data changed"
 
