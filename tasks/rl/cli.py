@@ -130,6 +130,7 @@ def export(
     policy: Annotated[str, typer.Option(help="Whose weights: bcq, bc; all: those that train, too.")] = "bcq",
     precision: Annotated[str, typer.Option(help="float32 loses no bit; float16, int8.")] = "float32",
     epoch: Annotated[int, typer.Option(help="A kept epoch; 0: the last.", min=0)] = 0,
+    licence: Annotated[str, typer.Option(help="What the file may be used for, kept in it.")] = "",
 ) -> None:
     """Write a trained policy as one compact file that `play` reads.
 
@@ -137,7 +138,7 @@ def export(
     """
     from retable.platform import api
     from retable.tasks.rl.compact import TYPES, Precision
-    from retable.tasks.rl.export import POLICIES, write_policy
+    from retable.tasks.rl.export import POLICIES, write_export
     from retable.tasks.rl.sparse import file_bytes
 
     if policy not in POLICIES:
@@ -147,12 +148,20 @@ def export(
     if file.suffix != SUFFIX:
         raise UserError(f"{file}: call it {file.stem}{SUFFIX}, so that `retable rl play` knows it")
     loaded = api.load(run, storage, task="rl")
-    weights = loaded.weights(epoch)
-    data = write_policy(loaded.config, loaded.source.info, weights, policy, cast(Precision, precision))
+    data = write_export(loaded, epoch, cast(Any, policy), cast(Precision, precision), licence=licence)
     Storage.open(file.expanduser().absolute().parent).write(file.name, data)
-    dense = file_bytes(weights)
+    dense = file_bytes(loaded.weights(epoch))
     ratio = f"{dense / len(data):.1f} times smaller than the dense file of all weights"
     console.print(f"{file}: {len(data):,} bytes, {ratio} ({dense:,})")
+
+
+@app.command()
+def zoo() -> None:
+    """List the policies that come with the task, and where each is from."""
+    from retable.platform.zoo import show
+
+    for line in show("rl"):
+        console.print(line, markup=False)
 
 
 @app.command()

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, cast
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
+from retable.platform import exported
+from retable.platform.api import TrainedRun
 from retable.platform.errors import UserError
+from retable.tasks.rl.acting import Policy, acting
 from retable.tasks.rl.compact import NAME, Precision, deployable, pack, read_about, unpack
 from retable.tasks.rl.config import Bc, Bcq, Config
-from retable.tasks.rl.inference import ACTING
+from retable.tasks.rl.inference import ACTING, Act
 from retable.tasks.rl.model import build, unstack
 
 FIELDS = {"environment": str, "simulator": str, "policy": str, "max_action": float}
@@ -20,8 +26,85 @@ FIELDS |= {"perturbation": float, "behaviour_return": float}
 POLICIES = (*ACTING, "all")
 
 
+@dataclass(frozen=True, eq=False)
+class Exported:
+    """A policy out of one file: what acts, and what the file says of it."""
+
+    about: Mapping[str, Any]
+    """See `platform.exported.about`; and `environment`, `simulator`, `policy`, `precision`, `max_action`,
+    `perturbation`, `behaviour_return`. Of files without a run, only these."""
+    config: Config
+    info: Mapping[str, Any]
+    """`states`, `actions`, `max_action` and `behaviour_return`, as `dataset.json` of the run's data has them."""
+    weights: Mapping[str, Tensor]
+    """Of every network; 0 where the policy does not need them."""
+    policy: Policy
+    """Which policy the file was written for."""
+
+    @property
+    def environment(self) -> str:
+        """The Gymnasium environment, with its version: `HalfCheetah-v5`."""
+        return f"{self.config.environment}-{self.config.simulator}"
+
+    @cached_property
+    def act(self) -> Act:
+        """Maps observations (n, states) and noise (n samples, latent), both float32, to actions (n, actions).
+
+        The same function plays in `predict`. Actions are in [-1, 1]; rows [i samples, (i + 1) samples) of the noise
+        belong to observation i; a policy `bc` takes one sample each. A result may differ by 1e-5 with the batch.
+        """
+        return acting(self.config, self.info, self.weights, self.policy)
+
+    def noise(self, observations: int, samples: int, seed: int) -> Float[Tensor, "candidates latent"]:
+        """Return standard normal noise for `act`; `samples` candidates an observation, which a policy `bc` ignores."""
+        drawn = torch.Generator().manual_seed(seed)
+        count = observations * (samples if self.policy == "bcq" else 1)
+        return torch.randn(count, 2 * int(self.info["actions"]), generator=drawn)
+
+
+def write_export(
+    run: TrainedRun,
+    epoch: int = 0,
+    policy: Literal["bcq", "bc", "all", ""] = "",
+    precision: Precision = "float32",
+    **more: Any,
+) -> bytes:
+    """Return the one file that is served of a run.
+
+    Args:
+        run: a finished run of this task.
+        epoch: one that was kept; 0: the last.
+        policy: see `write_policy`; none: `bcq` where the run has it, else `bc`.
+        precision: of the weights in the file.
+        **more: what else the file is to say of itself, such as `licence`.
+
+    Raises:
+        UserError: where the epoch was not kept, or as `write_policy`.
+    """
+    chosen = policy or ("bc" if isinstance(run.config.algorithm, Bc) else "bcq")
+    said = exported.about(run, epoch, **more)
+    return write_policy(run.config, run.source.info, run.weights(epoch), chosen, precision, said)
+
+
+def read_export(data: bytes, name: str) -> Exported:
+    """Read a file of `write_export`: numbers and JSON, never code. `name` is what errors call it.
+
+    Raises:
+        UserError: where it is no such file, is damaged, or its weights make no networks.
+    """
+    config, info, weights, policy = read_policy(data, name)
+    said = read_about(data, name)
+    run = said.pop("run", {})
+    return Exported({**(run if isinstance(run, dict) else {}), **said}, config, info, weights, cast(Policy, policy))
+
+
 def write_policy(
-    config: Config, info: Mapping[str, Any], weights: Mapping[str, Tensor], policy: str, precision: Precision
+    config: Config,
+    info: Mapping[str, Any],
+    weights: Mapping[str, Tensor],
+    policy: str,
+    precision: Precision,
+    run: Mapping[str, Any] | None = None,
 ) -> bytes:
     """Return the file of a run's policy.
 
@@ -31,6 +114,7 @@ def write_policy(
         weights: all of the run's (`vae.e1.weight`, ...).
         policy: `bc` or `bcq`, what that one needs to act; `all`: every weight.
         precision: of the weights in the file.
+        run: what the file says of the run, see `platform.exported.about`.
 
     Raises:
         UserError: where the run has no such policy, or the precision cannot hold a weight.
@@ -44,8 +128,11 @@ def write_policy(
         "max_action": float(info["max_action"]),
         "perturbation": float(config.algorithm.perturbation if isinstance(config.algorithm, Bcq) else 0),
         "behaviour_return": float(info["behaviour_return"]),
+        "precision": precision,
+        **({"run": dict(run)} if run else {}),
     }
-    return pack(weights if policy == "all" else deployable(weights, policy), precision, about)
+    held = weights if policy == "all" else deployable(weights, policy)
+    return pack(dict(sorted(held.items())), precision, about)  # equal content gives an equal file
 
 
 def read_policy(data: bytes, name: str) -> tuple[Config, dict[str, Any], dict[str, Tensor], str]:

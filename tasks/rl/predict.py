@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,13 +12,13 @@ from torch import Tensor
 from retable.platform.config import override
 from retable.platform.errors import UserError
 from retable.platform.task import Source
-from retable.tasks.rl import inference
+from retable.tasks.rl.acting import acting
 from retable.tasks.rl.compact import pack, unpack
 from retable.tasks.rl.config import Bc, Bcq, Config, View
 from retable.tasks.rl.evaluate import rollout
 from retable.tasks.rl.learner import OfflineLearner
 from retable.tasks.rl.metrics import normalised_score
-from retable.tasks.rl.model import Networks, bc_action, bcq_action, build, load
+from retable.tasks.rl.model import bc_action, bcq_action
 from retable.tasks.rl.prune import diagnose
 from retable.tasks.rl.sparse import every_size
 
@@ -70,14 +70,10 @@ def predict(config: Config, view: View, weights: Mapping[str, Tensor], source: S
     if view.precision != "float32":  # a float32 file gives back every bit
         weights = unpack(pack(weights, view.precision), "weights")
     info = source.info
-    networks = build([config], info["states"], info["actions"], info["max_action"])
-    for name, network in networks.named_children():
-        prefix = f"{name}."
-        load(network, 0, {key.removeprefix(prefix): w for key, w in weights.items() if key.startswith(prefix)})
     latent = 2 * info["actions"]
     candidates = view.episodes * (view.samples if view.policy == "bcq" else 1)
     noise = torch.Generator().manual_seed(view.seed)
-    choose = _policy(networks, weights, view.policy)
+    choose = acting(config, info, weights, view.policy)
 
     def act(observations: Array) -> Array:
         drawn = torch.randn(candidates, latent, generator=noise)
@@ -85,20 +81,6 @@ def predict(config: Config, view: View, weights: Mapping[str, Tensor], source: S
         return actions
 
     return rollout(act, f"{config.environment}-{config.simulator}", view.episodes, view.seed)
-
-
-def _policy(networks: Networks, weights: Mapping[str, Tensor], policy: Literal["bcq", "bc"]) -> inference.Act:
-    """Act sparsely where the weights are few enough for that to be faster, else with the dense stack of one.
-
-    So dense runs are played bit for bit as they always were; what may differ for sparse ones, `inference` says.
-    """
-    if not inference.wins(weights, policy):
-        dense = bcq_action if policy == "bcq" else bc_action
-        return lambda observations, noise: dense(networks, observations[None], noise[None])[0]
-    if policy == "bc":
-        return inference.bc(weights, networks.vae.max_action)
-    assert networks.actor is not None
-    return inference.bcq(weights, networks.vae.max_action, networks.actor.perturbation)
 
 
 def evaluate(

@@ -213,26 +213,16 @@ def zoo() -> None:
 
     Example: `retable style zoo`, then `retable style image lake.jpg --style great_wave --out out.jpg`
     """
-    import json
+    from retable.platform.zoo import show
 
-    from safetensors import safe_open
-
-    from retable.tasks.style.transformer import zoo as networks
-
-    if not networks():
-        console.print("no networks here; `retable style export RUN FILE` writes one that was trained")
-    for name, path in networks().items():
-        console.print(f"[bold]{name}[/]  {path.stat().st_size / 1e6:.1f} MB")
-        with safe_open(path, "pt") as file:
-            provenance = json.loads(file.metadata()["provenance"])
-        for key, value in provenance.items():
-            console.print(f"  {key}: {value}", markup=False)
+    for line in show("style"):
+        console.print(line, markup=False)
 
 
 @app.command()
 def export(
     run: Annotated[str, typer.Argument(help="A run's fingerprint, or its first digits.")],
-    out: Annotated[Path, typer.Argument(help="The file to write, e.g. wave.safetensors.")],
+    file: Annotated[Path, typer.Argument(help="The file to write, e.g. wave.safetensors.")],
     epoch: Annotated[int, typer.Option(help="A kept epoch; 0: the last.", min=0)] = 0,
     half: Annotated[bool, typer.Option("--half", help="Store numbers in 16 bits: half the size.")] = False,
     licence: Annotated[str, typer.Option(help="What the file may be used for, kept in it.")] = "",
@@ -242,9 +232,11 @@ def export(
 
     Example: `retable style export 93bc5ee1 wave.safetensors --half`
     """
-    from retable.tasks.style.stylise import export_network, find_run
+    from retable.platform import api
+    from retable.tasks.style.export import write_export
 
-    if out.suffix != ".safetensors":
-        raise UserError(f"{out}: networks are written as .safetensors")
-    export_network(find_run(run, Storage.open(storage)), out, epoch, half, licence)
-    console.print(f"{out}: {out.stat().st_size / 1e6:.1f} MB", markup=False)
+    if file.suffix != ".safetensors":
+        raise UserError(f"{file}: networks are written as .safetensors")
+    data = write_export(api.load(run, storage, task="style"), epoch, half, licence=licence)
+    Storage.open(file.expanduser().absolute().parent).write(file.name, data)
+    console.print(f"{file}: {len(data):,} bytes", markup=False)

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, UInt8
 
 from retable.platform import api
-from retable.platform.config import differences, override
+from retable.platform.config import override
 from retable.platform.errors import UserError
 from retable.platform.storage import Storage
 from retable.tasks.style import assets, backbones, images, transformer, weights
@@ -221,9 +221,18 @@ def find_run(fingerprint: str, storage: Storage) -> api.TrainedRun:
         UserError: where there is none, or it is of version 1.
     """
     run = api.load(fingerprint, storage, task="style")
+    check_network(run)
+    return run
+
+
+def check_network(run: api.TrainedRun) -> None:
+    """Refuse a run of version 1, which trained no network.
+
+    Raises:
+        UserError: naming the run.
+    """
     if not isinstance(run.config.method, TrainNetwork):
         raise UserError(f"run {run.fingerprint} optimised an image; only method train_network stylises photographs")
-    return run
 
 
 def run_network(run: api.TrainedRun, epoch: int = 0) -> TransformerNetwork:
@@ -235,24 +244,6 @@ def run_network(run: api.TrainedRun, epoch: int = 0) -> TransformerNetwork:
     network = untrained(run.config.method)
     network.load_state_dict(run.weights(epoch))
     return network.eval()
-
-
-def export_network(run: api.TrainedRun, out: Path, epoch: int, half: bool, licence: str) -> None:
-    """Write a run's network to a file that says where it is from: config, data, commit, versions and licence.
-
-    Raises:
-        UserError: where the epoch was not kept, or the file cannot be written.
-    """
-    made = run.folder.folder.read_json("provenance.json")
-    provenance = {
-        "run": run.fingerprint,
-        "epoch": epoch or run.config.epochs,
-        "config": differences(run.config, Config()),
-        "data": run.task.dataset.describe(made["data"]),
-        **{key: made[key] for key in ("commit", "versions", "started") if key in made},
-        **({"licence": licence} if licence else {}),
-    }
-    transformer.save(run_network(run, epoch), out, provenance, half)
 
 
 def open_paintings(paintings: Sequence[Path], options: Options, storage: Storage) -> PaintingStyle:

@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-import safetensors.torch
 import torch
 from torch import Tensor
 
-from retable.platform import weights
+from retable.platform import exported, weights
 from retable.platform.errors import UserError, nearest
 from retable.platform.storage import Storage
+from retable.platform.zoo import zoo as files
 from retable.tasks.style.config import TrainNetwork
 from retable.tasks.style.layouts import FIRST, convert
 from retable.tasks.style.network import Statistics, TransformerNetwork
@@ -35,8 +35,6 @@ __all__ = [  # what the network's own modules offer is had from here too
     "untrained",
     "zoo",
 ]
-
-ZOO = Path(__file__).parent / "zoo"
 
 
 def untrained(method: TrainNetwork) -> TransformerNetwork:
@@ -58,6 +56,11 @@ def load(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = Non
     try:
         if not metadata or "network" not in metadata:
             arguments, state = convert(tensors)
+        with torch.device("meta"):  # what a file claims is built once it is known to be there
+            expected = TransformerNetwork(**arguments).state_dict()
+        for entry, value in state.items():
+            if entry in expected and value.shape != expected[entry].shape:
+                raise ValueError(f"size mismatch for {entry}: {tuple(value.shape)}, not {tuple(expected[entry].shape)}")
         network = TransformerNetwork(**arguments)
         network.load_state_dict(state)
     except (RuntimeError, TypeError, ValueError) as error:
@@ -72,35 +75,49 @@ def read(path: Path) -> TransformerNetwork:
     Raises:
         UserError: where the file cannot be read or holds no transformation network.
     """
-    data = weights.read_bytes(path)
-    tensors = weights.read_tensors(path, data, "save the network's state_dict() alone", *FIRST)
+    return read_bytes(weights.read_bytes(path), str(path))
+
+
+def read_bytes(data: bytes, name: str) -> TransformerNetwork:
+    """Read a network from the bytes of such a file; `name` is what errors call it.
+
+    Raises:
+        UserError: where they hold no transformation network.
+    """
+    tensors = weights.read_tensors(Path(name), data, "save the network's state_dict() alone", *FIRST)
     try:
         return load(tensors, weights.metadata(data))
     except UserError as error:
-        raise UserError(f"{path}: {error}") from error
+        raise UserError(f"{name}: {error}") from error
 
 
 def save(network: TransformerNetwork, path: Path, provenance: Mapping[str, object], half: bool = False) -> None:
-    """Write a network, atomically; with `half` in float16, half the size (3.4 MB at 32 filters).
-
-    `provenance` says where the weights come from: whatever JSON can hold.
+    """Write a network's file, atomically; see `pack`.
 
     Raises:
         UserError: where the file cannot be written.
     """
+    Storage.open(path.absolute().parent).write(path.name, pack(network, provenance, half))
+
+
+def pack(network: TransformerNetwork, provenance: Mapping[str, object], half: bool = False) -> bytes:
+    """Return a network's file; with `half` in float16, half the size (3.4 MB at 32 filters).
+
+    `provenance` says where the weights come from: whatever JSON can hold.
+    """
     dtype = torch.float16 if half else torch.float32
-    state = {name: value.detach().to("cpu", dtype).contiguous() for name, value in network.state_dict().items()}
+    state = {name: value.to(dtype) for name, value in network.state_dict().items()}
     metadata = {
         "network": json.dumps(asdict(network.architecture)),
         "input": json.dumps("rgb01"),
         "provenance": json.dumps(provenance),
     }
-    Storage.open(path.absolute().parent).write(path.name, safetensors.torch.save(state, metadata))
+    return exported.sealed(state, metadata)
 
 
 def zoo() -> dict[str, Path]:
     """Give the trained networks that come with this package, by name."""
-    return {path.stem: path for path in sorted(ZOO.glob("*.safetensors"))}
+    return files("style")
 
 
 def find(name: str) -> TransformerNetwork:

@@ -213,7 +213,7 @@ def test_a_saved_network_is_the_same(tmp_path, arguments):
 def test_a_network_of_the_zoo_has_below_4_megabytes(tmp_path, monkeypatch):
     save(TransformerNetwork(), tmp_path / "wave.safetensors", {}, half=True)
     assert (tmp_path / "wave.safetensors").stat().st_size < 4e6
-    monkeypatch.setattr(transformer, "ZOO", tmp_path)
+    monkeypatch.setattr(transformer, "files", lambda task: {"wave": tmp_path / "wave.safetensors"})
     assert list(transformer.zoo()) == ["wave"]
     assert find("wave").architecture.filters == 32
     with pytest.raises(UserError, match="wawe: neither a file nor a network of the zoo; did you mean 'wave'"):

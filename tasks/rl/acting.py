@@ -1,0 +1,40 @@
+"""How a trained policy acts: one function for what is scored and for what is served."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from torch import Tensor
+
+from retable.tasks.rl import inference
+from retable.tasks.rl.config import Config
+from retable.tasks.rl.inference import Act
+from retable.tasks.rl.model import bc_action, bcq_action, build, load
+
+Policy = Literal["bcq", "bc"]
+
+
+def acting(config: Config, info: Mapping[str, Any], weights: Mapping[str, Tensor], policy: Policy) -> Act:
+    """Return a policy of trained networks.
+
+    It acts sparsely where the weights are few enough for that to be faster, else with the dense stack of one. So dense
+    runs are played bit for bit as they always were; what may differ for sparse ones, `inference` says.
+
+    Args:
+        config: the run's.
+        info: `dataset.json` of its data: `states`, `actions` and `max_action`.
+        weights: all of the run's; those that the policy does not use may be 0.
+        policy: whose.
+    """
+    networks = build([config], info["states"], info["actions"], info["max_action"])
+    for name, network in networks.named_children():
+        prefix = f"{name}."
+        load(network, 0, {key.removeprefix(prefix): w for key, w in weights.items() if key.startswith(prefix)})
+    if not inference.wins(weights, policy):
+        dense = bcq_action if policy == "bcq" else bc_action
+        return lambda observations, noise: dense(networks, observations[None], noise[None])[0]
+    if policy == "bc":
+        return inference.bc(weights, networks.vae.max_action)
+    assert networks.actor is not None
+    return inference.bcq(weights, networks.vae.max_action, networks.actor.perturbation)

@@ -1,0 +1,75 @@
+"""A trained network as one file that stylises on its own: numbers and JSON; see `transformer` for what it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from retable.platform import exported, weights
+from retable.platform.api import TrainedRun
+from retable.platform.errors import UserError
+from retable.tasks.style import transformer
+from retable.tasks.style.stylise import NetworkStyle, Options, check_network, run_network
+from retable.tasks.style.transformer import TransformerNetwork
+
+REMEDY = "`retable style export RUN FILE` writes one"
+
+
+@dataclass(frozen=True, eq=False)
+class Exported:
+    """A network out of one file: what stylises, and what the file says of it."""
+
+    about: Mapping[str, Any]
+    """See `platform.exported.about`; and `paintings`, the names of those it was trained after, and `licence`."""
+    network: TransformerNetwork
+    """In evaluation mode, float32, on the CPU."""
+
+    def style(self, options: Options | None = None) -> NetworkStyle:
+        """Return what stylises photographs as `retable style image` does: the network, moved to where it computes."""
+        chosen = options or Options()
+        return NetworkStyle(self.network.to(chosen.where), chosen)
+
+
+def write_export(run: TrainedRun, epoch: int = 0, half: bool = False, **more: Any) -> bytes:
+    """Return the one file that is served of a run.
+
+    Args:
+        run: a finished run of this task.
+        epoch: one that was kept; 0: the last.
+        half: store numbers in 16 bits.
+        **more: what else the file is to say of itself, such as `licence`.
+
+    Raises:
+        UserError: where the run is of version 1, or the epoch was not kept.
+    """
+    check_network(run)
+    said = exported.about(run, epoch, paintings=list(run.config.style), **more)
+    return transformer.pack(run_network(run, epoch), said, half)
+
+
+def read_export(data: bytes, name: str) -> Exported:
+    """Read a file of `write_export`, or of before there was one; never code. `name` is what errors call it.
+
+    Raises:
+        UserError: where it is no such file, or is damaged.
+    """
+    exported.check_size(data, name)
+    metadata = weights.metadata(data) or {}
+    if "network" not in metadata:
+        raise UserError(f"{name}: no network of this task, or not the whole file; {REMEDY}")
+    said = exported.read_json(metadata, "provenance", name, REMEDY) if "provenance" in metadata else {}
+    return Exported(_whole(said), transformer.read_bytes(data, name))
+
+
+def _whole(said: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a file says, in today's words: files of before said `run`, and what it was trained on as `data`."""
+    if "fingerprint" in said or "run" not in said:
+        return dict(said)
+    rest = {key: value for key, value in said.items() if key not in ("run", "data", "config")}
+    changes = said.get("config", {})
+    named = {"data": changes.get("data", ""), "data_description": said.get("data", ""), "config": changes}
+    paintings = list(changes.get("style", ("great_wave",)))
+    return {"task": "style", "version": 1, "fingerprint": said["run"], "scale": "", **named, **rest} | {
+        "paintings": paintings
+    }
