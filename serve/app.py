@@ -30,12 +30,13 @@ from retable.serve.limits import LIMITS, Limits
 from retable.serve.models import Model, choose
 
 PAGE = Path(__file__).parent / "page"
-MEDIA = {".html": "text/html; charset=utf-8", ".css": "text/css; charset=utf-8", ".svg": "image/svg+xml"}
+MEDIA = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".jpg": "image/jpeg",
 }
-MEDIA |= {".js": "text/javascript; charset=utf-8", ".jpg": "image/jpeg"}
 SAFE = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' blob: data:; media-src 'self' blob:; "
     "object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",

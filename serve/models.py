@@ -5,15 +5,22 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from retable.platform.errors import UserError, nearest
 from retable.platform.storage import Storage
 from retable.serve.answers import Problem, one_line
 
-HEADERS = ("run", "cell", "scale", "data", "score", "versions")
-"""What is said of a model that every answer's headers repeat, where it is known."""
+HEADERS = {
+    "Run": "fingerprint",
+    "Cell": "cell",
+    "Scale": "scale",
+    "Data": "data",
+    "Score": "score",
+    "Commit": "commit",
+    "Versions": "versions",
+}
+"""Header -> what the file says of itself that every answer repeats, where it is known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +36,7 @@ class Model:
     why: str = ""
     """Why this one is served."""
     about: Mapping[str, Any] = field(default_factory=dict)
-    """`run`, `cell`, `scale`, `data`, `score`, `versions`, as far as they are known."""
+    """What the file says of itself, see `platform.exported`; all of it may be absent."""
 
     @property
     def path(self) -> str:
@@ -43,8 +50,9 @@ class Model:
     def headers(self) -> dict[str, str]:
         """Return the headers of its answers."""
         name = f"{self.task}/{self.name}" + (f"/{self.variant}" if self.variant else "")
-        said = {"model": name, "digest": self.sha256} | {k: self.about[k] for k in HEADERS if self.about.get(k)}
-        return {f"X-Retable-{key.title()}": header(value) for key, value in said.items()}
+        said = {"Model": name, "Digest": self.sha256}
+        said |= {key: self.about[entry] for key, entry in HEADERS.items() if self.about.get(entry)}
+        return {f"X-Retable-{key}": header(value) for key, value in said.items()}
 
 
 def header(value: object) -> str:
@@ -74,13 +82,6 @@ def read(model: Model, storage: Storage) -> bytes:
     if hashlib.sha256(data).hexdigest() != model.sha256:
         raise UserError(f"{storage}/{model.path}: not what was exported; remove it and run `retable serve` again")
     return data
-
-
-def local(model: Model, storage: Storage, folder: Path) -> Path:
-    """Write a model's file, checked, to a folder of this machine, for a task that reads paths; return its path."""
-    path = folder / f"{model.sha256}.safetensors"
-    path.write_bytes(read(model, storage))
-    return path
 
 
 def choose(models: Sequence[Model], name: str, variant: str, what: str) -> Model:

@@ -16,9 +16,8 @@ from retable.platform.storage import Storage
 from retable.serve.answers import Problem, Reply, wrong
 from retable.serve.limits import LIMITS, Limits
 from retable.serve.models import Model, read
-from retable.tasks.rl import inference
-from retable.tasks.rl.config import Bcq, View
-from retable.tasks.rl.export import read_policy
+from retable.tasks.rl.config import View
+from retable.tasks.rl.export import Exported, read_export
 
 Rows = Float32[np.ndarray, "rows width"]
 
@@ -31,41 +30,15 @@ SEEDS = 2**63
 
 
 @dataclass(frozen=True, eq=False)
-class Policy:
-    """What acts in one environment."""
-
-    act: inference.Act
-    states: int
-    latent: int
-    """Width of the noise."""
-    samples: int
-    """Candidates for an observation."""
-
-
-@dataclass(frozen=True, eq=False)
 class Question:
     """Observations that were checked, and the noise that their request's seed draws."""
 
-    policy: Policy
+    policy: Exported
     observations: Rows
     noise: torch.Tensor
 
 
-def open_policy(data: bytes) -> Policy:
-    """Make what acts of an exported policy.
-
-    Raises:
-        UserError: where the file is none.
-    """
-    config, info, weights, rule = read_policy(data, "the policy")
-    sizes = info["states"], 2 * info["actions"]
-    if rule == "bc":
-        return Policy(inference.bc(weights, info["max_action"]), *sizes, 1)
-    assert isinstance(config.algorithm, Bcq)
-    return Policy(inference.bcq(weights, info["max_action"], config.algorithm.perturbation), *sizes, View.samples)
-
-
-def question(policy: Policy, body: bytes, limits: Limits = LIMITS) -> Question:
+def question(policy: Exported, body: bytes, limits: Limits = LIMITS) -> Question:
     """Read and check a request, so that nothing in it can fail a batch.
 
     Raises:
@@ -75,7 +48,8 @@ def question(policy: Policy, body: bytes, limits: Limits = LIMITS) -> Question:
         said = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise Problem(400, "the body is no JSON") from error
-    wanted = f"numbers of shape (rows, {policy.states})"
+    states = int(policy.info["states"])
+    wanted = f"numbers of shape (rows, {states})"
     if not isinstance(said, dict) or "observations" not in said:
         raise wrong("observations", "nothing", wanted)
     if unknown := said.keys() - {"observations", "seed"}:
@@ -83,11 +57,15 @@ def question(policy: Policy, body: bytes, limits: Limits = LIMITS) -> Question:
     seed = said.get("seed", 0)
     if type(seed) is not int or not 0 <= seed < SEEDS:
         raise wrong("seed", repr(seed)[:40], "a whole number from 0 to 2^63 - 1")
-    rows = numbers(said["observations"], policy.states, wanted)
+    rows = numbers(said["observations"], states, wanted)
     if not 1 <= len(rows) <= limits.observations:
         raise wrong("observations", f"{len(rows)} rows", f"1 to {limits.observations}")
-    drawn = torch.Generator().manual_seed(seed)
-    return Question(policy, rows, torch.randn(len(rows) * policy.samples, policy.latent, generator=drawn))
+    return Question(policy, rows, policy.noise(len(rows), View.samples, seed))
+
+
+def ready(policy: Exported) -> bytes:
+    """Return a body that a policy answers."""
+    return json.dumps({"observations": [[0.0] * int(policy.info["states"])]}).encode()
 
 
 def numbers(value: object, width: int, wanted: str) -> Rows:
@@ -126,7 +104,7 @@ def answers(questions: Sequence[Question]) -> list[Rows]:
 
 def shares(questions: Sequence[Question]) -> list[list[int]]:
     """Return the places of questions that go together: of one policy, and of `ROWS` observations at most."""
-    groups: dict[Policy, list[list[int]]] = {}
+    groups: dict[Exported, list[list[int]]] = {}
     for place, asked in enumerate(questions):
         group = groups.setdefault(asked.policy, [[]])
         if sum(len(questions[other].observations) for other in group[-1]) + len(asked.observations) > ROWS:
@@ -148,7 +126,9 @@ class Policies:
 
     def __init__(self, models: Sequence[Model], storage: str, threads: int):
         torch.set_num_threads(threads)
-        self.policies = {model.sha256: open_policy(read(model, Storage.open(storage))) for model in models}
+        self.policies = {m.sha256: read_export(read(m, Storage.open(storage)), m.name) for m in models}
+        for policy in self.policies.values():
+            answers([question(policy, ready(policy))])  # what is made at the first use is made now
 
     async def act(self, sha256: str, body: bytes) -> Reply | Problem:
         """Choose actions for the observations in a body."""

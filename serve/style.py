@@ -17,11 +17,12 @@ from retable.platform.errors import UserError
 from retable.platform.storage import Storage
 from retable.serve.answers import Problem, Reply
 from retable.serve.limits import LIMITS, Limits
-from retable.serve.models import Model, local
-from retable.tasks.style import images, transformer
+from retable.serve.models import Model, read
+from retable.tasks.style import images
 from retable.tasks.style.batches import nothing, resized
+from retable.tasks.style.export import read_export
 from retable.tasks.style.images import Picture
-from retable.tasks.style.stylise import BATCH_PIXELS, NetworkStyle, Options, Pixels
+from retable.tasks.style.stylise import BATCH_PIXELS, NetworkStyle, Pixels
 
 BATCH, WAIT = 8, 0.01
 """Requests of one batch, and the seconds that the first of them waits for others."""
@@ -130,10 +131,8 @@ class Styles:
 
     def __init__(self, models: Sequence[Model], storage: str, threads: int):
         torch.set_num_threads(threads)
-        options, place = Options(), Storage.open(storage)
-        with tempfile.TemporaryDirectory() as folder:
-            networks = {model.sha256: transformer.read(local(model, place, Path(folder))) for model in models}
-        self.styles = {name: NetworkStyle(network.to(options.where), options) for name, network in networks.items()}
+        place = Storage.open(storage)
+        self.styles = {model.sha256: read_export(read(model, place), model.name).style() for model in models}
 
     async def stylise(
         self, sha256: str, body: bytes, size: int, strength: float, original: bool, kind: str
