@@ -7,8 +7,6 @@ import asyncio
 import hashlib
 import hmac
 import logging
-import re
-import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
@@ -143,14 +141,13 @@ class Gate:
             await self.app(scope, receive, send)
             return
         headers, begun = Headers(scope=scope), False
-        known = headers.get("x-request-id", "")
-        identity = known if re.fullmatch(r"[\w-]{1,64}", known, re.ASCII) else uuid.uuid4().hex
+        identity = headers.get("x-request-id", "")  # Serve's proxy sets it, and repeats it in the answer itself
 
         async def sending(message: Message) -> None:
             nonlocal begun
             begun = True
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(SAFE | {"X-Request-Id": identity})
+                MutableHeaders(scope=message).update(SAFE)
             await send(message)
 
         try:
@@ -161,10 +158,10 @@ class Gate:
         except Problem as problem:
             await respond(problem)(scope, receive, sending)
         except Exception:
-            logging.getLogger("ray.serve").exception("request %s failed", identity)
+            logging.getLogger("ray.serve").exception("request %r failed", identity[:64])
             if begun:
                 raise
-            await respond(Problem(500, f"a fault of the server's; its log has it as {identity}"))(
+            await respond(Problem(500, f"a fault of the server's; its log has it as {identity[:64]}"))(
                 scope, receive, sending
             )
 

@@ -143,3 +143,6 @@ class Policies:
     async def batch(self, questions: list[Question]) -> list[Rows]:
         """Answer questions together, in a thread, so that the replica hears meanwhile whether it lives."""
         return await asyncio.to_thread(answers, questions)
+
+
+DEPLOYMENT = Policies

@@ -149,3 +149,6 @@ class Styles:
     async def batch(self, works: list[Work]) -> list[Pixels]:
         """Stylise photographs together, in a thread, so that the replica hears meanwhile whether it lives."""
         return await asyncio.to_thread(paint, works)
+
+
+DEPLOYMENT = Styles
