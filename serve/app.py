@@ -102,6 +102,7 @@ def build(models: Sequence[Model], ask: Ask, limits: Limits = LIMITS, token: str
     app.add_exception_handler(Problem, lambda request, error: respond(error))
     app.add_exception_handler(HTTPException, _http_problem)
     app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(Exception, _fault)
     bodies = Bodies(limits)
     add_pages(app)
     add_facts(app, models, limits)
@@ -129,8 +130,12 @@ def _invalid(request: Request, error: Any) -> Response:
     return respond(wrong(str(first["loc"][-1]), repr(first.get("input"))[:80], first["msg"].lower()))
 
 
+def _fault(request: Request, error: Any) -> Response:
+    return respond(Problem(500, "a fault of the server's; its log has it under the request's id"))
+
+
 class Gate:
-    """What every request passes: an id, the token, one line for whatever fails, and the headers of every answer."""
+    """What every request passes: the token, one line for whatever fails, and the headers of every answer."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self.app, self.token = app, token
@@ -140,12 +145,9 @@ class Gate:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        headers, begun = Headers(scope=scope), False
-        identity = headers.get("x-request-id", "")  # Serve's proxy sets it, and repeats it in the answer itself
+        headers = Headers(scope=scope)
 
         async def sending(message: Message) -> None:
-            nonlocal begun
-            begun = True
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message).update(SAFE)
             await send(message)
@@ -157,13 +159,9 @@ class Gate:
             await self.app(scope, receive, sending)
         except Problem as problem:
             await respond(problem)(scope, receive, sending)
-        except Exception:
+        except Exception:  # the answer is sent (`_fault`); Starlette raises what it was, for the log
+            identity = headers.get("x-request-id", "")  # Serve's proxy sets it, and repeats it in the answer
             logging.getLogger("ray.serve").exception("request %r failed", identity[:64])
-            if begun:
-                raise
-            await respond(Problem(500, f"a fault of the server's; its log has it as {identity[:64]}"))(
-                scope, receive, sending
-            )
 
 
 def check_token(authorization: str, digest: str) -> None:
