@@ -44,6 +44,7 @@ def index(
     storage: Where = "results",
     device: Device = "",
     ray: Annotated[bool, typer.Option("--ray", help="Share the files out over the Ray cluster.")] = False,
+    anyway: Annotated[bool, typer.Option("--anyway", help="Take a model of the smoke scale, too.")] = False,
 ) -> None:
     """Make an index of a folder to search in, or bring it up to date: only new and changed files are heard.
 
@@ -51,7 +52,7 @@ def index(
 
     Example: `retable audio index ~/Sounds --model 93bc5ee1 --out sounds.index`
     """
-    from retable.tasks.audio.embedder import open_embedder
+    from retable.tasks.audio.embedder import check_scale, open_embedder
     from retable.tasks.audio.index import over_ray, update
     from retable.tasks.audio.search import read_info
 
@@ -59,6 +60,7 @@ def index(
     if not (model or info):
         raise UserError(f"--model: {out} is a new index; give a run's fingerprint or a file of `retable audio export`")
     embedder = open_embedder(model or (info or {})["source"], where, device)
+    check_scale(embedder, anyway)
     remote = partial(over_ray, source=embedder.source, storage=where, device=device, folder=folder) if ray else None
     with progress_bar(f"indexing {folder}") as show:
         made = update(folder, out, embedder, kind=kind, remote=remote, show=show)
@@ -221,7 +223,7 @@ def submit(
     Example: `retable audio submit 93bc5ee1 --captions retrieval_captions.csv --audio retrieval_audio`
     """
     from retable.tasks.audio.embedder import open_embedder
-    from retable.tasks.audio.export import submit as write
+    from retable.tasks.audio.submit import submit as write
 
     where = Storage.open(storage)
     models = [open_embedder(run, where, device).network for run in runs]
@@ -235,8 +237,9 @@ def submit(
 @app.command()
 def export(
     run: Run,
-    out: Annotated[Path, typer.Argument(help="The file to write, e.g. sounds.safetensors.")],
+    file: Annotated[Path, typer.Argument(help="The file to write, e.g. sounds.safetensors.")],
     epoch: Annotated[int, typer.Option(help="A kept epoch; 0: the last.", min=0)] = 0,
+    licence: Annotated[str, typer.Option(help="What the file may be used for, kept in it.")] = "",
     storage: Where = "results",
 ) -> None:
     """Write a trained model with its config and provenance to one file, which `--model` takes on any machine.
@@ -244,7 +247,22 @@ def export(
     Example: `retable audio export 93bc5ee1 sounds.safetensors`
     """
     from retable.platform import api
-    from retable.tasks.audio.embedder import export as write
+    from retable.tasks.audio.export import write_export
 
-    write(api.load(run, storage, task="audio"), out, epoch)
-    console.print(f"{out}: {out.stat().st_size / 1e6:.1f} MB", markup=False)
+    if file.suffix != ".safetensors":
+        raise UserError(f"{file}: models are written as .safetensors")
+    data = write_export(api.load(run, storage, task="audio"), epoch, licence=licence)
+    Storage.open(file.expanduser().absolute().parent).write(file.name, data)
+    console.print(f"{file}: {len(data):,} bytes", markup=False)
+
+
+@app.command()
+def zoo() -> None:
+    """List the models that come with the task, and where each is from.
+
+    Example: `retable audio zoo`
+    """
+    from retable.platform.zoo import show
+
+    for line in show("audio"):
+        console.print(line, markup=False)

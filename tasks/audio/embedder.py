@@ -17,10 +17,11 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor
 
-from retable.platform import api
-from retable.platform.config import differences, flatten, override
+from retable.platform import api, exported
+from retable.platform.config import flatten
 from retable.platform.errors import UserError
 from retable.platform.storage import Storage
+from retable.platform.weights import read_bytes
 from retable.tasks.audio.config import SAMPLE_RATE, Config
 from retable.tasks.audio.files import decode, duration
 
@@ -29,11 +30,8 @@ if TYPE_CHECKING:
 
 Waveform = Float32[np.ndarray, " samples"]
 
-FORMAT = "retable audio 1"
 SHAPING = ("audio", "text", "segment", "words", "projection")
 """Fields of a config that say what a network computes; the others say how it was trained."""
-ITS_OWN = ("data", "init")
-"""Fields that a file of `export` does not carry: what a run read and started from is not there on another machine."""
 BATCH = 16
 """Segments, or captions, that are encoded at once."""
 SHORTEST = 0.1
@@ -50,6 +48,8 @@ class Embedder:
     """SHA-256 of the weights and of what they compute with; a run and its exported file share it."""
     source: str
     """What opens it again: a run's fingerprint, or a file's absolute path."""
+    scale: str = ""
+    """At which the run was trained; empty where it is not known."""
 
     @property
     def dimension(self) -> int:
@@ -127,7 +127,7 @@ def embed_file(embedder: Embedder, path: Path) -> tuple[list[float], Float32[np.
 
 
 def open_embedder(name: str, storage: Storage, device: str = "") -> Embedder:
-    """Open a file of `export`, or a run by its fingerprint's first digits, with the last weights that it kept.
+    """Open an exported file, or a run by its fingerprint's first digits, with the last weights that it kept.
 
     Args:
         name: which one.
@@ -137,23 +137,26 @@ def open_embedder(name: str, storage: Storage, device: str = "") -> Embedder:
     Raises:
         UserError: where there is none, the file is another's, or there is no such device.
     """
-    from retable.tasks.audio.model import load
+    from retable.tasks.audio.export import open_weights, read_export
 
-    weights: Mapping[str, Tensor]
     if Path(name).is_file():
-        config, weights = read_export(Path(name))
-        source = str(Path(name).absolute())
-    elif re.fullmatch("[0-9a-f]+", name):
-        run = api.load(name, storage, task="audio")
-        config, weights, source = run.config, run.weights(), run.fingerprint
-    else:
+        return read_export(read_bytes(Path(name)), str(Path(name).absolute())).embedder(device)
+    if not re.fullmatch("[0-9a-f]+", name):
         raise UserError(f"--model {name}: no such file, and no run's fingerprint")
-    where = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        network = load(config, weights).eval().to(where)
-    except (RuntimeError, AssertionError) as error:
-        raise UserError(f"--model {name} on {where}: {str(error).strip().splitlines()[0]}") from error
-    return Embedder(config, network, weights_fingerprint(config, weights), source)
+    run = api.load(name, storage, task="audio")
+    scale = exported.scale_of(exported.provenance(run))
+    return open_weights(run.config, run.weights(), run.fingerprint, scale, device)
+
+
+def check_scale(embedder: Embedder, anyway: bool) -> None:
+    """Refuse a model of the smoke scale, to which all words are alike, unless it is wanted anyway.
+
+    Raises:
+        UserError: saying so.
+    """
+    if embedder.scale == "smoke" and not anyway:
+        why = "is of the smoke scale: it has not learnt to tell sounds apart"
+        raise UserError(f"{embedder.source} {why}; use a run of --scale small or more, or add --anyway")
 
 
 def weights_fingerprint(config: Config, weights: Mapping[str, Tensor]) -> str:
@@ -168,59 +171,3 @@ def weights_fingerprint(config: Config, weights: Mapping[str, Tensor]) -> str:
 
 def _shape(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {path: value for path, value in fields.items() if path.split(".")[0] in SHAPING}
-
-
-def export(run: api.TrainedRun, out: Path, epoch: int = 0) -> None:
-    """Write a run's network to one file that says what it is and where it is from.
-
-    Args:
-        run: a finished run of this task.
-        out: the file, a `.safetensors`.
-        epoch: one that was kept; 0: the last.
-
-    Raises:
-        UserError: where the epoch was not kept, or the file cannot be written.
-    """
-    from safetensors.torch import save
-
-    from retable.platform.runs import contiguous
-
-    if out.suffix != ".safetensors":
-        raise UserError(f"{out}: models are written as .safetensors")
-    made = run.folder.folder.read_json("provenance.json")
-    provenance = {
-        "run": run.fingerprint,
-        "epoch": epoch or run.config.epochs,
-        "training": differences(run.config, Config()),
-        "data": run.task.dataset.describe(made["data"]),
-        **{key: made[key] for key in ("commit", "versions", "started") if key in made},
-    }
-    fields = {path: value for path, value in flatten(run.config).items() if path.split(".")[0] not in ITS_OWN}
-    metadata = {
-        "format": FORMAT,
-        "config": json.dumps(fields, sort_keys=True),
-        "provenance": json.dumps(provenance, sort_keys=True),
-    }
-    Storage.open(out.absolute().parent).write(out.name, save(contiguous(run.weights(epoch)), metadata))
-
-
-def read_export(path: Path) -> tuple[Config, dict[str, Tensor]]:
-    """Read a file of `export`: numbers and JSON, never code.
-
-    Fields that it does not carry have their defaults: of older files, all but those that shape a network.
-
-    Raises:
-        UserError: where it is none.
-    """
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, "pt") as file:
-            metadata = file.metadata() or {}
-            if metadata.get("format") != FORMAT:
-                raise UserError(f"{path}: no model of this task; `retable audio export RUN FILE` writes one")
-            weights = {name: file.get_tensor(name) for name in file.keys()}
-            changes: dict[str, object] = json.loads(metadata["config"])
-    except (SafetensorError, OSError, KeyError, ValueError) as error:
-        raise UserError(f"{path}: no model, or a damaged one; `retable audio export RUN FILE` writes one") from error
-    return override(Config(), changes), weights

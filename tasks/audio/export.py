@@ -1,88 +1,113 @@
-"""What leaves the platform: the rankings of trained models for the captions and recordings of the challenge."""
+"""A trained pair of encoders as one file that embeds on its own: numbers and JSON, with what they compute with."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
+import torch
+from torch import Tensor
 
+from retable.platform import exported, weights
+from retable.platform.api import TrainedRun
+from retable.platform.config import flatten, override
 from retable.platform.errors import UserError
-from retable.tasks.audio import submission
-from retable.tasks.audio.files import decode, is_sound
-from retable.tasks.audio.predict import embed_audio, embed_text
-from retable.tasks.audio.submission import RANKS, Row
+from retable.tasks.audio.config import Config
+from retable.tasks.audio.embedder import Embedder, weights_fingerprint
 
-if TYPE_CHECKING:
-    from retable.tasks.audio.model import DualEncoder
-
-Array = npt.NDArray[Any]
+FORMAT = "retable audio 1"
+ITS_OWN = ("data", "init")
+"""Fields that a file does not carry: what a run read and started from is not there on another machine."""
+REMEDY = "`retable audio export RUN FILE` writes one"
 
 
-def submit(
-    models: Sequence[DualEncoder],
-    captions: Path,
-    audio: Path,
-    out: Path,
-    show: Callable[[int, int], None] = lambda done, total: None,
-) -> list[str]:
-    """Write the ten best recordings of each caption as a submission; return what its check complains of.
+@dataclass(frozen=True, eq=False)
+class Exported:
+    """A pair of encoders out of one file: what embeds, and what the file says of it."""
+
+    about: Mapping[str, Any]
+    """See `platform.exported.about`."""
+    config: Config
+    """The run's, but for `data` and `init`."""
+    weights: Mapping[str, Tensor]
+    """Of both encoders; the tokenizer is among them."""
+    source: str
+    """What opens it again: the file's name."""
+
+    def embedder(self, device: str = "") -> Embedder:
+        """Return what embeds sounds and words, as `retable audio search` does.
+
+        Args:
+            device: cpu, cuda, ...; none: a GPU where there is one.
+
+        Raises:
+            UserError: where the weights are of another model, or there is no such device.
+        """
+        return open_weights(self.config, self.weights, self.source, str(self.about.get("scale", "")), device)
+
+
+def open_weights(config: Config, weights: Mapping[str, Tensor], source: str, scale: str, device: str) -> Embedder:
+    """Return what embeds by a run's weights, or a file's; see `Embedder` and `Exported.embedder`."""
+    from retable.tasks.audio.model import check, load
+
+    where = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        check(config, weights)
+        network = load(config, weights).eval().to(where)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"{source} on {where}: {str(error).strip().splitlines()[0]}") from error
+    return Embedder(config, network, weights_fingerprint(config, weights), source, scale)
+
+
+def write_export(run: TrainedRun, epoch: int = 0, **more: Any) -> bytes:
+    """Return the one file that is served of a run.
 
     Args:
-        models: in evaluation mode; of several, the mean of their cosines ranks (as `combine.mean_similarity`).
-        captions: a CSV with a column `caption`.
-        audio: the folder of the recordings; its subfolders are not searched.
-        out: the CSV to write.
-        show: called with the recordings heard and in all, of all models.
+        run: a finished run of this task.
+        epoch: one that was kept; 0: the last.
+        **more: what else the file is to say of itself, such as `licence`.
 
     Raises:
-        UserError: where captions or recordings are missing or broken, or there are fewer than ten recordings.
+        UserError: where the epoch was not kept.
     """
-    wanted, files = submission.read_captions(captions), audio_files(audio)
-    similarity = mean_cosines(models, wanted, files, show)
-    names = [file.name for file in files]
-    submission.write(out, ranked(similarity, wanted, names))
-    return submission.check(out, wanted, names)
+    from safetensors.torch import save
+
+    from retable.platform.runs import contiguous
+
+    fields = {path: value for path, value in flatten(run.config).items() if path.split(".")[0] not in ITS_OWN}
+    metadata = {
+        "format": FORMAT,
+        "config": json.dumps(fields, sort_keys=True),
+        "provenance": json.dumps(exported.about(run, epoch, **more), sort_keys=True),
+    }
+    made: bytes = save(contiguous(run.weights(epoch)), metadata)
+    return made
 
 
-def audio_files(folder: Path) -> list[Path]:
-    """Return the recordings of a folder in order of name.
+def read_export(data: bytes, name: str) -> Exported:
+    """Read a file of `write_export`: numbers and JSON, never code. `name` is what errors call it.
+
+    Fields that it does not carry have their defaults: of older files, all but those that shape a network.
 
     Raises:
-        UserError: where there is no such folder, or it holds fewer than a submission names.
+        UserError: where it is no such file, or is damaged.
     """
-    if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder; name the one of the recordings")
-    files = sorted(file for file in folder.iterdir() if is_sound(file))
-    if len(files) < RANKS:
-        raise UserError(f"{folder}: holds {len(files)} recordings; a submission names {RANKS} for each caption")
-    return files
+    from safetensors import SafetensorError
+    from safetensors.torch import load
 
-
-def mean_cosines(
-    models: Sequence[DualEncoder], captions: Sequence[str], files: Sequence[Path], show: Callable[[int, int], None]
-) -> Array:
-    """Return the cosines of captions and recordings, the mean over models: float64 (captions, files)."""
-    total = len(models) * len(files)
-    cosines = [
-        embed_text(model, captions) @ embed_audio(model, heard(files, n * len(files), total, show)).T.astype(np.float64)
-        for n, model in enumerate(models)
-    ]
-    mean: Array = np.mean(cosines, axis=0)
-    return mean
-
-
-def heard(files: Sequence[Path], before: int, total: int, show: Callable[[int, int], None]) -> Iterator[Array]:
-    """Yield the waveform of each file, one after another."""
-    for number, file in enumerate(files, 1):
-        yield decode(file)
-        show(before + number, total)
-
-
-def ranked(similarity: Array, captions: Sequence[str], names: Sequence[str]) -> Iterator[Row]:
-    """Yield the best recordings of each caption; equally similar ones are in the order of their columns."""
-    for caption, row in zip(captions, similarity, strict=True):
-        best = np.argsort(-row, kind="stable")[:RANKS]
-        yield caption, tuple(names[column] for column in best)
+    exported.check_size(data, name)
+    metadata = weights.metadata(data) or {}
+    if metadata.get("format") != FORMAT:
+        raise UserError(f"{name}: no model of this task, or not the whole file; {REMEDY}")
+    said = exported.read_json(metadata, "provenance", name, REMEDY)
+    fields = exported.read_json(metadata, "config", name, REMEDY)
+    try:
+        tensors = load(data)
+    except (SafetensorError, ValueError) as error:
+        raise UserError(f"{name}: a damaged model; {REMEDY}") from error
+    try:
+        return Exported(said, override(Config(), fields), tensors, name)
+    except UserError as error:
+        raise UserError(f"{name}: {error}; {REMEDY}") from error

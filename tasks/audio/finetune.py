@@ -15,9 +15,9 @@ from retable.platform.plan import compile_configs
 from retable.platform.runs import RunFolder, weights_path
 from retable.platform.storage import Storage
 from retable.platform.task import find
-from retable.platform.weights import keep
+from retable.platform.weights import keep, read_bytes
 from retable.tasks.audio.config import Config, MeanMel
-from retable.tasks.audio.embedder import read_export
+from retable.tasks.audio.export import read_export
 
 EPOCHS = 5
 """Of fine-tuning, in the paper."""
@@ -71,7 +71,8 @@ def _continued(start: str, storage: Storage) -> Config:
         UserError: where there is no such model, or a run is not finished.
     """
     if Path(start).is_file():
-        (config, _), data = read_export(Path(start)), Path(start).read_bytes()
+        data = read_bytes(Path(start))
+        config = read_export(data, start).config
     else:
         run = api.load(start, storage, task="audio")
         run.weights()  # complains where they are missing or damaged

@@ -94,11 +94,26 @@ def load(config: Config, weights: Mapping[str, Tensor]) -> DualEncoder:
     Raises:
         UserError: where the weights are of another model.
     """
-    if TEXT_STATE not in weights:
-        raise UserError("weights: they hold no text encoder; name the weights of a run of this task")
-    model = DualEncoder(config, build_audio(config, None), rebuild_text(config, weights[TEXT_STATE]))
+    model = rebuild(config, weights)
     load_weights(model, weights)
     return model.eval()
+
+
+def rebuild(config: Config, weights: Mapping[str, Tensor]) -> DualEncoder:
+    """Make the dual encoder of a config again, without a trained model's weights but with its tokenizer."""
+    if TEXT_STATE not in weights:
+        raise UserError("weights: they hold no text encoder; name the weights of a run of this task")
+    return DualEncoder(config, build_audio(config, None), rebuild_text(config, weights[TEXT_STATE]))
+
+
+def check(config: Config, weights: Mapping[str, Tensor]) -> None:
+    """See whether weights are those of a config's dual encoder, before that takes any memory.
+
+    Raises:
+        UserError: where names or shapes differ.
+    """
+    with torch.device("meta"):
+        fitting(rebuild(config, weights), weights)
 
 
 def load_weights(model: DualEncoder, weights: Mapping[str, Tensor]) -> None:
@@ -107,9 +122,14 @@ def load_weights(model: DualEncoder, weights: Mapping[str, Tensor]) -> None:
     Raises:
         UserError: where names or shapes differ.
     """
+    model.load_state_dict(fitting(model, weights))
+
+
+def fitting(model: DualEncoder, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return weights as a model takes them; errors are those of `load_weights`."""
     ours = model.state_dict()
     if ON_MELS in ours:
-        weights = {ON_MELS: torch.tensor(False), **weights}
+        weights = {ON_MELS: torch.tensor(False, device="cpu"), **weights}
     for name in sorted(ours.keys() | weights.keys()):
         if name not in weights or name not in ours:
             where = "the weights" if name in ours else "this model"
@@ -117,4 +137,4 @@ def load_weights(model: DualEncoder, weights: Mapping[str, Tensor]) -> None:
         if name != TEXT_STATE and ours[name].shape != weights[name].shape:
             shapes = f"{tuple(weights[name].shape)} where this model has {tuple(ours[name].shape)}"
             raise UserError(f"weights: {name!r} has shape {shapes}; choose the encoders that they were trained with")
-    model.load_state_dict(dict(weights))
+    return dict(weights)

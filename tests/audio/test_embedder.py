@@ -1,4 +1,3 @@
-import json
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -13,7 +12,8 @@ from retable.platform.errors import UserError
 from retable.platform.runs import RunFolder
 from retable.tasks.audio import embedder as embedding
 from retable.tasks.audio.config import SAMPLE_RATE, Config, Passt, Untrained
-from retable.tasks.audio.embedder import embed_file, export, offsets, open_embedder, read_export, weights_fingerprint
+from retable.tasks.audio.embedder import check_scale, embed_file, offsets, open_embedder, weights_fingerprint
+from retable.tasks.audio.export import read_export, write_export
 from retable.tasks.audio.model import build
 
 CONFIG = Config(
@@ -42,15 +42,21 @@ def run(network, storage):
     """A finished run of this network, and what the platform says of it."""
     folder = RunFolder(storage, "audio", "0123456789abcdef")
     digest = folder.save_weights(3, network.state_dict())
-    folder.folder.write_json("provenance.json", {"data": {"name": "sounds"}, "commit": "abc"})
-    folder.folder.write_json("result.json", {"data": "", "weights": {"3": digest}, "metrics": {}})
-    task = SimpleNamespace(name="audio", dataset=SimpleNamespace(describe=lambda info: f"the {info['name']}"))
+    folder.folder.write_json(
+        "provenance.json", {"data": {"name": "sounds"}, "commit": "abc", "command": "retable train audio --scale=small"}
+    )
+    folder.folder.write_json(
+        "result.json", {"data": "", "weights": {"3": digest}, "metrics": {"r1": 0.5, "loss": float("nan")}}
+    )
+    task = SimpleNamespace(
+        name="audio", version=2, dataset=SimpleNamespace(describe=lambda info: f"the {info['name']}")
+    )
     return embedding.api.TrainedRun(task, folder, CONFIG)
 
 
 @pytest.fixture
 def file(run, tmp_path):
-    export(run, tmp_path / "model.safetensors")
+    (tmp_path / "model.safetensors").write_bytes(write_export(run, licence="ours"))
     return tmp_path / "model.safetensors"
 
 
@@ -69,17 +75,29 @@ def test_a_run_and_its_file_are_one_model(run, file, network, storage, monkeypat
         np.testing.assert_allclose(embedder.sounds(segments), heard, atol=1e-5)
         np.testing.assert_allclose(embedder.words(CAPTIONS), said, atol=1e-5)
     assert one.words([]).shape == (0, 8)
-    config, _ = read_export(file)
+    config = read_export(file.read_bytes(), "x").config
     assert config == replace(CONFIG, data=Config().data, init=Config().init)
 
 
 def test_a_file_says_where_it_is_from(file):
-    from safetensors import safe_open
+    said = read_export(file.read_bytes(), "x").about
+    assert (said["fingerprint"], said["task"], said["epoch"], said["scale"]) == (
+        "0123456789abcdef",
+        "audio",
+        3,
+        "small",
+    )
+    assert (said["data"], said["data_description"], said["commit"]) == ("sounds", "the sounds", "abc")
+    assert said["config"]["projection"] == 8 and said["licence"] == "ours" and said["metrics"] == {"r1": 0.5}
 
-    with safe_open(file, "pt") as opened:
-        said = json.loads(opened.metadata()["provenance"])
-    assert said["run"] == "0123456789abcdef" and said["data"] == "the sounds" and said["commit"] == "abc"
-    assert said["training"]["projection"] == 8
+
+def test_models_of_the_smoke_scale_are_refused_unless_they_are_wanted(file, storage):
+    embedder = open_embedder(str(file), storage, "cpu")
+    check_scale(embedder, False)
+    smoke = replace(embedder, scale="smoke")
+    with pytest.raises(UserError, match=r"is of the smoke scale: .*--anyway$"):
+        check_scale(smoke, False)
+    check_scale(smoke, True)
 
 
 def test_fingerprints_tell_networks_apart(network):
@@ -138,10 +156,8 @@ def test_what_is_no_model_is_refused(storage, tmp_path, run, file):
     for name in ("text", "other"):
         with pytest.raises(UserError, match="no model"):
             open_embedder(str(tmp_path / f"{name}.safetensors"), storage)
-    with pytest.raises(UserError, match="models are written as"):
-        export(run, tmp_path / "model.pt")
     with pytest.raises(UserError, match="epoch 2 were not kept"):
-        export(run, tmp_path / "model.safetensors", 2)
+        write_export(run, 2)
     (tmp_path / "half.safetensors").write_bytes(file.read_bytes()[:-10])
     with pytest.raises(UserError, match="damaged"):
         open_embedder(str(tmp_path / "half.safetensors"), storage)

@@ -6,7 +6,7 @@ import soundfile
 import torch
 
 from retable.platform.errors import UserError
-from retable.tasks.audio import export, submission
+from retable.tasks.audio import submission, submit
 
 
 class Listener(torch.nn.Module):
@@ -51,7 +51,7 @@ def best(wanted):
 def test_each_caption_gets_its_ten_nearest_recordings(given):
     captions, audio, out = given
     heard = []
-    assert export.submit([Listener()], captions, audio, out, lambda done, total: heard.append((done, total))) == []
+    assert submit.submit([Listener()], captions, audio, out, lambda done, total: heard.append((done, total))) == []
     rows = submission.read(out)
     assert [caption for caption, _ in rows] == ["0.1 loud, at most", "0.5 loud"]
     assert list(rows[0][1]) == best(range(1, 11))
@@ -62,16 +62,16 @@ def test_each_caption_gets_its_ten_nearest_recordings(given):
 def test_several_models_rank_by_the_mean_of_their_cosines(given):
     captions, audio, out = given
     models = [Listener(), Listener(0.7)]
-    wanted, files = submission.read_captions(captions), export.audio_files(audio)
-    single = [export.mean_cosines([model], wanted, files, lambda done, total: None) for model in models]
-    export.submit(models, captions, audio, out)
+    wanted, files = submission.read_captions(captions), submit.audio_files(audio)
+    single = [submit.mean_cosines([model], wanted, files, lambda done, total: None) for model in models]
+    submit.submit(models, captions, audio, out)
     for row, (_, names) in zip((single[0] + single[1]) / 2, submission.read(out), strict=True):
         cosines = [row[[file.name for file in files].index(name)] for name in names]
         assert cosines == sorted(cosines, reverse=True) and min(cosines) == np.sort(row)[-10]
 
 
 def test_equally_similar_recordings_are_in_order_of_name():
-    rows = list(export.ranked(np.zeros((1, 12)), ["rain"], [f"{n:02d}" for n in range(12)]))
+    rows = list(submit.ranked(np.zeros((1, 12)), ["rain"], [f"{n:02d}" for n in range(12)]))
     assert rows == [("rain", tuple(f"{n:02d}" for n in range(10)))]
 
 
@@ -81,9 +81,9 @@ def test_too_few_recordings_or_no_folder_are_one_line(given, tmp_path):
         if file.is_file():
             file.unlink()
     with pytest.raises(UserError, match="holds 9 recordings"):
-        export.submit([Listener()], captions, audio, out)
+        submit.submit([Listener()], captions, audio, out)
     with pytest.raises(UserError, match="no such folder"):
-        export.submit([Listener()], captions, tmp_path / "none", out)
+        submit.submit([Listener()], captions, tmp_path / "none", out)
     assert not out.exists()
 
 
@@ -91,5 +91,5 @@ def test_a_broken_recording_is_named_and_nothing_written(given):
     captions, audio, out = given
     (audio / "13.wav").write_text("not a sound")
     with pytest.raises(UserError, match=r"13\.wav: mislabelled"):
-        export.submit([Listener()], captions, audio, out)
+        submit.submit([Listener()], captions, audio, out)
     assert not out.exists()
