@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from retable.platform import api, zoo
+from retable.platform.board import errors
 from retable.platform.errors import UserError, nearest
 from retable.platform.storage import Storage
 from retable.serve.models import Model, keep
@@ -15,7 +17,9 @@ TASKS = ("weather", "style", "audio", "rl")
 """What can be served."""
 
 
-def choose_models(tasks: Sequence[str], runs: Sequence[str], from_zoo: bool, storage: Storage) -> list[Model]:
+def choose_models(
+    tasks: Sequence[str], runs: Sequence[str], from_zoo: bool, storage: Storage, index: str = ""
+) -> list[Model]:
     """Export what is served to `<storage>/served`, and return it, each with the reason.
 
     Args:
@@ -23,6 +27,7 @@ def choose_models(tasks: Sequence[str], runs: Sequence[str], from_zoo: bool, sto
         runs: fingerprints, or their first digits: these and no others.
         from_zoo: the zoo's files, whatever runs there are.
         storage: where runs lie, and exported files go.
+        index: of recordings, made by the model of audio that is served; without one, audio is left out.
 
     Raises:
         UserError: on an unknown task, a run that cannot be served, or where there is nothing to serve.
@@ -40,11 +45,31 @@ def choose_models(tasks: Sequence[str], runs: Sequence[str], from_zoo: bool, sto
     else:
         for task in tasks or TASKS:
             models += ([] if from_zoo else best(task, storage)) or of_zoo(task, storage)
+    models = with_index(models, index)
     if absent := sorted(set(tasks) - {model.task for model in models}):
         raise UserError(f"serve: nothing of {absent[0]} here: train a run of it, or leave it out")
     if not models:
         raise UserError(f"{storage}: no runs, and no zoo; train something first, e.g. `retable train rl`")
     return models
+
+
+def with_index(models: Sequence[Model], index: str) -> list[Model]:
+    """Return the models, of those of audio only the one that an index was made with: others mean nothing there.
+
+    Raises:
+        UserError: where there is no such index.
+    """
+    others = [model for model in models if model.task != "audio"]
+    if len(others) == len(models):
+        return others
+    if not index:
+        errors.print("note: audio is left out; --index names what it searches, made by `retable audio index`")
+        return others
+    made_with = import_module("retable.tasks.audio.search").open_index(Path(index)).info["model"]
+    fitting = [model for model in models if model.task == "audio" and model.about.get("weights") == made_with]
+    if not fitting:
+        raise UserError(f"--index {index}: made with another model; name its run with --run, or index again")
+    return [*others, fitting[0]]
 
 
 def best(task: str, storage: Storage) -> list[Model]:
@@ -83,8 +108,19 @@ def of_file(task: str, name: str, data: bytes, why: str, storage: Storage) -> Mo
         UserError: where the file is none of the task's.
     """
     exported = reader(task).read_export(data, name or task)
-    known, variant = named(task, name, exported)
-    return keep(data, storage, task=task, name=known, variant=variant, why=why, about=dict(exported.about))
+    place, variant = named(task, name, exported)
+    about = {**exported.about, **known(task, exported)}
+    return keep(data, storage, task=task, name=place, variant=variant, why=why, about=about)
+
+
+def known(task: str, exported: Any) -> dict[str, Any]:
+    """Return what is to be known of a file beyond what it says of itself: how to ask its model."""
+    if task == "audio":  # what tells whether an index was made with it
+        fingerprint = import_module("retable.tasks.audio.embedder").weights_fingerprint
+        return {"weights": fingerprint(exported.config, exported.weights)}
+    if task == "rl":
+        return {"states": int(exported.info["states"]), "actions": int(exported.info["actions"])}
+    return {}
 
 
 def named(task: str, name: str, exported: Any) -> tuple[str, str]:

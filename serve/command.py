@@ -55,7 +55,14 @@ class Address:
 
 
 def run(
-    tasks: Sequence[str], runs: Sequence[str], zoo: bool, storage: str, host: str, port: int, token_file: str
+    tasks: Sequence[str],
+    runs: Sequence[str],
+    zoo: bool,
+    storage: str,
+    host: str,
+    port: int,
+    token_file: str,
+    index: str,
 ) -> None:
     """Serve until Ctrl-C or SIGTERM.
 
@@ -66,10 +73,10 @@ def run(
     address = Address(host, port, read_token(host, token_file))
     check_port(host, port)
     where = Storage.open(storage)
-    models = choose_models(tasks, runs, zoo, where)
+    models = choose_models(tasks, runs, zoo, where, index)
     for model in models:
         console.print(describe(model), markup=False, highlight=False)
-    with serving(models, where, address):
+    with serving(models, where, address, index):
         show(models, address)
         threading.Event().wait()
 
@@ -134,7 +141,7 @@ def check_port(host: str, port: int) -> None:
 
 
 @contextmanager
-def serving(models: Sequence[Model], storage: Storage, address: Address) -> Iterator[None]:
+def serving(models: Sequence[Model], storage: Storage, address: Address, index: str = "") -> Iterator[None]:
     """Serve models while the block runs, until a signal; then answer what was begun, and end.
 
     Raises:
@@ -148,7 +155,7 @@ def serving(models: Sequence[Model], storage: Storage, address: Address) -> Iter
         start_ray(nested=False, interrupt=None)
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, signal.default_int_handler)  # Ray's own handler would not drain
-        application = deploy(models, str(storage), address.digest)
+        application = deploy(models, str(storage), address.digest, index)
         where: Any = {"host": address.host, "port": address.port, "keep_alive_timeout_s": 65}
         serve.start(proxy_location="HeadOnly", http_options=where, logging_config={"log_level": "WARNING"})
         try:
@@ -164,7 +171,7 @@ def serving(models: Sequence[Model], storage: Storage, address: Address) -> Iter
             ray.shutdown()
 
 
-def deploy(models: Sequence[Model], storage: str, token: str) -> Any:
+def deploy(models: Sequence[Model], storage: str, token: str, index: str) -> Any:
     """Return the Serve application: a deployment for each task, and the ingress before them.
 
     Raises:
@@ -182,7 +189,8 @@ def deploy(models: Sequence[Model], storage: str, token: str) -> Any:
         options = {"num_cpus": wanted[task], "num_gpus": 0 if task == "rl" else gpu}
         own = [model for model in models if model.task == task]
         chosen = deployment.options(ray_actor_options=options, max_constructor_retry_count=2)
-        handles[task] = chosen.bind(own, storage, max(1, round(wanted[task])))
+        more = (str(Path(index).absolute()),) if task == "audio" else ()
+        handles[task] = chosen.bind(own, storage, max(1, round(wanted[task])), *more)
     return Ingress.bind(list(models), handles, token, LIMITS)  # type: ignore[attr-defined]
 
 
@@ -230,4 +238,5 @@ def curl(model: Model, address: Address) -> str:
         return f"curl -s{key} --data-binary @photograph.jpg '{url}/{model.name}?size=1024' -o {model.name}.png"
     if model.task == "audio":
         return f"curl -s{key} '{url}?q=a+dog+barks&top=5'"
-    return f"curl -s{key} --data-binary @images.npz '{url}?name={model.name}' -o forecast.npz"
+    region = next(iter(model.about.get("regions", ())), "")
+    return f"curl -s{key} --data-binary @images.npz '{url}?region={region}' -o forecast.npz"

@@ -24,8 +24,6 @@ class Limits:
     """Of a recording that is sent back in one answer; a range of a longer one may be asked for."""
     frames_bytes: int = 64 << 20
     """Of satellite images, as a file and as the arrays that come out of it."""
-    frames_side: int = 512
-    """Pixels across satellite images."""
     held_bytes: int = 512 << 20
     """Of the bodies of all requests at once; more are told to come again."""
     seconds: float = 120.0
