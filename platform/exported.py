@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from retable.platform.config import flatten
 from retable.platform.errors import UserError
+from retable.platform.runs import contiguous
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from retable.platform.api import TrainedRun
 
 LARGEST = 1 << 32
@@ -74,6 +77,17 @@ def scale_of(made: Mapping[str, Any]) -> str:
         return ""
     named = [after for word, after in itertools.pairwise(words) if word == "--scale"]
     return named[-1] if named else DEFAULT_SCALE
+
+
+def sealed(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
+    """Return a safetensors file; the same content gives the same file, as safetensors alone does not."""
+    from safetensors.torch import save
+
+    data: bytes = save(contiguous(tensors), dict(metadata))
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = json.dumps(json.loads(data[8:end]), sort_keys=True, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)  # tensors begin at multiples of 8 bytes
+    return len(header).to_bytes(8, "little") + header + data[end:]
 
 
 def read_json(metadata: Mapping[str, str], key: str, name: str, remedy: str) -> dict[str, Any]:

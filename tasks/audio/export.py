@@ -72,18 +72,13 @@ def write_export(run: TrainedRun, epoch: int = 0, **more: Any) -> bytes:
     Raises:
         UserError: where the epoch was not kept.
     """
-    from safetensors.torch import save
-
-    from retable.platform.runs import contiguous
-
     fields = {path: value for path, value in flatten(run.config).items() if path.split(".")[0] not in ITS_OWN}
     metadata = {
         "format": FORMAT,
         "config": json.dumps(fields, sort_keys=True),
         "provenance": json.dumps(exported.about(run, epoch, **more), sort_keys=True),
     }
-    made: bytes = save(contiguous(run.weights(epoch)), metadata)
-    return made
+    return exported.sealed(run.weights(epoch), metadata)
 
 
 def read_export(data: bytes, name: str) -> Exported:
@@ -101,7 +96,7 @@ def read_export(data: bytes, name: str) -> Exported:
     metadata = weights.metadata(data) or {}
     if metadata.get("format") != FORMAT:
         raise UserError(f"{name}: no model of this task, or not the whole file; {REMEDY}")
-    said = exported.read_json(metadata, "provenance", name, REMEDY)
+    said = exported.read_json(metadata, "provenance", name, REMEDY) if "provenance" in metadata else {}
     fields = exported.read_json(metadata, "config", name, REMEDY)
     try:
         tensors = load(data)

@@ -11,11 +11,10 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-import safetensors.torch
 import torch
 from torch import Tensor
 
-from retable.platform import weights
+from retable.platform import exported, weights
 from retable.platform.errors import UserError, nearest
 from retable.platform.storage import Storage
 from retable.platform.zoo import zoo as files
@@ -107,14 +106,13 @@ def pack(network: TransformerNetwork, provenance: Mapping[str, object], half: bo
     `provenance` says where the weights come from: whatever JSON can hold.
     """
     dtype = torch.float16 if half else torch.float32
-    state = {name: value.detach().to("cpu", dtype).contiguous() for name, value in network.state_dict().items()}
+    state = {name: value.to(dtype) for name, value in network.state_dict().items()}
     metadata = {
         "network": json.dumps(asdict(network.architecture)),
         "input": json.dumps("rgb01"),
         "provenance": json.dumps(provenance),
     }
-    made: bytes = safetensors.torch.save(state, metadata)
-    return made
+    return exported.sealed(state, metadata)
 
 
 def zoo() -> dict[str, Path]:

@@ -137,7 +137,7 @@ def submit(
     Example: `retable weather submit 93bc5ee1 --out core.zip`
     """
     from retable.tasks.weather import submission
-    from retable.tasks.weather.export import official_forecasts, opened
+    from retable.tasks.weather.exchange import official_forecasts, opened
 
     loaded = [opened(run, storage, split, epoch, threshold) for run in runs]
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -159,7 +159,7 @@ def netcdf(
 
     Example: `retable weather netcdf 93bc5ee1 --out forecasts`
     """
-    from retable.tasks.weather.export import opened, write_netcdf
+    from retable.tasks.weather.exchange import opened, write_netcdf
 
     for path in write_netcdf(opened(run, storage, split, epoch, 0.5), out):
         console.print(str(path))
@@ -175,7 +175,41 @@ def weights(
 
     Example: `retable weather weights epoch=3.ckpt --set model=swin`
     """
-    from retable.tasks.weather.export import take_over
+    from retable.tasks.weather.exchange import take_over
 
     digest = take_over(file, Storage.open(storage), set or [])
     console.print(f"--set init=weights --set init.sha256={digest}")
+
+
+@app.command()
+def export(
+    run: Fingerprint,
+    file: Annotated[Path, typer.Argument(help="The file to write, e.g. rain.safetensors.")],
+    epoch: Epoch = 0,
+    licence: Annotated[str, typer.Option(help="What the file may be used for, kept in it.")] = "",
+    storage: Where = "results",
+) -> None:
+    """Write a trained forecaster with its config and provenance to one file, which is all that serving it takes.
+
+    Example: `retable weather export 93bc5ee1 rain.safetensors`
+    """
+    from retable.platform import api
+    from retable.tasks.weather.export import write_export
+
+    if file.suffix != ".safetensors":
+        raise UserError(f"{file}: forecasters are written as .safetensors")
+    data = write_export(api.load(run, storage, task="weather"), epoch, licence=licence)
+    Storage.open(file.expanduser().absolute().parent).write(file.name, data)
+    console.print(f"{file}: {len(data):,} bytes", markup=False)
+
+
+@app.command()
+def zoo() -> None:
+    """List the forecasters that come with the task, and where each is from.
+
+    Example: `retable weather zoo`
+    """
+    from retable.platform.zoo import show
+
+    for line in show("weather"):
+        console.print(line, markup=False)

@@ -1,115 +1,127 @@
-"""What leaves the platform, and what comes in: submissions, netCDF, weights that others trained."""
+"""A trained forecaster as one file that forecasts on its own: numbers and JSON, with what it computes with."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
-from retable.platform import api, weights
-from retable.platform.config import override, parse_set
-from retable.platform.errors import UserError
-from retable.platform.storage import Storage
-from retable.platform.table import resolve
-from retable.platform.task import Source
-from retable.tasks.weather import netcdf
-from retable.tasks.weather.config import STEPS, Config, View
-from retable.tasks.weather.data import sequences
-from retable.tasks.weather.layout import Index
-from retable.tasks.weather.metrics import cut
-from retable.tasks.weather.model import convert_reference
-from retable.tasks.weather.predict import forecast_windows, load, predict, shards
+from retable.platform import exported, weights
+from retable.platform.api import TrainedRun
+from retable.platform.config import flatten, override
+from retable.platform.errors import UserError, nearest
+from retable.tasks.weather import metrics
+from retable.tasks.weather.config import Config
+from retable.tasks.weather.model import Forecaster, build
+from retable.tasks.weather.predict import BATCH, forecast, load
+from retable.tasks.weather.preprocess import CHANNELS, normalise
 
 Array = npt.NDArray[Any]
 
-SIZE = 252
-"""Pixels across the competition's images: what others' weights were trained on."""
+FORMAT = "retable weather 1"
+ITS_OWN = ("data", "init")
+"""Fields that a file does not carry: what a run read and started from is not there on another machine."""
+REMEDY = "`retable weather export RUN FILE` writes one"
 
 
-@dataclass(frozen=True)
-class Opened:
-    """A run to be read in one way."""
+@dataclass(frozen=True, eq=False)
+class Exported:
+    """A forecaster out of one file: what forecasts, and what the file says of it."""
 
-    run: api.TrainedRun
+    about: Mapping[str, Any]
+    """See `platform.exported.about`; and `size`, `regions`, `inputs`, `forecast` and `rain_threshold` (mm/h)."""
     config: Config
-    view: View
-    source: Source
+    """The run's, but for `data` and `init`."""
+    size: int
+    """Pixels across an image, and across a forecast."""
+    forecaster: Forecaster
+    """In evaluation mode, on a GPU where there is one."""
 
+    def forecast(self, satellite: Array, region: str) -> Array:
+        """Return the probability of rain: float32 (n, leads, size, size), a lead time each 15 minutes.
 
-def opened(run: str, storage: str, split: str, epoch: int, threshold: float) -> Opened:
-    """Find a run by its fingerprint's first digits.
+        Args:
+            satellite: images as the files have them (`preprocess` says what their numbers mean), float
+                (n, inputs, 11, size, size); missing values are not finite.
+            region: one of the config's.
 
-    Raises:
-        UserError: where there is no finished one of this task, its data are gone, or a value is wrong.
-    """
-    found = api.load(run, storage, task="weather")
-    view = resolve(override(View(), {"split": split, "epoch": epoch, "threshold": threshold}), found.config)
-    return Opened(found, found.config, view, found.source)
-
-
-def official_forecasts(members: Sequence[Opened]) -> Iterator[tuple[int, str, Array]]:
-    """Yield year, region and forecast (sequences, leads, S, S) for the organisers' inputs of a split.
-
-    The forecast is 200 where rain is forecast, else 0; by several runs, where at least half of them forecast rain
-    (section 3.5). The organisers' targets are not needed, and not public. One region and year is held at a time.
-
-    Raises:
-        UserError: where the data set has no such inputs, or the runs are of different data.
-    """
-    first = members[0]
-    if any(m.config.data != first.config.data or m.config.regions != first.config.regions for m in members):
-        raise UserError("submit: the runs are of different data or regions; choose runs of one data set")
-    config, source, view = first.config, first.source, first.view
-    index = Index.read(source.folder, source.info)
-    lengths = (config.inputs, config.forecast)
-    found = index.official(view.split, config.regions, config.years, *lengths, targets=False)
-    if not found:
-        raise UserError(f"{source.folder}: no {view.split} inputs; a submission needs the organisers' files")
-    models = [load(m.config, m.run.weights(m.view.epoch), source) for m in members]
-    for shard, windows in found.items():
-        _, year, region = shard.split("/")
-        forecasts = (
-            forecast_windows(model, m.config, source, windows) >= cut(m.view.threshold)  # type: ignore[arg-type]
-            for model, m in zip(models, members, strict=True)
+        Raises:
+            UserError: where the images are of another shape, or the region is none that the run knew.
+        """
+        wanted = (self.config.inputs, len(CHANNELS), self.size, self.size)
+        if satellite.ndim != 5 or satellite.shape[1:] != wanted or not len(satellite):
+            raise UserError(f"satellite images of shape {satellite.shape}; this forecaster reads (n, {wanted})")
+        if region not in self.config.regions:
+            raise UserError(
+                f"region {region!r} is none that this forecaster knows{nearest(region, self.config.regions)}"
+            )
+        place = self.config.regions.index(region)
+        parts = (satellite[start : start + BATCH] for start in range(0, len(satellite), BATCH))
+        return np.concatenate(
+            [forecast(self.forecaster, normalise(part), place, self.config.precision) for part in parts]
         )
-        votes: Array = sum(forecast.astype(np.uint8) for forecast in forecasts)
-        yield int(year), region, np.where(2 * votes >= len(members), STEPS, 0).astype(np.uint8)
+
+    def steps(self, satellite: Array, region: str) -> Array:
+        """Return the same as whole steps of 1/200, uint8: what `predict` keeps, and what is scored."""
+        return metrics.quantise(self.forecast(satellite, region))
 
 
-def write_netcdf(what: Opened, out: Path) -> Iterator[Path]:
-    """Write each shard's forecasts to `<out>/<split>-<year>-<region>.nc`, and yield the files' names."""
-    config, source = what.config, what.source
-    out.mkdir(parents=True, exist_ok=True)
-    trained, index = what.run.weights(what.view.epoch), Index.read(source.folder, source.info)
-    for shard in shards(config, what.view, source):
-        split, year, region = shard.split("/")
-        path = out / f"{split}-{year}-{region}.nc"
-        netcdf.export(
-            path,
-            predict(config, what.view, trained, source, shard)["probability"],
-            times=index.reference_times(sequences(source, config, shard), config.inputs),
-            region=region,
-            year=int(year),
-            attributes={"source": f"retable run {what.run.fingerprint}", "data": str(source.info["name"])},
-            grid=source.info.get("grids", {}).get(region),
-        )
-        yield path
+def write_export(run: TrainedRun, epoch: int = 0, **more: Any) -> bytes:
+    """Return the one file that is served of a run.
 
-
-def take_over(file: Path, storage: Storage, changes: list[str]) -> str:
-    """Import a checkpoint of the reference as `<storage>/weights/<sha256>.safetensors`, and return the digest.
+    Args:
+        run: a finished run of this task, whose data are there.
+        epoch: one that was kept; 0: the last.
+        **more: what else the file is to say of itself, such as `licence`.
 
     Raises:
-        UserError: where the file cannot be read, or does not fit the config that `changes` give.
+        UserError: where the epoch was not kept, or the data are gone.
     """
-    config, data = override(Config(), parse_set(changes)), weights.read_bytes(file)
-    state = weights.read_tensors(file, data, "save `model.state_dict()` alone", integers=True)
+    config, size = run.config, int(run.source.info["size"])
+    fields = {path: value for path, value in flatten(config).items() if path.split(".")[0] not in ITS_OWN}
+    shape = {name: getattr(config, name) for name in ("inputs", "forecast", "rain_threshold")}
+    said = exported.about(run, epoch, size=size, regions=list(config.regions), **shape, **more)
+    metadata = {
+        "format": FORMAT,
+        "config": json.dumps(fields, sort_keys=True),
+        "size": json.dumps(size),
+        "provenance": json.dumps(said, sort_keys=True),
+    }
+    return exported.sealed(run.weights(epoch), metadata)
+
+
+def read_export(data: bytes, name: str) -> Exported:
+    """Read a file of `write_export`: numbers and JSON, never code. `name` is what errors call it.
+
+    Raises:
+        UserError: where it is no such file, is damaged, or its weights are not those of its config.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load as read
+
+    exported.check_size(data, name)
+    metadata = weights.metadata(data) or {}
+    if metadata.get("format") != FORMAT:
+        raise UserError(f"{name}: no forecaster of this task, or not the whole file; {REMEDY}")
+    said = exported.read_json(metadata, "provenance", name, REMEDY)
     try:
-        converted = convert_reference(state, config, SIZE, config.regions)
-    except ValueError as error:
-        raise UserError(f"{file}: {error}; set the fields of `model` to what they were trained with") from error
-    return weights.keep(weights.sealed(converted), storage)
+        config = override(Config(), exported.read_json(metadata, "config", name, REMEDY))
+        size, tensors = int(json.loads(metadata["size"])), read(data)
+        _check(config, size, tensors)
+        return Exported(said, config, size, load(config, tensors, size))
+    except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError, UserError) as error:
+        line = str(error).strip().splitlines()[0].removeprefix(f"{name}: ")
+        raise UserError(f"{name}: a damaged forecaster ({line}); {REMEDY}") from error
+
+
+def _check(config: Config, size: int, tensors: Mapping[str, Tensor]) -> None:
+    """See whether these are a config's weights, before its network takes any memory."""
+    with torch.device("meta"):
+        expected = build(config, size, config.regions).state_dict()
+    weights.check(tensors, expected)

@@ -51,9 +51,9 @@ def shards(config: Config, view: View, source: Source) -> Sequence[str]:
     return found
 
 
-def load(config: Config, weights: Mapping[str, Tensor], source: Source) -> Forecaster:
-    """Return a trained forecaster in evaluation mode, on a GPU where there is one."""
-    forecaster = build(config, int(source.info["size"]), config.regions)
+def load(config: Config, weights: Mapping[str, Tensor], size: int) -> Forecaster:
+    """Return a trained forecaster of images `size` pixels wide, in evaluation mode, on a GPU where there is one."""
+    forecaster = build(config, size, config.regions)
     forecaster.load_state_dict(dict(weights))
     return forecaster.eval().to("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -72,7 +72,7 @@ def forecast(model: Forecaster, images: Array, region: int, precision: str = "fl
 def predict(config: Config, view: View, weights: Mapping[str, Tensor], source: Source, shard: str) -> dict[str, Array]:
     """Forecast a shard's sequences: `probability`, uint8 (n, leads, S, S) in steps of 1/200."""
     alpha = difference_mask(config, source, shard) if view.calibration == "difference_mask" else None
-    model = load(config, weights, source)
+    model = load(config, weights, int(source.info["size"]))
     return {"probability": forecast_windows(model, config, source, sequences(source, config, shard), alpha)}
 
 

@@ -8,7 +8,7 @@ import soundfile
 from typer.testing import CliRunner
 
 from retable.platform.errors import UserError
-from retable.tasks.audio import checkpoints, embedder, export
+from retable.tasks.audio import checkpoints, embedder, submit
 from retable.tasks.audio.cli import app
 from retable.tasks.audio.config import SAMPLE_RATE, Config
 
@@ -18,7 +18,7 @@ class Toy:
 
     config = Config(segment=1.0, projection=2)
     dimension = 2
-    network = "a network"
+    network, scale = "a network", "small"
 
     def __init__(self, name):
         self.source, self.fingerprint = name, name * 16
@@ -86,7 +86,7 @@ def test_weights_and_submit(audio, monkeypatch):
     monkeypatch.setattr(checkpoints, "import_file", lambda file, storage: f"{file.stem} in {Path(storage.root).name}")
     assert audio("weights", "passt.pt", "--storage", "here").output.strip() == "--set audio.weights=passt in here"
     given = []
-    monkeypatch.setattr(export, "submit", lambda *words: given.append(words) or ["row 1: the caption is empty"])
+    monkeypatch.setattr(submit, "submit", lambda *words: given.append(words) or ["row 1: the caption is empty"])
     found = audio("submit", "one", "two", "--captions", "c.csv", "--audio", "in", "-o", "out.csv")
     assert found.output.splitlines()[-2:] == ["out.csv", "row 1: the caption is empty"]
     assert given[0][0] == ["a network"] * 2 and given[0][1:4] == (Path("c.csv"), Path("in"), Path("out.csv"))

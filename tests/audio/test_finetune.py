@@ -6,12 +6,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from retable.platform.api import TrainedRun
 from retable.platform.config import Parent, Weights, override, parent
 from retable.platform.errors import UserError
 from retable.platform.runs import RunFolder
 from retable.platform.task import find
 from retable.platform.weights import stored
-from retable.tasks.audio import embedder, finetune
+from retable.tasks.audio import export, finetune
 from retable.tasks.audio.config import Config, MeanMel, Untrained
 
 INFO = {"name": "mine", "captions": {"training": 40, "validation": 5, "test": 5}, "rewrites": ""}
@@ -89,7 +90,7 @@ def test_no_captions(storage):
 
 def test_from_a_file(storage, tmp_path):
     path = tmp_path / "model.safetensors"
-    metadata = {"format": embedder.FORMAT, "config": '{"projection": 12, "audio": "cnn14", "audio.weights": "abc"}'}
+    metadata = {"format": export.FORMAT, "config": '{"projection": 12, "audio": "cnn14", "audio.weights": "abc"}'}
     save_file({"x": torch.arange(3.0)}, path, metadata)
     config = finetune.settings(str(path), INFO, storage, {})
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -104,13 +105,13 @@ def test_a_run_and_its_file_give_the_same_settings(storage, tmp_path):
     """Only the digest that the weights go by differs: a file is another one than the run's."""
     path = tmp_path / "model.safetensors"
     other = override(BEFORE, {"seed": 7, "precision": "float32", "clip": 5.0, "warmup": 0.5, "text.dropout": 0.1})
-    task = SimpleNamespace(name="audio", dataset=SimpleNamespace(describe=lambda info: "gone"))
+    task = SimpleNamespace(name="audio", version=2, dataset=SimpleNamespace(describe=lambda info: "gone"))
     folder = RunFolder.of(storage, find("audio"), other)
     folder.begin(other, find("audio").version, {})
     digest = folder.save_weights(15, {"x": torch.arange(3.0)})
     folder.folder.write_json("result.json", {"metrics": {}, "data": "gone", "weights": {"15": digest}})
     folder.folder.write_json("provenance.json", {"data": {}})
-    embedder.export(embedder.api.TrainedRun(task, folder, other), path)
+    path.write_bytes(export.write_export(TrainedRun(task, folder, other)))
     of_run, of_file = (finetune.settings(start, INFO, storage, {}) for start in (folder.fingerprint, str(path)))
     assert of_file.init == Weights(sha256=hashlib.sha256(path.read_bytes()).hexdigest())
     assert replace(of_file, init=of_run.init) == of_run

@@ -1,138 +1,121 @@
-"""What leaves the platform and what comes in, through the commands a user types."""
+"""A forecaster's file forecasts as its run does; what is none is refused in one line."""
 
+import json
 from importlib import import_module
-from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
-import typer
-from safetensors.torch import load
+from safetensors.torch import load, save
+from typer.testing import CliRunner
 
+from retable.platform import exported
+from retable.platform.api import TrainedRun
 from retable.platform.config import override
 from retable.platform.errors import UserError
-from retable.platform.storage import Storage
-from retable.platform.task import Source
-from retable.tasks.weather import cli, submission
+from retable.platform.task import Source, find
+from retable.platform.weights import metadata
+from retable.tasks.weather import cli
 from retable.tasks.weather.config import Config, View
-from retable.tasks.weather.layout import Index
-from retable.tasks.weather.model import build
-from tests.weather.toys import config, make, run
+from retable.tasks.weather.data import sequences
+from retable.tasks.weather.export import read_export, write_export
+from retable.tasks.weather.frames import Frames
+from tests.weather.toys import SMALL, config, make, run
+
+predict = import_module("retable.tasks.weather.predict")
+MODELS = {
+    "unet": {"model": "unet", "model.filters": 2, "model.levels": 3},
+    "context": {"model": "context", "model.filters": 4, "model.levels": 2},
+    "climatology": {"model": "climatology"},
+}
+SHARD = "test/2019/roxi_0004"
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    storage = make(tmp_path_factory.mktemp("weather") / "results")
-    return storage, run(storage, config(epochs=1))
+def storage(tmp_path_factory):
+    return make(tmp_path_factory.mktemp("weather") / "results")
 
 
-def test_a_submission_holds_the_forecasts_of_the_organisers_inputs(trained, tmp_path, capsys):
-    storage, folder = trained
-    out = tmp_path / "core.zip"
-    cli.submit([folder.fingerprint], out, storage.root, "test", 0, 0.45)
-    found = {(year, region): forecast for year, region, forecast in submission.read(out)}
-    assert sorted(found) == [(y, r) for y in (2019, 2020) for r in ("boxi_0015", "roxi_0004")]
+@pytest.fixture(scope="module", params=MODELS)
+def trained(request, storage):
+    base = {name: value for name, value in SMALL.items() if not name.startswith("model")}
+    chosen = override(Config(), base | {"epochs": 1} | MODELS[request.param])
+    return TrainedRun(find("weather"), run(storage, chosen), chosen)
+
+
+def images(source, chosen):
+    frames = Frames(source.folder, source.info)
+    windows = sequences(source, chosen, SHARD)
+    return np.stack([frames.satellite(w.series, w.satellite, w.satellite + chosen.inputs) for w in windows])
+
+
+def test_a_file_forecasts_bit_for_bit_what_predict_keeps(trained, storage):
     source = Source.of(storage, "weather/tiny")
-    predict = import_module("retable.tasks.weather.predict")  # the package has a function of that name
-    for (year, region), forecast in found.items():
-        shard = f"test/{year}/{region}"
-        steps = predict.predict(config(epochs=1), View(epoch=1), folder.weights(1), source, shard)["probability"]
-        assert np.array_equal(forecast, steps >= 90)
-    said = capsys.readouterr().out
-    assert "2019/boxi_0034" in said and "MB" in said  # the server would refuse two of seven regions
+    wanted = predict.predict(trained.config, View(epoch=1), trained.weights(1), source, SHARD)["probability"]
+    opened = read_export(write_export(trained), "x")
+    assert np.array_equal(opened.steps(images(source, trained.config), "roxi_0004"), wanted)
+    assert opened.size == 12 and not opened.forecaster.training
 
 
-def test_several_runs_submit_their_majority_vote(trained, tmp_path):
-    storage, folder = trained
-    others = [run(storage, config(epochs=1, seed=seed)) for seed in (1, 2)]
-    names = [each.fingerprint for each in (folder, *others)]
-    votes = 0
-    for name in names:
-        cli.submit([name], tmp_path / f"{name}.zip", storage.root, "test", 0, 0.5)
-        votes = votes + np.stack([forecast for _, _, forecast in submission.read(tmp_path / f"{name}.zip")]).astype(int)
-    for count in (2, 3):  # of two, a tie is rain
-        cli.submit(names[:count], tmp_path / "deep/vote.zip", storage.root, "test", 0, 0.5)
-        found = np.stack([forecast for _, _, forecast in submission.read(tmp_path / "deep/vote.zip")])
-        if count == 3:
-            assert np.array_equal(found, votes >= 2) and 0 < found.mean() < 1
+def test_a_file_says_where_it_is_from(trained):
+    said = read_export(write_export(trained, licence="ours"), "x").about
+    assert (said["task"], said["fingerprint"], said["epoch"]) == ("weather", trained.fingerprint, 1)
+    assert (said["size"], said["regions"], said["licence"]) == (12, ["boxi_0015", "roxi_0004"], "ours")
+    assert said["data_digest"] == trained.result["data"] and said["config"]["forecast"] == 8
 
 
-def test_check_says_why_a_submission_would_be_refused(trained, tmp_path, capsys):
-    storage, folder = trained
-    cli.submit([folder.fingerprint], tmp_path / "core.zip", storage.root, "heldout", 0, 0.5)
-    capsys.readouterr()
-    with pytest.raises(typer.Exit):
-        cli.check(str(tmp_path / "core.zip"), storage.root)
-    assert "shape" in capsys.readouterr().out
+def test_the_command_writes_the_file(trained, tmp_path):
+    out, storage = tmp_path / "rain.safetensors", trained.folder.storage.root
+    words = ["export", trained.fingerprint, str(out), "--storage", storage]
+    ended = CliRunner().invoke(cli.app, words)
+    assert ended.exit_code == 0, ended.exception
+    assert out.read_bytes() == write_export(trained, licence="")
+    ended = CliRunner().invoke(cli.app, [*words[:2], "rain.pt", *words[3:]])
+    assert "forecasters are written as .safetensors" in str(ended.exception)
 
 
-def test_check_finds_the_sets_of_a_storage_and_names_what_is_broken(trained, tmp_path, capsys):
-    storage = make(tmp_path / "results")
-    file = tmp_path / "results/data/weather/tiny/2019/HRIT/boxi_0015.train.reflbt0.ns.h5"
-    file.write_bytes(file.read_bytes()[:5000])
-    with pytest.raises(typer.Exit):
-        cli.check(None, storage.root)
-    assert "boxi_0015.train.reflbt0.ns.h5" in capsys.readouterr().out
-    with pytest.raises(UserError, match="retable data make weather"):
-        cli.check(None, str(tmp_path / "nowhere"))
+@pytest.fixture(scope="module")
+def good(storage):
+    chosen = config(epochs=1)
+    return write_export(TrainedRun(find("weather"), run(storage, chosen), chosen))
 
 
-def test_weights_of_the_kit_become_a_file_that_a_run_can_start_from(tmp_path, capsys):
-    chosen = override(Config(), {"model.filters": 2})
-    state = build(chosen, 252, chosen.regions).state_dict()
-    foreign = {name.removeprefix("model."): value for name, value in state.items()}
-    checkpoint = {"state_dict": {f"model.{name}": value for name, value in foreign.items()}, "epoch": 3}
-    torch.save(checkpoint, tmp_path / "a.ckpt")
-    cli.weights(tmp_path / "a.ckpt", str(tmp_path / "results"), ["model.filters=2"])
-    digest = capsys.readouterr().out.strip().rsplit("=", 1)[1]
-    kept = load(Storage.open(tmp_path / "results").read(f"weights/{digest}.safetensors"))
-    assert kept.keys() == state.keys() and all(torch.equal(kept[name], state[name]) for name in state)
+def rewritten(good, **changes):
+    """The same weights under other metadata."""
+    said = {key: value for key, value in (metadata(good) | changes).items() if value is not None}
+    return save(load(good), said)
 
 
-def test_weights_that_hold_code_or_do_not_fit_are_refused(tmp_path):
-    torch.save({"model": torch.nn.Linear(1, 1)}, tmp_path / "code.ckpt")
-    with pytest.raises(UserError, match="no file of tensors"):
-        cli.weights(tmp_path / "code.ckpt", str(tmp_path / "results"), [])
-    torch.save({"reduce_channels.weight": torch.zeros(1)}, tmp_path / "other.ckpt")
-    with pytest.raises(UserError, match=r"other\.ckpt: .* is missing; set the fields of `model`"):
-        cli.weights(tmp_path / "other.ckpt", str(tmp_path / "results"), ["model.filters=2"])
-    torch.save(torch.zeros(3), tmp_path / "tensor.ckpt")
-    with pytest.raises(UserError, match="no state dict but a Tensor"):
-        cli.weights(tmp_path / "tensor.ckpt", str(tmp_path / "results"), [])
-    with pytest.raises(UserError, match="Is a directory"):
-        cli.weights(tmp_path, str(tmp_path / "results"), [])
-    with pytest.raises(UserError, match="No such file"):
-        cli.weights(tmp_path / "none.ckpt", str(tmp_path / "results"), [])
+def test_what_is_no_forecaster_is_refused_in_one_line(good, monkeypatch):
+    wide = json.dumps(json.loads(metadata(good)["config"]) | {"model.filters": 1 << 20})
+    broken = {
+        "no forecaster": save({"x": torch.zeros(1)}),
+        "not the whole file": b"hello, this is no model",
+        "a damaged forecaster": good[:-10],
+        "`config` are missing": rewritten(good, config="[1"),
+        "`provenance` are missing": rewritten(good, provenance=None),
+        "a damaged forecaster .'size'": rewritten(good, size=None),
+        "multiple of 12": rewritten(good, size="13"),
+        "has shape": rewritten(good, config=wide),
+        "no_such_field": rewritten(good, config='{"no_such_field": 1}'),
+    }
+    for reason, data in broken.items():
+        with pytest.raises(
+            UserError, match=f"^evil: .*{reason}.*retable weather export RUN FILE` writes one$"
+        ) as caught:
+            read_export(data, "evil")
+        assert "\n" not in str(caught.value)
+    monkeypatch.setattr(exported, "LARGEST", 10)
+    with pytest.raises(UserError, match=r"^evil: [\d,]+ bytes; no exported file is larger"):
+        read_export(good, "evil")
 
 
-def test_forecast_times_are_those_of_the_last_input(trained):
-    storage, _ = trained
-    source = Source.of(storage, "weather/tiny")
-    index = Index.read(source.folder, source.info)
-    for split in ("validation", "test"):
-        for windows in index.sequences(split, ("boxi_0015",), (2019,), 4, 8).values():
-            times = index.reference_times(windows, 4)
-            text = source.folder.read("timestamps_and_splits.csv").decode()
-            lines = [line.split(",") for line in text.splitlines()[1:]]
-            last = [
-                np.datetime64(f"{line[2]}T{line[0][:2]}:{line[0][2:4]}", "m")
-                for line, following in pairwise(lines)
-                if line[9] == f"{split}_in" and following[9] == f"{split}_target" and line[2].startswith("2019")
-            ]
-            assert times.tolist() == [moment.tolist() for moment in last]
+@pytest.mark.parametrize("shape", [(0, 4, 11, 12, 12), (1, 3, 11, 12, 12), (1, 4, 11, 24, 24), (4, 11, 12, 12)])
+def test_images_of_another_shape_are_refused(good, shape):
+    with pytest.raises(UserError, match="satellite images of shape"):
+        read_export(good, "x").forecast(np.zeros(shape, np.float32), "roxi_0004")
 
 
-def test_make_refuses_what_it_cannot_make(tmp_path):
-    with pytest.raises(UserError, match="--size 40"):
-        cli.make(40, str(tmp_path), None, 0)
-    with pytest.raises(UserError, match="--name"):
-        cli.make(24, str(tmp_path), None, 3)
-
-
-def test_make_never_touches_other_data(tmp_path):
-    storage = make(tmp_path / "results")
-    storage.write_json("data/weather/tiny/dataset.json", {"source": "own"})
-    before = sorted(path for path in tmp_path.rglob("*"))
-    with pytest.raises(UserError, match="holds other data"):
-        cli.make(24, storage.root, "tiny", 0)
-    assert sorted(path for path in tmp_path.rglob("*")) == before
+def test_an_unknown_region_is_told_with_its_neighbour(good):
+    with pytest.raises(UserError, match="did you mean 'roxi_0004'"):
+        read_export(good, "x").forecast(np.zeros((1, 4, 11, 12, 12), np.float32), "roxi_0005")

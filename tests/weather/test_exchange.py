@@ -1,0 +1,138 @@
+"""What leaves the platform and what comes in, through the commands a user types."""
+
+from importlib import import_module
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+import typer
+from safetensors.torch import load
+
+from retable.platform.config import override
+from retable.platform.errors import UserError
+from retable.platform.storage import Storage
+from retable.platform.task import Source
+from retable.tasks.weather import cli, submission
+from retable.tasks.weather.config import Config, View
+from retable.tasks.weather.layout import Index
+from retable.tasks.weather.model import build
+from tests.weather.toys import config, make, run
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    storage = make(tmp_path_factory.mktemp("weather") / "results")
+    return storage, run(storage, config(epochs=1))
+
+
+def test_a_submission_holds_the_forecasts_of_the_organisers_inputs(trained, tmp_path, capsys):
+    storage, folder = trained
+    out = tmp_path / "core.zip"
+    cli.submit([folder.fingerprint], out, storage.root, "test", 0, 0.45)
+    found = {(year, region): forecast for year, region, forecast in submission.read(out)}
+    assert sorted(found) == [(y, r) for y in (2019, 2020) for r in ("boxi_0015", "roxi_0004")]
+    source = Source.of(storage, "weather/tiny")
+    predict = import_module("retable.tasks.weather.predict")  # the package has a function of that name
+    for (year, region), forecast in found.items():
+        shard = f"test/{year}/{region}"
+        steps = predict.predict(config(epochs=1), View(epoch=1), folder.weights(1), source, shard)["probability"]
+        assert np.array_equal(forecast, steps >= 90)
+    said = capsys.readouterr().out
+    assert "2019/boxi_0034" in said and "MB" in said  # the server would refuse two of seven regions
+
+
+def test_several_runs_submit_their_majority_vote(trained, tmp_path):
+    storage, folder = trained
+    others = [run(storage, config(epochs=1, seed=seed)) for seed in (1, 2)]
+    names = [each.fingerprint for each in (folder, *others)]
+    votes = 0
+    for name in names:
+        cli.submit([name], tmp_path / f"{name}.zip", storage.root, "test", 0, 0.5)
+        votes = votes + np.stack([forecast for _, _, forecast in submission.read(tmp_path / f"{name}.zip")]).astype(int)
+    for count in (2, 3):  # of two, a tie is rain
+        cli.submit(names[:count], tmp_path / "deep/vote.zip", storage.root, "test", 0, 0.5)
+        found = np.stack([forecast for _, _, forecast in submission.read(tmp_path / "deep/vote.zip")])
+        if count == 3:
+            assert np.array_equal(found, votes >= 2) and 0 < found.mean() < 1
+
+
+def test_check_says_why_a_submission_would_be_refused(trained, tmp_path, capsys):
+    storage, folder = trained
+    cli.submit([folder.fingerprint], tmp_path / "core.zip", storage.root, "heldout", 0, 0.5)
+    capsys.readouterr()
+    with pytest.raises(typer.Exit):
+        cli.check(str(tmp_path / "core.zip"), storage.root)
+    assert "shape" in capsys.readouterr().out
+
+
+def test_check_finds_the_sets_of_a_storage_and_names_what_is_broken(trained, tmp_path, capsys):
+    storage = make(tmp_path / "results")
+    file = tmp_path / "results/data/weather/tiny/2019/HRIT/boxi_0015.train.reflbt0.ns.h5"
+    file.write_bytes(file.read_bytes()[:5000])
+    with pytest.raises(typer.Exit):
+        cli.check(None, storage.root)
+    assert "boxi_0015.train.reflbt0.ns.h5" in capsys.readouterr().out
+    with pytest.raises(UserError, match="retable data make weather"):
+        cli.check(None, str(tmp_path / "nowhere"))
+
+
+def test_weights_of_the_kit_become_a_file_that_a_run_can_start_from(tmp_path, capsys):
+    chosen = override(Config(), {"model.filters": 2})
+    state = build(chosen, 252, chosen.regions).state_dict()
+    foreign = {name.removeprefix("model."): value for name, value in state.items()}
+    checkpoint = {"state_dict": {f"model.{name}": value for name, value in foreign.items()}, "epoch": 3}
+    torch.save(checkpoint, tmp_path / "a.ckpt")
+    cli.weights(tmp_path / "a.ckpt", str(tmp_path / "results"), ["model.filters=2"])
+    digest = capsys.readouterr().out.strip().rsplit("=", 1)[1]
+    kept = load(Storage.open(tmp_path / "results").read(f"weights/{digest}.safetensors"))
+    assert kept.keys() == state.keys() and all(torch.equal(kept[name], state[name]) for name in state)
+
+
+def test_weights_that_hold_code_or_do_not_fit_are_refused(tmp_path):
+    torch.save({"model": torch.nn.Linear(1, 1)}, tmp_path / "code.ckpt")
+    with pytest.raises(UserError, match="no file of tensors"):
+        cli.weights(tmp_path / "code.ckpt", str(tmp_path / "results"), [])
+    torch.save({"reduce_channels.weight": torch.zeros(1)}, tmp_path / "other.ckpt")
+    with pytest.raises(UserError, match=r"other\.ckpt: .* is missing; set the fields of `model`"):
+        cli.weights(tmp_path / "other.ckpt", str(tmp_path / "results"), ["model.filters=2"])
+    torch.save(torch.zeros(3), tmp_path / "tensor.ckpt")
+    with pytest.raises(UserError, match="no state dict but a Tensor"):
+        cli.weights(tmp_path / "tensor.ckpt", str(tmp_path / "results"), [])
+    with pytest.raises(UserError, match="Is a directory"):
+        cli.weights(tmp_path, str(tmp_path / "results"), [])
+    with pytest.raises(UserError, match="No such file"):
+        cli.weights(tmp_path / "none.ckpt", str(tmp_path / "results"), [])
+
+
+def test_forecast_times_are_those_of_the_last_input(trained):
+    storage, _ = trained
+    source = Source.of(storage, "weather/tiny")
+    index = Index.read(source.folder, source.info)
+    for split in ("validation", "test"):
+        for windows in index.sequences(split, ("boxi_0015",), (2019,), 4, 8).values():
+            times = index.reference_times(windows, 4)
+            text = source.folder.read("timestamps_and_splits.csv").decode()
+            lines = [line.split(",") for line in text.splitlines()[1:]]
+            last = [
+                np.datetime64(f"{line[2]}T{line[0][:2]}:{line[0][2:4]}", "m")
+                for line, following in pairwise(lines)
+                if line[9] == f"{split}_in" and following[9] == f"{split}_target" and line[2].startswith("2019")
+            ]
+            assert times.tolist() == [moment.tolist() for moment in last]
+
+
+def test_make_refuses_what_it_cannot_make(tmp_path):
+    with pytest.raises(UserError, match="--size 40"):
+        cli.make(40, str(tmp_path), None, 0)
+    with pytest.raises(UserError, match="--name"):
+        cli.make(24, str(tmp_path), None, 3)
+
+
+def test_make_never_touches_other_data(tmp_path):
+    storage = make(tmp_path / "results")
+    storage.write_json("data/weather/tiny/dataset.json", {"source": "own"})
+    before = sorted(path for path in tmp_path.rglob("*"))
+    with pytest.raises(UserError, match="holds other data"):
+        cli.make(24, storage.root, "tiny", 0)
+    assert sorted(path for path in tmp_path.rglob("*")) == before
