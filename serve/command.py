@@ -168,7 +168,7 @@ def serving(models: Sequence[Model], storage: Storage, address: Address, index: 
     finally:
         if ray.is_initialized():
             serve.delete(NAME) if cluster_address() else serve.shutdown()
-            ray.shutdown()
+            ray.shutdown()  # type: ignore[no-untyped-call]
 
 
 def deploy(models: Sequence[Model], storage: str, token: str, index: str) -> Any:
@@ -177,12 +177,11 @@ def deploy(models: Sequence[Model], storage: str, token: str, index: str) -> Any
     Raises:
         UserError: where the machine has too few CPUs for them.
     """
-    from retable.serve.app import Ingress
-
+    ingress: Any = import_module("retable.serve.app").Ingress
     tasks = list(dict.fromkeys(model.task for model in models))
     deployments = {task: import_module(f"retable.serve.{task}").DEPLOYMENT for task in tasks}
     wanted = {task: deployment.ray_actor_options["num_cpus"] for task, deployment in deployments.items()}
-    check_cpus(wanted | {"ingress": Ingress.ray_actor_options["num_cpus"]})
+    check_cpus(wanted | {"ingress": ingress.ray_actor_options["num_cpus"]})
     gpu = GPU_SHARE if cluster_resources().get("GPU", 0) else 0
     handles = {}
     for task, deployment in deployments.items():
@@ -191,7 +190,7 @@ def deploy(models: Sequence[Model], storage: str, token: str, index: str) -> Any
         chosen = deployment.options(ray_actor_options=options, max_constructor_retry_count=2)
         more = (str(Path(index).absolute()),) if task == "audio" else ()
         handles[task] = chosen.bind(own, storage, max(1, round(wanted[task])), *more)
-    return Ingress.bind(list(models), handles, token, LIMITS)  # type: ignore[attr-defined]
+    return ingress.bind(list(models), handles, token, LIMITS)
 
 
 def check_cpus(wanted: dict[str, float]) -> None:
