@@ -42,7 +42,7 @@ def about(run: TrainedRun, epoch: int = 0, **more: Any) -> dict[str, Any]:
         UserError: where the run is not finished.
     """
     made = provenance(run)
-    info = made.get("data") or run.source.info
+    info = made["data"] if "data" in made else run.source.info
     return {
         "task": run.task.name,
         "version": run.task.version,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from retable.platform import api, zoo
+from retable.platform.best import usable
 from retable.platform.board import errors
 from retable.platform.errors import UserError, nearest
 from retable.platform.storage import Storage
@@ -73,14 +74,15 @@ def with_index(models: Sequence[Model], index: str) -> list[Model]:
 
 
 def best(task: str, storage: Storage) -> list[Model]:
-    """Return the best runs of a task on a storage; none where there are none, or nobody says which is best."""
-    try:
-        find = import_module(f"retable.tasks.{task}.best").best
-        usable = import_module("retable.platform.best").usable
-    except ModuleNotFoundError:
+    """Return the best runs of a task on a storage; none where there are none, or none has the number that says so."""
+    if not storage.folders(f"runs/{task}"):
         return []
-    found = find(usable(task, storage)) if storage.exists(f"runs/{task}") else {}
-    return [of_run(choice.run, choice.line(), storage, name) for name, choice in sorted(found.items())]
+    try:
+        found = import_module(f"retable.tasks.{task}.best").best(usable(task, storage))
+    except UserError as error:
+        errors.print(f"note: {error}; the zoo is served instead", markup=False)
+        return []
+    return [of_run(it.run, it.line().partition(": ")[2], storage, name) for name, it in sorted(found.items())]
 
 
 def of_run(run: api.TrainedRun, why: str, storage: Storage, name: str = "") -> Model:

@@ -75,7 +75,7 @@ const picture = { blob: null, model: null };
 
 function styles(models) {
   $("styles").replaceChildren(...models.map((model) => {
-    const button = make("button", { type: "button" }, make("i"), label(model));
+    const button = make("button", { type: "button" }, ...(models.length > 1 ? [make("i")] : []), label(model));
     button.setAttribute("aria-pressed", "false");
     button.addEventListener("click", () => choose(model, button));
     return button;

@@ -1,19 +1,23 @@
 """A policy's file plays as its run does; one that is no policy is refused in one line."""
 
+from importlib import import_module
+
 import numpy as np
 import pytest
 import torch
 
+from retable.platform.api import TrainedRun
 from retable.platform.errors import UserError
 from retable.platform.storage import Storage
-from retable.platform.task import Source
+from retable.platform.task import Source, find
 from retable.tasks.rl.compact import deployable, pack, read_about, unpack
 from retable.tasks.rl.config import Bc, View
-from retable.tasks.rl.evaluate import check_sizes
-from retable.tasks.rl.export import read_policy, write_policy
+from retable.tasks.rl.evaluate import check_sizes, rollout
+from retable.tasks.rl.export import read_export, read_policy, write_export, write_policy
 from retable.tasks.rl.model import build, unstack
 from retable.tasks.rl.predict import predict
 from tests.rl import toys
+from tests.tiny import tiny, trained, transitions
 
 INFO = {"states": 4, "actions": 1, "max_action": 1.0, "behaviour_return": 100.0}
 CONFIG = toys.config(environment="InvertedPendulum", simulator="v5")
@@ -94,3 +98,58 @@ def test_an_environment_of_other_sizes_is_refused():
 
 def test_a_file_that_is_read_is_the_one_that_was_written():
     assert unpack(GOOD, "x").keys() == deployable(WEIGHTS, "bcq").keys()
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A finished run, trained for a few steps."""
+    storage = Storage.open(tmp_path_factory.mktemp("rl"))
+    transitions(storage)
+    config = tiny("rl", {"prune": "snip"})
+    return TrainedRun(find("rl"), trained("rl", config, storage, storage), config)
+
+
+@pytest.mark.parametrize("policy", ["bcq", "bc"])
+def test_an_exported_run_acts_bit_for_bit_as_its_rollouts(run, policy, monkeypatch):
+    """What a server answers to the states of an episode is what `predict` played in them."""
+    played = []
+
+    def watched(act, *arguments):
+        def recorded(states):
+            played.append((states.copy(), act(states)))
+            return played[-1][1]
+
+        return rollout(recorded, *arguments)
+
+    monkeypatch.setattr(import_module("retable.tasks.rl.predict"), "rollout", watched)
+    view = View(policy=policy, episodes=3, samples=5, epoch=2)
+    predict(run.config, view, run.weights(2), run.source, "all")
+    opened = read_export(write_export(run, policy=policy), "x")
+    drawn = torch.Generator().manual_seed(view.seed)
+    assert len(played) > 3 and opened.environment == "InvertedPendulum-v5"
+    for states, actions in played:
+        noise = torch.randn(15 if policy == "bcq" else 3, 2, generator=drawn)
+        assert np.array_equal(opened.act(torch.from_numpy(states), noise).numpy(), actions)
+    first = torch.randn(15 if policy == "bcq" else 3, 2, generator=torch.Generator().manual_seed(7))
+    assert torch.equal(opened.noise(3, 5, 7), first)
+
+
+def test_an_exported_run_says_where_it_is_from(run):
+    said = read_export(write_export(run, 1, licence="ours"), "x").about
+    assert (said["task"], said["fingerprint"], said["epoch"]) == ("rl", run.fingerprint, 1)
+    assert (said["policy"], said["precision"], said["licence"]) == ("bcq", "float32", "ours")
+    assert said["config"]["prune"] == "snip" and said["data"] == "tiny" and said["data_digest"] == run.result["data"]
+    assert write_export(run, 1, licence="ours") == write_export(run, 1, licence="ours")
+
+
+def test_a_file_without_a_run_is_read_too():
+    opened = read_export(GOOD, "x")
+    assert opened.about["environment"] == "InvertedPendulum" and "fingerprint" not in opened.about
+
+
+def test_damaged_foreign_and_large_files_are_one_line(run):
+    data = write_export(run)
+    for broken in (data[:-3], data[:10], b"", b"PK\x03\x04" + data, data + b"\0", data[:-1] + bytes([data[-1] ^ 1])):
+        with pytest.raises(UserError, match=r"^evil: .*retable rl export`$") as caught:
+            read_export(broken, "evil")
+        assert "\n" not in str(caught.value)

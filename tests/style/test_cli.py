@@ -200,7 +200,8 @@ def test_a_run_becomes_a_file_that_says_where_it_is_from(style, tmp_path, storag
     with safe_open("wave.safetensors", "pt") as file:
         said = json.loads(file.metadata()["provenance"])
         assert all(file.get_tensor(name).dtype == torch.float16 for name in file.keys())
-    assert said["run"] == run and said["licence"] == "CC0" and said["commit"] == "abc" and "7" in said["data"]
+    assert said["fingerprint"] == run and said["licence"] == "CC0" and said["commit"] == "abc"
+    assert "7" in said["data_description"]
     assert said["config"]["method.filters"] == 4 and said["epoch"] == 2
     assert style("image", "lake.png", "--out", "out.png", "--style", "wave.safetensors").exit_code == 0
     with torch.no_grad():

@@ -1,0 +1,55 @@
+"""Which policies are served: of each environment and pruning, the one that plays best, with seeds of no table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from retable.platform.api import TrainedRun
+from retable.platform.best import Choice, by_name, choose
+from retable.platform.config import choice_name
+from retable.tasks.rl.config import Bc, Config
+
+SEED = 1_000_000
+"""Of the first episode; tables play from 100 on."""
+EPISODES = 10
+
+
+def best(runs: Sequence[TrainedRun], episodes: int = EPISODES, samples: int = 100) -> dict[str, Choice]:
+    """Return the best policies by `name`: each is compared with those of its environment and pruning.
+
+    There is no validation split: policies are played, in episodes that no table shows.
+
+    Args:
+        runs: finished ones of this task.
+        episodes: how many each plays.
+        samples: candidate actions that BCQ draws at each step.
+
+    Raises:
+        UserError: where there is none that can be played.
+    """
+
+    def score(run: TrainedRun) -> float:
+        policy = "bc" if isinstance(run.config.algorithm, Bc) else "bcq"
+        return run.score({"policy": policy, "seed": SEED, "episodes": episodes, "samples": samples})["return"]
+
+    def one(run: TrainedRun) -> object:
+        return run.config.simulator
+
+    metric = f"return over {episodes} episodes of no table"
+    named = by_name(runs, lambda run: name(run.config))
+    return {each: choose(each, some, score, metric, is_real, comparable=one) for each, some in named.items()}
+
+
+def name(config: Config) -> str:
+    """Return what a policy is served as: environment, pruning and sparsity, `HalfCheetah-snip-95`."""
+    pruning = choice_name(type(config.prune)).replace("_", "-")
+    sparsity = getattr(config.prune, "sparsity", None)
+    share = "" if sparsity is None else f"-{100 * sparsity:g}"
+    behaviour = "-bc" if isinstance(config.algorithm, Bc) else ""
+    return f"{config.environment}-{pruning}{share}{behaviour}"
+
+
+def is_real(info: Mapping[str, Any]) -> bool:
+    """Say whether a data set is a published one, and not recorded here."""
+    return not info.get("generated")

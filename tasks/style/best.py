@@ -1,0 +1,50 @@
+"""Which networks are served: of each painting the one with the lowest error on photographs that no table shows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from retable.platform.api import TrainedRun
+from retable.platform.best import Choice, by_name, choose
+from retable.platform.errors import UserError
+from retable.tasks.style.assets import PHOTOGRAPHS
+from retable.tasks.style.config import TrainNetwork
+from retable.tasks.style.data import tests
+
+
+def best(runs: Sequence[TrainedRun]) -> dict[str, Choice]:
+    """Return the best network of each painting, by the painting's name; runs of version 1 are left out.
+
+    Args:
+        runs: finished ones of this task.
+
+    Raises:
+        UserError: where none of a painting's can be judged.
+    """
+    named = by_name(runs, name)
+    metric = "style and content error on photographs of no table"
+    return {each: choose(each, some, score, metric, is_real, "min") for each, some in named.items()}
+
+
+def name(run: TrainedRun) -> str:
+    """Return what a network is served as: its paintings, joined by `+`; empty for an optimised image."""
+    return "+".join(run.config.style) if isinstance(run.config.method, TrainNetwork) else ""
+
+
+def score(run: TrainedRun) -> float:
+    """Return the sum of a network's errors on the test photographs that are not shipped: tables show only those.
+
+    Raises:
+        UserError: where the run's data have no others, or are gone.
+    """
+    unseen = [each for each in tests(run.source) if each not in PHOTOGRAPHS]
+    if not unseen:
+        raise UserError(f"{run.source.folder}: all of its test photographs are in the tables; put others into test/")
+    found = run.score({"content": unseen})
+    return found["style_error"] + found["content_error"]
+
+
+def is_real(info: Mapping[str, Any]) -> bool:
+    """Say whether a data set holds photographs, and no generated landscapes."""
+    return info.get("source") != "generated"

@@ -1,0 +1,94 @@
+"""A network's file stylises as its run does; what is none is refused in one line."""
+
+import json
+from importlib import import_module
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load, save
+
+from retable.platform import exported, zoo
+from retable.platform.api import TrainedRun
+from retable.platform.errors import UserError
+from retable.platform.storage import Storage
+from retable.platform.task import find
+from retable.platform.weights import metadata
+from retable.tasks.style.config import View
+from retable.tasks.style.export import read_export, write_export
+from tests.tiny import IMAGE, photographs, tiny, trained
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    storage = Storage.open(tmp_path_factory.mktemp("style"))
+    photographs(storage)
+    found = []
+    for changes in ({}, IMAGE | {"epochs": 1, "steps": 1}):
+        config = tiny("style", changes)
+        found.append(TrainedRun(find("style"), trained("style", config, storage, storage), config))
+    return found
+
+
+@pytest.fixture(scope="module")
+def run(runs):
+    return runs[0]
+
+
+@pytest.fixture(scope="module")
+def good(run):
+    return write_export(run)
+
+
+def test_a_file_stylises_bit_for_bit_as_predict(run, good):
+    predict = import_module("retable.tasks.style.predict").predict
+    found = predict(run.config, View(epoch=2, size=64), run.weights(2), run.source, "all")
+    names = [key.removeprefix("photograph/") for key in found if key.startswith("photograph/")]
+    style = read_export(good, "x").style()
+    assert len(names) >= 3
+    for name in names:
+        (made,) = style([found[f"photograph/{name}"]], lambda *words: None)
+        assert np.array_equal(made.pixels, found[f"stylised/{name}"])
+
+
+def test_a_file_says_where_it_is_from(run):
+    said = read_export(write_export(run, 1, half=True, licence="ours"), "x").about
+    assert (said["task"], said["fingerprint"], said["epoch"]) == ("style", run.fingerprint, 1)
+    assert (said["paintings"], said["licence"], said["data"]) == (["great_wave"], "ours", "tiny")
+    assert said["config"]["method.filters"] == 4
+    assert write_export(run, 1) == write_export(run, 1)
+
+
+def test_an_optimised_image_is_no_network(runs):
+    with pytest.raises(UserError, match="optimised an image"):
+        write_export(runs[1])
+
+
+def test_what_is_no_network_is_refused_in_one_line(good, monkeypatch):
+    wide = json.dumps(json.loads(metadata(good)["network"]) | {"filters": 1 << 20})
+    other = save(load(good), metadata(good) | {"network": "[1"})
+    broken = {
+        "no network": save({"x": torch.zeros(1)}),
+        "not the whole file": b"hello, this is no network",
+        "no file of tensors": good[:-10],
+        "no JSON": other,
+        "size mismatch": save(load(good), metadata(good) | {"network": wide}),
+        "`provenance` are missing": save(load(good), metadata(good) | {"provenance": "3"}),
+    }
+    for reason, data in broken.items():
+        with pytest.raises(UserError, match=f"^evil: .*{reason}") as caught:
+            read_export(data, "evil")
+        assert "\n" not in str(caught.value)
+    monkeypatch.setattr(exported, "LARGEST", 10)
+    with pytest.raises(UserError, match=r"^evil: [\d,]+ bytes; no exported file is larger"):
+        read_export(good, "evil")
+
+
+def test_the_zoo_speaks_todays_words():
+    said = zoo.about("style", "great_wave")
+    assert (said["task"], said["fingerprint"], said["paintings"]) == ("style", "0de0dac37ad51346", ["great_wave"])
+    assert (
+        said["data"] == "free" and said["data_description"].startswith("own pictures") and "Apache" in said["licence"]
+    )
+    with pytest.raises(UserError, match="the zoo of style has no 'great_waves'; did you mean 'great_wave'"):
+        zoo.find("style", "great_waves")

@@ -1,0 +1,108 @@
+"""The forecaster that is served is the best on validation: no test score is looked at, no smaller scale wins."""
+
+import pytest
+
+from retable.platform.api import TrainedRun
+from retable.platform.best import usable
+from retable.platform.config import override
+from retable.platform.errors import UserError
+from retable.platform.runs import RunFolder
+from retable.platform.table import resolve
+from retable.platform.task import find
+from retable.tasks.weather.best import best, is_real
+from retable.tasks.weather.config import View
+from tests.weather.toys import config
+
+TASK = find("weather")
+GENERATED, REAL = {"source": "generated"}, {"source": "w4c22"}
+
+
+@pytest.fixture
+def finished(storage):
+    """Write a finished run with scores on validation and test, as they are kept; return the run."""
+
+    def make(seed, validation, test, scale="small", data=GENERATED, digest="d", **result):
+        chosen = config(seed=seed)
+        folder = RunFolder.of(storage, TASK, chosen)
+        folder.begin(chosen, TASK.version, {"command": f"retable reproduce --scale {scale}", "data": data})
+        folder.folder.write_json("result.json", {"data": digest, "metrics": {}, "weights": {"2": "w"}, **result})
+        for split, value in {"validation": validation, "test": test}.items():
+            for threshold in (0.5, 0.4):
+                view = resolve(override(View(), {"split": split, "threshold": threshold}), chosen)
+                shifted = value if threshold == 0.5 else 1 - value
+                folder.save_scores(view, "w", {"iou": shifted}, 0.0)
+        return TrainedRun(TASK, folder, chosen)
+
+    return make
+
+
+def chosen(storage, **options):
+    return best(usable("weather", storage), **options)["weather"]
+
+
+def test_the_test_split_is_never_looked_at(finished, storage):
+    finished(1, validation=0.1, test=0.9)
+    good = finished(2, validation=0.3, test=0.2)
+    finished(3, validation=0.2, test=0.8)
+    found = chosen(storage)
+    assert (found.run.fingerprint, found.value, found.among, found.passed_over) == (good.fingerprint, 0.3, 3, 0)
+    line = f"weather weather: run {good.fingerprint}, validation IoU at 0.5 0.3, the best of 3 "
+    assert found.line() == line + "(scale small, generated data)"
+
+
+def test_no_test_score_is_even_read(finished, storage, monkeypatch):
+    finished(1, 0.1, 0.9)
+    asked, score = [], TrainedRun.score
+    monkeypatch.setattr(TrainedRun, "score", lambda run, view: asked.append(view) or score(run, view))
+    chosen(storage)
+    assert asked == [{"split": "validation", "threshold": 0.5}]
+
+
+def test_the_threshold_is_the_views(finished, storage):
+    low = finished(1, 0.1, 0.9)
+    finished(2, 0.3, 0.2)
+    assert chosen(storage, threshold=0.4).run.fingerprint == low.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("less", "more"),
+    [
+        ({"scale": "smoke"}, {"scale": "small"}),
+        ({"scale": "paper"}, {"scale": "smoke", "data": REAL}),
+        ({"scale": "unheard-of"}, {"scale": "smoke"}),
+        ({"data": {**REAL, "simulated_satellite": True}}, {"data": REAL}),
+    ],
+)
+def test_smaller_scales_and_generated_data_never_win(finished, storage, less, more):
+    finished(1, 0.9, 0.9, **less)
+    large = finished(2, 0.1, 0.1, **more)
+    found = chosen(storage)
+    assert (found.run.fingerprint, found.among, found.passed_over) == (large.fingerprint, 1, 1)
+    assert "the only one" in found.line() and "1 of less or other data not compared" in found.line()
+
+
+def test_numbers_of_other_data_are_not_compared(finished, storage):
+    finished(1, 0.9, 0.9, digest="other")
+    finished(2, 0.1, 0.1)
+    third = finished(3, 0.2, 0.1)
+    assert (chosen(storage).run.fingerprint, chosen(storage).passed_over) == (third.fingerprint, 1)
+
+
+def test_what_does_not_count_is_not_there(finished, storage):
+    finished(1, 0.9, 0.9, diverged="loss is nan")
+    finished(2, float("nan"), 0.9)
+    damaged = finished(3, 0.9, 0.9)
+    damaged.folder.folder.write("config.json", "{")
+    good = finished(4, 0.1, 0.1)
+    RunFolder.of(storage, TASK, config(seed=5)).begin(config(seed=5), TASK.version, {})  # unfinished
+    assert chosen(storage).run.fingerprint == good.fingerprint and len(usable("weather", storage)) == 2
+
+
+def test_none_is_one_line(storage):
+    with pytest.raises(UserError, match="no run for weather: there is none; train one, or serve the zoo"):
+        chosen(storage)
+
+
+def test_what_is_real():
+    assert is_real({"source": "w4c22"}) and is_real({"source": "own"})
+    assert not is_real({"source": "generated"}) and not is_real({"source": "imported", "simulated_satellite": True})
