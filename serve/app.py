@@ -7,6 +7,7 @@ import asyncio
 import hashlib
 import hmac
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
@@ -66,7 +67,17 @@ class Ingress:
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Return the application; Serve asks for it once the handles are here."""
-        return build(self.models, self.ask, self.limits, self.token)
+        self.gate = build(self.models, self.ask, self.limits, self.token)
+        return self.gate
+
+    async def drain(self, seconds: float) -> int:
+        """Take no more requests, and wait so long for those that were begun; return how many are left."""
+        self.gate.closing = True
+        end = time.monotonic() + seconds
+        while self.gate.busy and time.monotonic() < end:
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(0.2)  # the proxy has the last answer, and still sends it
+        return self.gate.busy
 
     async def ask(self, task: str, method: str, *arguments: Any) -> Reply | Problem:
         """Ask a deployment; again where its replica died; never for longer than the limit.
@@ -96,7 +107,7 @@ class Ingress:
         raise Problem(503, f"{task} is starting again; try again in a moment").wait(5)
 
 
-def build(models: Sequence[Model], ask: Ask, limits: Limits = LIMITS, token: str = "") -> ASGIApp:
+def build(models: Sequence[Model], ask: Ask, limits: Limits = LIMITS, token: str = "") -> "Gate":
     """Return the application, which asks deployments by `ask`; with the digest of a token it wants that token."""
     app = FastAPI(title="retable", version="1", docs_url=None, redoc_url=None)
     app.add_exception_handler(Problem, lambda request, error: respond(error))
@@ -139,6 +150,7 @@ class Gate:
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self.app, self.token = app, token
+        self.busy, self.closing = 0, False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
@@ -152,7 +164,10 @@ class Gate:
                 MutableHeaders(scope=message).update(SAFE)
             await send(message)
 
+        self.busy += 1
         try:
+            if self.closing:
+                raise Problem(503, "the server is about to end").wait(5)
             check_origin(scope["method"], headers)
             if self.token and scope["path"].startswith("/v1/"):
                 check_token(headers.get("authorization", ""), self.token)
@@ -162,6 +177,8 @@ class Gate:
         except Exception:  # the answer is sent (`_fault`); Starlette raises what it was, for the log
             identity = headers.get("x-request-id", "")  # Serve's proxy sets it, and repeats it in the answer
             logging.getLogger("ray.serve").exception("request %r failed", identity[:64])
+        finally:
+            self.busy -= 1
 
 
 def check_token(authorization: str, digest: str) -> None:

@@ -13,7 +13,7 @@ import socket
 import stat
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -32,6 +32,8 @@ NAME = "retable"
 GPU_SHARE = 0.2
 """Of a GPU, where there is one: all tasks that use it fit on one."""
 SHORTEST_TOKEN = 16
+PATIENCE = 20.0
+"""Seconds that what was begun has to be answered when the server ends."""
 
 
 @dataclass(frozen=True)
@@ -167,8 +169,18 @@ def serving(models: Sequence[Model], storage: Storage, address: Address, index: 
         console.print("draining: what was begun is answered")
     finally:
         if ray.is_initialized():
-            serve.delete(NAME) if cluster_address() else serve.shutdown()
+            drain()
+            if cluster_address():
+                serve.delete(NAME)
             ray.shutdown()  # type: ignore[no-untyped-call]
+
+
+def drain() -> None:
+    """Wait for the answers to what was begun. Serve alone would close the connections first."""
+    from ray import serve
+
+    with suppress(Exception):  # where nothing was started, nothing is waited for
+        serve.get_app_handle(NAME).drain.remote(PATIENCE).result(timeout_s=PATIENCE + 5)
 
 
 def deploy(models: Sequence[Model], storage: str, token: str, index: str) -> Any:
