@@ -13,7 +13,7 @@ import socket
 import stat
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -21,7 +21,7 @@ from typing import Any
 
 from retable.platform.board import console
 from retable.platform.cluster import autoscales, cluster_address, cluster_resources, start_ray
-from retable.platform.errors import UserError
+from retable.platform.errors import UserError, one_line
 from retable.platform.storage import Storage
 from retable.serve.choice import choose_models
 from retable.serve.limits import LIMITS
@@ -179,8 +179,13 @@ def drain() -> None:
     """Wait for the answers to what was begun. Serve alone would close the connections first."""
     from ray import serve
 
-    with suppress(Exception):  # where nothing was started, nothing is waited for
-        serve.get_app_handle(NAME).drain.remote(PATIENCE).result(timeout_s=PATIENCE + 5)
+    try:
+        left = serve.get_app_handle(NAME).drain.remote(PATIENCE).result(timeout_s=PATIENCE + 5)
+    except Exception as error:  # whatever it is, the server ends
+        console.print(f"note: not drained ({one_line(error)})", markup=False)
+        return
+    if left:
+        console.print(f"note: {left} requests were not answered within {PATIENCE:g} s")
 
 
 def deploy(models: Sequence[Model], storage: str, token: str, index: str) -> Any:
