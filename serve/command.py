@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from retable.platform.board import console
-from retable.platform.cluster import autoscales, cluster_address, cluster_resources, start_ray
+from retable.platform.cluster import Interrupt, autoscales, cluster_address, cluster_resources, start_ray
 from retable.platform.errors import UserError, one_line
 from retable.platform.storage import Storage
 from retable.serve.choice import choose_models
@@ -153,10 +153,10 @@ def serving(models: Sequence[Model], storage: Storage, address: Address, index: 
     from ray import serve
 
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
+    interrupt = Interrupt() if threading.current_thread() is threading.main_thread() else None
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM) if interrupt}
     try:
-        start_ray(nested=False, interrupt=None)
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, signal.default_int_handler)  # Ray's own handler would not drain
+        start_ray(nested=False, interrupt=interrupt)
         application = deploy(models, str(storage), address.digest, index)
         where: Any = {"host": address.host, "port": address.port, "keep_alive_timeout_s": 65}
         serve.start(proxy_location="HeadOnly", http_options=where, logging_config={"log_level": "WARNING"})
@@ -173,6 +173,8 @@ def serving(models: Sequence[Model], storage: Storage, address: Address, index: 
             if cluster_address():
                 serve.delete(NAME)
             ray.shutdown()  # type: ignore[no-untyped-call]
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def drain() -> None:
