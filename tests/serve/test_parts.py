@@ -7,13 +7,14 @@ import json
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
+import h5py
 import numpy as np
 import pytest
 from PIL import Image
 
 from retable.platform.errors import UserError
 from retable.platform.storage import Storage
-from retable.serve import app, choice, command, models, rl, style
+from retable.serve import app, audio, choice, command, models, rl, style, weather
 from retable.serve.answers import Problem, Reply, one_line, wrong
 from retable.serve.client import Client, ServeError
 from retable.serve.limits import LIMITS, Limits
@@ -341,3 +342,78 @@ def test_storage_of_the_served_is_the_storage(tmp_path):
     )
     assert model.path == f"served/rl/{model.sha256}" and (tmp_path / model.path).read_bytes() == b"x"
     assert models.choose([model], "hopper", "", "policy") is model
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        ("", (0, 100)),
+        ("bytes=0-", (0, 50)),
+        ("bytes=90-", (90, 100)),
+        ("bytes=-10", (90, 100)),
+        ("bytes=5-7", (5, 8)),
+        ("bytes=-500", (0, 50)),
+        ("bytes=100-", 416),
+        ("bytes=7-5", 416),
+        ("bytes=-", 416),
+        ("bytes=0-1,5-6", 416),
+    ],
+)
+def test_a_range_of_a_recording(wanted, found):
+    if found == 416:
+        with pytest.raises(Problem) as caught:
+            audio.span(wanted, 100, 50)
+        assert caught.value.status == 416
+    else:
+        assert audio.span(wanted, 100, 50 if wanted else 100) == found
+
+
+def test_a_long_recording_is_sent_in_ranges_alone():
+    with pytest.raises(Problem, match="ask for a range"):
+        audio.span("", 100, 50)
+
+
+SHAPE = (4, 11, 3, 3)
+
+
+def npz(name="images", **arrays):
+    stream = io.BytesIO()
+    np.savez_compressed(stream, **(arrays or {name: np.arange(396, dtype=np.float64).reshape(SHAPE)}))
+    return stream.getvalue()
+
+
+def test_images_are_read_from_both_kinds_of_file():
+    wanted = np.arange(396, dtype=np.float32).reshape(SHAPE)
+    assert np.array_equal(weather.images_of(npz(), SHAPE), wanted)
+    turned = npz(images=np.asfortranarray(wanted))
+    assert np.array_equal(weather.images_of(turned, SHAPE), wanted)
+    stream = io.BytesIO()
+    with h5py.File(stream, "w") as file:
+        file["REFL-BT"] = wanted
+    assert np.array_equal(weather.images_of(stream.getvalue(), SHAPE), wanted)
+
+
+def linked():
+    stream = io.BytesIO()
+    with h5py.File(stream, "w") as file:
+        file["REFL-BT"] = h5py.ExternalLink("/etc/passwd", "x")
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "why"),
+    [
+        (b"x", 415, "neither npz"),
+        (npz("other"), 400, "no npz file"),
+        (npz()[:300], 400, "no npz file"),
+        (npz(images=np.zeros((4, 11, 3, 4))), 422, "shape (4, 11, 3, 4)"),
+        (npz(images=np.full(SHAPE, None)), 422, "got object"),
+        (npz(images=np.zeros((1 << 24, 1))), 413, "more than"),
+        (linked(), 400, "the file: key 'REFL-BT' is a link to elsewhere"),
+        (linked()[:100], 400, "the file"),
+    ],
+)
+def test_what_is_no_images_is_refused(body, status, why):
+    with pytest.raises(Problem) as caught:
+        weather.images_of(body, SHAPE)
+    assert caught.value.status == status and why in caught.value.detail and "/" not in caught.value.detail
