@@ -101,25 +101,44 @@ def choose(
         UserError: where there is no run, or none has a number.
     """
     ranks = {run.fingerprint: _rank(run, real) for run in runs}
-    failure = "there is none; train one, or serve the zoo"
+    failures: list[str] = []
     for rank in sorted(set(ranks.values()), reverse=True):
-        there = [run for run in runs if ranks[run.fingerprint] == rank]
-        keys = [comparable(run) for run in there]
-        commonest = max(keys, key=keys.count)
-        values: dict[str, float] = {}
-        candidates = {run.fingerprint: run for run, key in zip(there, keys, strict=True) if key == commonest}
-        for digits, run in candidates.items():
-            try:
-                values[digits] = score(run)
-            except UserError as error:
-                failure = str(error)
-        finite = {digits: value for digits, value in values.items() if math.isfinite(value)}
-        if finite:
-            best = (max if mode == "max" else min)(finite, key=lambda digits: finite[digits])
-            passed, scale = len(runs) - len(finite), exported.scale_of(exported.provenance(candidates[best]))
-            chosen = {"run": candidates[best], "value": finite[best], "among": len(finite), "passed_over": passed}
-            return Choice(name=name, metric=metric, scale=scale, real=rank[0], **chosen)
-    raise UserError(f"no run for {name}: {failure}")
+        compared = _alike([run for run in runs if ranks[run.fingerprint] == rank], comparable)
+        values = {run.fingerprint: value for run in compared if (value := _number(run, score, failures)) is not None}
+        if values:
+            best = (max if mode == "max" else min)(values, key=lambda digits: values[digits])
+            run = next(run for run in compared if run.fingerprint == best)
+            return Choice(
+                name=name,
+                run=run,
+                metric=metric,
+                value=values[best],
+                among=len(values),
+                passed_over=len(runs) - len(values),
+                scale=exported.scale_of(exported.provenance(run)),
+                real=rank[0],
+            )
+    raise UserError(f"no run for {name}: {failures[0] if failures else 'there is none; train one, or serve the zoo'}")
+
+
+def _alike(runs: Sequence[TrainedRun], comparable: Callable[[TrainedRun], Hashable]) -> list[TrainedRun]:
+    """Return the runs of the commonest key."""
+    keys = [comparable(run) for run in runs]
+    commonest = max(keys, key=keys.count)
+    return [run for run, key in zip(runs, keys, strict=True) if key == commonest]
+
+
+def _number(run: TrainedRun, score: Callable[[TrainedRun], float], failures: list[str]) -> float | None:
+    """Return a run's number; none where it cannot be scored, which joins `failures`, or is not finite."""
+    try:
+        value = score(run)
+    except UserError as error:
+        failures.append(str(error))
+        return None
+    if not math.isfinite(value):
+        failures.append(f"run {run.fingerprint} scores {value}")
+        return None
+    return value
 
 
 def _rank(run: TrainedRun, real: Callable[[Mapping[str, Any]], bool]) -> Rank:

@@ -13,6 +13,9 @@ from retable.platform.task import folder
 SUFFIXES = (".safetensors", ".rtsn")
 """Of files that hold a model."""
 
+LONG = ("config", "metrics", "versions", "data_digest")
+"""What a file says of itself and a list does not; the command stands for the config."""
+
 
 def zoo(task: str) -> dict[str, Path]:
     """Return the files in a task's zoo, by name; the task is not imported for that.
@@ -51,6 +54,6 @@ def show(task: str) -> list[str]:
     """Return lines that list a task's zoo and say of each file what it is and where it is from."""
     lines = []
     for name, file in zoo(task).items():
-        lines.append(f"{name}  {file.stat().st_size / 1e6:.2f} MB  {file}")
-        lines += [f"  {key}: {value}" for key, value in about(task, name).items() if key != "versions"]
+        lines.append(f"{name}  {file.stat().st_size / 1e6:.2f} MB")
+        lines += [f"  {key}: {value}" for key, value in about(task, name).items() if key not in LONG]
     return lines or [f"no files here; `retable {task} export RUN FILE` writes one of a run"]

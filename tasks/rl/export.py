@@ -131,7 +131,8 @@ def write_policy(
         "precision": precision,
         **({"run": dict(run)} if run else {}),
     }
-    return pack(weights if policy == "all" else deployable(weights, policy), precision, about)
+    held = weights if policy == "all" else deployable(weights, policy)
+    return pack(dict(sorted(held.items())), precision, about)  # equal content gives an equal file
 
 
 def read_policy(data: bytes, name: str) -> tuple[Config, dict[str, Any], dict[str, Tensor], str]:

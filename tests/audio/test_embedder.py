@@ -7,6 +7,7 @@ import soundfile
 import torch
 from safetensors.torch import save_file
 
+from retable.platform import zoo
 from retable.platform.config import Parent
 from retable.platform.errors import UserError
 from retable.platform.runs import RunFolder
@@ -163,3 +164,17 @@ def test_what_is_no_model_is_refused(storage, tmp_path, run, file):
         open_embedder(str(tmp_path / "half.safetensors"), storage)
     with pytest.raises(UserError, match="on nowhere"):
         open_embedder(str(file), storage, "nowhere")
+
+
+def test_the_zoo_embeds_and_says_how_well():
+    """Its score is many times chance, so words do lead to sounds."""
+    for name, file in zoo.zoo("audio").items():
+        opened = read_export(file.read_bytes(), name)
+        score = opened.about["score"]
+        assert score["metric"] == "mAP@10" and score["value"] > 5 * score["chance"] and opened.about["licence"]
+        assert opened.about["command"] == "retable train audio --scale small" and opened.about["scale"] == "small"
+        embedder = opened.embedder("cpu")
+        vectors = embedder.words(["a dog barks", "rain falls"])
+        assert vectors.shape == (2, 128) and np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+        assert embedder.sounds([noise(1.0)]).shape == (1, 128)
+    assert zoo.zoo("audio")

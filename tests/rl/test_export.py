@@ -10,6 +10,7 @@ from retable.platform.api import TrainedRun
 from retable.platform.errors import UserError
 from retable.platform.storage import Storage
 from retable.platform.task import Source, find
+from retable.platform.zoo import find as find_file
 from retable.tasks.rl.compact import deployable, pack, read_about, unpack
 from retable.tasks.rl.config import Bc, View
 from retable.tasks.rl.evaluate import check_sizes, rollout
@@ -153,3 +154,15 @@ def test_damaged_foreign_and_large_files_are_one_line(run):
         with pytest.raises(UserError, match=r"^evil: .*retable rl export`$") as caught:
             read_export(broken, "evil")
         assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["dense", "snip-95", "random-95"])
+def test_the_zoo_has_policies_that_say_how_they_play(name):
+    opened = read_export(find_file("rl", f"HalfCheetah-{name}").read_bytes(), name)
+    said, kept = opened.about, [w != 0 for key, w in opened.weights.items() if key.startswith("vae.d") and w.dim() == 2]
+    assert said["command"].startswith("retable train rl --scale small") and said["scale"] == "small"
+    assert said["score"]["metric"] == "return" and said["score"]["value"] > 1000 and said["licence"]
+    share = sum(int(mask.sum()) for mask in kept) / sum(mask.numel() for mask in kept)
+    assert share == pytest.approx(1 if name == "dense" else 0.05, abs=0.03)
+    actions = opened.act(torch.zeros(4, 17), opened.noise(4, 10, 0))
+    assert actions.shape == (4, 6) and actions.abs().max() <= 1

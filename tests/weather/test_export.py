@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load, save
 from typer.testing import CliRunner
 
-from retable.platform import exported
+from retable.platform import exported, zoo
 from retable.platform.api import TrainedRun
 from retable.platform.config import override
 from retable.platform.errors import UserError
@@ -119,3 +119,14 @@ def test_images_of_another_shape_are_refused(good, shape):
 def test_an_unknown_region_is_told_with_its_neighbour(good):
     with pytest.raises(UserError, match="did you mean 'roxi_0004'"):
         read_export(good, "x").forecast(np.zeros((1, 4, 11, 12, 12), np.float32), "roxi_0005")
+
+
+def test_the_zoo_forecasts_and_says_how_well():
+    for name, file in zoo.zoo("weather").items():
+        opened = read_export(file.read_bytes(), name)
+        said, size = opened.about, opened.size
+        assert said["score"]["metric"] == "IoU at 0.5" and 0 < said["score"]["value"] < 1 and said["licence"]
+        assert said["command"].startswith("retable train weather --scale small") and said["scale"] == "small"
+        images = np.full((1, 4, 11, size, size), 250, np.float32)
+        assert opened.forecast(images, said["regions"][0]).shape == (1, said["forecast"], size, size)
+    assert zoo.zoo("weather")
