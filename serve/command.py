@@ -172,7 +172,7 @@ def serving(models: Sequence[Model], storage: Storage, address: Address, index: 
             drain()
             if cluster_address():
                 serve.delete(NAME)
-            ray.shutdown()  # type: ignore[no-untyped-call]
+            ray.shutdown()
         for number, handler in before.items():
             signal.signal(number, handler)
 
