@@ -1,10 +1,10 @@
-# `make reproduce` and `make test` do all the set-up on a fresh machine; a second call sets up nothing.
+# `make reproduce`, `make serve` and `make test` do all the set-up on a fresh machine; a second call sets up nothing.
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 
-.PHONY: reproduce test test-all bench lint clean
+.PHONY: reproduce serve test test-all bench lint clean
 
 $(READY): requirements.lock pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -14,6 +14,9 @@ $(READY): requirements.lock pyproject.toml
 
 reproduce: $(READY)
 	$(BIN)/retable reproduce --scale smoke
+
+serve: $(READY)
+	$(BIN)/retable serve
 
 lint: $(READY)
 	$(BIN)/ruff check .

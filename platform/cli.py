@@ -356,6 +356,27 @@ def report(
 
 
 @app.command()
+def serve(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[TASK]...", help="Tasks; none: all there are.")] = None,
+    run: Annotated[list[str] | None, typer.Option(help="A run's fingerprint; may be repeated. Else the best.")] = None,
+    zoo: Annotated[bool, typer.Option("--zoo", help="The files that come with the tasks, whatever runs there are.")] = (
+        False
+    ),
+    host: Annotated[str, typer.Option(help="Any other than this machine's own asks for a token.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
+    token_file: Annotated[str, typer.Option(help="Holds the token, mode 0600; else RETABLE_TOKEN does.")] = "",
+    index: Annotated[str, typer.Option(help="Of recordings, by `retable audio index`: what audio searches.")] = "",
+    storage: Where = "results",
+) -> None:
+    """Serve the best models behind one address, with a page, until Ctrl-C.
+
+    Examples: `retable serve` · `retable serve rl --run 3f2a` · `retable serve --zoo --port 8080`
+    """
+    command = importlib.import_module("retable.serve.command")  # a name: the platform knows nothing above it
+    command.run(names or (), run or (), zoo, storage, host, port, token_file, index)
+
+
+@app.command()
 def doctor(storage: Where = "results") -> None:
     """Check this machine: versions, cores, GPUs, the storage, and settings that make Ray hang."""
     from retable.platform.doctor import checks

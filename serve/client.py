@@ -1,0 +1,176 @@
+"""Ask a server from Python, with the standard library and NumPy alone.
+
+client = Client("http://127.0.0.1:8000")
+actions = client.act("HalfCheetah", observations, seed=3)
+"""
+
+from __future__ import annotations
+
+import http.client
+import io
+import json
+import time
+import urllib.parse
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from retable.serve.answers import PROBLEM
+
+Array = npt.NDArray[Any]
+
+AGAIN = (502, 503)
+"""What a server says that is busy, or whose replica died; every call here can be made twice without harm."""
+
+
+class ServeError(Exception):
+    """A server's refusal: its status, and its one line."""
+
+    def __init__(self, status: int, detail: str) -> None:
+        super().__init__(f"{status}: {detail}")
+        self.status, self.detail = status, detail
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The body of an answer, and its headers by their names in lower case."""
+
+    status: int
+    body: bytes
+    headers: Mapping[str, str]
+
+    @property
+    def worth_another(self) -> bool:
+        """Whether the same request may be answered if it is sent again."""
+        ours = self.headers.get("content-type", "") == PROBLEM
+        return self.status in AGAIN or (self.status == 500 and not ours)  # Serve's own 500: a replica died
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A recording that was found."""
+
+    id: str
+    file: str
+    score: float
+    offset: float
+    """Second at which the part begins that fits best."""
+
+
+@dataclass(frozen=True)
+class Client:
+    """Asks one server; where it is busy or a connection breaks, again, with the same request id."""
+
+    url: str = "http://127.0.0.1:8000"
+    token: str = ""
+    tries: int = 5
+    timeout: float = 150.0
+    """Seconds of one try."""
+
+    def models(self) -> list[dict[str, Any]]:
+        """Return what is served, and where it is from."""
+        found: list[dict[str, Any]] = json.loads(self.ask("GET", "/v1/models").body)
+        return found
+
+    def limits(self) -> dict[str, Any]:
+        """Return what a request may hold."""
+        found: dict[str, Any] = json.loads(self.ask("GET", "/v1/limits").body)
+        return found
+
+    def act(self, environment: str, observations: Array, seed: int = 0, model: str = "") -> Array:
+        """Return an action for each observation: float32 (n, actions) for (n, states)."""
+        body = json.dumps({"observations": np.asarray(observations, np.float32).tolist(), "seed": seed}).encode()
+        answer = self.ask("POST", f"/v1/rl/{_part(environment)}", {"model": model}, body)
+        return np.array(json.loads(answer.body)["actions"], np.float32)
+
+    def stylise(
+        self,
+        style: str,
+        picture: bytes,
+        size: int = 0,
+        strength: float = 1.0,
+        colours: Literal["style", "original"] = "style",
+        format: Literal["png", "jpeg"] = "png",
+    ) -> bytes:
+        """Return the file of a picture, painted in a style."""
+        options = {"size": size, "strength": strength, "colours": colours, "format": format}
+        return self.ask("POST", f"/v1/style/{_part(style)}", options, picture).body
+
+    def search(self, words: str, top: int = 10) -> list[Hit]:
+        """Return the recordings that fit words best."""
+        found = json.loads(self.ask("GET", "/v1/audio", {"q": words, "top": top}).body)
+        return [Hit(**hit) for hit in found["hits"]]
+
+    def recording(self, id: str) -> bytes:
+        """Return a recording that a search found."""
+        return self.ask("GET", f"/v1/audio/{_part(id)}").body
+
+    def forecast(self, images: Array, region: str = "", model: str = "") -> dict[str, Array]:
+        """Return `probability` of rain, uint8 steps of 1/200 (leads, S, S), for images (inputs, 11, S, S)."""
+        file = io.BytesIO()
+        np.savez_compressed(file, images=images)
+        answer = self.ask("POST", "/v1/weather", {"region": region, "model": model}, file.getvalue())
+        with np.load(io.BytesIO(answer.body), allow_pickle=False) as arrays:
+            return dict(arrays)
+
+    def ask(
+        self, method: str, path: str, query: Mapping[str, object] | None = None, body: bytes | None = None
+    ) -> Answer:
+        """Return the answer to a request; after a pause again, while that may help.
+
+        Raises:
+            ServeError: where the server refuses.
+            ConnectionError: where no server answers.
+        """
+        said = {key: value for key, value in (query or {}).items() if value != ""}
+        target = f"{path}?{urllib.parse.urlencode(said)}" if said else path
+        headers = {"X-Request-Id": uuid.uuid4().hex} | ({"Authorization": f"Bearer {self.token}"} if self.token else {})
+        answer = None
+        for attempt in range(self.tries):
+            last = attempt == self.tries - 1
+            try:
+                answer = self._once(method, target, body, headers)
+            except (ConnectionError, http.client.HTTPException) as error:
+                if last:
+                    raise ConnectionError(f"{self.url}: no answer ({type(error).__name__})") from error
+            else:
+                if last or not answer.worth_another:
+                    break
+            time.sleep(_pause(answer, attempt))
+        assert answer is not None
+        if answer.status >= 400:
+            raise ServeError(answer.status, _detail(answer))
+        return answer
+
+    def _once(self, method: str, target: str, body: bytes | None, headers: Mapping[str, str]) -> Answer:
+        place = urllib.parse.urlsplit(self.url)
+        kind = http.client.HTTPSConnection if place.scheme == "https" else http.client.HTTPConnection
+        connection = kind(place.netloc, timeout=self.timeout)
+        try:
+            connection.request(method, place.path.rstrip("/") + target, body, dict(headers))
+            answer = connection.getresponse()
+            return Answer(answer.status, answer.read(), {name.lower(): value for name, value in answer.getheaders()})
+        finally:
+            connection.close()
+
+
+def _part(name: str) -> str:
+    """Return a name as one part of a path."""
+    return urllib.parse.quote(name, safe="")
+
+
+def _pause(answer: Answer | None, attempt: int) -> float:
+    """Return the seconds before another try: what the server asks for, else ever longer; 10 at most."""
+    asked = answer.headers.get("retry-after", "") if answer else ""
+    return min(10.0, float(asked) if asked.isdigit() else 0.2 * 2**attempt)
+
+
+def _detail(answer: Answer) -> str:
+    try:
+        return str(json.loads(answer.body)["detail"])
+    except (ValueError, KeyError, TypeError):
+        return answer.body[:200].decode(errors="replace")

@@ -1,0 +1,33 @@
+"""What a server accepts: bounds that hold before anything is decoded, and that `GET /v1/limits` shows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Bounds of one request; what is beyond them is refused in one line."""
+
+    picture_bytes: int = 32 << 20
+    """Of a picture's file, counted while it is read."""
+    pixels: int = 25_000_000
+    """Of a picture, as its header says, and of the result. The command line's 400 million take 1.2 GB."""
+    observations_bytes: int = 4 << 20
+    """Of a request for actions."""
+    observations: int = 256
+    """Rows of one request; BCQ weighs a hundred candidates for each."""
+    query_characters: int = 300
+    hits: int = 50
+    """Recordings that one query finds, at most."""
+    recording_bytes: int = 64 << 20
+    """Of a recording that is sent back in one answer; a range of a longer one may be asked for."""
+    frames_bytes: int = 64 << 20
+    """Of satellite images, as a file and as the arrays that come out of it."""
+    held_bytes: int = 512 << 20
+    """Of the bodies of all requests at once; more are told to come again."""
+    seconds: float = 120.0
+    """From the last byte of a request to its answer."""
+
+
+LIMITS = Limits()

@@ -1,0 +1,99 @@
+"""The files that are served: each lies under its own digest, and a replica reads that one or none."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from retable.platform.errors import UserError, nearest
+from retable.platform.storage import Storage
+from retable.serve.answers import Problem, one_line
+
+HEADERS = {
+    "Run": "fingerprint",
+    "Cell": "cell",
+    "Scale": "scale",
+    "Data": "data",
+    "Score": "score",
+    "Commit": "commit",
+    "Versions": "versions",
+}
+"""Header -> what the file says of itself that every answer repeats, where it is known."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """One exported file, and what is known of it."""
+
+    task: str
+    name: str
+    """What a request names: an environment, a style, a model."""
+    variant: str = ""
+    """Tells models of one name apart: `dense`, `snip-95`, a run's first digits."""
+    sha256: str
+    why: str = ""
+    """Why this one is served."""
+    about: Mapping[str, Any] = field(default_factory=dict)
+    """What the file says of itself, see `platform.exported`; all of it may be absent."""
+
+    @property
+    def path(self) -> str:
+        """Where the file lies on the storage."""
+        return f"served/{self.task}/{self.sha256}"
+
+    def shown(self) -> dict[str, Any]:
+        """Return what `GET /v1/models` says."""
+        return asdict(self)
+
+    def headers(self) -> dict[str, str]:
+        """Return the headers of its answers."""
+        name = f"{self.task}/{self.name}" + (f"/{self.variant}" if self.variant else "")
+        said = {"Model": name, "Digest": self.sha256}
+        said |= {key: self.about[entry] for key, entry in HEADERS.items() if self.about.get(entry)}
+        return {f"X-Retable-{key}": header(value) for key, value in said.items()}
+
+
+def header(value: object) -> str:
+    """Return a value as a header holds it: one line of ASCII."""
+    text = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, Mapping) else str(value)
+    return one_line(text).encode("ascii", "replace").decode()
+
+
+def keep(data: bytes, storage: Storage, **entries: Any) -> Model:
+    """Write a file where replicas look for it, unless it is there; return its model."""
+    model = Model(sha256=hashlib.sha256(data).hexdigest(), **entries)
+    if not storage.exists(model.path):
+        storage.write(model.path, data)
+    return model
+
+
+def read(model: Model, storage: Storage) -> bytes:
+    """Return a model's file.
+
+    Raises:
+        UserError: where it is not there, or not the one that was exported.
+    """
+    try:
+        data = storage.read(model.path)
+    except FileNotFoundError as error:
+        raise UserError(f"{storage}/{model.path}: not there; run `retable serve` again, which exports it") from error
+    if hashlib.sha256(data).hexdigest() != model.sha256:
+        raise UserError(f"{storage}/{model.path}: not what was exported; remove it and run `retable serve` again")
+    return data
+
+
+def choose(models: Sequence[Model], name: str, variant: str, what: str) -> Model:
+    """Return the model that a request names; the first of several where it names no variant.
+
+    Raises:
+        Problem: where there is none; it names the nearest.
+    """
+    named = [model for model in models if model.name.lower() == name.lower()]
+    if not named:
+        raise Problem(404, f"no {what} {name!r} is served{nearest(name, {model.name for model in models})}")
+    found = [model for model in named if not variant or variant in (model.variant, model.sha256)]
+    if not found:
+        raise Problem(404, f"no model {variant!r} of {name}{nearest(variant, {model.variant for model in named})}")
+    return found[0]

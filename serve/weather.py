@@ -1,0 +1,162 @@
+"""Forecasts: an hour of satellite images in, eight hours of probabilities of rain out."""
+
+# No `from __future__ import annotations` in the modules of deployments; `app.py` says why.
+import asyncio
+import io
+import math
+import tempfile
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from numpy.lib import format as npy
+from ray import serve
+
+from retable.platform.errors import UserError, nearest
+from retable.platform.storage import Storage
+from retable.serve.answers import Problem, Reply, wrong
+from retable.serve.limits import LIMITS, Limits
+from retable.serve.models import Model, read
+from retable.tasks.weather.export import Exported, read_export
+from retable.tasks.weather.frames import open_hdf5, read_hdf5
+from retable.tasks.weather.layout import SATELLITE
+from retable.tasks.weather.metrics import MINUTES
+from retable.tasks.weather.predict import BATCH
+from retable.tasks.weather.preprocess import CHANNELS
+
+Array = npt.NDArray[Any]
+
+WAIT = 0.02
+"""Seconds that the first request of a batch waits for others."""
+NAME = "images"
+"""What the array is called in a file of NumPy's."""
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """Images that were checked, and what forecasts them."""
+
+    forecaster: Exported
+    region: str
+    images: Array
+
+
+def images_of(body: bytes, shape: tuple[int, ...], limits: Limits = LIMITS) -> Array:
+    """Return the images in a file, float32, by what it holds and not by what it is called.
+
+    Raises:
+        Problem: where it is neither HDF5 nor npz, is broken, or the images have another shape.
+    """
+    if body.startswith(b"PK\3\4"):
+        return from_npz(body, shape, limits)
+    if body.startswith(b"\x89HDF\r\n\x1a\n"):
+        return from_hdf5(body, shape)
+    raise Problem(415, f"neither npz (an array `{NAME}`) nor HDF5 (a data set `{SATELLITE}`)")
+
+
+def from_npz(body: bytes, shape: tuple[int, ...], limits: Limits) -> Array:
+    """Return the images in an npz file; its header is read before anything is made room for, and no pickles are."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(body)) as folder, folder.open(f"{NAME}.npy") as file:
+            if folder.getinfo(f"{NAME}.npy").file_size > limits.frames_bytes:
+                raise Problem(413, f"{NAME}: more than {limits.frames_bytes} bytes")
+            if npy.read_magic(file) != (1, 0):
+                raise Problem(400, "the npz file is of an unknown version")
+            found, columns, kind = npy.read_array_header_1_0(file)
+            if found != shape:
+                raise wrong(NAME, f"shape {found}", f"shape {shape}")
+            if kind.kind not in "fiu":
+                raise wrong(NAME, str(kind), "numbers")
+            data = file.read(kind.itemsize * math.prod(shape) + 1)
+            array = np.frombuffer(data, kind).reshape(shape, order="F" if columns else "C")
+    except (zipfile.BadZipFile, KeyError, ValueError, EOFError, OSError, RuntimeError, NotImplementedError) as error:
+        raise Problem(400, f"no npz file that holds an array `{NAME}`, or a broken one") from error
+    return array.astype(np.float32)
+
+
+def from_hdf5(body: bytes, shape: tuple[int, ...]) -> Array:
+    """Return the images in a file of the competition's layout; it may hold no links to anywhere."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "images.h5"
+        path.write_bytes(body)
+        try:
+            data = open_hdf5(path, SATELLITE, len(CHANNELS))
+            with data.file:
+                if data.shape != shape:
+                    raise wrong(SATELLITE, f"shape {data.shape}", f"shape {shape}")
+                read: Array = read_hdf5(data, slice(None)).astype(np.float32)
+        except UserError as error:
+            raise Problem(400, str(error).replace(str(path), "the file").partition("; download")[0]) from error
+    return read
+
+
+def work(forecaster: Exported, region: str, body: bytes) -> Work:
+    """Read and check a request, so that nothing in it can fail a batch.
+
+    Raises:
+        Problem: which says what was got and what is wanted.
+    """
+    regions = forecaster.config.regions
+    if region not in regions:
+        problem = wrong("region", repr(region)[:60], f"one of {', '.join(regions)}")
+        raise problem if not region else problem.having(nearest=nearest(region, regions).removeprefix("; "))
+    shape = (forecaster.config.inputs, len(CHANNELS), forecaster.size, forecaster.size)
+    return Work(forecaster, region, images_of(body, shape))
+
+
+def forecasts(works: Sequence[Work]) -> list[Array]:
+    """Return the steps of each forecast, uint8 (leads, S, S); those of one model and region go together."""
+    groups: dict[tuple[int, str], list[int]] = {}
+    for place, each in enumerate(works):
+        groups.setdefault((id(each.forecaster), each.region), []).append(place)
+    found: dict[int, Array] = {}
+    for (_, region), places in groups.items():
+        steps = works[places[0]].forecaster.steps(np.stack([works[place].images for place in places]), region)
+        found |= dict(zip(places, steps, strict=True))
+    return [found[place] for place in range(len(works))]
+
+
+def packed(steps: Array) -> Reply:
+    """Return a forecast as npz: `probability` in steps of 1/200, and `minutes` of each lead time."""
+    file = io.BytesIO()
+    np.savez_compressed(file, probability=steps, minutes=MINUTES * np.arange(1, len(steps) + 1, dtype=np.int32))
+    return Reply(file.getvalue(), "application/x-npz")
+
+
+@serve.deployment(
+    name="weather",
+    ray_actor_options={"num_cpus": 0.5},
+    max_ongoing_requests=2 * BATCH,
+    max_queued_requests=8 * BATCH,
+    graceful_shutdown_wait_loop_s=0.2,
+    health_check_period_s=5,
+)
+class Forecasters:
+    """Holds every forecaster that is served."""
+
+    def __init__(self, models: Sequence[Model], storage: str, threads: int):
+        torch.set_num_threads(threads)
+        self.forecasters = {
+            model.sha256: read_export(read(model, Storage.open(storage)), model.name) for model in models
+        }
+
+    async def forecast(self, sha256: str, body: bytes, region: str) -> Reply | Problem:
+        """Forecast rain from the images in a body."""
+        try:
+            asked = await asyncio.to_thread(work, self.forecasters[sha256], region, body)
+        except Problem as problem:
+            return problem
+        return await asyncio.to_thread(packed, await self.batch(asked))
+
+    @serve.batch(max_batch_size=BATCH, batch_wait_timeout_s=WAIT)
+    async def batch(self, works: list[Work]) -> list[Array]:
+        """Forecast together, in a thread, so that the replica hears meanwhile whether it lives."""
+        return await asyncio.to_thread(forecasts, works)
+
+
+DEPLOYMENT = Forecasters

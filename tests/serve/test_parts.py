@@ -1,0 +1,419 @@
+"""What serving is made of, without Ray: limits, problems, the token, what is checked, and how batches are made."""
+
+import asyncio
+import hashlib
+import io
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import h5py
+import numpy as np
+import pytest
+from PIL import Image
+
+from retable.platform.errors import UserError
+from retable.platform.storage import Storage
+from retable.serve import app, audio, choice, command, models, rl, style, weather
+from retable.serve.answers import Problem, Reply, one_line, wrong
+from retable.serve.client import Client, ServeError
+from retable.serve.limits import LIMITS, Limits
+from tests.serve import toys
+
+TOKEN = "0123456789abcdef"
+
+
+def ask(application, method, path, body=b"", headers=()):
+    """Call an ASGI application; return status, headers and body."""
+    sent = []
+    path, _, query = path.partition("?")
+    scope = {"type": "http", "method": method, "path": path, "query_string": query.encode(), "raw_path": path.encode()}
+    scope |= {"headers": [(b"host", b"here"), *headers], "asgi": {"version": "3.0"}, "http_version": "1.1"}
+    scope |= {"scheme": "http", "server": ("here", 80), "client": ("there", 1), "root_path": ""}
+    parts = [body[start : start + 1000] for start in range(0, len(body), 1000)] or [b""]
+
+    async def receive():
+        return (
+            {"type": "http.request", "body": parts.pop(0), "more_body": bool(parts)}
+            if parts
+            else {"type": "http.disconnect"}
+        )
+
+    async def send(message):
+        sent.append(message)
+
+    asyncio.run(application(scope, receive, send))
+    said = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+    return sent[0]["status"], said, b"".join(message.get("body", b"") for message in sent[1:])
+
+
+def problem(answer):
+    status, headers, body = answer
+    said = json.loads(body)
+    assert headers["content-type"] == "application/problem+json" and said["status"] == status
+    assert "\n" not in said["detail"] and "Traceback" not in said["detail"]
+    return status, said["detail"]
+
+
+MODELS = [models.Model(task="style", name="great_wave", sha256="a" * 64, about={"fingerprint": "12", "data": "Ö\nx"})]
+
+
+async def echo(task, method, sha256, body, *options):
+    if body == b"fault":
+        raise RuntimeError("/secret/path")
+    return Reply(b"painted", "image/png") if body != b"bad" else Problem(400, "no picture")
+
+
+def made(token="", limits=LIMITS):
+    return app.build(MODELS, echo, limits, hashlib.sha256(token.encode()).hexdigest() if token else "")
+
+
+def test_an_answer_says_which_model_made_it_and_what_browsers_may_do():
+    status, headers, body = ask(made(), "POST", "/v1/style/great_wave", b"x")
+    assert (status, body, headers["content-type"]) == (200, b"painted", "image/png")
+    assert headers["x-retable-model"] == "style/great_wave" and headers["x-retable-digest"] == "a" * 64
+    assert headers["x-retable-run"] == "12" and headers["x-retable-data"] == "? x"
+    assert headers["x-content-type-options"] == "nosniff" and "default-src 'self'" in headers["content-security-policy"]
+    assert "access-control-allow-origin" not in headers
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "wanted"),
+    [
+        ("POST", "/v1/style/great_wafe", b"x", (404, "no style 'great_wafe' is served; did you mean 'great_wave'?")),
+        ("POST", "/v1/style/great_wave?model=x", b"x", (404, "no model 'x' of great_wave")),
+        ("POST", "/v1/style/great_wave", b"bad", (400, "no picture")),
+        ("POST", "/v1/style/great_wave?size=-1", b"x", (422, "size: got '-1'")),
+        ("POST", "/v1/style/great_wave?strength=nan", b"x", (422, "strength: got 'nan'")),
+        ("GET", "/v1/style/great_wave", b"", (405, "GET is not for this")),
+        ("GET", "/etc/passwd", b"", (404, "there is nothing here")),
+        ("GET", "/page/../app.py", b"", (404, "there is nothing here")),
+        ("POST", "/v1/style/great_wave", b"x" * 5000, (413, "longer than 4000 bytes")),
+        ("POST", "/v1/style/great_wave", b"fault", (500, "a fault of the server's")),
+    ],
+)
+def test_what_cannot_be_answered_is_one_line(method, path, body, wanted):
+    status, detail = problem(ask(made(limits=Limits(picture_bytes=4000)), method, path, body))
+    assert status == wanted[0] and wanted[1] in detail and "secret" not in detail
+
+
+def test_a_body_that_says_it_is_too_long_is_not_read():
+    header = (b"content-length", str(LIMITS.picture_bytes + 1).encode())
+    assert problem(ask(made(), "POST", "/v1/style/great_wave", b"x", [header]))[0] == 413
+
+
+def test_bodies_that_are_too_much_together_are_told_to_come_again():
+    answer = ask(made(limits=Limits(held_bytes=3000)), "POST", "/v1/style/great_wave", b"x" * 3500)
+    assert problem(answer)[0] == 503 and answer[1]["retry-after"] == "2"
+
+
+@pytest.mark.parametrize(
+    ("given", "status"),
+    [(f"Bearer {TOKEN}", 200), (f"bearer  {TOKEN}", 200), (f"Basic {TOKEN}", 401), ("Bearer ", 401), ("", 401)],
+)
+def test_the_token_is_asked_for_below_v1_alone(given, status):
+    header = (b"authorization", given.encode())
+    assert ask(made(TOKEN), "GET", "/v1/limits", headers=[header])[0] == status
+    assert ask(made(TOKEN), "GET", "/", headers=[header])[0] == 200
+
+
+def test_other_sites_pages_are_refused():
+    def status(origin):
+        return ask(made(), "POST", "/v1/style/great_wave", b"x", [(b"origin", origin)])[0]
+
+    assert (status(b"http://elsewhere"), status(b"null"), status(b"http://here")) == (403, 403, 200)
+
+
+def test_limits_and_models_are_shown():
+    assert json.loads(ask(made(), "GET", "/v1/limits")[2])["pixels"] == 25_000_000
+    shown = json.loads(ask(made(), "GET", "/v1/models")[2])
+    assert shown[0]["name"] == "great_wave" and shown[0]["sha256"] == "a" * 64
+    paths = json.loads(ask(made(), "GET", "/openapi.json")[2])["paths"]
+    assert {"/v1/style/{style}", "/v1/models", "/v1/limits"} <= set(paths) and "/v1/audio" not in paths
+
+
+def test_a_problem_names_field_got_and_wanted():
+    said = json.loads(wrong("seed", "x", "y").reply().body)
+    assert (said["field"], said["got"], said["wanted"], said["status"]) == ("seed", "x", "y", 422)
+    assert one_line("a\x1b[2J\nb" + "c" * 999).startswith("a [2J b") and len(one_line("c" * 999)) == 300
+
+
+def test_a_file_is_read_by_its_digest_or_not_at_all(storage):
+    model = models.keep(b"weights", storage, task="rl", name="Hopper")
+    assert models.read(model, storage) == b"weights"
+    storage.write(model.path, b"others")
+    with pytest.raises(UserError, match="not what was exported"):
+        models.read(model, storage)
+    storage.remove(model.path)
+    with pytest.raises(UserError, match="run `retable serve` again"):
+        models.read(model, storage)
+
+
+POLICY = toys.policy(seed=0)
+BAD = {
+    "no JSON": (b"{", 400),
+    "no JSON ": (b"[" * 100_000, 400),
+    "got nothing": (b"[]", 422),
+    "seed: got -1": (b'{"observations": [[0, 0, 0, 0]], "seed": -1}', 422),
+    "seed: got True": (b'{"observations": [[0, 0, 0, 0]], "seed": true}', 422),
+    "path: got a field": (b'{"observations": [[0, 0, 0, 0]], "path": "/etc"}', 422),
+    "shape (1, 3), wanted numbers of shape (rows, 4)": (b'{"observations": [[0, 0, 0]]}', 422),
+    "got shape (0,)": (b'{"observations": []}', 422),
+    "different lengths": (b'{"observations": [[0, 0, 0, 0], [0]]}', 422),
+    "else than numbers": (b'{"observations": [["a", 0, 0, 0]]}', 422),
+    "than numbers": (b'{"observations": [[1' + b"0" * 400 + b", 0, 0, 0]]}", 422),
+    "not finite": (b'{"observations": [[NaN, 0, 0, 0]]}', 422),
+    "not finite in": (b'{"observations": [[1e200, 0, 0, 0]]}', 422),
+    "300 rows": (json.dumps({"observations": [[0] * 4] * 300}).encode(), 422),
+}
+
+
+@pytest.mark.parametrize("why", BAD)
+def test_observations_are_checked_before_they_join_a_batch(why):
+    with pytest.raises(Problem) as caught:
+        rl.question(POLICY, BAD[why][0])
+    assert caught.value.status == BAD[why][1] and why.strip() in caught.value.detail
+
+
+def test_the_batch_changes_no_action():
+    others = [POLICY, toys.policy(seed=1), toys.policy(seed=2, policy="bc")]
+    draw = np.random.default_rng(0)
+    asked = []
+    for place in range(30):
+        rows = draw.normal(size=(int(draw.integers(1, 40)), 4)).tolist()
+        asked.append(rl.question(others[place % 3], json.dumps({"observations": rows, "seed": place}).encode()))
+    together = rl.answers(asked)
+    for question, found in zip(asked, together, strict=True):
+        assert found.shape == (len(question.observations), 1)
+        assert np.abs(found - rl.answers([question])[0]).max() <= 1e-5
+    shares = rl.shares(asked)
+    assert sorted(place for share in shares for place in share) == list(range(30)) and len(shares) < 15
+    assert all(len({id(asked[place].policy) for place in share}) == 1 for share in shares)
+
+
+def test_the_seed_draws_the_noise():
+    body = [json.dumps({"observations": [[0, 0, 0, 0]] * 5, "seed": seed}).encode() for seed in (1, 1, 2)]
+    policy = toys.policy(policy="bc")  # BCQ's best of a hundred is often the same
+    same, again, other = rl.answers([rl.question(policy, each) for each in body])
+    assert np.array_equal(same, again) and not np.array_equal(same, other)
+
+
+def picture(width=40, height=30, kind="PNG"):
+    stream = io.BytesIO()
+    pixels = np.random.default_rng(0).integers(0, 255, (height, width, 3), np.uint8)
+    Image.fromarray(pixels).save(stream, kind)
+    return stream.getvalue()
+
+
+def test_pictures_of_one_style_and_shape_go_together():
+    class Style:
+        pass
+
+    wave, other = Style(), Style()
+    small, large = np.zeros((30, 40, 3), np.uint8), np.zeros((40, 40, 3), np.uint8)
+    works = [style.Work(*pair) for pair in [(wave, small), (other, small), (wave, large), (wave, small), (wave, small)]]
+    assert style.shares(works, 2400) == [[0, 3], [4], [1], [2]]
+
+
+BOMB = picture(10, 10).replace((10).to_bytes(4) * 2, (6000).to_bytes(4) * 2)
+
+
+@pytest.mark.parametrize(
+    ("body", "size", "status", "why"),
+    [
+        (BOMB, 0, 400, "PNG file is broken"),
+        (picture(2, 1), 8000, 413, "at most 25 million"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0", 0, 415, "no picture: send BMP, GIF"),
+        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", 0, 415, "no picture"),
+        (picture()[:200], 0, 400, "cannot be read"),
+        (b"", 0, 415, "no picture"),
+    ],
+)
+def test_what_is_no_picture_is_refused(body, size, status, why):
+    with pytest.raises(Problem) as caught:
+        style.decode(body, size)
+    assert caught.value.status == status and why in caught.value.detail and "/" not in caught.value.detail
+
+
+def test_a_bomb_is_refused_before_it_is_decoded(monkeypatch):
+    stream = io.BytesIO()
+    Image.new("1", (6000, 6000)).save(stream, "PNG")
+    monkeypatch.setattr(style.images, "read", None)
+    assert len(stream.getvalue()) < 10_000
+    with pytest.raises(Problem, match="6000 x 6000 pixels"):
+        style.decode(stream.getvalue(), 0)
+
+
+def test_every_kind_of_picture_is_read():
+    for kind in set(style.KINDS.values()):
+        assert style.decode(picture(kind=kind), 20).pixels.shape == (15, 20, 3)
+
+
+def test_a_token_is_wanted_where_others_can_ask(tmp_path, monkeypatch):
+    monkeypatch.delenv("RETABLE_TOKEN", raising=False)
+    assert [command.read_token(host, "") for host in ("127.0.0.1", "localhost", "::1")] == ["", "", ""]
+    with pytest.raises(UserError, match="no token; set RETABLE_TOKEN"):
+        command.read_token("0.0.0.0", "")
+    file = tmp_path / "token"
+    file.write_text(f"{TOKEN}\n")
+    file.chmod(0o644)
+    with pytest.raises(UserError, match="chmod 600"):
+        command.read_token("0.0.0.0", str(file))
+    file.chmod(0o600)
+    assert command.read_token("0.0.0.0", str(file)) == TOKEN
+    monkeypatch.setenv("RETABLE_TOKEN", "short")
+    with pytest.raises(UserError, match="RETABLE_TOKEN is no 16") as caught:
+        command.read_token("127.0.0.1", "")
+    assert "short" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("tasks", "runs", "zoo", "why"),
+    [
+        (["stile"], [], False, "did you mean 'style'"),
+        (["rl"], ["ab"], True, "exclude each other"),
+        (["rl"], ["ab"], False, "0 runs begin with 'ab'"),
+    ],
+)
+def test_a_mistake_in_what_to_serve_is_one_line(tasks, runs, zoo, why, storage):
+    with pytest.raises(UserError, match=why):
+        choice.choose_models(tasks, runs, zoo, storage)
+
+
+def test_the_zoo_is_exported_by_digest(storage):
+    (model, *_) = choice.choose_models(["style"], [], True, storage)
+    assert models.read(model, storage) and storage.list("served/style") and model.about["fingerprint"]
+    assert "from the zoo" in command.describe(model)
+    assert command.curl(model, command.Address("127.0.0.1", 1)).startswith("curl -s --data-binary @photograph.jpg")
+
+
+def test_a_port_that_is_taken_is_one_line():
+    with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        with pytest.raises(UserError, match="choose another"):
+            command.check_port("127.0.0.1", server.server_port)
+
+
+def test_the_client_asks_again_with_the_same_id():
+    seen = []
+
+    class Busy(BaseHTTPRequestHandler):
+        def do_GET(self):
+            seen.append(self.headers["X-Request-Id"])
+            if len(seen) == 1:
+                self.close_connection = True  # no answer at all
+                return
+            body = b"[]" if len(seen) > 2 else b"{}"
+            self.send_response(200 if len(seen) > 2 else 503)
+            self.send_header("Content-Length", str(len(body)))
+            self.send_header("Retry-After", "0")
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *words):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Busy) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            client = Client(f"http://127.0.0.1:{server.server_port}", tries=3)
+            assert client.models() == [] and len(seen) == 3 and len(set(seen)) == 1
+        finally:
+            server.shutdown()
+            thread.join()
+    with pytest.raises(ConnectionError, match="no answer"):
+        Client(client.url, tries=1).models()
+
+
+def test_the_client_says_why(monkeypatch):
+    class Refusing(Client):
+        def _once(self, *arguments):
+            from retable.serve.client import Answer
+
+            return Answer(404, b'{"detail": "no style"}', {"content-type": "application/problem+json"})
+
+    with pytest.raises(ServeError, match="404: no style"):
+        Refusing().models()
+
+
+def test_storage_of_the_served_is_the_storage(tmp_path):
+    model = models.keep(
+        b"x", Storage.open(tmp_path), task="rl", name="Hopper", variant="dense", about={"scale": "small"}
+    )
+    assert model.path == f"served/rl/{model.sha256}" and (tmp_path / model.path).read_bytes() == b"x"
+    assert models.choose([model], "hopper", "", "policy") is model
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        ("", (0, 100)),
+        ("bytes=0-", (0, 50)),
+        ("bytes=90-", (90, 100)),
+        ("bytes=-10", (90, 100)),
+        ("bytes=5-7", (5, 8)),
+        ("bytes=-500", (0, 50)),
+        ("bytes=100-", 416),
+        ("bytes=7-5", 416),
+        ("bytes=-", 416),
+        ("bytes=0-1,5-6", 416),
+    ],
+)
+def test_a_range_of_a_recording(wanted, found):
+    if found == 416:
+        with pytest.raises(Problem) as caught:
+            audio.span(wanted, 100, 50)
+        assert caught.value.status == 416
+    else:
+        assert audio.span(wanted, 100, 50 if wanted else 100) == found
+
+
+def test_a_long_recording_is_sent_in_ranges_alone():
+    with pytest.raises(Problem, match="ask for a range"):
+        audio.span("", 100, 50)
+
+
+SHAPE = (4, 11, 3, 3)
+
+
+def npz(name="images", **arrays):
+    stream = io.BytesIO()
+    np.savez_compressed(stream, **(arrays or {name: np.arange(396, dtype=np.float64).reshape(SHAPE)}))
+    return stream.getvalue()
+
+
+def test_images_are_read_from_both_kinds_of_file():
+    wanted = np.arange(396, dtype=np.float32).reshape(SHAPE)
+    assert np.array_equal(weather.images_of(npz(), SHAPE), wanted)
+    turned = npz(images=np.asfortranarray(wanted))
+    assert np.array_equal(weather.images_of(turned, SHAPE), wanted)
+    stream = io.BytesIO()
+    with h5py.File(stream, "w") as file:
+        file["REFL-BT"] = wanted
+    assert np.array_equal(weather.images_of(stream.getvalue(), SHAPE), wanted)
+
+
+def linked():
+    stream = io.BytesIO()
+    with h5py.File(stream, "w") as file:
+        file["REFL-BT"] = h5py.ExternalLink("/etc/passwd", "x")
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "why"),
+    [
+        (b"x", 415, "neither npz"),
+        (npz("other"), 400, "no npz file"),
+        (npz()[:300], 400, "no npz file"),
+        (npz(images=np.zeros((4, 11, 3, 4))), 422, "shape (4, 11, 3, 4)"),
+        (npz(images=np.full(SHAPE, None)), 422, "got object"),
+        (npz(images=np.zeros((1 << 24, 1))), 413, "more than"),
+        (linked(), 400, "the file: key 'REFL-BT' is a link to elsewhere"),
+        (linked()[:100], 400, "the file"),
+    ],
+)
+def test_what_is_no_images_is_refused(body, status, why):
+    with pytest.raises(Problem) as caught:
+        weather.images_of(body, SHAPE)
+    assert caught.value.status == status and why in caught.value.detail and "/" not in caught.value.detail
