@@ -356,6 +356,18 @@ def report(
 
 
 @app.command()
+def zoo() -> None:
+    """List the models that come with the tasks: what each is, where it is from, its score on data it never saw."""
+    from retable.platform import zoo as zoos
+
+    for name in tasks.names():
+        if zoos.zoo(name):
+            console.print(f"[bold]{name}[/]")
+            for line in zoos.show(name):
+                console.print(f"  {line}", markup=False)
+
+
+@app.command()
 def serve(
     names: Annotated[list[str] | None, typer.Argument(metavar="[TASK]...", help="Tasks; none: all there are.")] = None,
     run: Annotated[list[str] | None, typer.Option(help="A run's fingerprint; may be repeated. Else the best.")] = None,

@@ -7,7 +7,7 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = ("platform", "tasks", "search_spaces")
+FOLDERS = ("platform", "tasks", "search_spaces", "serve")
 
 
 def test_the_wheel_holds_every_module_and_data_file(tmp_path):
@@ -20,7 +20,7 @@ def test_the_wheel_holds_every_module_and_data_file(tmp_path):
     subprocess.run([sys.executable, "-m", "pip", "wheel", *options, "-w", tmp_path, source], check=True, timeout=300)
     (wheel,) = tmp_path.glob("*.whl")
     inside = set(zipfile.ZipFile(wheel).namelist())
-    kinds = ("*.py", "*.json", "*.j2", "*.safetensors")
+    kinds = ("*.py", "*.json", "*.j2", "*.safetensors", "*.rtsn", "*.html", "*.css", "*.js")
     wanted = [path for folder in FOLDERS for kind in kinds for path in (ROOT / folder).rglob(kind)]
     assert len(wanted) > 40
     assert {f"retable/{path.relative_to(ROOT).as_posix()}" for path in wanted} <= inside
