@@ -23,8 +23,10 @@ def test_after():
 
 def test_a_test_that_ends_its_process_fails_alone(tmp_path):
     (tmp_path / "test_some.py").write_text(TESTS)
+    (tmp_path / "conftest.py").write_text("from tests.files import pytest_xdist_make_scheduler")
     command = [sys.executable, "-m", "pytest", "-c", ROOT / "pyproject.toml", "--rootdir", tmp_path, tmp_path]
     clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    clean["PYTHONPATH"] = str(ROOT)
     done = subprocess.run(command, cwd=tmp_path, env=clean, capture_output=True, text=True, timeout=300)
     assert done.returncode == 1
     assert "1 failed, 2 passed" in done.stdout and "FAILED test_some.py::test_that_dies" in done.stdout

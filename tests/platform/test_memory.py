@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from retable.platform import cluster
-from retable.platform.api import context_for
+from retable.platform.api import launch_for
 from retable.platform.cluster import ray_cluster, trial_memory
 from retable.platform.config import override
 from retable.platform.launch import Resources, concurrent, train_all
@@ -21,7 +21,7 @@ def train(storage, name, count, cpus, **changes):
     task.dataset.prepare(task.config(), storage)
     configs = [override(task.config(), {"seed": seed, **changes}) for seed in range(count)]
     plan = compile_configs(task, configs, storage)
-    assert train_all(plan, context_for(plan, Resources(cpus=cpus))) == {}
+    assert train_all(plan, launch_for(plan, Resources(cpus=cpus))) == {}
     return sorted((training.folder.history()[-1] for training in plan.trainings.values()), key=lambda row: row["time"])
 
 

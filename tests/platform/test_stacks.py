@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from retable.platform import launch
-from retable.platform.api import context_for
+from retable.platform.api import launch_for
 from retable.platform.cluster import ray_cluster
 from retable.platform.config import override
 from retable.platform.launch import Resources, stack_size, train_all
@@ -101,7 +101,7 @@ def launched(storage, members, told=None):
     LINES.dataset.prepare(members[0], storage)
     plan = compile_configs(LINES, members, storage)
     resources = Resources(stack=len(members))
-    return train_all(plan, context_for(plan, resources), (told if told is not None else []).append)
+    return train_all(plan, launch_for(plan, resources), (told if told is not None else []).append)
 
 
 def test_a_killed_stack_goes_on_and_every_member_ends_as_if_it_were_alone(cluster, storage, tmp_path, capfd):

@@ -200,7 +200,8 @@ def frame(shown, screen):
     """Draw a board once more and return its lines."""
     start = len(screen.file.getvalue())
     shown.bars.refresh()
-    return CODES.sub("", screen.file.getvalue()[start:]).replace("\r", "").splitlines()
+    last = screen.file.getvalue()[start:].rpartition("\x1b[2K")[2]  # the board may have drawn itself meanwhile
+    return CODES.sub("", last).replace("\r", "").splitlines()
 
 
 def test_the_board_fits_a_small_terminal(screen):

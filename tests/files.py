@@ -1,0 +1,22 @@
+"""How pytest-xdist shares the tests out: file by file, and no test that took its process with it again."""
+
+from xdist.scheduler import LoadFileScheduling
+
+
+class Files(LoadFileScheduling):
+    """`--dist loadfile`, but for this: xdist gives a test that ended its process to the next one, which it ends too."""
+
+    def remove_node(self, node):
+        """Take back a dead process's files; return the test that it died of, which counts as run."""
+        every = ((tests, name) for tests in self.assigned_work[node].values() for name in tests)
+        left = ((tests, name) for tests, name in every if not tests[name])
+        tests, crashed = next(left, ({}, None))
+        if crashed is not None:
+            tests[crashed] = True
+        super().remove_node(node)
+        return crashed
+
+
+def pytest_xdist_make_scheduler(config, log):
+    """Return our scheduler in place of xdist's own."""
+    return Files(config, log) if config.getvalue("dist") == "loadfile" else None
