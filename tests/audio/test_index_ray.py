@@ -7,11 +7,12 @@ import soundfile
 import torch
 from safetensors.torch import save_file
 
+from retable.platform.config import override
 from retable.platform.runs import contiguous
-from retable.tasks.audio import embedder as embedding
 from retable.tasks.audio import index as indexing
-from retable.tasks.audio.config import SAMPLE_RATE
+from retable.tasks.audio.config import SAMPLE_RATE, Config
 from retable.tasks.audio.embedder import open_embedder
+from retable.tasks.audio.export import FORMAT
 from retable.tasks.audio.index import File, Worker, over_ray, scan, update
 from retable.tasks.audio.model import build
 from retable.tasks.audio.search import open_index
@@ -21,10 +22,10 @@ from retable.tasks.audio.search import open_index
 def model(tmp_path):
     """A file of a small model with random weights."""
     changes = {"audio": "mean_mel", "text": "untrained", "segment": 0.5, "projection": 8}
-    config = embedding.override(embedding.Config(), changes)
+    config = override(Config(), changes)
     torch.manual_seed(0)
     weights = contiguous(build(config, ["rain falls"], None).state_dict())
-    save_file(weights, tmp_path / "model.safetensors", {"format": embedding.FORMAT, "config": json.dumps(changes)})
+    save_file(weights, tmp_path / "model.safetensors", {"format": FORMAT, "config": json.dumps(changes)})
     return str(tmp_path / "model.safetensors")
 
 

@@ -25,6 +25,7 @@ def train(storage, name, count, cpus, **changes):
     return sorted((training.folder.history()[-1] for training in plan.trainings.values()), key=lambda row: row["time"])
 
 
+@pytest.mark.slow
 def test_a_reused_process_does_not_grow_with_its_trainings(storage):
     import ray
 

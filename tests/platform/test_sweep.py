@@ -322,6 +322,7 @@ def test_streams_are_asked_for_by_an_option(monkeypatch, tmp_path, command, word
     assert [resources.stream for resources in heard] == [stream]
 
 
+@pytest.mark.slow
 def test_points_that_differ_in_the_view_alone_train_one_run(cluster, tmp_path):
     storage = Storage.open(tmp_path)
     found = retable.sweep("halves_grid", storage=storage.root)

@@ -148,6 +148,7 @@ def test_colours_in_a_pipe_are_no_terminal(address, tmp_path):
     assert lines[0] == "training: 1 to do" and re.fullmatch(r"training: done 1/1: line  ?\[\w{8}\]", lines[1])
 
 
+@pytest.mark.slow
 def test_sigterm_does_what_ctrl_c_does(tmp_path):
     """Slurm, Kubernetes and spot machines send it; here Ray is the command's own, and must end with it."""
     arguments = [*COMMAND, "train", "line", "--storage", str(tmp_path), *SLOWLY]
