@@ -1,0 +1,1 @@
+"""The endpoints: what each asks of which deployment."""

@@ -1,0 +1,28 @@
+"""Retrieval over HTTP."""
+
+# No `from __future__ import annotations` here; `serve/app.py` says why.
+from collections.abc import Sequence
+from typing import Annotated
+
+from fastapi import FastAPI, Query, Request, Response
+
+from retable.serve.gate import Bodies, respond
+from retable.serve.models import Model
+from retable.serve.routes.common import Ask
+
+
+def add(app: FastAPI, models: Sequence[Model], ask: Ask, bodies: Bodies) -> None:
+    """Add `GET /v1/audio` and `GET /v1/audio/{id}`."""
+
+    @app.get("/v1/audio")
+    async def search(
+        q: Annotated[str, Query(min_length=1, max_length=bodies.limits.query_characters)],
+        top: Annotated[int, Query(ge=1, le=bodies.limits.hits)] = 10,
+    ) -> Response:
+        """Find recordings by words: the best of each first, with the second at which it begins."""
+        return respond(await ask("audio", "search", q, top), models[0])
+
+    @app.get("/v1/audio/{id}")
+    async def recording(request: Request, id: str) -> Response:
+        """Return a recording that was found, or a range of its bytes."""
+        return respond(await ask("audio", "recording", id, request.headers.get("range", "")))
