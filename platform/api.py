@@ -141,7 +141,8 @@ def prepare_data(work: Plan) -> None:
 def launch_for(work: Plan, resources: Resources) -> Launch:
     """Load the data that missing trainings read and return what every trial shares."""
     tasks = {t.task.dataset.where(t.config): t.task for t in work.missing}
-    return Launch(work.storage, resources, provenance.collect(), load_arrays(tasks, work.storage, resources.stream))
+    made = provenance.collect() | {"scale": work.scale, "changed": sorted(work.changes)}
+    return Launch(work.storage, resources, made, load_arrays(tasks, work.storage, resources.stream))
 
 
 def train(
@@ -173,7 +174,8 @@ def train(
     late = [epoch for epoch in keep if not 1 <= epoch <= config.epochs]
     if late:
         raise UserError(f"--keep {late[0]}: the run has the epochs 1..{config.epochs}")
-    work = compile_configs(found, [config], Storage.open(storage), keep=keep, retry=retry_diverged)
+    where = Storage.open(storage)
+    work = compile_configs(found, [config], where, keep=keep, retry=retry_diverged, scale=scale, changes=set)
     failures = execute(work, resources or Resources())
     if failures:
         raise UserError(next(iter(failures.values())))

@@ -115,7 +115,7 @@ def choose(
                 value=values[best],
                 among=len(values),
                 passed_over=len(runs) - len(values),
-                scale=exported.scale_of(exported.provenance(run)),
+                scale=exported.scale_of(run),
                 real=rank[0],
             )
     raise UserError(f"no run for {name}: {failures[0] if failures else 'there is none; train one, or serve the zoo'}")
@@ -142,7 +142,7 @@ def _number(run: TrainedRun, score: Callable[[TrainedRun], float], failures: lis
 
 
 def _rank(run: TrainedRun, real: Callable[[Mapping[str, Any]], bool]) -> Rank:
-    scales, scale = list(run.task.scales()), exported.scale_of(exported.provenance(run))
+    scales, scale = list(run.task.scales()), exported.scale_of(run)
     return real(info_of(run)), scales.index(scale) if scale in scales else -1
 
 

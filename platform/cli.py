@@ -356,15 +356,21 @@ def report(
 
 
 @app.command()
-def zoo() -> None:
-    """List the models that come with the tasks: what each is, where it is from, its score on data it never saw."""
-    from retable.platform import zoo as zoos
+def zoo(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[TASK]...", help="Tasks; none: all.")] = None,
+) -> None:
+    """List the models that come with the tasks: what each is, where it is from, its score on data it never saw.
 
-    for name in tasks.names():
-        if zoos.zoo(name):
-            console.print(f"[bold]{name}[/]")
-            for line in zoos.show(name):
-                console.print(f"  {line}", markup=False)
+    Examples: `retable zoo` · `retable zoo style`, then `retable style image lake.jpg --style great_wave --out out.jpg`
+    """
+    from retable.platform.zoo import show
+
+    for name in names or tasks.names():
+        lines = show(name)
+        if lines or names:
+            console.print(f"[bold]{name}[/]" if lines else f"{name}: no models come with it", highlight=False)
+        for line in lines:
+            console.print(f"  {line}", markup=False)
 
 
 @app.command()

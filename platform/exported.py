@@ -5,12 +5,18 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
+from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from retable.platform.board import console
 from retable.platform.config import flatten
 from retable.platform.errors import UserError
 from retable.platform.runs import contiguous
+from retable.platform.storage import Storage
+from retable.platform.task import config_at
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,7 +54,7 @@ def about(run: TrainedRun, epoch: int = 0, **more: Any) -> dict[str, Any]:
         "version": run.task.version,
         "fingerprint": run.fingerprint,
         "epoch": epoch or run.config.epochs,
-        "scale": scale_of(made),
+        "scale": scale_of(run),
         "data": str(info.get("name", "")),
         "data_digest": str(run.result["data"]),
         "data_description": run.task.dataset.describe(info),
@@ -70,13 +76,39 @@ def provenance(run: TrainedRun) -> dict[str, Any]:
     return dict(folder.read_record("provenance.json", {})) if folder.exists("provenance.json") else {}
 
 
-def scale_of(made: Mapping[str, Any]) -> str:
-    """Return the scale that a run's command names; empty where it was started by no command of ours."""
-    words = str(made.get("command", "")).replace("--scale=", "--scale ").split()
-    if not {"train", "sweep", "reproduce"} & set(words):
+def scale_of(run: TrainedRun) -> str:
+    """Return the scale that a run is of; empty where it is not known.
+
+    It is the one that the run was started at, unless a change made by hand is smaller than what that scale sets: then
+    it is the largest of the task's whose whole numbers (epochs, steps, widths) the run has at least.
+    """
+    made = provenance(run)
+    named, changed = (made["scale"], made["changed"]) if "scale" in made else _of_command(str(made.get("command", "")))
+    scales = run.task.scales()
+    if named not in scales:
         return ""
-    named = [after for word, after in itertools.pairwise(words) if word == "--scale"]
-    return named[-1] if named else DEFAULT_SCALE
+    sizes = {field for scale in scales.values() for field in {**scale.overrides, **scale.start}}
+    changed = sizes & set(changed)
+    if not changed or not _smaller(run, named, changed):
+        return str(named)
+    return next((name for name in reversed(list(scales)) if not _smaller(run, name, sizes)), "")
+
+
+def _smaller(run: TrainedRun, scale: str, fields: Iterable[str]) -> bool:
+    """Say whether one of these fields is a whole number below the scale's."""
+    own, wanted = flatten(run.config), flatten(config_at(run.task, scale, {}))
+    pairs = [(own.get(field), wanted.get(field)) for field in fields]
+    return any(type(a) is int and type(b) is int and a < b for a, b in pairs)
+
+
+def _of_command(command: str) -> tuple[str, list[str]]:
+    """Return the scale and the changed fields that a command names: runs of before kept nothing else."""
+    words = re.sub(r"(?<=\s)(--scale|--set)=", r"\1 ", command).split()
+    if not {"train", "sweep", "reproduce"} & set(words):
+        return "", []
+    pairs = list(itertools.pairwise(words))
+    named = [after for word, after in pairs if word in ("--scale", "-s")]
+    return named[-1] if named else DEFAULT_SCALE, [after.partition("=")[0] for word, after in pairs if word == "--set"]
 
 
 def sealed(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
@@ -103,6 +135,31 @@ def read_json(metadata: Mapping[str, str], key: str, name: str, remedy: str) -> 
     except (KeyError, ValueError, RecursionError):
         pass
     raise UserError(f"{name}: its metadata `{key}` are missing or no JSON object; {remedy}")
+
+
+def export(task: str, run: str, storage: str, file: Path, suffix: str = ".safetensors", **options: Any) -> TrainedRun:
+    """Write a run's exported file, say how large it is, and return the run: what `retable TASK export` does.
+
+    Args:
+        task: the run's.
+        run: its fingerprint, or the first digits.
+        storage: where it is.
+        file: what is written.
+        suffix: how files of the task end.
+        **options: of the task's `write_export`.
+
+    Raises:
+        UserError: where there is no such run, or the file has another ending.
+    """
+    from retable.platform import api
+
+    if file.suffix != suffix:
+        raise UserError(f"{file}: call it {file.stem}{suffix}, so that it is known for what it is")
+    loaded = api.load(run, storage, task=task)
+    data = import_module(f"retable.tasks.{task}.export").write_export(loaded, **options)
+    Storage.open(file.expanduser().absolute().parent).write(file.name, data)
+    console.print(f"{file}: {len(data):,} bytes", markup=False)
+    return loaded
 
 
 def check_size(data: bytes, name: str) -> None:

@@ -290,6 +290,8 @@ def compile_configs(
     views: Sequence[View] = (),
     keep: Sequence[int] = (),
     retry: bool = False,
+    scale: str = "",
+    changes: Mapping[str, object] | None = None,
 ) -> Plan:
     """Plan trainings that no table asks for: what `train` and `sweep` run.
 
@@ -300,8 +302,10 @@ def compile_configs(
         views: how each config's run is scored, where there are any; their epochs are resolved.
         keep: epochs whose weights are kept of each.
         retry: whether runs that diverged are to be tried again.
+        scale: what the configs started from, if anything.
+        changes: what was changed of it by hand.
     """
-    plan = Plan(storage, {}, retry=retry)
+    plan = Plan(storage, {}, scale, changes or {}, retry)
     with storage.snapshot():
         for config, view in itertools.zip_longest(configs, views):
             wave = _add(plan, task, config, view)

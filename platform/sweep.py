@@ -32,7 +32,7 @@ from retable.platform.launch import (
     require,
     run_job,
 )
-from retable.platform.plan import ENDED, compile_configs, data_digest, name_of, status
+from retable.platform.plan import ENDED, Plan, compile_configs, data_digest, name_of, status
 from retable.platform.runs import RunFolder, sha256, view_key
 from retable.platform.space import SAMPLES, Space, find_space, plain, point_config, point_view
 from retable.platform.stages import name_of_view, predict_and_score, weights_digest
@@ -59,13 +59,23 @@ class Sweep:
         return find(self.space.task)
 
     @property
+    def fixed(self) -> dict[str, object]:
+        """What is changed of the scale in every point."""
+        return {**self.space.overrides, **self.changes}
+
+    @property
+    def changed(self) -> dict[str, object]:
+        """What is not as the scale sets it: what is fixed, and what is searched."""
+        return {**self.fixed, **self.space.domains}
+
+    @property
     def base(self) -> Any:
         """The config that points change."""
-        return config_at(self.task, self.scale, {**self.space.overrides, **self.changes})
+        return config_at(self.task, self.scale, self.fixed)
 
     def config(self, point: Mapping[str, object]) -> Any:
         """Return the config of a point."""
-        return point_config(self.base, {**self.space.overrides, **self.changes}, point)
+        return point_config(self.base, self.fixed, point)
 
     def view(self, point: Mapping[str, object]) -> Any:
         """Return how a point's run is scored, at its last epoch."""
@@ -74,6 +84,10 @@ class Sweep:
     def folder(self, point: Mapping[str, object]) -> RunFolder:
         """Return the folder of a point's run."""
         return RunFolder.of(self.storage, self.task, self.config(point))
+
+    def plan(self, configs: Sequence[Config], views: Sequence[View] = ()) -> Plan:
+        """Return what is to be trained of points, and scored where there are views."""
+        return compile_configs(self.task, configs, self.storage, views, scale=self.scale, changes=self.changed)
 
     def path(self, configs: Sequence[Config]) -> str:
         """Return where the sweep's files lie, without suffix: named by all that its points and values depend on."""
@@ -127,7 +141,7 @@ def run_sweep(
     known = found.points()
     configs = [sweep.config(point) for point in known] or [sweep.base]
     storage.check_writable()
-    prepare_data(compile_configs(sweep.task, configs, storage))
+    prepare_data(sweep.plan(configs))
     path = sweep.path(configs)
     stops = found.scheduler is not None and sweep.base.epochs > 1
     if known and not stops:
@@ -145,9 +159,9 @@ def run_sweep(
 def run_plan(sweep: Sweep, known: Sequence[Mapping[str, object]], resources: Resources) -> list[Point]:
     """Train each config of the points once, and score every view of it, as a table's rows are."""
     configs, views = [sweep.config(point) for point in known], [sweep.view(point) for point in known]
-    plan = compile_configs(sweep.task, configs, sweep.storage, views)
+    plan = sweep.plan(configs, views)
     failures = execute(plan, resources)
-    plan = compile_configs(sweep.task, configs, sweep.storage, views)
+    plan = sweep.plan(configs, views)
     points: dict[str, Point] = {}
     for overrides, view in zip(known, views, strict=True):
         folder = sweep.folder(overrides)
@@ -197,7 +211,8 @@ def run_trials(
         with ray_cluster(nested=resources.workers > 1):
             sources = dict.fromkeys((sweep.task.dataset.where(config) for config in configs), sweep.task)
             arrays = load_arrays(sources, sweep.storage, resources.stream)
-            launch = SweepLaunch(sweep.storage, resources, provenance.collect(), arrays, sweep=sweep)
+            made = provenance.collect() | {"scale": sweep.scale, "changed": sorted(sweep.changed)}
+            launch = SweepLaunch(sweep.storage, resources, made, arrays, sweep=sweep)
             if todo:
                 run_known(todo, launch, journal)
             if rest > 0:
@@ -211,7 +226,7 @@ def train_parents(sweep: Sweep, configs: Sequence[Config], resources: Resources)
     Raises:
         UserError: if one fails.
     """
-    work = compile_configs(sweep.task, [config for config in configs if parent(config)], sweep.storage)
+    work = sweep.plan([config for config in configs if parent(config)])
     for config in configs:
         work.trainings.pop(RunFolder.of(sweep.storage, sweep.task, config).path, None)
     for failure in execute(work, resources).values():

@@ -56,4 +56,4 @@ def show(task: str) -> list[str]:
     for name, file in zoo(task).items():
         lines.append(f"{name}  {file.stat().st_size / 1e6:.2f} MB")
         lines += [f"  {key}: {value}" for key, value in about(task, name).items() if key not in LONG]
-    return lines or [f"no files here; `retable {task} export RUN FILE` writes one of a run"]
+    return lines

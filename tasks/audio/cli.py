@@ -246,23 +246,6 @@ def export(
 
     Example: `retable audio export 93bc5ee1 sounds.safetensors`
     """
-    from retable.platform import api
-    from retable.tasks.audio.export import write_export
+    from retable.platform.exported import export
 
-    if file.suffix != ".safetensors":
-        raise UserError(f"{file}: models are written as .safetensors")
-    data = write_export(api.load(run, storage, task="audio"), epoch, licence=licence)
-    Storage.open(file.expanduser().absolute().parent).write(file.name, data)
-    console.print(f"{file}: {len(data):,} bytes", markup=False)
-
-
-@app.command()
-def zoo() -> None:
-    """List the models that come with the task, and where each is from.
-
-    Example: `retable audio zoo`
-    """
-    from retable.platform.zoo import show
-
-    for line in show("audio"):
-        console.print(line, markup=False)
+    export("audio", run, storage, file, epoch=epoch, licence=licence)

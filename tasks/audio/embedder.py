@@ -144,7 +144,7 @@ def open_embedder(name: str, storage: Storage, device: str = "") -> Embedder:
     if not re.fullmatch("[0-9a-f]+", name):
         raise UserError(f"--model {name}: no such file, and no run's fingerprint")
     run = api.load(name, storage, task="audio")
-    scale = exported.scale_of(exported.provenance(run))
+    scale = exported.scale_of(run)
     return open_weights(run.config, run.weights(), run.fingerprint, scale, device)
 
 

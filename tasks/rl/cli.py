@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -136,32 +136,20 @@ def export(
 
     Example: `retable rl export 3f2a policy.rtsn --precision int8`
     """
-    from retable.platform import api
-    from retable.tasks.rl.compact import TYPES, Precision
-    from retable.tasks.rl.export import POLICIES, write_export
+    from retable.platform.exported import export
+    from retable.tasks.rl.compact import TYPES
+    from retable.tasks.rl.export import POLICIES
     from retable.tasks.rl.sparse import file_bytes
 
     if policy not in POLICIES:
         raise UserError(f"--policy {policy}: use {', '.join(POLICIES)}")
     if precision not in TYPES:
         raise UserError(f"--precision {precision}: use {', '.join(TYPES)}")
-    if file.suffix != SUFFIX:
-        raise UserError(f"{file}: call it {file.stem}{SUFFIX}, so that `retable rl play` knows it")
-    loaded = api.load(run, storage, task="rl")
-    data = write_export(loaded, epoch, cast(Any, policy), cast(Precision, precision), licence=licence)
-    Storage.open(file.expanduser().absolute().parent).write(file.name, data)
+    options = {"epoch": epoch, "policy": policy, "precision": precision, "licence": licence}
+    loaded = export("rl", run, storage, file, SUFFIX, **options)
     dense = file_bytes(loaded.weights(epoch))
-    ratio = f"{dense / len(data):.1f} times smaller than the dense file of all weights"
-    console.print(f"{file}: {len(data):,} bytes, {ratio} ({dense:,})")
-
-
-@app.command()
-def zoo() -> None:
-    """List the policies that come with the task, and where each is from."""
-    from retable.platform.zoo import show
-
-    for line in show("rl"):
-        console.print(line, markup=False)
+    ratio = dense / file.expanduser().stat().st_size
+    console.print(f"{ratio:.1f} times smaller than the dense file of all weights ({dense:,})")
 
 
 @app.command()

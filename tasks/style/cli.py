@@ -38,7 +38,7 @@ def image(
     inputs: Annotated[list[str], typer.Argument(help="Photographs, folders, or patterns such as 'holiday/*.jpg'.")],
     style: Annotated[
         list[str],
-        typer.Option("--style", help="A network: a name (`retable style zoo`), a file, a run. Or paintings: files."),
+        typer.Option("--style", help="A network: a name (`retable zoo style`), a file, a run. Or paintings: files."),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="The result's file for one photograph, else a folder.")],
     storage: Where = "results",
@@ -208,18 +208,6 @@ def weights(
 
 
 @app.command()
-def zoo() -> None:
-    """List the networks that come with the task, and where each is from.
-
-    Example: `retable style zoo`, then `retable style image lake.jpg --style great_wave --out out.jpg`
-    """
-    from retable.platform.zoo import show
-
-    for line in show("style"):
-        console.print(line, markup=False)
-
-
-@app.command()
 def export(
     run: Annotated[str, typer.Argument(help="A run's fingerprint, or its first digits.")],
     file: Annotated[Path, typer.Argument(help="The file to write, e.g. wave.safetensors.")],
@@ -232,11 +220,6 @@ def export(
 
     Example: `retable style export 93bc5ee1 wave.safetensors --half`
     """
-    from retable.platform import api
-    from retable.tasks.style.export import write_export
+    from retable.platform.exported import export
 
-    if file.suffix != ".safetensors":
-        raise UserError(f"{file}: networks are written as .safetensors")
-    data = write_export(api.load(run, storage, task="style"), epoch, half, licence=licence)
-    Storage.open(file.expanduser().absolute().parent).write(file.name, data)
-    console.print(f"{file}: {len(data):,} bytes", markup=False)
+    export("style", run, storage, file, epoch=epoch, half=half, licence=licence)

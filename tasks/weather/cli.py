@@ -193,23 +193,6 @@ def export(
 
     Example: `retable weather export 93bc5ee1 rain.safetensors`
     """
-    from retable.platform import api
-    from retable.tasks.weather.export import write_export
+    from retable.platform.exported import export
 
-    if file.suffix != ".safetensors":
-        raise UserError(f"{file}: forecasters are written as .safetensors")
-    data = write_export(api.load(run, storage, task="weather"), epoch, licence=licence)
-    Storage.open(file.expanduser().absolute().parent).write(file.name, data)
-    console.print(f"{file}: {len(data):,} bytes", markup=False)
-
-
-@app.command()
-def zoo() -> None:
-    """List the forecasters that come with the task, and where each is from.
-
-    Example: `retable weather zoo`
-    """
-    from retable.platform.zoo import show
-
-    for line in show("weather"):
-        console.print(line, markup=False)
+    export("weather", run, storage, file, epoch=epoch, licence=licence)

@@ -11,6 +11,7 @@ from retable.platform import zoo
 from retable.platform.config import Parent
 from retable.platform.errors import UserError
 from retable.platform.runs import RunFolder
+from retable.platform.task import Scale
 from retable.tasks.audio import embedder as embedding
 from retable.tasks.audio.config import SAMPLE_RATE, Config, Passt, Untrained
 from retable.tasks.audio.embedder import check_scale, embed_file, offsets, open_embedder, weights_fingerprint
@@ -50,7 +51,10 @@ def run(network, storage):
         "result.json", {"data": "", "weights": {"3": digest}, "metrics": {"r1": 0.5, "loss": float("nan")}}
     )
     task = SimpleNamespace(
-        name="audio", version=2, dataset=SimpleNamespace(describe=lambda info: f"the {info['name']}")
+        name="audio",
+        version=2,
+        dataset=SimpleNamespace(describe=lambda info: f"the {info['name']}"),
+        scales=lambda: {"small": Scale(about="hours")},
     )
     return embedding.api.TrainedRun(task, folder, CONFIG)
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from retable.platform import cli
+from retable.platform import cli, zoo
 
 
 @pytest.fixture
@@ -52,6 +52,15 @@ def test_list_names_tasks_tables_scales_and_spaces(retable):
     assert found.returncode == 0
     for word in ("rl/table1", "rl/figure4", "--scale paper", "search spaces", "line/table1"):
         assert word in found.stdout
+
+
+def test_the_zoo_is_listed_by_task(retable):
+    found = retable("zoo", "style", "line")
+    assert found.returncode == 0 and "line: no models come with it" in found.stdout
+    for name in zoo.zoo("style"):
+        assert name in found.stdout
+    assert "HalfCheetah-dense" not in found.stdout and "HalfCheetah-dense" in retable("zoo").stdout
+    assert retable("zoo", "stile").stderr == "error: no task 'stile'; did you mean 'style'?\n"
 
 
 def test_plan_starts_nothing_and_counts(retable, tmp_path):

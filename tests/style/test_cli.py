@@ -169,14 +169,7 @@ def test_weights_of_others(style, tmp_path, storage):
     assert "no such file" in refused(style("weights", "absent.pth", "--storage", storage)).lower()
 
 
-def test_zoo(style):
-    found = style("zoo")
-    assert found.exit_code == 0
-    for name in transformer.zoo():
-        assert name in found.output
-
-
-@pytest.mark.parametrize("words", [(), ("image",), ("compare",), ("weights",), ("zoo",), ("video",)])
+@pytest.mark.parametrize("words", [(), ("image",), ("compare",), ("weights",), ("video",)])
 def test_help_teaches(style, words):
     found = style(*words, "--help")
     assert found.exit_code == 0 and "Usage" in found.output

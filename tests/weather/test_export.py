@@ -71,7 +71,7 @@ def test_the_command_writes_the_file(trained, tmp_path):
     assert ended.exit_code == 0, ended.exception
     assert out.read_bytes() == write_export(trained, licence="")
     ended = CliRunner().invoke(cli.app, [*words[:2], "rain.pt", *words[3:]])
-    assert "forecasters are written as .safetensors" in str(ended.exception)
+    assert "so that it is known for what it is" in str(ended.exception)
 
 
 @pytest.fixture(scope="module")
