@@ -18,7 +18,7 @@ from rich.text import Text
 
 import retable
 from retable.platform import task as tasks
-from retable.platform.board import clock, console, errors
+from retable.platform.board import clock, console, errors, progress_bar
 from retable.platform.config import parse_set, set_line
 from retable.platform.errors import UserError
 
@@ -392,6 +392,35 @@ def serve(
     """
     command = importlib.import_module("retable.serve.command")  # a name: the platform knows nothing above it
     command.run(names or (), run or (), zoo, storage, host, port, token_file, index)
+
+
+@app.command()
+def predict(
+    task: Annotated[str, typer.Argument(help="What answers: weather, style, audio or rl.")],
+    inputs: Annotated[list[str], typer.Argument(metavar="INPUT...", help="Files, folders, patterns.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The folder of the answers.")],
+    model: Annotated[str, typer.Option(help="A run, an exported file, a name of the zoo; else the best run.")] = "",
+    set: Set = None,
+    storage: Where = "results",
+) -> None:
+    """Answer many files by a trained model, over Ray, without a server; again: only new and changed ones.
+
+    rl: observations (.npy) to actions; style: photographs to paintings; audio: recordings to vectors; weather:
+    satellite images (.npz, .h5) to probabilities of rain.
+
+    Examples: `retable predict style holiday --model great_wave --set strength=0.7 --out painted` · `retable predict rl
+    *.npy --model HalfCheetah-snip-95 --out actions`
+    """
+    from retable.platform import batch
+    from retable.platform.storage import Storage
+
+    with progress_bar(f"{task}: answering") as report:
+        made, failures = batch.predict(task, inputs, out, model, parse_set(set or []), Storage.open(storage), report)
+    for failure in failures:
+        errors.print(f"failed: {failure}", markup=False)
+    console.print(f"{out}: {made} new answers" + (f", {len(failures)} failed" if failures else ""), markup=False)
+    if failures:
+        raise typer.Exit(1)
 
 
 @app.command()

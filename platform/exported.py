@@ -7,6 +7,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping
+from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -160,6 +161,35 @@ def export(task: str, run: str, storage: str, file: Path, suffix: str = ".safete
     Storage.open(file.expanduser().absolute().parent).write(file.name, data)
     console.print(f"{file}: {len(data):,} bytes", markup=False)
     return loaded
+
+
+def place_of(task: str, digest: str) -> str:
+    """Return where on a storage the exported file of a digest lies, from which servers and batches read it."""
+    return f"served/{task}/{digest}"
+
+
+def keep(task: str, data: bytes, storage: Storage) -> str:
+    """Put an exported file where actors of any node find it, unless it is there; return its SHA-256."""
+    digest = sha256(data).hexdigest()
+    if not storage.exists(place_of(task, digest)):
+        storage.write(place_of(task, digest), data)
+    return digest
+
+
+def kept(task: str, digest: str, storage: Storage) -> bytes:
+    """Return an exported file by its SHA-256.
+
+    Raises:
+        UserError: where it is not there, or not the one that was kept.
+    """
+    place, again = place_of(task, digest), "run the same command again, which exports it"
+    try:
+        data = storage.read(place)
+    except FileNotFoundError as error:
+        raise UserError(f"{storage}/{place}: not there; {again}") from error
+    if sha256(data).hexdigest() != digest:
+        raise UserError(f"{storage}/{place}: not what was exported; remove it and {again}")
+    return data
 
 
 def check_size(data: bytes, name: str) -> None:

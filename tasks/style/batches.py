@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import glob
 import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ import torch
 from jaxtyping import Float
 from PIL import Image, ImageDraw, ImageFont
 
+from retable.platform.batch import expand
 from retable.platform.errors import UserError, disk_errors
 from retable.platform.storage import Storage
 from retable.platform.stream import map_over
@@ -61,7 +61,7 @@ def plan_jobs(inputs: Sequence[str], out: Path, overwrite: bool) -> tuple[list[J
     Raises:
         UserError: where nothing is named that there is, or `out` cannot hold the results.
     """
-    found, notes = expand(inputs)
+    found, notes = expand(inputs, SUFFIXES, "pictures")
     single = len(inputs) == 1 and [Path(inputs[0])] == found and bool(out.suffix) and not out.is_dir()
     if single:
         images.check_suffix(out)
@@ -81,30 +81,6 @@ def plan_jobs(inputs: Sequence[str], out: Path, overwrite: bool) -> tuple[list[J
         else:
             jobs[target] = source
     return [Job(source, target) for target, source in jobs.items()], notes, failures
-
-
-def expand(inputs: Sequence[str]) -> tuple[list[Path], list[str]]:
-    """Return the pictures that files, folders and patterns mean, and what else there is in those, a line each.
-
-    Raises:
-        UserError: where a folder or pattern holds no picture.
-    """
-    found: list[Path] = []
-    notes = []
-    for name in inputs:
-        path = Path(name)
-        if not path.is_dir() and (path.exists() or not glob.has_magic(name)):
-            found.append(path)
-            continue
-        there = sorted(path.iterdir() if path.is_dir() else map(Path, glob.glob(name, recursive=True)))
-        there = [file for file in there if not file.name.startswith(".")]  # previews, and what a killed run left
-        pictures = [file for file in there if file.is_file() and file.suffix.lower() in SUFFIXES]
-        if not pictures:
-            raise UserError(f"{name}: holds no pictures")
-        others = (file for file in there if file not in pictures)
-        notes += [f"{file}: skipped, {'a folder' if file.is_dir() else 'no picture by its name'}" for file in others]
-        found += pictures
-    return list(dict.fromkeys(found)), notes
 
 
 def stylise_jobs(style: Style, jobs: Sequence[Job], options: Options, report: Report = nothing) -> Iterator[Outcome]:

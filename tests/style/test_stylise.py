@@ -7,10 +7,11 @@ import torch
 from PIL import Image
 from safetensors import safe_open
 
+from retable.platform.batch import expand
 from retable.platform.errors import UserError
 from retable.tasks.style import assets, batches, images, transformer, weights
 from retable.tasks.style.backbones import build
-from retable.tasks.style.batches import Job, expand, plan_jobs, sheet, stylise_files, stylise_jobs
+from retable.tasks.style.batches import SUFFIXES, Job, plan_jobs, sheet, stylise_files, stylise_jobs
 from retable.tasks.style.config import Alexnet, Objective
 from retable.tasks.style.losses import loss, targets
 from retable.tasks.style.stylise import NetworkStyle, Options, find_network, open_style, painting_config
@@ -163,14 +164,14 @@ def test_where_results_go(tmp_path, photographs):
 
 
 def test_patterns_and_folders(tmp_path, photographs):
-    assert [path.name for path in expand([f"{photographs}/[12].png"])[0]] == ["1.png", "2.png"]
-    assert len(expand([str(photographs), f"{photographs}/*.png"])[0]) == 3
-    assert expand(["absent.jpg"])[0][0].name == "absent.jpg"
+    assert [path.name for path in expand([f"{photographs}/[12].png"], SUFFIXES)[0]] == ["1.png", "2.png"]
+    assert len(expand([str(photographs), f"{photographs}/*.png"], SUFFIXES)[0]) == 3
+    assert expand(["absent.jpg"], SUFFIXES)[0][0].name == "absent.jpg"
     (photographs / ".writing-0.png").write_bytes(b"half of a pict")
-    assert expand([str(photographs)])[1] == []
+    assert expand([str(photographs)], SUFFIXES)[1] == []
     for name in (str(tmp_path / "*.jpg"), str(tmp_path)):
         with pytest.raises(UserError, match="holds no pictures"):
-            expand([name])
+            expand([name], SUFFIXES, "pictures")
 
 
 def test_a_painting_is_optimised(tmp_path, storage, photographs):

@@ -1,0 +1,92 @@
+"""Satellite images in a file, a forecast out: what `retable predict weather` does with each file."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from retable.platform.errors import UserError, nearest
+from retable.tasks.weather.export import Exported
+from retable.tasks.weather.frames import open_hdf5, read_hdf5
+from retable.tasks.weather.layout import SATELLITE
+from retable.tasks.weather.metrics import MINUTES
+from retable.tasks.weather.preprocess import CHANNELS
+
+SUFFIXES = (".npz", ".h5", ".hdf5")
+NAME = "images"
+"""What the array is called in a file of NumPy's."""
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What the files do not say."""
+
+    region: str = ""
+    """Of all files; empty: the one that a file's name begins with, as the competition's do."""
+
+
+def target(source: Path) -> str:
+    """Return what the answer to a file is called."""
+    return f"{source.stem}.npz"
+
+
+def answering(model: Exported, options: Options) -> Callable[[Path], bytes]:
+    """Return what answers files.
+
+    Raises:
+        UserError: where the forecaster does not know the region.
+    """
+    if options.region and options.region not in model.config.regions:
+        close = nearest(options.region, model.config.regions)
+        raise UserError(f"region {options.region!r} is none that this forecaster knows{close}")
+    return partial(answer, model, options)
+
+
+def answer(model: Exported, options: Options, source: Path) -> bytes:
+    """Return `probability`, uint8 steps of 1/200 (n, leads, S, S), and `minutes` of each lead time, as npz.
+
+    A file holds one sequence (4, 11, S, S), or several after each other: the competition's test files hold 60.
+
+    Raises:
+        UserError: where it holds something else, or its region is not known.
+    """
+    known = [region for region in model.config.regions if source.name.startswith(region)]
+    if not (options.region or known):
+        raise UserError(f"{source}: of which region? say it by --set region=, or begin the file's name with it")
+    frames, inputs = read(source), model.config.inputs
+    if frames.ndim == 4 and len(frames) % inputs == 0:
+        frames = frames.reshape(-1, inputs, *frames.shape[1:])
+    steps = model.steps(frames, options.region or known[0])
+    file = io.BytesIO()
+    np.savez_compressed(file, probability=steps, minutes=MINUTES * np.arange(1, steps.shape[1] + 1, dtype=np.int32))
+    return file.getvalue()
+
+
+def read(source: Path) -> Array:
+    """Return the images in a file, float32, raw as the competition has them.
+
+    Raises:
+        UserError: where it is neither npz nor HDF5, or a broken one.
+    """
+    if source.suffix != ".npz":
+        data = open_hdf5(source, SATELLITE, len(CHANNELS))
+        with data.file:
+            return read_hdf5(data, slice(None))
+    try:
+        with np.load(source, allow_pickle=False) as arrays:
+            images: Array = arrays[NAME]
+    except (ValueError, EOFError, OSError, KeyError, zipfile.BadZipFile) as error:
+        raise UserError(f"{source}: no npz file that holds an array `{NAME}`, or a broken one") from error
+    if images.dtype.kind not in "iuf":
+        raise UserError(f"{source}: `{NAME}` holds {images.dtype}; wanted are numbers")
+    return images.astype(np.float32)
