@@ -6,11 +6,12 @@ import logging
 import math
 import os
 import re
+import secrets
 import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -140,8 +141,8 @@ def start_ray(nested: bool, interrupt: Interrupt | None) -> None:
         check_cluster(address)
     else:
         add_to_path()
+        make_token()
     ours: dict[str, Any] = {} if address else {"include_dashboard": nested, "dashboard_host": "127.0.0.1"}
-    mask = os.umask(0o077)  # Ray writes its token with the plain umask: others on this machine could read it
     try:
         ray.init(address=address or "local", logging_level=logging.ERROR, log_to_driver=False, **ours)
     except Exception as error:  # Ray raises plain ones where a node does not come up
@@ -152,9 +153,19 @@ def start_ray(nested: bool, interrupt: Interrupt | None) -> None:
             interrupt(signal.SIGTERM, None)
         raise
     finally:
-        os.umask(mask)
         if interrupt:
             signal.signal(signal.SIGTERM, interrupt)
+
+
+def make_token() -> None:
+    """Make the token of a Ray on this machine, for its owner alone, unless there is one: Ray would let all read it."""
+    path = Path("~/.ray/auth_token").expanduser()
+    if {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys() or path.exists():
+        return
+    with suppress(OSError):  # another process was first; or the home cannot be written: Ray says so
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
+            file.write(secrets.token_hex(32))
 
 
 def cluster_address() -> str:

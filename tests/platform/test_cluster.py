@@ -1,6 +1,7 @@
 """Refusals of what would hang, careful defaults, and the cluster file."""
 
 import os
+import re
 import socket
 import stat
 import time
@@ -120,10 +121,27 @@ def test_ray_starts_quietly_with_a_private_token_and_ends():
             assert str(ROOT) in seen.split(os.pathsep)
             token = Path("~/.ray/auth_token").expanduser()
             assert not token.exists() or not stat.S_IMODE(token.stat().st_mode) & 0o077
+            assert ray.get(ray.remote(lambda: os.umask(0o022)).remote()) == 0o022, "others may read what runs write"
             cluster.check_cluster(ray.get_runtime_context().gcs_address)
         assert not ray.is_initialized()
     finally:
         assert os.umask(mask) == 0o022
+
+
+def test_the_token_is_made_once_for_its_owner_alone(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    monkeypatch.delenv("RAY_AUTH_TOKEN_PATH", raising=False)
+    path = tmp_path / ".ray" / "auth_token"
+    cluster.make_token()
+    made = path.read_text()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600 and re.fullmatch("[0-9a-f]{64}", made)
+    cluster.make_token()
+    assert path.read_text() == made
+    path.unlink()
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "another")
+    cluster.make_token()
+    assert not path.exists()
 
 
 def test_the_cluster_file_fits_rays_schema():
