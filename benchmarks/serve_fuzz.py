@@ -1,0 +1,170 @@
+"""Serving what nobody should send: Schemathesis on the OpenAPI document, and broken files; what the server lets happen.
+
+Needs `pip install schemathesis`.
+"""
+
+from __future__ import annotations
+
+import io
+import random
+import zipfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import serving
+from retable.serve.client import Answer, Client
+
+EXAMPLES = 400
+"""Requests for each endpoint that Schemathesis makes up."""
+BROKEN = 400
+"""Broken files for each endpoint that takes files."""
+
+
+def measure() -> dict[str, Any]:
+    """Return how many requests were sent, what came back, and what should never have."""
+    with serving.served("--zoo") as server:
+        for call in serving.calls(server.client).values():
+            call(0)
+        before = server.replicas
+        there = set(files(server.folder))
+        found: Counter[str] = Counter()
+        bad: list[str] = []
+        for place, answer in requests(server.client):
+            found[f"status_{answer.status}"] += 1
+            leaked = serving.problems(answer.body) if answer.status >= 400 else ""
+            # 503 with Retry-After is an answer: too much at once. 501 says what this machine lacks.
+            if answer.status >= 500 and not (answer.status == 503 and "retry-after" in answer.headers):
+                bad.append(f"{place}: {answer.status} {answer.body[:200]!r}")
+            if leaked:
+                bad.append(f"{place}: leaks {leaked!r}")
+        left = [str(path.relative_to(server.folder)) for path in sorted(set(files(server.folder)) - there)]
+        return {
+            "requests": sum(found.values()),
+            **dict(sorted(found.items())),
+            "faults": len(bad),
+            "first_faults": bad[:10],
+            "files_left": left[:10],
+            "replicas_restarted": sum(
+                len(set(pids) - set(server.replicas.get(name, []))) for name, pids in before.items()
+            ),
+        }
+
+
+def files(folder: Path) -> Iterator[Path]:
+    """Yield files that a request could have left: all but logs and what was added on purpose."""
+    for path in folder.rglob("*"):
+        if path.is_file() and path.name != "log" and "results/served" not in str(path):
+            yield path
+
+
+def requests(client: Client) -> Iterator[tuple[str, Answer]]:
+    """Yield requests by name, and their answers."""
+    yield from made_up(client)
+    yield from broken(client)
+
+
+def made_up(client: Client) -> Iterator[tuple[str, Answer]]:
+    """Yield what Schemathesis sends to each endpoint, right and wrong."""
+    import schemathesis
+    from hypothesis import HealthCheck, Phase, given, settings
+    from schemathesis import GenerationMode
+
+    schema = schemathesis.openapi.from_url(f"{client.url}/openapi.json")
+    for result in schema.get_all_operations():
+        operation = result.ok()
+        name = f"{operation.method.upper()} {operation.path}"
+        for mode in GenerationMode:
+            answers: list[tuple[str, Answer]] = []
+
+            @settings(
+                max_examples=EXAMPLES // 2,
+                deadline=None,
+                database=None,
+                derandomize=True,
+                suppress_health_check=list(HealthCheck),
+                phases=[Phase.generate],
+            )
+            @given(operation.as_strategy(generation_mode=mode))
+            def send(case: Any, name: str = name, answers: Any = answers) -> None:
+                got = case.call(timeout=150)
+                said = {key.lower(): value[0] for key, value in got.headers.items()}
+                answers.append((name, Answer(got.status_code, got.content, said)))
+
+            try:
+                send()
+            except Exception as error:  # nothing to make up: no parameters and no body of this mode
+                if "Unsatisfiable" not in type(error).__name__ and "SkipTest" not in type(error).__name__:
+                    raise
+            yield from answers
+
+
+def broken(client: Client) -> Iterator[tuple[str, Answer]]:
+    """Yield what is done with files that are cut, changed, foreign, empty and huge by their headers."""
+    draw = random.Random(0)
+    models = {model["task"]: model for model in client.models()}
+    places = {
+        "style": f"/v1/style/{models['style']['name']}",
+        "weather": "/v1/weather",
+        "audio": "/v1/audio",
+        "rl": f"/v1/rl/{models['rl']['name']}",
+    }
+    whole = corpus()
+    once = Client(client.url, tries=1)
+    for task, path in places.items():
+        query: dict[str, object] = {"region": models["weather"]["about"]["regions"][0]} if task == "weather" else {}
+        for _ in range(BROKEN):
+            kind = draw.choice(sorted(whole))
+            body = damaged(whole[kind], draw)
+            answer = once._once("POST", path + "?" + "&".join(f"{k}={v}" for k, v in query.items()), body, {})
+            yield f"{task} {kind}", answer
+
+
+def damaged(data: bytes, draw: random.Random) -> bytes:
+    """Return a file with some of it lost, changed, or doubled."""
+    way = draw.choice(("cut", "flip", "flip", "flip", "zero", "double", "empty"))
+    if way == "cut":
+        return data[: draw.randrange(len(data))]
+    if way == "double":
+        return data + data
+    if way == "empty":
+        return b""
+    changed = bytearray(data)
+    for _ in range(draw.choice((1, 4, 64))):
+        changed[draw.randrange(len(changed))] = 0 if way == "zero" else draw.randrange(256)
+    return bytes(changed)
+
+
+def corpus() -> dict[str, bytes]:
+    """Return small whole files of the kinds that endpoints take, and of some that none does."""
+    import h5py
+    import soundfile
+    from PIL import Image
+
+    found = {"png": serving.photograph(64), "json": b'{"observations": [[0, 0, 0]], "seed": 1}', "text": b"hello" * 50}
+    picture = Image.open(io.BytesIO(found["png"]))
+    for kind in ("JPEG", "GIF", "WEBP", "TIFF", "BMP"):
+        file = io.BytesIO()
+        picture.save(file, kind)
+        found[kind.lower()] = file.getvalue()
+    images = np.zeros((4, 11, 36, 36), np.float32)
+    file = io.BytesIO()
+    np.savez_compressed(file, images=images)
+    found["npz"] = file.getvalue()
+    file = io.BytesIO()
+    with h5py.File(file, "w") as hdf5:
+        hdf5["REFL-BT"] = images
+    found["hdf5"] = file.getvalue()
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as bomb:
+        bomb.writestr("images.npy", b"\x93NUMPY\x01\x00" + bytes(50_000_000))
+    found["bomb"] = file.getvalue()
+    sound = np.random.default_rng(0).normal(0, 0.1, 16_000).astype(np.float32)
+    for kind in ("WAV", "FLAC", "OGG"):
+        file = io.BytesIO()
+        soundfile.write(file, sound, 16_000, format=kind)
+        found[kind.lower()] = file.getvalue()
+    return found

@@ -1,0 +1,60 @@
+"""Serving: start, memory, throughput with and without batches, latency at half load, and what HTTP adds to a model."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import numpy as np
+
+from benchmarks import serving
+from retable.platform import zoo
+from retable.serve import rl
+from retable.tasks.rl.export import read_export
+
+SECONDS = 15.0
+
+
+def measure() -> dict[str, Any]:
+    """Return figures of the four tasks, served from the zoo on this machine."""
+    result: dict[str, Any] = {}
+    with serving.served("--zoo") as server:
+        calls = serving.calls(server.client)
+        result |= {"start_s": server.seconds, "memory_mb": server.memory() / 1e6}
+        for task, call in calls.items():
+            rate = serving.throughput(call, SECONDS)
+            result |= {f"{task}/batched_per_s": rate}
+            found = serving.percentiles(serving.latencies(call, rate / 2, SECONDS))
+            result |= {f"{task}/half_load_{key}": value for key, value in found.items()}
+        if "rl" in calls:
+            result |= overhead(calls["rl"])
+    with serving.served("--zoo", alone=True) as server:
+        for task, call in serving.calls(server.client).items():
+            rate = serving.throughput(call, SECONDS)
+            result |= {f"{task}/alone_per_s": rate, f"{task}/batching": result[f"{task}/batched_per_s"] / rate}
+    return result
+
+
+def overhead(call: serving.Call) -> dict[str, float]:
+    """Return the median milliseconds of a request for one action, and of the same in this process."""
+    name, file = next(iter(zoo.zoo("rl").items()))
+    policy = read_export(file.read_bytes(), name)
+    body = json.dumps({"observations": [[0.1] * int(policy.info["states"])], "seed": 0}).encode()
+
+    def inside(place: int) -> None:
+        rl.answers([rl.question(policy, body)])
+
+    times = {}
+    for key, each in (("http_ms", call), ("in_process_ms", inside)):
+        for place in range(20):
+            each(place)
+        seconds = []
+        for place in range(300):
+            start = time.perf_counter()
+            each(place)
+            seconds.append(time.perf_counter() - start)
+        times[key] = 1000 * float(np.median(seconds))
+    return {f"rl/{key}": value for key, value in times.items()} | {
+        "rl/added_ms": times["http_ms"] - times["in_process_ms"]
+    }
