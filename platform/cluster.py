@@ -236,7 +236,7 @@ def cpu_share(workers: int) -> float:
     Raises:
         UserError: if the cluster has not half a CPU for each worker.
     """
-    cpus = cluster_resources().get("CPU", 0.0)
+    cpus = possible_resources().get("CPU", 0.0)
     share = min(1.0, int(100 * (cpus - 0.1) / workers) / 100)
     if share < 0.45:
         raise UserError(f"--workers {workers} is more than {cpus:.0f} CPUs can run; use at most {int(2 * cpus)}")
@@ -244,19 +244,56 @@ def cpu_share(workers: int) -> float:
 
 
 def check_room(kind: str, wanted: float) -> None:
-    """Refuse a training that wants more `CPU` or `GPU` than the cluster has: it would wait for ever.
+    """Refuse a training that wants more `CPU` or `GPU` than the cluster can ever have: it would wait for ever.
 
     Raises:
         UserError: naming what there is.
     """
-    there = cluster_resources().get(kind, 0.0)
-    if wanted > there and not autoscales():
-        option = f"--{kind.lower()}s-per-run"
+    there = possible_resources().get(kind, 0.0)
+    if wanted > there:
+        option, has = f"--{kind.lower()}s-per-run", "may grow to" if autoscales() else "has"
         raise UserError(
-            f"a training wants {wanted:g} {kind}s and the cluster has {there:g}; lower {option} or --workers"
+            f"a training wants {wanted:g} {kind}s and the cluster {has} {there:g}; lower {option} or --workers"
         )
 
 
 def autoscales() -> bool:
     """Say whether the cluster may grow: then waiting for machines is no mistake."""
-    return bool(cluster_address()) or Path("~/ray_bootstrap_config.yaml").expanduser().exists()
+    return bool(growth())
+
+
+def possible_resources() -> dict[str, float]:
+    """Return what the cluster has, or may come to have: a head without CPUs is no small cluster.
+
+    Of one that grows, what its autoscaler's config does not name, such as the nodes' memory, is not known.
+    """
+    there, grown = cluster_resources(), growth()
+    return {kind: max(there.get(kind, 0.0), grown[kind]) for kind in grown} if grown else there
+
+
+def growth() -> dict[str, float]:
+    """Return what the cluster's autoscaler may bring it to; nothing where it has none."""
+    import ray
+    from ray._private.state import state  # what Train asks, too; there is no public way
+
+    reported = state.get_max_resources_from_cluster_config() if ray.is_initialized() else None
+    return dict(reported) if reported else launched()
+
+
+def launched() -> dict[str, float]:
+    """Return the same of the cluster launcher's file, which lies on the head: its autoscaler does not report it."""
+    import yaml  # type: ignore[import-untyped]
+
+    path = Path("~/ray_bootstrap_config.yaml").expanduser()
+    try:
+        config = yaml.safe_load(path.read_text())
+        found: dict[str, float] = {}
+        for kind in config["available_node_types"].values():
+            for name, amount in kind["resources"].items():
+                found[name] = found.get(name, 0.0) + amount * kind.get("max_workers", 1)
+    except FileNotFoundError:
+        return {}
+    except (OSError, yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
+        errors.print(f"note: {path} is no file of Ray's cluster launcher; the cluster is taken as it is ({error})")
+        return {}
+    return found

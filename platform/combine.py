@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from retable.platform.board import Board
-from retable.platform.cluster import cluster_resources
+from retable.platform.cluster import possible_resources
 from retable.platform.config import Config, View, describe
 from retable.platform.errors import one_line
 from retable.platform.plan import Combining, Plan, Scoring
@@ -160,14 +160,14 @@ def member_metrics(member: Scoring) -> dict[str, float]:
 
 
 def run_actors(pieces: Sequence[Piece]) -> Iterator[tuple[Piece, str | None]]:
-    """Give pieces to actors, as many as there are CPUs, one at a time each; yield each piece, and why it failed."""
+    """Give pieces to actors, one a CPU that is there or may come, and yield each piece with why it failed."""
     import ray
 
     actor_class = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=3)(Combiner)
     waiting = list(reversed(pieces))
     idle: list[Any] = []
     running: dict[Any, tuple[Any, Piece]] = {}
-    room = max(1, int(cluster_resources().get("CPU", 1)))
+    room = max(1, int(possible_resources().get("CPU", 1)))
     try:
         while waiting or running:
             while waiting and len(running) < room:

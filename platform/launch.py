@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from retable.platform.board import Board, console
-from retable.platform.cluster import TRIAL_MEMORY, check_room, cluster_resources, cpu_share, trial_memory
+from retable.platform.cluster import TRIAL_MEMORY, check_room, cpu_share, possible_resources, trial_memory
 from retable.platform.config import Config, override
 from retable.platform.errors import UserError, disk_errors, nearest, one_line
 from retable.platform.plan import Plan, Training, name_of, stacks, status
@@ -387,8 +387,8 @@ def fit(
 
 
 def concurrent(launch: Launch) -> int:
-    """Return how many Train groups fit the cluster at once: Tune does not know of their workers."""
-    there, workers, gpus = cluster_resources(), launch.resources.workers, launch.resources.gpus
+    """Return how many Train groups fit the cluster at once, grown as it may: Tune does not know of their workers."""
+    there, workers, gpus = possible_resources(), launch.resources.workers, launch.resources.gpus
     by_cpu = there.get("CPU", 1) / (workers * launch.share + 0.01)
     by_gpu = there.get("GPU", 0) / (workers * gpus) if gpus else by_cpu
     by_memory = there.get("memory", math.inf) / (workers * TRIAL_MEMORY)
@@ -436,7 +436,7 @@ def stack_size(resources: Resources, trainings: int) -> int:
     """Return how many of so many trainings may train as one stack; on CPUs stacking gains nothing."""
     if resources.stack or not resources.gpus:
         return resources.stack or 1
-    at_once = int(cluster_resources().get("GPU", 0) / (resources.workers * resources.gpus))
+    at_once = int(possible_resources().get("GPU", 0) / (resources.workers * resources.gpus))
     return min(STACK, -(-trainings // max(1, at_once)))
 
 

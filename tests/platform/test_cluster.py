@@ -22,6 +22,7 @@ def machine(monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
 
     def be(**resources):
+        monkeypatch.setattr(cluster, "growth", dict)
         monkeypatch.setattr(cluster, "cluster_resources", lambda: resources)
 
     return be
@@ -49,8 +50,24 @@ def test_what_the_cluster_lacks_is_refused_unless_it_may_grow(machine, monkeypat
         cluster.check_room("CPU", 4)
     cluster.check_room("CPU", 2)
     cluster.check_room("GPU", 0)
-    monkeypatch.setenv("RAY_ADDRESS", "auto")
-    cluster.check_room("GPU", 1)
+    monkeypatch.setenv("RAY_ADDRESS", "auto")  # a fixed cluster: the GPU would never come
+    with pytest.raises(UserError, match="wants 1 GPUs and the cluster has 0"):
+        cluster.check_room("GPU", 1)
+
+
+def test_a_cluster_that_grows_counts_for_what_it_may_become(machine, monkeypatch, tmp_path):
+    machine(CPU=0.0)  # a head that only drives
+    monkeypatch.undo()
+    monkeypatch.setattr(cluster, "cluster_resources", lambda: {"CPU": 0.0, "memory": 5.0})
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "ray_bootstrap_config.yaml").write_text((ROOT / "cluster.yaml").read_text())
+    assert cluster.possible_resources() == {"CPU": 8 * 16.0 + 4 * 16, "GPU": 8.0}
+    cluster.check_room("GPU", 8)
+    assert cluster.cpu_share(4) == 1
+    with pytest.raises(UserError, match="wants 9 GPUs and the cluster may grow to 8; lower --gpus-per-run"):
+        cluster.check_room("GPU", 9)
+    (tmp_path / "ray_bootstrap_config.yaml").write_text("[]")
+    assert cluster.possible_resources() == {"CPU": 0.0, "memory": 5.0}
 
 
 @pytest.fixture

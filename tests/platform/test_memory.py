@@ -81,5 +81,5 @@ def test_a_trial_asks_for_no_more_memory_than_its_node_has(monkeypatch, nodes, a
 @pytest.mark.parametrize(("memory", "groups"), [(16e9, 4), (4e9, 2), (1e9, 1), (None, 4)])
 def test_groups_of_workers_heed_memory_too(monkeypatch, memory, groups):
     there = {"CPU": 9.0} | ({"memory": memory} if memory else {})
-    monkeypatch.setattr("retable.platform.launch.cluster_resources", lambda: there)
+    monkeypatch.setattr("retable.platform.launch.possible_resources", lambda: there)
     assert concurrent(SimpleNamespace(resources=Resources(workers=2), share=1.0)) == groups

@@ -79,14 +79,14 @@ def test_only_members_at_the_same_step_train_together(storage):
 
 
 def test_stacks_are_for_gpus_and_keep_every_gpu_busy(monkeypatch):
-    monkeypatch.setattr(launch, "cluster_resources", lambda: {"CPU": 8.0, "GPU": 4.0})
+    monkeypatch.setattr(launch, "possible_resources", lambda: {"CPU": 8.0, "GPU": 4.0})
     assert stack_size(Resources(), 315) == 1
     assert stack_size(Resources(stack=7), 315) == stack_size(Resources(stack=7, gpus=1), 315) == 7
     assert stack_size(Resources(gpus=1), 315) == 79
     assert stack_size(Resources(gpus=0.5), 315) == 40
     assert stack_size(Resources(gpus=1, workers=4), 105) == 105
     assert stack_size(Resources(gpus=1, workers=4), 1000) == 128
-    monkeypatch.setattr(launch, "cluster_resources", lambda: {"CPU": 8.0})  # a GPU node is still to come
+    monkeypatch.setattr(launch, "possible_resources", lambda: {"CPU": 8.0})  # a GPU node is still to come
     assert stack_size(Resources(gpus=1), 3) == 3
 
 
