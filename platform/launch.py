@@ -127,6 +127,7 @@ def train_job(job: Job, launch: Launch, worker: Worker) -> None:
     import torch
 
     from retable.platform.loop import train
+    from retable.platform.provenance import here
     from retable.platform.stages import score_weights
 
     torch.set_num_threads(launch.resources.cpus if launch.resources.workers == 1 else 1)
@@ -139,7 +140,7 @@ def train_job(job: Job, launch: Launch, worker: Worker) -> None:
         return  # the process died after its last step: Ray's retry has nothing left to do
     configs, keeps, folders = zip(*todo, strict=True)
     if worker.rank == 0:
-        facts = {**launch.provenance, "data": source.info, "stack": len(configs)}
+        facts = {**launch.provenance, **here(), "data": source.info, "stack": len(configs)}
         for folder, config in zip(folders, configs, strict=True):
             folder.begin(config, task.version, {**facts, "seed": config.seed})
         worker = dataclasses.replace(worker, save=folders[0].folder.write)

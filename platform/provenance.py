@@ -65,13 +65,17 @@ def processor_name() -> str:
     return f"{model}, {os.cpu_count()} cores"
 
 
+def here() -> dict[str, str]:
+    """Return where this process runs: what a worker says of itself, as the driver may run elsewhere."""
+    return {"device": device_name(), "system": platform.platform(), "host": platform.node()}
+
+
 def collect() -> dict[str, Any]:
     """Return the provenance of what this process is about to do; its command is kept without secrets."""
     return {
         **_git(),
         "versions": versions(),
-        "device": device_name(),
-        "system": platform.platform(),
+        **here(),
         "command": redact_command([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }

@@ -15,6 +15,7 @@ from retable.platform.cluster import ray_cluster
 from retable.platform.config import override
 from retable.platform.launch import Resources, stack_size, train_all
 from retable.platform.plan import compile_configs, stacks
+from retable.platform.provenance import here
 from retable.platform.runs import RunFolder
 from retable.platform.storage import Storage
 from retable.platform.task import find
@@ -100,8 +101,9 @@ def launched(storage, members, told=None):
     """Train members as one stack; return the failures."""
     LINES.dataset.prepare(members[0], storage)
     plan = compile_configs(LINES, members, storage)
-    resources = Resources(stack=len(members))
-    return train_all(plan, launch_for(plan, resources), (told if told is not None else []).append)
+    shared = launch_for(plan, Resources(stack=len(members)))
+    shared = replace(shared, provenance={**shared.provenance, "device": "the driver's", "host": "the driver"})
+    return train_all(plan, shared, (told if told is not None else []).append)
 
 
 def test_a_killed_stack_goes_on_and_every_member_ends_as_if_it_were_alone(cluster, storage, tmp_path, capfd):
@@ -123,6 +125,7 @@ def test_a_killed_stack_goes_on_and_every_member_ends_as_if_it_were_alone(cluste
         assert outcome(folder) == outcome(alone(tmp_path / "alone", config))
         facts = folder.folder.read_json("provenance.json")
         assert facts["seed"] == config.seed and facts["stack"] == 3
+        assert {key: facts[key] for key in here()} == here(), "what the worker says of itself"
 
 
 @pytest.mark.slow
