@@ -1,9 +1,14 @@
 """Refusals of what would hang, careful defaults, and the cluster file."""
 
+import contextlib
 import os
 import re
+import shutil
 import socket
 import stat
+import subprocess
+import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -14,6 +19,7 @@ from retable.platform import cluster
 from retable.platform.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
+BIN = Path(sys.executable).parent
 
 
 @pytest.fixture
@@ -169,3 +175,71 @@ def test_the_cluster_file_fits_rays_schema():
     assert config["available_node_types"][config["head_node_type"]]["resources"]["CPU"] == 0
     for commands in (config["head_start_ray_commands"], config["worker_start_ray_commands"]):
         assert any("RAY_AUTH_MODE=token" in command for command in commands)
+
+
+def free_ports(count):
+    """Return ports that were free a moment ago."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [each.getsockname()[1] for each in sockets]
+
+
+@pytest.mark.slow
+def test_the_cluster_files_own_commands_start_a_head_and_a_worker_that_want_the_token(tmp_path):
+    """With a home of its own, other ports than Ray's, and no machines to start: the fixture's part of a cluster."""
+    config = yaml.safe_load((ROOT / "cluster.yaml").read_text())
+    mounted = config["file_mounts"]["~/.ray/auth_token"]
+    assert mounted == "~/.ray/auth_token"
+    (tmp_path / ".ray").mkdir()
+    token = tmp_path / ".ray" / "auth_token"
+    token.write_text("0123456789abcdef" * 4)
+    token.chmod(0o644)
+    port, *others = free_ports(5)
+    names = ("dashboard-port", "ray-client-server-port", "dashboard-agent-listen-port", "dashboard-agent-grpc-port")
+    ports = " ".join(f"--{name}={each}" for name, each in zip(names, others, strict=True))
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
+    home = {**clean, "HOME": str(tmp_path), "RAY_HEAD_IP": "127.0.0.1", "PATH": f"{BIN}:{os.environ['PATH']}"}
+    temporary = tempfile.mkdtemp(prefix="r")  # sockets' paths are short
+
+    def start(commands, more):
+        for command in commands:
+            if command == "ray stop":  # it would end every Ray of this machine
+                continue
+            command = command.replace("6379", str(port)).replace(
+                "--autoscaling-config=~/ray_bootstrap_config.yaml", more
+            )
+            if "ray start" in command:
+                return subprocess.Popen(f"exec env {command} --num-cpus=1 --block", shell=True, env=home)
+            subprocess.run(command, shell=True, env=home, check=True)
+        raise AssertionError("nothing starts Ray")
+
+    running = [start(config["head_start_ray_commands"], f"{ports} --temp-dir={temporary}")]
+    assert stat.S_IMODE(token.stat().st_mode) == 0o600
+    look = f"import ray; ray.init('127.0.0.1:{port}', logging_level='ERROR'); print('nodes', len(ray.nodes()))"
+
+    def nodes(**environment):
+        ended = subprocess.run(
+            [sys.executable, "-c", look],
+            env=home | {"RAY_AUTH_MODE": "token"} | environment,
+            capture_output=True,
+            text=True,
+        )
+        return ended.stdout + ended.stderr
+
+    try:
+        until(lambda: "nodes 1" in nodes())
+        running.append(start(config["worker_start_ray_commands"], ""))
+        until(lambda: "nodes 2" in nodes())
+        assert "nodes 2" not in nodes(RAY_AUTH_TOKEN="wrong")
+    finally:
+        for process in reversed(running):
+            process.terminate()
+            process.wait(60)
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def until(holds, seconds=120):
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(1)
