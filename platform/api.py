@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from retable.platform import provenance
 from retable.platform.board import errors
-from retable.platform.cluster import interruptible, ray_cluster
+from retable.platform.cluster import check_nodes, interruptible, ray_cluster
 from retable.platform.combine import combine_all
 from retable.platform.config import exact_changes, fingerprint, override, set_line
 from retable.platform.errors import UserError
@@ -125,6 +125,7 @@ def execute(work: Plan, resources: Resources) -> dict[str, str]:
         prepare_data(work)
         work = compile_plan(work.tables, work.storage, work.scale, work.changes, work.retry) if work.tables else work
         with ray_cluster(nested=resources.workers > 1):
+            check_nodes(work.storage)
             scorer = Scorer(work, resources.gpus)
             failures = train_all(work, launch_for(work, resources), scorer.submit) if work.missing else {}
             return failures | scorer.finish() | combine_all(work) | measure_all(work)

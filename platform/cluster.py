@@ -18,7 +18,8 @@ from typing import Any
 
 import retable
 from retable.platform.board import errors
-from retable.platform.errors import UserError
+from retable.platform.errors import UserError, one_line
+from retable.platform.storage import Storage
 
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -43,6 +44,7 @@ for _name, _value in QUIET.items():  # here, not where Ray starts: Ray reads som
     os.environ.setdefault(_name, _value)
 
 INTERRUPTED = "interrupted; the same command goes on where it stopped"
+SHARED = "name a bucket (s3://...) or a folder that every node mounts at the same place"
 ANSWER = 10.0
 """Seconds that a cluster has to answer; one that lives takes milliseconds."""
 
@@ -198,6 +200,55 @@ def check_cluster(address: str) -> None:
         raise UserError("RAY_ADDRESS=auto: no Ray runs on this machine; unset it, or `ray start --head`") from error
     except grpc.RpcError as error:
         raise UserError(f"RAY_ADDRESS={address}: no Ray cluster answers there ({error.details()}); {remedy}") from error
+
+
+def check_nodes(storage: Storage) -> None:
+    """Refuse a cluster that was joined where its nodes do not see the storage, or cannot import what they are to run.
+
+    One task looks on each node that is there. On a Ray of our own, nothing has to be asked.
+
+    Raises:
+        UserError: naming the node, and what to do.
+    """
+    if not cluster_address():
+        return
+    if storage.is_local and "working_dir_files" in Path(storage.root).parts:
+        raise UserError(f"--storage {storage}: lies in the job's upload, which Ray deletes; {SHARED}")
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
+
+    from retable.platform.provenance import versions
+
+    mark = f".seen-{secrets.token_hex(8)}"
+    storage.write(mark, b"")
+    try:
+        there = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+        look = ray.remote(num_cpus=0, max_retries=1)(look_from_node)
+        asked = [
+            look.options(scheduling_strategy=On(node["NodeID"], soft=False)).remote(storage, mark) for node in there
+        ]
+        for node, answer in zip(there, asked, strict=True):
+            name = node["NodeManagerAddress"]
+            try:
+                seen, found = ray.get(answer, timeout=60)
+            except Exception as error:  # whatever Ray makes of it: the node cannot work
+                raise UserError(f"node {name}: cannot run this ({one_line(error)}); install the same there") from error
+            if not seen:
+                raise UserError(f"--storage {storage}: node {name} does not see it; {SHARED}")
+            others = [
+                f"{package} {found.get(package)}" for package, own in versions().items() if found.get(package) != own
+            ]
+            if others:
+                errors.print(f"note: node {name} has other versions than the driver: {', '.join(others)}", markup=False)
+    finally:
+        storage.remove(mark)
+
+
+def look_from_node(storage: Storage, mark: str) -> tuple[bool, dict[str, str]]:
+    """Say whether a file is seen from here, and which versions are installed."""
+    from retable.platform.provenance import versions
+
+    return storage.exists(mark), versions()
 
 
 def cluster_resources() -> dict[str, float]:

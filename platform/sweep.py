@@ -16,7 +16,7 @@ from typing import Any
 from retable.platform import provenance
 from retable.platform.api import execute, prepare_data
 from retable.platform.board import Board
-from retable.platform.cluster import ray_cluster
+from retable.platform.cluster import check_nodes, ray_cluster
 from retable.platform.config import Config, View, describe, flatten, override, parent
 from retable.platform.errors import UserError, nearest
 from retable.platform.launch import (
@@ -209,6 +209,7 @@ def run_trials(
     rest = 0 if known else (sweep.space.samples or SAMPLES) - ended - len(todo)
     if todo or rest > 0:
         with ray_cluster(nested=resources.workers > 1):
+            check_nodes(sweep.storage)
             sources = dict.fromkeys((sweep.task.dataset.where(config) for config in configs), sweep.task)
             arrays = load_arrays(sources, sweep.storage, resources.stream)
             made = provenance.collect() | {"scale": sweep.scale, "changed": sorted(sweep.changed)}

@@ -17,6 +17,8 @@ import yaml
 
 from retable.platform import cluster
 from retable.platform.errors import UserError
+from retable.platform.provenance import versions
+from retable.platform.storage import Storage
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
@@ -149,6 +151,29 @@ def test_ray_starts_quietly_with_a_private_token_and_ends():
         assert not ray.is_initialized()
     finally:
         assert os.umask(mask) == 0o022
+
+
+def test_each_node_of_a_joined_cluster_is_asked_what_it_sees(tmp_path, monkeypatch, capfd):
+    storage = Storage.open(tmp_path)
+    upload = Storage.open(tmp_path / "runtime_resources" / "working_dir_files" / "pkg" / "results")
+    cluster.check_nodes(upload)  # a Ray of our own: nothing is asked
+    monkeypatch.setattr(cluster, "cluster_address", lambda: "")
+    with cluster.ray_cluster():
+        monkeypatch.setattr(cluster, "cluster_address", lambda: "auto")
+        cluster.check_nodes(storage)
+        assert not list(tmp_path.iterdir())
+        with pytest.raises(UserError, match="lies in the job's upload, which Ray deletes; name a bucket"):
+            cluster.check_nodes(upload)
+        monkeypatch.setattr(cluster, "look_from_node", lambda storage, mark: (False, {}))
+        with pytest.raises(UserError, match=r"node [\d.]+ does not see it; name a bucket"):
+            cluster.check_nodes(storage)
+        monkeypatch.setattr(cluster, "look_from_node", lambda storage, mark: (True, {**versions(), "torch": "1.0"}))
+        cluster.check_nodes(storage)
+        assert "has other versions than the driver: torch 1.0" in capfd.readouterr().err.replace("\n", " ")
+        monkeypatch.setattr(cluster, "look_from_node", lambda storage, mark: 1 / 0)
+        with pytest.raises(UserError, match=r"cannot run this .*division by zero"):
+            cluster.check_nodes(storage)
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_token_is_made_once_for_its_owner_alone(tmp_path, monkeypatch):
