@@ -25,7 +25,7 @@ from retable.platform.errors import UserError, one_line
 from retable.platform.storage import Storage
 from retable.serve.choice import choose_models
 from retable.serve.limits import LIMITS
-from retable.serve.models import Model
+from retable.serve.models import Model, config_of
 
 NAME = "retable"
 """What Serve calls the application."""
@@ -205,11 +205,10 @@ def deploy(models: Sequence[Model], storage: str, token: str, index: str) -> Any
     handles = {}
     for task, deployment in deployments.items():
         options = {"num_cpus": wanted[task], "num_gpus": 0 if task == "rl" else gpu}
-        own = [model for model in models if model.task == task]
-        chosen = deployment.options(ray_actor_options=options, max_constructor_retry_count=2)
         more = (str(Path(index).absolute()),) if task == "audio" else ()
-        handles[task] = chosen.bind(own, storage, max(1, round(wanted[task])), *more)
-    return ingress.bind(list(models), handles, token, LIMITS)
+        chosen = deployment.options(ray_actor_options=options, user_config=config_of(models))
+        handles[task] = chosen.bind(storage, max(1, round(wanted[task])), *more)
+    return ingress.options(user_config=config_of(models)).bind(handles, token, LIMITS)
 
 
 def check_cpus(wanted: dict[str, float]) -> None:

@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError, with_config
+
 from retable.platform.errors import UserError, nearest
 from retable.platform.storage import Storage
-from retable.serve.answers import Problem, one_line
+from retable.serve.answers import Problem, plain_line
 
 HEADERS = {
     "Run": "fingerprint",
@@ -23,6 +25,7 @@ HEADERS = {
 """Header -> what the file says of itself that every answer repeats, where it is known."""
 
 
+@with_config({"extra": "forbid"})
 @dataclass(frozen=True, kw_only=True)
 class Model:
     """One exported file, and what is known of it."""
@@ -58,7 +61,7 @@ class Model:
 def header(value: object) -> str:
     """Return a value as a header holds it: one line of ASCII."""
     text = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, Mapping) else str(value)
-    return one_line(text).encode("ascii", "replace").decode()
+    return plain_line(text).encode("ascii", "replace").decode()
 
 
 def keep(data: bytes, storage: Storage, **entries: Any) -> Model:
@@ -82,6 +85,31 @@ def read(model: Model, storage: Storage) -> bytes:
     if hashlib.sha256(data).hexdigest() != model.sha256:
         raise UserError(f"{storage}/{model.path}: not what was exported; remove it and run `retable serve` again")
     return data
+
+
+def config_of(models: Sequence[Model]) -> dict[str, Any]:
+    """Return Serve's `user_config`: what is served, the same for each deployment."""
+    return {"models": [asdict(model) for model in models]}
+
+
+def models_of(config: Mapping[str, Any]) -> list[Model]:
+    """Return the models that Serve's `user_config` names.
+
+    Raises:
+        UserError: where it is anything else, in one line.
+    """
+    try:
+        if set(config) != {"models"}:
+            raise UserError(f"user_config: wanted `models`, and nothing else; got {', '.join(config) or 'nothing'}")
+        return TypeAdapter(list[Model]).validate_python(config["models"])
+    except ValidationError as error:
+        raise UserError(f"user_config: {first_error(error)}") from error
+
+
+def first_error(error: ValidationError) -> str:
+    """Return the first thing that is wrong with a configuration, in one line."""
+    first = error.errors(include_url=False)[0]
+    return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg'].lower()}"
 
 
 def choose(models: Sequence[Model], name: str, variant: str, what: str) -> Model:

@@ -15,7 +15,7 @@ from PIL import Image
 from retable.platform.errors import UserError
 from retable.platform.storage import Storage
 from retable.serve import app, audio, choice, command, models, rl, style, weather
-from retable.serve.answers import Problem, Reply, one_line, wrong
+from retable.serve.answers import Problem, Reply, plain_line, wrong
 from retable.serve.client import Client, ServeError
 from retable.serve.limits import LIMITS, Limits
 from tests.serve import toys
@@ -135,7 +135,7 @@ def test_limits_and_models_are_shown():
 def test_a_problem_names_field_got_and_wanted():
     said = json.loads(wrong("seed", "x", "y").reply().body)
     assert (said["field"], said["got"], said["wanted"], said["status"]) == ("seed", "x", "y", 422)
-    assert one_line("a\x1b[2J\nb" + "c" * 999).startswith("a [2J b") and len(one_line("c" * 999)) == 300
+    assert plain_line("a\x1b[2J\nb" + "c" * 999).startswith("a [2J b") and len(plain_line("c" * 999)) == 300
 
 
 def test_a_file_is_read_by_its_digest_or_not_at_all(storage):
