@@ -18,7 +18,6 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
 from retable.serve.answers import Problem, Reply, wrong
-from retable.serve.deployment import deployment
 from retable.serve.gate import Bodies, Gate, respond
 from retable.serve.limits import LIMITS, Limits
 from retable.serve.models import Model, models_of
@@ -29,14 +28,15 @@ TRIES = 4
 """How often a deployment is asked whose replica died: every request can be answered twice without harm."""
 
 
-@deployment("ingress", cpus=0.2, ongoing=512)
 @serve.ingress()
 class Ingress:
     """The deployment that HTTP reaches."""
 
-    def __init__(self, handles: dict[str, DeploymentHandle[Any]], token: str, limits: Limits):
+    def __init__(
+        self, handles: dict[str, DeploymentHandle[Any]], token: str, hosts: Sequence[str], limits: Limits
+    ) -> None:
         self.handles, self.limits = handles, limits
-        self.gate = build([], self.ask, limits, token)
+        self.gate = build([], self.ask, limits, token, hosts)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Return the application; Serve asks for it once the handles are here."""
@@ -83,9 +83,19 @@ class Ingress:
         raise Problem(503, f"{task} is starting again; try again in a moment").wait(5)
 
 
-def build(models: Sequence[Model], ask: Ask, limits: Limits = LIMITS, token: str = "") -> Gate:
-    """Return the application, which asks deployments by `ask`; with the digest of a token it wants that token."""
-    return Gate(routes_of(models, ask, limits), token)
+def build(
+    models: Sequence[Model], ask: Ask, limits: Limits = LIMITS, token: str = "", hosts: Sequence[str] = ()
+) -> Gate:
+    """Return the application.
+
+    Args:
+        models: what is served.
+        ask: asks a deployment.
+        limits: what a request may hold.
+        token: the digest of the token that requests need, if they need one.
+        hosts: names under which it answers; none: any.
+    """
+    return Gate(routes_of(models, ask, limits), token, hosts)
 
 
 def routes_of(models: Sequence[Model], ask: Ask, limits: Limits) -> FastAPI:

@@ -12,7 +12,7 @@ from jaxtyping import Float32
 from ray import serve
 
 from retable.serve.answers import Problem, Reply, wrong
-from retable.serve.deployment import Held, deployment
+from retable.serve.held import Held
 from retable.serve.limits import LIMITS, Limits
 from retable.tasks.audio.embedder import BATCH, Embedder
 from retable.tasks.audio.export import read_export
@@ -91,11 +91,10 @@ def span(wanted: str, size: int, most: int) -> tuple[int, int]:
     return start, min(stop, start + most)
 
 
-@deployment("audio", cpus=0.4, ongoing=4 * BATCH, queued=16 * BATCH)
 class Retrieval:
     """Holds a pair of encoders, and maps the index that was made with it."""
 
-    def __init__(self, storage: str, threads: int, index: str):
+    def __init__(self, storage: str, index: str):
         self.index = open_index(Path(index))
         self.recordings = recordings(self.index)
 
@@ -105,7 +104,7 @@ class Retrieval:
             embedder.words(["ready"])  # what is made at the first use is made now
             return embedder
 
-        self.embedders = Held("audio", storage, threads, load)
+        self.embedders = Held("audio", storage, load)
         self.reconfigure = self.embedders.reconfigure
 
     async def search(self, words: str, top: int) -> Reply | Problem:
@@ -125,6 +124,3 @@ class Retrieval:
     async def batch(self, words: list[str]) -> list[Float32[np.ndarray, " dimension"]]:
         """Embed queries together, in a thread, so that the replica hears meanwhile whether it lives."""
         return list(await asyncio.to_thread(self.embedders.any().words, words))
-
-
-DEPLOYMENT = Retrieval

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
-from collections.abc import AsyncIterator
+import re
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from fastapi import Request, Response
@@ -36,8 +37,8 @@ def respond(answer: Reply | Problem, model: Model | None = None) -> Response:
 class Gate:
     """What every request passes: the token, one line for whatever fails, and the headers of every answer."""
 
-    def __init__(self, app: ASGIApp, token: str) -> None:
-        self.app, self.token = app, token
+    def __init__(self, app: ASGIApp, token: str, hosts: Sequence[str] = ()) -> None:
+        self.app, self.token, self.hosts = app, token, hosts
         self.busy, self.closing = 0, False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -56,6 +57,7 @@ class Gate:
         try:
             if self.closing:
                 raise Problem(503, "the server is about to end").wait(5)
+            check_host(headers.get("host", ""), self.hosts)
             check_origin(scope["method"], headers)
             if self.token and scope["path"].startswith("/v1/"):
                 check_token(headers.get("authorization", ""), self.token)
@@ -67,6 +69,17 @@ class Gate:
             logging.getLogger("ray.serve").exception("request %r failed", identity[:64])
         finally:
             self.busy -= 1
+
+
+def check_host(host: str, names: Sequence[str]) -> None:
+    """Refuse a request that was sent to another name, which another site may have made lead here (DNS rebinding).
+
+    Raises:
+        Problem: 421.
+    """
+    name = re.sub(r":\d+$", "", host).strip("[]").lower()
+    if names and name not in names:
+        raise Problem(421, "this server answers on this machine's own names: localhost, 127.0.0.1")
 
 
 def check_token(authorization: str, digest: str) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
-
-from pydantic import TypeAdapter, ValidationError, with_config
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from retable.platform.errors import UserError, nearest
 from retable.platform.storage import Storage
 from retable.serve.answers import Problem, plain_line
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 HEADERS = {
     "Run": "fingerprint",
@@ -25,10 +26,11 @@ HEADERS = {
 """Header -> what the file says of itself that every answer repeats, where it is known."""
 
 
-@with_config({"extra": "forbid"})
 @dataclass(frozen=True, kw_only=True)
 class Model:
     """One exported file, and what is known of it."""
+
+    __pydantic_config__: ClassVar = {"extra": "forbid"}
 
     task: str
     name: str
@@ -56,6 +58,15 @@ class Model:
         said = {"Model": name, "Digest": self.sha256}
         said |= {key: self.about[entry] for key, entry in HEADERS.items() if self.about.get(entry)}
         return {f"X-Retable-{key}": header(value) for key, value in said.items()}
+
+
+def describe(model: Model) -> str:
+    """Say what is served, and why."""
+    name = f"{model.task}/{model.name}" + (f" {model.variant}" if model.variant else "")
+    about = model.about
+    known = [f"run {str(about['fingerprint'])[:8]}"] if about.get("fingerprint") else []
+    known += [f"{key} {about[key]}" for key in ("cell", "scale", "data") if about.get(key)]
+    return f"{name}: {'; '.join([model.why, *known, f'file {model.sha256[:8]}'])}"
 
 
 def header(value: object) -> str:
@@ -98,6 +109,8 @@ def models_of(config: Mapping[str, Any]) -> list[Model]:
     Raises:
         UserError: where it is anything else, in one line.
     """
+    from pydantic import TypeAdapter, ValidationError  # of the extra `serve`
+
     try:
         if set(config) != {"models"}:
             raise UserError(f"user_config: wanted `models`, and nothing else; got {', '.join(config) or 'nothing'}")

@@ -13,7 +13,7 @@ from jaxtyping import Float32
 from ray import serve
 
 from retable.serve.answers import Problem, Reply, wrong
-from retable.serve.deployment import Held, deployment
+from retable.serve.held import Held
 from retable.serve.limits import LIMITS, Limits
 from retable.tasks.rl.config import View
 from retable.tasks.rl.export import Exported, read_export
@@ -119,12 +119,11 @@ def shares(questions: Sequence[Question]) -> list[list[int]]:
     return [share for group in groups.values() for share in group if share]
 
 
-@deployment("rl", cpus=0.3, ongoing=2 * BATCH, queued=8 * BATCH)
 class Policies:
     """Holds every policy that is served."""
 
-    def __init__(self, storage: str, threads: int):
-        self.policies = Held("rl", storage, threads, load)
+    def __init__(self, storage: str):
+        self.policies = Held("rl", storage, load)
         self.reconfigure = self.policies.reconfigure
 
     async def act(self, sha256: str, body: bytes) -> Reply | Problem:
@@ -140,6 +139,3 @@ class Policies:
     async def batch(self, questions: list[Question]) -> list[Rows]:
         """Answer questions together, in a thread, so that the replica hears meanwhile whether it lives."""
         return await asyncio.to_thread(answers, questions)
-
-
-DEPLOYMENT = Policies

@@ -14,7 +14,7 @@ from ray import serve
 
 from retable.platform.errors import UserError
 from retable.serve.answers import Problem, Reply
-from retable.serve.deployment import Held, deployment
+from retable.serve.held import Held
 from retable.serve.limits import LIMITS, Limits
 from retable.tasks.style import images
 from retable.tasks.style.batches import nothing, resized
@@ -121,12 +121,11 @@ def load(data: bytes, name: str) -> NetworkStyle:
     return read_export(data, name).style()
 
 
-@deployment("style", cpus=0.5, ongoing=BATCH, queued=4 * BATCH)
 class Styles:
     """Holds every style that is served."""
 
-    def __init__(self, storage: str, threads: int):
-        self.styles = Held("style", storage, threads, load)
+    def __init__(self, storage: str):
+        self.styles = Held("style", storage, load)
         self.reconfigure = self.styles.reconfigure
 
     async def stylise(
@@ -144,6 +143,3 @@ class Styles:
     async def batch(self, works: list[Work]) -> list[Pixels]:
         """Stylise photographs together, in a thread, so that the replica hears meanwhile whether it lives."""
         return await asyncio.to_thread(paint, works)
-
-
-DEPLOYMENT = Styles

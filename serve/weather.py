@@ -18,7 +18,7 @@ from ray import serve
 
 from retable.platform.errors import UserError, nearest
 from retable.serve.answers import Problem, Reply, wrong
-from retable.serve.deployment import Held, deployment
+from retable.serve.held import Held
 from retable.serve.limits import LIMITS, Limits
 from retable.tasks.weather.export import Exported, read_export
 from retable.tasks.weather.frames import open_hdf5, read_hdf5
@@ -126,12 +126,11 @@ def packed(steps: Array) -> Reply:
     return Reply(file.getvalue(), "application/x-npz")
 
 
-@deployment("weather", cpus=0.5, ongoing=2 * BATCH, queued=8 * BATCH)
 class Forecasters:
     """Holds every forecaster that is served."""
 
-    def __init__(self, storage: str, threads: int):
-        self.forecasters = Held("weather", storage, threads, read_export)
+    def __init__(self, storage: str):
+        self.forecasters = Held("weather", storage, read_export)
         self.reconfigure = self.forecasters.reconfigure
 
     async def forecast(self, sha256: str, body: bytes, region: str) -> Reply | Problem:
@@ -146,6 +145,3 @@ class Forecasters:
     async def batch(self, works: list[Work]) -> list[Array]:
         """Forecast together, in a thread, so that the replica hears meanwhile whether it lives."""
         return await asyncio.to_thread(forecasts, works)
-
-
-DEPLOYMENT = Forecasters

@@ -14,7 +14,7 @@ from PIL import Image
 
 from retable.platform.errors import UserError
 from retable.platform.storage import Storage
-from retable.serve import app, audio, choice, command, models, rl, style, weather
+from retable.serve import address, app, audio, choice, command, models, rl, style, weather
 from retable.serve.answers import Problem, Reply, plain_line, wrong
 from retable.serve.client import Client, ServeError
 from retable.serve.limits import LIMITS, Limits
@@ -251,19 +251,19 @@ def test_every_kind_of_picture_is_read():
 
 def test_a_token_is_wanted_where_others_can_ask(tmp_path, monkeypatch):
     monkeypatch.delenv("RETABLE_TOKEN", raising=False)
-    assert [command.read_token(host, "") for host in ("127.0.0.1", "localhost", "::1")] == ["", "", ""]
+    assert [address.read_token(host, "") for host in ("127.0.0.1", "localhost", "::1")] == ["", "", ""]
     with pytest.raises(UserError, match="no token; set RETABLE_TOKEN"):
-        command.read_token("0.0.0.0", "")
+        address.read_token("0.0.0.0", "")
     file = tmp_path / "token"
     file.write_text(f"{TOKEN}\n")
     file.chmod(0o644)
     with pytest.raises(UserError, match="chmod 600"):
-        command.read_token("0.0.0.0", str(file))
+        address.read_token("0.0.0.0", str(file))
     file.chmod(0o600)
-    assert command.read_token("0.0.0.0", str(file)) == TOKEN
+    assert address.read_token("0.0.0.0", str(file)) == TOKEN
     monkeypatch.setenv("RETABLE_TOKEN", "short")
     with pytest.raises(UserError, match="RETABLE_TOKEN is no 16") as caught:
-        command.read_token("127.0.0.1", "")
+        address.read_token("127.0.0.1", "")
     assert "short" not in str(caught.value)
 
 
@@ -277,20 +277,20 @@ def test_a_token_is_wanted_where_others_can_ask(tmp_path, monkeypatch):
 )
 def test_a_mistake_in_what_to_serve_is_one_line(tasks, runs, zoo, why, storage):
     with pytest.raises(UserError, match=why):
-        choice.choose_models(tasks, runs, zoo, storage)
+        choice.choose_models(choice.Wanted(tasks, runs, zoo), storage)
 
 
 def test_the_zoo_is_exported_by_digest(storage):
-    (model, *_) = choice.choose_models(["style"], [], True, storage)
+    (model, *_) = choice.choose_models(choice.Wanted(["style"], zoo=True), storage)
     assert models.read(model, storage) and storage.list("served/style") and model.about["fingerprint"]
-    assert "from the zoo" in command.describe(model)
-    assert command.curl(model, command.Address("127.0.0.1", 1)).startswith("curl -s --data-binary @photograph.jpg")
+    assert "from the zoo" in models.describe(model)
+    assert command.curl(model, address.Address("127.0.0.1", 1)).startswith("curl -s --data-binary @photograph.jpg")
 
 
 def test_a_port_that_is_taken_is_one_line():
     with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
         with pytest.raises(UserError, match="choose another"):
-            command.check_port("127.0.0.1", server.server_port)
+            address.check_port("127.0.0.1", server.server_port)
 
 
 def test_the_client_asks_again_with_the_same_id():

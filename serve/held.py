@@ -1,4 +1,4 @@
-"""What the deployments of all tasks share: Serve's options, and models that are held while they are served."""
+"""What the deployments of all tasks share: models that are held while they are served."""
 
 from __future__ import annotations
 
@@ -8,33 +8,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
 import torch
-from ray import serve
 
 from retable.platform.storage import Storage
 from retable.serve.models import Model, models_of, read
 
 T = TypeVar("T")
-
-
-def deployment(name: str, *, cpus: float, ongoing: int, queued: int = -1) -> Callable[[type], Any]:
-    """Return the decorator of a deployment's class.
-
-    Args:
-        name: what Serve, its metrics and its logs call it: the task.
-        cpus: reserved for each replica.
-        ongoing: requests that a replica has at once.
-        queued: requests that wait for one, for each process that asks; more are refused with 503. -1: any number.
-    """
-    decorate: Callable[[type], Any] = serve.deployment(
-        name=name,
-        ray_actor_options={"num_cpus": cpus},
-        max_ongoing_requests=ongoing,
-        max_queued_requests=queued,
-        graceful_shutdown_wait_loop_s=0.2,
-        health_check_period_s=5,
-        max_constructor_retry_count=2,
-    )
-    return decorate
+THREADS = 1
+"""Torch computes with so many in each replica: no more than the CPUs that it reserves, rounded up."""
 
 
 class Held(Generic[T]):
@@ -45,16 +25,15 @@ class Held(Generic[T]):
     served, and its news and those of the replicas come in any order.
     """
 
-    def __init__(self, task: str, storage: str, threads: int, load: Callable[[bytes, str], T]) -> None:
+    def __init__(self, task: str, storage: str, load: Callable[[bytes, str], T]) -> None:
         """Hold nothing yet.
 
         Args:
             task: whose models.
             storage: where their files lie.
-            threads: Torch computes with so many.
             load: a file and its name -> what answers; it is asked once, so that what is made at the first use is made.
         """
-        torch.set_num_threads(threads)
+        torch.set_num_threads(THREADS)
         self.task, self.storage, self.load = task, Storage.open(storage), load
         self.held: dict[str, T] = {}
 
