@@ -19,7 +19,8 @@ from starlette.types import ASGIApp
 
 from retable.serve.answers import Problem, Reply, wrong
 from retable.serve.gate import Bodies, Gate, respond
-from retable.serve.limits import LIMITS, Limits
+from retable.serve.limits import Limits
+from retable.serve.metrics import Metrics
 from retable.serve.models import Model, models_of
 from retable.serve.routes import audio, facts, pages, rl, style, weather
 from retable.serve.routes.common import Ask
@@ -36,7 +37,8 @@ class Ingress:
         self, handles: dict[str, DeploymentHandle[Any]], token: str, hosts: Sequence[str], limits: Limits
     ) -> None:
         self.handles, self.limits = handles, limits
-        self.gate = build([], self.ask, limits, token, hosts)
+        self.metrics = Metrics()
+        self.gate = Gate(routes_of([], self.ask, limits), token, hosts, self.metrics.answered)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Return the application; Serve asks for it once the handles are here."""
@@ -44,7 +46,9 @@ class Ingress:
 
     def reconfigure(self, config: Mapping[str, Any]) -> None:
         """Serve the models that Serve's `user_config` names; what was begun is answered by those that it asked for."""
-        self.gate.app = routes_of(models_of(config), self.ask, self.limits)
+        models = models_of(config)
+        self.gate.app = routes_of(models, self.ask, self.limits)
+        self.metrics.serve(models)
 
     async def drain(self, seconds: float) -> int:
         """Take no more requests, and wait so long for those that were begun; return how many are left."""
@@ -81,21 +85,6 @@ class Ingress:
             except RayActorError:
                 await asyncio.sleep(0.2 * 2**attempt)
         raise Problem(503, f"{task} is starting again; try again in a moment").wait(5)
-
-
-def build(
-    models: Sequence[Model], ask: Ask, limits: Limits = LIMITS, token: str = "", hosts: Sequence[str] = ()
-) -> Gate:
-    """Return the application.
-
-    Args:
-        models: what is served.
-        ask: asks a deployment.
-        limits: what a request may hold.
-        token: the digest of the token that requests need, if they need one.
-        hosts: names under which it answers; none: any.
-    """
-    return Gate(routes_of(models, ask, limits), token, hosts)
 
 
 def routes_of(models: Sequence[Model], ask: Ask, limits: Limits) -> FastAPI:

@@ -27,7 +27,7 @@ NAME = "retable"
 """What Serve calls the application."""
 KEEP_ALIVE = 65
 """Seconds that a connection stays open without a request; longer than the minute of usual proxies before it."""
-LOGS = {"encoding": "JSON", "log_level": "INFO"}
+LOGS = {"encoding": "JSON", "log_level": "INFO", "enable_access_log": False}
 """A line of JSON for each request and for what fails, with the request's id, in the folder of Ray's logs."""
 GPU_SHARE = 0.2
 """Of a GPU, where there is one: all tasks that use it fit on one."""
@@ -114,10 +114,12 @@ def build(args: dict[str, Any]) -> serve.Application:
         arguments = Arguments.model_validate(args)
     except ValidationError as error:
         raise UserError(f"args: {first_error(error)}") from error
+    storage = Storage.open(arguments.storage)
+    arguments = arguments.model_copy(update={"storage": str(storage)})
     if arguments.models == "user_config":
         return assemble(arguments)
     wanted = Wanted(arguments.tasks, zoo=arguments.models == "zoo", index=arguments.index)
-    models = choose_models(wanted, Storage.open(arguments.storage))
+    models = choose_models(wanted, storage)
     tasks = tuple(dict.fromkeys(model.task for model in models))
     return assemble(arguments.model_copy(update={"tasks": tasks}), served(models))
 

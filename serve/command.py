@@ -257,6 +257,15 @@ def show(models: Sequence[Model], address: Address) -> None:
     console.print(f"\n{address.url}/ is open; Ctrl-C ends it", markup=False, highlight=False)
     for line in dict.fromkeys(curl(model, address) for model in models):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
+    console.print(f"Prometheus: {', '.join(metrics_urls())}", markup=False, highlight=False, soft_wrap=True)
+
+
+def metrics_urls() -> list[str]:
+    """Return where Ray's nodes say how much was asked, and how fast it was answered."""
+    import ray
+
+    nodes = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+    return [f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics" for node in nodes]
 
 
 def curl(model: Model, address: Address) -> str:

@@ -114,9 +114,12 @@ def models_of(config: Mapping[str, Any]) -> list[Model]:
     try:
         if set(config) != {"models"}:
             raise UserError(f"user_config: wanted `models`, and nothing else; got {', '.join(config) or 'nothing'}")
-        return TypeAdapter(list[Model]).validate_python(config["models"])
+        models = TypeAdapter(list[Model]).validate_python(config["models"])
     except ValidationError as error:
         raise UserError(f"user_config: {first_error(error)}") from error
+    if not models:
+        raise UserError("user_config: no models; `retable serve --config-out FILE` writes them")
+    return models
 
 
 def first_error(error: ValidationError) -> str:

@@ -14,7 +14,7 @@ from PIL import Image
 
 from retable.platform.errors import UserError
 from retable.platform.storage import Storage
-from retable.serve import address, app, audio, choice, command, models, rl, style, weather
+from retable.serve import address, app, audio, choice, command, gate, models, rl, style, weather
 from retable.serve.answers import Problem, Reply, plain_line, wrong
 from retable.serve.client import Client, ServeError
 from retable.serve.limits import LIMITS, Limits
@@ -28,7 +28,7 @@ def ask(application, method, path, body=b"", headers=()):
     sent = []
     path, _, query = path.partition("?")
     scope = {"type": "http", "method": method, "path": path, "query_string": query.encode(), "raw_path": path.encode()}
-    scope |= {"headers": [(b"host", b"here"), *headers], "asgi": {"version": "3.0"}, "http_version": "1.1"}
+    scope |= {"headers": [*headers, (b"host", b"here")], "asgi": {"version": "3.0"}, "http_version": "1.1"}
     scope |= {"scheme": "http", "server": ("here", 80), "client": ("there", 1), "root_path": ""}
     parts = [body[start : start + 1000] for start in range(0, len(body), 1000)] or [b""]
 
@@ -64,8 +64,9 @@ async def echo(task, method, sha256, body, *options):
     return Reply(b"painted", "image/png") if body != b"bad" else Problem(400, "no picture")
 
 
-def made(token="", limits=LIMITS):
-    return app.build(MODELS, echo, limits, hashlib.sha256(token.encode()).hexdigest() if token else "")
+def made(token="", limits=LIMITS, models=MODELS, ask=echo, hosts=(), answered=lambda *of: None):
+    digest = hashlib.sha256(token.encode()).hexdigest() if token else ""
+    return gate.Gate(app.routes_of(models, ask, limits), digest, hosts, answered)
 
 
 def test_an_answer_says_which_model_made_it_and_what_browsers_may_do():
@@ -417,3 +418,36 @@ def test_what_is_no_images_is_refused(body, status, why):
     with pytest.raises(Problem) as caught:
         weather.images_of(body, SHAPE)
     assert caught.value.status == status and why in caught.value.detail and "/" not in caught.value.detail
+
+
+@pytest.mark.parametrize("host", [b"localhost:8000", b"127.0.0.1", b"[::1]:8000", b"LocalHost"])
+def test_this_machine_answers_to_its_own_names(host):
+    own = address.Address("127.0.0.1", 8000).names
+    assert ask(made(hosts=own), "GET", "/v1/limits", headers=[(b"host", host)])[0] == 200
+
+
+@pytest.mark.parametrize("host", [b"evil.example", b"localhost.evil.example:8000", b"", b"127.0.0.1.evil.example"])
+def test_a_name_that_another_site_made_lead_here_is_refused(host):
+    status, why = problem(ask(made(hosts=address.LOOPBACK), "GET", "/v1/limits", headers=[(b"host", host)]))
+    assert status == 421 and "localhost" in why
+    assert ask(made(hosts=()), "GET", "/v1/limits", headers=[(b"host", host)])[0] == 200
+    assert address.Address("0.0.0.0", 8000, TOKEN).names == () != address.Address("127.0.0.5", 8000).names
+
+
+def test_each_answer_is_counted_by_its_route_and_never_by_what_was_asked():
+    told = []
+    application = made(token=TOKEN, answered=lambda *of: told.append(of))
+    key = [(b"authorization", f"Bearer {TOKEN}".encode())]
+    ask(application, "POST", "/v1/style/great_wave", b"x", key)
+    ask(application, "POST", "/v1/style/none", b"x", key)
+    ask(application, "POST", "/v1/style/great_wave", b"fault", key)
+    ask(application, "GET", "/v1/limits")
+    ask(application, "GET", "/v1/secret", headers=key)
+    assert [each[:3] for each in told] == [
+        ("/v1/style/{style}", "POST", 200),
+        ("/v1/style/{style}", "POST", 404),
+        ("/v1/style/{style}", "POST", 500),
+        ("", "-", 401),
+        ("", "-", 404),
+    ]
+    assert all(0 <= seconds < 5 for *_, seconds in told)
