@@ -17,6 +17,7 @@ from ray.serve.handle import DeploymentHandle
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
+from retable.serve import openapi
 from retable.serve.answers import Problem, Reply, wrong
 from retable.serve.gate import Bodies, Gate, respond
 from retable.serve.limits import Limits
@@ -100,6 +101,7 @@ def routes_of(models: Sequence[Model], ask: Ask, limits: Limits) -> FastAPI:
     for task, routes in {"rl": rl, "style": style, "audio": audio, "weather": weather}.items():
         if own := [model for model in models if model.task == task]:
             routes.add(app, own, ask, bodies)
+    openapi.describe(app, models)
     return app
 
 

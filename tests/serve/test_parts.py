@@ -451,3 +451,28 @@ def test_each_answer_is_counted_by_its_route_and_never_by_what_was_asked():
         ("", "-", 404),
     ]
     assert all(0 <= seconds < 5 for *_, seconds in told)
+
+
+def test_the_openapi_document_says_what_is_answered_and_what_a_problem_is():
+    rest = [
+        models.Model(task="rl", name="HalfCheetah", sha256="b" * 64),
+        models.Model(task="audio", name="a", sha256="c"),
+    ]
+    weather = models.Model(task="weather", name="w", sha256="d" * 64, about={"regions": ["boxi_0015"]})
+    said = json.loads(ask(made(models=[*MODELS, *rest, weather]), "GET", "/openapi.json")[2])
+    assert "HTTPValidationError" not in said["components"]["schemas"]
+    for path, operations in said["paths"].items():
+        for method, operation in operations.items():
+            assert "422" not in operation["responses"], (path, method)
+            (media,) = operation["responses"]["default"]["content"]
+            assert media == "application/problem+json"
+    examples = operation["responses"]["default"]["content"][media]["examples"]
+    problem_of = said["components"]["schemas"]["Problem"]
+    for status, example in examples.items():
+        assert set(problem_of["required"]) <= example["value"].keys() <= problem_of["properties"].keys()
+        assert str(example["value"]["status"]) == status
+    act = said["paths"]["/v1/rl/{environment}"]["post"]
+    assert act["parameters"][0]["example"] == "HalfCheetah"
+    assert list(act["responses"]["200"]["content"]["application/json"]["example"]) == ["actions"]
+    region = {each["name"]: each for each in said["paths"]["/v1/weather"]["post"]["parameters"]}["region"]
+    assert region["example"] == "boxi_0015" and "image/png" in str(said["paths"]["/v1/style/{style}"])
