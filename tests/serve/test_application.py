@@ -1,5 +1,7 @@
 """What is served, as a configuration says it: strictly, and the same from the command and from a config file."""
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +12,7 @@ from ray.serve._private.build_app import build_app
 from ray.serve.schema import ServeDeploySchema
 
 from retable.platform.errors import UserError
-from retable.serve import address, application, command, models
+from retable.serve import address, apart, application, choice, command, models
 from tests.serve import toys
 
 HERE = address.Address("127.0.0.1", 8000)
@@ -150,3 +152,57 @@ def test_batches_fit_into_what_a_replica_has_at_once():
     for name, module in {"audio": audio, "rl": rl, "style": style, "weather": weather}.items():
         of = application.DEPLOYMENTS[name]
         assert of.ongoing >= module.BATCH and hasattr(module, of.path.rpartition(".")[2])
+
+
+class Chosen:
+    """Stands for a choice in another process: gives what it was told, or raises it."""
+
+    next: object = None
+
+    def __init__(self, *of):
+        pass
+
+    def result(self):
+        if isinstance(self.next, Exception):
+            raise self.next
+        return self.next
+
+
+def test_a_hangup_chooses_again_and_says_what_changed(served, storage, monkeypatch, capsys):
+    monkeypatch.setattr(command, "Apart", Chosen)
+    swapped = []
+
+    def renew(found):
+        Chosen.next = found
+        return command.renew(served[:1], choice.Wanted(), storage, swapped.append), capsys.readouterr()
+
+    kept, said = renew(served[:1])
+    assert kept == served[:1] and not swapped and "nothing has changed" in said.out
+    other = models.Model(task="style", name="great_wave", sha256="a" * 64)
+    kept, said = renew([served[1], other])  # of tasks that are not served, nothing
+    assert kept == served[1:] == swapped[0]
+    assert f"now: rl/InvertedPendulum 1: ; file {served[1].sha256[:8]}" in said.out.replace("\n", "")
+    assert "no longer: rl/InvertedPendulum 0" in said.out
+    for trouble in (UserError("the disk is full"), [other]):
+        kept, said = renew(trouble)
+        assert kept == served[:1] and len(swapped) == 1
+    assert "nothing has changed" in said.out
+
+
+def test_sighup_is_heard_again_and_again_and_a_lost_terminal_ends():
+    with command.hangups() as heard:
+        for _ in range(3):
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert [heard.get(timeout=5) for _ in range(3)] == [signal.SIGHUP] * 3
+
+
+def refuse(text):
+    raise UserError(text)
+
+
+def test_what_runs_apart_gives_its_result_or_its_mistake():
+    assert apart.Apart(sorted, [2, 1]).result() == [1, 2]
+    with pytest.raises(UserError, match="no such run"):
+        apart.Apart(refuse, "no such run").result()
+    with pytest.raises(UserError, match="has died"):
+        apart.Apart(os._exit, 1).result()
