@@ -13,13 +13,16 @@ import torch
 from jaxtyping import Float32
 from ray import serve
 
+from retable.platform.errors import UserError
 from retable.platform.storage import Storage
 from retable.serve.answers import Problem, Reply, wrong
 from retable.serve.limits import LIMITS, Limits
 from retable.serve.models import Model, read
+from retable.serve.recordings import folder_of, own_index, shown, take_in
 from retable.tasks.audio.embedder import BATCH
 from retable.tasks.audio.export import read_export
-from retable.tasks.audio.search import Index, check_model, open_index, search
+from retable.tasks.audio.index import indexed
+from retable.tasks.audio.search import Index, check_model, open_index, refresh, search
 
 WAIT = 0.005
 """Seconds that the first query of a batch waits for others."""
@@ -49,8 +52,9 @@ def recordings(index: Index) -> dict[str, Path]:
 
 def found(index: Index, vector: Float32[np.ndarray, " dimension"], top: int) -> Reply:
     """Return the recordings nearest to a vector."""
+    folder = Path(index.info["folder"])
     hits = [
-        {"id": identity(hit.file), "file": hit.file, "score": round(hit.score, 6), "offset": hit.offset}
+        {"id": identity(hit.file), "file": shown(hit.file, folder), "score": round(hit.score, 6), "offset": hit.offset}
         for hit in search(index, vector, top)
     ]
     return Reply(json.dumps({"hits": hits}).encode(), "application/json")
@@ -103,13 +107,17 @@ def span(wanted: str, size: int, most: int) -> tuple[int, int]:
     health_check_period_s=5,
 )
 class Retrieval:
-    """Holds a pair of encoders, and maps the index that was made with it."""
+    """Holds a pair of encoders, and maps the index that was made with it.
+
+    Every replica may add to the index: the index lets one process write at a time, and all see what was written.
+    """
 
     def __init__(self, models: Sequence[Model], storage: str, threads: int, index: str):
         torch.set_num_threads(threads)
-        self.embedder = read_export(read(models[0], Storage.open(storage)), models[0].name).embedder()
-        self.index = open_index(Path(index))
-        check_model(self.index.info, self.embedder, Path(index))
+        self.storage, self.adding = Storage.open(storage), asyncio.Lock()
+        self.embedder = read_export(read(models[0], self.storage), models[0].name).embedder()
+        self.index = open_index(Path(index) if index else own_index(self.embedder, self.storage))
+        check_model(self.index.info, self.embedder, self.index.out)
         self.recordings = recordings(self.index)
         self.embedder.words(["ready"])
 
@@ -118,10 +126,41 @@ class Retrieval:
         if not any(letter.isalnum() for letter in words):
             return wrong("q", "nothing that can be heard", "words")
         vector = await self.batch(words)
-        return await asyncio.to_thread(found, self.index, vector, top)
+        return await asyncio.to_thread(self._found, vector, top)
+
+    async def add(self, body: bytes, name: str) -> Reply | Problem:
+        """Take in a recording, so that the next query finds it; one at a time."""
+        async with self.adding:
+            try:
+                return await asyncio.to_thread(self._add, body, name)
+            except Problem as problem:
+                return problem
+
+    def _found(self, vector: Float32[np.ndarray, " dimension"], top: int) -> Reply:
+        return found(self._now(), vector, top)
+
+    def _now(self) -> Index:
+        """Return the index as it is now: another process may have added to it."""
+        if (index := refresh(self.index)) is not self.index:
+            self.index, self.recordings = index, recordings(index)
+        return self.index
+
+    def _add(self, body: bytes, name: str) -> Reply:
+        try:
+            folder = folder_of(self.storage)
+        except UserError as error:
+            raise Problem(501, "this server keeps no recordings: its storage is no folder") from error
+        index, kept, seconds = take_in(body, name, self._now(), self.embedder, folder)
+        self.index, self.recordings = index, recordings(index)
+        file = indexed(index, kept)
+        said = {"id": identity(file), "file": shown(file, Path(index.info["folder"])), "seconds": round(seconds, 3)}
+        place = (("Location", f"/v1/audio/{said['id']}"),)
+        return Reply(json.dumps(said).encode(), "application/json", 201, place)
 
     async def recording(self, name: str, wanted: str) -> Reply | Problem:
         """Return a recording by its identity, or a range of its bytes."""
+        if name not in self.recordings:
+            await asyncio.to_thread(self._now)
         if name not in self.recordings:
             return Problem(404, "no such recording; GET /v1/audio?q=WORDS names some")
         return await asyncio.to_thread(send, self.recordings[name], wanted)

@@ -16,10 +16,12 @@ from retable.serve.models import Model, keep
 
 TASKS = ("weather", "style", "audio", "rl")
 """What can be served."""
+NAMED = "named by --run"
+"""Why a run is served that the user chose."""
 
 
 def choose_models(
-    tasks: Sequence[str], runs: Sequence[str], from_zoo: bool, storage: Storage, index: str = ""
+    tasks: Sequence[str], runs: Sequence[str], from_zoo: bool, storage: Storage, index: str = "", anyway: bool = False
 ) -> list[Model]:
     """Export what is served to `<storage>/served`, and return it, each with the reason.
 
@@ -28,7 +30,8 @@ def choose_models(
         runs: fingerprints, or their first digits: these and no others.
         from_zoo: the zoo's files, whatever runs there are.
         storage: where runs lie, and exported files go.
-        index: of recordings, made by the model of audio that is served; without one, audio is left out.
+        index: of recordings, made by the model of audio that is served; none: what the server itself keeps.
+        anyway: whether a model of audio of the smoke scale may be served.
 
     Raises:
         UserError: on an unknown task, a run that cannot be served, or where there is nothing to serve.
@@ -40,13 +43,13 @@ def choose_models(
         raise UserError("--run and --zoo exclude each other; leave one out")
     models: list[Model] = []
     if runs:
-        models = [of_run(api.load(run, storage), "named by --run", storage) for run in dict.fromkeys(runs)]
+        models = [of_run(api.load(run, storage), NAMED, storage) for run in dict.fromkeys(runs)]
         if others := {model.task for model in models} - set(tasks or TASKS):
             raise UserError(f"--run names a run of {min(others)}, which is not among the tasks to serve; add it")
     else:
         for task in tasks or TASKS:
             models += ([] if from_zoo else best(task, storage)) or of_zoo(task, storage)
-    models = with_index(models, index)
+    models = with_index(models, index, anyway, storage)
     if absent := sorted(set(tasks) - {model.task for model in models}):
         raise UserError(f"serve: nothing of {absent[0]} here: train a run of it, or leave it out")
     if not models:
@@ -54,23 +57,29 @@ def choose_models(
     return models
 
 
-def with_index(models: Sequence[Model], index: str) -> list[Model]:
+def with_index(models: Sequence[Model], index: str, anyway: bool, storage: Storage) -> list[Model]:
     """Return the models, of those of audio only the one that an index was made with: others mean nothing there.
 
+    Without an index the first one: it searches the recordings that the server keeps. A model of the smoke scale, to
+    which all words are alike, gives way to the zoo's, unless it was named.
+
     Raises:
-        UserError: where there is no such index.
+        UserError: where there is no such index, or its model, or the one named, is of the smoke scale.
     """
     others = [model for model in models if model.task != "audio"]
-    if len(others) == len(models):
-        return others
-    if not index:
-        errors.print("note: audio is left out; --index names what it searches, made by `retable audio index`")
-        return others
-    made_with = import_module("retable.tasks.audio.search").open_index(Path(index)).info["model"]
-    fitting = [model for model in models if model.task == "audio" and model.about.get("weights") == made_with]
-    if not fitting:
-        raise UserError(f"--index {index}: made with another model; name its run with --run, or index again")
-    return [*others, fitting[0]]
+    own = [model for model in models if model.task == "audio"]
+    if index and own:
+        made_with = import_module("retable.tasks.audio.search").open_index(Path(index)).info["model"]
+        own = [model for model in own if model.about.get("weights") == made_with]
+        if not own:
+            raise UserError(f"--index {index}: made with another model; name its run with --run, or index again")
+    if own and own[0].about.get("scale") == "smoke" and not anyway:
+        line = f"audio: run {own[0].about.get('fingerprint')} is of the smoke scale: it tells no sounds apart"
+        if index or own[0].why == NAMED:
+            raise UserError(f"{line}; use a run of --scale small or more, or add --anyway")
+        errors.print(f"note: {line}; the zoo is served instead", markup=False)
+        own = of_zoo("audio", storage)
+    return [*others, *own[:1]]
 
 
 def best(task: str, storage: Storage) -> list[Model]:

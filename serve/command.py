@@ -65,6 +65,7 @@ def run(
     port: int,
     token_file: str,
     index: str,
+    anyway: bool = False,
 ) -> None:
     """Serve until Ctrl-C or SIGTERM.
 
@@ -75,7 +76,7 @@ def run(
     address = Address(host, port, read_token(host, token_file))
     check_port(host, port)
     where = Storage.open(storage)
-    models = choose_models(tasks, runs, zoo, where, index)
+    models = choose_models(tasks, runs, zoo, where, index, anyway)
     for model in models:
         console.print(describe(model), markup=False, highlight=False)
     with serving(models, where, address, index):
@@ -207,7 +208,7 @@ def deploy(models: Sequence[Model], storage: str, token: str, index: str) -> Any
         options = {"num_cpus": wanted[task], "num_gpus": 0 if task == "rl" else gpu}
         own = [model for model in models if model.task == task]
         chosen = deployment.options(ray_actor_options=options, max_constructor_retry_count=2)
-        more = (str(Path(index).absolute()),) if task == "audio" else ()
+        more = (index and str(Path(index).absolute()),) if task == "audio" else ()
         handles[task] = chosen.bind(own, storage, max(1, round(wanted[task])), *more)
     return ingress.bind(list(models), handles, token, LIMITS)
 

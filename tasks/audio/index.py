@@ -106,6 +106,7 @@ def update(
     kind: nearest.Kind | Literal["auto"] | None = None,
     remote: Callable[[Sequence[Sequence[File]]], Iterator[tuple[bytes, list[str]]]] | None = None,
     show: Show = lambda done, total: None,
+    patience: float = 0.0,
 ) -> Update:
     """Make an index of a folder, or bring it up to date; a broken file is a line, and the rest go on.
 
@@ -116,13 +117,15 @@ def update(
         kind: of FAISS index; auto: by the number of segments; None: what was asked for before, at first auto.
         remote: embeds shares of files elsewhere and in any order, as `over_ray` does; none: here.
         show: told how many files are embedded, of how many.
+        patience: seconds to wait while another process writes.
 
     Raises:
-        UserError: where the folder has no recordings, none can be read, or the index is another folder's or model's.
+        UserError: where the folder has no recordings, none can be read, the index is another folder's or model's, or
+            another process writes it.
     """
     current, failures = scan(folder)
     _before(folder, out, embedder)  # refuses before anything is made there
-    with writing(out):
+    with writing(out, patience):
         before = _before(folder, out, embedder)
         asked = before["asked"] = kind or before.get("asked", "auto")
         held = _held(out, embedder.dimension)
@@ -154,13 +157,14 @@ def update(
         return Update(info, len(_held(out, embedder.dimension) - held), removed, failures)
 
 
-def add(index: Index, embedder: Embedder, path: Path, patience: float = PATIENCE) -> Index:
+def add(index: Index, embedder: Embedder, path: Path, kept: Path | None = None, patience: float = PATIENCE) -> Index:
     """Put one recording into an index, and return the index with it; one that is there already stays as it is.
 
     Args:
         index: an open one, finished.
         embedder: the model that it was made with.
         path: the recording, known by its path: below the index's folder, or from elsewhere by its absolute path.
+        kept: where it is moved to once it could be read, in the same file system; none: it stays.
         patience: seconds to wait while another process writes.
 
     Raises:
@@ -168,18 +172,24 @@ def add(index: Index, embedder: Embedder, path: Path, patience: float = PATIENCE
             model's or unfinished.
     """
     check_model(index.info, embedder, index.out)
-    folder, path = Path(index.info["folder"]), path.absolute()
-    name = path.relative_to(folder).as_posix() if path.is_relative_to(folder) else str(path)
+    place = (kept or path).absolute()
+    name = indexed(index, place)
     if (now := refresh(index)).holds(name):
         return now
-    shard, failures = embed_files(embedder, folder, [_file(name, path)])
-    if failures:
-        raise UserError(failures[0])
+    starts, vectors = embed_file(embedder, path)
     with writing(index.out, patience):
         now = refresh(now)
         if not now.holds(name):
-            _append(now, shard)
+            if kept:
+                path.replace(place)
+            _append(now, _shard([(_file(name, place), starts, vectors)], embedder.dimension))
         return refresh(now)
+
+
+def indexed(index: Index, path: Path) -> str:
+    """Return what an index calls a recording: its path below the index's folder, or its absolute one."""
+    folder, place = Path(index.info["folder"]), path.absolute()
+    return place.relative_to(folder).as_posix() if place.is_relative_to(folder) else str(place)
 
 
 def _append(index: Index, shard: bytes) -> None:
@@ -280,23 +290,25 @@ def embed_files(embedder: Embedder, folder: Path, files: Sequence[File]) -> tupl
 
     No file shares a batch with another, so that its vectors never depend on what lies beside it.
     """
-    rows: dict[str, list[Any]] = {"file": [], "bytes": [], "modified": [], "offset": []}
-    vectors, failures = [], []
+    heard, failures = [], []
     for file in files:
         try:
-            starts, made = embed_file(embedder, folder / file.path)
+            heard.append((file, *embed_file(embedder, folder / file.path)))
         except UserError as error:
             failures.append(str(error))
-            continue
-        vectors.append(made)
+    return _shard(heard, embedder.dimension) if heard else b"", failures
+
+
+def _shard(heard: Sequence[tuple[File, list[float], Any]], dimension: int) -> bytes:
+    """Return a shard of files, each with the offsets and the vectors of its segments."""
+    rows: dict[str, list[Any]] = {"file": [], "bytes": [], "modified": [], "offset": []}
+    for file, starts, _ in heard:
         rows["offset"] += starts
         for name in ("path", "bytes", "modified"):
             rows["file" if name == "path" else name] += [getattr(file, name)] * len(starts)
-    if not vectors:
-        return b"", failures
-    flat = pa.array(np.concatenate(vectors).reshape(-1))
-    listed = pa.FixedSizeListArray.from_arrays(flat, embedder.dimension)
-    return _ipc(pa.table({**rows, "vector": listed}, schema=schema(embedder.dimension))), failures
+    flat = pa.array(np.concatenate([vectors for _, _, vectors in heard]).reshape(-1))
+    listed = pa.FixedSizeListArray.from_arrays(flat, dimension)
+    return _ipc(pa.table({**rows, "vector": listed}, schema=schema(dimension)))
 
 
 def _ipc(table: pa.Table) -> bytes:

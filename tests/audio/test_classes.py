@@ -67,7 +67,9 @@ def test_who_hears_all_has_one_and_who_hears_nothing_has_chance(folder):
     assert score["value"] == 1.0 and score["on"].startswith("6 recordings of")
     assert 0 < score["low"] <= score["high"] == 1.0
     deaf = judge(Deaf(), folder)
-    assert deaf["value"] == deaf["chance"] == score["chance"] == round(by_all_orders([0] * 6, [True] * 3 + [False] * 3), 3)
+    assert (
+        deaf["value"] == deaf["chance"] == score["chance"] == round(by_all_orders([0] * 6, [True] * 3 + [False] * 3), 3)
+    )
     assert line(score).startswith("class mAP 1.00 [") and line({"metric": "mAP@10", "value": 1}) == ""
     with pytest.raises(UserError, match="no recording of fold 7"):
         judge(Perfect(), folder, 7)
