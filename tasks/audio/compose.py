@@ -65,6 +65,8 @@ class Composition:
     """Holds one CSV with the columns filename, fold, category (and src_file), and the sounds in it or in `audio/`."""
     test_fold: int = 5
     validation_fold: int = 4
+    all_folds: bool = False
+    """Whether the validation fold is trained on too, once everything was chosen by it: then it says nothing more."""
     training: int = 2000
     """Scenes."""
     validation: int = 200
@@ -118,7 +120,7 @@ def items(composition: Composition) -> list[Item]:
         UserError: where a fold has no recording or the CSV is broken.
     """
     listed = clips(composition.folder)
-    kept_out = (composition.validation_fold, composition.test_fold)
+    kept_out = {composition.test_fold} | (set() if composition.all_folds else {composition.validation_fold})
     parts = {
         "training": [clip for clip in listed if clip.fold not in kept_out],
         "validation": [clip for clip in listed if clip.fold == composition.validation_fold],

@@ -32,6 +32,9 @@ def make(
     alone: Annotated[
         float, typer.Option(help="Share of training scenes that are one recording alone, with --scenes.", min=0, max=1)
     ] = 0.0,
+    all_folds: Annotated[
+        bool, typer.Option("--all-folds", help="Train on the validation's fold too, with --scenes.")
+    ] = False,
     features: Annotated[
         Literal["waveform", "mel"], typer.Option(help="What is kept of the scenes; mel: no transform in training.")
     ] = "waveform",
@@ -55,6 +58,7 @@ def make(
     place = folder(Storage.open(storage), chosen)
     if scenes:
         numbers = {"training": training, "validation": validation, "test_fold": test_fold, "alone": alone, "seed": seed}
+        numbers["all_folds"] = all_folds
         tell(place, compose(scenes, place, chosen, numbers, features, workers))
     else:
         tell(place, make_generated(place, chosen, size))
