@@ -11,7 +11,7 @@ import soundfile
 
 from retable.platform.errors import UserError
 from retable.platform.storage import Storage
-from retable.serve import app, choice, command, models, recordings
+from retable.serve import address, choice, command, models, recordings
 from retable.serve.answers import Problem, Reply
 from retable.serve.client import Client, ServeError
 from retable.serve.limits import LIMITS, Limits
@@ -19,7 +19,7 @@ from retable.serve.recordings import shown, suffix_of, take_in
 from retable.tasks.audio.index import update, writing
 from retable.tasks.audio.search import open_index
 from tests.audio.test_index import Toy, record, tone
-from tests.serve.test_parts import ask, problem
+from tests.serve.test_parts import ask, made, problem
 
 SHIPPED = 29
 
@@ -91,7 +91,7 @@ def test_the_route_reads_no_more_than_it_takes():
         return Reply(json.dumps([task, method, len(body), name]).encode(), "application/json", 201)
 
     served = [models.Model(task="audio", name="audio", sha256="a" * 64)]
-    built = app.build(served, echo, Limits(sound_bytes=2000))
+    built = made(models=served, ask=echo, limits=Limits(sound_bytes=2000))
     status, headers, body = ask(built, "POST", "/v1/audio?name=a%20dog", b"x" * 1500)
     assert (status, json.loads(body)) == (201, ["audio", "add", 1500, "a dog"])
     assert headers["x-retable-model"] == "audio/audio"
@@ -115,12 +115,12 @@ def test_a_model_of_the_smoke_scale_gives_way_unless_it_was_named(tmp_path, caps
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_fresh_machine_searches_and_what_is_added_is_found_also_after_a_restart(tmp_path):
     storage = Storage.open(tmp_path / "results")
-    served = choice.choose_models(["audio"], [], True, storage)
+    served = choice.choose_models(choice.Wanted(["audio"], zoo=True), storage)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        address = command.Address("127.0.0.1", free.getsockname()[1])
-    with command.serving(served, storage, address):
-        client = Client(address.url)
+        where = address.Address("127.0.0.1", free.getsockname()[1])
+    with command.serving(served, storage, where):
+        client = Client(where.url)
         there = client.search("a dog barks", 50)
         assert len(there) == SHIPPED and all(hit.file.endswith(".ogg") for hit in there)
         bodies = [sound("low", "high", seconds=1 + 0.1 * place) for place in range(6)]
@@ -133,8 +133,8 @@ def test_a_fresh_machine_searches_and_what_is_added_is_found_also_after_a_restar
         with pytest.raises(ServeError, match="415"):
             client.add_recording(b"words")
         found = [(hit.id, hit.file) for hit in client.search("a siren wails", 50)]
-    with command.serving(served, storage, address):
-        client = Client(address.url)
+    with command.serving(served, storage, where):
+        client = Client(where.url)
         assert sorted((hit.id, hit.file) for hit in client.search("a siren wails", 50)) == sorted(found)
         assert len(found) == SHIPPED + 6
         assert client.recording(added[3].id) == bodies[3]
