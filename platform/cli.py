@@ -386,7 +386,10 @@ def serve(
     host: Annotated[str, typer.Option(help="Any other than this machine's own asks for a token.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
     token_file: Annotated[str, typer.Option(help="Holds the token, mode 0600; else RETABLE_TOKEN does.")] = "",
-    index: Annotated[str, typer.Option(help="Of recordings, by `retable audio index`: what audio searches.")] = "",
+    index: Annotated[
+        str, typer.Option(help="Of recordings, by `retable audio index`; none: those that the server keeps.")
+    ] = "",
+    anyway: Annotated[bool, typer.Option("--anyway", help="Take a model of audio of the smoke scale, too.")] = False,
     replicas: Annotated[
         list[str] | None, typer.Option(metavar="[TASK=]N", help="Replicas that are always there; may be repeated.")
     ] = None,
@@ -398,7 +401,7 @@ def serve(
     Examples: `retable serve` · `retable serve rl --run 3f2a` · `retable serve --zoo --port 8080`
     """
     command = importlib.import_module("retable.serve.command")  # a name: the platform knows nothing above it
-    wanted = {"tasks": names or (), "runs": run or (), "zoo": zoo, "best": best or (), "index": index}
+    wanted = {"tasks": names or (), "runs": run or (), "zoo": zoo, "best": best or (), "index": index, "anyway": anyway}
     address = {"host": host, "port": port, "token_file": token_file}
     command.run(wanted, storage, address, replicas or (), config_out)
 

@@ -11,12 +11,16 @@ import numpy as np
 from jaxtyping import Float32
 from ray import serve
 
+from retable.platform.errors import UserError
+from retable.platform.storage import Storage
 from retable.serve.answers import Problem, Reply, wrong
 from retable.serve.held import Held
 from retable.serve.limits import LIMITS, Limits
+from retable.serve.recordings import folder_of, own_index, shown, take_in
 from retable.tasks.audio.embedder import BATCH, Embedder
 from retable.tasks.audio.export import read_export
-from retable.tasks.audio.search import Index, check_model, open_index, search
+from retable.tasks.audio.index import indexed
+from retable.tasks.audio.search import Index, check_model, open_index, refresh, search
 
 WAIT = 0.005
 """Seconds that the first query of a batch waits for others."""
@@ -46,8 +50,9 @@ def recordings(index: Index) -> dict[str, Path]:
 
 def found(index: Index, vector: Float32[np.ndarray, " dimension"], top: int) -> Reply:
     """Return the recordings nearest to a vector."""
+    folder = Path(index.info["folder"])
     hits = [
-        {"id": identity(hit.file), "file": hit.file, "score": round(hit.score, 6), "offset": hit.offset}
+        {"id": identity(hit.file), "file": shown(hit.file, folder), "score": round(hit.score, 6), "offset": hit.offset}
         for hit in search(index, vector, top)
     ]
     return Reply(json.dumps({"hits": hits}).encode(), "application/json")
@@ -91,36 +96,89 @@ def span(wanted: str, size: int, most: int) -> tuple[int, int]:
     return start, min(stop, start + most)
 
 
-class Retrieval:
-    """Holds a pair of encoders, and maps the index that was made with it."""
+class Shelf:
+    """A pair of encoders, and the index that was made with it, as it lies there now."""
 
-    def __init__(self, storage: str, index: str):
-        self.index = open_index(Path(index))
+    def __init__(self, embedder: Embedder, out: Path) -> None:
+        self.embedder, self.index = embedder, open_index(out)
+        check_model(self.index.info, embedder, out)
         self.recordings = recordings(self.index)
 
-        def load(data: bytes, name: str) -> Embedder:
-            embedder = read_export(data, name).embedder()
-            check_model(self.index.info, embedder, Path(index))
-            embedder.words(["ready"])  # what is made at the first use is made now
-            return embedder
+    def refresh(self) -> None:
+        """See what was added since."""
+        self._have(refresh(self.index))
 
-        self.embedders = Held("audio", storage, load)
-        self.reconfigure = self.embedders.reconfigure
+    def found(self, vector: Float32[np.ndarray, " dimension"], top: int) -> Reply:
+        """Return the recordings nearest to a vector."""
+        self.refresh()
+        return found(self.index, vector, top)
+
+    def add(self, body: bytes, name: str, storage: Storage) -> Reply:
+        """Take in a recording.
+
+        Raises:
+            Problem: where it is none that is taken.
+        """
+        try:
+            folder = folder_of(storage)
+        except UserError as error:
+            raise Problem(501, "this server keeps no recordings: its storage is no folder") from error
+        index, kept, seconds = take_in(body, name, self.index, self.embedder, folder)
+        self._have(index)
+        file = indexed(index, kept)
+        said = {"id": identity(file), "file": shown(file, Path(index.info["folder"])), "seconds": round(seconds, 3)}
+        place = (("Location", f"/v1/audio/{said['id']}"),)
+        return Reply(json.dumps(said).encode(), "application/json", 201, place)
+
+    def _have(self, index: Index) -> None:
+        if index is not self.index:
+            self.index, self.recordings = index, recordings(index)
+
+
+class Retrieval:
+    """Holds a pair of encoders, and maps the index that was made with it.
+
+    Every replica may add to the index: the index lets one process write at a time, and all see what was written.
+    """
+
+    def __init__(self, storage: str, index: str):
+        self.storage, self.adding = Storage.open(storage), asyncio.Lock()
+
+        def load(data: bytes, name: str) -> Shelf:
+            embedder = read_export(data, name).embedder()
+            shelf = Shelf(embedder, Path(index) if index else own_index(embedder, self.storage))
+            embedder.words(["ready"])  # what is made at the first use is made now
+            return shelf
+
+        self.shelves = Held("audio", storage, load)
+        self.reconfigure = self.shelves.reconfigure
 
     async def search(self, words: str, top: int) -> Reply | Problem:
         """Find the recordings that fit words best."""
         if not any(letter.isalnum() for letter in words):
             return wrong("q", "nothing that can be heard", "words")
-        vector = await self.batch(words)
-        return await asyncio.to_thread(found, self.index, vector, top)
+        shelf, vector = await self.batch(words)
+        return await asyncio.to_thread(shelf.found, vector, top)
 
     async def recording(self, name: str, wanted: str) -> Reply | Problem:
         """Return a recording by its identity, or a range of its bytes."""
-        if name not in self.recordings:
+        shelf = self.shelves.any()
+        if name not in shelf.recordings:
+            await asyncio.to_thread(shelf.refresh)
+        if name not in shelf.recordings:
             return Problem(404, "no such recording; GET /v1/audio?q=WORDS names some")
-        return await asyncio.to_thread(send, self.recordings[name], wanted)
+        return await asyncio.to_thread(send, shelf.recordings[name], wanted)
+
+    async def add(self, body: bytes, name: str) -> Reply | Problem:
+        """Take in a recording, so that the next query finds it; one at a time."""
+        async with self.adding:
+            try:
+                return await asyncio.to_thread(self.shelves.any().add, body, name, self.storage)
+            except Problem as problem:
+                return problem
 
     @serve.batch(max_batch_size=BATCH, batch_wait_timeout_s=WAIT)
-    async def batch(self, words: list[str]) -> list[Float32[np.ndarray, " dimension"]]:
+    async def batch(self, words: list[str]) -> list[tuple[Shelf, Float32[np.ndarray, " dimension"]]]:
         """Embed queries together, in a thread, so that the replica hears meanwhile whether it lives."""
-        return list(await asyncio.to_thread(self.embedders.any().words, words))
+        shelf = self.shelves.any()
+        return [(shelf, vector) for vector in await asyncio.to_thread(shelf.embedder.words, words)]

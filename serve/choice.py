@@ -21,6 +21,8 @@ from retable.serve.models import Model, keep
 
 TASKS = ("weather", "style", "audio", "rl")
 """What can be served."""
+NAMED = "named by --run"
+"""Why a run is served that the user chose."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,9 @@ class Wanted:
     best: Sequence[str] = ()
     """`TABLE`, or `TABLE/METRIC`: the best of the runs that fill a table."""
     index: str = ""
-    """Of recordings, made by the model of audio that is served; without one, audio is left out."""
+    """Of recordings, made by the model of audio that is served; none: what the server itself keeps."""
+    anyway: bool = False
+    """Whether a model of audio of the smoke scale may be served."""
 
 
 def choose_models(wanted: Wanted, storage: Storage) -> list[Model]:
@@ -56,7 +60,7 @@ def choose_models(wanted: Wanted, storage: Storage) -> list[Model]:
         raise UserError("--run, --zoo and --best exclude each other; leave out all but one")
     models: list[Model] = []
     if wanted.runs:
-        models = [of_run(api.load(run, storage), "named by --run", storage) for run in dict.fromkeys(wanted.runs)]
+        models = [of_run(api.load(run, storage), NAMED, storage) for run in dict.fromkeys(wanted.runs)]
         if others := {model.task for model in models} - set(wanted.tasks or TASKS):
             raise UserError(f"--run names a run of {min(others)}, which is not among the tasks to serve; add it")
     else:
@@ -66,7 +70,7 @@ def choose_models(wanted: Wanted, storage: Storage) -> list[Model]:
         for task in wanted.tasks or list(tables) or TASKS:
             own = [] if wanted.zoo else best_of(tables[task], storage) if task in tables else best(task, storage)
             models += own or of_zoo(task, storage)
-    models = with_index(models, wanted.index)
+    models = with_index(models, wanted.index, wanted.anyway, storage)
     if absent := sorted(set(wanted.tasks) - {model.task for model in models}):
         raise UserError(f"serve: nothing of {absent[0]} here: train a run of it, or leave it out")
     if not models:
@@ -74,23 +78,29 @@ def choose_models(wanted: Wanted, storage: Storage) -> list[Model]:
     return models
 
 
-def with_index(models: Sequence[Model], index: str) -> list[Model]:
+def with_index(models: Sequence[Model], index: str, anyway: bool, storage: Storage) -> list[Model]:
     """Return the models, of those of audio only the one that an index was made with: others mean nothing there.
 
+    Without an index the first one: it searches the recordings that the server keeps. A model of the smoke scale, to
+    which all words are alike, gives way to the zoo's, unless it was named.
+
     Raises:
-        UserError: where there is no such index.
+        UserError: where there is no such index, or its model, or the one named, is of the smoke scale.
     """
     others = [model for model in models if model.task != "audio"]
-    if len(others) == len(models):
-        return others
-    if not index:
-        errors.print("note: audio is left out; --index names what it searches, made by `retable audio index`")
-        return others
-    made_with = import_module("retable.tasks.audio.search").open_index(Path(index)).info["model"]
-    fitting = [model for model in models if model.task == "audio" and model.about.get("weights") == made_with]
-    if not fitting:
-        raise UserError(f"--index {index}: made with another model; name its run with --run, or index again")
-    return [*others, fitting[0]]
+    own = [model for model in models if model.task == "audio"]
+    if index and own:
+        made_with = import_module("retable.tasks.audio.search").open_index(Path(index)).info["model"]
+        own = [model for model in own if model.about.get("weights") == made_with]
+        if not own:
+            raise UserError(f"--index {index}: made with another model; name its run with --run, or index again")
+    if own and own[0].about.get("scale") == "smoke" and not anyway:
+        line = f"audio: run {own[0].about.get('fingerprint')} is of the smoke scale: it tells no sounds apart"
+        if index or own[0].why == NAMED:
+            raise UserError(f"{line}; use a run of --scale small or more, or add --anyway")
+        errors.print(f"note: {line}; the zoo is served instead", markup=False)
+        own = of_zoo("audio", storage)
+    return [*others, *own[:1]]
 
 
 def best(task: str, storage: Storage) -> list[Model]:

@@ -62,6 +62,16 @@ class Hit:
 
 
 @dataclass(frozen=True)
+class Added:
+    """A recording that a server took in."""
+
+    id: str
+    file: str
+    """What it is called."""
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Client:
     """Asks one server; where it is busy or a connection breaks, again, with the same request id."""
 
@@ -108,6 +118,10 @@ class Client:
     def recording(self, id: str) -> bytes:
         """Return a recording that a search found."""
         return self.ask("GET", f"/v1/audio/{_part(id)}").body
+
+    def add_recording(self, recording: bytes, name: str = "") -> Added:
+        """Put a recording, a WAV, FLAC, Ogg or MP3 file, among those that searches find; twice the same is one."""
+        return Added(**json.loads(self.ask("POST", "/v1/audio", {"name": name}, recording).body))
 
     def forecast(self, images: Array, region: str = "", model: str = "") -> dict[str, Array]:
         """Return `probability` of rain, uint8 steps of 1/200 (leads, S, S), for images (inputs, 11, S, S)."""

@@ -26,6 +26,12 @@ class Limits:
     """Of satellite images, as a file and as the arrays that come out of it."""
     held_bytes: int = 512 << 20
     """Of the bodies of all requests at once; more are told to come again."""
+    sound_bytes: int = 32 << 20
+    """Of a recording that is sent to be found."""
+    sound_seconds: float = 600.0
+    """Of such a recording, as its header says."""
+    sound_samples: int = 120_000_000
+    """Of all its channels: ten minutes of stereo at 96 kHz."""
     seconds: float = 120.0
     """From the last byte of a request to its answer."""
 

@@ -8,11 +8,11 @@ from fastapi import FastAPI, Query, Request, Response
 
 from retable.serve.gate import Bodies, respond
 from retable.serve.models import Model
-from retable.serve.routes.common import Ask
+from retable.serve.routes.common import Ask, body_of
 
 
 def add(app: FastAPI, models: Sequence[Model], ask: Ask, bodies: Bodies) -> None:
-    """Add `GET /v1/audio` and `GET /v1/audio/{id}`."""
+    """Add `GET` and `POST /v1/audio`, and `GET /v1/audio/{id}`."""
 
     @app.get("/v1/audio")
     async def search(
@@ -21,6 +21,15 @@ def add(app: FastAPI, models: Sequence[Model], ask: Ask, bodies: Bodies) -> None
     ) -> Response:
         """Find recordings by words: the best of each first, with the second at which it begins."""
         return respond(await ask("audio", "search", q, top), models[0])
+
+    @app.post("/v1/audio", status_code=201, openapi_extra=body_of("audio/wav", "audio/flac", "audio/ogg", "audio/mpeg"))
+    async def add(
+        request: Request,
+        name: Annotated[str, Query(max_length=200, description="What it is to be called.")] = "",
+    ) -> Response:
+        """Take in a recording: the next search finds it. The same recording twice is one."""
+        async with bodies.read(request, bodies.limits.sound_bytes) as body:
+            return respond(await ask("audio", "add", body, name), models[0])
 
     @app.get("/v1/audio/{id}")
     async def recording(request: Request, id: str) -> Response:

@@ -52,6 +52,7 @@ def index(
 
     Example: `retable audio index ~/Sounds --model 93bc5ee1 --out sounds.index`
     """
+    from retable.tasks.audio import classes
     from retable.tasks.audio.embedder import check_scale, open_embedder
     from retable.tasks.audio.index import over_ray, update
     from retable.tasks.audio.search import read_info
@@ -70,6 +71,8 @@ def index(
     console.print(f"{out}: {said['files']} files, {said['segments']} segments of {said['segment']:g} s", markup=False)
     console.print(f"{made.added} embedded, {made.removed} removed{left}")
     console.print(f"{said['kind']}, recall@10 of {said['recall']:.3f} with queries in words")
+    if judged := classes.line(embedder.score):
+        console.print(f"the model: {judged}", markup=False, highlight=False)
 
 
 @app.command()
@@ -240,6 +243,10 @@ def export(
     file: Annotated[Path, typer.Argument(help="The file to write, e.g. sounds.safetensors.")],
     epoch: Annotated[int, typer.Option(help="A kept epoch; 0: the last.", min=0)] = 0,
     licence: Annotated[str, typer.Option(help="What the file may be used for, kept in it.")] = "",
+    classes: Annotated[
+        Path | None,
+        typer.Option(help="Labelled recordings such as ESC-10: their fold 5 judges the model, the score is kept."),
+    ] = None,
     storage: Where = "results",
 ) -> None:
     """Write a trained model with its config and provenance to one file, which `--model` takes on any machine.
@@ -247,5 +254,12 @@ def export(
     Example: `retable audio export 93bc5ee1 sounds.safetensors`
     """
     from retable.platform.exported import export
+    from retable.tasks.audio.classes import judge, line
+    from retable.tasks.audio.embedder import open_embedder
 
-    export("audio", run, storage, file, epoch=epoch, licence=licence)
+    if classes and epoch:
+        raise UserError("--classes: judges the last epoch; leave --epoch out")
+    score = judge(open_embedder(run, Storage.open(storage)), classes) if classes else {}
+    if score:
+        console.print(line(score), markup=False, highlight=False)
+    export("audio", run, storage, file, epoch=epoch, licence=licence, score=score)

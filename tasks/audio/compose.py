@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -65,9 +65,13 @@ class Composition:
     """Holds one CSV with the columns filename, fold, category (and src_file), and the sounds in it or in `audio/`."""
     test_fold: int = 5
     validation_fold: int = 4
+    all_folds: bool = False
+    """Whether the validation fold is trained on too, once everything was chosen by it: then it says nothing more."""
     training: int = 2000
     """Scenes."""
     validation: int = 200
+    alone: float = 0.0
+    """Share of the training scenes that are one recording as it is, but for its loudness and where it begins."""
     seconds: float = 5.0
     seed: int = 0
 
@@ -116,7 +120,7 @@ def items(composition: Composition) -> list[Item]:
         UserError: where a fold has no recording or the CSV is broken.
     """
     listed = clips(composition.folder)
-    kept_out = (composition.validation_fold, composition.test_fold)
+    kept_out = {composition.test_fold} | (set() if composition.all_folds else {composition.validation_fold})
     parts = {
         "training": [clip for clip in listed if clip.fold not in kept_out],
         "validation": [clip for clip in listed if clip.fold == composition.validation_fold],
@@ -128,10 +132,21 @@ def items(composition: Composition) -> list[Item]:
     made: list[Item] = []
     for number in range(composition.training + composition.validation):
         split = "training" if number < composition.training else "validation"
-        made.append(_composed(composition, parts[split], split, number))
+        make = _alone if number < composition.alone * composition.training else _composed
+        made.append(make(composition, parts[split], split, number))
     for clip in parts["test"]:
-        made.append((_labelled(composition, clip, len(made)), partial(decode, clip.path)))
+        made.append((_labelled(composition, clip, "test", len(made)), partial(decode, clip.path)))
     return made
+
+
+def _alone(composition: Composition, chosen: Sequence[Clip], split: str, number: int) -> Item:
+    """Return one recording, of a class drawn evenly, with captions that state the class."""
+    rng = np.random.default_rng([composition.seed, number, 2])
+    sounds = sorted({clip.sound for clip in chosen})
+    sound = sounds[int(rng.integers(len(sounds)))]
+    clip = _pick([clip for clip in chosen if clip.sound == sound], rng)
+    recording = replace(_labelled(composition, clip, split, number), file=f"alone-{number:06d}.wav", source="")
+    return recording, partial(vary, clip.path, (composition.seed, number))
 
 
 def _composed(composition: Composition, chosen: Sequence[Clip], split: str, number: int) -> Item:
@@ -159,8 +174,8 @@ def _composed(composition: Composition, chosen: Sequence[Clip], split: str, numb
     return recording, partial(compose, scene, tuple(clip.path for clip in parts), (composition.seed, number))
 
 
-def _labelled(composition: Composition, clip: Clip, number: int) -> Recording:
-    """Return a test recording with captions that state its class."""
+def _labelled(composition: Composition, clip: Clip, split: str, number: int) -> Recording:
+    """Return a recording with captions that state its class."""
     rng = np.random.default_rng([composition.seed, number])
     scene = Scene((Event(clip.sound, 0.0, composition.seconds),), composition.seconds)
     written = [captions.caption(scene, writer, LEXICON, LABELLED, rng) for writer in WRITERS[:5]]
@@ -168,7 +183,7 @@ def _labelled(composition: Composition, clip: Clip, number: int) -> Recording:
         recording=number,
         file=clip.path.name,
         corpus="clotho",
-        split="test",
+        split=split,
         source=clip.source,
         seconds=composition.seconds,
         captions=tuple(text for text, _ in written),
@@ -194,6 +209,18 @@ def compose(scene: Scene, paths: Sequence[Path], seed: Sequence[int]) -> Wavefor
         wave = np.resize(audible(path), max(1, round(event.seconds * SAMPLE_RATE)))
         waves.append(shape_event(wave, event, rng))
     return mix(scene, waves, Recorder(colour=2.0), rng)
+
+
+def vary(path: Path, seed: Sequence[int]) -> Waveform:
+    """Return a recording turned round its length by a random time, 14 dB softer to 6 dB louder, in [-1, 1].
+
+    Raises:
+        UserError: where it cannot be decoded.
+    """
+    rng = np.random.default_rng([*seed, 3])
+    wave = decode(path)
+    turned = np.roll(wave, int(rng.integers(len(wave)))) * 10 ** (rng.uniform(-14, 6) / 20)
+    return np.clip(turned, -1.0, 1.0).astype(np.float32)
 
 
 @lru_cache(maxsize=512)

@@ -29,6 +29,15 @@ def make(
     training: Annotated[int, typer.Option(help="Scenes to train on, with --scenes.", min=1)] = 2000,
     validation: Annotated[int, typer.Option(help="Scenes to validate on, with --scenes.", min=1)] = 200,
     test_fold: Annotated[int, typer.Option(help="The fold held out for the test, with --scenes.", min=1)] = 5,
+    alone: Annotated[
+        float, typer.Option(help="Share of training scenes that are one recording alone, with --scenes.", min=0, max=1)
+    ] = 0.0,
+    all_folds: Annotated[
+        bool, typer.Option("--all-folds", help="Train on the validation's fold too, with --scenes.")
+    ] = False,
+    features: Annotated[
+        Literal["waveform", "mel"], typer.Option(help="What is kept of the scenes; mel: no transform in training.")
+    ] = "waveform",
     seed: Annotated[int, typer.Option(help="Of the scenes.", min=0)] = 0,
     workers: Workers = 1,
 ) -> None:
@@ -48,7 +57,9 @@ def make(
     chosen = name or f"{GENERATED}{size}"
     place = folder(Storage.open(storage), chosen)
     if scenes:
-        tell(place, compose(scenes, place, chosen, (training, validation, test_fold, seed), workers))
+        numbers = {"training": training, "validation": validation, "test_fold": test_fold, "alone": alone, "seed": seed}
+        numbers["all_folds"] = all_folds
+        tell(place, compose(scenes, place, chosen, numbers, features, workers))
     else:
         tell(place, make_generated(place, chosen, size))
 
@@ -64,30 +75,38 @@ def write_layout(size: str, target: Path) -> None:
 
 
 def compose(
-    source: Path, place: Storage, name: str, numbers: tuple[int, int, int, int], workers: int
+    source: Path,
+    place: Storage,
+    name: str,
+    numbers: Mapping[str, Any],
+    features: Literal["waveform", "mel"],
+    workers: int,
 ) -> dict[str, Any]:
-    """Make a data set of scenes of real recordings; the folds beside the test's serve validation and training."""
+    """Make a data set of scenes of real recordings; the folds beside the test's serve validation and training.
+
+    Args:
+        source: the recordings.
+        place: the data set's folder.
+        name: the data set's.
+        numbers: fields of `Composition`; `test_fold` among them.
+        features: what is kept of a scene.
+        workers: processes.
+    """
     from retable.tasks.audio.augment import named, rewrite_items
     from retable.tasks.audio.compose import Composition, clips, items
     from retable.tasks.audio.recordings import write_dataset
 
     if place.exists("dataset.json") and place.read_json("dataset.json").get("kind") != "generated":
         raise UserError(f"{place}: holds other data; choose another --name")
-    training, validation, test_fold, seed = numbers
-    folds = sorted({clip.fold for clip in clips(source)} - {test_fold})
+    folds = sorted({clip.fold for clip in clips(source)} - {numbers["test_fold"]})
     if len(folds) < 2:
-        raise UserError(f"{source}: too few folds beside fold {test_fold}; training and validation need one each")
-    composition = Composition(
-        folder=source,
-        test_fold=test_fold,
-        validation_fold=folds[-1],
-        training=training,
-        validation=validation,
-        seed=seed,
-    )
+        raise UserError(
+            f"{source}: too few folds beside fold {numbers['test_fold']}; training and validation need one each"
+        )
+    composition = Composition(folder=source, validation_fold=folds[-1], **numbers)
     made = rewrite_items(items(composition))
     with progress_bar(f"composing {name}") as show:
-        return write_dataset(place, name, "generated", "waveform", made, show, workers, named("keywords"))
+        return write_dataset(place, name, "generated", features, made, show, workers, named("keywords"))
 
 
 def tell(place: Storage, info: Mapping[str, Any]) -> None:

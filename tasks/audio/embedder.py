@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,6 +50,8 @@ class Embedder:
     """What opens it again: a run's fingerprint, or a file's absolute path."""
     scale: str = ""
     """At which the run was trained; empty where it is not known."""
+    score: Mapping[str, Any] = field(default_factory=dict)
+    """How well it did on data that it never heard, as its file says; empty where it says nothing."""
 
     @property
     def dimension(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -45,7 +45,9 @@ class Exported:
         Raises:
             UserError: where the weights are of another model, or there is no such device.
         """
-        return open_weights(self.config, self.weights, self.source, str(self.about.get("scale", "")), device)
+        made = open_weights(self.config, self.weights, self.source, str(self.about.get("scale", "")), device)
+        score = self.about.get("score")
+        return replace(made, score=score if isinstance(score, dict) else {})
 
 
 def open_weights(config: Config, weights: Mapping[str, Tensor], source: str, scale: str, device: str) -> Embedder:

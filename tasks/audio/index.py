@@ -2,20 +2,28 @@
 
 What costs time, the embeddings, is written in small shards as it is made: a command that was killed goes on where it
 stopped. A file is known by its path, size and time of change: a new or changed one is embedded, one that is gone leaves
-the index. `index.faiss` is built anew from the shards whenever they change. One command at a time may write an index.
+the index. `index.faiss` is built anew from the shards whenever they change. One process at a time may write an index.
+
+`add` puts a single recording in at once: a small shard that `index.json` lists as added and that searches compare
+segment by segment, until the index is built anew. Who has the index open sees it with `search.refresh`. A process that
+is killed leaves the index as it was before or after.
 
     index.json           the model, the folder, the kind of index that was asked for and that it is, its recall;
-                         written first as unfinished, and last
+                         written first as unfinished, and last; `added` lists the shards since
     embeddings-*.arrow   a row a segment: file, bytes, modified, offset, unit vector
     index.faiss          see `nearest.py`
+    .lock                held by the process that writes
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -34,9 +42,11 @@ from retable.tasks.audio.search import (
     FORMAT,
     INFO,
     SHARDS,
+    Index,
     check_model,
     read_info,
     read_shard,
+    refresh,
     schema,
     shard_vectors,
 )
@@ -45,6 +55,11 @@ SHARE = 32
 """Files that are embedded between two writes: so many at most are lost."""
 ROWS = 16384
 """Segments of a full shard; small shards are joined until they are as large."""
+ADDED = 32
+"""Shards of added recordings, at most: then they are joined."""
+LOCK = ".lock"
+PATIENCE = 10.0
+"""Seconds that an addition waits for another writer."""
 
 SOUNDS = (
     "a dog barks", "birds are singing", "rain falls on a tin roof", "thunder rolls far away", "wind blows in the trees",
@@ -66,7 +81,7 @@ class File:
     """A recording in a folder; one that changed is another."""
 
     path: str
-    """Below the folder."""
+    """Below the folder; absolute where it was added from elsewhere."""
     bytes: int
     modified: int
     """Nanoseconds, as the disk says."""
@@ -91,6 +106,7 @@ def update(
     kind: nearest.Kind | Literal["auto"] | None = None,
     remote: Callable[[Sequence[Sequence[File]]], Iterator[tuple[bytes, list[str]]]] | None = None,
     show: Show = lambda done, total: None,
+    patience: float = 0.0,
 ) -> Update:
     """Make an index of a folder, or bring it up to date; a broken file is a line, and the rest go on.
 
@@ -101,37 +117,128 @@ def update(
         kind: of FAISS index; auto: by the number of segments; None: what was asked for before, at first auto.
         remote: embeds shares of files elsewhere and in any order, as `over_ray` does; none: here.
         show: told how many files are embedded, of how many.
+        patience: seconds to wait while another process writes.
 
     Raises:
-        UserError: where the folder has no recordings, none can be read, or the index is another folder's or model's.
+        UserError: where the folder has no recordings, none can be read, the index is another folder's or model's, or
+            another process writes it.
     """
     current, failures = scan(folder)
-    before = _before(folder, out, embedder)
-    asked = before["asked"] = kind or before.get("asked", "auto")
-    held = _held(out, embedder.dimension)
-    pending = [file for file in current if file not in held]
-    removed = len({file.path for file in held} - {file.path for file in current})
-    wanted = nearest.choose if asked == "auto" else lambda rows: asked
-    due = not (held <= set(current) and _is_whole(out, before) and before["kind"] == wanted(before["segments"]))
-    shares = [pending[start : start + SHARE] for start in range(0, len(pending), SHARE)]
-    made = remote(shares) if remote else (embed_files(embedder, folder, share) for share in shares)
-    for done, (shard, failed) in enumerate(made, 1):
-        if shard:
-            _begin(out, before)
-            Storage.open(out).write(_next_shard(out), shard)
-            due = True
-        failures += failed
-        show(min(done * SHARE, len(pending)), len(pending))
-    if not due:
-        if before != read_info(out):  # the same vectors of a model that lies elsewhere now, or the kind by another name
-            Storage.open(out).write_json(INFO, before)
-        return Update(before, 0, 0, failures)
-    _begin(out, before)
-    shards = _tidy(out, embedder.dimension, set(current))
-    if not shards:
-        raise UserError(f"{folder}: none of {len(current)} recordings can be read; first: {failures[0]}")
-    info = _finish(out, before, shards, embedder, wanted)
-    return Update(info, len(_held(out, embedder.dimension) - held), removed, failures)
+    _before(folder, out, embedder)  # refuses before anything is made there
+    with writing(out, patience):
+        before = _before(folder, out, embedder)
+        asked = before["asked"] = kind or before.get("asked", "auto")
+        held = _held(out, embedder.dimension)
+        current += sorted(filter(_is_elsewhere, held), key=lambda file: file.path)
+        pending = [file for file in current if file not in held]
+        removed = len({file.path for file in held} - {file.path for file in current})
+        wanted = nearest.choose if asked == "auto" else lambda rows: asked
+        due = not (held <= set(current) and _is_whole(out, before) and before["kind"] == wanted(before["segments"]))
+        shares = [pending[start : start + SHARE] for start in range(0, len(pending), SHARE)]
+        made = remote(shares) if remote else (embed_files(embedder, folder, share) for share in shares)
+        for done, (shard, failed) in enumerate(made, 1):
+            if shard:
+                _begin(out, before)
+                Storage.open(out).write(_next_shard(out), shard)
+                due = True
+            failures += failed
+            show(min(done * SHARE, len(pending)), len(pending))
+        if not due:
+            if before != read_info(
+                out
+            ):  # the same vectors of a model that lies elsewhere now, or the kind by another name
+                Storage.open(out).write_json(INFO, before)
+            return Update(before, 0, 0, failures)
+        _begin(out, before)
+        shards = _tidy(out, embedder.dimension, set(current))
+        if not shards:
+            raise UserError(f"{folder}: none of {len(current)} recordings can be read; first: {failures[0]}")
+        info = _finish(out, before, shards, embedder, wanted)
+        return Update(info, len(_held(out, embedder.dimension) - held), removed, failures)
+
+
+def add(index: Index, embedder: Embedder, path: Path, kept: Path | None = None, patience: float = PATIENCE) -> Index:
+    """Put one recording into an index, and return the index with it; one that is there already stays as it is.
+
+    Args:
+        index: an open one, finished.
+        embedder: the model that it was made with.
+        path: the recording, known by its path: below the index's folder, or from elsewhere by its absolute path.
+        kept: where it is moved to once it could be read, in the same file system; none: it stays.
+        patience: seconds to wait while another process writes.
+
+    Raises:
+        UserError: where the recording cannot be read, another process writes for longer, or the index is another
+            model's or unfinished.
+    """
+    check_model(index.info, embedder, index.out)
+    place = (kept or path).absolute()
+    name = indexed(index, place)
+    if (now := refresh(index)).holds(name):
+        return now
+    starts, vectors = embed_file(embedder, path)
+    with writing(index.out, patience):
+        now = refresh(now)
+        if not now.holds(name):
+            if kept:
+                path.replace(place)
+            _append(now, _shard([(_file(name, place), starts, vectors)], embedder.dimension))
+        return refresh(now)
+
+
+def indexed(index: Index, path: Path) -> str:
+    """Return what an index calls a recording: its path below the index's folder, or its absolute one."""
+    folder, place = Path(index.info["folder"]), path.absolute()
+    return place.relative_to(folder).as_posix() if place.is_relative_to(folder) else str(place)
+
+
+def _append(index: Index, shard: bytes) -> None:
+    """Write a shard, then that it is there; where there are many, all that was added as one shard."""
+    out, info = index.out, read_info(index.out)
+    if not (info and info["finished"]):
+        raise UserError(f"{out}: unfinished; run `retable audio index` again")
+    before = info.get("added", [])
+    table = pa.ipc.open_file(pa.py_buffer(shard)).read_all()
+    if joined := len(before) >= ADDED:
+        table = pa.concat_tables([*index.tables[index.built :], table])
+    place, name, data = Storage.open(out), _next_shard(out), _ipc(table)
+    place.write(name, data)
+    listed = {"name": name, "rows": table.num_rows, "bytes": len(data)}
+    place.write_json(INFO, {**info, "added": [*([] if joined else before), listed]})
+    for old in before if joined else ():
+        place.remove(old["name"])
+
+
+@contextmanager
+def writing(out: Path, patience: float = 0.0) -> Iterator[None]:
+    """Hold an index alone while the block runs; the lock of a process that was killed is free.
+
+    Args:
+        out: the index; its folder is made where there is none.
+        patience: seconds to wait for another process.
+
+    Raises:
+        UserError: where another process holds it for longer; the line names that process.
+    """
+    with disk_errors(str(out)):
+        out.mkdir(parents=True, exist_ok=True)
+        file = (out / LOCK).open("a+")
+    with file:
+        end = time.monotonic() + patience
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= end:
+                    file.seek(0)
+                    owner = file.read(100) or "another process"
+                    raise UserError(f"{out}: {owner} writes it; try again when that is done") from None
+                time.sleep(0.02)
+        file.truncate(0)
+        file.write(f"process {os.getpid()} of {os.uname().nodename}")
+        file.flush()
+        yield
 
 
 def scan(folder: Path) -> tuple[list[File], list[str]]:
@@ -152,16 +259,30 @@ def scan(folder: Path) -> tuple[list[File], list[str]]:
             try:
                 below = path.relative_to(folder).as_posix()
                 below.encode()
-                said = path.stat()
+                file = _file(below, path)
             except UnicodeEncodeError:
                 failures.append(f"{os.fsencode(path)!r}: its name is not UTF-8; rename it")
             except OSError as error:
                 failures.append(f"{path}: {error.strerror}")
             else:
-                found.append(File(below, said.st_size, said.st_mtime_ns))
+                found.append(file)
     if not found:
         raise UserError(f"{folder}: no recordings ({', '.join(sorted(SUFFIXES))})")
     return sorted(found, key=lambda file: file.path), failures
+
+
+def _file(name: str, path: Path) -> File:
+    said = path.stat()
+    return File(name, said.st_size, said.st_mtime_ns)
+
+
+def _is_elsewhere(file: File) -> bool:
+    """Say whether a recording was added from outside the folder, and is still as it was."""
+    path = Path(file.path)
+    try:
+        return path.is_absolute() and _file(file.path, path) == file
+    except OSError:
+        return False
 
 
 def embed_files(embedder: Embedder, folder: Path, files: Sequence[File]) -> tuple[bytes, list[str]]:
@@ -169,23 +290,25 @@ def embed_files(embedder: Embedder, folder: Path, files: Sequence[File]) -> tupl
 
     No file shares a batch with another, so that its vectors never depend on what lies beside it.
     """
-    rows: dict[str, list[Any]] = {"file": [], "bytes": [], "modified": [], "offset": []}
-    vectors, failures = [], []
+    heard, failures = [], []
     for file in files:
         try:
-            starts, made = embed_file(embedder, folder / file.path)
+            heard.append((file, *embed_file(embedder, folder / file.path)))
         except UserError as error:
             failures.append(str(error))
-            continue
-        vectors.append(made)
+    return _shard(heard, embedder.dimension) if heard else b"", failures
+
+
+def _shard(heard: Sequence[tuple[File, list[float], Any]], dimension: int) -> bytes:
+    """Return a shard of files, each with the offsets and the vectors of its segments."""
+    rows: dict[str, list[Any]] = {"file": [], "bytes": [], "modified": [], "offset": []}
+    for file, starts, _ in heard:
         rows["offset"] += starts
         for name in ("path", "bytes", "modified"):
             rows["file" if name == "path" else name] += [getattr(file, name)] * len(starts)
-    if not vectors:
-        return b"", failures
-    flat = pa.array(np.concatenate(vectors).reshape(-1))
-    listed = pa.FixedSizeListArray.from_arrays(flat, embedder.dimension)
-    return _ipc(pa.table({**rows, "vector": listed}, schema=schema(embedder.dimension))), failures
+    flat = pa.array(np.concatenate([vectors for _, _, vectors in heard]).reshape(-1))
+    listed = pa.FixedSizeListArray.from_arrays(flat, dimension)
+    return _ipc(pa.table({**rows, "vector": listed}, schema=schema(dimension)))
 
 
 def _ipc(table: pa.Table) -> bytes:
@@ -225,7 +348,7 @@ def _before(folder: Path, out: Path, embedder: Embedder) -> dict[str, Any]:
     """Return what an index says of itself, or what a new one will."""
     info = read_info(out)
     if info is None:
-        if out.is_dir() and any(out.iterdir()):
+        if out.is_dir() and any(path.name != LOCK for path in out.iterdir()):
             raise UserError(f"{out}: holds other files; choose another --out")
         return {
             "format": FORMAT,
@@ -246,7 +369,8 @@ def _before(folder: Path, out: Path, embedder: Embedder) -> dict[str, Any]:
 def _is_whole(out: Path, info: dict[str, Any]) -> bool:
     """Say whether an index is finished and its files are there."""
     sizes = {FAISS: info.get("faiss_bytes"), **{shard["name"]: shard["bytes"] for shard in info.get("shards", ())}}
-    return info["finished"] and all((out / n).is_file() and (out / n).stat().st_size == s for n, s in sizes.items())
+    whole = info["finished"] and not info.get("added")
+    return whole and all((out / n).is_file() and (out / n).stat().st_size == s for n, s in sizes.items())
 
 
 def _begin(out: Path, info: dict[str, Any]) -> None:
@@ -329,6 +453,7 @@ def _finish(
         "corpus": hashlib.sha256(json.dumps([list(vars(file).values()) for file in files]).encode()).hexdigest(),
         "shards": [{"name": n, "rows": len(v), "bytes": (out / n).stat().st_size} for n, v in shards],
         "faiss_bytes": nearest.write(index, out / FAISS),
+        "added": [],
         "finished": True,
     }
     Storage.open(out).write_json(INFO, info)

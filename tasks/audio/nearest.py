@@ -122,6 +122,11 @@ def nearest(
     return _padded(*_best(scores, numbers, count), count)
 
 
+def merged(one: Found, other: Found, count: int) -> Found:
+    """Return the best of two findings of the same queries, ranked; ties by number."""
+    return _padded(*_best(np.hstack([one[0], other[0]]), np.hstack([one[1], other[1]]), count), count)
+
+
 def _best(scores: Any, numbers: Any, count: int) -> tuple[Any, Any]:
     """Return the best columns of each row, best first; equal scores in order of their numbers."""
     if scores.shape[1] > 8 * count:  # a partial sort first; what equals the last place is kept

@@ -1,7 +1,8 @@
 """Search an index: the recordings whose best segment lies nearest to some words, or to a sound.
 
 An index is a folder: `index.json` says what it is, `embeddings-*.arrow` hold a row and a unit vector for each segment,
-and `index.faiss` finds the nearest of them; see `index.py`.
+and `index.faiss` finds the nearest of them; see `index.py`. Segments that were added since `index.faiss` was built are
+compared one by one; who holds an index open sees them with `refresh`.
 
 A recording's score is the cosine of its best segment. Where a recording is one segment, that is the score an evaluation
 ranks by; of a long one an evaluation takes the mean of all segments, and a search wants the place.
@@ -16,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from jaxtyping import Float32
 
 from retable.platform.errors import UserError
@@ -25,6 +27,9 @@ from retable.tasks.audio.embedder import Embedder, embed_file
 
 INFO, FAISS, FORMAT = "index.json", "index.faiss", 1
 SHARDS = "embeddings-*.arrow"
+BUILT = ("shards", "faiss_bytes", "corpus", "kind")
+"""Entries of `index.json` that are others once `index.faiss` was built anew."""
+TRIES = 3
 
 
 @dataclass(frozen=True)
@@ -32,7 +37,7 @@ class Hit:
     """A recording that was found."""
 
     file: str
-    """Below the folder that was indexed."""
+    """Below the folder that was indexed; of a recording that was added from elsewhere, its absolute path."""
     score: float
     """Cosine between the query and the recording's best segment."""
     offset: float
@@ -43,10 +48,24 @@ class Hit:
 class Index:
     """An index that was opened; vectors stay on the disk but for those of FAISS."""
 
+    out: Path
+    """Where it lies."""
+    stamp: tuple[int, int, int]
+    """Of `index.json`: another one is there as soon as something was added."""
     info: dict[str, Any]
     tables: Sequence[pa.Table]
+    """Of the shards that `faiss` was built of, then of those that were added since."""
     vectors: nearest.Vectors
     faiss: Any
+
+    @property
+    def built(self) -> int:
+        """Return how many of the tables `faiss` was built of."""
+        return len(self.info["shards"])
+
+    def holds(self, file: str) -> bool:
+        """Say whether a recording is in the index."""
+        return any(pc.any(pc.equal(table["file"], file)).as_py() for table in self.tables)
 
 
 def schema(dimension: int) -> pa.Schema:
@@ -109,17 +128,58 @@ def open_index(out: Path) -> Index:
     Raises:
         UserError: where there is none, it is unfinished, or its files are not those that were written.
     """
-    info = read_info(out)
-    if info is None:
+    stamp, info = _stamp(out), read_info(out)
+    if info is None or stamp is None:
         raise UserError(f"{out}: no index; `retable audio index FOLDER --model RUN --out {out}` makes one")
     if not info["finished"]:
         raise UserError(f"{out}: unfinished; run `retable audio index {info['folder']} --out {out}` again")
-    tables = [read_shard(out / shard["name"], info["dimension"]) for shard in info["shards"]]
-    changed = [s["name"] for s, table in zip(info["shards"], tables, strict=True) if table.num_rows != s["rows"]]
-    if changed:
-        raise UserError(f"{out / changed[0]}: not what was written; run `retable audio index` again")
+    tables = _tables(out, info, [*info["shards"], *info.get("added", ())])
     index = nearest.read(out / FAISS, info["faiss_bytes"], info["segments"], info["dimension"])
-    return Index(info, tables, [shard_vectors(table) for table in tables], index)
+    return Index(out, stamp, info, tables, [shard_vectors(table) for table in tables], index)
+
+
+def refresh(index: Index) -> Index:
+    """Return an index as it lies there now; the same one where nothing was added since, or it is just being built.
+
+    What was there before is not read again, unless the index was built anew.
+    """
+    for _ in range(TRIES):
+        if _stamp(index.out) == index.stamp:
+            break
+        try:
+            return _reread(index)
+        except UserError:  # somebody joins shards just now
+            continue
+    return index
+
+
+def _reread(index: Index) -> Index:
+    stamp, info = _stamp(index.out), read_info(index.out)
+    if stamp is None or info is None or not info["finished"]:
+        return index
+    if any(info[entry] != index.info[entry] for entry in BUILT):
+        return open_index(index.out)
+    tables = [*index.tables[: index.built], *_tables(index.out, info, info.get("added", ()))]
+    vectors = [*index.vectors[: index.built], *map(shard_vectors, tables[index.built :])]
+    return Index(index.out, stamp, info, tables, vectors, index.faiss)
+
+
+def _stamp(out: Path) -> tuple[int, int, int] | None:
+    """Return what changes whenever `index.json` is written; None where there is none."""
+    try:
+        said = (out / INFO).stat()
+    except OSError:
+        return None
+    return said.st_ino, said.st_mtime_ns, said.st_size
+
+
+def _tables(out: Path, info: dict[str, Any], shards: Sequence[dict[str, Any]]) -> list[pa.Table]:
+    """Map shards into memory, which must be those that were written."""
+    tables = [read_shard(out / shard["name"], info["dimension"]) for shard in shards]
+    for shard, table in zip(shards, tables, strict=True):
+        if table.num_rows != shard["rows"]:
+            raise UserError(f"{out / shard['name']}: not what was written; run `retable audio index` again")
+    return tables
 
 
 def check_model(info: dict[str, Any], embedder: Embedder, out: Path) -> None:
@@ -158,17 +218,26 @@ def search(index: Index, query: Float32[np.ndarray, " dimension"], top: int) -> 
 
     A file that is gone from the folder is left out; where the folder itself is not there, nothing is looked up.
     """
-    rows = int(index.faiss.ntotal)
+    rows = sum(map(len, index.vectors))
     folder = Path(index.info["folder"])
     look = folder.is_dir()
     wanted = min(rows, 4 * top)
     while True:
-        found = nearest.nearest(index.faiss, index.vectors, query[None], wanted, index.info["effort"]) if rows else None
-        hits = _hits(index, *(found[0][0], found[1][0])) if found else {}
+        hits = _hits(index, *_found(index, query, wanted)) if rows else {}
         there = [hit for hit in hits.values() if not look or (folder / hit.file).is_file()]
         if len(there) >= top or wanted >= rows:
             return there[:top]
         wanted = min(rows, 4 * wanted)
+
+
+def _found(index: Index, query: Float32[np.ndarray, " dimension"], count: int) -> tuple[Any, Any]:
+    """Return the scores and numbers of the nearest segments: those that FAISS knows, and those added since."""
+    built, added = index.vectors[: index.built], index.vectors[index.built :]
+    found = nearest.nearest(index.faiss, built, query[None], count, index.info["effort"])
+    if added:
+        scores, numbers = nearest.exact(added, query[None], count)
+        found = nearest.merged(found, (scores, np.where(numbers < 0, -1, numbers + index.faiss.ntotal)), count)
+    return found[0][0], found[1][0]
 
 
 def _hits(index: Index, scores: Any, numbers: Any) -> dict[str, Hit]:

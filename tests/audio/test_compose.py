@@ -110,6 +110,27 @@ def test_test_captions_are_true_of_their_class_and_of_no_other(folder: Path, sto
     assert found is not None and np.array_equal(found, expected)
 
 
+def test_recordings_alone_are_as_they_are_but_for_loudness_and_start(folder: Path) -> None:
+    made = items(composition(folder, alone=0.5))
+    alone = [each for each in made if each[0].file.startswith("alone")]
+    assert len(alone) == 20 and all(recording.split == "training" and not recording.source for recording, _ in alone)
+    assert len({from_json(recording.facts)[0].sounds for recording, _ in alone}) > 5
+    for recording, make in alone[:8]:
+        ((event,), wave) = from_json(recording.facts)[0].events, make()
+        heard, known = make.args[0], np.fft.rfft(wave)  # type: ignore[attr-defined]
+        truth = np.fft.rfft(soundfile.read(heard)[0])
+        assert heard.stem[0] in "123" and CLASSES[heard.stem[2:]] == event.sound
+        loud = np.abs(truth) > 0.01 * np.abs(truth).max()  # a turn changes phases alone
+        ratio = np.abs(known[loud]) / np.abs(truth[loud])
+        assert ratio.std() < 0.01 * ratio.mean() and 0.19 < ratio.mean() < 2.1
+
+
+def test_the_validations_fold_may_be_trained_on_once_all_is_chosen(folder: Path) -> None:
+    made = items(composition(folder, alone=1.0, all_folds=True))
+    paths = {split: {make.args[0].name for r, make in made if r.split == split} for split in ("training", "test")}  # type: ignore[attr-defined]
+    assert {name[0] for name in paths["training"]} == set("1234") and {name[0] for name in paths["test"]} == {"5"}
+
+
 def test_silence_around_a_sound_is_left_out(folder: Path) -> None:
     path = folder / "audio/1-dog.wav"
     assert len(audible(path)) == pytest.approx(RATE, abs=RATE // 10)

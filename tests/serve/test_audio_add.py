@@ -1,0 +1,140 @@
+"""Recordings that are sent: what is taken, what is left behind, and what the next query finds."""
+
+import concurrent.futures
+import io
+import json
+import socket
+
+import numpy as np
+import pytest
+import soundfile
+
+from retable.platform.errors import UserError
+from retable.platform.storage import Storage
+from retable.serve import address, choice, command, models, recordings
+from retable.serve.answers import Problem, Reply
+from retable.serve.client import Client, ServeError
+from retable.serve.limits import LIMITS, Limits
+from retable.serve.recordings import shown, suffix_of, take_in
+from retable.tasks.audio.index import update, writing
+from retable.tasks.audio.search import open_index
+from tests.audio.test_index import Toy, record, tone
+from tests.serve.test_parts import ask, made, problem
+
+SHIPPED = 29
+
+
+def sound(*notes, format="WAV", **options):
+    file = io.BytesIO()
+    soundfile.write(file, tone(*notes, **options), 32000, format=format)
+    return file.getvalue()
+
+
+@pytest.fixture
+def index(tmp_path):
+    record(tmp_path / "own" / "low.wav", tone("low"))
+    update(tmp_path / "own", tmp_path / "index", Toy())
+    return open_index(tmp_path / "index")
+
+
+def refused(body, index, folder, limits=LIMITS):
+    with pytest.raises(Problem) as caught:
+        take_in(body, "x", index, Toy(), folder, limits)
+    assert str(folder) not in caught.value.detail
+    return caught.value.status, caught.value.detail
+
+
+@pytest.mark.parametrize(("format", "suffix"), [("WAV", ".wav"), ("FLAC", ".flac"), ("OGG", ".ogg"), ("MP3", ".mp3")])
+def test_each_kind_is_known_by_what_it_holds(index, tmp_path, format, suffix):
+    body, folder = sound("low", "high", format=format), tmp_path / "kept"
+    now, kept, seconds = take_in(body, "../../a b.txt", index, Toy(), folder)
+    assert kept.suffix == suffix and kept.read_bytes() == body and abs(seconds - 2) < 0.1
+    assert now.holds(str(kept)) and shown(str(kept), tmp_path / "own") == "a b.txt"
+    assert sorted(path.name for path in folder.iterdir()) == sorted([kept.name, f"{kept.stem}.json"])
+    again, same, _ = take_in(body, "other", now, Toy(), folder)
+    assert same == kept and again.info == now.info and shown(str(kept), tmp_path / "own") == "a b.txt"
+
+
+def test_what_is_no_recording_leaves_nothing_behind(index, tmp_path):
+    folder, before = tmp_path / "kept", (tmp_path / "index" / "index.json").read_bytes()
+    whole = sound("low")
+    broken = [b"", b"RIFF", whole[:40], b"RIFF1234WAVE" + b"x" * 500, b"fLaC" + b"\0" * 90, b"OggS" + b"\xff" * 99]
+    broken += [b"ID3" + b"\4" * 50, b"\xff\xfb" + b"\0" * 400, sound("low", format="FLAC")[:100], b"\x89PNG\r\n"]
+    wrong = io.BytesIO()
+    soundfile.write(wrong, np.full(32000, np.nan, np.float32), 32000, format="WAV", subtype="FLOAT")
+    statuses = [refused(body, index, folder)[0] for body in [*broken, wrong.getvalue()]]
+    assert set(statuses) == {400, 415}
+    assert refused(whole, index, folder, Limits(sound_seconds=0.5)) == (
+        413, "the recording lasts 1 s; 0.5 s are taken"
+    )  # fmt: skip
+    assert refused(whole, index, folder, Limits(sound_samples=1000))[0] == 413
+    with writing(tmp_path / "index"), pytest.MonkeyPatch.context() as patched:
+        patched.setattr(recordings, "add", lambda *given: recordings_add(*given, patience=0.05))
+        assert refused(whole, index, folder)[0] == 503
+    assert list(folder.iterdir()) == [] and (tmp_path / "index" / "index.json").read_bytes() == before
+
+
+recordings_add = recordings.add
+
+
+def test_a_name_tells_nothing_of_where_a_recording_lies(tmp_path):
+    assert shown("deep/a.wav", tmp_path) == "deep/a.wav" and shown("/else/where/b.wav", tmp_path) == "b.wav"
+    kept = tmp_path / f"{'0' * 64}.ogg"
+    assert shown(str(kept), tmp_path) == kept.name
+    recordings.note(kept, "\n\x1b[1m/..\\" + "n" * 300)
+    assert shown(str(kept), tmp_path) == "n" * recordings.LONGEST
+    assert suffix_of(b"RF64\0\0\0\0WAVE") == ".wav"
+
+
+def test_the_route_reads_no_more_than_it_takes():
+    async def echo(task, method, body, name):
+        return Reply(json.dumps([task, method, len(body), name]).encode(), "application/json", 201)
+
+    served = [models.Model(task="audio", name="audio", sha256="a" * 64)]
+    built = made(models=served, ask=echo, limits=Limits(sound_bytes=2000))
+    status, headers, body = ask(built, "POST", "/v1/audio?name=a%20dog", b"x" * 1500)
+    assert (status, json.loads(body)) == (201, ["audio", "add", 1500, "a dog"])
+    assert headers["x-retable-model"] == "audio/audio"
+    assert problem(ask(built, "POST", "/v1/audio", b"x" * 2001))[0] == 413
+
+
+def test_a_model_of_the_smoke_scale_gives_way_unless_it_was_named(tmp_path, capsys):
+    storage = Storage.open(tmp_path)
+    smoke = models.Model(task="audio", name="audio", sha256="0" * 64, about={"scale": "smoke", "fingerprint": "12ab"})
+    (found,) = choice.with_index([smoke], "", False, storage)
+    assert found.why == "from the zoo" and "run 12ab is of the smoke scale" in " ".join(capsys.readouterr().err.split())
+    assert choice.with_index([smoke], "", True, storage) == [smoke]
+    named = models.Model(task="audio", name="audio", sha256="0" * 64, about=smoke.about, why=choice.NAMED)
+    with pytest.raises(UserError, match="--anyway"):
+        choice.with_index([named], "", False, storage)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+@pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_fresh_machine_searches_and_what_is_added_is_found_also_after_a_restart(tmp_path):
+    storage = Storage.open(tmp_path / "results")
+    served = choice.choose_models(choice.Wanted(["audio"], zoo=True), storage)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        where = address.Address("127.0.0.1", free.getsockname()[1])
+    with command.serving(served, storage, where):
+        client = Client(where.url)
+        there = client.search("a dog barks", 50)
+        assert len(there) == SHIPPED and all(hit.file.endswith(".ogg") for hit in there)
+        bodies = [sound("low", "high", seconds=1 + 0.1 * place) for place in range(6)]
+        with concurrent.futures.ThreadPoolExecutor(6) as pool:
+            added = list(pool.map(lambda body: client.add_recording(body, "new.wav"), bodies))
+        assert len({each.id for each in added}) == 6 and added[0].seconds == 2.0
+        assert {each.id for each in added} <= {hit.id for hit in client.search("a siren wails", 50)}
+        assert client.add_recording(bodies[0]) == added[0]
+        assert [client.recording(each.id) for each in added] == bodies
+        with pytest.raises(ServeError, match="415"):
+            client.add_recording(b"words")
+        found = [(hit.id, hit.file) for hit in client.search("a siren wails", 50)]
+    with command.serving(served, storage, where):
+        client = Client(where.url)
+        assert sorted((hit.id, hit.file) for hit in client.search("a siren wails", 50)) == sorted(found)
+        assert len(found) == SHIPPED + 6
+        assert client.recording(added[3].id) == bodies[3]
