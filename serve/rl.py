@@ -14,6 +14,7 @@ from ray import serve
 
 from retable.platform.storage import Storage
 from retable.serve.answers import Problem, Reply, wrong
+from retable.serve.episodes import Stage, weight
 from retable.serve.limits import LIMITS, Limits
 from retable.serve.models import Model, read
 from retable.tasks.rl.config import View
@@ -127,6 +128,8 @@ class Policies:
     def __init__(self, models: Sequence[Model], storage: str, threads: int):
         torch.set_num_threads(threads)
         self.policies = {m.sha256: read_export(read(m, Storage.open(storage)), m.name) for m in models}
+        self.bytes = {m.sha256: len(read(m, Storage.open(storage))) for m in models}
+        self.stage = Stage()
         for policy in self.policies.values():
             answers([question(policy, ready(policy))])  # what is made at the first use is made now
 
@@ -138,6 +141,16 @@ class Policies:
             return problem
         actions = await self.batch(asked)
         return Reply(json.dumps({"actions": actions.tolist()}).encode(), "application/json")
+
+    async def episode(self, sha256: str, seed: int, steps: int) -> Reply | Problem:
+        """Play an episode, and tell how large the policy is that played it."""
+        policy = self.policies[sha256]
+        try:
+            told = await self.stage.play(policy, seed, steps)
+        except Problem as problem:
+            return problem
+        told |= {**weight(policy), "bytes": self.bytes[sha256]}
+        return Reply(json.dumps(told, separators=(",", ":")).encode(), "application/json")
 
     @serve.batch(max_batch_size=BATCH, batch_wait_timeout_s=WAIT)
     async def batch(self, questions: list[Question]) -> list[Rows]:
