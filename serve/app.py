@@ -21,7 +21,7 @@ from retable.serve.answers import Problem, Reply, wrong
 from retable.serve.gate import Bodies, Gate, respond
 from retable.serve.limits import LIMITS, Limits
 from retable.serve.models import Model
-from retable.serve.routes import audio, facts, pages, rl, style, weather
+from retable.serve.routes import audio, example, facts, pages, rl, style, tables, weather
 from retable.serve.routes.common import Ask
 
 TRIES = 4
@@ -39,12 +39,19 @@ TRIES = 4
 class Ingress:
     """The deployment that HTTP reaches."""
 
-    def __init__(self, models: Sequence[Model], handles: dict[str, DeploymentHandle[Any]], token: str, limits: Limits):
-        self.models, self.handles, self.token, self.limits = models, handles, token, limits
+    def __init__(
+        self,
+        models: Sequence[Model],
+        handles: dict[str, DeploymentHandle[Any]],
+        token: str,
+        limits: Limits,
+        storage: str = "",
+    ):
+        self.models, self.handles, self.token, self.limits, self.storage = models, handles, token, limits, storage
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Return the application; Serve asks for it once the handles are here."""
-        self.gate = build(self.models, self.ask, self.limits, self.token)
+        self.gate = build(self.models, self.ask, self.limits, self.token, self.storage)
         return self.gate
 
     async def drain(self, seconds: float) -> int:
@@ -84,8 +91,11 @@ class Ingress:
         raise Problem(503, f"{task} is starting again; try again in a moment").wait(5)
 
 
-def build(models: Sequence[Model], ask: Ask, limits: Limits = LIMITS, token: str = "") -> Gate:
-    """Return the application, which asks deployments by `ask`; with the digest of a token it wants that token."""
+def build(models: Sequence[Model], ask: Ask, limits: Limits = LIMITS, token: str = "", storage: str = "") -> Gate:
+    """Return the application, which asks deployments by `ask`; with the digest of a token it wants that token.
+
+    It shows the result tables of a `storage`, where one is named.
+    """
     app = FastAPI(title="retable", version="1", docs_url=None, redoc_url=None)
     app.add_exception_handler(Problem, lambda request, error: respond(error))
     app.add_exception_handler(HTTPException, _http_problem)
@@ -94,6 +104,9 @@ def build(models: Sequence[Model], ask: Ask, limits: Limits = LIMITS, token: str
     bodies = Bodies(limits)
     pages.add(app)
     facts.add(app, models, limits)
+    tables.add(app, models, storage)
+    if forecasters := [model for model in models if model.task == "weather"]:
+        example.add(app, forecasters)
     for task, routes in {"rl": rl, "style": style, "audio": audio, "weather": weather}.items():
         if own := [model for model in models if model.task == task]:
             routes.add(app, own, ask, bodies)

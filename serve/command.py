@@ -209,7 +209,7 @@ def deploy(models: Sequence[Model], storage: str, token: str, index: str) -> Any
         chosen = deployment.options(ray_actor_options=options, max_constructor_retry_count=2)
         more = (str(Path(index).absolute()),) if task == "audio" else ()
         handles[task] = chosen.bind(own, storage, max(1, round(wanted[task])), *more)
-    return ingress.bind(list(models), handles, token, LIMITS)
+    return ingress.bind(list(models), handles, token, LIMITS, storage)
 
 
 def check_cpus(wanted: dict[str, float]) -> None:
