@@ -58,7 +58,7 @@ function draw({ name, played, returns, canvas, output, at }) {
   const place = Math.min(Number($("step").value), played.frames.length - 1);
   const step = Math.min(place * played.every, returns.length - 1), points = played.frames[place];
   const middle = (axis) => points.reduce((sum, value, i) => sum + (i % 2 === axis ? value : 0), 0) / (points.length / 2);
-  const [x, y] = [middle(0), played.ground === null ? middle(1) : played.ground + SPAN * 0.19];
+  const [x, y] = [middle(0), played.ground === null ? middle(1) : played.ground + SPAN * 0.155];
   const scale = canvas.width / SPAN;
   const left = (value) => (value - x) * scale + canvas.width / 2;
   const top = (value) => canvas.height * 0.5 - (value - y) * scale;

@@ -4,6 +4,7 @@ import { $, ask, label, make, say, shown } from "./common.js";
 
 const TASKS = { weather: "Rain, eight hours ahead", style: "Style transfer", audio: "Text to audio", rl: "Pruning for offline RL" };
 const MARKS = { holds: "h", "does not hold": "n", "not separable": "s" };
+const MANY = { holds: "hold", "does not hold": "do not hold" };
 const PROOF = "Smoke scale: it proves the path, and its numbers say nothing of the paper's.";
 
 export async function tables(models) {
@@ -23,7 +24,7 @@ function grouped(found) {
   return groups;
 }
 
-const counted = (claims) => Object.entries(claims).map(([status, count]) => `${count} ${status}`).join(", ");
+const counted = (claims) => Object.entries(claims).map(([status, count]) => `${count} ${(count > 1 && MANY[status]) || status}`).join(", ");
 
 /** A line of the list; what is in it is asked for when it is opened. */
 function folded(part, models) {
