@@ -99,7 +99,7 @@ class Tables:
         """Return each row: label, and its cells in words, each with the models that serve its runs."""
         for row in part.rows:
             cells = []
-            for column, cell in zip(part.columns, row.cells, strict=True):
+            for column, cell in zip(part.columns, row.cells, strict=False):
                 text = state(row) if cell.mean is None else measured(cell, column.format)
                 cells.append(
                     {
@@ -152,7 +152,7 @@ def place(part: FilledTable) -> tuple[Any, ...]:
 
 def used(replicates: Sequence[FilledReplicate], cell: Cell) -> list[FilledReplicate]:
     """Return the replicates that a cell is of."""
-    return [each for each, value in zip(replicates, cell.values, strict=True) if value is not None]
+    return [each for each, value in zip(replicates, cell.values, strict=False) if value is not None]
 
 
 def leaves(origin: Origin) -> Iterator[Origin]:
