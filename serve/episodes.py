@@ -160,13 +160,17 @@ class Stage:
         try:
             async with self.free:
                 end = time.monotonic() + self.limits.episode_seconds
-                return await asyncio.to_thread(play, policy, seed, steps, lambda: gone.is_set() or time.monotonic() > end)
+                return await asyncio.to_thread(
+                    play, policy, seed, steps, lambda: gone.is_set() or time.monotonic() > end
+                )
         except ModuleNotFoundError as error:
             raise Problem(501, "no simulator here: the server has no gymnasium[mujoco]") from error
         except UserError as error:
             raise Problem(501, one_line(str(error))) from error
         except Stopped as error:
-            raise Problem(503, f"not played within {self.limits.episode_seconds:g} s; ask for fewer steps").wait(5) from error
+            raise Problem(503, f"not played within {self.limits.episode_seconds:g} s; ask for fewer steps").wait(
+                5
+            ) from error
         finally:
             gone.set()
             self.waiting -= 1

@@ -21,11 +21,13 @@ def add(app: FastAPI, models: Sequence[Model], storage: str) -> None:
 
     async def read(work: Callable[[Tables], Reply | Problem]) -> Response:
         """Do what reads the storage in a thread."""
-        return respond(await asyncio.to_thread(lambda: work(Tables(Storage.open(storage) if storage else None, models))))
+        return respond(
+            await asyncio.to_thread(lambda: work(Tables(Storage.open(storage) if storage else None, models)))
+        )
 
     @app.get("/v1/tables")
     async def list_tables() -> Response:
-        """List the tables that were filled on the server's storage, in the papers' order, with their claims' verdicts."""
+        """List the tables that were filled on the server's storage, in the papers' order, with counts of verdicts."""
         return await read(lambda tables: tables.listed())
 
     @app.get("/v1/tables/{task}/{name}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -127,7 +127,9 @@ class Step:
     terminated: Array
 
 
-def play(act: Callable[[Array], Array], environment_id: str, episodes: int, seed: int) -> Iterator[Step]:
+def play(
+    act: Callable[[Array], Array], environment_id: str, episodes: int, seed: int
+) -> Generator[Step, None, None]:
     """Play `episodes` episodes side by side, a step at a time, until all have ended.
 
     Episode k is the first episode of lane k, which is seeded with `seed + k`. Lanes that are done wait for the others;

@@ -1,6 +1,7 @@
 """The page in a browser, used as a person would, against toy answers; once, slowly, against the zoo on Ray."""
 
 import hashlib
+import itertools
 import shutil
 import socket
 
@@ -104,7 +105,9 @@ def test_a_query_finds_recordings_that_play(opened):
     page.wait_for_selector("#hits li:nth-child(2) audio")
     page.wait_for_selector("#hits audio:focus")
     state = page.eval_on_selector(
-        "#hits audio", "player => new Promise(done => player.readyState ? done(player.duration) : player.onloadeddata = () => done(player.duration))"
+        "#hits audio",
+        """player => new Promise(done => player.readyState ? done(player.duration)
+        : player.onloadeddata = () => done(player.duration))""",
     )
     assert state == 2
     page.fill("#ask input", "?")
@@ -185,7 +188,12 @@ def test_tables_are_read_with_their_claims(opened):
     assert "2 tables and figures; claims: 2 hold, 2 do not hold, 2 not tested" in page.inner_text("#filled")
     page.click("#parts summary >> nth=0")
     page.wait_for_selector("#parts table")
-    assert page.inner_text("#parts tbody tr >> nth=0").split("\t") == [f"U-Net {web.HOSTILE}", "0.250", "0.200", "+0.050"]
+    assert page.inner_text("#parts tbody tr >> nth=0").split("\t") == [
+        f"U-Net {web.HOSTILE}",
+        "0.250",
+        "0.200",
+        "+0.050",
+    ]
     assert page.inner_text("#parts tbody tr >> nth=1").split("\t") == ["half precision", "absent", "0.300", "–"]
     assert page.inner_text("#parts .smoke").startswith("Smoke scale: it proves the path")
     assert page.locator("ul.claims .v").all_inner_texts() == ["holds", "does not hold", "not tested at this scale"]
@@ -199,7 +207,11 @@ def test_tables_are_read_with_their_claims(opened):
 
 
 def test_a_video_is_a_job_that_can_be_watched_and_cancelled(opened, address, tmp_path):
-    states = [{"state": "queued"}, {"state": "running", "progress": 0.5, "frames": 12}, {"state": "done", "progress": 1}]
+    states = [
+        {"state": "queued"},
+        {"state": "running", "progress": 0.5, "frames": 12},
+        {"state": "done", "progress": 1},
+    ]
     asked = []
 
     def job(route):
@@ -246,7 +258,7 @@ def test_the_keyboard_alone_reaches_and_does_everything(opened):
         if page.evaluate("document.activeElement === document.body"):
             break
         outline, name = page.evaluate(
-            """() => { const at = document.activeElement; return [getComputedStyle(at.closest(".drop") || at).outlineStyle
+            """() => { const at = document.activeElement; return [getComputedStyle(at).outlineStyle
             !== "none" || !!at.closest(".drop"), at.id || at.name || at.textContent]; }"""
         )
         assert outline, name
@@ -264,11 +276,13 @@ def test_every_control_and_picture_has_a_name(opened):
     page.wait_for_selector("#runs canvas"), page.wait_for_selector("#parts table")
     nameless = page.evaluate(
         """() => [...document.querySelectorAll("button,input,select,canvas,video,audio,[role=region]")].filter((e) =>
-        !(e.getAttribute("aria-label") || e.textContent.trim() || (e.labels && e.labels.length))).map((e) => e.outerHTML)"""
+        !(e.getAttribute("aria-label") || e.textContent.trim() || e.labels?.length)).map((e) => e.outerHTML)"""
     )
     assert nameless == []
-    levels = page.evaluate("[...document.querySelectorAll('h1,h2,h3')].filter(e => e.offsetParent).map(e => +e.tagName[1])")
-    assert levels[0] == 1 and all(after - before <= 1 for before, after in zip(levels, levels[1:], strict=False))
+    levels = page.evaluate(
+        "[...document.querySelectorAll('h1,h2,h3')].filter(e => e.offsetParent).map(e => +e.tagName[1])"
+    )
+    assert levels[0] == 1 and all(after - before <= 1 for before, after in itertools.pairwise(levels))
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

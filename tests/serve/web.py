@@ -73,7 +73,11 @@ async def ask(task, method, *arguments):
         return Reply(painted(arguments[1]), "image/png")
     if method == "search":
         hits = [{"id": f"{i}", "file": f"{HOSTILE} {i}.wav", "score": 0.5 - i / 10, "offset": 1.0} for i in range(3)]
-        return Reply(json.dumps({"hits": hits}).encode(), "application/json") if arguments[0] != "?" else Problem(422, "no words")
+        return (
+            Reply(json.dumps({"hits": hits}).encode(), "application/json")
+            if arguments[0] != "?"
+            else Problem(422, "no words")
+        )
     if method == "recording":
         return Reply(sound(), "audio/wav")
     if task == "weather":
@@ -87,7 +91,10 @@ def table(name="weather/table1", scale="smoke", run=RUN, **entries):
     """Return a filled table of a row that a served run is behind, one that was not run, and three claims."""
     origin = Origin("joined", {}, "", (Origin(run, {}),))
     row = FilledRow(
-        f"U-Net {HOSTILE}", "", (FilledReplicate({"seed": 0}, origin, ("retable train /secret/place",), {}),), (Cell((0.25,), 0.2),)
+        f"U-Net {HOSTILE}",
+        "",
+        (FilledReplicate({"seed": 0}, origin, ("retable train /secret/place",), {}),),
+        (Cell((0.25,), 0.2),),
     )
     absent = FilledRow("half precision", "needs a GPU", (), (Cell((), 0.3),))
     claims = [("It is better.", "holds"), (HOSTILE, "does not hold"), ("It is fast.", "not tested at this scale")]
@@ -119,7 +126,9 @@ def served(folder, token=""):
     """Serve it while the block runs; give the address."""
     storage = Storage.open(folder)
     keep(storage, table(), "weather-table1-smoke")
-    keep(storage, table("weather/figure1", figure=True, columns=()), "weather-figure1-smoke", painted(example_picture()))
+    keep(
+        storage, table("weather/figure1", figure=True, columns=()), "weather-figure1-smoke", painted(example_picture())
+    )
     config = uvicorn.Config(app.build(MODELS, ask, token=token, storage=str(storage)), port=0, log_level="error")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
