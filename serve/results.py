@@ -10,8 +10,10 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+from pyarrow import fs
 
 from retable.platform.errors import UserError, nearest
 from retable.platform.filled import Cell, FilledReplicate, FilledTable
@@ -36,6 +38,8 @@ class Tables:
 
     storage: Storage | None
     models: Sequence[Model]
+    known: dict[str, tuple[tuple[int, int], FilledTable | None]] = field(default_factory=dict)
+    """File -> its size and time, and what was read then."""
 
     def listed(self) -> Reply:
         """Return what tables there are, in the papers' order, with the counts of their claims' verdicts."""
@@ -63,16 +67,18 @@ class Tables:
                 return Reply(self.storage.read(f"{FOLDER}/{slug_of(part)}.png"), "image/png")
         return Problem(404, f"no picture of {name!r} was drawn here; GET /v1/tables lists what there is")
 
-    def parts(self) -> Iterator[FilledTable]:
-        """Read every kept table; what is no such file, or half of one, is left out."""
-        for file in self.storage.list(FOLDER) if self.storage else ():
-            try:
-                if file.endswith(".json") and self.storage:
-                    data = self.storage.read(f"{FOLDER}/{file}")
-                    if len(data) <= LARGEST:
-                        yield FilledTable.of_json(json.loads(data)["table"])
-            except (ValueError, KeyError, TypeError, AttributeError, OSError, UserError):
-                continue
+    def parts(self) -> list[FilledTable]:
+        """Return every kept table, read again where its file has changed; what is no such file is left out."""
+        if self.storage is None:
+            return []
+        folder = fs.FileSelector(f"{self.storage.root}/{FOLDER}", allow_not_found=True)
+        found = []
+        for file in sorted(self.storage.filesystem.get_file_info(folder), key=lambda info: str(info.base_name)):
+            name, stamp = str(file.base_name), (file.size, file.mtime_ns)
+            if name.endswith(".json") and self.known.get(name, (None, None))[0] != stamp:
+                self.known[name] = stamp, read_table(self.storage, f"{FOLDER}/{name}")
+            found.append(self.known.get(name, (None, None))[1])
+        return [part for part in found if part]
 
     def heading(self, part: FilledTable) -> dict[str, Any]:
         """Return what a table is."""
@@ -128,6 +134,15 @@ class Tables:
         if self.storage:
             text = text.replace(json.dumps(str(self.storage), ensure_ascii=False)[1:-1], "STORAGE")
         return Reply(text.encode(), "application/json")
+
+
+def read_table(storage: Storage, path: str) -> FilledTable | None:
+    """Return a kept table; nothing where the file is none, half of one, or too large to be one."""
+    try:
+        data = storage.read(path)
+        return FilledTable.of_json(json.loads(data)["table"]) if len(data) <= LARGEST else None
+    except (ValueError, KeyError, TypeError, AttributeError, OSError, UserError):
+        return None
 
 
 def kept_at(part: FilledTable) -> str:

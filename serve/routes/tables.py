@@ -18,12 +18,11 @@ At = Annotated[str, Query(max_length=60, description="The scale, as `at` says in
 
 def add(app: FastAPI, models: Sequence[Model], storage: str) -> None:
     """Add `GET /v1/tables`, `GET /v1/tables/{task}/{name}` and its `/picture`; `storage`: where runs lie, or none."""
+    tables = Tables(Storage.open(storage) if storage else None, models)
 
     async def read(work: Callable[[Tables], Reply | Problem]) -> Response:
         """Do what reads the storage in a thread."""
-        return respond(
-            await asyncio.to_thread(lambda: work(Tables(Storage.open(storage) if storage else None, models)))
-        )
+        return respond(await asyncio.to_thread(work, tables))
 
     @app.get("/v1/tables")
     async def list_tables() -> Response:

@@ -124,6 +124,21 @@ def test_half_a_file_is_left_out_and_a_line_too_long_is_cut(storage):
     assert [row["cells"] for row in got(storage, "/v1/tables/weather/table1")["rows"]] == [[], []]
 
 
+def test_a_table_is_read_again_when_it_has_changed(storage, monkeypatch):
+    reads = []
+    read = results.read_table
+    monkeypatch.setattr(results, "read_table", lambda *where: (reads.append(where[1]), read(*where))[1])
+    web.keep(storage, web.table(), "weather-table1-smoke")
+    made = app.build(web.MODELS, web.ask, storage=str(storage))
+    for _ in range(3):
+        assert json.loads(ask(made, "GET", "/v1/tables")[2])[0]["title"] == "IoU on the test set"
+    assert reads == ["report/weather-table1-smoke.json"]
+    web.keep(storage, web.table(title="another title"), "weather-table1-smoke")
+    assert json.loads(ask(made, "GET", "/v1/tables")[2])[0]["title"] == "another title"
+    storage.remove("report/weather-table1-smoke.json")
+    assert json.loads(ask(made, "GET", "/v1/tables")[2]) == []
+
+
 def test_without_a_storage_there_are_no_tables():
     assert got("", "/v1/tables") == []
 
