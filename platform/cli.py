@@ -371,6 +371,9 @@ def zoo() -> None:
 def serve(
     names: Annotated[list[str] | None, typer.Argument(metavar="[TASK]...", help="Tasks; none: all there are.")] = None,
     run: Annotated[list[str] | None, typer.Option(help="A run's fingerprint; may be repeated. Else the best.")] = None,
+    best: Annotated[
+        list[str] | None, typer.Option(metavar="TABLE[/METRIC]", help="The best of a table's runs; may be repeated.")
+    ] = None,
     zoo: Annotated[bool, typer.Option("--zoo", help="The files that come with the tasks, whatever runs there are.")] = (
         False
     ),
@@ -378,14 +381,20 @@ def serve(
     port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
     token_file: Annotated[str, typer.Option(help="Holds the token, mode 0600; else RETABLE_TOKEN does.")] = "",
     index: Annotated[str, typer.Option(help="Of recordings, by `retable audio index`: what audio searches.")] = "",
+    replicas: Annotated[
+        list[str] | None, typer.Option(metavar="[TASK=]N", help="Replicas that are always there; may be repeated.")
+    ] = None,
+    config_out: Annotated[str, typer.Option(help="Write the config file for `serve deploy`, and serve nothing.")] = "",
     storage: Where = "results",
 ) -> None:
-    """Serve the best models behind one address, with a page, until Ctrl-C.
+    """Serve the best models behind one address, with a page, until Ctrl-C; on SIGHUP choose again.
 
     Examples: `retable serve` · `retable serve rl --run 3f2a` · `retable serve --zoo --port 8080`
     """
     command = importlib.import_module("retable.serve.command")  # a name: the platform knows nothing above it
-    command.run(names or (), run or (), zoo, storage, host, port, token_file, index)
+    wanted = {"tasks": names or (), "runs": run or (), "zoo": zoo, "best": best or (), "index": index}
+    address = {"host": host, "port": port, "token_file": token_file}
+    command.run(wanted, storage, address, replicas or (), config_out)
 
 
 @app.command()

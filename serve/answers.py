@@ -30,7 +30,7 @@ class Problem(Exception):
 
     def __init__(self, status: int, detail: str) -> None:
         super().__init__(status, detail)
-        self.status, self.detail = status, one_line(detail)
+        self.status, self.detail = status, plain_line(detail)
         self.retry_after = 0
         self.entries: dict[str, object] = {}
 
@@ -56,7 +56,7 @@ def wrong(field: str, got: object, wanted: object) -> Problem:
     return Problem(422, f"{field}: got {got}, wanted {wanted}").having(field=field, got=str(got), wanted=str(wanted))
 
 
-def one_line(text: str) -> str:
+def plain_line(text: str) -> str:
     """Return a text as one line of bounded length, without a terminal's commands."""
     plain = re.sub(r"\s+", " ", "".join(letter if letter.isprintable() else " " for letter in text)).strip()
     return plain if len(plain) <= LONGEST else f"{plain[: LONGEST - 1]}…"

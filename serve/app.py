@@ -5,7 +5,7 @@
 # for a query parameter. Each call would then be answered with 422.
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -17,10 +17,12 @@ from ray.serve.handle import DeploymentHandle
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
+from retable.serve import openapi
 from retable.serve.answers import Problem, Reply, wrong
 from retable.serve.gate import Bodies, Gate, respond
-from retable.serve.limits import LIMITS, Limits
-from retable.serve.models import Model
+from retable.serve.limits import Limits
+from retable.serve.metrics import Metrics
+from retable.serve.models import Model, models_of
 from retable.serve.routes import audio, example, facts, pages, rl, style, tables, weather
 from retable.serve.routes.common import Ask
 
@@ -28,31 +30,31 @@ TRIES = 4
 """How often a deployment is asked whose replica died: every request can be answered twice without harm."""
 
 
-@serve.deployment(
-    name="ingress",
-    ray_actor_options={"num_cpus": 0.2},
-    max_ongoing_requests=512,
-    graceful_shutdown_wait_loop_s=0.2,
-    health_check_period_s=5,
-)
 @serve.ingress()
 class Ingress:
     """The deployment that HTTP reaches."""
 
     def __init__(
         self,
-        models: Sequence[Model],
         handles: dict[str, DeploymentHandle[Any]],
         token: str,
+        hosts: Sequence[str],
         limits: Limits,
         storage: str = "",
-    ):
-        self.models, self.handles, self.token, self.limits, self.storage = models, handles, token, limits, storage
+    ) -> None:
+        self.handles, self.limits, self.storage = handles, limits, storage
+        self.metrics = Metrics()
+        self.gate = Gate(routes_of([], self.ask, limits), token, hosts, self.metrics.answered)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Return the application; Serve asks for it once the handles are here."""
-        self.gate = build(self.models, self.ask, self.limits, self.token, self.storage)
         return self.gate
+
+    def reconfigure(self, config: Mapping[str, Any]) -> None:
+        """Serve the models that Serve's `user_config` names; what was begun is answered by those that it asked for."""
+        models = models_of(config)
+        self.gate.app = routes_of(models, self.ask, self.limits, self.storage)
+        self.metrics.serve(models)
 
     async def drain(self, seconds: float) -> int:
         """Take no more requests, and wait so long for those that were begun; return how many are left."""
@@ -91,11 +93,8 @@ class Ingress:
         raise Problem(503, f"{task} is starting again; try again in a moment").wait(5)
 
 
-def build(models: Sequence[Model], ask: Ask, limits: Limits = LIMITS, token: str = "", storage: str = "") -> Gate:
-    """Return the application, which asks deployments by `ask`; with the digest of a token it wants that token.
-
-    It shows the result tables of a `storage`, where one is named.
-    """
+def routes_of(models: Sequence[Model], ask: Ask, limits: Limits, storage: str = "") -> FastAPI:
+    """Return what is behind the gate: the routes of models, and the result tables of a storage, where one is named."""
     app = FastAPI(title="retable", version="1", docs_url=None, redoc_url=None)
     app.add_exception_handler(Problem, lambda request, error: respond(error))
     app.add_exception_handler(HTTPException, _http_problem)
@@ -110,7 +109,8 @@ def build(models: Sequence[Model], ask: Ask, limits: Limits = LIMITS, token: str
     for task, routes in {"rl": rl, "style": style, "audio": audio, "weather": weather}.items():
         if own := [model for model in models if model.task == task]:
             routes.add(app, own, ask, bodies)
-    return Gate(app, token)
+    openapi.describe(app, models)
+    return app
 
 
 def _http_problem(request: Request, error: Any) -> Response:

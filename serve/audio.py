@@ -5,19 +5,16 @@ import asyncio
 import hashlib
 import json
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import torch
 from jaxtyping import Float32
 from ray import serve
 
-from retable.platform.storage import Storage
 from retable.serve.answers import Problem, Reply, wrong
+from retable.serve.held import Held
 from retable.serve.limits import LIMITS, Limits
-from retable.serve.models import Model, read
-from retable.tasks.audio.embedder import BATCH
+from retable.tasks.audio.embedder import BATCH, Embedder
 from retable.tasks.audio.export import read_export
 from retable.tasks.audio.search import Index, check_model, open_index, search
 
@@ -94,24 +91,21 @@ def span(wanted: str, size: int, most: int) -> tuple[int, int]:
     return start, min(stop, start + most)
 
 
-@serve.deployment(
-    name="audio",
-    ray_actor_options={"num_cpus": 0.4},
-    max_ongoing_requests=4 * BATCH,
-    max_queued_requests=16 * BATCH,
-    graceful_shutdown_wait_loop_s=0.2,
-    health_check_period_s=5,
-)
 class Retrieval:
     """Holds a pair of encoders, and maps the index that was made with it."""
 
-    def __init__(self, models: Sequence[Model], storage: str, threads: int, index: str):
-        torch.set_num_threads(threads)
-        self.embedder = read_export(read(models[0], Storage.open(storage)), models[0].name).embedder()
+    def __init__(self, storage: str, index: str):
         self.index = open_index(Path(index))
-        check_model(self.index.info, self.embedder, Path(index))
         self.recordings = recordings(self.index)
-        self.embedder.words(["ready"])
+
+        def load(data: bytes, name: str) -> Embedder:
+            embedder = read_export(data, name).embedder()
+            check_model(self.index.info, embedder, Path(index))
+            embedder.words(["ready"])  # what is made at the first use is made now
+            return embedder
+
+        self.embedders = Held("audio", storage, load)
+        self.reconfigure = self.embedders.reconfigure
 
     async def search(self, words: str, top: int) -> Reply | Problem:
         """Find the recordings that fit words best."""
@@ -129,7 +123,4 @@ class Retrieval:
     @serve.batch(max_batch_size=BATCH, batch_wait_timeout_s=WAIT)
     async def batch(self, words: list[str]) -> list[Float32[np.ndarray, " dimension"]]:
         """Embed queries together, in a thread, so that the replica hears meanwhile whether it lives."""
-        return list(await asyncio.to_thread(self.embedder.words, words))
-
-
-DEPLOYMENT = Retrieval
+        return list(await asyncio.to_thread(self.embedders.any().words, words))

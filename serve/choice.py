@@ -2,52 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from retable.platform import api, zoo
-from retable.platform.best import usable
+from retable.platform.best import Choice, choose, usable
 from retable.platform.board import errors
+from retable.platform.config import override
 from retable.platform.errors import UserError, nearest
+from retable.platform.report import task_of
 from retable.platform.storage import Storage
+from retable.platform.task import find_table
+from retable.serve.cells import cell_of, kept_tables, runs_of
 from retable.serve.models import Model, keep
 
 TASKS = ("weather", "style", "audio", "rl")
 """What can be served."""
 
 
-def choose_models(
-    tasks: Sequence[str], runs: Sequence[str], from_zoo: bool, storage: Storage, index: str = ""
-) -> list[Model]:
+@dataclass(frozen=True)
+class Wanted:
+    """What a user wants to serve."""
+
+    tasks: Sequence[str] = ()
+    """Which; none: all that there is something of, or those of the runs and tables that are named."""
+    runs: Sequence[str] = ()
+    """Fingerprints, or their first digits: these and no others."""
+    zoo: bool = False
+    """Whether the zoo's files are served, whatever runs there are."""
+    best: Sequence[str] = ()
+    """`TABLE`, or `TABLE/METRIC`: the best of the runs that fill a table."""
+    index: str = ""
+    """Of recordings, made by the model of audio that is served; without one, audio is left out."""
+
+
+def choose_models(wanted: Wanted, storage: Storage) -> list[Model]:
     """Export what is served to `<storage>/served`, and return it, each with the reason.
 
     Args:
-        tasks: which; none: all that there is something of.
-        runs: fingerprints, or their first digits: these and no others.
-        from_zoo: the zoo's files, whatever runs there are.
+        wanted: what.
         storage: where runs lie, and exported files go.
-        index: of recordings, made by the model of audio that is served; without one, audio is left out.
 
     Raises:
         UserError: on an unknown task, a run that cannot be served, or where there is nothing to serve.
     """
-    for task in tasks:
+    for task in wanted.tasks:
         if task not in TASKS:
             raise UserError(f"serve: no task {task!r}{nearest(task, TASKS)}")
-    if runs and from_zoo:
-        raise UserError("--run and --zoo exclude each other; leave one out")
+    if [bool(wanted.runs), wanted.zoo, bool(wanted.best)].count(True) > 1:
+        raise UserError("--run, --zoo and --best exclude each other; leave out all but one")
     models: list[Model] = []
-    if runs:
-        models = [of_run(api.load(run, storage), "named by --run", storage) for run in dict.fromkeys(runs)]
-        if others := {model.task for model in models} - set(tasks or TASKS):
+    if wanted.runs:
+        models = [of_run(api.load(run, storage), "named by --run", storage) for run in dict.fromkeys(wanted.runs)]
+        if others := {model.task for model in models} - set(wanted.tasks or TASKS):
             raise UserError(f"--run names a run of {min(others)}, which is not among the tasks to serve; add it")
     else:
-        for task in tasks or TASKS:
-            models += ([] if from_zoo else best(task, storage)) or of_zoo(task, storage)
-    models = with_index(models, index)
-    if absent := sorted(set(tasks) - {model.task for model in models}):
+        tables = {task_of(name): name for name in wanted.best}
+        if unknown := tables.keys() - set(wanted.tasks or TASKS):
+            raise UserError(f"--best {tables[min(unknown)]}: {min(unknown)} is not among the tasks to serve")
+        for task in wanted.tasks or list(tables) or TASKS:
+            own = [] if wanted.zoo else best_of(tables[task], storage) if task in tables else best(task, storage)
+            models += own or of_zoo(task, storage)
+    models = with_index(models, wanted.index)
+    if absent := sorted(set(wanted.tasks) - {model.task for model in models}):
         raise UserError(f"serve: nothing of {absent[0]} here: train a run of it, or leave it out")
     if not models:
         raise UserError(f"{storage}: no runs, and no zoo; train something first, e.g. `retable train rl`")
@@ -82,7 +102,63 @@ def best(task: str, storage: Storage) -> list[Model]:
     except UserError as error:
         errors.print(f"note: {error}; the zoo is served instead", markup=False)
         return []
+    return of_choices(found, storage)
+
+
+def of_choices(found: Mapping[str, Choice], storage: Storage) -> list[Model]:
+    """Export what was chosen, by name."""
     return [of_run(it.run, it.line().partition(": ")[2], storage, name) for name, it in sorted(found.items())]
+
+
+def best_of(named: str, storage: Storage) -> list[Model]:
+    """Return the best of the runs that fill a table.
+
+    A table's numbers are what it shows: whoever chooses by them shows the luck of the best. So the runs are compared by
+    their task's own rule, or by `METRIC` on the validation split, and never by the table's scores.
+
+    Args:
+        named: `task/table`, or `task/table/metric`.
+        storage: where the table was filled.
+
+    Raises:
+        UserError: where there is no such table or metric, or the task has no validation split.
+    """
+    task, table, metric = (*named.split("/", 2), "", "")[:3]
+    find_table(f"{task}/{table}")
+    filled = [kept for kept in kept_tables(storage) if kept.name == f"{task}/{table}"]
+    digits = {run for kept in filled for run in runs_of(kept)}
+    runs = [run for run in usable(task, storage) if run.fingerprint in digits]
+    if not runs:
+        raise UserError(f"--best {named}: {storage} has no run of it; `retable reproduce {task}/{table}` makes them")
+    rule = import_module(f"retable.tasks.{task}.best")
+    found = by_metric(named, metric, rule, runs) if metric else rule.best(runs)
+    return of_choices(found, storage)
+
+
+def by_metric(named: str, metric: str, rule: Any, runs: Sequence[api.TrainedRun]) -> dict[str, Choice]:
+    """Return the best of runs by a metric on the validation split; the larger it is, the better.
+
+    Raises:
+        UserError: where the task has no such split, or scores no such metric.
+    """
+    task = runs[0].task
+    validation = {"split": "validation"}
+    try:
+        override(task.view(), validation)
+    except UserError as error:
+        whole = named.removesuffix(f"/{metric}")
+        raise UserError(
+            f"--best {named}: {metric} is what the table shows, and {task.name} has no validation split to choose by; "
+            f"--best {whole} chooses among the same runs by numbers that no table shows"
+        ) from error
+
+    def score(run: api.TrainedRun) -> float:
+        scores = run.score(validation)
+        if metric not in scores:
+            raise UserError(f"--best {named}: no metric {metric!r}{nearest(metric, scores)}")
+        return scores[metric]
+
+    return {rule.NAME: choose(rule.NAME, runs, score, f"validation {metric}", rule.is_real)}
 
 
 def of_run(run: api.TrainedRun, why: str, storage: Storage, name: str = "") -> Model:
@@ -95,7 +171,9 @@ def of_run(run: api.TrainedRun, why: str, storage: Storage, name: str = "") -> M
         raise UserError(f"run {run.fingerprint} is of {run.task.name}; what can be served: {', '.join(TASKS)}")
     if run.diverged:
         raise UserError(f"run {run.fingerprint} has diverged: its weights are no numbers; name another")
-    return of_file(run.task.name, name, reader(run.task.name).write_export(run), why, storage)
+    model = of_file(run.task.name, name, reader(run.task.name).write_export(run), why, storage)
+    cell = cell_of(run.fingerprint, str(model.about.get("scale", "")), kept_tables(storage))
+    return replace(model, about={**model.about, "cell": cell}) if cell else model
 
 
 def of_zoo(task: str, storage: Storage) -> list[Model]:

@@ -2,85 +2,116 @@
 
 from __future__ import annotations
 
-import hashlib
-import ipaddress
 import json
 import logging
-import os
-import shlex
+import queue
 import signal
-import socket
-import stat
+import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from retable.platform.board import console
+from retable.platform.board import console, errors
 from retable.platform.cluster import Interrupt, autoscales, cluster_address, cluster_resources, start_ray
 from retable.platform.errors import UserError, one_line
 from retable.platform.storage import Storage
-from retable.serve.choice import choose_models
-from retable.serve.limits import LIMITS
-from retable.serve.models import Model
+from retable.serve.address import Address, check_port, read_token
+from retable.serve.apart import Apart
+from retable.serve.choice import Wanted, choose_models
+from retable.serve.models import Model, describe
 
-NAME = "retable"
-"""What Serve calls the application."""
-GPU_SHARE = 0.2
-"""Of a GPU, where there is one: all tasks that use it fit on one."""
-SHORTEST_TOKEN = 16
 PATIENCE = 20.0
 """Seconds that what was begun has to be answered when the server ends."""
-
-
-@dataclass(frozen=True)
-class Address:
-    """Where the server listens, and the token that it asks for."""
-
-    host: str
-    port: int
-    token: str = ""
-
-    @property
-    def url(self) -> str:
-        """What clients open."""
-        host = {"0.0.0.0": socket.gethostname(), "::": socket.gethostname()}.get(self.host, self.host)
-        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
-
-    @property
-    def digest(self) -> str:
-        """What the replicas know of the token."""
-        return hashlib.sha256(self.token.encode()).hexdigest() if self.token else ""
+Swap = Callable[[Sequence[Model]], None]
+"""Serves other models of the same tasks from then on."""
 
 
 def run(
-    tasks: Sequence[str],
-    runs: Sequence[str],
-    zoo: bool,
-    storage: str,
-    host: str,
-    port: int,
-    token_file: str,
-    index: str,
+    wanted: Mapping[str, Any], storage: str, address: Mapping[str, Any], replicas: Sequence[str], config: str
 ) -> None:
-    """Serve until Ctrl-C or SIGTERM.
+    """Serve until Ctrl-C or SIGTERM; on SIGHUP choose again, and serve what is better.
+
+    Args:
+        wanted: the fields of `choice.Wanted`.
+        storage: where runs lie, and exported files go.
+        address: host, port, and the file of the token.
+        replicas: `N` or `TASK=N`, the replicas that are there at least.
+        config: where the config file of Serve goes that says the same; nothing is served then.
 
     Raises:
         UserError: on a mistake of the user's.
     """
     check_extra()
-    address = Address(host, port, read_token(host, token_file))
-    check_port(host, port)
-    where = Storage.open(storage)
-    models = choose_models(tasks, runs, zoo, where, index)
+    at = Address(address["host"], address["port"], read_token(address["host"], address["token_file"]))
+    if not config:
+        check_port(at.host, at.port)
+    where, chosen = Storage.open(storage), Wanted(**wanted)
+    least = read_replicas(replicas)
+    choosing = Apart(choose_models, chosen, where)
+    import_module("ray.serve")  # meanwhile
+    models = choosing.result()
     for model in models:
         console.print(describe(model), markup=False, highlight=False)
-    with serving(models, where, address, index):
-        show(models, address)
-        threading.Event().wait()
+    if config:
+        from retable.serve import application as of
+
+        fixed = {name: {"num_replicas": number} for name, number in least.items()}
+        arguments = of.arguments(models, where, at, chosen.index)
+        write_config(config, of.config_file(arguments, at.port, at.host, fixed, of.served(models)))
+        return
+    with hangups() as heard, serving(models, where, at, chosen.index, least) as swap:
+        show(models, at)
+        while True:
+            heard.get()
+            models = renew(models, chosen, where, swap)
+
+
+@contextmanager
+def hangups() -> Iterator[queue.SimpleQueue[int]]:
+    """Give the queue into which each SIGHUP goes while the block runs, if anything asks for one.
+
+    Raises:
+        KeyboardInterrupt: where the signal says that the terminal is gone.
+    """
+    heard: queue.SimpleQueue[int] = queue.SimpleQueue()  # others may not be filled by a handler of signals
+    attached = sys.stdin.isatty()
+
+    def hear(number: int, frame: object) -> None:
+        if attached and not sys.stdin.isatty():
+            raise KeyboardInterrupt
+        heard.put(number)
+
+    before = signal.signal(signal.SIGHUP, hear)
+    try:
+        yield heard
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def renew(models: Sequence[Model], wanted: Wanted, storage: Storage, swap: Swap) -> list[Model]:
+    """Choose again, of the tasks that are served; serve it, say what has changed, and return it."""
+    try:
+        found = Apart(choose_models, wanted, storage).result()
+        tasks = list(dict.fromkeys(model.task for model in models))
+        chosen = [
+            m for task in tasks for m in ([m for m in found if m.task == task] or [m for m in models if m.task == task])
+        ]
+        old, new = ({model.sha256: model for model in some} for some in (models, chosen))
+        if old.keys() == new.keys():
+            console.print("chosen again: nothing has changed")
+            return list(models)
+        swap(chosen)
+    except UserError as error:
+        errors.print(f"note: {error}; what is served stays", markup=False)
+        return list(models)
+    for sha256 in new.keys() - old.keys():
+        console.print(f"now: {describe(new[sha256])}", markup=False, highlight=False)
+    for sha256 in old.keys() - new.keys():
+        console.print(f"no longer: {describe(old[sha256])}", markup=False, highlight=False)
+    return chosen
 
 
 def check_extra() -> None:
@@ -96,55 +127,17 @@ def check_extra() -> None:
         raise UserError("serve needs an extra: pip install 'retable[serve]'") from error
 
 
-def read_token(host: str, file: str) -> str:
-    """Return the token: of RETABLE_TOKEN or a file that is its owner's alone; none is needed on a loopback address.
-
-    Raises:
-        UserError: where one is needed and there is none, it is short, or others can read the file.
-    """
-    token, where = os.environ.get("RETABLE_TOKEN", ""), "RETABLE_TOKEN"
-    if file:
-        path, where = Path(file).expanduser(), file
-        try:
-            if stat.S_IMODE(path.stat().st_mode) & 0o077:
-                raise UserError(f"{file}: others can read it; run `chmod 600 {shlex.quote(file)}`")
-            token = path.read_text().strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"{file}: no token can be read there; write one: `openssl rand -hex 32`") from error
-    if not token and not file and loopback(host):
-        return ""
-    if len(token) < SHORTEST_TOKEN or not token.isascii() or not token.isprintable():
-        missing = "no token" if not token else f"the token of {where} is no {SHORTEST_TOKEN} letters or digits"
-        raise UserError(f"--host {host}: {missing}; set RETABLE_TOKEN, or --token-file FILE: `openssl rand -hex 32`")
-    return token
-
-
-def loopback(host: str) -> bool:
-    """Say whether only this machine can reach a host's address."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def check_port(host: str, port: int) -> None:
-    """Refuse an address that nothing can listen on.
-
-    Raises:
-        UserError: naming it.
-    """
-    try:
-        kind, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        with socket.socket(kind, socket.SOCK_STREAM) as trial:
-            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            trial.bind(place)
-    except (OSError, OverflowError) as error:
-        raise UserError(f"--host {host} --port {port}: nothing can listen there ({error}); choose another") from error
-
-
 @contextmanager
-def serving(models: Sequence[Model], storage: Storage, address: Address, index: str = "") -> Iterator[None]:
+def serving(
+    models: Sequence[Model],
+    storage: Storage,
+    address: Address,
+    index: str = "",
+    replicas: Mapping[str, int] | None = None,
+) -> Iterator[Swap]:
     """Serve models while the block runs, until a signal; then answer what was begun, and end.
+
+    Gives what serves other models of the same tasks, without a request that fails.
 
     Raises:
         UserError: where Ray does not start, the machine is too small, or a deployment does not come up.
@@ -152,37 +145,60 @@ def serving(models: Sequence[Model], storage: Storage, address: Address, index: 
     import ray
     from ray import serve
 
+    from retable.serve import application
+
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     interrupt = Interrupt() if threading.current_thread() is threading.main_thread() else None
     before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM) if interrupt}
     try:
         start_ray(nested=False, interrupt=interrupt)
-        application = deploy(models, str(storage), address.digest, index)
-        where: Any = {"host": address.host, "port": address.port, "keep_alive_timeout_s": 65}
+        arguments = application.arguments(models, storage, address, index)
+        least = replicas or {}
+        spare = check_cpus(application.reserved(arguments.tasks, least))
+        scaling = application.scaling(arguments.tasks, least, spare, int(cluster_resources().get("CPU", 1)))
+        where: Any = {"host": address.host, "port": address.port, "keep_alive_timeout_s": application.KEEP_ALIVE}
         serve.start(proxy_location="HeadOnly", http_options=where, logging_config={"log_level": "WARNING"})
-        try:
-            serve.run(application, name=NAME, route_prefix="/")
-        except RuntimeError as error:
-            raise UserError(f"serve: a deployment does not start: {str(error).strip().splitlines()[-1]}") from error
-        yield
+
+        def swap(others: Sequence[Model]) -> None:
+            try:
+                built = application.assemble(arguments, application.served(others), scaling)
+                serve.run(built, name=application.NAME, route_prefix="/", logging_config=application.LOGS)
+            except RuntimeError as error:
+                raise UserError(f"serve: a deployment does not start: {reason(error)}") from error
+
+        swap(models)
+        yield swap
     except KeyboardInterrupt:
         console.print("draining: what was begun is answered")
     finally:
         if ray.is_initialized():
             drain()
             if cluster_address():
-                serve.delete(NAME)
+                serve.delete(application.NAME)
             ray.shutdown()
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def reason(error: RuntimeError) -> str:
+    """Return why an application does not start: the last line of what a replica says, or of the error."""
+    from ray import serve
+
+    from retable.serve.application import NAME
+
+    said = serve.status().applications[NAME].deployments if NAME in serve.status().applications else {}
+    texts = [each.message for each in said.values() if each.status == "DEPLOY_FAILED"] or [str(error)]
+    return texts[0].strip().splitlines()[-1].rpartition("UserError: ")[2]
 
 
 def drain() -> None:
     """Wait for the answers to what was begun. Serve alone would close the connections first."""
     from ray import serve
 
+    from retable.serve.application import NAME
+
     try:
-        left = serve.get_app_handle(NAME).drain.remote(PATIENCE).result(timeout_s=PATIENCE + 5)
+        left = sum(serve.get_app_handle(NAME).broadcast("drain", PATIENCE).results(timeout_s=PATIENCE + 5))
     except Exception as error:  # whatever it is, the server ends
         console.print(f"note: not drained ({one_line(error)})", markup=False)
         return
@@ -190,30 +206,8 @@ def drain() -> None:
         console.print(f"note: {left} requests were not answered within {PATIENCE:g} s")
 
 
-def deploy(models: Sequence[Model], storage: str, token: str, index: str) -> Any:
-    """Return the Serve application: a deployment for each task, and the ingress before them.
-
-    Raises:
-        UserError: where the machine has too few CPUs for them.
-    """
-    ingress: Any = import_module("retable.serve.app").Ingress
-    tasks = list(dict.fromkeys(model.task for model in models))
-    deployments = {task: import_module(f"retable.serve.{task}").DEPLOYMENT for task in tasks}
-    wanted = {task: deployment.ray_actor_options["num_cpus"] for task, deployment in deployments.items()}
-    check_cpus(wanted | {"ingress": ingress.ray_actor_options["num_cpus"]})
-    gpu = GPU_SHARE if cluster_resources().get("GPU", 0) else 0
-    handles = {}
-    for task, deployment in deployments.items():
-        options = {"num_cpus": wanted[task], "num_gpus": 0 if task == "rl" else gpu}
-        own = [model for model in models if model.task == task]
-        chosen = deployment.options(ray_actor_options=options, max_constructor_retry_count=2)
-        more = (str(Path(index).absolute()),) if task == "audio" else ()
-        handles[task] = chosen.bind(own, storage, max(1, round(wanted[task])), *more)
-    return ingress.bind(list(models), handles, token, LIMITS, storage)
-
-
-def check_cpus(wanted: dict[str, float]) -> None:
-    """Refuse more replicas than the machine has CPUs for: what does not fit would wait for ever.
+def check_cpus(wanted: Mapping[str, float]) -> float:
+    """Refuse more replicas than the machine has CPUs for: what does not fit would wait for ever; return what is left.
 
     Raises:
         UserError: saying who wants how much.
@@ -225,15 +219,37 @@ def check_cpus(wanted: dict[str, float]) -> None:
     if total > there and not autoscales():
         parts = ", ".join(f"{name} {share:g}" for name, share in wanted.items())
         raise UserError(f"serve: {total:g} CPUs are wanted ({parts}) and {there:g} are free; name fewer tasks")
+    return max(0.0, there - total)
 
 
-def describe(model: Model) -> str:
-    """Say what is served, and why."""
-    name = f"{model.task}/{model.name}" + (f" {model.variant}" if model.variant else "")
-    about = model.about
-    known = [f"run {str(about['fingerprint'])[:8]}"] if about.get("fingerprint") else []
-    known += [f"{key} {about[key]}" for key in ("scale", "data") if about.get(key)]
-    return f"{name}: {'; '.join([model.why, *known, f'file {model.sha256[:8]}'])}"
+def write_config(file: str, text: str) -> None:
+    """Write a config file of Serve, and say what to do with it.
+
+    Raises:
+        UserError: where it cannot be written.
+    """
+    try:
+        Path(file).write_text(text)
+    except OSError as error:
+        raise UserError(f"--config-out {file}: it cannot be written ({error.strerror})") from error
+    console.print(f"{file}: `serve deploy {file}` serves this, and serves it anew after a change", markup=False)
+
+
+def read_replicas(words: Sequence[str]) -> dict[str, int]:
+    """Return how many replicas are there at least, by deployment: `2` for each, `rl=2` for one.
+
+    Raises:
+        UserError: on anything else.
+    """
+    from retable.serve.application import DEPLOYMENTS
+
+    found: dict[str, int] = {}
+    for word in words:
+        name, _, number = word.rpartition("=")
+        if not number.isdecimal() or int(number) < 1 or (name and name not in (*DEPLOYMENTS, "ingress")):
+            raise UserError(f"--replicas {word}: wanted N, or TASK=N, of {', '.join(DEPLOYMENTS)}, ingress")
+        found |= dict.fromkeys([name] if name else [*DEPLOYMENTS, "ingress"], int(number))
+    return found
 
 
 def show(models: Sequence[Model], address: Address) -> None:
@@ -241,6 +257,15 @@ def show(models: Sequence[Model], address: Address) -> None:
     console.print(f"\n{address.url}/ is open; Ctrl-C ends it", markup=False, highlight=False)
     for line in dict.fromkeys(curl(model, address) for model in models):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
+    console.print(f"Prometheus: {', '.join(metrics_urls())}", markup=False, highlight=False, soft_wrap=True)
+
+
+def metrics_urls() -> list[str]:
+    """Return where Ray's nodes say how much was asked, and how fast it was answered."""
+    import ray
+
+    nodes = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+    return [f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics" for node in nodes]
 
 
 def curl(model: Model, address: Address) -> str:

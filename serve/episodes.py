@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from retable.platform.errors import UserError
-from retable.serve.answers import Problem, one_line
+from retable.serve.answers import Problem
 from retable.serve.limits import LIMITS, Limits
 from retable.tasks.rl.acting import player
 from retable.tasks.rl.compact import deployable
@@ -166,7 +166,7 @@ class Stage:
         except ModuleNotFoundError as error:
             raise Problem(501, "no simulator here: the server has no gymnasium[mujoco]") from error
         except UserError as error:
-            raise Problem(501, one_line(str(error))) from error
+            raise Problem(501, str(error)) from error
         except Stopped as error:
             raise Problem(503, f"not played within {self.limits.episode_seconds:g} s; ask for fewer steps").wait(
                 5

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
-from collections.abc import AsyncIterator
+import re
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from fastapi import Request, Response
@@ -33,11 +35,15 @@ def respond(answer: Reply | Problem, model: Model | None = None) -> Response:
     return Response(reply.body, reply.status, said | dict(reply.headers), reply.media)
 
 
+Answered = Callable[[str, str, int, float], None]
+"""Is told of each answer: the route's path, the method, the status (0 where the client left before), and seconds."""
+
+
 class Gate:
     """What every request passes: the token, one line for whatever fails, and the headers of every answer."""
 
-    def __init__(self, app: ASGIApp, token: str) -> None:
-        self.app, self.token = app, token
+    def __init__(self, app: ASGIApp, token: str, hosts: Sequence[str], answered: Answered) -> None:
+        self.app, self.token, self.hosts, self.answered = app, token, hosts, answered
         self.busy, self.closing = 0, False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -45,10 +51,12 @@ class Gate:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
+        headers, begun, status = Headers(scope=scope), time.monotonic(), 0
 
         async def sending(message: Message) -> None:
+            nonlocal status
             if message["type"] == "http.response.start":
+                status = message["status"]
                 MutableHeaders(scope=message).update(SAFE)
             await send(message)
 
@@ -56,6 +64,7 @@ class Gate:
         try:
             if self.closing:
                 raise Problem(503, "the server is about to end").wait(5)
+            check_host(headers.get("host", ""), self.hosts)
             check_origin(scope["method"], headers)
             if self.token and scope["path"].startswith("/v1/"):
                 check_token(headers.get("authorization", ""), self.token)
@@ -67,6 +76,19 @@ class Gate:
             logging.getLogger("ray.serve").exception("request %r failed", identity[:64])
         finally:
             self.busy -= 1
+            known = getattr(scope.get("route"), "path", "")
+            self.answered(known, scope["method"] if known else "-", status, time.monotonic() - begun)
+
+
+def check_host(host: str, names: Sequence[str]) -> None:
+    """Refuse a request that was sent to another name, which another site may have made lead here (DNS rebinding).
+
+    Raises:
+        Problem: 421.
+    """
+    name = re.sub(r":\d+$", "", host).strip("[]").lower()
+    if names and name not in names:
+        raise Problem(421, "this server answers on this machine's own names: localhost, 127.0.0.1")
 
 
 def check_token(authorization: str, digest: str) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from retable.platform.errors import UserError, nearest
 from retable.platform.storage import Storage
-from retable.serve.answers import Problem, one_line
+from retable.serve.answers import Problem, plain_line
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 HEADERS = {
     "Run": "fingerprint",
@@ -26,6 +29,8 @@ HEADERS = {
 @dataclass(frozen=True, kw_only=True)
 class Model:
     """One exported file, and what is known of it."""
+
+    __pydantic_config__: ClassVar = {"extra": "forbid"}
 
     task: str
     name: str
@@ -55,10 +60,19 @@ class Model:
         return {f"X-Retable-{key}": header(value) for key, value in said.items()}
 
 
+def describe(model: Model) -> str:
+    """Say what is served, and why."""
+    name = f"{model.task}/{model.name}" + (f" {model.variant}" if model.variant else "")
+    about = model.about
+    known = [f"run {str(about['fingerprint'])[:8]}"] if about.get("fingerprint") else []
+    known += [f"{key} {about[key]}" for key in ("cell", "scale", "data") if about.get(key)]
+    return f"{name}: {'; '.join([model.why, *known, f'file {model.sha256[:8]}'])}"
+
+
 def header(value: object) -> str:
     """Return a value as a header holds it: one line of ASCII."""
     text = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, Mapping) else str(value)
-    return one_line(text).encode("ascii", "replace").decode()
+    return plain_line(text).encode("ascii", "replace").decode()
 
 
 def keep(data: bytes, storage: Storage, **entries: Any) -> Model:
@@ -82,6 +96,36 @@ def read(model: Model, storage: Storage) -> bytes:
     if hashlib.sha256(data).hexdigest() != model.sha256:
         raise UserError(f"{storage}/{model.path}: not what was exported; remove it and run `retable serve` again")
     return data
+
+
+def config_of(models: Sequence[Model]) -> dict[str, Any]:
+    """Return Serve's `user_config`: what is served, the same for each deployment."""
+    return {"models": [asdict(model) for model in models]}
+
+
+def models_of(config: Mapping[str, Any]) -> list[Model]:
+    """Return the models that Serve's `user_config` names.
+
+    Raises:
+        UserError: where it is anything else, in one line.
+    """
+    from pydantic import TypeAdapter, ValidationError  # of the extra `serve`
+
+    try:
+        if set(config) != {"models"}:
+            raise UserError(f"user_config: wanted `models`, and nothing else; got {', '.join(config) or 'nothing'}")
+        models = TypeAdapter(list[Model]).validate_python(config["models"])
+    except ValidationError as error:
+        raise UserError(f"user_config: {first_error(error)}") from error
+    if not models:
+        raise UserError("user_config: no models; `retable serve --config-out FILE` writes them")
+    return models
+
+
+def first_error(error: ValidationError) -> str:
+    """Return the first thing that is wrong with a configuration, in one line."""
+    first = error.errors(include_url=False)[0]
+    return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg'].lower()}"
 
 
 def choose(models: Sequence[Model], name: str, variant: str, what: str) -> Model:

@@ -12,11 +12,10 @@ import torch
 from jaxtyping import Float32
 from ray import serve
 
-from retable.platform.storage import Storage
 from retable.serve.answers import Problem, Reply, wrong
 from retable.serve.episodes import Stage, weight
+from retable.serve.held import Held
 from retable.serve.limits import LIMITS, Limits
-from retable.serve.models import Model, read
 from retable.tasks.rl.config import View
 from retable.tasks.rl.export import Exported, read_export
 
@@ -62,6 +61,13 @@ def question(policy: Exported, body: bytes, limits: Limits = LIMITS) -> Question
     if not 1 <= len(rows) <= limits.observations:
         raise wrong("observations", f"{len(rows)} rows", f"1 to {limits.observations}")
     return Question(policy, rows, policy.noise(len(rows), View.samples, seed))
+
+
+def load(data: bytes, name: str) -> Exported:
+    """Read a policy's file, and ask it once: what is made at the first use is made now."""
+    policy = read_export(data, name)
+    answers([question(policy, ready(policy))])
+    return policy
 
 
 def ready(policy: Exported) -> bytes:
@@ -114,24 +120,13 @@ def shares(questions: Sequence[Question]) -> list[list[int]]:
     return [share for group in groups.values() for share in group if share]
 
 
-@serve.deployment(
-    name="rl",
-    ray_actor_options={"num_cpus": 0.3},
-    max_ongoing_requests=2 * BATCH,
-    max_queued_requests=8 * BATCH,
-    graceful_shutdown_wait_loop_s=0.2,
-    health_check_period_s=5,
-)
 class Policies:
     """Holds every policy that is served."""
 
-    def __init__(self, models: Sequence[Model], storage: str, threads: int):
-        torch.set_num_threads(threads)
-        self.policies = {m.sha256: read_export(read(m, Storage.open(storage)), m.name) for m in models}
-        self.bytes = {m.sha256: len(read(m, Storage.open(storage))) for m in models}
+    def __init__(self, storage: str):
+        self.policies = Held("rl", storage, load)
+        self.reconfigure = self.policies.reconfigure
         self.stage = Stage()
-        for policy in self.policies.values():
-            answers([question(policy, ready(policy))])  # what is made at the first use is made now
 
     async def act(self, sha256: str, body: bytes) -> Reply | Problem:
         """Choose actions for the observations in a body."""
@@ -149,13 +144,10 @@ class Policies:
             told = await self.stage.play(policy, seed, steps)
         except Problem as problem:
             return problem
-        told |= {**weight(policy), "bytes": self.bytes[sha256]}
+        told |= {**weight(policy), "bytes": len(await asyncio.to_thread(self.policies.file, sha256))}
         return Reply(json.dumps(told, separators=(",", ":")).encode(), "application/json")
 
     @serve.batch(max_batch_size=BATCH, batch_wait_timeout_s=WAIT)
     async def batch(self, questions: list[Question]) -> list[Rows]:
         """Answer questions together, in a thread, so that the replica hears meanwhile whether it lives."""
         return await asyncio.to_thread(answers, questions)
-
-
-DEPLOYMENT = Policies

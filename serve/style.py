@@ -9,15 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from PIL import Image
 from ray import serve
 
 from retable.platform.errors import UserError
-from retable.platform.storage import Storage
 from retable.serve.answers import Problem, Reply
+from retable.serve.held import Held
 from retable.serve.limits import LIMITS, Limits
-from retable.serve.models import Model, read
 from retable.tasks.style import images
 from retable.tasks.style.batches import nothing, resized
 from retable.tasks.style.export import read_export
@@ -118,21 +116,17 @@ def finish(made: Pixels, photograph: Picture, strength: float, original: bool, k
         return Reply(path.read_bytes(), f"image/{kind}")
 
 
-@serve.deployment(
-    name="style",
-    ray_actor_options={"num_cpus": 0.5},
-    max_ongoing_requests=BATCH,
-    max_queued_requests=4 * BATCH,
-    graceful_shutdown_wait_loop_s=0.2,
-    health_check_period_s=5,
-)
+def load(data: bytes, name: str) -> NetworkStyle:
+    """Read a style's file."""
+    return read_export(data, name).style()
+
+
 class Styles:
     """Holds every style that is served."""
 
-    def __init__(self, models: Sequence[Model], storage: str, threads: int):
-        torch.set_num_threads(threads)
-        place = Storage.open(storage)
-        self.styles = {model.sha256: read_export(read(model, place), model.name).style() for model in models}
+    def __init__(self, storage: str):
+        self.styles = Held("style", storage, load)
+        self.reconfigure = self.styles.reconfigure
 
     async def stylise(
         self, sha256: str, body: bytes, size: int, strength: float, original: bool, kind: str
@@ -149,6 +143,3 @@ class Styles:
     async def batch(self, works: list[Work]) -> list[Pixels]:
         """Stylise photographs together, in a thread, so that the replica hears meanwhile whether it lives."""
         return await asyncio.to_thread(paint, works)
-
-
-DEPLOYMENT = Styles

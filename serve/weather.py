@@ -13,15 +13,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from numpy.lib import format as npy
 from ray import serve
 
 from retable.platform.errors import UserError, nearest
-from retable.platform.storage import Storage
 from retable.serve.answers import Problem, Reply, wrong
+from retable.serve.held import Held
 from retable.serve.limits import LIMITS, Limits
-from retable.serve.models import Model, read
 from retable.tasks.weather.export import Exported, read_export
 from retable.tasks.weather.frames import open_hdf5, read_hdf5
 from retable.tasks.weather.layout import SATELLITE
@@ -128,22 +126,12 @@ def packed(steps: Array) -> Reply:
     return Reply(file.getvalue(), "application/x-npz")
 
 
-@serve.deployment(
-    name="weather",
-    ray_actor_options={"num_cpus": 0.5},
-    max_ongoing_requests=2 * BATCH,
-    max_queued_requests=8 * BATCH,
-    graceful_shutdown_wait_loop_s=0.2,
-    health_check_period_s=5,
-)
 class Forecasters:
     """Holds every forecaster that is served."""
 
-    def __init__(self, models: Sequence[Model], storage: str, threads: int):
-        torch.set_num_threads(threads)
-        self.forecasters = {
-            model.sha256: read_export(read(model, Storage.open(storage)), model.name) for model in models
-        }
+    def __init__(self, storage: str):
+        self.forecasters = Held("weather", storage, read_export)
+        self.reconfigure = self.forecasters.reconfigure
 
     async def forecast(self, sha256: str, body: bytes, region: str) -> Reply | Problem:
         """Forecast rain from the images in a body."""
@@ -157,6 +145,3 @@ class Forecasters:
     async def batch(self, works: list[Work]) -> list[Array]:
         """Forecast together, in a thread, so that the replica hears meanwhile whether it lives."""
         return await asyncio.to_thread(forecasts, works)
-
-
-DEPLOYMENT = Forecasters

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from retable.platform.task import Source
-from retable.serve import app, episodes, models
+from retable.serve import episodes, models
 from retable.serve.answers import Problem, Reply
 from retable.serve.limits import Limits
 from retable.tasks.rl.config import View
 from retable.tasks.rl.predict import predict
-from tests.serve import toys
+from tests.serve import toys, web
 from tests.serve.test_parts import ask, problem
 
 
@@ -127,13 +127,13 @@ async def echo(task, method, *arguments):
     ],
 )
 def test_what_cannot_be_played_is_refused(path, wanted):
-    made = app.build([models.Model(task="rl", name="Hopper", variant="snip", sha256="a" * 64)], echo)
+    made = web.application([models.Model(task="rl", name="Hopper", variant="snip", sha256="a" * 64)], echo)
     status, detail = problem(ask(made, "POST", f"/v1/rl/{path}"))
     assert status == wanted[0] and wanted[1] in detail
 
 
 def test_an_episode_is_asked_of_the_chosen_policy():
-    made = app.build([models.Model(task="rl", name="Hopper", variant="snip", sha256="a" * 64)], echo)
+    made = web.application([models.Model(task="rl", name="Hopper", variant="snip", sha256="a" * 64)], echo)
     status, headers, body = ask(made, "POST", "/v1/rl/hopper/episode?model=snip&seed=4&steps=50")
     assert (status, json.loads(body)) == (200, ["rl", "episode", "a" * 64, 4, 50])
     assert headers["x-retable-model"] == "rl/Hopper/snip"

@@ -318,15 +318,15 @@ def test_a_token_opens_the_page(browser, tmp_path):
 @pytest.mark.slow
 def test_the_zoo_on_ray_is_used_from_the_page(browser, opened, tmp_path):
     from retable.platform.storage import Storage
-    from retable.serve import choice, command
+    from retable.serve import address, choice, command
 
     storage = Storage.open(tmp_path / "results")
     web.keep(storage, web.table(), "weather-table1-smoke")
-    models = choice.choose_models(["rl", "style", "weather"], [], True, storage)
+    models = choice.choose_models(choice.Wanted(["rl", "style", "weather"], zoo=True), storage)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    where = command.Address("127.0.0.1", port)
+    where = address.Address("127.0.0.1", port)
     with command.serving(models, storage, where):
         page = opened(where.url)
         page.set_default_timeout(60_000)

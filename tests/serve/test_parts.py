@@ -14,8 +14,8 @@ from PIL import Image
 
 from retable.platform.errors import UserError
 from retable.platform.storage import Storage
-from retable.serve import app, audio, choice, command, models, rl, style, weather
-from retable.serve.answers import Problem, Reply, one_line, wrong
+from retable.serve import address, app, audio, choice, command, gate, models, rl, style, weather
+from retable.serve.answers import Problem, Reply, plain_line, wrong
 from retable.serve.client import Client, ServeError
 from retable.serve.limits import LIMITS, Limits
 from tests.serve import toys
@@ -28,7 +28,7 @@ def ask(application, method, path, body=b"", headers=()):
     sent = []
     path, _, query = path.partition("?")
     scope = {"type": "http", "method": method, "path": path, "query_string": query.encode(), "raw_path": path.encode()}
-    scope |= {"headers": [(b"host", b"here"), *headers], "asgi": {"version": "3.0"}, "http_version": "1.1"}
+    scope |= {"headers": [*headers, (b"host", b"here")], "asgi": {"version": "3.0"}, "http_version": "1.1"}
     scope |= {"scheme": "http", "server": ("here", 80), "client": ("there", 1), "root_path": ""}
     parts = [body[start : start + 1000] for start in range(0, len(body), 1000)] or [b""]
 
@@ -64,8 +64,9 @@ async def echo(task, method, sha256, body, *options):
     return Reply(b"painted", "image/png") if body != b"bad" else Problem(400, "no picture")
 
 
-def made(token="", limits=LIMITS):
-    return app.build(MODELS, echo, limits, hashlib.sha256(token.encode()).hexdigest() if token else "")
+def made(token="", limits=LIMITS, models=MODELS, ask=echo, hosts=(), answered=lambda *of: None):
+    digest = hashlib.sha256(token.encode()).hexdigest() if token else ""
+    return gate.Gate(app.routes_of(models, ask, limits), digest, hosts, answered)
 
 
 def test_an_answer_says_which_model_made_it_and_what_browsers_may_do():
@@ -135,7 +136,7 @@ def test_limits_and_models_are_shown():
 def test_a_problem_names_field_got_and_wanted():
     said = json.loads(wrong("seed", "x", "y").reply().body)
     assert (said["field"], said["got"], said["wanted"], said["status"]) == ("seed", "x", "y", 422)
-    assert one_line("a\x1b[2J\nb" + "c" * 999).startswith("a [2J b") and len(one_line("c" * 999)) == 300
+    assert plain_line("a\x1b[2J\nb" + "c" * 999).startswith("a [2J b") and len(plain_line("c" * 999)) == 300
 
 
 def test_a_file_is_read_by_its_digest_or_not_at_all(storage):
@@ -251,19 +252,19 @@ def test_every_kind_of_picture_is_read():
 
 def test_a_token_is_wanted_where_others_can_ask(tmp_path, monkeypatch):
     monkeypatch.delenv("RETABLE_TOKEN", raising=False)
-    assert [command.read_token(host, "") for host in ("127.0.0.1", "localhost", "::1")] == ["", "", ""]
+    assert [address.read_token(host, "") for host in ("127.0.0.1", "localhost", "::1")] == ["", "", ""]
     with pytest.raises(UserError, match="no token; set RETABLE_TOKEN"):
-        command.read_token("0.0.0.0", "")
+        address.read_token("0.0.0.0", "")
     file = tmp_path / "token"
     file.write_text(f"{TOKEN}\n")
     file.chmod(0o644)
     with pytest.raises(UserError, match="chmod 600"):
-        command.read_token("0.0.0.0", str(file))
+        address.read_token("0.0.0.0", str(file))
     file.chmod(0o600)
-    assert command.read_token("0.0.0.0", str(file)) == TOKEN
+    assert address.read_token("0.0.0.0", str(file)) == TOKEN
     monkeypatch.setenv("RETABLE_TOKEN", "short")
     with pytest.raises(UserError, match="RETABLE_TOKEN is no 16") as caught:
-        command.read_token("127.0.0.1", "")
+        address.read_token("127.0.0.1", "")
     assert "short" not in str(caught.value)
 
 
@@ -277,20 +278,20 @@ def test_a_token_is_wanted_where_others_can_ask(tmp_path, monkeypatch):
 )
 def test_a_mistake_in_what_to_serve_is_one_line(tasks, runs, zoo, why, storage):
     with pytest.raises(UserError, match=why):
-        choice.choose_models(tasks, runs, zoo, storage)
+        choice.choose_models(choice.Wanted(tasks, runs, zoo), storage)
 
 
 def test_the_zoo_is_exported_by_digest(storage):
-    (model, *_) = choice.choose_models(["style"], [], True, storage)
+    (model, *_) = choice.choose_models(choice.Wanted(["style"], zoo=True), storage)
     assert models.read(model, storage) and storage.list("served/style") and model.about["fingerprint"]
-    assert "from the zoo" in command.describe(model)
-    assert command.curl(model, command.Address("127.0.0.1", 1)).startswith("curl -s --data-binary @photograph.jpg")
+    assert "from the zoo" in models.describe(model)
+    assert command.curl(model, address.Address("127.0.0.1", 1)).startswith("curl -s --data-binary @photograph.jpg")
 
 
 def test_a_port_that_is_taken_is_one_line():
     with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
         with pytest.raises(UserError, match="choose another"):
-            command.check_port("127.0.0.1", server.server_port)
+            address.check_port("127.0.0.1", server.server_port)
 
 
 def test_the_client_asks_again_with_the_same_id():
@@ -417,3 +418,61 @@ def test_what_is_no_images_is_refused(body, status, why):
     with pytest.raises(Problem) as caught:
         weather.images_of(body, SHAPE)
     assert caught.value.status == status and why in caught.value.detail and "/" not in caught.value.detail
+
+
+@pytest.mark.parametrize("host", [b"localhost:8000", b"127.0.0.1", b"[::1]:8000", b"LocalHost"])
+def test_this_machine_answers_to_its_own_names(host):
+    own = address.Address("127.0.0.1", 8000).names
+    assert ask(made(hosts=own), "GET", "/v1/limits", headers=[(b"host", host)])[0] == 200
+
+
+@pytest.mark.parametrize("host", [b"evil.example", b"localhost.evil.example:8000", b"", b"127.0.0.1.evil.example"])
+def test_a_name_that_another_site_made_lead_here_is_refused(host):
+    status, why = problem(ask(made(hosts=address.LOOPBACK), "GET", "/v1/limits", headers=[(b"host", host)]))
+    assert status == 421 and "localhost" in why
+    assert ask(made(hosts=()), "GET", "/v1/limits", headers=[(b"host", host)])[0] == 200
+    assert address.Address("0.0.0.0", 8000, TOKEN).names == () != address.Address("127.0.0.5", 8000).names
+
+
+def test_each_answer_is_counted_by_its_route_and_never_by_what_was_asked():
+    told = []
+    application = made(token=TOKEN, answered=lambda *of: told.append(of))
+    key = [(b"authorization", f"Bearer {TOKEN}".encode())]
+    ask(application, "POST", "/v1/style/great_wave", b"x", key)
+    ask(application, "POST", "/v1/style/none", b"x", key)
+    ask(application, "POST", "/v1/style/great_wave", b"fault", key)
+    ask(application, "GET", "/v1/limits")
+    ask(application, "GET", "/v1/secret", headers=key)
+    assert [each[:3] for each in told] == [
+        ("/v1/style/{style}", "POST", 200),
+        ("/v1/style/{style}", "POST", 404),
+        ("/v1/style/{style}", "POST", 500),
+        ("", "-", 401),
+        ("", "-", 404),
+    ]
+    assert all(0 <= seconds < 5 for *_, seconds in told)
+
+
+def test_the_openapi_document_says_what_is_answered_and_what_a_problem_is():
+    rest = [
+        models.Model(task="rl", name="HalfCheetah", sha256="b" * 64),
+        models.Model(task="audio", name="a", sha256="c"),
+    ]
+    weather = models.Model(task="weather", name="w", sha256="d" * 64, about={"regions": ["boxi_0015"]})
+    said = json.loads(ask(made(models=[*MODELS, *rest, weather]), "GET", "/openapi.json")[2])
+    assert "HTTPValidationError" not in said["components"]["schemas"]
+    for path, operations in said["paths"].items():
+        for method, operation in operations.items():
+            assert "422" not in operation["responses"], (path, method)
+            (media,) = operation["responses"]["default"]["content"]
+            assert media == "application/problem+json"
+    examples = operation["responses"]["default"]["content"][media]["examples"]
+    problem_of = said["components"]["schemas"]["Problem"]
+    for status, example in examples.items():
+        assert set(problem_of["required"]) <= example["value"].keys() <= problem_of["properties"].keys()
+        assert str(example["value"]["status"]) == status
+    act = said["paths"]["/v1/rl/{environment}"]["post"]
+    assert act["parameters"][0]["example"] == "HalfCheetah"
+    assert list(act["responses"]["200"]["content"]["application/json"]["example"]) == ["actions"]
+    region = {each["name"]: each for each in said["paths"]["/v1/weather"]["post"]["parameters"]}["region"]
+    assert region["example"] == "boxi_0015" and "image/png" in str(said["paths"]["/v1/style/{style}"])

@@ -8,7 +8,7 @@ import pytest
 
 from retable.platform.storage import Storage
 from retable.platform.table import Origin
-from retable.serve import app, results, weather
+from retable.serve import results, weather
 from retable.serve.models import Model
 from tests.serve import web
 from tests.serve.test_parts import ask, problem
@@ -20,7 +20,7 @@ def storage(tmp_path):
 
 
 def got(storage, path, served=web.MODELS):
-    status, _, body = ask(app.build(served, web.ask, storage=str(storage)), "GET", path)
+    status, _, body = ask(web.application(served, storage=storage), "GET", path)
     assert status == 200
     return json.loads(body)
 
@@ -90,7 +90,7 @@ def test_nothing_says_where_it_lies(storage):
     secrets = {"note": f"kept in {storage}/runs", "changes": {"init": "/secret/place/x", "data": "s3://secret"}}
     web.keep(storage, web.table(**secrets), "weather-table1-smoke")
     web.keep(storage, web.table("weather/figure1", figure=True, columns=(), rows=()), "weather-figure1-smoke", b"PNG")
-    made = app.build(web.MODELS, web.ask, storage=str(storage))
+    made = web.application(storage=storage)
     for path in ("/v1/tables", "/v1/tables/weather/table1", "/v1/tables/weather/figure1", "/v1/tables/weather/none"):
         body = ask(made, "GET", path)[2].decode()
         assert str(storage) not in body and "secret" not in body, path
@@ -110,7 +110,7 @@ def test_nothing_says_where_it_lies(storage):
 def test_what_was_not_filled_is_not_found(storage, path, wanted):
     web.keep(storage, web.table(), "weather-table1-smoke")
     storage.write("secret.json", "{}")
-    status, detail = problem(ask(app.build(web.MODELS, web.ask, storage=str(storage)), "GET", f"/v1/tables/{path}"))
+    status, detail = problem(ask(web.application(storage=storage), "GET", f"/v1/tables/{path}"))
     assert status == 404 and wanted in detail
 
 
@@ -129,7 +129,7 @@ def test_a_table_is_read_again_when_it_has_changed(storage, monkeypatch):
     read = results.read_table
     monkeypatch.setattr(results, "read_table", lambda *where: (reads.append(where[1]), read(*where))[1])
     web.keep(storage, web.table(), "weather-table1-smoke")
-    made = app.build(web.MODELS, web.ask, storage=str(storage))
+    made = web.application(storage=storage)
     for _ in range(3):
         assert json.loads(ask(made, "GET", "/v1/tables")[2])[0]["title"] == "IoU on the test set"
     assert reads == ["report/weather-table1-smoke.json"]
@@ -144,12 +144,12 @@ def test_without_a_storage_there_are_no_tables():
 
 
 def test_the_example_is_one_that_a_forecaster_of_its_size_reads():
-    made = app.build(web.MODELS, web.ask)
+    made = web.application()
     status, headers, body = ask(made, "GET", "/v1/weather/example")
     assert (status, headers["content-type"]) == (200, "application/x-npz") and len(body) <= 150_000
     with np.load(io.BytesIO(body), allow_pickle=False) as arrays:
         assert np.array_equal(weather.images_of(body, (4, 11, 36, 36)), arrays["images"], equal_nan=True)
         assert arrays["truth"].shape == (32, 36, 36) and set(np.unique(arrays["truth"])) <= {0, 1, 2}
     for about in ({**web.WEATHER, "size": 252}, {**web.WEATHER, "regions": ["roxi_0007"]}, {}):
-        other = app.build([Model(task="weather", name="x", sha256="a", about=about)], web.ask)
+        other = web.application([Model(task="weather", name="x", sha256="a", about=about)])
         assert problem(ask(other, "GET", "/v1/weather/example"))[0] == 404

@@ -12,7 +12,7 @@ from PIL import Image
 
 from retable.platform.errors import UserError
 from retable.platform.storage import Storage
-from retable.serve import command, models
+from retable.serve import address, command, models
 from retable.serve.client import Client, ServeError
 from retable.tasks.style import assets, images, transformer
 from retable.tasks.style.batches import nothing
@@ -40,9 +40,9 @@ def client(tmp_path_factory):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    address = command.Address("127.0.0.1", port, TOKEN)
-    with command.serving(served, storage, address):
-        yield Client(address.url, TOKEN)
+    where = address.Address("127.0.0.1", port, TOKEN)
+    with command.serving(served, storage, where):
+        yield Client(where.url, TOKEN)
 
 
 def photograph(size=96):

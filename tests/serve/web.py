@@ -15,8 +15,9 @@ from PIL import Image, ImageOps
 from retable.platform.filled import Cell, FilledClaim, FilledColumn, FilledReplicate, FilledRow, FilledTable
 from retable.platform.storage import Storage
 from retable.platform.table import Origin
-from retable.serve import app, weather
+from retable.serve import app, gate, weather
 from retable.serve.answers import Problem, Reply
+from retable.serve.limits import LIMITS
 from retable.serve.models import Model
 from retable.serve.routes import example
 
@@ -121,6 +122,11 @@ def keep(storage, part, slug, picture=b""):
         storage.write(f"report/{slug}.png", picture)
 
 
+def application(models=MODELS, asked=ask, token="", storage=""):
+    """Return the application of models whose deployments answer by `asked`."""
+    return gate.Gate(app.routes_of(models, asked, LIMITS, str(storage)), token, (), lambda *of: None)
+
+
 @contextmanager
 def served(folder, token=""):
     """Serve it while the block runs; give the address."""
@@ -129,7 +135,7 @@ def served(folder, token=""):
     keep(
         storage, table("weather/figure1", figure=True, columns=()), "weather-figure1-smoke", painted(example_picture())
     )
-    config = uvicorn.Config(app.build(MODELS, ask, token=token, storage=str(storage)), port=0, log_level="error")
+    config = uvicorn.Config(application(token=token, storage=storage), port=0, log_level="error")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()

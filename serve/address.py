@@ -1,0 +1,93 @@
+"""Where the server listens, under which names it answers, and the token that it asks for."""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import os
+import shlex
+import socket
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from retable.platform.errors import UserError
+
+SHORTEST_TOKEN = 16
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+"""Names of this machine that nobody else's name server can give away."""
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where the server listens, and the token that it asks for."""
+
+    host: str
+    port: int
+    token: str = ""
+
+    @property
+    def url(self) -> str:
+        """What clients open."""
+        host = {"0.0.0.0": socket.gethostname(), "::": socket.gethostname()}.get(self.host, self.host)
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Under which names requests are answered; none: any.
+
+        Pages of other sites reach a server of this machine by a name of theirs that leads here (DNS rebinding). Where
+        others can reach it anyway, the token keeps them out.
+        """
+        return tuple(dict.fromkeys((*LOOPBACK, self.host))) if loopback(self.host) else ()
+
+    @property
+    def digest(self) -> str:
+        """What the replicas know of the token."""
+        return hashlib.sha256(self.token.encode()).hexdigest() if self.token else ""
+
+
+def read_token(host: str, file: str) -> str:
+    """Return the token: of RETABLE_TOKEN or a file that is its owner's alone; none is needed on a loopback address.
+
+    Raises:
+        UserError: where one is needed and there is none, it is short, or others can read the file.
+    """
+    token, where = os.environ.get("RETABLE_TOKEN", ""), "RETABLE_TOKEN"
+    if file:
+        path, where = Path(file).expanduser(), file
+        try:
+            if stat.S_IMODE(path.stat().st_mode) & 0o077:
+                raise UserError(f"{file}: others can read it; run `chmod 600 {shlex.quote(file)}`")
+            token = path.read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"{file}: no token can be read there; write one: `openssl rand -hex 32`") from error
+    if not token and not file and loopback(host):
+        return ""
+    if len(token) < SHORTEST_TOKEN or not token.isascii() or not token.isprintable():
+        missing = "no token" if not token else f"the token of {where} is no {SHORTEST_TOKEN} letters or digits"
+        raise UserError(f"--host {host}: {missing}; set RETABLE_TOKEN, or --token-file FILE: `openssl rand -hex 32`")
+    return token
+
+
+def loopback(host: str) -> bool:
+    """Say whether only this machine can reach a host's address."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def check_port(host: str, port: int) -> None:
+    """Refuse an address that nothing can listen on.
+
+    Raises:
+        UserError: naming it.
+    """
+    try:
+        kind, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        with socket.socket(kind, socket.SOCK_STREAM) as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            trial.bind(place)
+    except (OSError, OverflowError) as error:
+        raise UserError(f"--host {host} --port {port}: nothing can listen there ({error}); choose another") from error

@@ -1,0 +1,221 @@
+"""The Serve application: which deployments there are, and how a configuration makes them.
+
+`retable serve` and Serve's config files (`import_path: retable.serve.application:build`) make it alike. Nothing here
+imports a task or Torch: replicas do, by the names of their classes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, cast
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from ray import serve
+
+from retable.platform.cluster import cluster_resources
+from retable.platform.errors import UserError
+from retable.platform.storage import Storage
+from retable.serve.address import Address
+from retable.serve.choice import Wanted, choose_models
+from retable.serve.limits import LIMITS
+from retable.serve.models import Model, config_of, first_error
+
+NAME = "retable"
+"""What Serve calls the application."""
+KEEP_ALIVE = 65
+"""Seconds that a connection stays open without a request; longer than the minute of usual proxies before it."""
+LOGS = {"encoding": "JSON", "log_level": "INFO", "enable_access_log": False}
+"""A line of JSON for each request and for what fails, with the request's id, in the folder of Ray's logs."""
+GPU_SHARE = 0.2
+"""Of a GPU, where there is one: all tasks that use it fit on one."""
+Task = Literal["weather", "style", "audio", "rl"]
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """How replicas of one class run."""
+
+    path: str
+    """The class. A name: who deploys need not import it, which would take seconds and 300 MB."""
+    cpus: float
+    """Reserved for each replica; all four tasks and the ingress fit on two."""
+    ongoing: int
+    """Requests that a replica has at once: at least a batch, and what is decoded meanwhile."""
+    queued: int = -1
+    """Requests that wait for a replica; more are refused with 503. -1: any number."""
+    gpu: bool = True
+    """Whether it computes on a GPU, where there is one."""
+
+    def options(self) -> dict[str, Any]:
+        """Return what Serve is told of it."""
+        gpus = GPU_SHARE if self.gpu and cluster_resources().get("GPU", 0) else 0
+        return {
+            "user_config": {"models": []},
+            "ray_actor_options": {"num_cpus": self.cpus, "num_gpus": gpus},
+            "max_ongoing_requests": self.ongoing,
+            "max_queued_requests": self.queued,
+            "graceful_shutdown_wait_loop_s": 0.2,
+            "health_check_period_s": 5,
+            "max_constructor_retry_count": 2,
+        }
+
+
+INGRESS = Deployment("retable.serve.app.Ingress", cpus=0.2, ongoing=512, gpu=False)
+DEPLOYMENTS: Mapping[str, Deployment] = {
+    "weather": Deployment("retable.serve.weather.Forecasters", cpus=0.5, ongoing=8, queued=32),
+    "style": Deployment("retable.serve.style.Styles", cpus=0.5, ongoing=8, queued=32),
+    "audio": Deployment("retable.serve.audio.Retrieval", cpus=0.4, ongoing=64, queued=256),
+    "rl": Deployment("retable.serve.rl.Policies", cpus=0.3, ongoing=128, queued=512, gpu=False),
+}
+
+
+class Arguments(BaseModel):
+    """`args` of a Serve config file. What is not here is refused: Serve itself would pass over it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    storage: str = "results"
+    """Where exported files lie, and runs; every node reads it."""
+    tasks: tuple[Task, ...] = ()
+    """Which; none: all that there is something of."""
+    models: Literal["zoo", "best", "user_config"] = "user_config"
+    """What comes with the tasks, the best runs of the storage, or what `user_config` of the deployments names."""
+    index: str = ""
+    """Of recordings: what audio searches."""
+    token_sha256: Annotated[str, Field(pattern="^([0-9a-f]{64})?$")] = ""
+    """Of the token that requests need."""
+    hosts: tuple[str, ...] = ()
+    """Names under which the server answers; none: any."""
+
+    @model_validator(mode="after")
+    def complete(self) -> Arguments:
+        """Refuse what says too little.
+
+        Raises:
+            ValueError: naming the field.
+        """
+        if not self.token_sha256 and not self.hosts:
+            raise ValueError("token_sha256 is needed; without one, `hosts` has to name this machine's own: [localhost]")
+        if self.models == "user_config" and not self.tasks:
+            raise ValueError("tasks are needed, as user_config names the models")
+        return self
+
+
+def build(args: dict[str, Any]) -> serve.Application:
+    """Return the application that a config file's `args` describe; Serve calls it, on the cluster.
+
+    Raises:
+        UserError: in one line, where `args` hold anything unknown or wrong, or there is nothing to serve.
+    """
+    try:
+        arguments = Arguments.model_validate(args)
+    except ValidationError as error:
+        raise UserError(f"args: {first_error(error)}") from error
+    storage = Storage.open(arguments.storage)
+    arguments = arguments.model_copy(update={"storage": str(storage)})
+    if arguments.models == "user_config":
+        return assemble(arguments)
+    wanted = Wanted(arguments.tasks, zoo=arguments.models == "zoo", index=arguments.index)
+    models = choose_models(wanted, storage)
+    tasks = tuple(dict.fromkeys(model.task for model in models))
+    return assemble(arguments.model_copy(update={"tasks": tasks}), served(models))
+
+
+def arguments(models: Sequence[Model], storage: Storage, address: Address, index: str) -> Arguments:
+    """Return what a config file says of models that were chosen."""
+    return Arguments(
+        storage=str(storage),
+        tasks=cast(tuple[Task, ...], tuple(dict.fromkeys(model.task for model in models))),
+        index=str(Path(index).absolute()) if index else "",
+        token_sha256=address.digest,
+        hosts=address.names,
+    )
+
+
+def served(models: Sequence[Model]) -> dict[str, dict[str, Any]]:
+    """Return options of each deployment that say what is served: the same list for all, of which each takes its own."""
+    config = config_of(models)
+    return {name: {"user_config": config} for name in ("ingress", *dict.fromkeys(model.task for model in models))}
+
+
+def reserved(tasks: Sequence[str], least: Mapping[str, int]) -> dict[str, float]:
+    """Return the CPUs that the replicas of each deployment reserve that are always there."""
+    named = {task: DEPLOYMENTS[task] for task in tasks} | {"ingress": INGRESS}
+    return {name: of.cpus * least.get(name, 1) for name, of in named.items()}
+
+
+def scaling(tasks: Sequence[str], least: Mapping[str, int], spare: float, cores: int) -> dict[str, dict[str, Any]]:
+    """Return options of each deployment that say how many replicas there are.
+
+    Args:
+        tasks: which.
+        least: deployment -> replicas that are always there; 1 where it is not said.
+        spare: CPUs that these leave; with them, a task gets more replicas while it has much to do.
+        cores: replicas of a task at most: each computes with one thread.
+    """
+    found: dict[str, dict[str, Any]] = {"ingress": {"num_replicas": least.get("ingress", 1)}}
+    for task in tasks:
+        always, of = least.get(task, 1), DEPLOYMENTS[task]
+        most = max(always, min(cores, always + int(spare / of.cpus + 1e-6)))
+        # Each replica has half of what it may have at once: then another one starts.
+        limits = {"min_replicas": always, "max_replicas": most, "target_ongoing_requests": of.ongoing / 2}
+        found[task] = {"autoscaling_config": limits} if most > always else {"num_replicas": always}
+    return found
+
+
+def assemble(arguments: Arguments, *options: Mapping[str, Mapping[str, Any]]) -> serve.Application:
+    """Return the application: a deployment for each task, and the ingress before them.
+
+    Args:
+        arguments: what all share.
+        *options: deployment -> more options of Serve's, such as `user_config`.
+    """
+    # Serve starts all replicas again where the version differs. It changes with what they are started with, and so not
+    # where `user_config` alone is another one.
+    version = hashlib.sha256(arguments.model_dump_json().encode()).hexdigest()[:16]
+
+    def made(name: str, deployment: Deployment) -> Any:
+        own = deployment.options()
+        for more in options:
+            own |= more.get(name, {})
+        plain: Any = serve.deployment(_Named)
+        return plain.options(deployment.path, name=name, version=version, _internal=True, **own)
+
+    handles = {}
+    for task in arguments.tasks:
+        more = (arguments.index,) if task == "audio" else ()
+        handles[task] = made(task, DEPLOYMENTS[task]).bind(arguments.storage, *more)
+    made_ingress = made("ingress", INGRESS)
+    gate = (arguments.token_sha256, arguments.hosts, LIMITS, arguments.storage)
+    application: serve.Application = made_ingress.bind(handles, *gate)
+    return application
+
+
+def config_file(arguments: Arguments, port: int, host: str, *options: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the config file of Serve that makes the same application: for `serve deploy`, or a RayService."""
+    import yaml
+
+    names = ["ingress", *arguments.tasks]
+    deployments = [{"name": name} | {k: v for more in options for k, v in more.get(name, {}).items()} for name in names]
+    application = {
+        "name": NAME,
+        "route_prefix": "/",
+        "import_path": "retable.serve.application:build",
+        "args": arguments.model_dump(mode="json", exclude_defaults=True),
+        "logging_config": LOGS,
+        "deployments": deployments,
+    }
+    whole = {
+        "proxy_location": "EveryNode",
+        "http_options": {"host": host, "port": port, "keep_alive_timeout_s": KEEP_ALIVE},
+        "applications": [application],
+    }
+    text: str = yaml.safe_dump(whole, sort_keys=False, allow_unicode=True, width=120)
+    return text
+
+
+class _Named:
+    """Stands for a class that is given by its name."""

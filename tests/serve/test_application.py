@@ -1,0 +1,152 @@
+"""What is served, as a configuration says it: strictly, and the same from the command and from a config file."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from ray.serve._private.build_app import build_app
+from ray.serve.schema import ServeDeploySchema
+
+from retable.platform.errors import UserError
+from retable.serve import address, application, command, models
+from tests.serve import toys
+
+HERE = address.Address("127.0.0.1", 8000)
+TEMPLATE = Path(application.__file__).with_name("config.yaml")
+GOOD = {"tasks": ["rl"], "hosts": ["localhost"]}
+
+
+@pytest.fixture(autouse=True)
+def no_ray(monkeypatch):
+    monkeypatch.setattr(application, "cluster_resources", lambda: {"CPU": 2.0})
+
+
+@pytest.fixture
+def served(storage):
+    return [
+        models.keep(toys.policy_file(seed), storage, task="rl", name="InvertedPendulum", variant=str(seed))
+        for seed in (0, 1)
+    ]
+
+
+def deployments(app):
+    """What Serve would start: name -> class, what it is made with, and its options."""
+    built = build_app(app, name="retable").deployments
+    found = {}
+    for each in built:
+        given = each.init_args[1:] if each.name == "ingress" else each.init_args  # the handles are made anew
+        options = (each.user_config, each.ray_actor_options, each.max_ongoing_requests, each.max_queued_requests)
+        found[each.name] = (each.func_or_class, given, *options, each.version)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("args", "why"),
+    [
+        ({**GOOD, "taks": ["rl"]}, "args: taks: extra inputs are not permitted"),
+        ({**GOOD, "tasks": ["rll"]}, r"args: tasks\.0: input should be 'weather', 'style', 'audio' or 'rl'"),
+        ({**GOOD, "models": "zooo"}, "args: models: input should be 'zoo', 'best' or 'user_config'"),
+        ({**GOOD, "token_sha256": "secret"}, "args: token_sha256: string should match"),
+        ({**GOOD, "storage": 3}, "args: storage: input should be a valid string"),
+        ({"tasks": ["rl"]}, "token_sha256 is needed; without one, `hosts`"),
+        ({"hosts": ["localhost"]}, "tasks are needed"),
+    ],
+)
+def test_a_config_file_says_what_is_known_or_is_refused_in_one_line(args, why):
+    with pytest.raises(UserError, match=why) as caught:
+        application.build(args)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        ({}, "wanted `models`, and nothing else; got nothing"),
+        ({"models": [], "more": 1}, "wanted `models`, and nothing else; got models, more"),
+        ({"models": []}, "no models"),
+        ({"models": [{"task": "rl", "name": "a", "sha256": "b", "vairant": "c"}]}, "0.vairant: unexpected"),
+        ({"models": [{"task": "rl", "sha256": "b"}]}, "0.name: field required"),
+    ],
+)
+def test_user_config_is_as_strict(config, why):
+    with pytest.raises(UserError, match=why):
+        models.models_of(config)
+
+
+def test_a_config_file_makes_what_the_command_makes(served, storage):
+    arguments = application.arguments(served, storage, HERE, "")
+    text = application.config_file(
+        arguments, 8000, "127.0.0.1", {"rl": {"num_replicas": 2}}, application.served(served)
+    )
+    whole = ServeDeploySchema.model_validate(yaml.safe_load(text))  # Serve takes it
+    (said,) = whole.applications
+    assert said.import_path == "retable.serve.application:build" and text.count("sha256: ") == 2  # each model once
+    made = deployments(application.build(said.args))
+    wanted = deployments(application.assemble(arguments, application.served(served)))
+    configs = {each.name: each.user_config for each in said.deployments}
+    assert made.keys() == wanted.keys() == configs.keys() == {"rl", "ingress"}
+    for name, of in wanted.items():
+        assert configs[name] == of[2] and made[name][:2] + made[name][3:] == of[:2] + of[3:]
+    assert models.models_of(configs["rl"]) == served
+    assert {each.name: each.num_replicas for each in said.deployments}["rl"] == 2
+
+
+def test_the_template_serves_the_zoo(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    whole = ServeDeploySchema.model_validate(yaml.safe_load(TEMPLATE.read_text()))
+    made = deployments(application.build(whole.applications[0].args))
+    assert set(made) == {"weather", "style", "rl", "ingress"}
+    assert made["rl"][1] == (str(tmp_path / "results"),)  # replicas run elsewhere
+    named = {model.name for model in models.models_of(made["ingress"][2])}
+    assert {"great_wave", "HalfCheetah"} <= named
+
+
+def test_who_deploys_imports_neither_torch_nor_tasks_and_the_ingress_no_torch():
+    code = "import sys, ray.serve, retable.serve.{}; print([n for n in sys.modules if n == 'torch' or '.tasks.' in n])"
+    for module in ("command, retable.serve.application", "app"):
+        ran = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", code.format(module)], capture_output=True, text=True
+        )
+        assert ran.stdout.strip() == "[]", ran.stderr
+
+
+def test_other_models_are_no_other_version_but_another_place_is(served, storage):
+    arguments = application.arguments(served, storage, HERE, "")
+    one, other = (
+        deployments(application.assemble(arguments, application.served(some))) for some in (served, served[:1])
+    )
+    assert one["rl"][-1] == other["rl"][-1] and one["rl"][2] != other["rl"][2]
+    elsewhere = deployments(
+        application.assemble(arguments.model_copy(update={"storage": "x"}), application.served(served))
+    )
+    assert elsewhere["rl"][-1] != one["rl"][-1]
+
+
+def test_replicas_grow_into_the_cpus_that_are_left():
+    grown = application.scaling(["rl"], {}, spare=7.5, cores=8)["rl"]["autoscaling_config"]
+    assert (grown["min_replicas"], grown["max_replicas"], grown["target_ongoing_requests"]) == (1, 8, 64)
+    both = application.scaling(["rl", "style"], {"rl": 2, "ingress": 2}, spare=0.5, cores=2)
+    assert both == {
+        "ingress": {"num_replicas": 2},
+        "rl": {"num_replicas": 2},
+        "style": {"autoscaling_config": {"min_replicas": 1, "max_replicas": 2, "target_ongoing_requests": 4}},
+    }
+    assert sum(application.reserved(["weather", "style", "audio", "rl"], {}).values()) <= 2
+    assert application.reserved(["rl"], {"rl": 2}) == {"rl": 0.6, "ingress": 0.2}
+
+
+def test_replicas_are_a_number_or_a_task_and_a_number():
+    assert command.read_replicas(["2", "rl=3"])["rl"] == 3 and command.read_replicas(["2"])["ingress"] == 2
+    for word in ("0", "rl", "rl=", "rll=2", "-1"):
+        with pytest.raises(UserError, match="wanted N, or TASK=N"):
+            command.read_replicas([word])
+
+
+def test_batches_fit_into_what_a_replica_has_at_once():
+    from retable.serve import audio, rl, style, weather
+
+    for name, module in {"audio": audio, "rl": rl, "style": style, "weather": weather}.items():
+        of = application.DEPLOYMENTS[name]
+        assert of.ongoing >= module.BATCH and hasattr(module, of.path.rpartition(".")[2])

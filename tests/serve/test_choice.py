@@ -1,0 +1,108 @@
+"""`--best` chooses among a table's runs by numbers that no table shows; a served run says which cell it fills."""
+
+import json
+
+import pytest
+
+from retable.platform.api import TrainedRun
+from retable.platform.config import override
+from retable.platform.errors import UserError
+from retable.platform.filled import Cell, FilledColumn, FilledReplicate, FilledRow, FilledTable
+from retable.platform.runs import RunFolder
+from retable.platform.table import Origin, resolve
+from retable.platform.task import find
+from retable.serve import cells, choice
+from retable.tasks.weather.config import View
+from tests.weather.toys import config
+
+TASK = find("weather")
+
+
+@pytest.fixture
+def finished(storage):
+    """Write a finished run with scores on validation and test, as they are kept; return its fingerprint."""
+
+    def make(seed, validation, test):
+        chosen = config(seed=seed)
+        folder = RunFolder.of(storage, TASK, chosen)
+        folder.begin(
+            chosen, TASK.version, {"command": "retable reproduce --scale small", "data": {"source": "generated"}}
+        )
+        folder.folder.write_json("result.json", {"data": "d", "metrics": {}, "weights": {"2": "w"}})
+        for split, value in {"validation": validation, "test": test}.items():
+            for view in ({"split": split}, {"split": split, "threshold": 0.5}):
+                scores = {"iou": value, "recall": 1 - value}
+                folder.save_scores(resolve(override(View(), view), chosen), "w", scores, 0.0)
+        return folder.fingerprint
+
+    return make
+
+
+def fill(storage, rows, name="weather/table1", scale="small", columns=("Total", "2019")):
+    """Keep a filled table: label -> (fingerprint, values of the columns, members)."""
+    filled = tuple(
+        FilledRow(
+            label, "", (FilledReplicate({}, Origin(run, members=tuple(map(Origin, members))), (), {}),),
+            tuple(Cell((value,)) for value in values),
+        )
+        for label, (run, values, members) in rows.items()
+    )  # fmt: skip
+    headers = tuple(FilledColumn(header, ".2f") for header in columns)
+    table = FilledTable(name, "a table", scale, "", {}, False, headers, filled, (), {}, (), "")
+    slug = f"{name.replace('/', '-')}-{scale}"
+    storage.write_json(f"tables/{slug}.json", {"table": name, "scale": scale, "set": {}})
+    storage.write(f"report/{slug}.json", json.dumps({"table": table.as_json()}).encode())
+
+
+@pytest.fixture
+def exported(monkeypatch):
+    """Runs are exported as their fingerprint: what is chosen is tested here."""
+    made = lambda run, why, storage, name="": (run.fingerprint, why)  # noqa: E731
+    monkeypatch.setattr(choice, "of_run", made)
+
+
+def test_the_best_of_a_table_is_the_best_on_validation_among_its_runs(finished, storage, exported, monkeypatch):
+    worse, better, elsewhere = finished(1, 0.1, 0.9), finished(2, 0.3, 0.2), finished(3, 0.8, 0.1)
+    fill(storage, {"single": (worse, (0.9, 0.9), ()), "vote": ("combination", (0.95, 0.9), (worse, better))})
+    asked, score = [], TrainedRun.score
+    monkeypatch.setattr(TrainedRun, "score", lambda run, view: asked.append(view["split"]) or score(run, view))
+    ((run, why),) = choice.best_of("weather/table1", storage)
+    assert run == better != elsewhere and "validation IoU at 0.5 0.3, the best of 2" in why
+    ((run, why),) = choice.best_of("weather/table1/recall", storage)  # the other one is best by this
+    assert run == worse and "validation recall 0.9, the best of 2" in why
+    assert set(asked) == {"validation"}  # no test score is even read
+
+
+def test_what_would_be_chosen_by_a_table_s_own_numbers_is_refused(finished, storage, exported):
+    fill(storage, {"single": (finished(1, 0.1, 0.9), (0.9, 0.9), ())})
+    for named, why in {
+        "weather/table1/iuo": "no metric 'iuo'; did you mean 'iou'",
+        "weather/table9": "no table 'weather/table9'",
+        "rl/table1": "has no run of it; `retable reproduce rl/table1` makes them",
+        "wether/table1": "no task",
+    }.items():
+        with pytest.raises(UserError, match=why):
+            choice.best_of(named, storage)
+    run = type("Run", (), {"task": find("rl")})
+    with pytest.raises(UserError, match=r"rl has no validation split to choose by; --best rl/table1 chooses among"):
+        choice.by_metric("rl/table1/return", "return", None, [run])
+
+
+def test_named_tables_exclude_runs_and_the_zoo(storage):
+    for wanted in (choice.Wanted(best=["rl/table1"], zoo=True), choice.Wanted(best=["rl/table1"], runs=["ab"])):
+        with pytest.raises(UserError, match="exclude each other"):
+            choice.choose_models(wanted, storage)
+    with pytest.raises(UserError, match="weather is not among the tasks to serve"):
+        choice.choose_models(choice.Wanted(["rl"], best=["weather/table1"]), storage)
+
+
+def test_a_run_says_which_cell_it_fills(storage):
+    fill(storage, {"a": ("11", (None, 0.5), ()), "vote": ("22", (0.9, 0.9), ("11", "33"))}, scale="smoke")
+    fill(storage, {"b": ("11", (0.7, 0.5), ())}, "weather/table2")
+    storage.write("report/weather-table3-small.json", b"{half")
+    storage.write_json("tables/weather-table3-small.json", {"table": "weather/table3", "scale": "small", "set": {}})
+    tables = cells.kept_tables(storage)
+    assert cells.cell_of("11", "smoke", tables) == "weather/table1/a/2019"
+    assert cells.cell_of("11", "small", tables) == "weather/table2/b/Total"
+    assert cells.cell_of("33", "small", tables) == ""  # of the vote it is a part
+    assert [sorted(cells.runs_of(table)) for table in tables] == [["11", "22", "33"], ["11"]]

@@ -1,0 +1,140 @@
+"""Through Serve, under load: models are swapped, and replicas die, and no request is lost."""
+
+import os
+import signal
+import socket
+import threading
+import time
+
+import numpy as np
+import psutil
+import pytest
+import ray
+import torch
+
+from retable.platform.storage import Storage
+from retable.serve import address, command, models
+from retable.serve.client import Client
+from tests.serve import toys
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
+    pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+OBSERVATIONS = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    storage = Storage.open(tmp_path_factory.mktemp("swap") / "results")
+    made = {seed: models.keep(toys.policy_file(seed), storage, task="rl", name="InvertedPendulum") for seed in range(3)}
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        where = address.Address("127.0.0.1", free.getsockname()[1])
+    with command.serving([made[0]], storage, where, replicas={"rl": 2}) as swap:
+        yield Client(where.url), made, swap
+
+
+class Load:
+    """Clients that ask without a pause, and keep each answer with the time it came."""
+
+    def __init__(self, client, clients=3):
+        self.client, self.answers, self.failures, self.end = client, [], [], threading.Event()
+        self.threads = [threading.Thread(target=self.ask) for _ in range(clients)]
+
+    def ask(self):
+        body = b'{"observations": %s, "seed": 5}' % str(OBSERVATIONS.tolist()).encode()
+        while not self.end.is_set():
+            try:
+                answer = self.client.ask("POST", "/v1/rl/InvertedPendulum", None, body)
+                self.answers.append((time.monotonic(), answer.headers["x-retable-digest"], answer.body))
+            except Exception as error:
+                self.failures.append(repr(error))
+
+    def __enter__(self):
+        for thread in self.threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *of):
+        self.end.set()
+        for thread in self.threads:
+            thread.join()
+
+
+def replicas():
+    """Return the pids of the replicas of policies."""
+    ours = psutil.Process().children(recursive=True)
+    return {each.pid for each in ours if each.name().startswith("ray::") and "retable:rl" in " ".join(each.cmdline())}
+
+
+def actions(seed):
+    policy = toys.policy(seed)
+    return policy.act(torch.from_numpy(OBSERVATIONS), policy.noise(len(OBSERVATIONS), 100, 5)).numpy()
+
+
+def test_a_swap_under_load_drops_nothing_and_starts_no_replica_again(server):
+    client, made, swap = server
+    before = replicas()
+    assert len(before) == 2
+    patient = Client(client.url, tries=1)  # it asks once: what is dropped is seen
+    with Load(patient) as load:
+        time.sleep(1)
+        for seed in (1, 2, 0, 1):
+            begun = time.monotonic()
+            swap([made[seed]])
+            done = time.monotonic()
+            assert np.abs(client.act("InvertedPendulum", OBSERVATIONS, 5) - actions(seed)).max() <= 1e-5
+            time.sleep(1)
+            late = {digest for when, digest, _ in load.answers if when > done + 0.7}
+            early = {digest for when, digest, _ in load.answers[-1:] if when < begun}
+            assert late == {made[seed].sha256} and made[seed].sha256 not in early
+    assert not load.failures and len(load.answers) > 50
+    assert replicas() == before
+    (shown,) = client.models()
+    assert shown["sha256"] == made[1].sha256
+    answers = {digest: body for _, digest, body in load.answers}  # each header is true of its answer
+    assert len(answers) == 3 and len(set(answers.values())) == 3
+    for _, digest, body in load.answers:
+        assert body == answers[digest]
+
+
+def test_a_swap_to_what_is_not_there_leaves_replicas_as_they_are(server):
+    client, made, swap = server
+    gone = models.Model(task="rl", name="InvertedPendulum", sha256="0" * 64)
+    before = replicas()
+    swap([made[1], gone])
+    assert np.abs(client.act("InvertedPendulum", OBSERVATIONS, 5) - actions(1)).max() <= 1e-5
+    swap([made[1]])
+    assert replicas() == before
+
+
+def test_replicas_that_are_killed_cost_no_request(server):
+    client = server[0]
+    killed = []
+    with Load(client, 4) as load:
+        for _ in range(5):
+            deadline = time.monotonic() + 120
+            while len(living := replicas() - set(killed)) < 1 and time.monotonic() < deadline:
+                time.sleep(0.2)
+            killed.append(min(living))
+            os.kill(killed[-1], signal.SIGKILL)
+            time.sleep(4)
+    assert not load.failures and len(load.answers) > 50 and len(set(killed)) == 5
+
+
+def test_metrics_say_what_was_asked_and_what_is_served(server):
+    import urllib.request
+
+    (url,) = command.metrics_urls()
+    deadline, text = time.monotonic() + 60, ""
+    while "retable_requests" not in text and time.monotonic() < deadline:
+        time.sleep(2)
+        text = urllib.request.urlopen(url, timeout=30).read().decode()
+    asked = [line for line in text.splitlines() if line.startswith("ray_retable_requests_total{")]
+    assert any('endpoint="/v1/rl/{environment}"' in line and 'status="200"' in line for line in asked)
+    assert "ray_retable_request_seconds_bucket" in text and 'sha256="' + server[1][1].sha256[:8] in text
+    assert "ray_serve_actual_batch_size" in text
+    assert ray.is_initialized()
