@@ -127,9 +127,7 @@ class Step:
     terminated: Array
 
 
-def play(
-    act: Callable[[Array], Array], environment_id: str, episodes: int, seed: int
-) -> Generator[Step, None, None]:
+def play(act: Callable[[Array], Array], environment_id: str, episodes: int, seed: int) -> Generator[Step, None, None]:
     """Play `episodes` episodes side by side, a step at a time, until all have ended.
 
     Episode k is the first episode of lane k, which is seeded with `seed + k`. Lanes that are done wait for the others;
