@@ -333,7 +333,7 @@ def growth() -> dict[str, float]:
 
 def launched() -> dict[str, float]:
     """Return the same of the cluster launcher's file, which lies on the head: its autoscaler does not report it."""
-    import yaml  # type: ignore[import-untyped]
+    import yaml
 
     path = Path("~/ray_bootstrap_config.yaml").expanduser()
     try:

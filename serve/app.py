@@ -23,7 +23,7 @@ from retable.serve.gate import Bodies, Gate, respond
 from retable.serve.limits import Limits
 from retable.serve.metrics import Metrics
 from retable.serve.models import Model, models_of
-from retable.serve.routes import audio, facts, pages, rl, style, weather
+from retable.serve.routes import audio, example, facts, pages, rl, style, tables, weather
 from retable.serve.routes.common import Ask
 
 TRIES = 4
@@ -35,9 +35,14 @@ class Ingress:
     """The deployment that HTTP reaches."""
 
     def __init__(
-        self, handles: dict[str, DeploymentHandle[Any]], token: str, hosts: Sequence[str], limits: Limits
+        self,
+        handles: dict[str, DeploymentHandle[Any]],
+        token: str,
+        hosts: Sequence[str],
+        limits: Limits,
+        storage: str = "",
     ) -> None:
-        self.handles, self.limits = handles, limits
+        self.handles, self.limits, self.storage = handles, limits, storage
         self.metrics = Metrics()
         self.gate = Gate(routes_of([], self.ask, limits), token, hosts, self.metrics.answered)
 
@@ -48,7 +53,7 @@ class Ingress:
     def reconfigure(self, config: Mapping[str, Any]) -> None:
         """Serve the models that Serve's `user_config` names; what was begun is answered by those that it asked for."""
         models = models_of(config)
-        self.gate.app = routes_of(models, self.ask, self.limits)
+        self.gate.app = routes_of(models, self.ask, self.limits, self.storage)
         self.metrics.serve(models)
 
     async def drain(self, seconds: float) -> int:
@@ -88,8 +93,8 @@ class Ingress:
         raise Problem(503, f"{task} is starting again; try again in a moment").wait(5)
 
 
-def routes_of(models: Sequence[Model], ask: Ask, limits: Limits) -> FastAPI:
-    """Return what is behind the gate: the routes of models."""
+def routes_of(models: Sequence[Model], ask: Ask, limits: Limits, storage: str = "") -> FastAPI:
+    """Return what is behind the gate: the routes of models, and the result tables of a storage, where one is named."""
     app = FastAPI(title="retable", version="1", docs_url=None, redoc_url=None)
     app.add_exception_handler(Problem, lambda request, error: respond(error))
     app.add_exception_handler(HTTPException, _http_problem)
@@ -98,6 +103,9 @@ def routes_of(models: Sequence[Model], ask: Ask, limits: Limits) -> FastAPI:
     bodies = Bodies(limits)
     pages.add(app)
     facts.add(app, models, limits)
+    tables.add(app, models, storage)
+    if forecasters := [model for model in models if model.task == "weather"]:
+        example.add(app, forecasters)
     for task, routes in {"rl": rl, "style": style, "audio": audio, "weather": weather}.items():
         if own := [model for model in models if model.task == task]:
             routes.add(app, own, ask, bodies)

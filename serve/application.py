@@ -189,7 +189,8 @@ def assemble(arguments: Arguments, *options: Mapping[str, Mapping[str, Any]]) ->
         more = (arguments.index,) if task == "audio" else ()
         handles[task] = made(task, DEPLOYMENTS[task]).bind(arguments.storage, *more)
     made_ingress = made("ingress", INGRESS)
-    application: serve.Application = made_ingress.bind(handles, arguments.token_sha256, arguments.hosts, LIMITS)
+    gate = (arguments.token_sha256, arguments.hosts, LIMITS, arguments.storage)
+    application: serve.Application = made_ingress.bind(handles, *gate)
     return application
 
 

@@ -97,6 +97,12 @@ class Client:
         answer = self.ask("POST", f"/v1/rl/{_part(environment)}", {"model": model}, body)
         return np.array(json.loads(answer.body)["actions"], np.float32)
 
+    def episode(self, environment: str, seed: int = 0, steps: int = 200, model: str = "") -> dict[str, Any]:
+        """Return the first steps of an episode that a policy plays: `return`, `rewards`, and `frames` to draw."""
+        query = {"model": model, "seed": seed, "steps": steps}
+        played: dict[str, Any] = json.loads(self.ask("POST", f"/v1/rl/{_part(environment)}/episode", query).body)
+        return played
+
     def stylise(
         self,
         style: str,
@@ -130,6 +136,16 @@ class Client:
         answer = self.ask("POST", "/v1/weather", {"region": region, "model": model}, file.getvalue())
         with np.load(io.BytesIO(answer.body), allow_pickle=False) as arrays:
             return dict(arrays)
+
+    def tables(self) -> list[dict[str, Any]]:
+        """Return which result tables were filled on the server's storage, in the papers' order."""
+        found: list[dict[str, Any]] = json.loads(self.ask("GET", "/v1/tables").body)
+        return found
+
+    def table(self, name: str, at: str = "") -> dict[str, Any]:
+        """Return a result table with its claims: `name` as `rl/table1`, `at` as `tables` says."""
+        found: dict[str, Any] = json.loads(self.ask("GET", f"/v1/tables/{urllib.parse.quote(name)}", {"at": at}).body)
+        return found
 
     def ask(
         self, method: str, path: str, query: Mapping[str, object] | None = None, body: bytes | None = None

@@ -47,6 +47,14 @@ class Held(Generic[T]):
             self._take(Model(task=self.task, name=self.task, sha256=sha256))
         return self.held[sha256]
 
+    def file(self, sha256: str) -> bytes:
+        """Return the file of a digest.
+
+        Raises:
+            UserError: where it is not on the storage, or another one.
+        """
+        return read(Model(task=self.task, name=self.task, sha256=sha256), self.storage)
+
     def any(self) -> T:
         """Return a model, where all give the same answers: those that an index was made with."""
         return next(iter(self.held.values()))

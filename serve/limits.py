@@ -34,6 +34,12 @@ class Limits:
     """Of all its channels: ten minutes of stereo at 96 kHz."""
     seconds: float = 120.0
     """From the last byte of a request to its answer."""
+    episode_steps: int = 1000
+    """Of an episode that a policy plays; MuJoCo's tasks end theirs there."""
+    episode_seconds: float = 60.0
+    """That an episode may take; so fewer steps for a large policy."""
+    episodes: int = 8
+    """That are played or wait for that at once."""
 
 
 LIMITS = Limits()

@@ -85,7 +85,7 @@ def _complete(operation: dict[str, Any], path: str, method: str, models: Sequenc
     names = {"environment": "rl", "style": "style", "name": "weather"}
     for parameter in operation.get("parameters", ()):
         served = [model.name for model in models if model.task == names.get(parameter["name"])]
-        if served and parameter["in"] in ("path", "query"):
+        if served and parameter["in"] in ("path", "query") and not path.startswith("/v1/tables"):
             parameter["example"] = served[0]
         if (path, parameter["name"]) == ("/v1/audio", "q"):
             parameter["example"] = "a dog barks"

@@ -13,6 +13,7 @@ from jaxtyping import Float32
 from ray import serve
 
 from retable.serve.answers import Problem, Reply, wrong
+from retable.serve.episodes import Stage, weight
 from retable.serve.held import Held
 from retable.serve.limits import LIMITS, Limits
 from retable.tasks.rl.config import View
@@ -125,6 +126,7 @@ class Policies:
     def __init__(self, storage: str):
         self.policies = Held("rl", storage, load)
         self.reconfigure = self.policies.reconfigure
+        self.stage = Stage()
 
     async def act(self, sha256: str, body: bytes) -> Reply | Problem:
         """Choose actions for the observations in a body."""
@@ -134,6 +136,16 @@ class Policies:
             return problem
         actions = await self.batch(asked)
         return Reply(json.dumps({"actions": actions.tolist()}).encode(), "application/json")
+
+    async def episode(self, sha256: str, seed: int, steps: int) -> Reply | Problem:
+        """Play an episode, and tell how large the policy is that played it."""
+        policy = self.policies[sha256]
+        try:
+            told = await self.stage.play(policy, seed, steps)
+        except Problem as problem:
+            return problem
+        told |= {**weight(policy), "bytes": len(await asyncio.to_thread(self.policies.file, sha256))}
+        return Reply(json.dumps(told, separators=(",", ":")).encode(), "application/json")
 
     @serve.batch(max_batch_size=BATCH, batch_wait_timeout_s=WAIT)
     async def batch(self, questions: list[Question]) -> list[Rows]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from retable.tasks.rl import inference
@@ -12,6 +14,7 @@ from retable.tasks.rl.config import Config
 from retable.tasks.rl.inference import Act
 from retable.tasks.rl.model import bc_action, bcq_action, build, load
 
+Array = np.ndarray[Any, Any]
 Policy = Literal["bcq", "bc"]
 
 
@@ -38,3 +41,18 @@ def acting(config: Config, info: Mapping[str, Any], weights: Mapping[str, Tensor
         return inference.bc(weights, networks.vae.max_action)
     assert networks.actor is not None
     return inference.bcq(weights, networks.vae.max_action, networks.actor.perturbation)
+
+
+def player(act: Act, candidates: int, latent: int, seed: int) -> Callable[[Array], Array]:
+    """Return a policy as the simulator asks it: observations (n, states) float32 in, actions (n, actions) out.
+
+    It draws noise (candidates, latent) by the seed, the next with each call.
+    """
+    drawing = torch.Generator().manual_seed(seed)
+
+    def choose(observations: Array) -> Array:
+        noise = torch.randn(candidates, latent, generator=drawing)
+        actions: Array = act(torch.from_numpy(observations), noise).numpy()
+        return actions
+
+    return choose

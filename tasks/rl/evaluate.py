@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -112,8 +113,22 @@ def scale(actions: Array, space: gymnasium.spaces.Space[Any]) -> Array:
     return stretched
 
 
-def rollout(act: Callable[[Array], Array], environment_id: str, episodes: int, seed: int) -> dict[str, Array]:
-    """Play `episodes` episodes side by side and return their undiscounted returns and lengths.
+@dataclass(frozen=True, eq=False)
+class Step:
+    """What one step of a simulator did to the episodes that are played side by side."""
+
+    environments: VectorEnv[Any, Any, Any]
+    rewards: Array
+    """(episodes,) float64; of an episode that had ended before, meaningless."""
+    running: Array
+    """(episodes,) bool: had not ended before this step."""
+    ended: Array
+    """(episodes,) bool: has now; before its limit of steps, where it is in `terminated` too."""
+    terminated: Array
+
+
+def play(act: Callable[[Array], Array], environment_id: str, episodes: int, seed: int) -> Generator[Step, None, None]:
+    """Play `episodes` episodes side by side, a step at a time, until all have ended.
 
     Episode k is the first episode of lane k, which is seeded with `seed + k`. Lanes that are done wait for the others;
     `act` still sees them, so that it is always called with the same shapes and its own randomness does not depend on
@@ -125,9 +140,6 @@ def rollout(act: Callable[[Array], Array], environment_id: str, episodes: int, s
         episodes: how many episodes, at least one.
         seed: seed of the first episode.
 
-    Returns:
-        `returns` (episodes,) float64 and `lengths` (episodes,) int64, in steps.
-
     Raises:
         UserError: where the environment is unknown or not of this kind (see `make`), or the policy's actions are not
             finite.
@@ -138,13 +150,28 @@ def rollout(act: Callable[[Array], Array], environment_id: str, episodes: int, s
     environments = make(environment_id, episodes)
     try:
         observations, _ = environments.reset(seed=seed)
-        returns, lengths, running = np.zeros(episodes), np.zeros(episodes, np.int64), np.ones(episodes, bool)
+        running = np.ones(episodes, bool)
         while running.any():
             actions = scale(act(observations.astype(np.float32)), environments.single_action_space)
             observations, rewards, terminated, truncated, _ = environments.step(actions)
-            returns[running] += rewards[running]
-            lengths += running
-            running &= ~(terminated | truncated)
+            yield Step(environments, rewards, running, terminated | truncated, terminated)
+            running = running & ~(terminated | truncated)
     finally:
         environments.close()
+
+
+def rollout(act: Callable[[Array], Array], environment_id: str, episodes: int, seed: int) -> dict[str, Array]:
+    """Play whole episodes, as `play` does, and return what came of them.
+
+    Returns:
+        `returns` (episodes,) float64, undiscounted, and `lengths` (episodes,) int64, in steps.
+
+    Raises:
+        UserError: as `play`.
+
+    """
+    returns, lengths = np.zeros(episodes), np.zeros(episodes, np.int64)
+    for step in play(act, environment_id, episodes, seed):
+        returns[step.running] += step.rewards[step.running]
+        lengths += step.running
     return {"returns": returns, "lengths": lengths}

@@ -12,7 +12,7 @@ from torch import Tensor
 from retable.platform.config import override
 from retable.platform.errors import UserError
 from retable.platform.task import Source
-from retable.tasks.rl.acting import acting
+from retable.tasks.rl.acting import acting, player
 from retable.tasks.rl.compact import pack, unpack
 from retable.tasks.rl.config import Bc, Bcq, Config, View
 from retable.tasks.rl.evaluate import rollout
@@ -72,14 +72,7 @@ def predict(config: Config, view: View, weights: Mapping[str, Tensor], source: S
     info = source.info
     latent = 2 * info["actions"]
     candidates = view.episodes * (view.samples if view.policy == "bcq" else 1)
-    noise = torch.Generator().manual_seed(view.seed)
-    choose = acting(config, info, weights, view.policy)
-
-    def act(observations: Array) -> Array:
-        drawn = torch.randn(candidates, latent, generator=noise)
-        actions: Array = choose(torch.from_numpy(observations), drawn).numpy()
-        return actions
-
+    act = player(acting(config, info, weights, view.policy), candidates, latent, view.seed)
     return rollout(act, f"{config.environment}-{config.simulator}", view.episodes, view.seed)
 
 

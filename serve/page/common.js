@@ -1,0 +1,74 @@
+// What all sections share. What is shown of an answer is set as text, never as HTML.
+
+export const $ = (id) => document.getElementById(id);
+export const still = matchMedia("(prefers-reduced-motion: reduce)");
+const known = { token: sessionStorage.getItem("token") || "" };
+
+export function keep(token) {
+  known.token = token;
+  sessionStorage.setItem("token", token);
+}
+
+export function make(tag, entries = {}, ...inside) {
+  const element = Object.assign(document.createElement(tag), entries);
+  element.append(...inside);
+  return element;
+}
+
+export function say(place, text, bad = false) {
+  place.textContent = text;
+  place.classList.toggle("bad", bad);
+}
+
+export async function ask(path, options = {}) {
+  const headers = { ...options.headers, ...(known.token && { Authorization: `Bearer ${known.token}` }) };
+  const answer = await fetch(path, { ...options, headers });
+  if (answer.ok) return answer;
+  const problem = await answer.json().catch(() => ({}));
+  throw Object.assign(new Error(problem.detail || `the server answers ${answer.status}`), { status: answer.status });
+}
+
+/** Run a person's work, one at a time for a place: what was begun before is cancelled, here and on the server. */
+const turns = new Map();
+export async function shown(place, work) {
+  turns.get(place)?.abort();
+  const turn = new AbortController();
+  turns.set(place, turn);
+  place.closest("section")?.setAttribute("aria-busy", "true");
+  try {
+    await work(turn.signal);
+  } catch (error) {
+    if (!turn.signal.aborted) say(place, error.message, true);
+  }
+  if (turns.get(place) === turn) place.closest("section")?.removeAttribute("aria-busy");
+}
+
+/** A button that plays what a range input scrubs; it pauses at a second press. */
+export function player(button, range, milliseconds, draw) {
+  const film = { timer: 0, ends: false };
+  const step = () => {
+    const at = Number(range.value) + 1, last = Number(range.max);
+    if (at > last && film.ends) return film.pause();
+    range.value = at > last ? 0 : at;
+    return draw();
+  };
+  film.pause = () => { clearInterval(film.timer); film.timer = 0; button.textContent = "Play"; };
+  film.play = () => { film.pause(); film.timer = setInterval(step, milliseconds()); button.textContent = "Pause"; };
+  button.addEventListener("click", () => {
+    if (film.timer) return film.pause();
+    if (Number(range.value) >= Number(range.max)) range.value = 0;
+    return film.play();
+  });
+  range.addEventListener("input", () => { film.pause(); draw(); });
+  return film;
+}
+
+export function show(image, blob) {
+  if (image.src) URL.revokeObjectURL(image.src);
+  image.src = URL.createObjectURL(blob);
+}
+
+export const label = (model) => model.name.replaceAll("_", " ") + (model.variant ? ` · ${model.variant}` : "");
+export const seconds = (since) => `${((performance.now() - since) / 1000).toFixed(2)} s`;
+export const size = (bytes) => (bytes < 1e6 ? `${(bytes / 1e3).toFixed(0)} kB` : `${(bytes / 1e6).toFixed(2)} MB`);
+export const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();

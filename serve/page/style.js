@@ -1,0 +1,96 @@
+// A photograph in each style, before and after; a video as a job, where the server takes any.
+
+import { $, ask, label, make, say, seconds, show, shown } from "./common.js";
+import { video } from "./video.js";
+
+const LONGER = 1024, SMALL = 320;
+const picture = { blob: null, model: null, models: [] };
+
+export function styles(models, paths) {
+  $("styles").replaceChildren(...models.map((model) => {
+    const button = make("button", { type: "button" }, ...(models.length > 1 ? [make("i")] : []), label(model));
+    button.setAttribute("aria-pressed", "false");
+    button.addEventListener("click", () => choose(model, button));
+    return button;
+  }));
+  Object.assign(picture, { models, model: models[0] });
+  $("styles").firstChild.setAttribute("aria-pressed", "true");
+  video(() => picture.model, paths);
+}
+
+function choose(model, button) {
+  for (const other of $("styles").children) other.setAttribute("aria-pressed", String(other === button));
+  picture.model = model;
+  paint();
+}
+
+async function reduced(file) {
+  const bitmap = await createImageBitmap(file, { imageOrientation: "from-image" });
+  const scale = Math.min(1, LONGER / Math.max(bitmap.width, bitmap.height));
+  const canvas = make("canvas", { width: Math.round(bitmap.width * scale), height: Math.round(bitmap.height * scale) });
+  canvas.getContext("2d").drawImage(bitmap, 0, 0, canvas.width, canvas.height);
+  return new Promise((done) => canvas.toBlob(done, "image/jpeg", 0.93));
+}
+
+function take(file) {
+  return shown($("painted"), async () => {
+    $("compare").hidden = false;
+    picture.blob = await reduced(file).catch(() => { throw new Error("the browser cannot read this file as a picture"); });
+    show($("before"), picture.blob);
+    $("after").removeAttribute("src");
+    await paint();
+    await thumbnails();
+  });
+}
+
+function stylised(model, size, signal) {
+  const query = new URLSearchParams({ size, model: model.sha256, strength: $("strength").value / 100,
+    colours: $("colours").checked ? "original" : "style", format: size === SMALL ? "jpeg" : "png" });
+  return ask(`/v1/style/${encodeURIComponent(model.name)}?${query}`, { method: "POST", body: picture.blob, signal });
+}
+
+function paint() {
+  if (!picture.blob) return undefined;
+  return shown($("painted"), async (signal) => {
+    const since = performance.now();
+    say($("painted"), `Painting in the style of ${label(picture.model)} …`);
+    const blob = await (await stylised(picture.model, 0, signal)).blob();
+    show($("after"), blob);
+    $("save").href = $("after").src;
+    say($("painted"), `${label(picture.model)}, in ${seconds(since)}`);
+  });
+}
+
+async function thumbnails() {
+  if (picture.models.length < 2) return;
+  for (const [place, model] of picture.models.entries()) {
+    const image = make("img", { alt: "" });
+    show(image, await (await stylised(model, SMALL)).blob());
+    $("styles").children[place].firstChild.replaceWith(image);
+  }
+}
+
+function slide() {
+  $("after").style.clipPath = `inset(0 0 0 ${$("slide").value}%)`;
+  $("edge").style.left = `${$("slide").value}%`;
+  $("slide").setAttribute("aria-valuetext", `${$("slide").value} % photograph`);
+}
+
+/** Drag on the picture itself. */
+function drag(event) {
+  if (!(event.buttons & 1)) return;
+  const box = $("after").getBoundingClientRect();
+  $("slide").value = Math.round(100 * (event.clientX - box.left) / box.width);
+  slide();
+}
+
+for (const kind of ["pointerdown", "pointermove"]) $("after").parentElement.addEventListener(kind, drag);
+$("photograph").addEventListener("change", (event) => event.target.files[0] && take(event.target.files[0]));
+$("example").addEventListener("click", async () => take(await (await fetch("/page/example.jpg")).blob()));
+for (const kind of ["dragover", "dragleave", "drop"]) {
+  $("drop").addEventListener(kind, (event) => { event.preventDefault(); $("drop").classList.toggle("over", kind === "dragover"); });
+}
+$("drop").addEventListener("drop", (event) => event.dataTransfer.files[0] && take(event.dataTransfer.files[0]));
+$("slide").addEventListener("input", slide);
+for (const id of ["colours", "strength"]) $(id).addEventListener("change", paint);
+slide();

@@ -1,0 +1,46 @@
+// A video is a job: sent, watched, cancelled or played.
+
+import { $, ask, say, shown } from "./common.js";
+
+const PAUSE = 700, OVER = ["done", "failed", "cancelled"];
+const job = { id: "" };
+
+export function video(model, paths) {
+  $("video").hidden = !("/v1/style/{style}/video" in paths);
+  $("film").onsubmit = (event) => {
+    event.preventDefault();
+    const file = new FormData(event.target).get("file");
+    shown($("filmed"), (signal) => run(model(), file, signal));
+  };
+}
+
+async function run(model, file, signal) {
+  say($("filmed"), "Sending …");
+  $("filmed-video").hidden = true;
+  const path = `/v1/style/${encodeURIComponent(model.name)}/video?${new URLSearchParams({ model: model.sha256 })}`;
+  const { id } = await (await ask(path, { method: "POST", body: file, signal })).json();
+  job.id = id;
+  $("working").hidden = false;
+  try {
+    let told = {};
+    while (!OVER.includes(told.state)) {
+      told = await (await ask(`/v1/jobs/${encodeURIComponent(id)}`, { signal })).json();
+      $("progress").value = told.progress || 0;
+      say($("filmed"), `${told.state}${told.frames ? `, ${told.frames} frames` : ""}`);
+      await new Promise((done) => { setTimeout(done, PAUSE); });
+    }
+    if (told.state !== "done") throw new Error(told.detail || `the video is ${told.state}`);
+    const blob = await (await ask(`/v1/jobs/${encodeURIComponent(id)}/file`, { signal })).blob();
+    $("filmed-video").src = $("film-save").href = URL.createObjectURL(blob);
+    $("filmed-video").hidden = $("film-save").hidden = false;
+    say($("filmed"), "The video is painted; the server keeps it for a day at most.");
+  } finally {
+    $("working").hidden = true;
+  }
+}
+
+$("cancel").addEventListener("click", () => shown($("filmed"), async () => {
+  await ask(`/v1/jobs/${encodeURIComponent(job.id)}`, { method: "DELETE" });
+  $("working").hidden = true;
+  say($("filmed"), "Cancelled.");
+}));

@@ -1,0 +1,341 @@
+"""The page in a browser, used as a person would, against toy answers; once, slowly, against the zoo on Ray."""
+
+import hashlib
+import itertools
+import shutil
+import socket
+
+import numpy as np
+import pytest
+
+from tests.serve import web
+
+playwright = pytest.importorskip("playwright.sync_api", reason="no playwright: pip install 'retable[dev]'")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = [
+    pytest.mark.skipif(not CHROMIUM, reason="no browser here: apt-get install chromium"),
+    # Of Playwright's own, and of Ray's in the slow one: sockets and pipes that they leave to the garbage collector.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
+    pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning"),
+]
+TOKEN = "a-token-for-tests"
+SECTIONS = ("style", "audio", "weather", "rl", "tables", "models")
+PIXELS = "canvas => Array.from(canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data)"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as play:
+        launched = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--mute-audio"])
+        yield launched
+        launched.close()
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory):
+    with web.served(tmp_path_factory.mktemp("page")) as url:
+        yield url
+
+
+@pytest.fixture
+def opened(browser, address):
+    """Open the page; at the end nothing may have been complained of, and nothing asked of anybody else."""
+    contexts, said = [], []
+
+    def open_page(url=address, wait=True, routes=(), **options):
+        contexts.append(browser.new_context(**({"viewport": {"width": 1280, "height": 900}} | options)))
+        page = contexts[-1].new_page()
+        page.set_default_timeout(5_000)
+        page.on("console", lambda message: said.append(message.text) if message.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("dialog", lambda dialog: (said.append(f"dialog {dialog.message}"), dialog.dismiss()))
+        page.on("request", lambda request: request.url.startswith((url, "blob:", "data:")) or said.append(request.url))
+        for pattern, answer in routes:
+            page.route(pattern, answer)
+        page.goto(url)
+        if wait:
+            page.wait_for_selector("#models:not([hidden])")
+            page.wait_for_selector("#tables:not([hidden])")
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert said == []
+
+
+def drop(page, data):
+    """Drop a file on the field, as from a desktop."""
+    files = page.evaluate_handle(
+        """bytes => { const files = new DataTransfer();
+        files.items.add(new File([new Uint8Array(bytes)], "photograph.png", {type: "image/png"})); return files; }""",
+        list(data),
+    )
+    page.dispatch_event("#drop", "drop", {"dataTransfer": files})
+
+
+def test_a_photograph_that_is_dropped_is_painted_and_compared(opened):
+    page = opened()
+    drop(page, web.example_picture())
+    page.wait_for_selector("#painted:has-text('great wave, in')")
+    assert page.eval_on_selector("#after", "image => image.naturalWidth") == 80
+    page.focus("#slide")
+    before = page.eval_on_selector("#after", "image => image.style.clipPath")
+    page.keyboard.press("ArrowRight")
+    assert (before, page.eval_on_selector("#after", "image => image.style.clipPath")) == (
+        "inset(0px 0px 0px 50%)", "inset(0px 0px 0px 51%)",
+    )  # fmt: skip
+    page.wait_for_selector("#styles button >> nth=1 >> img")
+    page.click("#styles button >> nth=1")
+    page.wait_for_selector("#painted:has-text('onerror=alert(1)>, in')")
+    assert page.get_attribute("#styles button >> nth=1", "aria-pressed") == "true"
+    drop(page, b"no picture")
+    page.wait_for_selector("#painted.bad:has-text('cannot read this file')")
+
+
+def test_a_query_finds_recordings_that_play(opened):
+    page = opened()
+    page.fill("#ask input", "rain & thunder?")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#hits li >> nth=2")
+    assert f"{web.HOSTILE} 0.wav from 1 s, cosine 0.500" in page.inner_text("#hits li >> nth=0")
+    assert page.locator("#hits img").count() == 0
+    page.click("#hits li:nth-child(2) button")
+    page.wait_for_selector("#hits li:nth-child(2) audio")
+    page.wait_for_selector("#hits audio:focus")
+    state = page.eval_on_selector(
+        "#hits audio",
+        """player => new Promise(done => player.readyState ? done(player.duration)
+        : player.onloadeddata = () => done(player.duration))""",
+    )
+    assert state == 2
+    page.fill("#ask input", "?")
+    page.route("**/v1/audio?q=*", lambda route: route.fulfill(status=200, json={"hits": []}))
+    page.click("#ask button")
+    page.wait_for_selector("#heard:has-text('0 recordings for “?”')")
+
+
+def test_a_forecast_is_scrubbed_beside_the_truth(opened):
+    page = opened(reduced_motion="reduce")
+    page.click("#take")
+    page.wait_for_selector("#scrub:not([hidden])")
+    page.wait_for_selector("#foretold:has-text('sequence 2 of 16; 32 lead times of 15 minutes')")
+    steps, truth = web.steps()
+
+    def iou(wet, rain):
+        wet, rain = wet[rain != 2], rain[rain != 2] == 1
+        return f"{(wet & rain).sum() / max(1, (wet | rain).sum()):.3f}"
+
+    whole = iou(steps >= 100, truth)
+    assert page.inner_text("#iou") == f"IoU 1.000 at +0 h 15, {whole} over all lead times"
+    first = page.eval_on_selector("#seen", PIXELS)
+    assert np.array(first).reshape(36, 36, 4)[..., 0].tolist() == np.choose(truth[0], [242, 42, 150]).tolist()
+    page.focus("#time")
+    for _ in range(7):
+        page.keyboard.press("ArrowRight")
+    assert page.inner_text("#iou") == f"IoU {iou(steps[7] >= 100, truth[7])} at +2 h 00, {whole} over all lead times"
+    assert page.get_attribute("#time", "aria-valuetext") == "+2 h 00" == page.inner_text("#lead")
+    assert f"rain on {100 * (steps[7] >= 100).mean():.0f} % of the pixels" in page.get_attribute("#map", "aria-label")
+    page.fill("#threshold", "180")
+    assert page.inner_text("#iou") == "IoU 0.000 at +2 h 00, 0.000 over all lead times"
+    page.click("#play")
+    page.wait_for_selector("#lead:not(:has-text('+2 h 00'))")
+    assert page.inner_text("#play") == "Pause"
+    page.click("#play")
+
+
+def test_images_of_ones_own_are_forecast_without_a_truth(opened, tmp_path):
+    page = opened(reduced_motion="reduce")
+    np.savez(tmp_path / "mine.npz", images=np.zeros((4, 11, 36, 36), np.float32))
+    page.set_input_files("#forecast input", tmp_path / "mine.npz")
+    page.select_option("#forecast select", "roxi_0004")
+    page.click("#forecast button")
+    page.wait_for_selector("#foretold:has-text('mine.npz; 32 lead times')")
+    assert page.locator("#seen").is_hidden() and page.locator("#map").is_visible()
+
+
+def test_policies_run_side_by_side(opened):
+    page = opened()
+    page.select_option("#simulate select[name=steps]", "100")
+    page.fill("#seed", "7")
+    page.click("#simulate button >> nth=0")
+    page.wait_for_selector("#acted:has-text('Return over 100 steps with seed 7: dense 150, snip-95 150.')")
+    assert page.inner_text("#run-play") == "Pause"
+    page.click("#run-play")
+    page.fill("#step", "9")
+    drawn = "canvas => canvas.toDataURL()"
+    canvases = [page.eval_on_selector(f"#runs article:nth-child({n}) canvas", drawn) for n in (1, 2)]
+    page.fill("#step", "99")
+    canvases.append(page.eval_on_selector("#runs article:nth-child(1) canvas", drawn))
+    empty = page.evaluate("Object.assign(document.createElement('canvas'), {width: 640, height: 300}).toDataURL()")
+    assert len({*canvases, empty}) == 4
+    assert [page.inner_text(f"#runs article:nth-child({n})").split("\n") for n in (1, 2)] == [
+        ["dense", "", "1,000 weights (100.0 %), 4 kB", "", "Return 150.0 after 100 steps, at 5.0 m"],
+        ["snip-95", "", "50 weights (5.0 %), 1 kB", "", "Return 150.0 after 100 steps, at 10.0 m"],
+    ]
+
+
+def test_nothing_moves_by_itself_for_who_does_not_want_it(opened):
+    page = opened(reduced_motion="reduce")
+    page.click("#simulate button >> nth=0")
+    page.wait_for_selector("#runs canvas")
+    assert page.inner_text("#run-play") == "Play" and page.input_value("#step") == "0"
+
+
+def test_tables_are_read_with_their_claims(opened):
+    page = opened()
+    assert "2 tables and figures; claims: 2 hold, 2 do not hold, 2 not tested" in page.inner_text("#filled")
+    page.click("#parts summary >> nth=0")
+    page.wait_for_selector("#parts table")
+    assert page.inner_text("#parts tbody tr >> nth=0").split("\t") == [
+        f"U-Net {web.HOSTILE}",
+        "0.250",
+        "0.200",
+        "+0.050",
+    ]
+    assert page.inner_text("#parts tbody tr >> nth=1").split("\t") == ["half precision", "absent", "0.300", "–"]
+    assert page.inner_text("#parts .smoke").startswith("Smoke scale: it proves the path")
+    assert page.locator("ul.claims .v").all_inner_texts() == ["holds", "does not hold", "not tested at this scale"]
+    assert page.locator("#parts img").count() == 0
+    page.click("#parts tbody a")
+    assert page.evaluate("location.hash") == f"#model-{'4' * 64}"
+    assert page.inner_text("tr:target th") == "weather / toy"
+    page.click("#parts summary >> nth=1")
+    page.wait_for_selector("#parts img.drawn[alt='IoU on the test set']")
+    assert "secret" not in page.content()
+
+
+def test_a_video_is_a_job_that_can_be_watched_and_cancelled(opened, address, tmp_path):
+    states = [
+        {"state": "queued"},
+        {"state": "running", "progress": 0.5, "frames": 12},
+        {"state": "done", "progress": 1},
+    ]
+    asked = []
+
+    def job(route):
+        asked.append((route.request.method, route.request.url.partition("/v1/")[2]))
+        if route.request.url.endswith("/file"):
+            route.fulfill(status=200, body=b"film", content_type="video/mp4")
+        else:
+            route.fulfill(status=200, json=states[min(len(asked) - 1, 2)])
+
+    paths = {"paths": {"/v1/style/{style}/video": {}, "/v1/audio": {"post": {}}, "/v1/tables": {}}}
+    routes = [
+        ("**/openapi.json", lambda route: route.fulfill(json=paths)),
+        ("**/v1/style/*/video?*", lambda route: route.fulfill(status=202, json={"id": "a/b", "state": "queued"})),
+        ("**/v1/jobs/**", job),
+    ]
+    page = opened(routes=routes)
+    (tmp_path / "film.mp4").write_bytes(b"film")
+    page.set_input_files("#film input", tmp_path / "film.mp4")
+    page.click("#film button")
+    page.wait_for_selector("#filmed:has-text('running, 12 frames')")
+    assert page.eval_on_selector("#progress", "bar => bar.value") == 0.5
+    page.wait_for_selector("#filmed-video:not([hidden])", state="attached")
+    assert asked[-1] == ("GET", "jobs/a%2Fb/file")
+    asked.clear()
+    states[:] = [{"state": "running", "progress": 0.2}] * 3
+    page.click("#film button")
+    page.click("#cancel")
+    page.wait_for_selector("#filmed:has-text('Cancelled.')")
+    assert asked[-1] == ("DELETE", "jobs/a%2Fb") and page.locator("#working").is_hidden()
+
+
+def test_what_the_server_does_not_have_is_not_shown(opened):
+    page = opened()
+    assert page.locator("#video").is_hidden() and page.locator("#add").is_hidden()
+
+
+def test_the_keyboard_alone_reaches_and_does_everything(opened):
+    page = opened(reduced_motion="reduce")
+    page.keyboard.press("Tab")
+    assert page.inner_text(":focus") == "Skip to the content"
+    seen = []
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement === document.body"):
+            break
+        outline, name = page.evaluate(
+            """() => { const at = document.activeElement; return [getComputedStyle(at).outlineStyle
+            !== "none" || !!at.closest(".drop"), at.id || at.name || at.textContent]; }"""
+        )
+        assert outline, name
+        seen.append(name)
+        if name == "Run the policies":
+            page.keyboard.press("Enter")
+            page.wait_for_selector("#runs canvas")
+    wanted = {"photograph", "example", "colours", "strength", "q", "take", "environment", "seed", "step", "run-play"}
+    assert wanted <= set(seen) and any("table 1" in name for name in seen)
+
+
+def test_every_control_and_picture_has_a_name(opened):
+    page = opened(reduced_motion="reduce")
+    page.click("#take"), page.click("#simulate button >> nth=0"), page.click("#parts summary >> nth=0")
+    page.wait_for_selector("#runs canvas"), page.wait_for_selector("#parts table")
+    nameless = page.evaluate(
+        """() => [...document.querySelectorAll("button,input,select,canvas,video,audio,[role=region]")].filter((e) =>
+        !(e.getAttribute("aria-label") || e.textContent.trim() || e.labels?.length)).map((e) => e.outerHTML)"""
+    )
+    assert nameless == []
+    levels = page.evaluate(
+        "[...document.querySelectorAll('h1,h2,h3')].filter(e => e.offsetParent).map(e => +e.tagName[1])"
+    )
+    assert levels[0] == 1 and all(after - before <= 1 for before, after in itertools.pairwise(levels))
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_phone_shows_all_of_it(opened, scheme):
+    page = opened(viewport={"width": 390, "height": 844}, color_scheme=scheme, reduced_motion="reduce")
+    drop(page, web.example_picture())
+    page.click("#ask button"), page.click("#take"), page.click("#simulate button >> nth=0")
+    page.click("#parts summary >> nth=0"), page.click("#parts summary >> nth=1")
+    for wanted in ("#hits li", "#scrub:not([hidden])", "#runs canvas", "#parts table", "#parts img"):
+        page.wait_for_selector(wanted)
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    assert all(page.locator(f"#{section}").is_visible() for section in SECTIONS)
+
+
+def test_a_token_opens_the_page(browser, tmp_path):
+    with web.served(tmp_path, hashlib.sha256(TOKEN.encode()).hexdigest()) as url:
+        context = browser.new_context()
+        page = context.new_page()
+        page.goto(url)
+        page.wait_for_selector("#token:not([hidden])")
+        page.wait_for_selector("#token input:focus")
+        page.keyboard.type("wrong")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#status:has-text('a token is needed')")
+        page.fill("#token input", TOKEN)
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#models:not([hidden])")
+        page.click("#parts summary >> nth=1")
+        page.wait_for_selector("#parts img")
+        context.close()
+
+
+@pytest.mark.slow
+def test_the_zoo_on_ray_is_used_from_the_page(browser, opened, tmp_path):
+    from retable.platform.storage import Storage
+    from retable.serve import address, choice, command
+
+    storage = Storage.open(tmp_path / "results")
+    web.keep(storage, web.table(), "weather-table1-smoke")
+    models = choice.choose_models(choice.Wanted(["rl", "style", "weather"], zoo=True), storage)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    where = address.Address("127.0.0.1", port)
+    with command.serving(models, storage, where):
+        page = opened(where.url)
+        page.set_default_timeout(60_000)
+        page.click("#example")
+        page.wait_for_selector("#painted:has-text('great wave, in')")
+        page.click("#take")
+        page.wait_for_selector("#iou:has-text('IoU 0.')")
+        page.select_option("#simulate select[name=steps]", "100")
+        page.click("#simulate button >> nth=0")
+        page.wait_for_selector("#runs article:nth-child(3) canvas")
+        page.click("#parts summary")
+        page.wait_for_selector("#parts table")

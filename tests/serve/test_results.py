@@ -1,0 +1,155 @@
+"""Result tables over HTTP, as they were filled; and the example that forecasters are tried with."""
+
+import io
+import json
+
+import numpy as np
+import pytest
+
+from retable.platform.storage import Storage
+from retable.platform.table import Origin
+from retable.serve import results, weather
+from retable.serve.models import Model
+from tests.serve import web
+from tests.serve.test_parts import ask, problem
+
+
+@pytest.fixture
+def storage(tmp_path):
+    return Storage.open(tmp_path / "a storage")
+
+
+def got(storage, path, served=web.MODELS):
+    status, _, body = ask(web.application(served, storage=storage), "GET", path)
+    assert status == 200
+    return json.loads(body)
+
+
+def test_tables_are_listed_as_the_papers_have_them(storage):
+    names = [
+        "rl/speed",
+        "weather/table10",
+        "weather/figure1",
+        "rl/figure2",
+        "weather/table2",
+        "audio/table1",
+        "rl/table1",
+    ]
+    for name in names:
+        web.keep(storage, web.table(name), f"{name.replace('/', '-')}-smoke")
+    web.keep(storage, web.table("weather/table2", "paper"), "weather-table2-paper")
+    web.keep(storage, web.table("weather/table2", "paper", changes={"epochs": 2}), "weather-table2-paper-x")
+    listed = got(storage, "/v1/tables")
+    assert [f"{each['name']} {each['at'][:6]}" for each in listed] == [
+        "weather/table2 paper", "weather/table2 paper-", "weather/table2 smoke", "weather/table10 smoke",
+        "weather/figure1 smoke", "audio/table1 smoke", "rl/table1 smoke", "rl/figure2 smoke", "rl/speed smoke",
+    ]  # fmt: skip
+    assert listed[0]["claims"] == {"holds": 1, "does not hold": 1, "not tested at this scale": 1}
+    assert got(storage, "/v1/tables/weather/table2")["scale"] == "paper"
+    assert got(storage, "/v1/tables/weather/table2?at=smoke")["scale"] == "smoke"
+    changed = listed[1]["at"]
+    assert "epochs=2" in got(storage, f"/v1/tables/weather/table2?at={changed}")["about"]
+
+
+def test_a_table_says_measured_beside_published_and_who_serves_it(storage):
+    web.keep(storage, web.table(), "weather-table1-smoke")
+    row, absent = got(storage, "/v1/tables/weather/table1")["rows"]
+    assert row["cells"] == [
+        {
+            "measured": "0.250",
+            "mean": 0.25,
+            "count": 1,
+            "published": "0.200",
+            "difference": "+0.050",
+            "models": ["4" * 64],
+        }
+    ]
+    assert (absent["cells"][0]["measured"], absent["cells"][0]["models"]) == ("absent", [])
+    assert got(storage, "/v1/tables/weather/table1", web.MODELS[:2])["rows"][0]["models"] == []
+
+
+@pytest.mark.parametrize(
+    ("about", "view", "same"),
+    [
+        ({"fingerprint": "12"}, {}, True),
+        ({"fingerprint": "12"}, {"epoch": 3}, True),
+        ({"fingerprint": "12", "epoch": 5, "config": {"epochs": 5}}, {"threshold": 0.2}, True),
+        ({"fingerprint": "12", "epoch": 5, "config": {"epochs": 5}}, {"epoch": 3}, False),
+        ({"fingerprint": "12", "epoch": 3, "config": {"epochs": 5}}, {"epoch": 3}, True),
+        ({"fingerprint": "12", "epoch": 3, "config": {"epochs": 5}}, None, False),
+        ({"fingerprint": "13"}, {}, False),
+        ({}, {}, False),
+    ],
+)
+def test_a_model_is_a_cells_run_at_the_epoch_that_was_read(about, view, same):
+    assert results.same(Model(task="rl", name="x", sha256="a", about=about), Origin("12", view)) is same
+    assert not results.same(Model(task="rl", name="x", sha256="a", about={}), Origin(""))
+
+
+def test_nothing_says_where_it_lies(storage):
+    secrets = {"note": f"kept in {storage}/runs", "changes": {"init": "/secret/place/x", "data": "s3://secret"}}
+    web.keep(storage, web.table(**secrets), "weather-table1-smoke")
+    web.keep(storage, web.table("weather/figure1", figure=True, columns=(), rows=()), "weather-figure1-smoke", b"PNG")
+    made = web.application(storage=storage)
+    for path in ("/v1/tables", "/v1/tables/weather/table1", "/v1/tables/weather/figure1", "/v1/tables/weather/none"):
+        body = ask(made, "GET", path)[2].decode()
+        assert str(storage) not in body and "secret" not in body, path
+    assert ask(made, "GET", "/v1/tables/weather/figure1/picture")[2] == b"PNG"
+
+
+@pytest.mark.parametrize(
+    ("path", "wanted"),
+    [
+        ("weather/tabel1", "no table 'weather/tabel1' was filled here; did you mean 'weather/table1'?"),
+        ("weather/table1?at=smoky", "weather/table1 was not filled at 'smoky'; did you mean 'smoke'?"),
+        ("weather/table1/picture", "no picture of 'weather/table1' was drawn here"),
+        ("../weather/table1", "there is nothing here"),
+        ("weather/..%2f..%2fsecret", "no table"),
+    ],
+)
+def test_what_was_not_filled_is_not_found(storage, path, wanted):
+    web.keep(storage, web.table(), "weather-table1-smoke")
+    storage.write("secret.json", "{}")
+    status, detail = problem(ask(web.application(storage=storage), "GET", f"/v1/tables/{path}"))
+    assert status == 404 and wanted in detail
+
+
+def test_half_a_file_is_left_out_and_a_line_too_long_is_cut(storage):
+    storage.write("report/rl-table1-smoke.json", '{"table": {"name": "rl/')
+    storage.write("report/rl-table2-smoke.json", '{"table": 3}')
+    storage.write("report/index.html", "<html>")
+    part = web.table("weather/table1", columns=())
+    web.keep(storage, part, "weather-table1-smoke")
+    assert [each["name"] for each in got(storage, "/v1/tables")] == ["weather/table1"]
+    assert [row["cells"] for row in got(storage, "/v1/tables/weather/table1")["rows"]] == [[], []]
+
+
+def test_a_table_is_read_again_when_it_has_changed(storage, monkeypatch):
+    reads = []
+    read = results.read_table
+    monkeypatch.setattr(results, "read_table", lambda *where: (reads.append(where[1]), read(*where))[1])
+    web.keep(storage, web.table(), "weather-table1-smoke")
+    made = web.application(storage=storage)
+    for _ in range(3):
+        assert json.loads(ask(made, "GET", "/v1/tables")[2])[0]["title"] == "IoU on the test set"
+    assert reads == ["report/weather-table1-smoke.json"]
+    web.keep(storage, web.table(title="another title"), "weather-table1-smoke")
+    assert json.loads(ask(made, "GET", "/v1/tables")[2])[0]["title"] == "another title"
+    storage.remove("report/weather-table1-smoke.json")
+    assert json.loads(ask(made, "GET", "/v1/tables")[2]) == []
+
+
+def test_without_a_storage_there_are_no_tables():
+    assert got("", "/v1/tables") == []
+
+
+def test_the_example_is_one_that_a_forecaster_of_its_size_reads():
+    made = web.application()
+    status, headers, body = ask(made, "GET", "/v1/weather/example")
+    assert (status, headers["content-type"]) == (200, "application/x-npz") and len(body) <= 150_000
+    with np.load(io.BytesIO(body), allow_pickle=False) as arrays:
+        assert np.array_equal(weather.images_of(body, (4, 11, 36, 36)), arrays["images"], equal_nan=True)
+        assert arrays["truth"].shape == (32, 36, 36) and set(np.unique(arrays["truth"])) <= {0, 1, 2}
+    for about in ({**web.WEATHER, "size": 252}, {**web.WEATHER, "regions": ["roxi_0007"]}, {}):
+        other = web.application([Model(task="weather", name="x", sha256="a", about=about)])
+        assert problem(ask(other, "GET", "/v1/weather/example"))[0] == 404
