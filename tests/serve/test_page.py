@@ -297,6 +297,35 @@ def test_a_phone_shows_all_of_it(opened, scheme):
     assert all(page.locator(f"#{section}").is_visible() for section in SECTIONS)
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_what_is_written_can_be_read(opened, scheme):
+    page = opened(color_scheme=scheme)
+
+    def light(name):
+        value = page.evaluate("name => getComputedStyle(document.documentElement).getPropertyValue(name)", f"--{name}")
+        digits = value.strip().lstrip("#")
+        digits = digits if len(digits) == 6 else "".join(2 * digit for digit in digits)
+        parts = [int(digits[place : place + 2], 16) / 255 for place in (0, 2, 4)]
+        linear = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    def contrast(pair):  # as WCAG 2 has it
+        low, high = sorted(map(light, pair))
+        return (high + 0.05) / (low + 0.05)
+
+    texts = [
+        ("ink", "paper"),
+        ("soft", "tint"),
+        ("faint", "tint"),
+        ("accent", "tint"),
+        ("on", "accent"),
+        ("bad", "bad-bg"),
+    ]
+    texts += [("ok", "ok-bg"), ("maybe", "maybe-bg"), ("none", "none-bg")]
+    assert [pair for pair in texts if contrast(pair) < 4.5] == []
+    assert [pair for pair in (("edge", "paper"), ("body", "card"), ("accent", "card")) if contrast(pair) < 3] == []
+
+
 def test_a_token_opens_the_page(browser, tmp_path):
     with web.served(tmp_path, hashlib.sha256(TOKEN.encode()).hexdigest()) as url:
         context = browser.new_context()
