@@ -113,7 +113,7 @@ def build(args: dict[str, Any]) -> serve.Application:
     try:
         arguments = Arguments.model_validate(args)
     except ValidationError as error:
-        raise UserError(f"args: {first_error(error)}") from error
+        raise UserError(f"args: {first_error(error)}") from None  # Serve shows all that led to it
     storage = Storage.open(arguments.storage)
     arguments = arguments.model_copy(update={"storage": str(storage)})
     if arguments.models == "user_config":

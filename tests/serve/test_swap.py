@@ -33,7 +33,7 @@ def server(tmp_path_factory):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         where = address.Address("127.0.0.1", free.getsockname()[1])
-    with command.serving([made[0]], storage, where, replicas={"rl": 2}) as swap:
+    with command.serving([made[0]], storage, where, replicas={"rl": 2, "ingress": 2}) as swap:
         yield Client(where.url), made, swap
 
 
@@ -64,10 +64,10 @@ class Load:
             thread.join()
 
 
-def replicas():
-    """Return the pids of the replicas of policies."""
-    ours = psutil.Process().children(recursive=True)
-    return {each.pid for each in ours if each.name().startswith("ray::") and "retable:rl" in " ".join(each.cmdline())}
+def replicas(deployment="rl"):
+    """Return the pids of a deployment's replicas."""
+    ours, name = psutil.Process().children(recursive=True), f"ServeReplica:retable:{deployment}"
+    return {each.pid for each in ours if name in " ".join(each.cmdline())}
 
 
 def actions(seed):
@@ -115,9 +115,9 @@ def test_replicas_that_are_killed_cost_no_request(server):
     client = server[0]
     killed = []
     with Load(client, 4) as load:
-        for _ in range(5):
+        for deployment in ("rl", "rl", "ingress", "rl", "ingress"):
             deadline = time.monotonic() + 120
-            while len(living := replicas() - set(killed)) < 1 and time.monotonic() < deadline:
+            while len(living := replicas(deployment) - set(killed)) < 1 and time.monotonic() < deadline:
                 time.sleep(0.2)
             killed.append(min(living))
             os.kill(killed[-1], signal.SIGKILL)
