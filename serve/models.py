@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from retable.platform import exported
 from retable.platform.errors import UserError, nearest
 from retable.platform.storage import Storage
 from retable.serve.answers import Problem, plain_line
@@ -46,7 +46,7 @@ class Model:
     @property
     def path(self) -> str:
         """Where the file lies on the storage."""
-        return f"served/{self.task}/{self.sha256}"
+        return exported.place_of(self.task, self.sha256)
 
     def shown(self) -> dict[str, Any]:
         """Return what `GET /v1/models` says."""
@@ -77,10 +77,7 @@ def header(value: object) -> str:
 
 def keep(data: bytes, storage: Storage, **entries: Any) -> Model:
     """Write a file where replicas look for it, unless it is there; return its model."""
-    model = Model(sha256=hashlib.sha256(data).hexdigest(), **entries)
-    if not storage.exists(model.path):
-        storage.write(model.path, data)
-    return model
+    return Model(sha256=exported.keep(entries["task"], data, storage), **entries)
 
 
 def read(model: Model, storage: Storage) -> bytes:
@@ -89,13 +86,7 @@ def read(model: Model, storage: Storage) -> bytes:
     Raises:
         UserError: where it is not there, or not the one that was exported.
     """
-    try:
-        data = storage.read(model.path)
-    except FileNotFoundError as error:
-        raise UserError(f"{storage}/{model.path}: not there; run `retable serve` again, which exports it") from error
-    if hashlib.sha256(data).hexdigest() != model.sha256:
-        raise UserError(f"{storage}/{model.path}: not what was exported; remove it and run `retable serve` again")
-    return data
+    return exported.kept(model.task, model.sha256, storage)
 
 
 def config_of(models: Sequence[Model]) -> dict[str, Any]:

@@ -146,7 +146,7 @@ def test_a_file_is_read_by_its_digest_or_not_at_all(storage):
     with pytest.raises(UserError, match="not what was exported"):
         models.read(model, storage)
     storage.remove(model.path)
-    with pytest.raises(UserError, match="run `retable serve` again"):
+    with pytest.raises(UserError, match="not there; run the same command again"):
         models.read(model, storage)
 
 
