@@ -19,8 +19,8 @@ from starlette.types import ASGIApp
 
 from retable.serve import openapi
 from retable.serve.answers import Problem, Reply, wrong
-from retable.serve.gate import Bodies, Gate, respond
-from retable.serve.limits import Limits
+from retable.serve.gate import Answered, Bodies, Gate, respond
+from retable.serve.limits import LIMITS, Limits
 from retable.serve.metrics import Metrics
 from retable.serve.models import Model, models_of
 from retable.serve.routes import audio, facts, pages, rl, style, weather
@@ -39,7 +39,7 @@ class Ingress:
     ) -> None:
         self.handles, self.limits = handles, limits
         self.metrics = Metrics()
-        self.gate = Gate(routes_of([], self.ask, limits), token, hosts, self.metrics.answered)
+        self.gate = build([], self.ask, limits, token, hosts, self.metrics.answered)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Return the application; Serve asks for it once the handles are here."""
@@ -86,6 +86,27 @@ class Ingress:
             except RayActorError:
                 await asyncio.sleep(0.2 * 2**attempt)
         raise Problem(503, f"{task} is starting again; try again in a moment").wait(5)
+
+
+def build(
+    models: Sequence[Model],
+    ask: Ask,
+    limits: Limits = LIMITS,
+    token: str = "",
+    hosts: Sequence[str] = (),
+    answered: Answered = lambda *of: None,
+) -> Gate:
+    """Return the application.
+
+    Args:
+        models: what is served.
+        ask: asks a deployment.
+        limits: what a request may hold.
+        token: the digest of the token that requests need, if they need one.
+        hosts: names under which it answers; none: any.
+        answered: is told of each answer.
+    """
+    return Gate(routes_of(models, ask, limits), token, hosts, answered)
 
 
 def routes_of(models: Sequence[Model], ask: Ask, limits: Limits) -> FastAPI:

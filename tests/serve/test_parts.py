@@ -14,7 +14,7 @@ from PIL import Image
 
 from retable.platform.errors import UserError
 from retable.platform.storage import Storage
-from retable.serve import address, app, audio, choice, command, gate, models, rl, style, weather
+from retable.serve import address, app, audio, choice, command, models, rl, style, weather
 from retable.serve.answers import Problem, Reply, plain_line, wrong
 from retable.serve.client import Client, ServeError
 from retable.serve.limits import LIMITS, Limits
@@ -66,7 +66,7 @@ async def echo(task, method, sha256, body, *options):
 
 def made(token="", limits=LIMITS, models=MODELS, ask=echo, hosts=(), answered=lambda *of: None):
     digest = hashlib.sha256(token.encode()).hexdigest() if token else ""
-    return gate.Gate(app.routes_of(models, ask, limits), digest, hosts, answered)
+    return app.build(models, ask, limits, digest, hosts, answered)
 
 
 def test_an_answer_says_which_model_made_it_and_what_browsers_may_do():
