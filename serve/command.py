@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -158,14 +159,7 @@ def serving(
         scaling = application.scaling(arguments.tasks, least, spare, int(cluster_resources().get("CPU", 1)))
         where: Any = {"host": address.host, "port": address.port, "keep_alive_timeout_s": application.KEEP_ALIVE}
         serve.start(proxy_location="HeadOnly", http_options=where, logging_config={"log_level": "WARNING"})
-
-        def swap(others: Sequence[Model]) -> None:
-            try:
-                built = application.assemble(arguments, application.served(others), scaling)
-                serve.run(built, name=application.NAME, route_prefix="/", logging_config=application.LOGS)
-            except RuntimeError as error:
-                raise UserError(f"serve: a deployment does not start: {reason(error)}") from error
-
+        swap = partial(deploy, arguments, scaling)
         swap(models)
         yield swap
     except KeyboardInterrupt:
@@ -178,6 +172,22 @@ def serving(
             ray.shutdown()
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def deploy(arguments: Any, scaling: Mapping[str, Mapping[str, Any]], models: Sequence[Model]) -> None:
+    """Let Serve run the application with these models, and wait until it does; where it runs, they are swapped.
+
+    Raises:
+        UserError: where a deployment does not come up.
+    """
+    from ray import serve
+
+    from retable.serve.application import LOGS, NAME, assemble, served
+
+    try:
+        serve.run(assemble(arguments, served(models), scaling), name=NAME, route_prefix="/", logging_config=LOGS)
+    except RuntimeError as error:
+        raise UserError(f"serve: a deployment does not start: {reason(error)}") from error
 
 
 def reason(error: RuntimeError) -> str:
