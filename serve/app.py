@@ -19,7 +19,7 @@ from starlette.types import ASGIApp
 
 from retable.serve import openapi
 from retable.serve.answers import Problem, Reply, wrong
-from retable.serve.gate import Bodies, respond
+from retable.serve.gate import Bodies, Gate, respond
 from retable.serve.limits import Limits
 from retable.serve.metrics import Metrics
 from retable.serve.models import Model, models_of
@@ -44,7 +44,7 @@ class Ingress:
     ) -> None:
         self.handles, self.limits, self.storage = handles, limits, storage
         self.metrics = Metrics()
-        self.gate = build([], self.ask, limits, token, hosts, self.metrics.answered)
+        self.gate = Gate(routes_of([], self.ask, limits, storage), token, hosts, self.metrics.answered)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Return the application; Serve asks for it once the handles are here."""
