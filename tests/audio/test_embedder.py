@@ -61,6 +61,12 @@ def file(run, tmp_path):
     return tmp_path / "model.safetensors"
 
 
+def test_a_file_carries_its_score(run):
+    score = {"metric": "class mAP", "value": 0.7}
+    assert read_export(write_export(run, score=score), "x").embedder("cpu").score == score
+    assert read_export(write_export(run), "x").embedder("cpu").score == {}
+
+
 def test_a_run_and_its_file_are_one_model(run, file, network, storage, monkeypatch):
     monkeypatch.setattr(embedding.api, "load", lambda start, where, task: run)
     one, other = open_embedder("0123", storage, "cpu"), open_embedder(str(file), storage, "cpu")
