@@ -22,6 +22,7 @@ class Toy:
 
     def __init__(self, name):
         self.source, self.fingerprint = name, name * 16
+        self.score = {"metric": "class mAP", "value": 0.7, "low": 0.6, "high": 0.8, "chance": 0.14, "on": "some fold"}
 
     def sounds(self, segments):
         loud = np.array([np.abs(segment).max() for segment in segments])
@@ -60,6 +61,7 @@ def test_index_and_search(audio):
     made = audio("index", "in", "--model", "one", "--out", "my index")
     assert made.exit_code == 0, made.output
     assert "my index: 2 files, 72 segments of 1 s" in made.output and "recall@10 of 1.000" in made.output
+    assert "the model: class mAP 0.70 [0.60, 0.80], by chance 0.14; some fold" in made.output
     assert "left out: in/letter.mp3" in made.output and "2 embedded, 0 removed, 1 left out" in made.output
     found = audio("search", "something loud", "--index", "my index").output.splitlines()
     assert len(found) == 2 and found[0].endswith("1:10  [red]Hund.wav") and found[0].split()[0] == "0.900"
