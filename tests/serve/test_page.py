@@ -244,7 +244,8 @@ def test_a_video_is_a_job_that_can_be_watched_and_cancelled(opened, address, tmp
 
 
 def test_what_the_server_does_not_have_is_not_shown(opened):
-    page = opened(routes=[("**/openapi.json", lambda route: route.fulfill(json={"paths": {}}))])
+    page = opened(wait=False, routes=[("**/openapi.json", lambda route: route.fulfill(json={"paths": {}}))])
+    page.wait_for_selector("#models:not([hidden])")
     assert page.locator("#video").is_hidden() and page.locator("#add").is_hidden()
 
 
