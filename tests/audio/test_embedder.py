@@ -179,11 +179,7 @@ def test_what_is_no_model_is_refused(storage, tmp_path, run, file):
 
 
 def test_the_zoo_hears_and_says_how_well():
-<<<<<<< HEAD
-    """Words find the recordings that come with the task, which it never heard, many times better than chance."""
-=======
     """Words find the recordings that come with the task, which no model heard in training, well beyond chance."""
->>>>>>> serve-audio
     paths = sorted((folder("audio") / "zoo" / "recordings").glob("*.ogg"))
     for name, file in zoo.zoo("audio").items():
         opened = read_export(file.read_bytes(), name)
