@@ -69,7 +69,7 @@ def predict(
         out.mkdir(parents=True, exist_ok=True)
     sha256 = exported.keep(task, data, storage)
     remember(out, {"task": task, "model": sha256, "options": asdict(options)})
-    jobs, failures = plan(sources, out, answers.target)
+    jobs, failures = plan(sources, out, lambda source: answers.target(source, options))
     rows = [{"source": str(job.source.absolute()), "target": str(job.target.absolute())} for job in jobs]
     shares = [pa.Table.from_pylist(rows[start : start + SHARE]) for start in range(0, len(rows), SHARE)]
     failed = []

@@ -129,11 +129,22 @@ class Client:
         """Put a recording, a WAV, FLAC, Ogg or MP3 file, among those that searches find; twice the same is one."""
         return Added(**json.loads(self.ask("POST", "/v1/audio", {"name": name}, recording).body))
 
-    def forecast(self, images: Array, region: str = "", model: str = "") -> dict[str, Array]:
-        """Return `probability` of rain, uint8 steps of 1/200 (leads, S, S), for images (inputs, 11, S, S)."""
+    def forecast(
+        self,
+        images: Array,
+        region: str = "",
+        model: str = "",
+        members: str = "",
+        combine: Literal["mean", "vote"] = "mean",
+    ) -> dict[str, Array]:
+        """Return `probability` of rain, uint8 steps of 1/200 (leads, S, S), for images (inputs, 11, S, S).
+
+        `members` names several forecasters, with commas, or `all`; `combine` says how they are joined.
+        """
         file = io.BytesIO()
         np.savez_compressed(file, images=images)
-        answer = self.ask("POST", "/v1/weather", {"region": region, "model": model}, file.getvalue())
+        query = {"region": region, "model": model, "members": members, "combine": combine}
+        answer = self.ask("POST", "/v1/weather", query, file.getvalue())
         with np.load(io.BytesIO(answer.body), allow_pickle=False) as arrays:
             return dict(arrays)
 

@@ -45,7 +45,9 @@ ANSWERS: dict[tuple[str, str], dict[str, Any]] = {
     ("/v1/style/{style}", "post"): {"image/png": FILE, "image/jpeg": FILE},
     ("/v1/audio", "get"): {"application/json": {"schema": HITS_SCHEMA, "example": HITS}},
     ("/v1/audio/{id}", "get"): {"audio/*": FILE},
-    ("/v1/weather", "post"): {"application/x-npz": FILE},
+    ("/v1/weather", "post"): dict.fromkeys(
+        ("application/x-npz", "application/x-netcdf", "image/png", "image/gif"), FILE
+    ),
 }
 """Path and method -> what is answered. Routes that are not here say it themselves."""
 

@@ -6,10 +6,11 @@ import io
 import math
 import tempfile
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -17,13 +18,15 @@ from numpy.lib import format as npy
 from ray import serve
 
 from retable.platform.errors import UserError, nearest
+from retable.serve import maps
 from retable.serve.answers import Problem, Reply, wrong
 from retable.serve.held import Held
 from retable.serve.limits import LIMITS, Limits
+from retable.tasks.weather.combine import majority_vote, mean_probability
+from retable.tasks.weather.config import View
 from retable.tasks.weather.export import Exported, read_export
 from retable.tasks.weather.frames import open_hdf5, read_hdf5
 from retable.tasks.weather.layout import SATELLITE
-from retable.tasks.weather.metrics import MINUTES
 from retable.tasks.weather.predict import BATCH
 from retable.tasks.weather.preprocess import CHANNELS
 
@@ -72,7 +75,9 @@ def from_npz(body: bytes, shape: tuple[int, ...], limits: Limits) -> Array:
                 raise wrong(NAME, str(kind), "numbers")
             data = file.read(kind.itemsize * math.prod(shape) + 1)
             array = np.frombuffer(data, kind).reshape(shape, order="F" if columns else "C")
-    except (zipfile.BadZipFile, KeyError, ValueError, EOFError, OSError, RuntimeError, NotImplementedError) as error:
+    except Problem:
+        raise
+    except Exception as error:  # zlib, zipfile and NumPy's reader of headers raise anything on broken bytes
         raise Problem(400, f"no npz file that holds an array `{NAME}`, or a broken one") from error
     return array.astype(np.float32)
 
@@ -119,11 +124,53 @@ def forecasts(works: Sequence[Work]) -> list[Array]:
     return [found[place] for place in range(len(works))]
 
 
-def packed(steps: Array) -> Reply:
-    """Return a forecast as npz: `probability` in steps of 1/200, and `minutes` of each lead time."""
-    file = io.BytesIO()
-    np.savez_compressed(file, probability=steps, minutes=MINUTES * np.arange(1, len(steps) + 1, dtype=np.int32))
-    return Reply(file.getvalue(), "application/x-npz")
+@dataclass(frozen=True)
+class Wanted:
+    """What a request asks for beside a region."""
+
+    combine: Literal["mean", "vote"] = "mean"
+    """How several forecasters are joined; `vote` is the share of those that forecast rain."""
+    threshold: float = 0.5
+    """From which on a voter forecasts rain."""
+    kind: maps.Format = "npz"
+    lead: int = 0
+    """Minutes ahead of the one map that a PNG shows; 0: all."""
+    time: str = ""
+    """Of the last image, UTC, ISO 8601; empty: not known."""
+
+
+def joined(members: Sequence[Array], wanted: Wanted) -> Array:
+    """Return the forecast of several, by the arithmetic of the tables' ensembles; of one, as it is.
+
+    Raises:
+        Problem: 422 where they differ in shape, or the threshold is none.
+    """
+    if len(members) == 1:
+        return members[0]
+    try:
+        view = View(threshold=wanted.threshold)
+        given = [maps.Member(str(place), view, steps, {}) for place, steps in enumerate(members, 1)]
+        join = majority_vote if wanted.combine == "vote" else mean_probability
+        found: Array = join("", given)["probability"]
+    except (UserError, ValueError) as error:
+        raise Problem(422, str(error)) from error
+    return found
+
+
+def moment(time: str) -> np.datetime64 | None:
+    """Return a time that a request names, UTC; none where it names none.
+
+    Raises:
+        Problem: 422 where it is none.
+    """
+    if not time:
+        return None
+    try:
+        said = datetime.fromisoformat(time)
+    except ValueError as error:
+        raise wrong("time", repr(time)[:40], "ISO 8601, as 2019-06-01T12:00") from error
+    plain = said.astimezone(UTC).replace(tzinfo=None) if said.tzinfo else said
+    return np.datetime64(plain, "m")
 
 
 class Forecasters:
@@ -133,13 +180,20 @@ class Forecasters:
         self.forecasters = Held("weather", storage, read_export)
         self.reconfigure = self.forecasters.reconfigure
 
-    async def forecast(self, sha256: str, body: bytes, region: str) -> Reply | Problem:
-        """Forecast rain from the images in a body."""
+    async def forecast(
+        self, sha256s: Sequence[str], body: bytes, region: str, options: Mapping[str, Any]
+    ) -> Reply | Problem:
+        """Forecast rain from the images in a body, by one forecaster or several."""
+        wanted = Wanted(**options)
         try:
-            asked = await asyncio.to_thread(work, self.forecasters[sha256], region, body)
+            time = moment(wanted.time)
+            asked = [await asyncio.to_thread(work, self.forecasters[sha256], region, body) for sha256 in sha256s]
+            members = await asyncio.gather(*(self.batch(each) for each in asked))
+            source = f"retable, {wanted.combine} of {len(sha256s)} forecasters" if len(sha256s) > 1 else "retable"
+            made = maps.Forecast(joined(members, wanted), region, f"{source}; files {', '.join(sha256s)}", time)
+            return await asyncio.to_thread(maps.written, made, wanted.kind, wanted.lead)
         except Problem as problem:
             return problem
-        return await asyncio.to_thread(packed, await self.batch(asked))
 
     @serve.batch(max_batch_size=BATCH, batch_wait_timeout_s=WAIT)
     async def batch(self, works: list[Work]) -> list[Array]:

@@ -20,7 +20,7 @@ class Options:
     """There is nothing to choose."""
 
 
-def target(source: Path) -> str:
+def target(source: Path, options: Options) -> str:
     """Return what the answer to a file is called."""
     return f"{source.stem}.npz"
 

@@ -34,7 +34,7 @@ class Options:
         check_least(1, samples=self.samples)
 
 
-def target(source: Path) -> str:
+def target(source: Path, options: Options) -> str:
     """Return what the answer to a file is called."""
     return f"{source.stem}.npy"
 
@@ -53,7 +53,7 @@ def answer(model: Exported, options: Options, source: Path) -> bytes:
     states = int(model.info["states"])
     try:
         rows = np.load(source, allow_pickle=False)
-    except (ValueError, EOFError, OSError) as error:
+    except Exception as error:  # NumPy's reader of headers raises anything on broken bytes
         raise UserError(f"{source}: no array of NumPy's, or a broken one; write it by numpy.save") from error
     if not isinstance(rows, np.ndarray) or rows.dtype.kind not in "iuf" or rows.ndim != 2 or rows.shape[1] != states:
         shape = getattr(rows, "shape", "of several arrays")

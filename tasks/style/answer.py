@@ -32,8 +32,13 @@ class Options:
             raise ValueError("size is below 0, or strength outside [0, 1]")
 
 
-def target(source: Path) -> str:
-    """Return what the answer to a file is called: a format that cannot be written becomes PNG."""
+def target(source: Path, options: Options) -> str:
+    """Return what the answer to a file is called."""
+    return name_of(source)
+
+
+def name_of(source: Path) -> str:
+    """Return what a painting is called: a format that cannot be written becomes PNG."""
     return f"{source.stem}{source.suffix if source.suffix.lower() in FORMATS else '.png'}"
 
 
@@ -50,7 +55,7 @@ def answer(style: NetworkStyle, options: stylise.Options, source: Path) -> bytes
         UserError: where it is no picture, or larger than memory allows.
     """
     with tempfile.TemporaryDirectory() as folder:
-        made = Path(folder) / target(source)
+        made = Path(folder) / name_of(source)
         for outcome in stylise_jobs(style, [Job(source, made)], options, nothing):
             if outcome.failure:
                 raise UserError(outcome.failure)

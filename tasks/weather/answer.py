@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import io
-import zipfile
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ from retable.tasks.weather.export import Exported
 from retable.tasks.weather.frames import open_hdf5, read_hdf5
 from retable.tasks.weather.layout import SATELLITE
 from retable.tasks.weather.metrics import MINUTES
+from retable.tasks.weather.netcdf import export
 from retable.tasks.weather.preprocess import CHANNELS
 
 SUFFIXES = (".npz", ".h5", ".hdf5")
@@ -31,13 +32,14 @@ Array = npt.NDArray[Any]
 class Options:
     """What the files do not say."""
 
+    format: Literal["npz", "netcdf"] = "npz"
     region: str = ""
     """Of all files; empty: the one that a file's name begins with, as the competition's do."""
 
 
-def target(source: Path) -> str:
+def target(source: Path, options: Options) -> str:
     """Return what the answer to a file is called."""
-    return f"{source.stem}.npz"
+    return f"{source.stem}{'.nc' if options.format == 'netcdf' else '.npz'}"
 
 
 def answering(model: Exported, options: Options) -> Callable[[Path], bytes]:
@@ -53,7 +55,7 @@ def answering(model: Exported, options: Options) -> Callable[[Path], bytes]:
 
 
 def answer(model: Exported, options: Options, source: Path) -> bytes:
-    """Return `probability`, uint8 steps of 1/200 (n, leads, S, S), and `minutes` of each lead time, as npz.
+    """Return `probability`, uint8 steps of 1/200 (n, leads, S, S), and `minutes` of each lead time, as npz or netCDF.
 
     A file holds one sequence (4, 11, S, S), or several after each other: the competition's test files hold 60.
 
@@ -66,10 +68,21 @@ def answer(model: Exported, options: Options, source: Path) -> bytes:
     frames, inputs = read(source), model.config.inputs
     if frames.ndim == 4 and len(frames) % inputs == 0:
         frames = frames.reshape(-1, inputs, *frames.shape[1:])
-    steps = model.steps(frames, options.region or known[0])
+    region = options.region or known[0]
+    steps = model.steps(frames, region)
+    if options.format == "netcdf":
+        return as_netcdf(steps, region, source.name)
     file = io.BytesIO()
     np.savez_compressed(file, probability=steps, minutes=MINUTES * np.arange(1, steps.shape[1] + 1, dtype=np.int32))
     return file.getvalue()
+
+
+def as_netcdf(steps: Array, region: str, name: str) -> bytes:
+    """Return forecasts as the netCDF of `retable weather netcdf`; neither times nor places are in files of images."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "forecast.nc"
+        export(path, steps, region=region, attributes={"source": f"retable predict weather, {name}"})
+        return path.read_bytes()
 
 
 def read(source: Path) -> Array:
@@ -85,7 +98,7 @@ def read(source: Path) -> Array:
     try:
         with np.load(source, allow_pickle=False) as arrays:
             images: Array = arrays[NAME]
-    except (ValueError, EOFError, OSError, KeyError, zipfile.BadZipFile) as error:
+    except Exception as error:  # zlib, zipfile and NumPy's reader of headers raise anything on broken bytes
         raise UserError(f"{source}: no npz file that holds an array `{NAME}`, or a broken one") from error
     if images.dtype.kind not in "iuf":
         raise UserError(f"{source}: `{NAME}` holds {images.dtype}; wanted are numbers")

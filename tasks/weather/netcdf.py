@@ -25,10 +25,10 @@ def export(
     path: Path,
     steps: Array,
     *,
-    times: Array,
     region: str,
-    year: int,
     attributes: Mapping[str, str],
+    times: Array | None = None,
+    year: int = 0,
     grid: Mapping[str, Any] | None = None,
 ) -> None:
     """Write one region and year's forecasts as CF-1.8 netCDF-4.
@@ -36,10 +36,11 @@ def export(
     Args:
         path: the file to write; it appears only when it is whole.
         steps: probability of rain in steps of 1/200, uint8 (n, L, S, S); row 0 lies in the north.
-        times: when each forecast starts, UTC, datetime64 (n,): the last input image, which lead times count from.
         region: name of the region.
-        year: the competition's year.
         attributes: what else the file says of itself, such as `title`, `source`, `history`.
+        times: when each forecast starts, UTC, datetime64 (n,): the last input image, which lead times count from; None
+            where it is not known: the file then has lead times alone.
+        year: the competition's year; 0: of none.
         grid: where the region lies: `projdef` (PROJ's string), `x0` and `y0` (upper left corner of the upper left
             pixel, metres) and `step` (a pixel's width, metres). None, or without these, or in another projection than
             Lambert's azimuthal equal-area (OPERA's): x and y are kilometres within the region.
@@ -48,33 +49,43 @@ def export(
     0.5 is exact. Raises ValueError where there are not as many times as sequences.
 
     """
-    if steps.ndim != 4 or np.shape(times) != steps.shape[:1]:
-        raise ValueError(f"steps {steps.shape} and times {np.shape(times)} are not (n, L, S, S) and (n,)")
+    if steps.ndim != 4 or (times is not None and times.shape != steps.shape[:1]):
+        raise ValueError(
+            f"steps {steps.shape} and times {None if times is None else times.shape} are not (n, L, S, S) and (n,)"
+        )
     partial = path.with_name(f"{path.name}.partial")
     try:
         with h5netcdf.File(partial, "w") as file:
             file.dimensions = dict(zip(("sequence", "lead_time", "y", "x"), steps.shape, strict=True))
-            write_times(file, times, steps.shape[1])
+            write_leads(file, steps.shape[1])
+            named = {} if times is None else write_times(file, times, steps.shape[1])
             mapping = write_place(file, grid, steps.shape[2:])
-            write_probability(file, steps, mapping)
-            file.attrs.update({**attributes, "Conventions": "CF-1.8", "region": region, "year": np.int32(year)})
+            write_probability(file, steps, named | mapping)
+            file.attrs.update({**attributes, "Conventions": "CF-1.8", "region": region})
+            file.attrs.update({"year": np.int32(year)} if year else {})
             file.attrs["georeference"] = mapping.get("grid_mapping", NO_PLACE)
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
 
 
-def write_times(file: Any, times: Array, leads: int) -> None:
-    """Write when forecasts start, their lead times, and the times that they are for."""
+def write_leads(file: Any, leads: int) -> None:
+    """Write the lead times."""
+    lead = np.arange(1, leads + 1, dtype=np.int32) * MINUTES
+    variable(file, "lead_time", ("lead_time",), lead, standard_name="forecast_period", units="minutes")
+
+
+def write_times(file: Any, times: Array, leads: int) -> dict[str, str]:
+    """Write when forecasts start, and the times that they are for; return the attribute that points to them."""
     since = "minutes since 1970-01-01 00:00:00"
     start = np.asarray(times, "datetime64[m]").astype(np.int32)
     lead = np.arange(1, leads + 1, dtype=np.int32) * MINUTES
-    variable(file, "lead_time", ("lead_time",), lead, standard_name="forecast_period", units="minutes")
     described = {"units": since, "calendar": "standard"}
     name = "forecast_reference_time"
     variable(file, name, ("sequence",), start, standard_name=name, **described)
     valid = (start[:, None] + lead).astype(np.int32)
     variable(file, "time", ("sequence", "lead_time"), valid, standard_name="time", **described)
+    return {"coordinates": "forecast_reference_time time"}
 
 
 def write_place(file: Any, grid: Mapping[str, Any] | None, shape: tuple[int, ...]) -> dict[str, str]:
@@ -105,7 +116,7 @@ def equal_area(projdef: str) -> dict[str, Any] | None:
     return found if metres and found.get("grid_mapping_name") == "lambert_azimuthal_equal_area" else None
 
 
-def write_probability(file: Any, steps: Array, mapping: Mapping[str, str]) -> None:
+def write_probability(file: Any, steps: Array, pointers: Mapping[str, str]) -> None:
     """Write the forecasts: compressed, a sequence's lead time in each chunk."""
     data = file.create_variable(
         "probability",
@@ -124,8 +135,7 @@ def write_probability(file: Any, steps: Array, mapping: Mapping[str, str]) -> No
             "scale_factor": np.float32(1 / STEPS),
             "add_offset": np.float32(0.5),
             "valid_range": np.array([-STEPS // 2, STEPS // 2], np.int8),
-            "coordinates": "forecast_reference_time time",
-            **mapping,
+            **pointers,
         }
     )
     for sequence, forecast in enumerate(steps):

@@ -4,6 +4,7 @@ import io
 import os
 import sys
 
+import h5netcdf
 import numpy as np
 import pytest
 import torch
@@ -78,7 +79,7 @@ def test_what_is_done_and_what_cannot_be(tmp_path):
     (tmp_path / "other" / "a.npy").write_bytes(b"x")
     os.utime(tmp_path / "b.npy", (1, 1))
     sources = [tmp_path / "a.npy", tmp_path / "b.npy", tmp_path / "other/a.npy", tmp_path / "none.npy", out / "b.npy"]
-    jobs, failures = batch.plan(sources, out, rl.target)
+    jobs, failures = batch.plan(sources, out, lambda source: rl.target(source, rl.Options()))
     assert jobs == [batch.Job(tmp_path / "a.npy", out / "a.npy")]
     assert [line.partition(": ")[2][:20] for line in failures] == [
         "its answer would tak", "no such file", "its answer would tak"
@@ -124,7 +125,10 @@ def test_photographs_become_what_the_command_paints(tmp_path):
     made = style.answering(model, style.Options(size=48, strength=0.5))(tmp_path / "small.png")
     resized = images.fit(pixels, 48)
     wanted = images.mix(model.style()([resized], nothing)[0].pixels, resized, 0.5)
-    assert np.array_equal(images.read(made).pixels, wanted) and style.target(tmp_path / "a.gif") == "a.png"
+    assert (
+        np.array_equal(images.read(made).pixels, wanted)
+        and style.target(tmp_path / "a.gif", style.Options()) == "a.png"
+    )
     with pytest.raises(ValueError, match="strength outside"):
         style.Options(strength=2)
 
@@ -142,6 +146,11 @@ def test_forecasts_of_one_sequence_and_of_several_after_each_other(tmp_path):
     two = np.load(io.BytesIO(weather.answering(model, weather.Options(region=region))(tmp_path / "two.npz")))
     assert np.abs(two["probability"].astype(int) - wanted).max() <= 1 and two["minutes"][0] == 15
     assert np.abs(one["probability"].astype(int) - wanted[:1]).max() <= 1
+    options = weather.Options(region=region, format="netcdf")
+    with h5netcdf.File(io.BytesIO(weather.answering(model, options)(tmp_path / "two.npz"))) as file:
+        stored = file["probability"]
+        assert np.array_equal(stored[:].astype(int) + 100, two["probability"]) and stored.attrs["add_offset"] == 0.5
+    assert weather.target(tmp_path / "two.npz", options) == "two.nc"
     with pytest.raises(UserError, match="of which region"):
         weather.answer(model, weather.Options(), tmp_path / "two.npz")
     with pytest.raises(UserError, match="none that this forecaster knows"):

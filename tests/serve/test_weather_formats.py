@@ -1,0 +1,118 @@
+"""Forecasts as files and of several forecasters, and what becomes of broken images: a problem, and nothing else."""
+
+import asyncio
+import io
+import random
+
+import h5netcdf
+import numpy as np
+import pytest
+from PIL import Image
+
+from benchmarks.serve_fuzz import corpus, damaged
+from retable.serve import maps, weather
+from retable.serve.answers import Problem
+from retable.serve.routes.weather import members_of
+from retable.tasks.weather.metrics import cut
+
+STEPS = np.random.default_rng(0).integers(0, 201, (32, 36, 36)).astype(np.uint8)
+FORECAST = maps.Forecast(STEPS, "boxi_0015", "a test", np.datetime64("2019-06-01T12:00"))
+SHAPE = (4, 11, 36, 36)
+
+
+@pytest.mark.parametrize("kind", ["npz", "hdf5", "bomb"])
+def test_broken_images_are_a_problem_and_nothing_else(kind, tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    whole, draw = corpus()[kind], random.Random(0)
+    answered = 0
+    for _ in range(1000):
+        try:
+            found = weather.images_of(damaged(whole, draw), SHAPE)
+        except Problem as problem:
+            assert problem.status in (400, 413, 415, 422) and str(tmp_path) not in problem.detail
+        else:
+            answered += 1
+            assert found.shape == SHAPE and found.dtype == np.float32
+    assert answered < 1000 and not list(tmp_path.iterdir())
+
+
+def test_netcdf_holds_the_forecast_and_its_times_where_they_are_known():
+    for time in (FORECAST.time, None):
+        made = maps.Forecast(STEPS, "boxi_0015", "a test", time)
+        reply = maps.written(made, "netcdf")
+        with h5netcdf.File(io.BytesIO(reply.body)) as file:
+            packed = file["probability"]
+            found = packed[:].astype(np.float64) * packed.attrs["scale_factor"] + packed.attrs["add_offset"]
+            assert np.abs(found[0] - STEPS / 200).max() < 1e-6 and file["lead_time"][:].tolist()[:2] == [15, 30]
+            assert file.attrs["region"] == "boxi_0015" and file.attrs["source"] == "a test" and "year" not in file.attrs
+            assert ("time" in file.variables) == ("coordinates" in packed.attrs) == (time is not None)
+            if time is not None:
+                minutes = (np.datetime64("2019-06-01T12:15") - np.datetime64("1970-01-01")) / np.timedelta64(1, "m")
+                assert file["time"][0, 0] == minutes
+    assert reply.media == "application/x-netcdf"
+
+
+def test_maps_show_each_pixel_in_the_colour_of_its_step():
+    one = Image.open(io.BytesIO(maps.written(FORECAST, "png", lead=60).body))
+    pixels = np.asarray(one.convert("RGB"))
+    left, top = maps.EDGE, 20 + maps.EDGE + 20
+    assert np.array_equal(pixels[top : top + 288 : 8, left : left + 288 : 8], maps.table()[STEPS[3]])
+    assert tuple(maps.table()[0]) == maps.RAMP[0] and tuple(maps.table()[200]) == maps.RAMP[-1]
+    film = Image.open(io.BytesIO(maps.written(FORECAST, "gif").body))
+    assert film.n_frames == 32 and film.info["duration"] == 250
+    sheet = Image.open(io.BytesIO(maps.written(FORECAST, "png").body))
+    assert sheet.width < 1400 and sheet.height < 800
+    for lead in (7, 32 * 15 + 15):
+        with pytest.raises(Problem, match="lead: got") as refused:
+            maps.written(FORECAST, "png", lead)
+        assert refused.value.status == 422
+
+
+def test_an_ensemble_is_that_of_the_tables():
+    draw = np.random.default_rng(1)
+    members = [draw.integers(0, 201, (2, 5, 5)).astype(np.uint8) for _ in range(3)]
+    mean = weather.joined(members, weather.Wanted(combine="mean"))
+    assert np.array_equal(mean, np.stack(members).astype(int).sum(0) // 3)
+    vote = weather.joined(members, weather.Wanted(combine="vote", threshold=0.3))
+    votes = (np.stack(members) >= cut(0.3)).sum(0)
+    assert np.array_equal(vote, votes * 200 // 3)
+    assert weather.joined(members[:1], weather.Wanted()) is members[0]
+    with pytest.raises(Problem, match="not a multiple") as refused:
+        weather.joined(members, weather.Wanted(combine="vote", threshold=0.333))
+    assert refused.value.status == 422
+    with pytest.raises(Problem, match="join like with like"):
+        weather.joined([members[0], members[1][:1]], weather.Wanted())
+
+
+def test_times_are_of_the_world_and_what_is_none_is_a_problem():
+    assert weather.moment("2019-06-01T12:00+02:00") == np.datetime64("2019-06-01T10:00") and weather.moment("") is None
+    with pytest.raises(Problem, match="ISO 8601"):
+        weather.moment("yesterday")
+
+
+def test_members_are_named_each_once():
+    from retable.serve.models import Model
+
+    models = [Model(task="weather", name="weather", variant=v, sha256=v * 64) for v in "abc"]
+    assert members_of(models, "") == [] and members_of(models, "all") == models
+    assert members_of(models, "c,a,c") == [models[2], models[0]] and members_of(models, "weather") == models
+    with pytest.raises(Problem, match="no forecaster 'd' is served") as refused:
+        members_of(models, "a,d")
+    assert refused.value.status == 404
+
+
+def test_several_forecasters_answer_one_request(monkeypatch):
+    class Two:
+        def __init__(self):
+            self.forecasters = {"a": "a", "b": "b"}
+
+        async def batch(self, work):
+            return STEPS // (1 if work == "a" else 2)
+
+    monkeypatch.setattr(weather, "work", lambda forecaster, region, body: forecaster)
+    made = asyncio.run(weather.Forecasters.forecast(Two(), ["a", "b"], b"", "here", {"kind": "npz"}))
+    found = np.load(io.BytesIO(made.body))
+    assert np.array_equal(found["probability"], (STEPS.astype(int) + STEPS // 2) // 2) and found["minutes"][-1] == 480
+    refused = asyncio.run(weather.Forecasters.forecast(Two(), ["a"], b"", "here", {"time": "never"}))
+    assert isinstance(refused, Problem) and refused.status == 422
