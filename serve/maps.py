@@ -98,11 +98,11 @@ def drawn(forecast: Forecast, places: Sequence[int], side: int) -> Image.Image:
     )
     pen = ImageDraw.Draw(whole)
     since = "" if forecast.time is None else f" after {str(forecast.time)[:16].replace('T', ' ')} UTC"
-    pen.text((EDGE, EDGE), f"{forecast.region}: probability of rain{since}", INK, font)
+    pen.text((EDGE, EDGE), f"{forecast.region}: probability of rain{since if columns > 1 else ''}", INK, font)
     for number, place in enumerate(places):
         left, top = EDGE + number % COLUMNS * (width + EDGE), line + EDGE + number // COLUMNS * (width + line + EDGE)
         minutes = MINUTES * (place + 1)
-        pen.text((left, top), f"+{minutes // 60} h {minutes % 60:02d}", INK, font)
+        pen.text((left, top), f"+{minutes // 60} h {minutes % 60:02d}{since if columns == 1 else ''}", INK, font)
         colours = Image.fromarray(table()[forecast.steps[place]])
         whole.paste(colours.resize((width, width), Image.Resampling.NEAREST), (left, top + line))
     scale(pen, EDGE, whole.height - line - EDGE // 2, font)
