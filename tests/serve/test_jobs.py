@@ -1,10 +1,10 @@
 """Videos as jobs: the desk with toy work, without Ray; what is taken; and once, slowly, a real video through Serve."""
 
+import asyncio
 import io
 import json
 import os
 import secrets
-import shutil
 import signal
 import socket
 import subprocess
@@ -15,7 +15,6 @@ import av
 import numpy as np
 import pytest
 
-from retable.platform.errors import UserError
 from retable.platform.storage import Storage
 from retable.serve import jobs, video
 from retable.serve.answers import Problem, Reply
@@ -23,7 +22,9 @@ from retable.serve.client import Client, ServeError
 from retable.serve.limits import Limits
 from retable.serve.models import Model
 from retable.serve.video import Order
+from tests.serve import test_parts as parts
 from tests.serve import web
+from tests.serve.painters import broken, patient, quick, slow, wrong
 
 # Of Ray's own, as in `test_server.py`.
 pytestmark = [
@@ -57,37 +58,6 @@ def clip(count=24, size=(48, 64), format="mp4", codec="libx264", sound=True):
 
 
 CLIP = clip(count=2, sound=False)
-
-
-def quick(tell, source, target, order, storage, limits):
-    """Copy what was sent: two steps."""
-    tell((1, 2)), tell((2, 2))
-    shutil.copyfile(source, target)
-    return ("a note",)
-
-
-def slow(tell, source, target, order, storage, limits):
-    """Never end; leave a half-written file."""
-    target.with_name(f".half{target.suffix}").write_bytes(b"half")
-    for step in range(10_000):
-        tell((step + 1, 20_000))
-        time.sleep(0.01)
-
-
-def wrong(tell, source, target, order, storage, limits):
-    """Fail, in words that name a file."""
-    raise UserError(f"{source}: no frame can be decoded")
-
-
-def broken(tell, *given):
-    raise RuntimeError("/secret/path")
-
-
-def patient(tell, source, target, order, storage, limits):
-    """Wait for a file beside the jobs."""
-    while not (source.parents[1] / "go").exists():
-        time.sleep(0.01)
-    return quick(tell, source, target, order, storage, limits)
 
 
 @pytest.fixture
@@ -205,11 +175,12 @@ DYING = """
 import os, sys, time
 from retable.platform.storage import Storage
 from retable.serve import jobs
-from tests.serve.test_jobs import CLIP, ORDER, slow
+from retable.serve.video import Order
+from tests.serve.painters import slow
 if __name__ == "__main__":
     at = jobs.Desk(Storage.open(sys.argv[1]), slow)
     for name in "rq":
-        at.create(name * 22, CLIP, ORDER)
+        at.create(name * 22, open(sys.argv[2], "rb").read(), Order(sha256="a" * 64))
     while not at.told("r" * 22)["frames"]:
         time.sleep(0.01)
     print(at.running.process.pid, flush=True)
@@ -219,9 +190,10 @@ if __name__ == "__main__":
 
 def test_after_a_death_what_was_painted_has_failed_and_what_waited_goes_on(desk, storage, tmp_path):
     (tmp_path / "dying.py").write_text(DYING)
-    said = subprocess.run(
-        [sys.executable, tmp_path / "dying.py", str(storage)], capture_output=True, text=True, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-    )  # fmt: skip
+    (tmp_path / "clip.mp4").write_bytes(CLIP)
+    command = [sys.executable, tmp_path / "dying.py", str(storage), tmp_path / "clip.mp4"]
+    paths = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    said = subprocess.run(command, capture_output=True, text=True, env=paths)
     assert said.returncode == -signal.SIGKILL, said.stderr
     orphan = int(said.stdout)
     end = time.monotonic() + 10
@@ -314,3 +286,115 @@ def test_kinds_are_known_by_what_they_hold(desk, format, codec, kind):
     assert video.kind_of(body) == kind
     at = desk()
     assert reach(at, create(at, body), "done")
+
+
+async def stub(task, method, *arguments):
+    """Answer as the jobs' deployment would."""
+    asked.append((task, method, *arguments))
+    if method == "create":
+        return Reply(json.dumps({"id": arguments[0]}).encode(), "application/json", 202)
+    return Problem(404, "no such job") if arguments[0] == "unknown" else Reply(b"{}", "application/json")
+
+
+asked: list[tuple] = []
+
+
+def test_routes_ask_the_jobs_and_check_what_they_are_asked(tmp_path):
+    asked.clear()
+    application = web.application([Model(task="style", name="great_wave", sha256="a" * 64)], stub)
+    path = "/v1/style/great_wave/video"
+    query = "?size=320&strength=0.5&colours=original&steady=flow&format=webm"
+    status, headers, _ = parts.ask(application, "POST", path + query, CLIP)
+    assert status == 202 and headers["x-retable-model"] == "style/great_wave"
+    wanted = Order(sha256="a" * 64, size=320, strength=0.5, original=True, steady="flow", format="webm")
+    (task, method, id, sent, order), = asked  # fmt: skip
+    assert (task, method, sent, order) == ("jobs", "create", CLIP, wanted) and jobs.ID.fullmatch(id)
+    for query in ("size=-1", "strength=nan", "steady=rock", "format=gif", "colours=red"):
+        status, detail = parts.problem(parts.ask(application, "POST", f"{path}?{query}", CLIP))
+        assert status == 422 and detail.startswith(query.partition("=")[0])
+    assert parts.problem(parts.ask(application, "POST", "/v1/style/great_wafe/video", CLIP))[0] == 404
+    asked.clear()
+    for method, path in (("GET", "some"), ("DELETE", "some"), ("GET", "some/file")):
+        headers = [(b"range", b"bytes=1-2")]
+        assert parts.ask(application, method, f"/v1/jobs/{path}", headers=headers)[0] == 200
+    assert asked == [("jobs", "told", "some"), ("jobs", "cancel", "some"), ("jobs", "file", "some", "bytes=1-2")]
+    assert parts.problem(parts.ask(application, "GET", "/v1/jobs/unknown")) == (404, "no such job")
+    rl = web.application([Model(task="rl", name="Hopper", sha256="a" * 64)], stub)
+    assert parts.ask(rl, "GET", "/v1/jobs/some")[0] == 404
+
+
+def test_a_storage_that_is_no_folder_takes_no_videos():
+    answer = asyncio.run(jobs.Jobs("memory://results").told("a" * 22))
+    assert (answer.status, answer.detail) == (501, "this server takes no videos: its storage is no folder")
+
+
+def test_jobs_are_one_deployment_where_styles_are_served():
+    from retable.serve import application
+
+    with_style = application.reserved(["weather", "style", "audio", "rl"], {})
+    assert with_style["jobs"] == 0.1 and round(sum(with_style.values()), 6) <= 2
+    assert "jobs" not in application.reserved(["rl"], {})
+
+
+@pytest.mark.slow
+def test_a_video_is_painted_through_serve_as_by_the_command(tmp_path):
+    from retable.serve import address, choice, command
+    from retable.tasks.style import steady, transformer
+    from retable.tasks.style.video import stylise_video
+
+    storage = Storage.open(tmp_path / "results")
+    (wave,) = (m for m in choice.choose_models(choice.Wanted(["style"], zoo=True), storage) if m.name == "great_wave")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    where = address.Address("127.0.0.1", port)
+    body = clip()
+    (tmp_path / "clip.mp4").write_bytes(body)
+    stylist = steady.Stylist(transformer.find("great_wave"))
+    stylise_video(tmp_path / "clip.mp4", tmp_path / "wanted.mp4", steady.stylise_stream(stylist))
+    with command.serving([wave], storage, where):
+        client, seen = Client(where.url), []
+        made = client.stylise_video("great_wave", body, report=seen.append)
+        assert seen[-1]["state"] == "done" and seen[-1]["frames"] == seen[-1]["frames_total"] == 24
+        (pictures, sounds), (wanted, _), (_, sent) = map(look, (made, (tmp_path / "wanted.mp4").read_bytes(), body))
+        assert len(pictures) == 24 and sounds == sent and sounds
+        assert np.abs(pictures.astype(int) - wanted).max() <= 1
+        part = client.ask("GET", seen[-1]["file"], headers={"Range": "bytes=4-7"})
+        assert (part.status, part.body) == (206, b"ftyp")
+        with pytest.raises(ServeError, match="415: the body is no video"):
+            client.stylise_video("great_wave", b"GIF89a")
+        answer = client.ask("POST", "/v1/style/great_wave/video", {"size": 1024}, clip(240))
+        id = json.loads(answer.body)["id"]
+        assert answer.status == 202 and answer.headers["location"] == f"/v1/jobs/{id}"
+        while not client.job(id)["frames"]:
+            time.sleep(0.05)
+        client.cancel(id)
+        assert client.job(id)["state"] == "cancelled"
+        assert os.listdir(tmp_path / "results" / jobs.FOLDER / id) == ["state.json"]
+        waiting = json.loads(client.ask("POST", "/v1/style/great_wave/video", {"size": 1024}, clip(240)).body)["id"]
+        while not client.job(waiting)["frames"]:
+            time.sleep(0.05)
+        client.stylise("great_wave", web.example_picture())  # pictures are painted meanwhile
+        kill_replica("jobs")
+        end = time.monotonic() + 60
+        while (said := client.job(waiting))["state"] == "running" and time.monotonic() < end:
+            time.sleep(0.2)
+        assert said["state"] == "failed" and "the server ended" in said["detail"]
+
+
+def kill_replica(deployment):
+    """Kill the process of a deployment's only replica."""
+    from ray.util import state
+
+    (pid,) = {
+        each.pid for each in state.list_actors() if each.state == "ALIVE" and each.class_name.endswith(f":{deployment}")
+    }
+    os.kill(pid, signal.SIGKILL)
+
+
+def look(body):
+    """Decode with PyAV alone: the pictures, and every packet of sound."""
+    with av.open(io.BytesIO(body)) as container:
+        pictures = np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
+    with av.open(io.BytesIO(body)) as container:
+        return pictures, [bytes(packet) for packet in container.demux(audio=0) if packet.size]
