@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
-from collections.abc import Callable
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any, Generic, TypeVar
 
@@ -40,6 +44,72 @@ class Apart(Generic[T]):
         if isinstance(answer, BaseException):
             raise answer
         return answer
+
+
+class Work:
+    """A function in a process of its own, begun when it is made, that tells how far it is.
+
+    It is called with what tells: a function of one thing that can be pickled. The process ends with the one that began
+    it, however that ends, and can be ended at any moment: it holds nothing but its files.
+    """
+
+    def __init__(self, function: Callable[..., object], *arguments: Any, nice: int = 0) -> None:
+        """Begin; the function is called with what tells, and then the arguments. All can be pickled."""
+        context = multiprocessing.get_context("spawn")
+        self.result: Any = None
+        """What the function has returned, once it has."""
+        self._told, telling = context.Pipe(duplex=False)
+        self.process = context.Process(target=_tell, args=(telling, nice, function, arguments), daemon=True)
+        self.process.start()
+        telling.close()
+
+    def told(self, seconds: float) -> Iterator[Any]:
+        """Yield what the function tells until it returns; the process has ended afterwards.
+
+        Raises:
+            UserError: as the function does, or where its process has died, or takes longer than so many seconds.
+        """
+        end = time.monotonic() + seconds
+        try:
+            while self._told.poll(max(0.0, end - time.monotonic())):
+                last, value = self._told.recv()
+                if isinstance(value, UserError):
+                    raise value
+                if last:
+                    self.result = value
+                    return
+                yield value
+            raise UserError(f"it took longer than {seconds:g} s")
+        except (EOFError, OSError) as error:
+            raise UserError("its process was ended; is the memory full?") from error
+        finally:
+            self.end()
+            self.process.join()
+            self._told.close()
+
+    def end(self) -> None:
+        """End it at once."""
+        self.process.kill()
+
+
+def _tell(telling: Connection, nice: int, function: Callable[..., object], arguments: tuple[Any, ...]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with, args=(multiprocessing.parent_process(),), daemon=True).start()
+    os.nice(nice)
+    try:
+        answer = function(lambda value: telling.send((False, value)), *arguments)
+    except UserError as error:
+        answer = UserError(str(error))
+    except Exception:
+        traceback.print_exc()  # for the log
+        answer = UserError("a fault of the server's; its log says more")
+    telling.send((True, answer))
+
+
+def _end_with(parent: Any) -> None:
+    """End this process when its parent has ended, were it killed."""
+    parent.join()
+    os._exit(1)
 
 
 def _run(sending: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:

@@ -23,7 +23,7 @@ from retable.serve.gate import Bodies, Gate, respond
 from retable.serve.limits import Limits
 from retable.serve.metrics import Metrics
 from retable.serve.models import Model, models_of
-from retable.serve.routes import audio, example, facts, pages, rl, style, tables, weather
+from retable.serve.routes import audio, example, facts, jobs, pages, rl, style, tables, weather
 from retable.serve.routes.common import Ask
 
 TRIES = 4
@@ -109,6 +109,8 @@ def routes_of(models: Sequence[Model], ask: Ask, limits: Limits, storage: str = 
     for task, routes in {"rl": rl, "style": style, "audio": audio, "weather": weather}.items():
         if own := [model for model in models if model.task == task]:
             routes.add(app, own, ask, bodies)
+    if any(model.task == "style" for model in models):
+        jobs.add(app, ask)
     openapi.describe(app, models)
     return app
 

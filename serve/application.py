@@ -41,19 +41,21 @@ class Deployment:
     path: str
     """The class. A name: who deploys need not import it, which would take seconds and 300 MB."""
     cpus: float
-    """Reserved for each replica; all four tasks and the ingress fit on two."""
+    """Reserved for each replica; all four tasks, jobs and the ingress fit on two."""
     ongoing: int
     """Requests that a replica has at once: at least a batch, and what is decoded meanwhile."""
     queued: int = -1
     """Requests that wait for a replica; more are refused with 503. -1: any number."""
     gpu: bool = True
     """Whether it computes on a GPU, where there is one."""
+    told: bool = True
+    """Whether it hears which models are served."""
 
     def options(self) -> dict[str, Any]:
         """Return what Serve is told of it."""
         gpus = GPU_SHARE if self.gpu and cluster_resources().get("GPU", 0) else 0
         return {
-            "user_config": {"models": []},
+            "user_config": {"models": []} if self.told else None,
             "ray_actor_options": {"num_cpus": self.cpus, "num_gpus": gpus},
             "max_ongoing_requests": self.ongoing,
             "max_queued_requests": self.queued,
@@ -70,6 +72,8 @@ DEPLOYMENTS: Mapping[str, Deployment] = {
     "audio": Deployment("retable.serve.audio.Retrieval", cpus=0.4, ongoing=64, queued=256),
     "rl": Deployment("retable.serve.rl.Policies", cpus=0.3, ongoing=128, queued=512, gpu=False),
 }
+JOBS = Deployment("retable.serve.jobs.Jobs", cpus=0.1, ongoing=8, queued=32, told=False)
+"""Videos, where styles are served; always one replica, which has the folder."""
 
 
 class Arguments(BaseModel):
@@ -144,6 +148,8 @@ def served(models: Sequence[Model]) -> dict[str, dict[str, Any]]:
 def reserved(tasks: Sequence[str], least: Mapping[str, int]) -> dict[str, float]:
     """Return the CPUs that the replicas of each deployment reserve that are always there."""
     named = {task: DEPLOYMENTS[task] for task in tasks} | {"ingress": INGRESS}
+    if "style" in tasks:
+        named["jobs"] = JOBS
     return {name: of.cpus * least.get(name, 1) for name, of in named.items()}
 
 
@@ -184,10 +190,12 @@ def assemble(arguments: Arguments, *options: Mapping[str, Mapping[str, Any]]) ->
         plain: Any = serve.deployment(_Named)
         return plain.options(deployment.path, name=name, version=version, _internal=True, **own)
 
-    handles = {}
+    handles: dict[str, Any] = {}
     for task in arguments.tasks:
         more = (arguments.index,) if task == "audio" else ()
         handles[task] = made(task, DEPLOYMENTS[task]).bind(arguments.storage, *more)
+    if "style" in arguments.tasks:
+        handles["jobs"] = made("jobs", JOBS).bind(arguments.storage)
     made_ingress = made("ingress", INGRESS)
     gate = (arguments.token_sha256, arguments.hosts, LIMITS, arguments.storage)
     application: serve.Application = made_ingress.bind(handles, *gate)

@@ -4,7 +4,6 @@
 import asyncio
 import hashlib
 import json
-import re
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,8 @@ from retable.platform.errors import UserError
 from retable.platform.storage import Storage
 from retable.serve.answers import Problem, Reply, wrong
 from retable.serve.held import Held
-from retable.serve.limits import LIMITS, Limits
+from retable.serve.limits import LIMITS
+from retable.serve.ranges import send
 from retable.serve.recordings import folder_of, own_index, shown, take_in
 from retable.tasks.audio.embedder import BATCH, Embedder
 from retable.tasks.audio.export import read_export
@@ -56,44 +56,6 @@ def found(index: Index, vector: Float32[np.ndarray, " dimension"], top: int) -> 
         for hit in search(index, vector, top)
     ]
     return Reply(json.dumps({"hits": hits}).encode(), "application/json")
-
-
-def send(path: Path, wanted: str, limits: Limits = LIMITS) -> Reply | Problem:
-    """Return a recording, or the range of its bytes that a request names."""
-    try:
-        with path.open("rb") as file:
-            size = file.seek(0, 2)
-            start, stop = span(wanted, size, limits.recording_bytes)
-            file.seek(start)
-            body = file.read(stop - start)
-    except OSError:
-        return Problem(404, "this recording is gone since the index was made")
-    except Problem as problem:
-        return problem
-    headers: tuple[tuple[str, str], ...] = (("Accept-Ranges", "bytes"),)
-    if wanted:
-        headers = (*headers, ("Content-Range", f"bytes {start}-{stop - 1}/{size}"))
-    return Reply(body, MEDIA.get(path.suffix.lower(), "application/octet-stream"), 206 if wanted else 200, headers)
-
-
-def span(wanted: str, size: int, most: int) -> tuple[int, int]:
-    """Return the bytes [start, stop) that a `Range` header names, `most` of them; all, where there is none.
-
-    Raises:
-        Problem: 416 where there are no such bytes, 413 where all are more than is sent at once.
-    """
-    if not wanted:
-        if size > most:
-            raise Problem(413, f"the recording has {size} bytes; ask for a range of at most {most}")
-        return 0, size
-    named = re.fullmatch(r"bytes=(\d{0,18})-(\d{0,18})", wanted.strip(), re.ASCII)
-    if not named or not (named[1] or named[2]):
-        raise Problem(416, "one range of bytes can be asked for: bytes=FIRST-LAST")
-    start = int(named[1]) if named[1] else max(0, size - int(named[2]))
-    stop = min(size, int(named[2]) + 1) if named[1] and named[2] else size
-    if not start < stop:
-        raise Problem(416, f"no such bytes; the recording has {size}")
-    return start, min(stop, start + most)
 
 
 class Shelf:
@@ -167,7 +129,9 @@ class Retrieval:
             await asyncio.to_thread(shelf.refresh)
         if name not in shelf.recordings:
             return Problem(404, "no such recording; GET /v1/audio?q=WORDS names some")
-        return await asyncio.to_thread(send, shelf.recordings[name], wanted)
+        path = shelf.recordings[name]
+        media = MEDIA.get(path.suffix.lower(), "application/octet-stream")
+        return await asyncio.to_thread(send, path, wanted, LIMITS.recording_bytes, media)
 
     async def add(self, body: bytes, name: str) -> Reply | Problem:
         """Take in a recording, so that the next query finds it; one at a time."""

@@ -12,7 +12,8 @@ import json
 import time
 import urllib.parse
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -25,6 +26,9 @@ Array = npt.NDArray[Any]
 
 AGAIN = (502, 503)
 """What a server says that is busy, or whose replica died; every call here can be made twice without harm."""
+
+POLL = 1.0
+"""Seconds between two looks at a job."""
 
 
 class ServeError(Exception):
@@ -116,6 +120,68 @@ class Client:
         options = {"size": size, "strength": strength, "colours": colours, "format": format}
         return self.ask("POST", f"/v1/style/{_part(style)}", options, picture).body
 
+    def stylise_video(
+        self,
+        style: str,
+        video: bytes,
+        size: int = 0,
+        strength: float = 1.0,
+        colours: Literal["style", "original"] = "style",
+        steady: Literal["off", "statistics", "flow"] = "off",
+        format: Literal["mp4", "webm", "mkv"] = "mp4",
+        report: Callable[[dict[str, Any]], None] | None = None,
+    ) -> bytes:
+        """Return the file of a video, painted in a style; an exception meanwhile, as of Ctrl-C, cancels the job.
+
+        Args:
+            style: a name of `models`.
+            video: MP4, MOV, Matroska, WebM or AVI.
+            size: pixels of the longer side; 0: the video's own.
+            strength: share of the painting.
+            colours: the style's, or the video's own.
+            steady: against flicker.
+            format: of the result.
+            report: is called now and then with what `job` returns.
+
+        Raises:
+            ServeError: where the server refuses, or the job fails.
+        """
+        options = {"size": size, "strength": strength, "colours": colours, "steady": steady, "format": format}
+        said = json.loads(self.ask("POST", f"/v1/style/{_part(style)}/video", options, video).body)
+        id = str(said["id"])
+        try:
+            while said["state"] in ("queued", "running"):
+                time.sleep(POLL)
+                said = self.job(id)
+                if report:
+                    report(said)
+        except BaseException:
+            with suppress(ServeError, ConnectionError):
+                self.cancel(id)
+            raise
+        if said["state"] != "done":
+            raise ServeError(500, said.get("detail") or f"the video is {said['state']}")
+        return self.file(id)
+
+    def job(self, id: str) -> dict[str, Any]:
+        """Return how far a job is: `state`, `progress`, `frames` of `frames_total`, `seconds_left`."""
+        found: dict[str, Any] = json.loads(self.ask("GET", f"/v1/jobs/{_part(id)}").body)
+        return found
+
+    def file(self, id: str) -> bytes:
+        """Return the file that a job has made, in as many answers as it takes."""
+        whole = bytearray()
+        while True:
+            place = {"Range": f"bytes={len(whole)}-"}
+            answer = self.ask("GET", f"/v1/jobs/{_part(id)}/file", headers=place)
+            whole += answer.body
+            if len(whole) >= int(answer.headers["content-range"].rpartition("/")[2]):
+                return bytes(whole)
+
+    def cancel(self, id: str) -> None:
+        """Cancel a job; remove one that is over, with its file."""
+        self.ask("DELETE", f"/v1/jobs/{_part(id)}")
+
     def search(self, words: str, top: int = 10) -> list[Hit]:
         """Return the recordings that fit words best."""
         found = json.loads(self.ask("GET", "/v1/audio", {"q": words, "top": top}).body)
@@ -159,7 +225,12 @@ class Client:
         return found
 
     def ask(
-        self, method: str, path: str, query: Mapping[str, object] | None = None, body: bytes | None = None
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, object] | None = None,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> Answer:
         """Return the answer to a request; after a pause again, while that may help.
 
@@ -169,12 +240,14 @@ class Client:
         """
         said = {key: value for key, value in (query or {}).items() if value != ""}
         target = f"{path}?{urllib.parse.urlencode(said)}" if said else path
-        headers = {"X-Request-Id": uuid.uuid4().hex} | ({"Authorization": f"Bearer {self.token}"} if self.token else {})
+        own = {"X-Request-Id": uuid.uuid4().hex, **(headers or {})} | (
+            {"Authorization": f"Bearer {self.token}"} if self.token else {}
+        )
         answer = None
         for attempt in range(self.tries):
             last = attempt == self.tries - 1
             try:
-                answer = self._once(method, target, body, headers)
+                answer = self._once(method, target, body, own)
             except (ConnectionError, http.client.HTTPException) as error:
                 if last:
                     raise ConnectionError(f"{self.url}: no answer ({type(error).__name__})") from error

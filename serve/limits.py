@@ -40,6 +40,22 @@ class Limits:
     """That an episode may take; so fewer steps for a large policy."""
     episodes: int = 8
     """That are played or wait for that at once."""
+    video_bytes: int = 128 << 20
+    """Of a video. It travels as bytes: the ingress, Ray's object store and the replica each hold it for a moment."""
+    video_frames: int = 1800
+    """A minute at 30 frames a second."""
+    video_pixels: int = 2_100_000
+    """Of a frame, here and in the result: 1920 x 1088. The network takes 0.4 kB for each."""
+    video_seconds: float = 120.0
+    """That a video lasts, by its header."""
+    job_seconds: float = 7200.0
+    """That a video is painted, at most."""
+    jobs_waiting: int = 4
+    """Videos that wait while one is painted."""
+    jobs_kept: int = 50
+    """Finished ones; the oldest go."""
+    job_hours: float = 24.0
+    """After which a job and its files are gone."""
 
 
 LIMITS = Limits()

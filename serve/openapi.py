@@ -40,6 +40,23 @@ HITS = {"hits": [{"id": "2b1c0a9d8e7f6a5b", "file": "rain/1-17367-A.ogg", "score
 HITS_SCHEMA = object_of(
     hits={"type": "array", "items": object_of(id=TEXT, file=TEXT, score=NUMBER, offset=NUMBER)},
 )
+JOB = {"id": "n0T6uE2jR4mXq8vLw1sYzA", "state": "running", "frames": 96, "frames_total": 240, "progress": 0.4}
+JOB |= {"seconds_left": 31.5}
+JOB_SCHEMA: dict[str, Any] = object_of(
+    id=TEXT,
+    state={"type": "string", "enum": ["queued", "running", "done", "failed", "cancelled"]},
+    frames=WHOLE,
+    frames_total={"type": "integer", "description": "0: not known yet"},
+    progress=NUMBER,
+)
+JOB_SCHEMA["properties"] |= {
+    "ahead": WHOLE | {"description": "of a queued one: those before it"},
+    "seconds_left": NUMBER | {"description": "of a running one"},
+    "file": TEXT | {"description": "of one that is done: where it is"},
+    "notes": {"type": "array", "items": TEXT, "description": "of one that is done: what was lost"},
+    "detail": TEXT | {"description": "of one that failed: why"},
+}
+JOB_ANSWER = {"application/json": {"schema": JOB_SCHEMA, "example": JOB}}
 ANSWERS: dict[tuple[str, str], dict[str, Any]] = {
     ("/v1/rl/{environment}", "post"): {"application/json": {"schema": object_of(actions=ROWS), "example": ACTIONS}},
     ("/v1/style/{style}", "post"): {"image/png": FILE, "image/jpeg": FILE},
@@ -48,6 +65,9 @@ ANSWERS: dict[tuple[str, str], dict[str, Any]] = {
     ("/v1/weather", "post"): dict.fromkeys(
         ("application/x-npz", "application/x-netcdf", "image/png", "image/gif"), FILE
     ),
+    ("/v1/style/{style}/video", "post"): JOB_ANSWER,
+    ("/v1/jobs/{id}", "get"): JOB_ANSWER,
+    ("/v1/jobs/{id}/file", "get"): {"video/mp4": FILE, "video/webm": FILE, "video/x-matroska": FILE},
 }
 """Path and method -> what is answered. Routes that are not here say it themselves."""
 
@@ -80,7 +100,8 @@ def _complete(operation: dict[str, Any], path: str, method: str, models: Sequenc
     responses = operation["responses"]
     responses.pop("422", None)
     if (path, method) in ANSWERS:
-        responses["200"]["content"] = ANSWERS[path, method]
+        good = next(status for status in responses if status.startswith("2"))
+        responses[good]["content"] = ANSWERS[path, method]
     examples = {str(each.status): {"value": json.loads(each.reply().body)} for each in EXAMPLES}
     content = {PROBLEM: {"schema": {"$ref": "#/components/schemas/Problem"}, "examples": examples}}
     responses["default"] = {"description": "Refused", "content": content}

@@ -14,10 +14,18 @@ export function video(model, paths) {
   };
 }
 
+/** What is set above for photographs. */
+const painting = () => ({ strength: $("strength").value / 100, colours: $("colours").checked ? "original" : "style" });
+
+function line({ state, ahead, frames, frames_total: all, seconds_left: left }) {
+  const done = frames ? `, ${frames}${all ? ` of ${all}` : ""} frames` : "";
+  return `${state}${ahead ? `, ${ahead} before it` : ""}${done}${left ? `, about ${Math.ceil(left)} s left` : ""}`;
+}
+
 async function run(model, file, signal) {
   say($("filmed"), "Sending …");
   $("filmed-video").hidden = true;
-  const path = `/v1/style/${encodeURIComponent(model.name)}/video?${new URLSearchParams({ model: model.sha256 })}`;
+  const path = `/v1/style/${encodeURIComponent(model.name)}/video?${new URLSearchParams({ model: model.sha256, ...painting() })}`;
   const { id } = await (await ask(path, { method: "POST", body: file, signal })).json();
   job.id = id;
   $("working").hidden = false;
@@ -26,7 +34,7 @@ async function run(model, file, signal) {
     while (!OVER.includes(told.state)) {
       told = await (await ask(`/v1/jobs/${encodeURIComponent(id)}`, { signal })).json();
       $("progress").value = told.progress || 0;
-      say($("filmed"), `${told.state}${told.frames ? `, ${told.frames} frames` : ""}`);
+      say($("filmed"), line(told));
       await new Promise((done) => { setTimeout(done, PAUSE); });
     }
     if (told.state !== "done") throw new Error(told.detail || `the video is ${told.state}`);

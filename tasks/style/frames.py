@@ -44,6 +44,8 @@ OPTIONS = {
     "libx264": {"bf": "0"},
     "libvpx-vp9": {"row-mt": "1", "cpu-used": "4", "deadline": "good"},
 }
+OPENING = {"protocol_whitelist": "file"}
+"""A container may name other files and addresses: none but the file itself is opened."""
 MATRICES = {1: 1, 4: 4, 5: 5, 6: 5, 7: 7, 9: 9}
 """FFmpeg's AVCOL_SPC_* -> swscale's SWS_CS_*: BT.709, FCC, BT.601 (PAL and NTSC), SMPTE 240M, BT.2020."""
 BT709, BT601, UNSPECIFIED, LIMITED = 1, 6, 2, 1
@@ -95,7 +97,7 @@ def _opened(path: Path) -> Iterator[tuple[InputContainer, VideoStream]]:
         UserError: where there is none, or the file is none that FFmpeg knows.
     """
     try:
-        container = av.open(str(path))
+        container = av.open(str(path), options=OPENING)
     except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
         raise UserError(f"{path}: {error.strerror}") from error
     except (av.FFmpegError, ValueError) as error:
@@ -288,7 +290,7 @@ def write(path: Path, clip: Clip, frames: Iterable[Frame], notes: list[str], crf
     """
     options = {"movflags": "faststart"} if path.suffix in (".mp4", ".mov") else {}
     try:
-        with av.open(str(clip.path)) as source, av.open(str(path), "w", options=options) as container:
+        with av.open(str(clip.path), options=OPENING) as source, av.open(str(path), "w", options=options) as container:
             return _encode(container, source, path, clip, iter(frames), notes, crf)
     except av.FFmpegError as error:
         if isinstance(error, OSError):  # a full disk

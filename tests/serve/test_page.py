@@ -208,8 +208,8 @@ def test_tables_are_read_with_their_claims(opened):
 
 def test_a_video_is_a_job_that_can_be_watched_and_cancelled(opened, address, tmp_path):
     states = [
-        {"state": "queued"},
-        {"state": "running", "progress": 0.5, "frames": 12},
+        {"state": "queued", "ahead": 1},
+        {"state": "running", "progress": 0.5, "frames": 12, "frames_total": 24, "seconds_left": 7.2},
         {"state": "done", "progress": 1},
     ]
     asked = []
@@ -231,7 +231,7 @@ def test_a_video_is_a_job_that_can_be_watched_and_cancelled(opened, address, tmp
     (tmp_path / "film.mp4").write_bytes(b"film")
     page.set_input_files("#film input", tmp_path / "film.mp4")
     page.click("#film button")
-    page.wait_for_selector("#filmed:has-text('running, 12 frames')")
+    page.wait_for_selector("#filmed:has-text('running, 12 of 24 frames, about 8 s left')")
     assert page.eval_on_selector("#progress", "bar => bar.value") == 0.5
     page.wait_for_selector("#filmed-video:not([hidden])", state="attached")
     assert asked[-1] == ("GET", "jobs/a%2Fb/file")
@@ -244,8 +244,8 @@ def test_a_video_is_a_job_that_can_be_watched_and_cancelled(opened, address, tmp
 
 
 def test_what_the_server_does_not_have_is_not_shown(opened):
-    page = opened(wait=False, routes=[("**/openapi.json", lambda route: route.fulfill(json={"paths": {}}))])
-    page.wait_for_selector("#models:not([hidden])")
+    paths = {"paths": {"/v1/audio": {"get": {}}, "/v1/tables": {}}}
+    page = opened(routes=[("**/openapi.json", lambda route: route.fulfill(json=paths))])
     assert page.locator("#video").is_hidden() and page.locator("#add").is_hidden()
 
 

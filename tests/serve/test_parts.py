@@ -14,7 +14,7 @@ from PIL import Image
 
 from retable.platform.errors import UserError
 from retable.platform.storage import Storage
-from retable.serve import address, app, audio, choice, command, gate, models, rl, style, weather
+from retable.serve import address, app, choice, command, gate, models, ranges, rl, style, weather
 from retable.serve.answers import Problem, Reply, plain_line, wrong
 from retable.serve.client import Client, ServeError
 from retable.serve.limits import LIMITS, Limits
@@ -363,15 +363,15 @@ def test_storage_of_the_served_is_the_storage(tmp_path):
 def test_a_range_of_a_recording(wanted, found):
     if found == 416:
         with pytest.raises(Problem) as caught:
-            audio.span(wanted, 100, 50)
+            ranges.span(wanted, 100, 50)
         assert caught.value.status == 416
     else:
-        assert audio.span(wanted, 100, 50 if wanted else 100) == found
+        assert ranges.span(wanted, 100, 50 if wanted else 100) == found
 
 
 def test_a_long_recording_is_sent_in_ranges_alone():
     with pytest.raises(Problem, match="ask for a range"):
-        audio.span("", 100, 50)
+        ranges.span("", 100, 50)
 
 
 SHAPE = (4, 11, 3, 3)
