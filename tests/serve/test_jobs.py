@@ -23,7 +23,7 @@ from retable.serve.limits import Limits
 from retable.serve.models import Model
 from retable.serve.video import Order
 from tests.serve import test_parts as parts
-from tests.serve import web
+from tests.serve import toys, web
 from tests.serve.painters import broken, patient, quick, slow, wrong
 
 # Of Ray's own, as in `test_server.py`.
@@ -375,21 +375,12 @@ def test_a_video_is_painted_through_serve_as_by_the_command(tmp_path):
         while not client.job(waiting)["frames"]:
             time.sleep(0.05)
         client.stylise("great_wave", web.example_picture())  # pictures are painted meanwhile
-        kill_replica("jobs")
+        (replica,) = toys.replicas("jobs")
+        os.kill(replica, signal.SIGKILL)
         end = time.monotonic() + 60
         while (said := client.job(waiting))["state"] == "running" and time.monotonic() < end:
             time.sleep(0.2)
         assert said["state"] == "failed" and "the server ended" in said["detail"]
-
-
-def kill_replica(deployment):
-    """Kill the process of a deployment's only replica."""
-    from ray.util import state
-
-    (pid,) = {
-        each.pid for each in state.list_actors() if each.state == "ALIVE" and each.class_name.endswith(f":{deployment}")
-    }
-    os.kill(pid, signal.SIGKILL)
 
 
 def look(body):

@@ -7,7 +7,6 @@ import threading
 import time
 
 import numpy as np
-import psutil
 import pytest
 import ray
 import torch
@@ -64,12 +63,6 @@ class Load:
             thread.join()
 
 
-def replicas(deployment="rl"):
-    """Return the pids of a deployment's replicas."""
-    ours, name = psutil.Process().children(recursive=True), f"ServeReplica:retable:{deployment}"
-    return {each.pid for each in ours if name in " ".join(each.cmdline())}
-
-
 def actions(seed):
     policy = toys.policy(seed)
     return policy.act(torch.from_numpy(OBSERVATIONS), policy.noise(len(OBSERVATIONS), 100, 5)).numpy()
@@ -77,7 +70,7 @@ def actions(seed):
 
 def test_a_swap_under_load_drops_nothing_and_starts_no_replica_again(server):
     client, made, swap = server
-    before = replicas()
+    before = toys.replicas("rl")
     assert len(before) == 2
     patient = Client(client.url, tries=1)  # it asks once: what is dropped is seen
     with Load(patient) as load:
@@ -92,7 +85,7 @@ def test_a_swap_under_load_drops_nothing_and_starts_no_replica_again(server):
             early = {digest for when, digest, _ in load.answers[-1:] if when < begun}
             assert late == {made[seed].sha256} and made[seed].sha256 not in early
     assert not load.failures and len(load.answers) > 50
-    assert replicas() == before
+    assert toys.replicas("rl") == before
     (shown,) = client.models()
     assert shown["sha256"] == made[1].sha256
     answers = {digest: body for _, digest, body in load.answers}  # each header is true of its answer
@@ -104,11 +97,11 @@ def test_a_swap_under_load_drops_nothing_and_starts_no_replica_again(server):
 def test_a_swap_to_what_is_not_there_leaves_replicas_as_they_are(server):
     client, made, swap = server
     gone = models.Model(task="rl", name="InvertedPendulum", sha256="0" * 64)
-    before = replicas()
+    before = toys.replicas("rl")
     swap([made[1], gone])
     assert np.abs(client.act("InvertedPendulum", OBSERVATIONS, 5) - actions(1)).max() <= 1e-5
     swap([made[1]])
-    assert replicas() == before
+    assert toys.replicas("rl") == before
 
 
 def test_replicas_that_are_killed_cost_no_request(server):
@@ -117,7 +110,7 @@ def test_replicas_that_are_killed_cost_no_request(server):
     with Load(client, 4) as load:
         for deployment in ("rl", "rl", "ingress", "rl", "ingress"):
             deadline = time.monotonic() + 120
-            while len(living := replicas(deployment) - set(killed)) < 1 and time.monotonic() < deadline:
+            while len(living := toys.replicas(deployment) - set(killed)) < 1 and time.monotonic() < deadline:
                 time.sleep(0.2)
             killed.append(min(living))
             os.kill(killed[-1], signal.SIGKILL)

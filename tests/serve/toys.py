@@ -1,4 +1,6 @@
-"""Small exported files that can be served."""
+"""Small exported files that can be served, and the processes that serve them."""
+
+import psutil
 
 from retable.tasks.rl.export import read_export, write_policy
 from retable.tasks.rl.model import build, unstack
@@ -15,3 +17,9 @@ def policy_file(seed=0, policy="bcq"):
 
 def policy(seed=0, policy="bcq"):
     return read_export(policy_file(seed, policy), "toy")
+
+
+def replicas(deployment):
+    """Return the process ids of a deployment's replicas, started by this process."""
+    ours, name = psutil.Process().children(recursive=True), f"ServeReplica:retable:{deployment}"
+    return {each.pid for each in ours if name in " ".join(each.cmdline())}
