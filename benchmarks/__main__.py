@@ -21,6 +21,7 @@ BENCHMARKS = (
     "run_overhead",
     "serve_faults",
     "serve_fuzz",
+    "serve_growth",
     "serve_load",
     "style_image",
     "style_network",

@@ -1,4 +1,4 @@
-"""Serving while replicas are killed with -9: what is lost; and whether memory grows over many requests."""
+"""Serving while replicas are killed with -9, every few seconds for a minute: what is lost."""
 
 from __future__ import annotations
 
@@ -7,23 +7,19 @@ import os
 import random
 import signal
 import subprocess
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import psutil
-
 from benchmarks import serving
 
 MINUTE, EVERY = 60.0, 4.0
-REQUESTS = 10_000
 
 
 def measure() -> dict[str, Any]:
-    """Return lost requests of each kind under kills, and the growth of replicas over 10,000 requests of each kind."""
+    """Return answered and lost requests of each kind."""
     with serving.served("--zoo") as server:
-        return kills(server) | growth(server)
+        return kills(server)
 
 
 def kills(server: serving.Server) -> dict[str, Any]:
@@ -63,27 +59,3 @@ def kills(server: serving.Server) -> dict[str, Any]:
             job.result()
     answered = {f"{name}/answered": done for name, (done, _) in counts.items()}
     return {"kills": killed, **answered, **{f"{name}/lost": lost for name, (_, lost) in counts.items()}}
-
-
-def growth(server: serving.Server) -> dict[str, Any]:
-    """Return how much larger each replica is after so many requests of its kind than after the first tenth."""
-    found: dict[str, Any] = {}
-    for name, call in serving.calls(server.client).items():
-        (pid, *_) = server.replicas[name]
-        sizes = []
-        for part in (REQUESTS // 10, REQUESTS - REQUESTS // 10):
-            count, lock = iter(range(part)), threading.Lock()
-
-            def client(_: int, call: serving.Call = call, count: Any = count, lock: Any = lock) -> None:
-                while True:
-                    with lock:
-                        place = next(count, None)
-                    if place is None:
-                        return
-                    call(place)
-
-            with ThreadPoolExecutor(16) as pool:
-                list(pool.map(client, range(16)))
-            sizes.append(serving.pss(psutil.Process(pid)))
-        found |= {f"{name}/memory_mb": sizes[1] / 1e6, f"{name}/growth": sizes[1] / sizes[0] - 1}
-    return found

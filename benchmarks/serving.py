@@ -123,8 +123,8 @@ Call = Callable[[int], object]
 """Asks once; the number tells requests apart."""
 
 
-def calls(client: Client) -> dict[str, Call]:
-    """Return a request of each kind, as small as people send them; those of tasks that are served."""
+def calls(client: Client, pixels: int = 256) -> dict[str, Call]:
+    """Return a request of each kind, as small as people send them, pictures of so many pixels across."""
     models = {model["task"]: model for model in client.models()}
     draw = np.random.default_rng(0)
     found: dict[str, Call] = {}
@@ -133,7 +133,7 @@ def calls(client: Client) -> dict[str, Call]:
         rows = draw.normal(size=(64, 1, states)).astype(np.float32)
         found["rl"] = lambda i: client.act(name, rows[i % 64], seed=i)
     if "style" in models:
-        picture = photograph(256)
+        picture = photograph(pixels)
         style = models["style"]["name"]
         found["style"] = lambda i: client.stylise(style, picture, format="jpeg")
     if "audio" in models:

@@ -1,0 +1,44 @@
+"""Serving 10,000 requests of each kind: whether replicas grow."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import psutil
+
+from benchmarks import serving
+
+REQUESTS = 10_000
+
+
+def measure() -> dict[str, Any]:
+    """Return how much larger each replica is after so many requests of its kind than after the first tenth."""
+    with serving.served("--zoo") as server:
+        found: dict[str, Any] = {}
+        for name, call in serving.calls(server.client, pixels=64).items():
+            (pid, *_) = server.replicas[name]
+            sizes = []
+            for count in (REQUESTS // 10, REQUESTS - REQUESTS // 10):
+                ask(call, count)
+                sizes.append(serving.pss(psutil.Process(pid)))
+            found |= {f"{name}/memory_mb": sizes[1] / 1e6, f"{name}/growth": sizes[1] / sizes[0] - 1}
+            print(f"  {name}: {found[f'{name}/growth']:.1%}", flush=True)
+        return found | {"requests_of_each": REQUESTS}
+
+
+def ask(call: serving.Call, count: int, clients: int = 16) -> None:
+    """Ask so often, of so many clients that each ask again once they are answered."""
+    places, lock = iter(range(count)), threading.Lock()
+
+    def client(_: int) -> None:
+        while True:
+            with lock:
+                place = next(places, None)
+            if place is None:
+                return
+            call(place)
+
+    with ThreadPoolExecutor(clients) as pool:
+        list(pool.map(client, range(clients)))
