@@ -85,7 +85,7 @@ def scale_of(run: TrainedRun) -> str:
     """
     made = provenance(run)
     named, changed = (made["scale"], made["changed"]) if "scale" in made else _of_command(str(made.get("command", "")))
-    scales = run.task.scales()
+    scales = run.task.scales() if named else {}
     if named not in scales:
         return ""
     sizes = {field for scale in scales.values() for field in {**scale.overrides, **scale.start}}

@@ -15,7 +15,7 @@ from PIL import Image, ImageOps
 from retable.platform.filled import Cell, FilledClaim, FilledColumn, FilledReplicate, FilledRow, FilledTable
 from retable.platform.storage import Storage
 from retable.platform.table import Origin
-from retable.serve import app, gate, weather
+from retable.serve import app, gate, maps
 from retable.serve.answers import Problem, Reply
 from retable.serve.limits import LIMITS
 from retable.serve.models import Model
@@ -82,7 +82,7 @@ async def ask(task, method, *arguments):
     if method == "recording":
         return Reply(sound(), "audio/wav")
     if task == "weather":
-        return weather.packed(steps()[0])
+        return Reply(maps.packed(steps()[0]), "application/x-npz")
     await asyncio.sleep(0.05)
     told = episode(arguments[1], arguments[2], arguments[0] == "6" * 64)
     return Reply(json.dumps(told).encode(), "application/json")
