@@ -51,6 +51,7 @@ def test_a_worker_does_what_a_process_does(model, folder, storage):
     assert File(**block.to_pylist()[0]) == files[0]
 
 
+@pytest.mark.slow
 def test_over_ray(model, folder, storage, tmp_path, monkeypatch):
     monkeypatch.setattr(indexing, "SHARE", 2)
     embedder = open_embedder(model, storage, "cpu")

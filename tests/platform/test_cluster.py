@@ -153,6 +153,7 @@ def test_ray_starts_quietly_with_a_private_token_and_ends():
         assert os.umask(mask) == 0o022
 
 
+@pytest.mark.slow
 def test_each_node_of_a_joined_cluster_is_asked_what_it_sees(tmp_path, monkeypatch, capfd):
     storage = Storage.open(tmp_path)
     upload = Storage.open(tmp_path / "runtime_resources" / "working_dir_files" / "pkg" / "results")

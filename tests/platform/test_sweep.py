@@ -346,6 +346,7 @@ def test_points_that_differ_in_the_view_alone_train_one_run(cluster, tmp_path):
     assert {each: (runs / each).read("metrics.jsonl") for each in runs.list()} == before
 
 
+@pytest.mark.slow
 def test_a_searchers_sweep_goes_on_with_what_it_knows(cluster, tmp_path):
     storage = Storage.open(tmp_path)
     drawn = api.sweep("line", storage=storage.root, samples=3)
