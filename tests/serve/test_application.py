@@ -99,7 +99,7 @@ def test_the_template_serves_the_zoo(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     whole = ServeDeploySchema.model_validate(yaml.safe_load(TEMPLATE.read_text()))
     made = deployments(application.build(whole.applications[0].args))
-    assert set(made) == {"weather", "style", "rl", "jobs", "ingress"}
+    assert set(made) == {"weather", "style", "audio", "rl", "jobs", "ingress"}
     assert made["rl"][1] == (str(tmp_path / "results"),)  # replicas run elsewhere
     named = {model.name for model in models.models_of(made["ingress"][2])}
     assert {"great_wave", "HalfCheetah"} <= named
