@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import os
@@ -19,7 +20,7 @@ from typing import Any
 import retable
 from retable.platform.board import errors
 from retable.platform.errors import UserError, one_line
-from retable.platform.storage import Storage
+from retable.platform.storage import PATIENCE, Storage
 
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -43,6 +44,8 @@ which 0.5 are Python, Ray and torch. A stack, or a training of the paper's size,
 for _name, _value in QUIET.items():  # here, not where Ray starts: Ray reads some of them when it is imported
     os.environ.setdefault(_name, _value)
 
+SENT = ("RETABLE_TASKS", PATIENCE)
+"""Variables that hold on every node of a cluster that is joined."""
 INTERRUPTED = "interrupted; the same command goes on where it stopped"
 SHARED = "name a bucket (s3://...) or a folder that every node mounts at the same place"
 ANSWER = 10.0
@@ -144,9 +147,15 @@ def start_ray(nested: bool, interrupt: Interrupt | None) -> None:
     else:
         add_to_path()
         make_token()
-    ours: dict[str, Any] = {} if address else {"include_dashboard": nested, "dashboard_host": "127.0.0.1"}
+    ours: dict[str, Any] = variables() if address else {"include_dashboard": nested, "dashboard_host": "127.0.0.1"}
     try:
-        ray.init(address=address or "local", logging_level=logging.ERROR, log_to_driver=False, **ours)
+        try:
+            ray.init(address=address or "local", logging_level=logging.ERROR, log_to_driver=False, **ours)
+        except Exception as error:  # Ray waits for 30 s; a machine with much to do takes longer
+            if address or "timed out during startup" not in str(error):
+                raise
+            ray.shutdown()
+            ray.init(address="local", logging_level=logging.ERROR, log_to_driver=False, **ours)
     except Exception as error:  # Ray raises plain ones where a node does not come up
         what = f"RAY_ADDRESS={address}: this machine cannot join" if address else "Ray does not start on this machine"
         raise UserError(f"{what}: {str(error).splitlines()[0]}") from error
@@ -157,6 +166,14 @@ def start_ray(nested: bool, interrupt: Interrupt | None) -> None:
     finally:
         if interrupt:
             signal.signal(signal.SIGTERM, interrupt)
+
+
+def variables() -> dict[str, Any]:
+    """Return what tells Ray to set our variables on every node, those that a submitted job's own options do not set."""
+    job = json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR") or "{}")
+    there = (job.get("runtime_env") or {}).get("env_vars") or {}
+    sent = {name: os.environ[name] for name in SENT if name in os.environ and name not in there}
+    return {"runtime_env": {"env_vars": sent}} if sent else {}
 
 
 def make_token() -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from retable.platform.attempt import DEATHS
 from retable.platform.board import Board
 from retable.platform.cluster import possible_resources
 from retable.platform.config import Config, View, describe
@@ -163,7 +164,7 @@ def run_actors(pieces: Sequence[Piece]) -> Iterator[tuple[Piece, str | None]]:
     """Give pieces to actors, one a CPU that is there or may come, and yield each piece with why it failed."""
     import ray
 
-    actor_class = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=3)(Combiner)
+    actor_class = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=DEATHS - 1)(Combiner)
     waiting = list(reversed(pieces))
     idle: list[Any] = []
     running: dict[Any, tuple[Any, Piece]] = {}

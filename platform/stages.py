@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from retable.platform.attempt import DEATHS
 from retable.platform.board import Board
 from retable.platform.config import Config, View, describe, differences
-from retable.platform.errors import one_line
+from retable.platform.errors import UserError, one_line
 from retable.platform.plan import Plan, Prediction, Scoring, name_of
 from retable.platform.provenance import collect
 from retable.platform.runs import RunFolder, read_arrays, view_key, write_arrays
@@ -34,7 +35,7 @@ class Scorer:
         if "diverged" in (folder.result() or {}):
             return
         refs = {}
-        predict = ray.remote(num_cpus=1, max_retries=3)(predict_one)
+        predict = ray.remote(num_cpus=1, max_retries=-1)(predict_one)
         for key, prediction in self.plan.predictions.items():
             if prediction.folder == folder and key not in self.submitted:
                 self.submitted.add(key)
@@ -43,7 +44,7 @@ class Scorer:
                     prediction.task.name, prediction.config, prediction.view, folder, prediction.joined
                 )
         read = set()
-        score = ray.remote(num_cpus=1, max_retries=3)(score_one)
+        score = ray.remote(num_cpus=1, max_retries=DEATHS - 1)(score_one)
         for key, scoring in self.plan.scorings.items():
             if scoring.folder == folder and not scoring.done and f"scores {key}" not in self.submitted:
                 self.submitted.add(f"scores {key}")
@@ -100,10 +101,13 @@ def predict_one(task_name: str, config: Config, view: View, folder: RunFolder, j
         source = Source.of(folder.storage, task.dataset.where(config))
         place = folder.artifacts(view, weights_digest(folder, view))
         names = ("predictions.npz", "summary.npz") if joined else ("summary.npz",)
-        weights = None
+        weights, again = None, begun_again()
         for shard in task.shards(config, view, source):
             if all(place.exists(f"{shard}/{name}") for name in names):
                 continue
+            if again:
+                count_death(place, shard)
+                again = False
             weights = weights or folder.weights(view.epoch)
             predictions = task.predict(config, view, weights, source, shard)
             if joined:
@@ -112,6 +116,29 @@ def predict_one(task_name: str, config: Config, view: View, folder: RunFolder, j
     except Exception as error:
         return one_line(error)
     return None
+
+
+def begun_again() -> bool:
+    """Say whether Ray runs this task again, as its process died."""
+    import ray
+    from ray._private.worker import global_worker  # there is no public way
+
+    worker: Any = global_worker
+    return ray.is_initialized() and worker.core_worker.get_current_task_attempt_number() > 0
+
+
+def count_death(place: Storage, shard: str) -> None:
+    """Note that a process died while it predicted a shard: machines vanish, but not always there.
+
+    Raises:
+        UserError: where it is no accident any more.
+    """
+    before = place.read_json("deaths.json") if place.exists("deaths.json") else {}
+    died = before.get(shard, 0) + 1
+    if died >= DEATHS:
+        place.remove("deaths.json")
+        raise UserError(f"its process died {DEATHS} times at {shard}; it may need more memory than there is")
+    place.write_json("deaths.json", {shard: died})
 
 
 def weights_digest(folder: RunFolder, view: View) -> str:

@@ -1,0 +1,338 @@
+"""What goes wrong on clusters, one thing a test: the work ends as if it had not been, and little of it is done twice.
+
+`make faults` runs these and writes the table in `docs/reliability.md`.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from retable.platform import cluster as clusters
+from retable.platform.config import override
+from retable.platform.runs import RunFolder, view_key
+from retable.platform.storage import Storage
+from retable.platform.table import resolve
+from retable.platform.task import find
+from tests.platform.halves import fit
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def record(request):
+    """Note what a fault cost; a later test run reads nothing of it."""
+    facts = {}
+    yield facts
+    if where := os.environ.get("RETABLE_FAULTS"):
+        with open(where, "a") as file:
+            file.write(json.dumps({"test": request.node.name, **facts}) + "\n")
+
+
+class Nodes:
+    """A cluster of Ray nodes on this machine: a head without CPUs, and nodes that come and go."""
+
+    def __init__(self):
+        from ray.cluster_utils import Cluster
+
+        clusters.make_token()
+        self.ray = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+        self.nodes = []
+
+    def add(self, cpus=1):
+        self.nodes.append(self.ray.add_node(num_cpus=cpus, include_dashboard=False))
+
+    def lose(self):
+        """Take the oldest node away without a word."""
+        self.ray.remove_node(self.nodes.pop(0), allow_graceful=False)
+
+    def only(self, *cpus):
+        """Have nodes with so many CPUs, and no others."""
+        while self.nodes:
+            self.lose()
+        for each in cpus:
+            self.add(each)
+
+
+@pytest.fixture(scope="module")
+def nodes():
+    made = Nodes()
+    yield made
+    made.ray.shutdown()
+
+
+def driver(code, storage, *, address="", **more):
+    """Run Python with retable in a process of its own; it joins the cluster where an address is given."""
+    environment = {**os.environ, **({"RAY_ADDRESS": address} if address else {}), **more}
+    code = f"import sys, retable\nfrom retable.platform.launch import Resources\nstorage = sys.argv[1]\n{code}"
+    words = [sys.executable, "-W", "ignore", "-c", code, storage]
+    return subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+TRAIN = """
+retable.train("line", {"epochs": %d, "pause": 0.1}, storage=storage, resources=Resources(workers=%d))
+"""
+
+
+def ends(process, seconds=400):
+    """Wait until a driver has ended well; return what it printed."""
+    said, _ = process.communicate(timeout=seconds)
+    assert process.returncode == 0, said
+    return said
+
+
+def wait_for(condition, process, seconds=200):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if found := condition():
+            return found
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.05)
+    raise AssertionError("it did not come about in time")
+
+
+def run_of(storage, **changes):
+    task = find("line")
+    return RunFolder.of(Storage.open(storage), task, override(task.config(), changes))
+
+
+def outcome(folder):
+    """Return a run's weights and its log, without times."""
+    log = [{k: v for k, v in row.items() if k not in ("seconds", "time")} for row in folder.history()]
+    return folder.result()["weights"], log
+
+
+def undisturbed(tmp_path, epochs):
+    """Return what a run ends with that nothing happens to."""
+    task, storage = find("line"), Storage.open(tmp_path / "plain")
+    config = override(task.config(), {"epochs": epochs})
+    folder = RunFolder.of(storage, task, config)
+    fit(storage, config, folder, (), task)
+    return outcome(folder)
+
+
+def steps(folder):
+    return max(folder.checkpoints(), default=0)
+
+
+def attempts(folder):
+    return len(folder.folder.list("attempts"))
+
+
+def goes_on(folder, process, record, before):
+    """Wait until a run is further than it was; note how long that took and what was done twice."""
+    start = time.monotonic()
+    wait_for(lambda: steps(folder) > before or folder.result() is not None, process)
+    record["seconds"] = max(record.get("seconds", 0.0), time.monotonic() - start)
+
+
+@pytest.mark.parametrize(("workers", "losses"), [(1, 5), (2, 1)])
+def test_a_node_is_lost_under_a_training(nodes, tmp_path, record, workers, losses):
+    record["fault"] = f"node lost {losses} times under " + ("a trial" if workers == 1 else "a Train group")
+    epochs, storage = 6 * losses + 4, str(tmp_path / "lost")
+    folder = run_of(storage, epochs=epochs, pause=0.1)
+    nodes.only(workers)
+    process = driver(TRAIN % (epochs, workers), storage, address=nodes.ray.address)
+    for loss in range(losses):
+        before = wait_for(
+            lambda loss=loss: attempts(folder) > loss and steps(folder) > 32 * loss and steps(folder), process
+        )
+        nodes.add(workers)
+        nodes.lose()
+        goes_on(folder, process, record, before)
+    ends(process)
+    record["attempts"] = attempts(folder)
+    assert attempts(folder) == losses + 1
+    weights, log = undisturbed(tmp_path, epochs)
+    assert [row["step"] for row in folder.history()] == [row["step"] for row in log]
+    if workers == 1:  # the toy's jitter differs by rank, by design
+        assert outcome(folder) == (weights, log)
+
+
+SLOW = "retable.reproduce('slow/table1', storage=storage)"
+
+
+def test_a_node_is_lost_under_predictions_and_under_a_combiner(nodes, tmp_path, record):
+    record["fault"] = "node lost under a prediction, and under a combiner"
+    storage, nothing = Storage.open(tmp_path / "lost"), {}
+    task = find("slow")
+    config = task.config()
+    view = resolve(task.view(), config)
+    folder = RunFolder.of(storage, task, config)
+    nodes.only(1)
+    process = driver(SLOW, storage.root, address=nodes.ray.address)
+    place = f"views/{view_key(view)}"
+    wait_for(lambda: len(list(Path(folder.folder.root, place).rglob("summary.npz"))) == 1, process)
+    nodes.add()
+    nodes.lose()
+    wait_for(lambda: len(list(Path(folder.folder.root, place).rglob("summary.npz"))) == 2, process)
+    wait_for(lambda: len(list(Path(storage.root, "combinations").rglob("summary.npz"))) == 1, process)
+    nodes.add()
+    nodes.lose()
+    ends(process)
+    plain = tmp_path / "plain"
+    ends(driver(SLOW, str(plain)))
+
+    def scores(root):
+        return {
+            p.relative_to(root): json.loads(p.read_text())["metrics"]
+            for p in Path(root).rglob("combinations/**/*.json")
+        }
+
+    assert scores(storage.root) == scores(plain) != nothing
+
+
+def test_a_driver_is_killed_and_its_command_given_again_at_once(tmp_path, record):
+    record["fault"] = "driver killed with -9 and started again at once"
+    storage, epochs = str(tmp_path / "killed"), 8
+    folder = run_of(storage, epochs=epochs, pause=0.1)
+    first = driver(TRAIN % (epochs, 1), storage)
+    before = wait_for(lambda: steps(folder), first)
+    first.kill()
+    second = driver(TRAIN % (epochs, 1), storage)
+    goes_on(folder, second, record, before)
+    ends(second)
+    first.communicate()
+    assert outcome(folder) == undisturbed(tmp_path, epochs)
+
+
+def test_two_drivers_on_one_storage_train_each_run_once(tmp_path, record):
+    record["fault"] = "two drivers on one storage"
+    storage = str(tmp_path / "both")
+    both = [driver("retable.reproduce('line', storage=storage)", storage) for _ in range(2)]
+    for process in both:
+        ends(process)
+    runs = [path for path in Path(storage, "runs", "line").iterdir() if path.is_dir()]
+    assert len(runs) >= 4
+    record["attempts"] = sum(len(list((run / "attempts").iterdir())) for run in runs) / len(runs)
+    for run in runs:
+        lines = (run / "metrics.jsonl").read_text().splitlines()
+        assert (run / "result.json").exists() and [json.loads(line)["epoch"] for line in lines] == [1, 2, 3]
+        finished = [json.loads(path.read_text()) for path in run.rglob("attempts/*/*.json")]
+        assert all(each["state"] == "released" for each in finished)
+
+
+IMPATIENT = "from retable.platform import attempt\nattempt.SILENCE = 5.0\n"
+
+
+def test_a_process_that_was_frozen_wakes_and_writes_nothing_more(tmp_path, record):
+    record["fault"] = "driver and trial frozen for half a minute, another command takes over"
+    storage, epochs = str(tmp_path / "frozen"), 12
+    folder = run_of(storage, epochs=epochs, pause=0.1)
+    first = driver(TRAIN % (epochs, 1), storage)
+    before = wait_for(lambda: steps(folder), first)
+    (record_file,) = Path(folder.folder.root).rglob("attempts/0001/[!.]*.json")
+    trial = psutil.Process(json.loads(record_file.read_text())["pid"])
+    trial.suspend()
+    try:
+        second = driver(IMPATIENT + TRAIN % (epochs, 1), storage)
+        goes_on(folder, second, record, before)
+        ends(second)
+        done = {path: path.stat().st_mtime_ns for path in Path(folder.folder.root).rglob("*") if path.is_file()}
+    finally:
+        trial.resume()
+    ends(first)
+    own = str(record_file)
+    after = {path: path.stat().st_mtime_ns for path in Path(folder.folder.root).rglob("*") if path.is_file()}
+    assert {k: v for k, v in after.items() if str(k) != own} == {k: v for k, v in done.items() if str(k) != own}
+    assert outcome(folder) == undisturbed(tmp_path, epochs)
+
+
+class Door:
+    """A way to a server that can be shut: then it refuses connections, or takes them and says nothing."""
+
+    def __init__(self, host, port):
+        self.target, self.state, self.open = (host, port), "open", []
+        self.socket = None
+        self.listen(0)
+
+    def listen(self, port):
+        self.socket = socket.create_server(("127.0.0.1", port))
+        self.port = self.socket.getsockname()[1]
+        threading.Thread(target=self.serve, args=(self.socket,), daemon=True).start()
+
+    def serve(self, listening):
+        with contextlib.suppress(OSError):
+            while True:
+                one, _ = listening.accept()
+                self.open.append(one)
+                if self.state == "open":
+                    other = socket.create_connection(self.target)
+                    self.open.append(other)
+                    for pair in ((one, other), (other, one)):
+                        threading.Thread(target=self.pump, args=pair, daemon=True).start()
+
+    def pump(self, one, other):
+        with contextlib.suppress(OSError):
+            while data := one.recv(65536):
+                while self.state == "silent":
+                    time.sleep(0.05)
+                other.sendall(data)
+            other.shutdown(socket.SHUT_WR)
+
+    def shut(self, state, seconds):
+        self.state = state
+        if state == "refusing":
+            self.socket.shutdown(socket.SHUT_RDWR)
+            self.socket.close()
+            for each in self.open:
+                with contextlib.suppress(OSError):
+                    each.shutdown(socket.SHUT_RDWR)
+        time.sleep(seconds)
+        self.state = "open"
+        if state == "refusing":
+            self.listen(self.port)
+
+
+@pytest.mark.parametrize("state", ["refusing", "silent"])
+def test_a_storage_is_away_for_half_a_minute(tmp_path, record, state):
+    record["fault"] = f"storage {state} for 30 s"
+    import boto3
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    server.start()
+    host, port = server.get_host_and_port()
+    door = Door(host, port)
+    try:
+        keys = {"aws_access_key_id": "testing", "aws_secret_access_key": "testing"}
+        client = boto3.client("s3", endpoint_url=f"http://{host}:{port}", region_name="us-east-1", **keys)
+        client.create_bucket(Bucket="away")
+        options = f"endpoint_override=127.0.0.1:{door.port}&scheme=http&region=us-east-1"
+        storage = f"s3://testing:testing@away/{state}?{options}"
+        epochs = 6
+        folder = run_of(storage, epochs=epochs, pause=0.1)
+        process = driver(TRAIN % (epochs, 1), storage)
+        before = wait_for(lambda: steps(folder), process)
+        door.shut(state, 30)
+        goes_on(folder, process, record, before)
+        ends(process)
+        record["attempts"] = attempts(folder)
+        assert attempts(folder) == 1
+        assert outcome(folder) == undisturbed(tmp_path, epochs)
+    finally:
+        server.stop()
+
+
+def test_a_training_whose_process_dies_again_and_again_at_one_step_fails_in_a_line(tmp_path, record):
+    record["fault"] = "a process that dies again and again at one step (out of memory)"
+    storage = str(tmp_path / "dies")
+    folder = run_of(storage, epochs=400, pause=2.0)
+    process = driver((TRAIN % (400, 1)).replace("0.1", "2.0"), storage)
+    for attempt in range(1, 4):
+        wait_for(lambda attempt=attempt: attempts(folder) == attempt, process)
+        (file,) = Path(folder.folder.root).rglob(f"attempts/{attempt:04d}/[!.]*.json")
+        wait_for(lambda file=file: json.loads(file.read_text()).get("pid"), process)
+        os.kill(json.loads(file.read_text())["pid"], signal.SIGKILL)
+    said, _ = process.communicate(timeout=200)
+    assert process.returncode != 0 and "its process died 3 times at step 0" in said
+    assert attempts(folder) == 3
