@@ -44,7 +44,8 @@ def train_all(plan: Plan, launch: Launch, finished: Callable[[RunFolder], None] 
 
 def job_of(stack: Sequence[Training]) -> Job:
     """Return what the trial of a stack trains."""
-    return Job(stack[0].task.name, tuple(t.config for t in stack), tuple(t.keep for t in stack))
+    retry = any(training.status == "to be retried" for training in stack)
+    return Job(stack[0].task.name, tuple(t.config for t in stack), tuple(t.keep for t in stack), retry=retry)
 
 
 def stack_size(resources: Resources, trainings: int) -> int:

@@ -60,6 +60,8 @@ class Job:
     """Scored after each epoch, for a sweep."""
     metric: str = ""
     """What a sweep must find in each report."""
+    retry: bool = False
+    """Whether members that diverged are trained again."""
     dead: tuple[int, ...] = ()
     """For each member the number of the last attempt that is known to be dead, where any is."""
 
@@ -160,7 +162,8 @@ def claim_members(job: Job, launch: Launch, work: str) -> tuple[Members, list[Ru
         (c, keep, RunFolder.of(launch.storage, task, c), d)
         for c, keep, d in zip(job.configs, job.keep, dead, strict=True)
     ]
-    todo = [each for each in every if status(each[2], each[1], digest) != "done"]
+    over = () if job.retry else ("diverged",)
+    todo = [each for each in every if status(each[2], each[1], digest) not in ("done", *over)]
     steps = [set(folder.checkpoints()) for _, _, folder, _ in todo]
     step = max(set.intersection(*steps), default=0) if steps else 0
     ours, taken = [], []
@@ -173,7 +176,9 @@ def claim_members(job: Job, launch: Launch, work: str) -> tuple[Members, list[Ru
         found = status(folder, keep, digest)
         if found in ("data changed", "weights not kept"):
             forget(folder, found == "data changed")
-        if found != "done":  # another one may just have ended
+        if found in ("done", *over):  # another one has just ended
+            attempt.tell("released", -1)
+        else:
             ours.append((config, keep, folder, attempt))
     configs, keeps, places, mine = zip(*ours, strict=True) if ours else ((), (), (), ())
     return Members(dataclasses.replace(job, configs=configs, keep=keeps, dead=()), places, mine), taken

@@ -316,7 +316,7 @@ def try_point(spec: Mapping[str, Any], launch: SweepLaunch) -> None:
                 nan = {"epoch": config.epochs, sweep.space.metric: math.nan}
                 tune.report(nan if there == "diverged" else scored(sweep, config, view, folder))
                 return
-            job = Job(sweep.task.name, (config,), ((),), view, sweep.space.metric, (dead,))
+            job = Job(sweep.task.name, (config,), ((),), view, sweep.space.metric, dead=(dead,))
             try:
                 run_job(job, launch, work)
                 return

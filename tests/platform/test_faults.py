@@ -31,7 +31,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def record(request):
     """Note what a fault cost; a later test run reads nothing of it."""
-    facts = {}
+    facts = {"survived": "no"}
     yield facts
     if where := os.environ.get("RETABLE_FAULTS"):
         with open(where, "a") as file:
@@ -70,12 +70,25 @@ def nodes():
     made.ray.shutdown()
 
 
+STARTED = []
+
+
+@pytest.fixture(autouse=True)
+def none_left():
+    """End what a test that failed has left running."""
+    yield
+    while STARTED:
+        STARTED.pop().kill()
+
+
 def driver(code, storage, *, address="", **more):
     """Run Python with retable in a process of its own; it joins the cluster where an address is given."""
     environment = {**os.environ, **({"RAY_ADDRESS": address} if address else {}), **more}
     code = f"import sys, retable\nfrom retable.platform.launch import Resources\nstorage = sys.argv[1]\n{code}"
     words = [sys.executable, "-W", "ignore", "-c", code, storage]
-    return subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    started = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    STARTED.append(started)
+    return started
 
 
 TRAIN = """
@@ -128,8 +141,16 @@ def attempts(folder):
     return len(folder.folder.list("attempts"))
 
 
+def about_to_lose(folder, record):
+    """Note how many steps were done since the last checkpoint, at a tenth of a second each."""
+    newest = Path(folder.folder.root, f"checkpoint-{steps(folder):08d}", "manifest.json")
+    with contextlib.suppress(FileNotFoundError):  # an even newer one has just replaced it
+        lost = (time.time() - newest.stat().st_mtime) / 0.1
+        record["steps_lost"] = max(record.get("steps_lost", 0.0), lost)
+
+
 def goes_on(folder, process, record, before):
-    """Wait until a run is further than it was; note how long that took and what was done twice."""
+    """Wait until a run is further than it was; note how long that took."""
     start = time.monotonic()
     wait_for(lambda: steps(folder) > before or folder.result() is not None, process)
     record["seconds"] = max(record.get("seconds", 0.0), time.monotonic() - start)
@@ -147,6 +168,7 @@ def test_a_node_is_lost_under_a_training(nodes, tmp_path, record, workers, losse
             lambda loss=loss: attempts(folder) > loss and steps(folder) > 32 * loss and steps(folder), process
         )
         nodes.add(workers)
+        about_to_lose(folder, record)
         nodes.lose()
         goes_on(folder, process, record, before)
     ends(process)
@@ -156,6 +178,7 @@ def test_a_node_is_lost_under_a_training(nodes, tmp_path, record, workers, losse
     assert [row["step"] for row in folder.history()] == [row["step"] for row in log]
     if workers == 1:  # the toy's jitter differs by rank, by design
         assert outcome(folder) == (weights, log)
+    record["survived"] = "yes"
 
 
 SLOW = "retable.reproduce('slow/table1', storage=storage)"
@@ -189,6 +212,7 @@ def test_a_node_is_lost_under_predictions_and_under_a_combiner(nodes, tmp_path, 
         }
 
     assert scores(storage.root) == scores(plain) != nothing
+    record["survived"] = "yes"
 
 
 def test_a_driver_is_killed_and_its_command_given_again_at_once(tmp_path, record):
@@ -197,12 +221,14 @@ def test_a_driver_is_killed_and_its_command_given_again_at_once(tmp_path, record
     folder = run_of(storage, epochs=epochs, pause=0.1)
     first = driver(TRAIN % (epochs, 1), storage)
     before = wait_for(lambda: steps(folder), first)
+    about_to_lose(folder, record)
     first.kill()
     second = driver(TRAIN % (epochs, 1), storage)
     goes_on(folder, second, record, before)
     ends(second)
     first.communicate()
     assert outcome(folder) == undisturbed(tmp_path, epochs)
+    record["survived"] = "yes"
 
 
 def test_two_drivers_on_one_storage_train_each_run_once(tmp_path, record):
@@ -219,6 +245,7 @@ def test_two_drivers_on_one_storage_train_each_run_once(tmp_path, record):
         assert (run / "result.json").exists() and [json.loads(line)["epoch"] for line in lines] == [1, 2, 3]
         finished = [json.loads(path.read_text()) for path in run.rglob("attempts/*/*.json")]
         assert all(each["state"] == "released" for each in finished)
+    record["survived"] = "yes"
 
 
 IMPATIENT = "from retable.platform import attempt\nattempt.SILENCE = 5.0\n"
@@ -232,6 +259,7 @@ def test_a_process_that_was_frozen_wakes_and_writes_nothing_more(tmp_path, recor
     before = wait_for(lambda: steps(folder), first)
     (record_file,) = Path(folder.folder.root).rglob("attempts/0001/[!.]*.json")
     trial = psutil.Process(json.loads(record_file.read_text())["pid"])
+    about_to_lose(folder, record)
     trial.suspend()
     try:
         second = driver(IMPATIENT + TRAIN % (epochs, 1), storage)
@@ -245,6 +273,7 @@ def test_a_process_that_was_frozen_wakes_and_writes_nothing_more(tmp_path, recor
     after = {path: path.stat().st_mtime_ns for path in Path(folder.folder.root).rglob("*") if path.is_file()}
     assert {k: v for k, v in after.items() if str(k) != own} == {k: v for k, v in done.items() if str(k) != own}
     assert outcome(folder) == undisturbed(tmp_path, epochs)
+    record["survived"] = "yes"
 
 
 class Door:
@@ -321,6 +350,7 @@ def test_a_storage_is_away_for_half_a_minute(tmp_path, record, state):
         assert outcome(folder) == undisturbed(tmp_path, epochs)
     finally:
         server.stop()
+    record["survived"] = "yes"
 
 
 def test_a_training_whose_process_dies_again_and_again_at_one_step_fails_in_a_line(tmp_path, record):
@@ -336,3 +366,4 @@ def test_a_training_whose_process_dies_again_and_again_at_one_step_fails_in_a_li
     said, _ = process.communicate(timeout=200)
     assert process.returncode != 0 and "its process died 3 times at step 0" in said
     assert attempts(folder) == 3
+    record["survived"] = "yes"
