@@ -248,7 +248,9 @@ def check_nodes(storage: Storage) -> None:
             name = node["NodeManagerAddress"]
             try:
                 seen, found = ray.get(answer, timeout=60)
-            except Exception as error:  # whatever Ray makes of it: the node cannot work
+            except Exception as error:  # whatever Ray makes of it: the node cannot work, if it is still there
+                if gone(node["NodeID"], error):
+                    continue
                 raise UserError(f"node {name}: cannot run this ({one_line(error)}); install the same there") from error
             if not seen:
                 raise UserError(f"--storage {storage}: node {name} does not see it; {SHARED}")
@@ -259,6 +261,15 @@ def check_nodes(storage: Storage) -> None:
                 errors.print(f"note: node {name} has other versions than the driver: {', '.join(others)}", markup=False)
     finally:
         storage.remove(mark)
+
+
+def gone(node: str, error: Exception) -> bool:
+    """Say whether a node has vanished: Ray notices that after a while."""
+    import ray
+    from ray.exceptions import NodeDiedError, TaskUnschedulableError
+
+    alive = {each["NodeID"] for each in ray.nodes() if each["Alive"]}  # type: ignore[no-untyped-call]
+    return node not in alive or isinstance(error, (TaskUnschedulableError, NodeDiedError))
 
 
 def look_from_node(storage: Storage, mark: str) -> tuple[bool, dict[str, str]]:

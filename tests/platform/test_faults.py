@@ -360,8 +360,8 @@ def test_a_training_whose_process_dies_again_and_again_at_one_step_fails_in_a_li
     process = driver((TRAIN % (400, 1)).replace("0.1", "2.0"), storage)
     for attempt in range(1, 4):
         wait_for(lambda attempt=attempt: attempts(folder) == attempt, process)
-        (file,) = Path(folder.folder.root).rglob(f"attempts/{attempt:04d}/[!.]*.json")
-        wait_for(lambda file=file: json.loads(file.read_text()).get("pid"), process)
+        found = f"attempts/{attempt:04d}/[!.]*.json"
+        file, *_ = wait_for(lambda found=found: list(Path(folder.folder.root).rglob(found)), process)
         os.kill(json.loads(file.read_text())["pid"], signal.SIGKILL)
     said, _ = process.communicate(timeout=200)
     assert process.returncode != 0 and "its process died 3 times at step 0" in said
