@@ -188,7 +188,7 @@ def _add_time(plan: Plan, found: Estimate, pieces: Mapping[str, float], ends: Ma
         left -= found.nodes[kind.name]
     found.longest = max(ends.values(), default=0.0)
     longest = max(ends, key=ends.__getitem__, default="")
-    found.name = name_of(plan.trainings[longest]) if longest else ""
+    found.name = " ".join(name_of(plan.trainings[longest]).split()) if longest else ""
     busy = found.busy
     found.wall = max([found.longest, *(busy[name] / count for name, count in found.nodes.items())])
     for kind in found.cluster.workers:

@@ -161,8 +161,6 @@ def read_cluster(file: str, prices: Prices) -> Cluster:
 def _launcher(file: str, written: dict[str, Any], prices: Prices) -> Cluster:
     config = _checked(file, written)
     kinds, head = config["available_node_types"], config["head_node_type"]
-    if head not in kinds:
-        raise UserError(f"{file}: head_node_type {head!r} is not among available_node_types{nearest(head, kinds)}")
     found = {}
     for name, kind in kinds.items():
         node = kind["node_config"]
