@@ -8,7 +8,7 @@ is counted in the first of them.
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -22,6 +22,9 @@ from retable.platform.errors import disk_errors
 from retable.platform.nodes import Cluster, NodeType, Prices
 from retable.platform.plan import Plan, Prediction, Training, name_of
 from retable.platform.runs import RunFolder, view_key
+
+Hours = dict[str, float]
+"""Node type -> hours of nodes, 0 where there are none."""
 
 NOT_KNOWN = "not known: no run of this plan is finished on the storage"
 
@@ -42,7 +45,7 @@ class Work:
 
     trainings: int = 0
     evaluations: int = 0
-    hours: Counter[str] = field(default_factory=Counter)
+    hours: Hours = field(default_factory=lambda: defaultdict(float))
     """Node type -> hours of a node that is busy all over."""
 
 
@@ -65,7 +68,7 @@ class Estimate:
     """Which run that is."""
     wall: float = 0.0
     """Hours that it takes at least, with that many nodes."""
-    idle: Counter[str] = field(default_factory=Counter)
+    idle: Hours = field(default_factory=lambda: defaultdict(float))
     """Node type -> hours of nodes that wait: those always there, and the last ones before they are stopped."""
     storage: tuple[float, list[str]] = (0.0, [])
     """Bytes of all runs, by the finished ones of this plan, and the tasks that have none of those."""
@@ -78,9 +81,9 @@ class Estimate:
         return sum(prices[name] * amount for name, amount in hours.items())
 
     @property
-    def busy(self) -> Counter[str]:
+    def busy(self) -> Hours:
         """Node type -> hours of nodes, of all tables."""
-        return sum((work.hours for work in self.tables.values()), Counter())
+        return summed(*(work.hours for work in self.tables.values()))
 
     @property
     def total(self) -> float:
@@ -95,7 +98,7 @@ class Place:
     kind: NodeType
     slots: float
 
-    def add(self, hours: Counter[str], pieces: Counter[str], amount: float) -> None:
+    def add(self, hours: Hours, pieces: Hours, amount: float) -> None:
         """Count a piece of work, in hours of one of a node's GPUs or CPUs."""
         hours[self.kind.name] += amount / self.slots
         pieces[self.kind.name] += 1 / self.slots
@@ -109,7 +112,7 @@ def estimate(plan: Plan, cluster: Cluster, prices: Prices, rates: Rates) -> Esti
     """
     found = Estimate(cluster, prices, {name: Work() for name in plan.tables}, unmeasured=len(plan.unmeasured))
     gpu, cpu = gpu_place(cluster), cpu_place(cluster)
-    pieces: Counter[str] = Counter()
+    pieces: Hours = defaultdict(float)
     chains: dict[str, float] = {}  # by run path: hours from its first ancestor's start to its end
     for training in plan.missing:
         work = found.tables[plan.first[training.folder.path]]
@@ -180,16 +183,16 @@ def _add_time(plan: Plan, found: Estimate, pieces: Mapping[str, float], ends: Ma
         pieces: node type -> nodes that all of its work would keep busy at once.
         ends: run path -> hours from its first ancestor's start to its last score; no cluster is faster.
     """
-    left = found.cluster.most
-    used = [kind for kind in found.cluster.workers if pieces.get(kind.name)]
-    for number, kind in enumerate(used):
-        room = left - (len(used) - 1 - number)
-        found.nodes[kind.name] = max(1, min(kind.most, math.ceil(pieces[kind.name]), room))
-        left -= found.nodes[kind.name]
+    busy = found.busy
+    limits = {k.name: min(k.most, math.ceil(pieces[k.name])) for k in found.cluster.workers if pieces.get(k.name)}
+    found.nodes = dict.fromkeys(limits, 1)
+    for _ in range(found.cluster.most - len(limits)):  # each further node goes where most work waits for it
+        able = [name for name, limit in limits.items() if found.nodes[name] < limit]
+        if able:
+            found.nodes[max(able, key=lambda name: busy[name] / found.nodes[name])] += 1
     found.longest = max(ends.values(), default=0.0)
     longest = max(ends, key=ends.__getitem__, default="")
     found.name = " ".join(name_of(plan.trainings[longest]).split()) if longest else ""
-    busy = found.busy
     found.wall = max([found.longest, *(busy[name] / count for name, count in found.nodes.items())])
     for kind in found.cluster.workers:
         always = max(0.0, min(kind.least, kind.most) * found.wall - busy[kind.name])
@@ -233,7 +236,7 @@ def grid(found: Estimate) -> RenderableType:
     line(f"head, {amount(found.wall)} h", ("", ""), {}, found.cluster.head.hour * found.wall)
     trainings = sum(work.trainings for work in found.tables.values())
     evaluations = sum(work.evaluations for work in found.tables.values())
-    hours = found.busy + found.idle
+    hours = summed(found.busy, found.idle)
     line("in all", (f"{trainings:,}", f"{evaluations:,}"), hours, found.total, "bold")
     return shown
 
@@ -273,6 +276,15 @@ def times(found: Estimate) -> str:
         return f"{guess}, {worth}; no step time was measured on that GPU: `python -m benchmarks gpu`"
     more = f"; of {found.guessed} others and of evaluations {guess}, {worth}" if found.guessed else f"; else {guess}"
     return f"of {found.measured} trainings as measured on {gpu.gpu}, by themselves{more}"
+
+
+def summed(*parts: Mapping[str, float]) -> Hours:
+    """Return the sum of hours, node type by node type."""
+    found: Hours = defaultdict(float)
+    for part in parts:
+        for name, hours in part.items():
+            found[name] += hours
+    return found
 
 
 def amount(value: float) -> str:

@@ -151,6 +151,13 @@ def test_the_limits_of_the_file_bound_nodes_and_time(storage, files):
     assert found.nodes == {"cpu": 1} and found.longest == 80 + 80 + 2 and found.wall == 3 * 80 + 4 * 2
 
 
+def test_where_nodes_are_few_they_go_where_the_work_is(storage, files):
+    cluster, prices = files(lambda found: found.update(max_workers=3))
+    cluster = replace(cluster, workers=tuple(replace(kind, cpus=1) for kind in cluster.workers))
+    found = estimate(toy(storage, view_cost=lambda config, view: 90 * HOUR), cluster, prices, Rates())
+    assert found.nodes == {"cpu": 2, "gpu": 1} and found.wall == pytest.approx(4 * 90 / 2)
+
+
 def test_nodes_that_are_always_there_cost_while_they_wait(storage, files):
     def steady(found):
         no_gpu(found)
