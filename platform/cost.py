@@ -20,7 +20,7 @@ from retable.platform.board import clock
 from retable.platform.config import parent
 from retable.platform.errors import disk_errors
 from retable.platform.nodes import Cluster, NodeType, Prices
-from retable.platform.plan import Plan, Prediction, Training, name_of
+from retable.platform.plan import Plan, Prediction, Training
 from retable.platform.runs import RunFolder, view_key
 
 Hours = dict[str, float]
@@ -192,7 +192,7 @@ def _add_time(plan: Plan, found: Estimate, pieces: Mapping[str, float], ends: Ma
             found.nodes[max(able, key=lambda name: busy[name] / found.nodes[name])] += 1
     found.longest = max(ends.values(), default=0.0)
     longest = max(ends, key=ends.__getitem__, default="")
-    found.name = " ".join(name_of(plan.trainings[longest]).split()) if longest else ""
+    found.name = "{0.task} run {0.fingerprint:.8}".format(plan.trainings[longest].folder) if longest else ""
     found.wall = max([found.longest, *(busy[name] / count for name, count in found.nodes.items())])
     for kind in found.cluster.workers:
         always = max(0.0, min(kind.least, kind.most) * found.wall - busy[kind.name])
@@ -249,11 +249,7 @@ def remarks(found: Estimate) -> Iterator[tuple[str, str]]:
         for name, count in found.nodes.items()
     ]
     yield "nodes", f"at most {' and '.join(parts) or 'none'}, beside the head ({found.cluster.head.instance})"
-    why = (
-        f"; the longest run, {found.name.removeprefix('runs/')}, takes {clock(3600 * found.longest)}"
-        if found.name
-        else ""
-    )
+    why = f"; the longest run, {found.name}, takes {clock(3600 * found.longest)}" if found.name else ""
     yield "wall-clock", f"{clock(3600 * found.wall)} or more{why}"
     size, unknown = found.storage
     month = f"{found.prices.currency} {amount(size / 1e9 * found.prices.gigabyte_month)} a month"
