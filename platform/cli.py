@@ -137,6 +137,9 @@ def print_cost(work: Any, nodes: Any, prices: Any) -> None:
     measured: dict[str, Any] = json.loads(GPU.read_text()) if GPU.exists() else {"tiny": True}
     rates = Rates() if measured["tiny"] else Rates(measured["machine"]["device"], measured["rates"])
     found = estimate(work, nodes, prices, rates)
+    if not found.nodes:
+        console.print("  nothing is left to do on a cluster")
+        return
     console.print()
     console.print(grid(found))
     notes = Grid(box=None, show_header=False, padding=(0, 2))

@@ -248,16 +248,22 @@ def remarks(found: Estimate) -> Iterator[tuple[str, str]]:
         f"{count} {name} ({kinds[name].instance}{', spot' if kinds[name].spot else ''})"
         for name, count in found.nodes.items()
     ]
-    yield "nodes", f"at most {' and '.join(parts) or 'none'}, beside the head ({found.cluster.head.instance})"
-    why = f"; the longest run, {found.name}, takes {clock(3600 * found.longest)}" if found.name else ""
+    yield "nodes", f"at most {' and '.join(parts)}, beside the head ({found.cluster.head.instance})"
+    why = f"; the longest run, {found.name}, takes {clock(3600 * found.longest)}"
     yield "wall-clock", f"{clock(3600 * found.wall)} or more{why}"
-    size, unknown = found.storage
-    month = f"{found.prices.currency} {amount(size / 1e9 * found.prices.gigabyte_month)} a month"
-    rest = f"; of {', '.join(unknown)} not known" if unknown else ""
-    yield "storage", f"{size / 1e9:,.2f} GB, {month}, by the runs that are finished{rest}" if size else NOT_KNOWN
+    yield "storage", stored(found)
     yield "times", times(found)
     if found.unmeasured:
         yield "not counted", f"{found.unmeasured} measurements: they run on the machine of the command"
+
+
+def stored(found: Estimate) -> str:
+    """Say how much the runs will take on the storage."""
+    size, unknown = found.storage
+    month = f"{found.prices.currency} {amount(size / 1e9 * found.prices.gigabyte_month)} a month"
+    rest = f"; of {', '.join(unknown)} not known" if unknown else ""
+    written = f"{size / 1e9:,.1f} GB" if size >= 1e9 else f"{size / 1e6:,.1f} MB"
+    return f"{written}, {month}, by the runs that are finished{rest}" if size else NOT_KNOWN
 
 
 def times(found: Estimate) -> str:

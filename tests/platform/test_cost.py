@@ -181,7 +181,7 @@ def test_what_is_done_costs_nothing_and_says_how_many_bytes_a_run_has(storage, f
     assert (found.tables["line/a"].trainings, found.tables["line/b"].trainings) == (0, 1)
     each = sum(file.stat().st_size for file in Path(storage.root, training.folder.path).rglob("*") if file.is_file())
     assert found.storage == (3 * each, [])
-    assert dict(remarks(found))["storage"].startswith("0.00 GB, EUR <0.01 a month")
+    assert dict(remarks(found))["storage"].startswith(f"{3 * each / 1e6:.1f} MB, EUR <0.01 a month")
 
 
 def test_every_number_of_a_plan_is_in_one_table_only(storage, files):
