@@ -50,7 +50,8 @@ def measure() -> dict[str, Any]:
     from retable.platform import api
     from retable.platform.cluster import ray_cluster
     from retable.platform.config import override
-    from retable.platform.launch import Resources, train_all
+    from retable.platform.flow import train_all
+    from retable.platform.launch import Resources
     from retable.platform.loop import train
     from retable.platform.plan import compile_configs
     from retable.platform.runs import RunFolder

@@ -33,6 +33,8 @@ def measure() -> dict[str, Any]:
         for task, call in serving.calls(server.client).items():
             rate = serving.throughput(call, SECONDS)
             result |= {f"{task}/alone_per_s": rate, f"{task}/batching": result[f"{task}/batched_per_s"] / rate}
+    with serving.bare() as call:
+        result |= {"serve_alone/per_s": serving.throughput(call, SECONDS), "serve_alone/http_ms": median_ms(call)}
     return result
 
 
@@ -45,16 +47,18 @@ def overhead(call: serving.Call) -> dict[str, float]:
     def inside(place: int) -> None:
         rl.answers([rl.question(policy, body)])
 
-    times = {}
-    for key, each in (("http_ms", call), ("in_process_ms", inside)):
-        for place in range(20):
-            each(place)
-        seconds = []
-        for place in range(300):
-            start = time.perf_counter()
-            each(place)
-            seconds.append(time.perf_counter() - start)
-        times[key] = 1000 * float(np.median(seconds))
-    return {f"rl/{key}": value for key, value in times.items()} | {
-        "rl/added_ms": times["http_ms"] - times["in_process_ms"]
-    }
+    times = {"http_ms": median_ms(call), "in_process_ms": median_ms(inside)}
+    times["added_ms"] = times["http_ms"] - times["in_process_ms"]
+    return {f"rl/{key}": value for key, value in times.items()}
+
+
+def median_ms(call: serving.Call, count: int = 300) -> float:
+    """Return the median milliseconds of an answer, one after another."""
+    for place in range(20):
+        call(place)
+    seconds = []
+    for place in range(count):
+        start = time.perf_counter()
+        call(place)
+        seconds.append(time.perf_counter() - start)
+    return 1000 * float(np.median(seconds))

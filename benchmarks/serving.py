@@ -119,6 +119,26 @@ def alone() -> None:
     application.DEPLOYMENTS = {**application.DEPLOYMENTS, **changed}
 
 
+@contextmanager
+def bare() -> Iterator[Call]:
+    """Serve the least there is while the block runs, and give what asks it: the part of a request that is Serve's."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "benchmarks.serving_bare", str(port)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True)
+    assert process.stdout is not None
+    body = json.dumps({"observations": [[0.1] * 17], "seed": 0}).encode()
+    try:
+        if b"is open" not in process.stdout.readline():
+            raise RuntimeError("the bare server does not start")
+        client = Client(f"http://127.0.0.1:{port}")
+        yield lambda place: client.ask("POST", "/", {}, body)
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(90)
+
+
 Call = Callable[[int], object]
 """Asks once; the number tells requests apart."""
 

@@ -14,7 +14,8 @@ from retable.platform.cluster import check_nodes, interruptible, ray_cluster
 from retable.platform.combine import combine_all
 from retable.platform.config import exact_changes, fingerprint, override, set_line
 from retable.platform.errors import UserError
-from retable.platform.launch import Launch, Resources, load_arrays, train_all
+from retable.platform.flow import train_all
+from retable.platform.launch import Launch, Resources, load_arrays
 from retable.platform.plan import Plan, compile_configs, compile_plan
 from retable.platform.runs import RunFolder
 from retable.platform.space import Space

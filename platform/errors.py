@@ -63,6 +63,27 @@ class UserError(Exception):
         super().__init__(redact(text))
 
 
+class Unreachable(UserError):
+    """A disk or bucket that does not answer now, and may later: what was begun is worth another try."""
+
+
+PASSING = tuple(
+    getattr(errno, name)
+    for name in (
+        "ESTALE ETIMEDOUT EAGAIN EBUSY ENETDOWN ENETUNREACH "
+        "EHOSTDOWN EHOSTUNREACH ECONNREFUSED ECONNRESET ECONNABORTED EPIPE"
+    ).split()
+)
+"""What a network folder says while its server is away."""
+PASSING_WORDS = re.compile(
+    r"NETWORK_CONNECTION|SLOW_DOWN|THROTTL|INTERNAL_(FAILURE|ERROR)|SERVICE_UNAVAILABLE|REQUEST_TIMEOUT"
+    r"|HTTP status (5\d\d|408|429)|curlCode|time[ds]?[ -]?out|connection|temporar|unavailable"
+    r"|could not (connect|resolve)",
+    re.IGNORECASE,
+)
+"""What a bucket's own words hold while it is away; a wrong key or name says something else."""
+
+
 def nearest(word: str, names: Iterable[str]) -> str:
     """Say which valid name was probably meant: `; did you mean 'lr'?`, or list the valid ones."""
     names = sorted(names)
@@ -92,7 +113,8 @@ def disk_errors(what: str) -> Iterator[None]:
     """Turn the failures of a disk or bucket at `what` into one clear line.
 
     Raises:
-        UserError: where the disk is full, the path cannot be written, a component is no directory, or a bucket refuses.
+        UserError: where the disk is full, the path cannot be written, a component is no directory, or a bucket refuses;
+            an `Unreachable` where it may be another matter in a moment.
     """
     remedies = {
         errno.ENOSPC: "the disk is full; free some space and run the same command again",
@@ -108,8 +130,11 @@ def disk_errors(what: str) -> Iterator[None]:
     except OSError as error:
         if error.errno in remedies:
             raise UserError(f"{what}: {remedies[error.errno]}") from error
+        said = (str(error) or type(error).__name__).splitlines()[0]
+        if error.errno in PASSING or (error.errno is None and PASSING_WORDS.search(said)):
+            raise Unreachable(f"{what}: {said}") from error
         if error.errno is None and not isinstance(error, FileNotFoundError):  # a bucket's own words
-            raise UserError(f"{what}: {str(error).splitlines()[0]}") from error
+            raise UserError(f"{what}: {said}") from error
         raise
     except NotImplementedError as error:
         raise UserError(f"{what}: such a storage is for reading only; choose another --storage") from error

@@ -11,29 +11,25 @@ import dataclasses
 import math
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from retable.platform.board import Board, console
+from retable.platform import attempt as attempts
+from retable.platform.attempt import Attempt
 from retable.platform.cluster import TRIAL_MEMORY, check_room, cpu_share, possible_resources, trial_memory
 from retable.platform.config import Config, override
-from retable.platform.errors import UserError, disk_errors, nearest, one_line
-from retable.platform.plan import Plan, Training, name_of, stacks, status
+from retable.platform.errors import Unreachable, UserError, disk_errors, nearest, one_line
+from retable.platform.plan import status
 from retable.platform.runs import RunFolder
 from retable.platform.storage import Storage
 from retable.platform.task import Data, Source, Task, find
+from retable.platform.watch import FAILURE, TAKEN, Watch
 
 if TYPE_CHECKING:
     from ray import ObjectRef
 
     from retable.platform.worker import Worker
-
-STACK = 128
-"""Most members of a stack, where nobody says how many."""
-FAILURE = "trial_failure"
-"""Under this name a trial reports what went wrong, in a line; `error` may be a metric."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +60,13 @@ class Job:
     """Scored after each epoch, for a sweep."""
     metric: str = ""
     """What a sweep must find in each report."""
+    dead: tuple[int, ...] = ()
+    """For each member the number of the last attempt that is known to be dead, where any is."""
+
+    def of(self, members: Sequence[int], dead: Sequence[int]) -> Job:
+        """Return the job of some members alone."""
+        configs, keep = [self.configs[member] for member in members], [self.keep[member] for member in members]
+        return dataclasses.replace(self, configs=tuple(configs), keep=tuple(keep), dead=tuple(dead))
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,8 @@ class Launch:
     jobs: Sequence[Job] = ()
     scratch: str = ".ray"
     """Folder of the storage where Ray keeps its own state while it runs."""
+    id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
+    """Tells one command's trials from another's."""
 
 
 def load_arrays(tasks: Mapping[str, Task], storage: Storage, stream: bool = False) -> dict[str, list[ObjectRef[Any]]]:
@@ -119,11 +124,76 @@ def load_arrays(tasks: Mapping[str, Task], storage: Storage, stream: bool = Fals
     return arrays
 
 
-def train_job(job: Job, launch: Launch, worker: Worker) -> None:
-    """Run the loop for a job in this process, as a worker.
+@dataclass(frozen=True)
+class Members:
+    """What one trial trains now: the members of its job that are not finished, and are ours."""
+
+    job: Job
+    """With these members alone."""
+    folders: tuple[RunFolder, ...]
+    attempts: tuple[Attempt, ...]
+
+    def confirm(self) -> None:
+        """Make sure that all of them are still ours.
+
+        Raises:
+            Taken: where one is not.
+        """
+        for attempt in self.attempts:
+            attempt.confirm()
+
+    def note(self, text: str) -> None:
+        """Keep a line about what happened, with each."""
+        for attempt in self.attempts:
+            attempt.note(text)
+
+
+def claim_members(job: Job, launch: Launch, work: str) -> tuple[Members, list[RunFolder]]:
+    """Make what a job is to train ours; return that, and the runs that others have.
 
     Members that are finished are left out: where a process died while it wrote the results, the others go on.
     """
+    task = find(job.task)
+    digest = Source.of(launch.storage, task.dataset.where(job.configs[0])).info["digest"]
+    dead = job.dead or (0,) * len(job.configs)
+    every = [
+        (c, keep, RunFolder.of(launch.storage, task, c), d)
+        for c, keep, d in zip(job.configs, job.keep, dead, strict=True)
+    ]
+    todo = [each for each in every if status(each[2], each[1], digest) != "done"]
+    steps = [set(folder.checkpoints()) for _, _, folder, _ in todo]
+    step = max(set.intersection(*steps), default=0) if steps else 0
+    ours, taken = [], []
+    for config, keep, folder, number in todo:
+        try:
+            attempt = attempts.claim(folder, work, step, number)
+        except attempts.Taken:
+            taken.append(folder)
+            continue
+        found = status(folder, keep, digest)
+        if found in ("data changed", "weights not kept"):
+            forget(folder, found == "data changed")
+        if found != "done":  # another one may just have ended
+            ours.append((config, keep, folder, attempt))
+    configs, keeps, places, mine = zip(*ours, strict=True) if ours else ((), (), (), ())
+    return Members(dataclasses.replace(job, configs=configs, keep=keeps, dead=()), places, mine), taken
+
+
+def forget(folder: RunFolder, data_changed: bool) -> None:
+    """Make a run that no longer counts start anew, with new provenance.
+
+    With other data its views go first: these may well give the very same weights. `result.json` goes last, so that an
+    interruption finds the run as it was.
+    """
+    if data_changed:
+        folder.folder.remove("views")
+    folder.remove_checkpoints()
+    for name in ("provenance.json", "result.json"):
+        folder.folder.remove(name)
+
+
+def train_job(members: Members, launch: Launch, worker: Worker) -> None:
+    """Run the loop for the members of a job in this process, as a worker."""
     import torch
 
     from retable.platform.loop import train
@@ -131,19 +201,14 @@ def train_job(job: Job, launch: Launch, worker: Worker) -> None:
     from retable.platform.stages import score_weights
 
     torch.set_num_threads(launch.resources.cpus if launch.resources.workers == 1 else 1)
-    task = find(job.task)
-    source = Source.of(launch.storage, task.dataset.where(job.configs[0]))
-    digest = source.info["digest"]
-    every = [(c, keep, RunFolder.of(launch.storage, task, c)) for c, keep in zip(job.configs, job.keep, strict=True)]
-    todo = [(config, keep, folder) for config, keep, folder in every if status(folder, keep, digest) != "done"]
-    if not todo:
-        return  # the process died after its last step: Ray's retry has nothing left to do
-    configs, keeps, folders = zip(*todo, strict=True)
+    job, folders = members.job, members.folders
+    configs, task = job.configs, find(job.task)
+    source = Source.of(launch.storage, task.dataset.where(configs[0]))
     if worker.rank == 0:
         facts = {**launch.provenance, **here(), "data": source.info, "stack": len(configs)}
         for folder, config in zip(folders, configs, strict=True):
             folder.begin(config, task.version, {**facts, "seed": config.seed})
-        worker = dataclasses.replace(worker, save=folders[0].folder.write)
+        worker = dataclasses.replace(worker, save=folders[0].folder.write, confirm=members.confirm, note=members.note)
     data = open_data(task, configs, source, launch)
 
     def score(weights: Mapping[str, torch.Tensor], epoch: int) -> Mapping[str, float]:
@@ -160,9 +225,9 @@ def train_job(job: Job, launch: Launch, worker: Worker) -> None:
         configs,
         data,
         folders,
-        digest,
+        source.info["digest"],
         dataclasses.replace(worker, report=report) if job.metric else worker,
-        keeps,
+        job.keep,
         launch.resources.checkpoint_every,
         score if job.view is not None else None,
     )
@@ -184,22 +249,54 @@ def require(metric: str, metrics: Mapping[str, Any]) -> None:
 
 
 def trial(spec: Mapping[str, Any], launch: Launch) -> None:
-    """Train the job that `spec` names, by number."""
+    """Train the job that `spec` names by number, or those of its members that it names."""
+    from ray import tune
+
     with reported():
-        run_job(launch.jobs[spec["job"]], launch)
+        try:
+            run_job(
+                launch.jobs[spec["job"]].of(spec["members"], spec["dead"]), launch, f"{launch.id} {spec['members']}"
+            )
+        except attempts.Taken as taken:
+            tune.report({TAKEN: [folder.path for folder in taken.folders]})
 
 
 @contextmanager
 def reported(**more: float) -> Iterator[None]:
-    """Report what goes wrong, with more metrics, and do not raise it: Ray's retries are for machines that die."""
+    """Report what goes wrong, with more metrics, and do not raise it.
+
+    What may be another matter in a moment is raised: Ray then begins the trial again, perhaps elsewhere.
+    """
     from ray import tune
 
     try:
         yield
     except Exception as error:
+        if passing(error):
+            raise
         tune.report({FAILURE: one_line(error), **more})
     finally:
         trim_memory()
+
+
+def passing(error: BaseException) -> bool:
+    """Say whether an error is the machines', not the training's: a storage, a GPU, a network, a worker that is gone."""
+    import ray.exceptions
+    import torch
+    from ray.train.v2._internal.exceptions import RayTrainError
+    from torch.distributed import DistError
+
+    found = causes(error)
+    if any(isinstance(cause, UserError) and not isinstance(cause, Unreachable) for cause in found):
+        return False
+    machines = (Unreachable, ConnectionError, TimeoutError, ray.exceptions.RayError, RayTrainError)
+    return any(isinstance(cause, (*machines, torch.AcceleratorError, DistError)) for cause in found)
+
+
+def causes(error: BaseException) -> list[BaseException]:
+    """Return what went wrong: in each worker of a Train group, or here."""
+    failures = getattr(error, "worker_failures", None) or {0: error}
+    return [getattr(failure, "_base_exc", failure) for failure in failures.values()]
 
 
 def trim_memory() -> None:
@@ -213,21 +310,49 @@ def trim_memory() -> None:
         trim(0)
 
 
-def run_job(job: Job, launch: Launch) -> None:
-    """Train a job: in the trial's own process, or as a Ray Train group."""
+def run_job(job: Job, launch: Launch, work: str) -> None:
+    """Train what of a job is to be trained and is nobody else's: in this process, or as a Ray Train group.
+
+    Args:
+        job: what.
+        launch: what all trials share.
+        work: names the trial: where Ray begins it again, its former attempt is over.
+
+    Raises:
+        Taken: at the end, where others have runs of it.
+    """
     from ray import tune
 
     from retable.platform.worker import Worker
 
-    if launch.resources.workers > 1:
-        train_group(job, launch)
-    else:
-        device = "cuda" if launch.resources.gpus else "cpu"
-        train_job(job, launch, Worker(device=device, report=tune.report))
+    members, taken = claim_members(job, launch, work)
+    if members.folders:
+        with attempts.held(members.attempts), failures_kept(members.folders):
+            if launch.resources.workers > 1:
+                train_group(members, launch)
+            else:
+                device = "cuda" if launch.resources.gpus else "cpu"
+                train_job(members, launch, Worker(device=device, report=tune.report))
+    if taken:
+        raise attempts.Taken(taken)
 
 
-def train_group(job: Job, launch: Launch) -> None:
-    """Train a job in a Ray Train group. A worker that dies costs what was done since the last checkpoint.
+@contextmanager
+def failures_kept(folders: Sequence[RunFolder]) -> Iterator[None]:
+    """Keep with each run why it failed, where the block does."""
+    try:
+        yield
+    except attempts.Taken:
+        raise
+    except Exception as error:
+        for folder in folders:
+            with suppress(UserError):
+                folder.fail(one_line(error))
+        raise
+
+
+def train_group(members: Members, launch: Launch) -> None:
+    """Train a job in a Ray Train group. A worker that dies ends it, and Tune begins the trial again.
 
     The data are opened here first: over a mistake of the user, Train would start its workers again and again.
     """
@@ -237,12 +362,13 @@ def train_group(job: Job, launch: Launch) -> None:
 
     from retable.platform.loop import check_batch
 
-    gpus, workers, task = launch.resources.gpus, launch.resources.workers, find(job.task)
+    gpus, workers, job = launch.resources.gpus, launch.resources.workers, members.job
+    task = find(job.task)
     source = Source.of(launch.storage, task.dataset.where(job.configs[0]))
     check_batch(task, open_data(task, job.configs, source, launch), workers)
     trainer = TorchTrainer(
         train_worker,
-        train_loop_config={"job": job, "launch": launch},
+        train_loop_config={"members": members, "launch": launch},
         scaling_config=ray.train.ScalingConfig(
             num_workers=workers,
             use_gpu=gpus > 0,
@@ -251,11 +377,17 @@ def train_group(job: Job, launch: Launch) -> None:
         run_config=ray.train.RunConfig(
             name=f"train-{uuid.uuid4().hex[:12]}",  # one used before would make Train resume its own snapshot
             **ray_storage(launch),
-            failure_config=ray.train.FailureConfig(max_failures=3),
+            failure_config=ray.train.FailureConfig(max_failures=0),
             callbacks=[TuneReportCallback()],  # type: ignore[list-item, no-untyped-call]
         ),
     )
-    trainer.fit()
+    try:
+        trainer.fit()
+    except Exception as error:
+        for cause in causes(error):
+            if isinstance(cause, attempts.Taken):
+                raise cause from error
+        raise
 
 
 def ray_storage(launch: Launch) -> dict[str, Any]:
@@ -276,74 +408,7 @@ def train_worker(settings: Mapping[str, Any]) -> None:
     place = ray.train.get_context()
     device = "cuda" if settings["launch"].resources.gpus else "cpu"
     worker = Worker(place.get_world_rank(), place.get_world_size(), device, ray.train.report)
-    train_job(settings["job"], settings["launch"], worker)
-
-
-def nothing(*_: Any) -> None:
-    """Do nothing."""
-
-
-@dataclass
-class Watch:
-    """Hears of each trial what the board shows and what the driver does next."""
-
-    board: Board
-    names: Callable[[Mapping[str, Any]], Sequence[str]]
-    """A trial's spec -> what people call the runs that it trains."""
-    epochs: int
-    weights: Callable[[Mapping[str, Any]], Sequence[float]] = lambda spec: (1.0,)
-    started: Callable[[Mapping[str, Any]], None] = nothing
-    ended: Callable[[Mapping[str, Any], Mapping[str, Any]], None] = nothing
-    """Called with a trial's spec and its last report."""
-    apart: list[Mapping[str, Any]] = dataclasses.field(default_factory=list)
-    """Specs of stacks that failed: whose fault it was shows when their members train one by one."""
-
-    def callback(self) -> Any:
-        """Return the Tune callback that calls us."""
-        from ray.tune import Callback
-
-        watch = self
-
-        class Forward(Callback):
-            def __reduce__(self) -> Any:
-                """Pickle nothing of ours: Ray writes callbacks beside its state, and a terminal cannot be pickled."""
-                return Callback, ()
-
-            def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-                for name in watch.names(trial.config):
-                    watch.board.start(name)
-                watch.started(trial.config)
-
-            def on_trial_result(self, iteration: int, trials: list[Any], trial: Any, result: Any, **info: Any) -> None:
-                if "epoch" in result:
-                    epoch = result["epoch"]
-                    for name in watch.names(trial.config):
-                        watch.board.update(name, f"epoch {epoch} of {watch.epochs}", epoch, watch.epochs)
-
-            def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-                last = trial.last_result or {}
-                if FAILURE in last:
-                    watch.fail(trial.config, last[FAILURE])
-                else:
-                    for name, weight in zip(watch.names(trial.config), watch.weights(trial.config), strict=True):
-                        watch.board.done(name, weight)
-                watch.ended(trial.config, last)
-
-            def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-                watch.fail(trial.config, "its process died more often than it was started again")
-
-        return Forward()
-
-    def fail(self, spec: Mapping[str, Any], why: str) -> None:
-        """Note that a trial failed; a stack's members get another chance, apart."""
-        names = self.names(spec)
-        if len(names) == 1:
-            self.board.fail(names[0], why)
-            return
-        for name in names:
-            self.board.stop(name)
-        console.print(f"a stack of {len(names)} failed, its members train one by one: {why}", markup=False)
-        self.apart.append(spec)
+    train_job(settings["members"], settings["launch"], worker)
 
 
 def fit(
@@ -378,7 +443,7 @@ def fit(
                     **ray_storage(launch),
                     verbose=0,
                     callbacks=[watch.callback()],
-                    failure_config=tune.FailureConfig(max_failures=3),
+                    failure_config=tune.FailureConfig(max_failures=attempts.DEATHS),
                     checkpoint_config=tune.CheckpointConfig(num_to_keep=1),
                 ),
             )
@@ -394,78 +459,3 @@ def concurrent(launch: Launch) -> int:
     by_gpu = there.get("GPU", 0) / (workers * gpus) if gpus else by_cpu
     by_memory = there.get("memory", math.inf) / (workers * TRIAL_MEMORY)
     return max(1, int(min(by_cpu, by_gpu, by_memory)))
-
-
-def train_all(plan: Plan, launch: Launch, finished: Callable[[RunFolder], None] = nothing) -> dict[str, str]:
-    """Train what a plan lacks, parents before children; return the failures, run -> line.
-
-    `finished` is called with each run that is done, while others still train.
-    """
-    failures: dict[str, str] = {}
-    waves = sorted({training.wave for training in plan.missing})
-    for wave in waves:
-        groups = [group for group in plan.groups.values() if group[0].wave == wave]
-        todo = [training for group in groups for training in group]
-        for training in todo:
-            if training.status in ("data changed", "weights not kept"):
-                forget(training.folder, training.status == "data changed")
-        title = "training" if len(waves) == 1 else f"training, wave {wave + 1} of {len(waves)}"
-        with Board(title, len(todo), sum(t.task.cost(t.config) for t in todo)).show() as board:
-            queue = stacks(groups, stack_size(launch.resources, len(todo)))
-            while queue:
-                queue = [[member] for stack in fit_stacks(queue, launch, board, finished) for member in stack]
-            failures |= board.failures
-    return failures
-
-
-def fit_stacks(
-    queue: Sequence[Sequence[Training]], launch: Launch, board: Board, finished: Callable[[RunFolder], None]
-) -> list[Sequence[Training]]:
-    """Train stacks side by side; return those of several members that failed."""
-    from ray import tune
-
-    jobs = [Job(s[0].task.name, tuple(t.config for t in s), tuple(t.keep for t in s)) for s in queue]
-    names = [[name_of(training) for training in stack] for stack in queue]
-    weights = [[training.task.cost(training.config) for training in stack] for stack in queue]
-    watch = Watch(board, partial(pick, names), queue[0][0].config.epochs, partial(pick, weights))
-    watch.ended = partial(tell, [[training.folder for training in stack] for stack in queue], finished)
-    fit({"job": tune.grid_search(list(range(len(jobs))))}, dataclasses.replace(launch, jobs=jobs), watch)
-    return [pick(queue, spec) for spec in watch.apart]
-
-
-def stack_size(resources: Resources, trainings: int) -> int:
-    """Return how many of so many trainings may train as one stack; on CPUs stacking gains nothing."""
-    if resources.stack or not resources.gpus:
-        return resources.stack or 1
-    at_once = int(possible_resources().get("GPU", 0) / (resources.workers * resources.gpus))
-    return min(STACK, -(-trainings // max(1, at_once)))
-
-
-def pick(items: Sequence[Any], spec: Mapping[str, Any]) -> Any:
-    """Return the item of the job that a trial's spec names."""
-    return items[spec["job"]]
-
-
-def tell(
-    folders: Sequence[Sequence[RunFolder]],
-    finished: Callable[[RunFolder], None],
-    spec: Mapping[str, Any],
-    last: Mapping[str, Any],
-) -> None:
-    """Say that a trial's runs are done, unless it failed."""
-    if FAILURE not in last:
-        for folder in pick(folders, spec):
-            finished(folder)
-
-
-def forget(folder: RunFolder, data_changed: bool) -> None:
-    """Make a run that no longer counts start anew, with new provenance.
-
-    With other data its views go first: these may well give the very same weights. `result.json` goes last, so that an
-    interruption finds the run as it was.
-    """
-    if data_changed:
-        folder.folder.remove("views")
-    folder.remove_checkpoints()
-    for name in ("provenance.json", "result.json"):
-        folder.folder.remove(name)

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from retable.platform.config import Config, Parent, Scratch, Weights, init_of, parent
-from retable.platform.errors import UserError
+from retable.platform.errors import Unreachable, UserError
 from retable.platform.runs import RunFolder, weights_path
 from retable.platform.task import Startable
+from retable.platform.usage import PEAKS, Meter, joined
 from retable.platform.weights import stored
 from retable.platform.worker import Worker, seed_everything
 
@@ -42,6 +43,8 @@ class Progress:
     sums: dict[str, Tensor] = field(default_factory=dict)
     """Metric -> sum over this epoch's steps, float64, shape (members,)."""
     seconds: float = 0.0
+    used: dict[str, float] = field(default_factory=dict)
+    """What all attempts took until here (`usage.Meter.read`)."""
 
     def add(self, metrics: Mapping[str, Tensor]) -> None:
         """Count one step and add its metrics."""
@@ -120,8 +123,8 @@ def train(
     learner = task.learner(configs, data, worker)
     start_from_parents(learner, task, configs, folders)
     epochs, rule = configs[0].epochs, task.early_stop(configs[0])
-    progress, histories = restore(learner, folders, keep, digest)
-    clock = CheckpointClock(checkpoint_every)
+    progress, histories = restore(learner, folders, keep, digest, worker)
+    clock, meter, used = CheckpointClock(checkpoint_every), Meter(worker.device, worker.world), progress.used
     while progress.epoch < epochs:
         start = time.perf_counter() - progress.seconds
         for batch in data.batches(progress.epoch, progress.step, worker.rank, worker.world):
@@ -134,6 +137,8 @@ def train(
                 }  # rank 0 saves for all
                 with clock:
                     if worker.rank == 0:
+                        progress.used = joined(used, meter.read())
+                        worker.confirm()
                         save_checkpoints(learner.state_dict(), progress, folders, digest)
         progress.seconds = time.perf_counter() - start
         rows = summarise(progress, worker, task.validate(learner, data))
@@ -141,6 +146,8 @@ def train(
             history.append(row)  # on every rank: all must agree on when to stop
         ended = progress.epoch == epochs or all(over(rule, history) for history in histories)
         if worker.rank == 0:
+            worker.confirm()
+            progress.used = joined(used, meter.read())
             states = learner.state_dict()
             for folder, state, history, kept in zip(folders, states, histories, keep, strict=True):
                 keep_weights(folder, state["weights"], history, kept, epochs, rule)
@@ -152,7 +159,7 @@ def train(
                 ends = [
                     row.get("diverged") or broken(state["weights"]) for row, state in zip(rows, states, strict=True)
                 ]
-                finish(folders, histories, keep, digest, epochs, ends)
+                finish(folders, histories, keep, digest, epochs, ends, progress.used)
             else:
                 with clock:
                     save_checkpoints(states, progress, folders, digest)
@@ -222,9 +229,9 @@ def best_weights(folder: RunFolder, history: Sequence[Mapping[str, Any]]) -> Map
 
 
 def remove_beaten(folders: Sequence[RunFolder], histories: Sequence[Sequence[Mapping[str, Any]]]) -> None:
-    """Remove the weights of epochs that are no longer the best, once a checkpoint knows of the better one."""
+    """Remove the weights of epochs that are no longer the best, once both checkpoints know of a better one."""
     for folder, history in zip(folders, histories, strict=True):
-        beaten = [row for row in history if "best" in row][:-1]
+        beaten = [row for row in history if "best" in row][:-2]
         if beaten and "best" in history[-1] and "weights" not in beaten[-1]:
             folder.folder.remove(weights_path(beaten[-1]["epoch"]))
 
@@ -252,17 +259,19 @@ def broken(weights: Mapping[str, Tensor]) -> str:
 
 
 def restore(
-    learner: Learner, folders: Sequence[RunFolder], keep: Sequence[Sequence[int]], digest: str
+    learner: Learner, folders: Sequence[RunFolder], keep: Sequence[Sequence[int]], digest: str, worker: Worker
 ) -> tuple[Progress, list[list[Any]]]:
     """Load the newest checkpoint that every member has; return where the training stands, and its log so far.
 
-    A checkpoint of other data, or behind an epoch that the log lacks or whose weights are wanted but were not kept, is
-    of no use: the training starts anew.
+    Where it is damaged, the one before is used, and a note says so. A checkpoint of other data, or behind an epoch that
+    the log lacks or whose weights are wanted but were not kept, is of no use: the training starts anew.
+
+    Raises:
+        UserError: where all checkpoints are damaged.
     """
-    common = set.intersection(*(set(folder.checkpoints()) for folder in folders))
-    if not common:
+    states = newest_states(folders, worker)
+    if not states:
         return Progress(), [[] for _ in folders]
-    states = [folder.load_checkpoint(max(common)) for folder in folders]
     progress = Progress(**states[0].pop("progress"))
     digests = {state.pop("data", None) for state in states}
     sums = [state.pop("sums") for state in states]
@@ -277,17 +286,42 @@ def restore(
     return progress, histories
 
 
+def newest_states(folders: Sequence[RunFolder], worker: Worker) -> list[dict[str, Any]]:
+    """Return each member's state of the newest common checkpoint that is whole; none where there is no checkpoint.
+
+    Raises:
+        UserError: where all are damaged.
+    """
+    steps = sorted(set.intersection(*(set(folder.checkpoints()) for folder in folders)))
+    damage = None
+    while steps:
+        try:
+            states = [folder.load_checkpoint(steps[-1]) for folder in folders]
+        except Unreachable:
+            raise
+        except UserError as error:
+            damage = damage or error
+            steps.pop()
+            continue
+        if damage and worker.rank == 0:
+            worker.note(f"{damage}; went on from the checkpoint of step {steps[-1]}")
+        return states
+    if damage:
+        raise damage
+    return []
+
+
 def save_checkpoints(
     states: Sequence[Mapping[str, Any]], progress: Progress, folders: Sequence[RunFolder], digest: str
 ) -> None:
-    """Write every member's checkpoint, and only then remove the older ones: a common one is always there."""
+    """Write every member's checkpoint, and only then remove all but the one before: a common one is always there."""
     counters = {"epoch": progress.epoch, "step": progress.step, "total": progress.total, "count": progress.count}
     for member, (state, folder) in enumerate(zip(states, folders, strict=True)):
         sums = {name: total[member].cpu() for name, total in progress.sums.items()}
-        whole = {**state, "progress": {**counters, "seconds": progress.seconds}, "sums": sums, "data": digest}
-        folder.save_checkpoint(progress.total, whole)
+        place = {**counters, "seconds": progress.seconds, "used": progress.used}
+        folder.save_checkpoint(progress.total, {**state, "progress": place, "sums": sums, "data": digest})
     for folder in folders:
-        folder.remove_checkpoints(but=progress.total)
+        folder.remove_checkpoints(keep=progress.total)
 
 
 def finish(
@@ -297,12 +331,15 @@ def finish(
     digest: str,
     epochs: int,
     ends: Sequence[str],
+    used: Mapping[str, float],
 ) -> None:
     """Write each member's `result.json`; the rolling checkpoint is then of no more use.
 
     With early stopping, the last epoch is the best one, with its metrics, and so are those that the run did not reach.
-    `ends` says of each member why its numbers mean nothing, empty where they do: it has then diverged.
+    `ends` says of each member why its numbers mean nothing, empty where they do: it has then diverged. `used` is what
+    all members took together; each is said to have taken its share of the seconds.
     """
+    share = {name: value if name in PEAKS else value / len(folders) for name, value in used.items()}
     for folder, history, kept, diverged in zip(folders, histories, keep, ends, strict=True):
         unsaid = ("weights", "best", "time", "diverged")
         last = {name: value for name, value in history[-1].items() if name not in unsaid}
@@ -318,7 +355,7 @@ def finish(
             last = {name: best.get(name, value) for name, value in last.items()}
         result = {"task": folder.task, "fingerprint": folder.fingerprint, "data": digest, "metrics": last}
         result |= {"diverged": diverged} if diverged else {}
-        folder.folder.write_json("result.json", {**result, "weights": weights, "seconds": seconds})
+        folder.folder.write_json("result.json", {**result, "weights": weights, "seconds": seconds, "used": share})
         folder.remove_checkpoints()
         for row in history:
             if "best" in row and str(row["epoch"]) not in weights:

@@ -5,7 +5,9 @@
     metrics.jsonl      one line an epoch
     tensorboard/       the same for TensorBoard
     samples/           PNG pictures by step of how far it was, where the task makes any
-    checkpoint-<step>/ the rolling checkpoint: model.safetensors, state.pt, manifest.json (written last)
+    checkpoint-<step>/ the newest two: model.safetensors, state.pt, manifest.json (written last)
+    attempts/<n>/      who trains or trained it (`attempt.py`); the highest number is whose run it is
+    failure.json       why it last failed, until it is begun again
     weights/epoch-<n>.safetensors    the weights that views ask for
     views/<key>/       scores.json of one view; <weights>/<shard>/summary.npz, and predictions.npz where they are joined
     result.json        written last: the run is finished
@@ -76,6 +78,11 @@ class RunFolder:
             self.folder.write_json("config.json", {"task": self.task, "version": version, "config": flatten(config)})
         if not self.folder.exists("provenance.json"):
             self.folder.write_json("provenance.json", provenance)
+        self.folder.remove("failure.json")
+
+    def fail(self, why: str) -> None:
+        """Keep why the run failed, for whoever asks later."""
+        self.folder.write_json("failure.json", {"why": why, "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())})
 
     def result(self) -> dict[str, Any] | None:
         """Return `result.json`, or None while the run is not finished.
@@ -182,10 +189,16 @@ class RunFolder:
             raise UserError(f"{self.folder}/{folder}/state.pt holds code, which is never run; remove it") from error
         return {"weights": load(files["model.safetensors"]), **rest}
 
-    def remove_checkpoints(self, but: int | None = None) -> None:
-        """Remove the rolling checkpoints, all or all but one; the manifest goes first, so that none is left half."""
-        for name in self.folder.list():
-            if name.startswith("checkpoint-") and (but is None or name != f"checkpoint-{but:08d}"):
+    def remove_checkpoints(self, keep: int | None = None) -> None:
+        """Remove the rolling checkpoints, or all but that of a step and the newest before it, should it be damaged.
+
+        The manifest goes first, so that none is left half.
+        """
+        names = [name for name in self.folder.list() if re.fullmatch(r"checkpoint-\d+", name)]
+        last = "" if keep is None else f"checkpoint-{keep:08d}"
+        kept = {last, max((name for name in names if name < last), default="")}
+        for name in names:
+            if name not in kept:
                 self.folder.remove(f"{name}/manifest.json")
                 self.folder.remove(name)
 

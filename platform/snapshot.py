@@ -68,11 +68,11 @@ class Snapshot:
     def _covers(self, path: str) -> bool:
         top = path.split("/", 1)[0]
         if top in LISTED and top not in self.listed:
-            self.listed.add(top)
             selector = fs.FileSelector(f"{self.root}/{top}", allow_not_found=True, recursive=True)
             for info in self.filesystem.get_file_info(selector):
                 if info.type == fs.FileType.File and not info.base_name.startswith(".writing-"):
                     self._add(info.path[len(self.root) + 1 :], _stamp(info))
+            self.listed.add(top)  # not before: a listing that fails is asked for again
         return top in LISTED
 
     def _add(self, path: str, stamp: Stamp) -> None:

@@ -2,26 +2,64 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+import random
 import shutil
 import tempfile
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from pyarrow import ArrowInvalid, fs
 
 from retable.platform import snapshot
-from retable.platform.errors import UserError, disk_errors, redact
+from retable.platform.errors import Unreachable, UserError, disk_errors, redact
 
 T = TypeVar("T")
+P = ParamSpec("P")
+
+PATIENCE = "RETABLE_PATIENCE"
+"""Name of the variable that says for how many seconds a storage that does not answer is tried again; else 300."""
 
 OBJECT_STORES = ("s3", "gcs", "abfs")
 """pyarrow's own: an object appears whole when its stream is closed, and there are no folders to make."""
+
+
+def patient(method: Callable[Concatenate[Storage, P], T]) -> Callable[Concatenate[Storage, P], T]:
+    """Let a method be tried again, with growing pauses, while the disk or bucket does not answer; at last it raises."""
+
+    @functools.wraps(method)
+    def trying(self: Storage, *arguments: P.args, **named: P.kwargs) -> T:
+        end, pause = time.monotonic() + patience(), 0.5
+        while True:
+            try:
+                return method(self, *arguments, **named)
+            except Unreachable:
+                if time.monotonic() + pause > end:
+                    raise
+                time.sleep(pause * random.uniform(0.5, 1))  # so that workers do not all come back at once
+                pause = min(30.0, 2 * pause)
+
+    return cast("Callable[Concatenate[Storage, P], T]", trying)
+
+
+def patience() -> float:
+    """Return for how many seconds a storage that does not answer is tried again.
+
+    Raises:
+        UserError: where the variable is no number.
+    """
+    text = os.environ.get(PATIENCE, "300")
+    try:
+        return float(text)
+    except ValueError as error:
+        raise UserError(f"{PATIENCE}={text!r} is no number of seconds; unset it, or write 300") from error
 
 
 @dataclass(frozen=True)
@@ -54,7 +92,18 @@ class Storage:
             filesystem, root = _fsspec(where)
         except OSError as error:
             raise UserError(f"--storage {where}: {str(error).splitlines()[0]}") from error
-        return Storage(filesystem, root.rstrip("/"))
+        return Storage(filesystem, root.rstrip("/"))._reached(where)
+
+    def _reached(self, where: str) -> Storage:
+        """Ask for the folder once, without patience: a wrong address is told at once."""
+        try:
+            with disk_errors(where):
+                self.filesystem.get_file_info(self.root)
+        except Unreachable as error:
+            raise UserError(f"--storage {error}") from error
+        except (OSError, UserError):  # reading or writing will say so
+            pass
+        return self
 
     @property
     def is_local(self) -> bool:
@@ -72,6 +121,7 @@ class Storage:
         protocol = self.filesystem.type_name.removeprefix("py::fsspec+")
         return redact(self.root if "://" in self.root else f"{protocol}://{self.root}")
 
+    @patient
     def exists(self, path: str = "") -> bool:
         """Say whether a file or folder is there."""
         with disk_errors(self._name(path)):
@@ -79,6 +129,7 @@ class Storage:
                 return known[0].stamp(known[1]) is not None
             return bool(self.filesystem.get_file_info(self._path(path)).type != fs.FileType.NotFound)
 
+    @patient
     def list(self, path: str = "") -> list[str]:
         """Return the sorted names in a folder; an absent folder is empty. Half-written files are hidden."""
         selector = fs.FileSelector(self._path(path), allow_not_found=True)
@@ -88,6 +139,7 @@ class Storage:
             names = [info.base_name for info in self.filesystem.get_file_info(selector)]
         return sorted(name for name in names if not name.startswith(".writing-"))
 
+    @patient
     def folders(self, path: str = "") -> Sequence[str]:
         """Return the sorted names of the folders in a folder: no files, and nothing hidden."""
         selector = fs.FileSelector(self._path(path), allow_not_found=True)
@@ -99,13 +151,15 @@ class Storage:
         names = [info.base_name for info in found if info.type == fs.FileType.Directory]
         return sorted(name for name in names if not name.startswith("."))
 
+    @patient
     def read(self, path: str) -> bytes:
         """Return a file's bytes. Raises FileNotFoundError where there is none."""
-        if known := snapshot.current(self.filesystem, self._path(path)):
-            if known[0].stamp(known[1]) is None:
-                raise FileNotFoundError(self._name(path))
-        with disk_errors(self._name(path)), self.filesystem.open_input_stream(self._path(path)) as stream:
-            data: bytes = stream.read()
+        with disk_errors(self._name(path)):
+            if known := snapshot.current(self.filesystem, self._path(path)):
+                if known[0].stamp(known[1]) is None:
+                    raise FileNotFoundError(self._name(path))
+            with self.filesystem.open_input_stream(self._path(path)) as stream:
+                data: bytes = stream.read()
         return data
 
     def read_json(self, path: str) -> Any:
@@ -160,6 +214,7 @@ class Storage:
                 raise UserError(f"{self._name(path)}: the entry {name!r} is missing or of the wrong type; {remedy}")
         return found
 
+    @patient
     def write(self, path: str, data: bytes | str) -> None:
         """Write a whole file at once.
 
@@ -195,6 +250,28 @@ class Storage:
                     self.filesystem.delete_file(writing)
                 raise
 
+    @patient
+    def claim(self, path: str, name: str, data: bytes) -> bool:
+        """Make a folder that is not there yet, with a file in it; return False where another process was first.
+
+        On a disk, making a folder is one step, over NFS too. A bucket has no folders, and pyarrow no conditional write:
+        there a writer counts that finds its own file alone. Of two at once both may give way, never both stay.
+        """
+        if self.is_local:
+            with disk_errors(self._name(path)):
+                os.makedirs(os.path.dirname(self._path(path)), exist_ok=True)
+            try:
+                os.mkdir(self._path(path))
+            except FileExistsError:
+                return False
+        elif self.list(path):
+            return False
+        self.write(f"{path}/{name}", data)
+        if self.is_local or self.list(path) == [name]:
+            return True
+        self.remove(f"{path}/{name}")
+        return False
+
     def check_writable(self) -> None:
         """Write a small file and remove it: better to fail now than after hours of work.
 
@@ -208,6 +285,7 @@ class Storage:
         """Write `value` as indented JSON, with a stable order of keys."""
         self.write(path, json.dumps(value, indent=2, sort_keys=True) + "\n")
 
+    @patient
     def remove(self, path: str) -> None:
         """Remove a file or a folder with all that is in it; absent is fine."""
         with disk_errors(self._name(path)):
@@ -226,10 +304,15 @@ class Storage:
         folder = Path(tempfile.mkdtemp(prefix="retable-"))
         try:
             target = folder / path.rsplit("/", 1)[-1]
-            fs.copy_files(self._path(path), str(target), self.filesystem, fs.LocalFileSystem())
+            self._copy(path, target)
             yield target
         finally:
             shutil.rmtree(folder)
+
+    @patient
+    def _copy(self, path: str, target: Path) -> None:
+        with disk_errors(self._name(path)):
+            fs.copy_files(self._path(path), str(target), self.filesystem, fs.LocalFileSystem())
 
     def upload(self, folder: Path, path: str) -> None:
         """Copy a local folder's files below `path`, each of them atomically."""

@@ -9,24 +9,24 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from retable.platform import provenance
 from retable.platform.api import execute, prepare_data
+from retable.platform.attempt import Silence, Taken
 from retable.platform.board import Board
 from retable.platform.cluster import check_nodes, ray_cluster
 from retable.platform.config import Config, View, describe, flatten, override, parent
 from retable.platform.errors import UserError, nearest
+from retable.platform.flow import LOOK
 from retable.platform.launch import (
-    FAILURE,
     Job,
     Launch,
     Resources,
-    Watch,
     fit,
-    forget,
     load_arrays,
     reported,
     require,
@@ -40,6 +40,7 @@ from retable.platform.storage import Storage
 from retable.platform.sweep_result import Point, SweepResult, read_points, write_points
 from retable.platform.table import resolve
 from retable.platform.task import Task, config_at, find
+from retable.platform.watch import FAILURE, Piece, Watch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,19 +251,21 @@ class Journal:
 
     def watch(self, board: Board, launch: SweepLaunch) -> Watch:
         """Return what keeps the board and the journal while trials run."""
+        sweep = launch.sweep
 
-        def named(spec: Mapping[str, Any]) -> list[str]:
-            return [describe(launch.point(spec))]
+        def pieces(spec: Mapping[str, Any]) -> list[Piece]:
+            point = launch.point(spec)
+            return [Piece(describe(point), sweep.folder(point), sweep.base.epochs)]
 
         def note(spec: Mapping[str, Any], last: Mapping[str, Any] | None = None) -> None:
-            point = self.point(launch.sweep, launch.point(spec))
+            point = self.point(sweep, launch.point(spec))
             self.points[point.key] = point
             if last is not None:
                 point.ended = FAILURE not in last
-                note_value(point, launch.sweep, last)
+                note_value(point, sweep, last)
             write_points(self.storage, self.path, list(self.points.values()))
 
-        return Watch(board, named, launch.sweep.base.epochs, started=note, ended=note)
+        return Watch(board, pieces, started=note, ended=note)
 
 
 def run_known(points: Sequence[Mapping[str, object]], launch: SweepLaunch, journal: Journal) -> None:
@@ -299,22 +302,34 @@ def run_trials_of(space: Mapping[str, Any], count: int, launch: SweepLaunch, jou
 
 
 def try_point(spec: Mapping[str, Any], launch: SweepLaunch) -> None:
-    """Train one point in a trial, scored after each epoch. A finished run is only scored."""
+    """Train one point in a trial, scored after each epoch. A finished run is only scored, another's is waited for."""
     from ray import tune
 
-    sweep = launch.sweep
+    sweep, dead = launch.sweep, 0
+    work = f"{launch.id} {tune.get_context().get_trial_id()}"
     with reported(**{"epoch": 0, sweep.space.metric: math.nan}):  # searchers and schedulers ask every trial for them
         point = launch.point(spec)
         config, view, folder = sweep.config(point), sweep.view(point), sweep.folder(point)
-        there = status(folder, (), data_digest(sweep.storage, sweep.task.dataset.where(config)))
-        if there == "data changed":
-            forget(folder, data_changed=True)
-        if there == "diverged":
-            tune.report({"epoch": config.epochs, sweep.space.metric: math.nan})
-        elif there == "done":
-            tune.report(scored(sweep, config, view, folder))
-        else:
-            run_job(Job(sweep.task.name, (config,), ((),), view, sweep.space.metric), launch)
+        while True:
+            there = status(folder, (), data_digest(sweep.storage, sweep.task.dataset.where(config)))
+            if there in ("done", "diverged"):
+                nan = {"epoch": config.epochs, sweep.space.metric: math.nan}
+                tune.report(nan if there == "diverged" else scored(sweep, config, view, folder))
+                return
+            job = Job(sweep.task.name, (config,), ((),), view, sweep.space.metric, (dead,))
+            try:
+                run_job(job, launch, work)
+                return
+            except Taken:
+                dead = left(folder)
+
+
+def left(folder: RunFolder) -> int:
+    """Wait until a run that another command has is finished, or nobody's; return the number of its last attempt."""
+    silence = Silence(folder)
+    while not (number := silence.look()):
+        time.sleep(LOOK)
+    return number
 
 
 def scored(sweep: Sweep, config: Config, view: View, folder: RunFolder) -> dict[str, Any]:

@@ -27,6 +27,10 @@ class Worker:
     """Called by every rank, equally often, at each epoch's end: Tune's, Train's or nobody's."""
     save: Callable[[str, bytes], None] = ignore
     """(name, data): keep a file in the run's folder; `samples/<step>.png` are shown in TensorBoard too."""
+    confirm: Callable[[], None] = ignore
+    """Called before anything is written that lasts: raises where the runs are no longer ours."""
+    note: Callable[[str], None] = ignore
+    """Keep a line about what happened to the runs."""
 
     def wrap(self, module: nn.Module) -> nn.Module:
         """Return a module whose backward pass averages gradients over the workers; itself where there is one."""

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from retable.platform import api
 from retable.platform.config import choice_name, field_types, fingerprint, flatten, override
 from retable.platform.errors import UserError
-from retable.platform.launch import Job, Launch, Resources, train_group
+from retable.platform.launch import Job, Launch, Members, Resources, train_group
 from retable.platform.runs import RunFolder
 from retable.platform.storage import Storage
 from retable.platform.task import Startable, find
@@ -62,8 +62,8 @@ def test_interrupted_equals_uninterrupted_bit_for_bit(made, tmp_path, name, chan
     where = Storage.open(tmp_path / "stopped")
     with pytest.raises(Stopped):
         trained(name, config, data, where, stop_at=7, checkpoint_every=2)
-    (begun,) = RunFolder.of(where, find(name), config).checkpoints()
-    assert begun == 6, "of eight steps, in the second of two epochs"
+    begun = RunFolder.of(where, find(name), config).checkpoints()
+    assert begun == [4, 6], "of eight steps, in the second of two epochs"
     stopped = trained(name, config, data, where, stop_at=2, checkpoint_every=2)  # two steps are left to do
     assert timeless(stopped) == timeless(whole)
     assert stopped.result()["weights"] == whole.result()["weights"]
@@ -109,7 +109,7 @@ def test_and_before_a_train_group_starts(made, name, monkeypatch):
     monkeypatch.setattr("ray.train.torch.TorchTrainer", None)
     config, launch = tiny(name, VARIANTS[name][0]), Launch(made(name), Resources(workers=3), {}, {})
     with pytest.raises(UserError, match=f"^{name}: a batch of .* cannot be shared by 3 workers"):
-        train_group(Job(name, (config,), ((),)), launch)
+        train_group(Members(Job(name, (config,), ((),)), (), ()), launch)
 
 
 def test_an_image_is_optimised_by_one_worker(made, tmp_path):

@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -47,9 +48,9 @@ def points(storage, configs):
     return LINE.dataset.open(arrays, Source.of(storage, "line/points"), configs)
 
 
-def fit(storage, config=SMALL, task=LINE, keep=(), every=0, digest="64 points", report=None, score=None):
+def fit(storage, config=SMALL, task=LINE, keep=(), every=0, digest="64 points", report=None, score=None, **worker):
     folder = RunFolder.of(storage, task, config)
-    worker = Worker(report=report) if report else Worker()
+    worker = Worker(**worker, **({"report": report} if report else {}))
     train(task, [config], points(storage, [config]), [folder], digest, worker, [keep], every, score)
     return folder
 
@@ -58,6 +59,7 @@ def outcome(folder):
     """Everything a run ends with, apart from the time it took."""
     result = folder.result()
     result.pop("seconds")
+    assert set(result.pop("used")) == {"cpu_seconds", "gpu_seconds", "peak_memory", "peak_gpu_memory"}
     result["metrics"].pop("seconds")
     log = [{name: v for name, v in row.items() if name not in ("seconds", "time")} for row in folder.history()]
     files = {name: sha256(folder.folder.read(f"weights/{name}")) for name in folder.folder.list("weights")}
@@ -78,7 +80,7 @@ def test_a_run_stopped_in_any_step_ends_as_if_it_had_not_been(storage, whole, st
     folder = RunFolder.of(storage, LINE, SMALL)
     assert folder.result() is None
     done = {0: (step - 1) // 4 * 4, 1: step - 1, 3: max((s for s in range(step) if s % 4 in (0, 3)), default=0)}[every]
-    assert folder.checkpoints() == ([done] if done else [])
+    assert folder.checkpoints()[-1:] == ([done] if done else [])
     taken = []
     fit(storage, task=replace(LINE, learner=counting(taken)), keep=(2,), every=every)
     assert len(taken) == 12 - done  # it went on from the checkpoint
@@ -459,5 +461,42 @@ def test_checkpoints_by_the_clock_change_nothing(storage, whole, monkeypatch):
     monkeypatch.setattr(loop, "SHARE", 0.0)
     with pytest.raises(Stop):
         fit(storage, task=stopping(LINE, 7), keep=(2,))
-    assert RunFolder.of(storage, LINE, SMALL).checkpoints() == [6]
+    assert RunFolder.of(storage, LINE, SMALL).checkpoints() == [5, 6]
     assert outcome(fit(storage, keep=(2,))) == whole
+
+
+@pytest.mark.parametrize("name", ["state.pt", "model.safetensors", "manifest.json"])
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before_and_a_note_says_so(storage, whole, name):
+    with pytest.raises(Stop):
+        fit(storage, task=stopping(LINE, 7), keep=(2,), every=1)
+    folder, notes, taken = RunFolder.of(storage, LINE, SMALL), [], []
+    folder.folder.write(f"checkpoint-00000006/{name}", b"{}")
+    fit(storage, task=replace(LINE, learner=counting(taken)), keep=(2,), note=notes.append)
+    assert outcome(folder) == whole and len(taken) == 12 - 5
+    (note,) = notes
+    assert f"checkpoint-00000006/{name}" in note and note.endswith("; went on from the checkpoint of step 5")
+
+
+def test_where_every_checkpoint_is_damaged_the_run_is_left_as_it_is(storage):
+    with pytest.raises(Stop):
+        fit(storage, task=stopping(LINE, 7), keep=(2,), every=1)
+    folder = RunFolder.of(storage, LINE, SMALL)
+    for step in (5, 6):
+        folder.folder.write(f"checkpoint-0000000{step}/state.pt", b"")
+    with pytest.raises(UserError, match=r"checkpoint-00000006/state.pt is damaged or missing; remove "):
+        fit(storage, keep=(2,))
+    assert folder.checkpoints() == [5, 6]
+
+
+def test_a_run_that_is_no_longer_ours_is_not_written_to(storage):
+    asked = []
+
+    def confirm():
+        asked.append(sorted(path for path in Path(storage.root, "runs").rglob("*") if path.is_file()))
+        if len(asked) == 3:
+            raise Stop
+
+    with pytest.raises(Stop):
+        fit(storage, keep=(2,), every=1, confirm=confirm)
+    assert RunFolder.of(storage, LINE, SMALL).checkpoints() == [1, 2]
+    assert sorted(path for path in Path(storage.root, "runs").rglob("*") if path.is_file()) == asked[-1]

@@ -9,7 +9,8 @@ from retable.platform import cluster
 from retable.platform.api import launch_for
 from retable.platform.cluster import ray_cluster, trial_memory
 from retable.platform.config import override
-from retable.platform.launch import Resources, concurrent, train_all
+from retable.platform.flow import train_all
+from retable.platform.launch import Resources, concurrent
 from retable.platform.plan import compile_configs
 from retable.platform.task import find
 from tests.platform.trials import trial_processes

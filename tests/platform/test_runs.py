@@ -93,13 +93,13 @@ def test_checkpoints_are_listed_in_order_of_their_steps(folder):
     assert folder.checkpoints() == [9, 10, 100, 123456789]
 
 
-def test_all_checkpoints_are_removed_but_the_one_that_is_named(folder):
+def test_all_checkpoints_are_removed_but_the_one_that_is_named_and_the_one_before(folder):
     for step in (0, 1, 2, 3):
         folder.save_checkpoint(step, state())
     folder.folder.write("checkpoint-00000009/state.pt", b"half")
     folder.folder.write("metrics.jsonl", "")
-    folder.remove_checkpoints(but=2)
-    assert folder.folder.list() == ["checkpoint-00000002", "metrics.jsonl"]
+    folder.remove_checkpoints(keep=2)
+    assert folder.folder.list() == ["checkpoint-00000001", "checkpoint-00000002", "metrics.jsonl"]
     folder.save_checkpoint(0, state())
     folder.remove_checkpoints()
     assert folder.folder.list() == ["metrics.jsonl"]

@@ -9,11 +9,12 @@ from dataclasses import replace
 import pyarrow.parquet as pq
 import pytest
 
-from retable.platform import launch
+from retable.platform import flow, launch
 from retable.platform.api import launch_for
 from retable.platform.cluster import ray_cluster
 from retable.platform.config import override
-from retable.platform.launch import Resources, stack_size, train_all
+from retable.platform.flow import stack_size, train_all
+from retable.platform.launch import Resources
 from retable.platform.plan import compile_configs, stacks
 from retable.platform.provenance import here
 from retable.platform.runs import RunFolder
@@ -80,14 +81,14 @@ def test_only_members_at_the_same_step_train_together(storage):
 
 
 def test_stacks_are_for_gpus_and_keep_every_gpu_busy(monkeypatch):
-    monkeypatch.setattr(launch, "possible_resources", lambda: {"CPU": 8.0, "GPU": 4.0})
+    monkeypatch.setattr(flow, "possible_resources", lambda: {"CPU": 8.0, "GPU": 4.0})
     assert stack_size(Resources(), 315) == 1
     assert stack_size(Resources(stack=7), 315) == stack_size(Resources(stack=7, gpus=1), 315) == 7
     assert stack_size(Resources(gpus=1), 315) == 79
     assert stack_size(Resources(gpus=0.5), 315) == 40
     assert stack_size(Resources(gpus=1, workers=4), 105) == 105
     assert stack_size(Resources(gpus=1, workers=4), 1000) == 128
-    monkeypatch.setattr(launch, "possible_resources", lambda: {"CPU": 8.0})  # a GPU node is still to come
+    monkeypatch.setattr(flow, "possible_resources", lambda: {"CPU": 8.0})  # a GPU node is still to come
     assert stack_size(Resources(gpus=1), 3) == 3
 
 
@@ -157,7 +158,9 @@ def test_members_that_were_finished_when_the_process_died_are_left_alone(storage
     monkeypatch.setattr("ray.get", lambda arrays: arrays)
     arrays = LINES.dataset.arrays(pq.read_table(f"{storage.root}/data/line/points/points.parquet"))
     context = launch.Launch(storage, Resources(stack=2), {}, {"line/points": [arrays]})
-    launch.train_job(launch.Job("lines", tuple(members), ((), ())), context, Worker())
+    (ours, taken) = launch.claim_members(launch.Job("lines", tuple(members), ((), ())), context, "here")
+    assert not taken
+    launch.train_job(ours, context, Worker())
     assert os.stat(f"{first.folder.root}/result.json").st_mtime_ns == stamp and outcome(first) == before
     second = RunFolder.of(storage, LINES, members[1])
     assert second.folder.read_json("provenance.json")["stack"] == 1 and second.result() is not None

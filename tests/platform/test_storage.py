@@ -297,3 +297,79 @@ def test_a_place_where_no_folder_can_be_made_is_one_line():
     with pytest.raises(UserError, match="no folder can be made here; choose another --storage") as caught:
         Storage.open("/proc/retable").check_writable()
     assert "\n" not in str(caught.value)
+
+
+def failing(monkeypatch, name, *errors):
+    """Let a method of the file system raise these errors first."""
+    from pyarrow import fs
+
+    left = list(errors)
+    real = getattr(fs.LocalFileSystem, name)
+
+    class Failing:
+        def __getattr__(self, attribute):
+            return getattr(local, attribute)
+
+        def call(self, *arguments, **named):
+            if left:
+                raise left.pop(0)
+            return real(local, *arguments, **named)
+
+    local = fs.LocalFileSystem()
+    wrapped = Failing()
+    setattr(wrapped, name, wrapped.call)
+    return wrapped, left
+
+
+AWAY = (
+    OSError(
+        "When reading key 'a': AWS Error NETWORK_CONNECTION during GetObject operation: curlCode: 7, no connection"
+    ),
+    OSError("When reading key 'a': AWS Error SLOW_DOWN during GetObject operation: Please reduce your request rate."),
+    OSError("AWS Error UNKNOWN (HTTP status 503) during HeadObject operation: No response body."),
+    OSError(errno.ESTALE, "Stale file handle"),
+    TimeoutError(),
+)
+
+
+@pytest.mark.parametrize("error", AWAY, ids=str)
+def test_what_is_away_is_asked_again_until_it_is_back(tmp_path, monkeypatch, error):
+    pauses = []
+    monkeypatch.setattr("retable.platform.storage.time.sleep", pauses.append)
+    Storage.open(tmp_path).write("a", b"there")
+    filesystem, left = failing(monkeypatch, "open_input_stream", error, error, error)
+    assert Storage(filesystem, str(tmp_path)).read("a") == b"there" and not left
+    assert len(pauses) == 3 and pauses == sorted(pauses) and 0.25 <= pauses[0] <= 0.5
+
+
+def test_and_in_the_end_it_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("RETABLE_PATIENCE", "0.1")
+    filesystem, left = failing(monkeypatch, "open_input_stream", *AWAY)
+    assert "NETWORK_CONNECTION" in refused(lambda: Storage(filesystem, str(tmp_path)).read("a")) and len(left) == 4
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError("When reading key 'a': AWS Error ACCESS_DENIED during GetObject operation: Access Denied."),
+        OSError("AWS Error UNKNOWN (HTTP status 403) during HeadObject operation: No response body."),
+        OSError("When opening bucket 'a': AWS Error NO_SUCH_BUCKET during ListObjectsV2 operation"),
+        OSError(errno.ENOSPC, "No space left on device"),
+    ],
+    ids=str,
+)
+def test_what_will_not_pass_is_not_waited_for(tmp_path, monkeypatch, error):
+    monkeypatch.setattr("retable.platform.storage.time.sleep", pytest.fail)
+    filesystem, _ = failing(monkeypatch, "open_input_stream", error)
+    refused(lambda: Storage(filesystem, str(tmp_path)).read("a"))
+
+
+def test_a_patience_that_is_no_number_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("RETABLE_PATIENCE", "long")
+    assert "RETABLE_PATIENCE='long'" in refused(lambda: Storage.open(tmp_path).write("a", b""))
+
+
+def test_a_folder_is_made_by_one_alone(place):
+    storage, look = place
+    assert storage.claim("a/b", "one", b"1") and not storage.claim("a/b", "two", b"2")
+    assert storage.list("a/b") == ["one"] and look("a/b/one") == b"1"

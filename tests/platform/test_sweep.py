@@ -16,7 +16,7 @@ from retable.platform import api, cli, sweep
 from retable.platform.cluster import ray_cluster
 from retable.platform.config import fingerprint, override, parse_set
 from retable.platform.errors import UserError
-from retable.platform.launch import FAILURE, Resources
+from retable.platform.launch import Resources
 from retable.platform.runs import RunFolder
 from retable.platform.space import Space, find_space
 from retable.platform.stages import predict_and_score, score_weights
@@ -25,6 +25,7 @@ from retable.platform.sweep import Sweep, SweepLaunch, try_point
 from retable.platform.sweep_result import Point, SweepResult, read_points
 from retable.platform.table import split_view
 from retable.platform.task import Source, find
+from retable.platform.watch import FAILURE
 from retable.tasks.halves import TASK, Config, View
 from tests.platform.halves import fit
 

@@ -20,10 +20,10 @@ from rich.console import Console
 from retable.platform import board, cluster
 from retable.platform.board import Board
 from retable.platform.config import override
-from retable.platform.launch import Watch
 from retable.platform.runs import RunFolder
 from retable.platform.storage import Storage
 from retable.platform.task import find
+from retable.platform.watch import Watch
 
 COMMAND = (sys.executable, "-m", "retable.platform.cli")
 PATIENCE = 400
@@ -250,5 +250,5 @@ def test_what_ray_pickles_holds_no_board(screen):
     from ray import cloudpickle
 
     with Board("training", 1).show() as shown:
-        copy = cloudpickle.loads(cloudpickle.dumps(Watch(shown, dict, 1).callback()))
+        copy = cloudpickle.loads(cloudpickle.dumps(Watch(shown, list).callback()))
     assert not vars(copy) and copy.on_trial_start(0, [], None) is None

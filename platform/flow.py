@@ -1,0 +1,176 @@
+"""Everything that a plan trains, in one flow: a run begins once the one that it starts from is done."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from retable.platform.attempt import Silence
+from retable.platform.board import Board, console
+from retable.platform.cluster import possible_resources
+from retable.platform.config import parent
+from retable.platform.launch import Job, Launch, Resources, concurrent, fit
+from retable.platform.plan import Plan, Training, name_of, stacks
+from retable.platform.runs import RunFolder
+from retable.platform.watch import FAILURE, TAKEN, Piece, Watch, nothing
+
+STACK = 128
+"""Most members of a stack, where nobody says how many."""
+LOOK = 5.0
+"""Seconds between two looks at runs that are another command's, and at how large the cluster is."""
+PENDING = 200
+"""Trials that may wait for machines at least: what waits is what makes a cluster grow."""
+
+
+def train_all(plan: Plan, launch: Launch, finished: Callable[[RunFolder], None] = nothing) -> dict[str, str]:
+    """Train what a plan lacks, parents before children; return the failures, run -> line.
+
+    `finished` is called with each run that is done, while others still train.
+    """
+    todo = plan.missing
+    jobs = stacks(plan.groups.values(), stack_size(launch.resources, len(todo)))
+    launch = dataclasses.replace(launch, jobs=[job_of(stack) for stack in jobs])
+    with Board("training", len(todo), sum(t.task.cost(t.config) for t in todo)).show() as board:
+        flow = Flow(jobs, launch, finished)
+        watch = Watch(board, flow.pieces, ended=flow.ended)
+        most = max(PENDING, int(1.1 * possible_resources().get("CPU", 1)))
+        fit({}, launch, watch, search_alg=flow.searcher(), num_samples=-1, max_concurrent_trials=most)
+        return board.failures
+
+
+def job_of(stack: Sequence[Training]) -> Job:
+    """Return what the trial of a stack trains."""
+    return Job(stack[0].task.name, tuple(t.config for t in stack), tuple(t.keep for t in stack))
+
+
+def stack_size(resources: Resources, trainings: int) -> int:
+    """Return how many of so many trainings may train as one stack; on CPUs stacking gains nothing."""
+    if resources.stack or not resources.gpus:
+        return resources.stack or 1
+    at_once = int(possible_resources().get("GPU", 0) / (resources.workers * resources.gpus))
+    return min(STACK, -(-trainings // max(1, at_once)))
+
+
+@dataclass
+class Flow:
+    """What is still to be trained, and what it waits for."""
+
+    stacks: Sequence[Sequence[Training]]
+    """By number of the launch's jobs."""
+    launch: Launch
+    finished: Callable[[RunFolder], None] = nothing
+    ready: deque[dict[str, Any]] = field(default_factory=deque)
+    """Specs of trials that may begin."""
+    blocked: list[dict[str, Any]] = field(default_factory=list)
+    """Specs of those whose parents are still to be trained."""
+    running: int = 0
+    """Trials that were begun."""
+    others: dict[str, tuple[dict[str, Any], Silence]] = field(default_factory=dict)
+    """Runs that are another command's: path -> the spec that takes them up if they are left."""
+    looked: float = 0.0
+    room: int = 1
+    """Train groups that fit the cluster."""
+
+    def __post_init__(self) -> None:
+        self.open = {training.folder.path for stack in self.stacks for training in stack}
+        for job, stack in enumerate(self.stacks):
+            members = list(range(len(stack)))
+            self.blocked.append({"job": job, "members": members, "dead": [0] * len(members)})
+        self.release()
+
+    def trainings(self, spec: Mapping[str, Any]) -> list[Training]:
+        """Return what a trial trains."""
+        return [self.stacks[spec["job"]][member] for member in spec["members"]]
+
+    def pieces(self, spec: Mapping[str, Any]) -> list[Piece]:
+        """Return the same as people see it."""
+        return [
+            Piece(name_of(each), each.folder, each.config.epochs, each.task.cost(each.config))
+            for each in self.trainings(spec)
+        ]
+
+    def release(self) -> None:
+        """Let those begin whose parents have ended; whether well or not, the training says."""
+        still: list[dict[str, Any]] = []
+        for spec in self.blocked:
+            free = all(self.parent_of(training) not in self.open for training in self.trainings(spec))
+            (self.ready if free else still).append(spec)
+        self.blocked = still
+
+    def parent_of(self, training: Training) -> str:
+        """Return the path of the run that a training starts from; nothing where there is none."""
+        before = parent(training.config)
+        return RunFolder.of(self.launch.storage, training.task, before).path if before is not None else ""
+
+    def next(self) -> dict[str, Any] | None:
+        """Return the spec of a trial that may begin now, if there is one."""
+        if time.monotonic() - self.looked >= LOOK:
+            self.look()
+        if not self.ready or (self.launch.resources.workers > 1 and self.running >= self.room):
+            return None
+        self.running += 1
+        return self.ready.popleft()
+
+    @property
+    def over(self) -> bool:
+        """Whether all has ended."""
+        return not (self.ready or self.blocked or self.running or self.others)
+
+    def look(self) -> None:
+        """Look how large the cluster is now, and what became of the runs that are another command's."""
+        self.looked = time.monotonic()
+        if self.launch.resources.workers > 1:
+            self.room = concurrent(self.launch)
+        for path, (spec, silence) in list(self.others.items()):
+            number = silence.look()
+            if number or silence.folder.result() is not None:
+                del self.others[path]
+                self.ready.append({**spec, "dead": [number]})  # the trial finds a finished run done
+
+    def ended(self, spec: Mapping[str, Any], last: Mapping[str, Any]) -> None:
+        """Take note of a trial's end: what follows it may begin, and what failed as a stack is trained apart."""
+        self.running -= 1
+        members, taken = self.trainings(spec), last.get(TAKEN, ())
+        if FAILURE in last and len(members) > 1:
+            console.print(
+                f"a stack of {len(members)} failed, its members train one by one: {last[FAILURE]}", markup=False
+            )
+            self.ready.extend({**spec, "members": [member], "dead": [0]} for member in spec["members"])
+            return
+        for member, training in zip(spec["members"], members, strict=True):
+            if training.folder.path in taken:
+                alone = {**spec, "members": [member]}
+                self.others[training.folder.path] = (alone, Silence(training.folder))
+                continue
+            self.open.discard(training.folder.path)
+            if FAILURE not in last:
+                self.finished(training.folder)
+        self.release()
+
+    def searcher(self) -> Any:
+        """Return what Tune asks for the next trial."""
+        from ray.tune.search import Searcher
+
+        flow = self
+
+        class Queue(Searcher):
+            def set_search_properties(self, metric: str | None, mode: str | None, config: Any, **spec: Any) -> bool:
+                return True
+
+            def suggest(self, trial_id: str) -> Any:
+                return self.FINISHED if flow.over else flow.next()
+
+            def on_trial_complete(self, trial_id: str, result: Any = None, error: bool = False) -> None:
+                """Do nothing: the watch tells us."""
+
+            def save(self, checkpoint_path: str) -> None:
+                """Keep nothing: what was trained is on the storage."""
+
+            def restore(self, checkpoint_path: str) -> None:
+                """Go on from nothing."""
+
+        return Queue()
