@@ -181,6 +181,8 @@ def _checked(file: str, written: dict[str, Any]) -> dict[str, Any]:
 
     remedy = "see https://docs.ray.io/en/latest/cluster/vms/references/ray-cluster-configuration.html"
     logging.getLogger("ray.autoscaler").setLevel(logging.WARNING)  # it tells of each default
+    if not isinstance(written.get("provider"), dict):
+        raise UserError(f"{file}: no cluster file of Ray, as it has no provider; name one such as cluster.yaml")
     said = io.StringIO()  # Ray prints before it gives up
     try:
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):

@@ -166,7 +166,16 @@ def test_no_pod_runs_as_root_or_may_become_it(written):
         for container in pod["spec"]["containers"]:
             security = container["securityContext"]
             assert security == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-    assert "USER 1000" in (ROOT / "Dockerfile").read_text()
+
+
+def test_the_image_is_of_the_locks_python_not_root_and_holds_what_runs():
+    image = (ROOT / "Dockerfile").read_text()
+    assert "python:3.11" in image and "Python 3.11" in (ROOT / "requirements.lock").read_text()
+    assert image.index("USER 1000:1000") < image.index("CMD") and "--compile" in image
+    sent = re.findall(r"^!(.+)$", (ROOT / ".dockerignore").read_text(), re.MULTILINE)
+    links = [link.resolve().name for link in (ROOT / "retable").iterdir() if link.is_symlink()]
+    assert {"retable", "pyproject.toml", "requirements.lock", *links} <= set(sent)
+    assert all((ROOT / name).exists() for name in sent)
 
 
 def test_the_network_policy_is_of_every_pod_and_lets_nobody_else_in(written):
