@@ -105,14 +105,47 @@ def list_all() -> None:
 
 
 @app.command()
-def plan(tables: Tables = None, scale: ScaleName = "smoke", set: Set = None, storage: Where = "results") -> None:
-    """Print what filling tables takes, without starting anything.
+def plan(
+    tables: Tables = None,
+    scale: ScaleName = "smoke",
+    set: Set = None,
+    storage: Where = "results",
+    cluster: Annotated[
+        str, typer.Option(metavar="FILE", help="A file of Ray's cluster launcher, or of KubeRay: what it takes there.")
+    ] = "",
+    prices: Annotated[str, typer.Option(metavar="FILE", help="What its machines cost.")] = "prices.toml",
+) -> None:
+    """Print what filling tables takes, without starting anything; with --cluster also nodes, money and time.
 
-    Example: `retable plan rl/figure1 rl/figure2 --scale paper`
+    Examples: `retable plan rl/figure1 rl/figure2 --scale paper` · `retable plan --scale paper --cluster cluster.yaml`
     """
     from retable.platform import api
+    from retable.platform.nodes import read_cluster, read_prices
 
-    print_plan(api.plan(*tables or (), scale=scale, set=parse_set(set or []), storage=storage))
+    costs = read_prices(prices) if cluster else None
+    nodes = read_cluster(cluster, costs) if costs else None
+    work = api.plan(*tables or (), scale=scale, set=parse_set(set or []), storage=storage)
+    print_plan(work)
+    if costs and nodes:
+        print_cost(work, nodes, costs)
+
+
+def print_cost(work: Any, nodes: Any, prices: Any) -> None:
+    """Print what a plan takes on a cluster, table by table."""
+    from retable.platform.cost import Rates, estimate, grid, remarks
+
+    measured: dict[str, Any] = json.loads(GPU.read_text()) if GPU.exists() else {"tiny": True}
+    rates = Rates() if measured["tiny"] else Rates(measured["machine"]["device"], measured["rates"])
+    found = estimate(work, nodes, prices, rates)
+    if not found.nodes:
+        console.print("  nothing is left to do on a cluster")
+        return
+    console.print()
+    console.print(grid(found))
+    notes = Grid(box=None, show_header=False, padding=(0, 2))
+    for word, text in remarks(found):
+        notes.add_row(word, Text(text))
+    console.print(notes)
 
 
 def print_plan(work: Any) -> None:

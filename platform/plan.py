@@ -146,6 +146,8 @@ class Plan:
     combinings: list[Combining] = field(default_factory=list)
     replicates: dict[str, dict[str, list[Replicate]]] = field(default_factory=dict)
     """Table -> row label -> replicates, not yet filled."""
+    first: dict[str, str] = field(default_factory=dict)
+    """Key of a training or scoring -> the first table that wants it: there its cost is counted."""
 
     @property
     def missing(self) -> list[Training]:
@@ -221,6 +223,7 @@ def compile_plan(
     with storage.snapshot():
         for name, (task, table) in tables.items():
             _add_table(plan, name, task, table)
+            plan.first = dict.fromkeys((*plan.trainings, *plan.scorings), name) | plan.first
         _add_predictions(plan)
         for combining in plan.uncombined:
             for member in combining.members:

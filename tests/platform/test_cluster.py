@@ -198,7 +198,13 @@ def test_the_cluster_file_fits_rays_schema():
 
     config = yaml.safe_load((ROOT / "cluster.yaml").read_text())
     validate_config(prepare_config(dict(config)))
-    assert config["available_node_types"][config["head_node_type"]]["resources"]["CPU"] == 0
+    kinds = config["available_node_types"]
+    head = kinds.pop(config["head_node_type"])
+    assert head["resources"]["CPU"] == 0 and config["max_workers"] == sum(
+        kind["max_workers"] for kind in kinds.values()
+    )
+    assert all(kind["min_workers"] == 0 and "IamInstanceProfile" in kind["node_config"] for kind in kinds.values())
+    assert kinds["gpu"]["node_config"]["InstanceMarketOptions"] == {"MarketType": "spot"}
     for commands in (config["head_start_ray_commands"], config["worker_start_ray_commands"]):
         assert any("RAY_AUTH_MODE=token" in command for command in commands)
 

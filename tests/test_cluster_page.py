@@ -1,0 +1,39 @@
+"""docs/cluster.md: every refusal of the cluster's code has its line, and its commands are those of the command line."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+from retable.platform import cli
+
+ROOT = Path(__file__).parents[1]
+TEXT = (ROOT / "docs" / "cluster.md").read_text()
+PAGE = " ".join(TEXT.split())
+
+
+def refusals(module):
+    """Yield the literal parts of each `raise UserError(...)`, as people read them: up to the remedy."""
+    for node in ast.walk(ast.parse((ROOT / "platform" / module).read_text())):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "UserError":
+            words = [each.value for each in ast.walk(node.args[0]) if isinstance(each, ast.Constant)]
+            words = [word.partition(";")[0].strip(" :(.") for word in words if isinstance(word, str)]
+            if any(words):  # one is put together elsewhere
+                yield words
+
+
+@pytest.mark.parametrize("words", list(refusals("cluster.py")), ids=lambda words: " ... ".join(words)[:60])
+def test_every_refusal_of_the_cluster_has_its_line(words):
+    telling = max(words, key=len)
+    assert len(telling) > 8 and telling in PAGE, f"docs/cluster.md does not say what to do where it says {telling!r}"
+
+
+def test_the_commands_and_options_of_the_page_are_there():
+    commands = get_command(cli.app).commands
+    lines = re.findall(r"(?<![/\w])retable (plan|reproduce|report|doctor)\b([^`#\n|]*)", TEXT)
+    assert {name for name, _ in lines} == {"plan", "reproduce", "report", "doctor"}
+    for name, rest in lines:
+        known = {option for each in commands[name].params for option in each.opts}
+        assert set(re.findall(r"--[a-z-]+", rest)) <= known, f"retable {name}{rest}"
