@@ -118,7 +118,7 @@ class Combining:
 
     def inputs(self) -> list[str]:
         """Return the digests of each member's weights and data; none of one that is not finished, or diverged."""
-        results = [member.folder.result() for member in self.members]
+        results = [member.folder.outcome() for member in self.members]
         pairs = zip(results, self.members, strict=True)
         finished = [(r, member) for r, member in pairs if r and "diverged" not in r]
         return [f"{r['weights'].get(str(member.view.epoch), '')} {r['data']}" for r, member in finished]
@@ -328,8 +328,8 @@ def _add(plan: Plan, task: Task, config: Config, view: View | None) -> int:
     if view is not None:
         done = training.status in ("diverged", "parent diverged")
         if training.status == "done":
-            kept = (training.folder.result() or {"weights": {}})["weights"].get(str(epoch), "")
-            done = training.folder.scores(view, kept) is not None
+            kept = (training.folder.outcome() or {"weights": {}})["weights"].get(str(epoch), "")
+            done = training.folder.scored(view, kept)
         key = f"{training.folder.path}/{view_key(view)}"
         plan.scorings[key] = Scoring(task, config, training.folder, view, done)
     return wave
@@ -364,7 +364,7 @@ def data_digest(storage: Storage, where: str) -> str | None:
 
 def status(folder: RunFolder, keep: Sequence[int], digest: str | None) -> Status:
     """Say what is to be done about a run."""
-    result = folder.result()
+    result = folder.outcome()
     if result is None:
         return "to be continued" if folder.checkpoints() else "new"
     if digest is not None and result["data"] != digest:

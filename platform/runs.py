@@ -91,6 +91,14 @@ class RunFolder:
         check_numbers(f"{self.folder}/result.json", found["metrics"], self._again)
         return found
 
+    def outcome(self) -> dict[str, Any] | None:
+        """Return `result.json` but its metrics, and the epoch it ended at: all that a plan asks for.
+
+        Raises:
+            UserError: where the file is damaged.
+        """
+        return self.folder.brief("result.json", lambda: outcome_of(self.result()))
+
     def config(self, task: Task) -> Any:
         """Return the run's config.
 
@@ -225,6 +233,23 @@ class RunFolder:
         check_numbers(f"{self.folder}/{path}", found["metrics"], "remove it and run again")
         return found if found["weights"] == weights else None
 
+    def scored(self, view: View, weights: str) -> bool:
+        """Say whether a view's scores are there, taken from exactly these weights.
+
+        Raises:
+            UserError: where the file is damaged.
+        """
+
+        def digest() -> str | None:
+            try:
+                found: str = self.folder.read_record(path, {"weights": str, "metrics": dict})["weights"]
+            except FileNotFoundError:
+                return None
+            return found
+
+        path = f"views/{view_key(view)}/scores.json"
+        return self.folder.brief(path, digest) == weights
+
     def save_scores(self, view: View, weights: str, metrics: Mapping[str, float], seconds: float) -> None:
         """Keep a view's scores."""
         found = {"view": flatten(view), "weights": weights, "metrics": dict(metrics), "seconds": seconds}
@@ -246,6 +271,13 @@ class RunFolder:
     @property
     def _again(self) -> str:
         return f"remove {self.folder if self.storage.is_local else self.path} to train this run again"
+
+
+def outcome_of(result: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return a result but its metrics, with the epoch it ended at."""
+    if result is None:
+        return None
+    return {name: value for name, value in result.items() if name != "metrics"} | {"epoch": result["metrics"].get("epoch")}
 
 
 def epoch_row(line: bytes) -> dict[str, Any] | None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from pyarrow import fs
+
+from retable.platform.index import Indexes
 
 LISTED = ("runs", "combinations", "measurements", "tables")
 """Folders that are listed whole, in one go; of others each path is asked for by itself."""
@@ -22,15 +25,16 @@ class Snapshot:
 
     filesystem: fs.FileSystem
     root: str
-    files: dict[str, Stamp] = field(default_factory=dict)
-    """Path of a listed file -> its stamp."""
-    folders: dict[str, set[str]] = field(default_factory=dict)
-    """Path of a listed folder -> the names in it."""
+    folders: dict[str, dict[str, tuple[int, int] | None]] = field(default_factory=dict)
+    """Path of a listed folder -> name -> size and time of a file; None of a folder."""
     listed: set[str] = field(default_factory=set)
     values: dict[Any, Any] = field(default_factory=dict)
     """What was read, and what was made of it."""
     touched: dict[str, Stamp] = field(default_factory=dict)
     """Every path that was asked for, and what was there: while none of them changes, nor does what was made of them."""
+
+    def __post_init__(self) -> None:
+        self.indexes = Indexes(self._with_time)
 
     def path_of(self, filesystem: fs.FileSystem, path: str) -> str | None:
         """Return a path relative to the root, or None where it lies elsewhere."""
@@ -55,6 +59,38 @@ class Snapshot:
             self.values[key] = make()
         return self.values[key]
 
+    def brief(self, path: str, make: Callable[[], Any]) -> Any:
+        """Return `make()`, what is needed of a finished run's file: from the index, where that knows this very file.
+
+        Args:
+            path: of a file in a run's folder, `runs/<task>/<fingerprint>/...`.
+            make: reads the file; None is not kept.
+        """
+        stamp = self.stamp(path)
+        _, task, run, inner = path.split("/", 3)
+        index = self.indexes.of(task)
+        found = index.kept(run, inner, stamp)
+        if found is None and stamp is not None:
+            found = make()
+            if found is not None:
+                index.note(run, {inner: [*stamp, found]})
+        return found
+
+    def below(self, path: str) -> dict[str, tuple[int, int]]:
+        """Return every file below a listed folder, by its path from there, with its size and time."""
+        self._covers(path)
+        found: dict[str, tuple[int, int]] = {}
+        for name, stamp in self.folders.get(path, {}).items():
+            if stamp is not None:
+                found[name] = stamp
+            else:
+                found |= {f"{name}/{inner}": known for inner, known in self.below(f"{path}/{name}").items()}
+        return found
+
+    def keep_index(self, write: Callable[[str, bytes], None], least: int = 50) -> None:
+        """Write down what had to be read of finished runs, if that was of more than a few."""
+        self.indexes.write(lambda task: self.folders.get(f"runs/{task}", {}), write, least)
+
     @contextmanager
     def watching(self) -> Iterator[dict[str, Stamp]]:
         """Give the paths that the block asks for, as it does, with what was there."""
@@ -69,20 +105,27 @@ class Snapshot:
         top = path.split("/", 1)[0]
         if top in LISTED and top not in self.listed:
             self.listed.add(top)
-            selector = fs.FileSelector(f"{self.root}/{top}", allow_not_found=True, recursive=True)
-            for info in self.filesystem.get_file_info(selector):
-                if info.type == fs.FileType.File and not info.base_name.startswith(".writing-"):
-                    self._add(info.path[len(self.root) + 1 :], _stamp(info))
+            for name, stamp in listed(self.filesystem, f"{self.root}/{top}"):
+                self._add(f"{top}/{name}", stamp)
         return top in LISTED
 
-    def _add(self, path: str, stamp: Stamp) -> None:
-        self.files[path] = stamp
+    def _add(self, path: str, stamp: tuple[int, int]) -> None:
+        """Add a file, and the folders above it. Names are shared: a storage has millions of files, of few names."""
+        found: tuple[int, int] | None = stamp
         while "/" in path:
             path, name = path.rsplit("/", 1)
-            self.folders.setdefault(path, set()).add(name)
+            known = path in self.folders
+            self.folders.setdefault(path, {})[sys.intern(name)] = found
+            if known:
+                return
+            found = None
 
     def _listed(self, path: str) -> Stamp:
-        return self.files.get(path) or (sorted(self.folders[path]) if path in self.folders else None)
+        if path in self.folders:
+            return sorted(self.folders[path])
+        above, _, name = path.rpartition("/")
+        found = self.folders.get(above, {}).get(name)
+        return list(found) if found else None
 
     def _asked(self, path: str) -> Stamp:
         info = self.filesystem.get_file_info(f"{self.root}/{path}" if path else self.root)
@@ -90,6 +133,21 @@ class Snapshot:
             return _stamp(info) if info.type == fs.FileType.File else None
         names = [each.base_name for each in self.filesystem.get_file_info(fs.FileSelector(info.path))]
         return sorted(name for name in names if not name.startswith(".writing-"))
+
+    def _with_time(self, path: str) -> tuple[bytes, int] | None:
+        info = self.filesystem.get_file_info(f"{self.root}/{path}")
+        if info.type != fs.FileType.File:
+            return None
+        with self.filesystem.open_input_stream(info.path) as stream:
+            return stream.read(), info.mtime_ns or 0
+
+
+def listed(filesystem: fs.FileSystem, folder: str) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Yield every file below a folder, by its path from there, with its size and time (ns)."""
+    selector = fs.FileSelector(folder, allow_not_found=True, recursive=True)
+    for info in filesystem.get_file_info(selector):
+        if info.type == fs.FileType.File and not info.base_name.startswith(".writing-"):
+            yield info.path[len(folder) + 1 :], (info.size, info.mtime_ns)
 
 
 def _stamp(info: Any) -> Stamp:
