@@ -69,10 +69,20 @@ class Bucket:
         return f"{LIST}<IsTruncated>{str(more).lower()}</IsTruncated><KeyCount>{count}</KeyCount>{token}{''.join(parts)}</ListBucketResult>"
 
 
+def unchunked(data: bytes) -> bytes:
+    """Return what AWS's client sends in chunks, each behind a line with its length."""
+    found, place = [], 0
+    while size := int(data[place : (end := data.index(b"\r\n", place))].split(b";")[0], 16):
+        found.append(data[end + 2 : end + 2 + size])
+        place = end + 4 + size
+    return b"".join(found)
+
+
 def serve(make: Callable[[], Bucket], delay: float, port: Any, counts: Any) -> None:
     """Answer until this process is ended."""
     bucket = make()
     tally: Counter[str] = Counter()
+    parts: dict[str, dict[int, bytes]] = {}
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -96,18 +106,35 @@ def serve(make: Callable[[], Bucket], delay: float, port: Any, counts: Any) -> N
             tally[kind] += 1
             counts.value = ",".join(f"{kind} {count}" for kind, count in tally.items()).encode()
             data = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            if "aws-chunked" in self.headers.get("Content-Encoding", ""):
+                data = unchunked(data)
             if kind == "LIST":
                 after = query.get("continuation-token") or query.get("start-after") or ""
                 most = int(query.get("max-keys", 1000))
                 page = bucket.listing(query.get("prefix", ""), query.get("delimiter", ""), after, most)
                 self.answer(200, page.encode(), Content_Type="application/xml")
+            elif kind == "POST":
+                self.upload(name, query)
             elif kind == "PUT":
-                bucket.write(name, data)
+                if "partNumber" in query:
+                    parts.setdefault(query["uploadId"], {})[int(query["partNumber"])] = data
+                else:
+                    bucket.write(name, data)
                 self.answer(200, ETag='"x"')
             elif (found := bucket.read(name)) is None:
                 self.answer(200 if not name else 404)
             else:
                 self.part(*found)
+
+        def upload(self, name: str, query: Mapping[str, str]) -> None:
+            if "uploads" in query:
+                body = f"<InitiateMultipartUploadResult><UploadId>{len(parts)}</UploadId></InitiateMultipartUploadResult>"
+                parts[str(len(parts))] = {}
+            else:
+                whole = parts.pop(query["uploadId"])
+                bucket.write(name, b"".join(whole[number] for number in sorted(whole)))
+                body = f"<CompleteMultipartUploadResult><Key>{escape(name)}</Key></CompleteMultipartUploadResult>"
+            self.answer(200, f'<?xml version="1.0"?>{body}'.encode(), Content_Type="application/xml")
 
         def part(self, body: bytes, when: float) -> None:
             first, _, last = self.headers.get("Range", "").removeprefix("bytes=").partition("-")

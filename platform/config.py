@@ -24,6 +24,9 @@ from retable.platform.errors import UserError, nearest
 
 C = TypeVar("C")
 
+CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
+"""How fingerprints are written: made once, as there are many."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Scratch:
@@ -174,6 +177,7 @@ def field_types(config: Any) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in dataclasses.fields(config)}
 
 
+@functools.cache
 def choice_name(option: Any) -> str:
     """Return the name that selects a choice: the class's name in snake case, `SmallDense` -> `small_dense`."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", option.__name__).lower()
@@ -186,15 +190,23 @@ def flatten(config: object) -> dict[str, Any]:
     """
     flat: dict[str, Any] = {}
     kind: Any = type(config)
-    for name, hint in field_types(kind).items():
+    for name, is_choice in field_kinds(kind):
         value = getattr(config, name)
-        if not dataclasses.is_dataclass(value):
+        if not hasattr(value, "__dataclass_fields__"):
             flat[name] = value
             continue
-        if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        if is_choice:
             flat[name] = choice_name(type(value))
-        flat |= {f"{name}.{path}": inner for path, inner in flatten(value).items()}
+        for path, inner in flatten(value).items():
+            flat[f"{name}.{path}"] = inner
     return flat
+
+
+@functools.cache
+def field_kinds(config: Any) -> list[tuple[str, bool]]:
+    """Return a dataclass's field names, each with whether it is a choice."""
+    unions = (typing.Union, types.UnionType)
+    return [(name, typing.get_origin(hint) in unions) for name, hint in field_types(config).items()]
 
 
 def differences(config: object, default: object) -> dict[str, Any]:
@@ -258,7 +270,7 @@ def fingerprint(task: str, version: int, config: object) -> str:
     ancestor = parent(config)
     if ancestor is not None:
         flat["init.overrides"] = fingerprint(task, version, ancestor)
-    text = json.dumps([task, version, flat], sort_keys=True, separators=(",", ":"), allow_nan=False)
+    text = CANONICAL.encode([task, version, flat])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

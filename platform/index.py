@@ -32,16 +32,22 @@ class Index:
     """Fingerprint -> the newest stamp in its entry, and the entry as JSON."""
     added: dict[str, Entry] = field(default_factory=dict)
     """What was looked up meanwhile."""
+    last: tuple[str, Entry] = ("", {})
+    """The run that was asked for last, with its entry: a run's files are asked for one after another."""
 
     def entry(self, run: str) -> Entry:
         """Return what is known of a run: an entry without files where nothing is."""
         if run in self.added:
             return self.added[run]
+        if self.last[0] == run:
+            return self.last[1]
         try:
             found = json.loads(self.lines[run].partition(b" ")[2])
-            return found if isinstance(found["files"], dict) else {"files": {}}
+            found = found if isinstance(found["files"], dict) else {"files": {}}
         except (KeyError, ValueError, TypeError, RecursionError):
-            return {"files": {}}
+            found = {"files": {}}
+        self.last = (run, found)
+        return found
 
     def kept(self, run: str, path: str, stamp: Any) -> Any:
         """Return what was kept of a run's file while its stamp was this one; None where nothing was."""

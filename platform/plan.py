@@ -8,14 +8,16 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from retable.platform.config import Config, Parent, View, describe, differences, init_of, override, parent
 from retable.platform.provenance import device_name
 from retable.platform.runs import RunFolder, sha256, view_key
+from retable.platform.snapshot import Snapshot
 from retable.platform.storage import Storage
 from retable.platform.table import Combined, Figure, Measurement, Replicate, Row, Table, expand
 
@@ -27,6 +29,8 @@ Status = Literal[
 ]
 ENDED = ("done", "diverged", "parent diverged")
 """There is nothing to train."""
+READERS = 32
+"""Files that are read at once."""
 
 
 @dataclass(frozen=True)
@@ -218,9 +222,9 @@ def compile_plan(
 ) -> Plan:
     """Expand tables (already at their scale, with the changes) and find out what of them is there."""
     plan = Plan(storage, tables, scale, changes or {}, retry)
-    with storage.snapshot():
+    with storage.snapshot() as taken:
         for name, (task, table) in tables.items():
-            _add_table(plan, name, task, table)
+            _add_table(plan, name, task, table, taken)
         _add_predictions(plan)
         for combining in plan.uncombined:
             for member in combining.members:
@@ -229,20 +233,40 @@ def compile_plan(
     return plan
 
 
-def _add_table(plan: Plan, name: str, task: Task, table: Table | Figure) -> None:
+def _add_table(plan: Plan, name: str, task: Task, table: Table | Figure, taken: Snapshot) -> None:
     rows = plan.replicates[name] = {}
-    for row in table.rows:
-        if isinstance(row, Combined) or row.absent:
-            continue
+    there = [row for row in table.rows if not isinstance(row, Combined) and not row.absent]
+    for row in there:
         rows[row.label] = expand(table, row, task.config(), task.view())
-        for replicate in rows[row.label]:
-            if isinstance(row, Row):
-                _add(plan, task, replicate.config, replicate.view)
-            else:
+    trained = [replicate for row in there if isinstance(row, Row) for replicate in rows[row.label]]
+    folders = [RunFolder.of(plan.storage, task, replicate.config) for replicate in trained]
+    read_ahead(folders, [replicate.view for replicate in trained], taken)
+    for replicate, folder in zip(trained, folders, strict=True):
+        _add(plan, task, replicate.config, replicate.view, folder)
+    for row in there:
+        if isinstance(row, Measurement):
+            for replicate in rows[row.label]:
                 _add_timing(plan, task, row, replicate)
     for row in table.rows:
         if isinstance(row, Combined) and not row.absent:
             plan.combinings += combinings(plan, name, row)
+
+
+def read_ahead(folders: Sequence[RunFolder], views: Sequence[View | None], taken: Snapshot) -> None:
+    """Read the results and scores that the index does not know, many at once: a bucket's time is waiting."""
+    wanted: dict[str, tuple[RunFolder, list[View]]] = {}
+    for folder, view in zip(folders, views, strict=True):
+        files = ["result.json", *([f"views/{view_key(view)}/scores.json"] if view else [])]
+        if not all(taken.knows(f"{folder.path}/{file}") for file in files):
+            wanted.setdefault(folder.path, (folder, []))[1].extend([view] if view else [])
+
+    def read(folder: RunFolder, views: Sequence[View]) -> None:
+        folder.outcome()
+        for view in views:
+            folder.scored(view, "")
+
+    with ThreadPoolExecutor(READERS) as readers:
+        deque(readers.map(lambda each: read(*each), wanted.values()), maxlen=0)
 
 
 def task_reads(scoring: Scoring) -> Sequence[Any]:
@@ -315,8 +339,8 @@ def compile_configs(
     return plan
 
 
-def _add(plan: Plan, task: Task, config: Config, view: View | None) -> int:
-    """Add a training, its ancestors and its view; return its wave."""
+def _add(plan: Plan, task: Task, config: Config, view: View | None, folder: RunFolder | None = None) -> int:
+    """Add a training, its ancestors and its view; return its wave. `folder` is the run's, where it is known."""
     init, ancestor = init_of(config), parent(config)
     wave = 0
     if isinstance(init, Parent) and ancestor is not None:
@@ -324,7 +348,7 @@ def _add(plan: Plan, task: Task, config: Config, view: View | None) -> int:
         wave = 1 + _add(plan, task, ancestor, None)
         _keep(plan, task, ancestor, epoch, wave - 1)
     epoch = config.epochs if view is None else view.epoch
-    training = _keep(plan, task, config, epoch, wave)
+    training = _keep(plan, task, config, epoch, wave, folder)
     if view is not None:
         done = training.status in ("diverged", "parent diverged")
         if training.status == "done":
@@ -335,9 +359,11 @@ def _add(plan: Plan, task: Task, config: Config, view: View | None) -> int:
     return wave
 
 
-def _keep(plan: Plan, task: Task, config: Config, epoch: int, wave: int) -> Training:
+def _keep(
+    plan: Plan, task: Task, config: Config, epoch: int, wave: int, folder: RunFolder | None = None
+) -> Training:
     """Note that an epoch's weights of a run are wanted."""
-    folder = RunFolder.of(plan.storage, task, config)
+    folder = folder or RunFolder.of(plan.storage, task, config)
     known = plan.trainings.get(folder.path)
     if known is not None and epoch in known.keep:
         return known

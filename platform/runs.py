@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 CHECKPOINT = ("model.safetensors", "state.pt")
 """Files of a checkpoint, besides its manifest."""
 
+SORTED = json.JSONEncoder(sort_keys=True)
+"""How views are named: made once, as there are many."""
+
 
 def sha256(data: bytes) -> str:
     """Return the SHA-256 of some bytes, in hexadecimal."""
@@ -240,15 +243,18 @@ class RunFolder:
             UserError: where the file is damaged.
         """
 
-        def digest() -> str | None:
-            try:
-                found: str = self.folder.read_record(path, {"weights": str, "metrics": dict})["weights"]
-            except FileNotFoundError:
-                return None
-            return found
-
         path = f"views/{view_key(view)}/scores.json"
-        return self.folder.brief(path, digest) == weights
+        return self.folder.brief(path, lambda: self._scores_of(path)) == weights
+
+    def _scores_of(self, path: str) -> str | None:
+        """Return the digest of the weights that scores were taken from; None where there are none."""
+        try:
+            found = self.folder.read_record(path, {"weights": str, "metrics": dict})
+        except FileNotFoundError:
+            return None
+        check_numbers(f"{self.folder}/{path}", found["metrics"], "remove it and run again")
+        digest: str = found["weights"]
+        return digest
 
     def save_scores(self, view: View, weights: str, metrics: Mapping[str, float], seconds: float) -> None:
         """Keep a view's scores."""
@@ -336,7 +342,7 @@ def contiguous(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def view_key(view: object) -> str:
     """Return the name of a view's folder: its class and a hash of its fields."""
-    text = json.dumps(flatten(view), sort_keys=True)
+    text = SORTED.encode(flatten(view))
     return f"{choice_name(type(view))}-{sha256(text.encode())[:12]}"
 
 

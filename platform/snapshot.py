@@ -76,6 +76,12 @@ class Snapshot:
                 index.note(run, {inner: [*stamp, found]})
         return found
 
+    def knows(self, path: str) -> bool:
+        """Say whether `brief` answers without reading: from the index, or as there is no such file."""
+        _, task, run, inner = path.split("/", 3)
+        stamp = self._listed(path) if self._covers(path) else None
+        return stamp is None or self.indexes.of(task).kept(run, inner, stamp) is not None
+
     def below(self, path: str) -> dict[str, tuple[int, int]]:
         """Return every file below a listed folder, by its path from there, with its size and time."""
         self._covers(path)
