@@ -105,7 +105,7 @@ def serve(make: Callable[[], Bucket], delay: float, port: Any, counts: Any) -> N
             kind = "LIST" if self.command == "GET" and not name else self.command
             tally[kind] += 1
             counts.value = ",".join(f"{kind} {count}" for kind, count in tally.items()).encode()
-            data = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            data = self.body()
             if "aws-chunked" in self.headers.get("Content-Encoding", ""):
                 data = unchunked(data)
             if kind == "LIST":
@@ -125,6 +125,17 @@ def serve(make: Callable[[], Bucket], delay: float, port: Any, counts: Any) -> N
                 self.answer(200 if not name else 404)
             else:
                 self.part(*found)
+
+        def body(self) -> bytes:
+            if self.headers.get("Transfer-Encoding") != "chunked":
+                return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            found = []
+            while size := int(self.rfile.readline().split(b";")[0], 16):
+                found.append(self.rfile.read(size))
+                self.rfile.readline()
+            while self.rfile.readline().strip():
+                pass
+            return b"".join(found)
 
         def upload(self, name: str, query: Mapping[str, str]) -> None:
             if "uploads" in query:
