@@ -61,7 +61,9 @@ class Bucket:
                 if name in self.written:
                     size = len(self.written[name][0])
                     made = time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime(self.written[name][1]))
-                parts.append(f"<Contents><Key>{escape(name)}</Key><LastModified>{made}</LastModified><Size>{size}</Size></Contents>")
+                parts.append(
+                    f"<Contents><Key>{escape(name)}</Key><LastModified>{made}</LastModified><Size>{size}</Size></Contents>"
+                )
                 place += 1
             count += 1
         more = place < len(self.names) and self.names[place].startswith(prefix)
@@ -139,7 +141,9 @@ def serve(make: Callable[[], Bucket], delay: float, port: Any, counts: Any) -> N
 
         def upload(self, name: str, query: Mapping[str, str]) -> None:
             if "uploads" in query:
-                body = f"<InitiateMultipartUploadResult><UploadId>{len(parts)}</UploadId></InitiateMultipartUploadResult>"
+                body = (
+                    f"<InitiateMultipartUploadResult><UploadId>{len(parts)}</UploadId></InitiateMultipartUploadResult>"
+                )
                 parts[str(len(parts))] = {}
             else:
                 whole = parts.pop(query["uploadId"])

@@ -49,12 +49,20 @@ def contents() -> dict[str, bytes]:
     weights = {str(config["epochs"]): "0" * 64}
     result = {"data": "d", "fingerprint": "", "metrics": numbers, "seconds": 1.0, "task": "rl", "weights": weights}
     row = {"epoch": config["epochs"], "step": 1, "time": 1.0} | numbers
-    made = {"commit": "c" * 40, "dirty": False, "host": "node", "scale": "paper", "versions": {str(n): "1" for n in range(40)}}
+    made = {
+        "commit": "c" * 40,
+        "dirty": False,
+        "host": "node",
+        "scale": "paper",
+        "versions": {str(n): "1" for n in range(40)},
+    }
     return {
         "result.json": json.dumps(result, indent=2).encode(),
         "provenance.json": json.dumps(made, indent=2).encode(),
         "metrics.jsonl": json.dumps(row).encode() + b"\n",
-        "scores.json": json.dumps({"weights": "0" * 64, "metrics": {"return": 1.0}, "seconds": 1.0, "view": {}}).encode(),
+        "scores.json": json.dumps(
+            {"weights": "0" * 64, "metrics": {"return": 1.0}, "seconds": 1.0, "view": {}}
+        ).encode(),
         "config.json": json.dumps({"task": "rl", "version": 1, "config": config}, indent=2).encode(),
         "events.out.tfevents.0.retable": b"x" * 100,
         "epoch-0001.safetensors": b"x" * 100,

@@ -304,7 +304,7 @@ def describe(changes: Mapping[str, object]) -> str:
     return " ".join(f"{path}={value}" for path, value in words.items())
 
 
-def parse_set(assignments: list[str]) -> dict[str, object]:
+def parse_set(assignments: list[str], option: str = "--set") -> dict[str, object]:
     """Parse `--set path=value` assignments; values are read as JSON where they are JSON, else as text.
 
     Raises:
@@ -314,7 +314,7 @@ def parse_set(assignments: list[str]) -> dict[str, object]:
     for assignment in assignments:
         path, equals, text = assignment.partition("=")
         if not equals:
-            raise UserError(f"--set {assignment}: write it as path=value, e.g. --set seed=3")
+            raise UserError(f"{option} {assignment}: write it as path=value, e.g. {option} seed=3")
         try:
             changes[path.strip()] = json.loads(text)
         except ValueError:

@@ -169,7 +169,13 @@ def told(task: str, run: str, entry: Entry) -> Run | None:
 
 
 def finished(
-    task: str, run: str, result: Mapping[str, Any], config: Mapping[str, Any], made: Mapping[str, Any], at: float, size: int
+    task: str,
+    run: str,
+    result: Mapping[str, Any],
+    config: Mapping[str, Any],
+    made: Mapping[str, Any],
+    at: float,
+    size: int,
 ) -> Run:
     """Return a finished run, of what the index keeps of its files."""
     why = result.get("diverged", "")

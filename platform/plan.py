@@ -359,9 +359,7 @@ def _add(plan: Plan, task: Task, config: Config, view: View | None, folder: RunF
     return wave
 
 
-def _keep(
-    plan: Plan, task: Task, config: Config, epoch: int, wave: int, folder: RunFolder | None = None
-) -> Training:
+def _keep(plan: Plan, task: Task, config: Config, epoch: int, wave: int, folder: RunFolder | None = None) -> Training:
     """Note that an epoch's weights of a run are wanted."""
     folder = folder or RunFolder.of(plan.storage, task, config)
     known = plan.trainings.get(folder.path)

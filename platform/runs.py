@@ -242,7 +242,6 @@ class RunFolder:
         Raises:
             UserError: where the file is damaged.
         """
-
         path = f"views/{view_key(view)}/scores.json"
         return self.folder.brief(path, lambda: self._scores_of(path)) == weights
 
@@ -283,7 +282,9 @@ def outcome_of(result: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """Return a result but its metrics, with the epoch it ended at."""
     if result is None:
         return None
-    return {name: value for name, value in result.items() if name != "metrics"} | {"epoch": result["metrics"].get("epoch")}
+    return {name: value for name, value in result.items() if name != "metrics"} | {
+        "epoch": result["metrics"].get("epoch")
+    }
 
 
 def epoch_row(line: bytes) -> dict[str, Any] | None:

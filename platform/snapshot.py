@@ -71,7 +71,11 @@ class Snapshot:
         index = self.indexes.of(task)
         found = index.kept(run, inner, stamp)
         if found is None and stamp is not None:
+            whole = ("json", path)
+            before = whole in self.values
             found = make()
+            if not before:
+                self.values.pop(whole, None)  # of a hundred thousand results, the metrics would fill the memory
             if found is not None:
                 index.note(run, {inner: [*stamp, found]})
         return found
