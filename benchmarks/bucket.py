@@ -68,7 +68,8 @@ class Bucket:
             count += 1
         more = place < len(self.names) and self.names[place].startswith(prefix)
         token = f"<NextContinuationToken>{escape(last)}</NextContinuationToken>" if more else ""
-        return f"{LIST}<IsTruncated>{str(more).lower()}</IsTruncated><KeyCount>{count}</KeyCount>{token}{''.join(parts)}</ListBucketResult>"
+        about = f"<IsTruncated>{str(more).lower()}</IsTruncated><KeyCount>{count}</KeyCount>{token}"
+        return f"{LIST}{about}{''.join(parts)}</ListBucketResult>"
 
 
 def unchunked(data: bytes) -> bytes:

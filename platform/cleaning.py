@@ -101,6 +101,7 @@ def what_is_named(storage: Storage, notes: list[str]) -> Named:
         for name in tasks.names():
             try:
                 task = tasks.find(name)
+                every: list[tuple[str, str, dict[str, object]]]
                 every = [(table, scale, {}) for table in task.tables() for scale in task.scales()]
             except ImportError as error:
                 notes.append(f"left alone: all of {name}, whose code does not load here ({one_line(error)})")

@@ -1,15 +1,13 @@
-"""Commands about what a storage holds, and about jobs on a cluster; all but `gc` know no task's code."""
+"""The commands `runs`, `show`, `diff` and `gc`: what a storage holds. All but `gc` know no task's code."""
 
 from __future__ import annotations
 
 import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.live import Live
 from rich.table import Table as Grid
 from rich.text import Text
 
@@ -24,7 +22,6 @@ Where = Annotated[
     typer.Option("--storage", envvar="RETABLE_STORAGE", help="Where data, runs and reports lie: a folder or a URI."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Address = Annotated[str, typer.Option(help="Of the dashboard, http://HEAD:8265; else RAY_API_SERVER_ADDRESS.")]
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="A run's first digits, or `latest`.")]
 
 COLOURS = {"finished": "green", "running": "cyan", "failed": "red", "damaged": "red", "diverged": "yellow"}
@@ -67,12 +64,13 @@ def grid(titles: Sequence[str], rows: Iterable[Sequence[object]], right: str = "
         right: titles of the columns whose numbers are aligned.
     """
     cells = [[cell if isinstance(cell, Text) else Text(plain(cell)) for cell in row] for row in rows]
-    found = Grid(box=None, padding=(0, 1), pad_edge=False)
+    found = Grid(box=None, padding=(0, 1), pad_edge=False, show_header=any(titles), expand=True)
     for place, title in enumerate(titles):
         last = place == len(titles) - 1
-        width = min(40, max([len(title), *(row[place].cell_len for row in cells)]))
+        width = min(60, max([len(title), *(row[place].cell_len for row in cells)]))
         justify: Any = "right" if title and title in right.split() else "left"
-        found.add_column(title, justify=justify, no_wrap=True, overflow="ellipsis", min_width=None if last else width)
+        fit: Any = {"ratio": 1} if last else {"width": width}
+        found.add_column(title, justify=justify, no_wrap=True, overflow="ellipsis", **fit)
     for row in cells:
         found.add_row(*row)
     return found
@@ -177,14 +175,15 @@ def section(title: str, values: Mapping[str, Any], most: int = 30) -> None:
     if not values:
         return
     console.print(f"\n{plain(title)}", style="bold", markup=False)
-    show(grid(("", ""), [(f"  {name}", number(value)) for name, value in list(values.items())[:most]]))
+    show(grid(("", ""), [(name, number(value)) for name, value in list(values.items())[:most]]))
     if len(values) > most:
         console.print(f"  and {len(values) - most} more: --json shows all", style="dim", markup=False)
 
 
-def number(value: Any) -> str:
-    """Write a value as people read it."""
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+def number(value: Any, most: int = 200) -> str:
+    """Write a value as people read it; one that is longer is cut."""
+    text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 @app.command()
@@ -206,7 +205,7 @@ def diff(first: RunName, second: RunName, storage: Where = "results", as_json: J
         errors.print(f"note: a run of {plain(one['task'])} and one of {plain(other['task'])}", markup=False)
     for title, pairs in found.items():
         console.print(plain(title), style="bold", markup=False)
-        rows = [(f"  {name}", number(a), number(b), gap(a, b)) for name, (a, b) in pairs.items()]
+        rows = [(name, number(a, 28), number(b, 28), gap(a, b)) for name, (a, b) in pairs.items()]
         show(grid(("", one["run"][:8], other["run"][:8], "difference" if any(row[3] for row in rows) else ""), rows))
     if not found:
         console.print("they differ in nothing")
@@ -262,128 +261,3 @@ def gc(
             remove(where, found, report or (lambda done, total: None))
         if not as_json:
             console.print("removed")
-
-
-@app.command()
-def status(
-    storage: Where = "results",
-    address: Address = "",
-    watch: Annotated[bool, typer.Option("--watch", help="Look again every 10 seconds, until Ctrl-C.")] = False,
-    as_json: Json = False,
-) -> None:
-    """Show what is going on: trainings by host with progress, failures with their cause, what has fallen silent.
-
-    It reads the storage alone, from any machine. With --address also a Ray cluster's nodes, and what waits for which.
-
-    Examples: `retable status --storage s3://bucket/retable --watch` · `retable status --address http://HEAD:8265`
-    """
-    from retable.platform.status import of_cluster, of_storage
-    from retable.platform.storage import Storage
-    from retable.platform.submit import dashboard
-
-    where = Storage.open(storage)
-
-    def look() -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        if where.folders("runs") or not address:
-            found["storage"] = of_storage(where)
-        return found | ({"cluster": of_cluster(dashboard(address))} if address else {})
-
-    if as_json:
-        print_json(look())
-        return
-    if not watch or not console.is_terminal:
-        show(status_grid(look()))
-        return
-    with Live(status_grid(look()), console=console, auto_refresh=False) as live:
-        while True:
-            time.sleep(10)
-            live.update(status_grid(look()), refresh=True)
-
-
-def status_grid(found: Mapping[str, Any]) -> Grid:
-    """Return what is drawn of a status."""
-    whole = Grid.grid()
-    if "storage" in found:
-        counts = ", ".join(f"{count} {state}" for state, count in found["storage"]["states"].items())
-        whole.add_row(Text(f"runs: {counts}"))
-        rows = []
-        for run in found["storage"]["active"]:
-            left = run["seconds left"]
-            text = f"{clock(left)} left" if left is not None else f"for {clock(run['silent'])}" if run["silent"] else ""
-            how = Text(run["state"], COLOURS.get(run["state"], "dim"))
-            rows.append(
-                (run["host"], how, run["run"][:8], run["task"], f"{run['epoch']}/{run['epochs']}", run["why"] or text)
-            )
-        if rows:
-            whole.add_row(grid(("host", "state", "run", "task", "epochs", ""), rows[:MOST], "epochs"))
-        if len(rows) > MOST:
-            whole.add_row(Text(f"and {len(rows) - MOST} more: --json shows all", "dim"))
-    if "cluster" in found:
-        nodes = found["cluster"]["nodes"]
-        cells = [(n["address"], n["state"].lower(), f"{n.get('CPU', 0):g}", f"{n.get('GPU', 0):g}") for n in nodes]
-        whole.add_row(grid(("node", "state", "CPU", "GPU"), cells, "CPU GPU"))
-        waits = found["cluster"]["waiting"]
-        lines = [f"waits: {count} x {what}" for what, count in waits.items()] or ["nothing waits for resources"]
-        whole.add_row(Text("\n".join(lines)))
-    return whole
-
-
-@app.command(context_settings={"ignore_unknown_options": True})
-def submit(
-    words: Annotated[list[str] | None, typer.Argument(metavar="-- COMMAND...", help="Such as reproduce rl.")] = None,
-    address: Address = "",
-    storage: Where = "results",
-    working_dir: Annotated[
-        Path, typer.Option(help="The folder that is uploaded.", exists=True, file_okay=False)
-    ] = Path(),
-    follow: Annotated[bool, typer.Option("--follow/--no-follow", help="Print what the job says until it ends.")] = True,
-    follow_job: Annotated[str, typer.Option(metavar="JOB", help="Follow a job that was submitted before.")] = "",
-    stop: Annotated[str, typer.Option(metavar="JOB", help="Stop a job; submitted again, it goes on.")] = "",
-    list_: Annotated[bool, typer.Option("--list", help="List the cluster's jobs.")] = False,
-    fetch: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Copy the storage's report to a folder here.")
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Send a command of retable to a Ray cluster as a job, and follow it; Ctrl-C leaves the job as it is.
-
-    The folder is uploaded without what git ignores; the storage must be one that every node sees.
-
-    Examples: `retable submit --storage s3://bucket/retable -- reproduce rl --scale paper` · `retable submit --stop JOB`
-    """
-    from retable.platform import submit as jobs
-    from retable.platform.storage import Storage
-
-    if fetch is not None:
-        jobs.fetch(Storage.open(storage), fetch)
-        console.print(f"report: {fetch}/index.html", markup=False)
-        return
-    where = jobs.dashboard(address)
-    if stop:
-        console.print(jobs.stop(where, stop), markup=False)
-        return
-    if list_:
-        show_jobs(jobs.jobs(where), as_json)
-        return
-    if not follow_job:
-        command, storage = jobs.split_storage(words or [], storage)
-        follow_job = jobs.submit(where, command, storage, working_dir)
-        console.print(f"job {follow_job}", markup=False)
-    if follow and not jobs.follow(where, follow_job):
-        raise typer.Exit(1)
-
-
-def show_jobs(found: Sequence[Mapping[str, Any]], as_json: bool) -> None:
-    """Print jobs."""
-    if as_json:
-        print_json(found)
-    elif found:
-        show(
-            grid(
-                ("job", "state", "age", "command"),
-                [(j["job"], j["state"], age(j["started"]), j["command"]) for j in found],
-            )
-        )
-    else:
-        console.print("no jobs")

@@ -177,10 +177,14 @@ def field_types(config: Any) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in dataclasses.fields(config)}
 
 
-@functools.cache
 def choice_name(option: Any) -> str:
     """Return the name that selects a choice: the class's name in snake case, `SmallDense` -> `small_dense`."""
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", option.__name__).lower()
+    return _snake_case(option.__name__)
+
+
+@functools.cache
+def _snake_case(name: str) -> str:
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
 
 
 def flatten(config: object) -> dict[str, Any]:

@@ -42,7 +42,7 @@ class Index:
         if self.last[0] == run:
             return self.last[1]
         try:
-            found = json.loads(self.lines[run].partition(b" ")[2])
+            found: Entry = json.loads(self.lines[run].partition(b" ")[2])
             found = found if isinstance(found["files"], dict) else {"files": {}}
         except (KeyError, ValueError, TypeError, RecursionError):
             found = {"files": {}}

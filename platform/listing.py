@@ -120,16 +120,16 @@ def _runs_of(
         else:
             known.size = sum(size for size, _ in files.values()) if files else known.size
             found.append(known)
-    for run, files in changed.items():
-        if files is None:
+    for run, known_files in changed.items():
+        if known_files is None:
             few = len(changed) <= FEW
             path = f"{folder}/{run}"
             changed[run] = dict(listed(storage.filesystem, f"{storage.root}/{path}")) if few else taken.below(path)
     now = max([time.time(), *(when / 1e9 for files in changed.values() for _, when in (files or {}).values() if when)])
     with ThreadPoolExecutor(READERS) as readers:
         looks = [(RunFolder(storage, task, run), files or {}, index, times[run], now) for run, files in changed.items()]
-        for count, run in enumerate(readers.map(lambda look: look_at(*look), looks), 1):
-            found.append(run)
+        for count, seen in enumerate(readers.map(lambda look: look_at(*look), looks), 1):
+            found.append(seen)
             if done and not count % 100:
                 done(count, len(looks))
     return found, set(times)
@@ -266,7 +266,7 @@ def newest_attempt(folder: RunFolder, files: Files) -> tuple[int, Mapping[str, A
 
 
 def select(runs: Sequence[Run], where: Mapping[str, Any], states: Sequence[str], sort: str) -> list[Run]:
-    """Return the runs that have these values and states, sorted: by their age, or by a field (`-field`: the largest first).
+    """Return the runs that have these values and states, sorted by age or by a field (`-field`: the largest first).
 
     Raises:
         UserError: where no run has such a field, or there is no such state.

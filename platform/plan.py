@@ -236,17 +236,17 @@ def compile_plan(
 def _add_table(plan: Plan, name: str, task: Task, table: Table | Figure, taken: Snapshot) -> None:
     rows = plan.replicates[name] = {}
     there = [row for row in table.rows if not isinstance(row, Combined) and not row.absent]
-    for row in there:
-        rows[row.label] = expand(table, row, task.config(), task.view())
+    for each in there:
+        rows[each.label] = expand(table, each, task.config(), task.view())
     trained = [replicate for row in there if isinstance(row, Row) for replicate in rows[row.label]]
     folders = [RunFolder.of(plan.storage, task, replicate.config) for replicate in trained]
     read_ahead(folders, [replicate.view for replicate in trained], taken)
     for replicate, folder in zip(trained, folders, strict=True):
         _add(plan, task, replicate.config, replicate.view, folder)
-    for row in there:
-        if isinstance(row, Measurement):
-            for replicate in rows[row.label]:
-                _add_timing(plan, task, row, replicate)
+    for each in there:
+        if isinstance(each, Measurement):
+            for replicate in rows[each.label]:
+                _add_timing(plan, task, each, replicate)
     for row in table.rows:
         if isinstance(row, Combined) and not row.absent:
             plan.combinings += combinings(plan, name, row)

@@ -32,7 +32,7 @@ def _git() -> dict[str, Any]:
 
 
 def checkout(folder: Path) -> dict[str, str]:
-    """Return the variables by which a job knows the commit of the folder that is uploaded; none outside of a checkout."""
+    """Return the variables by which a job knows the commit of the uploaded folder; none outside of a checkout."""
     found = _git_of(folder)
     return {"RETABLE_COMMIT": found["commit"], "RETABLE_DIRTY": str(int(found["dirty"]))} if found else {}
 

@@ -321,7 +321,8 @@ def expand(table: AnyTable, row: Row | Measurement, default: Any, default_view: 
     if view_overrides is None:
         axes = {path: values for path, values in axes.items() if not path.startswith("view.")}
     scaled = {} if isinstance(row, Measurement) else table.overrides
-    base, views = override(default, row.overrides), {}
+    base = override(default, row.overrides)
+    views: dict[Any, Any] = {}
     fixed = {path: value for path, value in row.overrides.items() if path in table.over}
     fixed |= {f"view.{path}": v for path, v in (view_overrides or {}).items() if f"view.{path}" in table.over}
     found = []
