@@ -15,7 +15,7 @@ from typing import Any
 from retable.platform import task as tasks
 from retable.platform.config import fingerprint, override
 from retable.platform.errors import UserError, one_line
-from retable.platform.listing import Run, list_runs
+from retable.platform.listing import Run, folders_in, list_runs
 from retable.platform.plan import compile_plan
 from retable.platform.snapshot import listed
 from retable.platform.storage import Storage
@@ -67,7 +67,7 @@ def find_waste(storage: Storage, older: float = 0.0) -> tuple[list[Waste], list[
     notes: list[str] = []
     named = what_is_named(storage, notes)
     latest = time.time() - max(older * 86400, AT_WORK)
-    runs = list_runs(storage) if storage.folders("runs") else []
+    runs = list_runs(storage) if folders_in(storage, "runs") else []
     add_parents(named, runs, storage)
     busy = [run for run in runs if run.state in ("running", "silent")]
     found = [
@@ -136,7 +136,7 @@ def points_of_sweeps(storage: Storage) -> Iterable[str]:
     Raises:
         UserError: where a sweep's file cannot be read.
     """
-    there = {run: task for task in storage.folders("runs") for run in storage.folders(f"runs/{task}")}
+    there = {run: task for task in folders_in(storage, "runs") for run in folders_in(storage, f"runs/{task}")}
     for file in storage.list("sweeps"):
         if file.endswith(".json"):
             points = storage.read_json(f"sweeps/{file}")
@@ -169,7 +169,7 @@ def add_parents(named: Named, runs: Sequence[Run], storage: Storage) -> None:
 def unnamed(storage: Storage, top: str, of: set[str], is_named: Callable[[str], bool], what: str) -> list[Waste]:
     """Return the folders and files `<top>/<task>/<name>` that are not named, of the tasks that can be asked."""
     found = []
-    for task in of & set(storage.folders(top)):
+    for task in of & set(folders_in(storage, top)):
         groups: dict[str, list[tuple[int, int]]] = {}
         for path, stamp in listed(storage.filesystem, f"{storage.root}/{top}/{task}"):
             groups.setdefault(f"{top}/{task}/{path.split('/')[0]}", []).append(stamp)

@@ -41,7 +41,7 @@ def status(
 
     def look() -> dict[str, Any]:
         found: dict[str, Any] = {}
-        if where.folders("runs") or not address:
+        if where.exists("runs") or not address:
             found["storage"] = of_storage(where)
         return found | ({"cluster": of_cluster(dashboard(address))} if address else {})
 

@@ -7,6 +7,7 @@ read. On a local disk a folder's own time says whether it has changed; on a buck
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from collections import Counter, defaultdict
@@ -16,13 +17,11 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
 
-from pyarrow import fs
-
 from retable.platform.config import describe
 from retable.platform.errors import UserError, disk_errors, nearest
 from retable.platform.index import Entry, Index
 from retable.platform.runs import RunFolder, outcome_of
-from retable.platform.snapshot import Snapshot, listed
+from retable.platform.snapshot import Snapshot, is_text, listed
 from retable.platform.storage import Storage
 
 State = Literal["finished", "diverged", "running", "silent", "stopped", "failed", "damaged"]
@@ -89,9 +88,9 @@ def list_runs(storage: Storage, task: str = "", done: Callable[[int, int], None]
     Raises:
         UserError: where the storage holds no such task's runs, or none at all.
     """
-    tasks = [name for name in storage.folders("runs") if task in ("", name)]
+    tasks = [name for name in folders_in(storage, "runs") if task in ("", name)]
     if not tasks:
-        there = storage.folders("runs")
+        there = folders_in(storage, "runs")
         raise UserError(f"{storage}: no runs of {task or 'any task'}{nearest(task, there) if task else ''}")
     taken = Snapshot(storage.filesystem, storage.root)
     found, names = [], {}
@@ -100,7 +99,7 @@ def list_runs(storage: Storage, task: str = "", done: Callable[[int, int], None]
         found += runs
     with suppress(UserError, OSError):  # a storage for reading only has no index
         taken.indexes.write(lambda name: names.get(name, ()), storage.write, 50)
-    return sorted(found, key=lambda run: run.changed, reverse=True)
+    return sorted(found, key=lambda run: (-run.changed, run.task, run.run))
 
 
 def _runs_of(
@@ -137,10 +136,15 @@ def _runs_of(
 
 def folder_times(storage: Storage, path: str) -> dict[str, int]:
     """Return the folders in a folder of a local storage, each with its own time (ns)."""
-    with disk_errors(str(storage / path)):
-        infos = storage.filesystem.get_file_info(fs.FileSelector(f"{storage.root}/{path}", allow_not_found=True))
-    folders = (info for info in infos if info.type == fs.FileType.Directory)
-    return {info.base_name: info.mtime_ns or 0 for info in folders if not info.base_name.startswith(".")}
+    with disk_errors(str(storage / path)), suppress(FileNotFoundError), os.scandir(f"{storage.root}/{path}") as found:
+        ours = (each for each in found if each.is_dir() and not each.name.startswith(".") and is_text(each.name))
+        return {each.name: each.stat().st_mtime_ns for each in ours}
+    return {}
+
+
+def folders_in(storage: Storage, path: str) -> Sequence[str]:
+    """Return the sorted names of the folders in a folder, but those that are no text."""
+    return sorted(folder_times(storage, path)) if storage.is_local else storage.folders(path)
 
 
 def holds(entry: Entry, folder: int, files: Files | None) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 from retable.platform.errors import UserError
 from retable.platform.index import Index
-from retable.platform.listing import Files, list_runs, look_at
+from retable.platform.listing import Files, folders_in, list_runs, look_at
 from retable.platform.runs import RunFolder
 from retable.platform.snapshot import listed
 from retable.platform.storage import Storage
@@ -28,7 +28,7 @@ def find_run(storage: Storage, start: str) -> RunFolder:
         return RunFolder(storage, newest.task, newest.run)
     if not DIGITS.fullmatch(start):
         raise UserError(f"run {start!r}: name it by its first digits, 0-9 and a-f, or say latest")
-    every = ((task, run) for task in storage.folders("runs") for run in storage.folders(f"runs/{task}"))
+    every = ((task, run) for task in folders_in(storage, "runs") for run in folders_in(storage, f"runs/{task}"))
     found = [RunFolder(storage, task, run) for task, run in every if run.startswith(start)]
     if not found:
         raise UserError(f"{storage}: no run begins with {start!r}; `retable runs` lists what is there")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -154,10 +155,34 @@ class Snapshot:
 
 def listed(filesystem: fs.FileSystem, folder: str) -> Iterator[tuple[str, tuple[int, int]]]:
     """Yield every file below a folder, by its path from there, with its size and time (ns)."""
+    if isinstance(filesystem, fs.LocalFileSystem):  # a list of a million pyarrow's objects would take half a gigabyte
+        yield from _walked(folder, "")
+        return
     selector = fs.FileSelector(folder, allow_not_found=True, recursive=True)
     for info in filesystem.get_file_info(selector):
         if info.type == fs.FileType.File and not info.base_name.startswith(".writing-"):
             yield info.path[len(folder) + 1 :], (info.size, info.mtime_ns)
+
+
+def is_text(name: str) -> bool:
+    """Say whether a name of a local file is text: other names are not ours, and pyarrow fails on them."""
+    return name.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in name)
+
+
+def _walked(folder: str, above: str) -> Iterator[tuple[str, tuple[int, int]]]:
+    try:
+        with os.scandir(f"{folder}/{above}") as entries:
+            for entry in entries:
+                if not is_text(entry.name):
+                    continue
+                if entry.is_dir():
+                    yield from _walked(folder, f"{above}{entry.name}/")
+                elif not entry.name.startswith(".writing-"):
+                    with suppress(FileNotFoundError):  # it went meanwhile, or is a link to nothing
+                        about = entry.stat()
+                        yield f"{above}{entry.name}", (about.st_size, about.st_mtime_ns)
+    except (FileNotFoundError, NotADirectoryError):
+        return
 
 
 def _stamp(info: Any) -> Stamp:
