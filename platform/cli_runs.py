@@ -227,7 +227,7 @@ def gc(
     storage: Where = "results",
     as_json: Json = False,
 ) -> None:
-    """List, or remove, what no table at any scale and no sweep names: runs, combinations, measurements, Ray's leftovers.
+    """List, or remove, what no table and no sweep names: runs, combinations, measurements, what Ray left.
 
     Never what is being trained or changed within the hour, nor data sets and imported weights. With --older-than also
     exported files that were served; `retable serve` makes those again.

@@ -6,14 +6,15 @@ read. On a local disk a folder's own time says whether it has changed; on a buck
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
 
@@ -93,13 +94,27 @@ def list_runs(storage: Storage, task: str = "", done: Callable[[int, int], None]
         there = folders_in(storage, "runs")
         raise UserError(f"{storage}: no runs of {task or 'any task'}{nearest(task, there) if task else ''}")
     taken = Snapshot(storage.filesystem, storage.root)
-    found, names = [], {}
-    for name in tasks:
-        runs, names[name] = _runs_of(storage, name, taken, done)
-        found += runs
+    found: list[Run] = []
+    names = {}
+    with unswept():
+        for name in tasks:
+            runs, names[name] = _runs_of(storage, name, taken, done)
+            found += runs
     with suppress(UserError, OSError):  # a storage for reading only has no index
         taken.indexes.write(lambda name: names.get(name, ()), storage.write, 50)
     return sorted(found, key=lambda run: (-run.changed, run.task, run.run))
+
+
+@contextmanager
+def unswept() -> Iterator[None]:
+    """Let Python look for no garbage while the block runs: it would look through each run again and again."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
 
 
 def _runs_of(
@@ -253,6 +268,8 @@ def unfinished(
     elif attempt.get("state") == "running":
         run.silent = max(0.0, now - beaten)
         run.state = "silent" if run.silent > SILENT else "running"
+    elif not number and now - run.changed < SILENT:  # of before attempts were noted: somebody writes its log
+        run.state = "running"
     return run
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import re
 import shlex
@@ -110,6 +111,12 @@ def connect(address: str) -> JobSubmissionClient:
     ask(address, "/api/version")  # the client itself would wait for ever for a server that is silent
     from ray.job_submission import JobSubmissionClient
 
+    for name in (
+        "ray",
+        "ray.dashboard.modules.dashboard_sdk",
+        "ray.dashboard.modules.job.sdk",
+    ):  # it says each file that it leaves out
+        logging.getLogger(name).setLevel(logging.ERROR)
     with told(address):
         return JobSubmissionClient(address)
 
