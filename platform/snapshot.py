@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,7 +27,9 @@ class Snapshot:
     filesystem: fs.FileSystem
     root: str
     folders: dict[str, dict[str, tuple[int, int] | None]] = field(default_factory=dict)
-    """Path of a listed folder -> name -> size and time of a file; None of a folder."""
+    """Path of a listed folder, of at most two parts -> name -> size and time of a file; None of a folder."""
+    works: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
+    """Path of a folder of three parts, such as a run's -> path in there of each file -> its size and time."""
     listed: set[str] = field(default_factory=set)
     values: dict[Any, Any] = field(default_factory=dict)
     """What was read, and what was made of it."""
@@ -87,16 +89,10 @@ class Snapshot:
         stamp = self._listed(path) if self._covers(path) else None
         return stamp is None or self.indexes.of(task).kept(run, inner, stamp) is not None
 
-    def below(self, path: str) -> dict[str, tuple[int, int]]:
-        """Return every file below a listed folder, by its path from there, with its size and time."""
+    def below(self, path: str) -> Mapping[str, tuple[int, int]]:
+        """Return every file below a listed folder of three parts, such as a run's, with its size and time."""
         self._covers(path)
-        found: dict[str, tuple[int, int]] = {}
-        for name, stamp in self.folders.get(path, {}).items():
-            if stamp is not None:
-                found[name] = stamp
-            else:
-                found |= {f"{name}/{inner}": known for inner, known in self.below(f"{path}/{name}").items()}
-        return found
+        return self.works.get(path, {})
 
     def keep_index(self, write: Callable[[str, bytes], None], least: int = 50) -> None:
         """Write down what had to be read of finished runs, if that was of more than a few."""
@@ -121,17 +117,30 @@ class Snapshot:
         return top in LISTED
 
     def _add(self, path: str, stamp: tuple[int, int]) -> None:
-        """Add a file, and the folders above it. Names are shared: a storage has millions of files, of few names."""
-        found: tuple[int, int] | None = stamp
-        while "/" in path:
-            path, name = path.rsplit("/", 1)
-            known = path in self.folders
-            self.folders.setdefault(path, {})[sys.intern(name)] = found
-            if known:
+        """Add a file. Names are shared: a storage has millions of files, of few names."""
+        top, *parts = path.split("/", 3)
+        if len(parts) == 3:
+            work = f"{top}/{parts[0]}/{parts[1]}"
+            if work in self.works:
+                self.works[work][sys.intern(parts[2])] = stamp
                 return
-            found = None
+            self.works[work] = {sys.intern(parts[2]): stamp}
+        above = top
+        for place, name in enumerate(parts[:2]):
+            is_file = place == len(parts) - 1
+            self.folders.setdefault(above, {})[name] = stamp if is_file else None
+            above = f"{above}/{name}"
 
     def _listed(self, path: str) -> Stamp:
+        parts = path.split("/", 3)
+        work = self.works.get("/".join(parts[:3]))
+        if work is not None:
+            inner = parts[3] if len(parts) == 4 else ""
+            if inner in work:
+                return list(work[inner])
+            start = f"{inner}/" if inner else ""
+            names = {each[len(start) :].split("/", 1)[0] for each in work if each.startswith(start)}
+            return sorted(names) or None
         if path in self.folders:
             return sorted(self.folders[path])
         above, _, name = path.rpartition("/")
@@ -159,7 +168,9 @@ def listed(filesystem: fs.FileSystem, folder: str) -> Iterator[tuple[str, tuple[
         yield from _walked(folder, "")
         return
     selector = fs.FileSelector(folder, allow_not_found=True, recursive=True)
-    for info in filesystem.get_file_info(selector):
+    infos = filesystem.get_file_info(selector)
+    while infos:
+        info = infos.pop()  # and its memory is free: there may be a million
         if info.type == fs.FileType.File and not info.base_name.startswith(".writing-"):
             yield info.path[len(folder) + 1 :], (info.size, info.mtime_ns)
 

@@ -135,7 +135,7 @@ def test_lines_that_are_not_an_indexs_are_passed_over(many):
     head, *lines = gzip.decompress(packed(many).read_bytes()).split(b"\n")
     bad = [
         line.split(b" ")[0] + b" 5 " + rest
-        for line, rest in zip(lines, (b"{", b"[]", b'{"files": 3}', b'{"files": {"result.json": 1}}'))
+        for line, rest in zip(lines[:4], (b"{", b"[]", b'{"files": 3}', b'{"files": {"result.json": 1}}'), strict=True)
     ]
     packed(many).write_bytes(gzip.compress(b"\n".join([head, *bad, *lines[4:]])))
     assert list_runs(many) == first
