@@ -341,10 +341,19 @@ def contiguous(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights.items()}
 
 
+_named: tuple[object, str] = (None, "")
+"""The view that was named last: a table's rows share theirs, and ask for its name again and again."""
+
+
 def view_key(view: object) -> str:
     """Return the name of a view's folder: its class and a hash of its fields."""
-    text = SORTED.encode(flatten(view))
-    return f"{choice_name(type(view))}-{sha256(text.encode())[:12]}"
+    global _named
+    last, name = _named
+    if view is not last:  # a view never changes
+        text = SORTED.encode(flatten(view))
+        name = f"{choice_name(type(view))}-{sha256(text.encode())[:12]}"
+        _named = (view, name)
+    return name
 
 
 def sample_path(step: int) -> str:
