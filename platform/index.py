@@ -8,6 +8,7 @@ two who write it at once the last one wins, and both are right.
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import time
 import zlib
@@ -96,14 +97,14 @@ def unpack(data: bytes, written: int) -> Index:
         written: when, ns of the storage's clock.
     """
     try:
-        head, *lines = gzip.decompress(data).split(b"\n")
-        about = json.loads(head)
-        if about["format"] != FORMAT:
-            return Index()
-        trusted = written - int(about["seconds"] * 1e9) - RACY
-        pairs = (line.partition(b" ") for line in lines)
-        return Index({run.decode(): rest for run, _, rest in pairs if int(rest.partition(b" ")[0]) < trusted})
-    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, RecursionError):
+        with gzip.open(io.BytesIO(data)) as lines:  # line by line: all at once would be in memory three times
+            about = json.loads(next(lines))
+            if about["format"] != FORMAT:
+                return Index()
+            trusted = written - int(about["seconds"] * 1e9) - RACY
+            pairs = (line.partition(b" ") for line in lines)
+            return Index({run.decode(): rest for run, _, rest in pairs if int(rest.partition(b" ")[0]) < trusted})
+    except (OSError, EOFError, StopIteration, zlib.error, ValueError, KeyError, TypeError, RecursionError):
         return Index()
 
 
