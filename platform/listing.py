@@ -6,15 +6,14 @@ read. On a local disk a folder's own time says whether it has changed; on a buck
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import re
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
 
@@ -22,7 +21,7 @@ from retable.platform.config import describe
 from retable.platform.errors import UserError, disk_errors, nearest
 from retable.platform.index import Entry, Index
 from retable.platform.runs import RunFolder, outcome_of
-from retable.platform.snapshot import Snapshot, is_text, listed
+from retable.platform.snapshot import Snapshot, is_text, listed, unswept
 from retable.platform.storage import Storage
 
 State = Literal["finished", "diverged", "running", "silent", "stopped", "failed", "damaged"]
@@ -103,18 +102,6 @@ def list_runs(storage: Storage, task: str = "", done: Callable[[int, int], None]
     with suppress(UserError, OSError):  # a storage for reading only has no index
         taken.indexes.write(lambda name: names.get(name, ()), storage.write, 50)
     return sorted(found, key=lambda run: (-run.changed, run.task, run.run))
-
-
-@contextmanager
-def unswept() -> Iterator[None]:
-    """Let Python look for no garbage while the block runs: it would look through each run again and again."""
-    before = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if before:
-            gc.enable()
 
 
 def _runs_of(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from retable.platform.config import Config, Parent, View, describe, differences, init_of, override, parent
 from retable.platform.provenance import device_name
 from retable.platform.runs import RunFolder, sha256, view_key
-from retable.platform.snapshot import Snapshot
+from retable.platform.snapshot import Snapshot, unswept
 from retable.platform.storage import Storage
 from retable.platform.table import Combined, Figure, Measurement, Replicate, Row, Table, expand
 
@@ -222,7 +222,7 @@ def compile_plan(
 ) -> Plan:
     """Expand tables (already at their scale, with the changes) and find out what of them is there."""
     plan = Plan(storage, tables, scale, changes or {}, retry)
-    with storage.snapshot() as taken:
+    with unswept(), storage.snapshot() as taken:
         for name, (task, table) in tables.items():
             _add_table(plan, name, task, table, taken)
         _add_predictions(plan)
