@@ -24,6 +24,7 @@ BENCHMARKS = (
     "serve_fuzz",
     "serve_growth",
     "serve_load",
+    "storage_index",
     "style_image",
     "style_network",
     "style_video",

@@ -17,6 +17,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 import retable
+from retable.platform import cli_jobs, cli_runs
 from retable.platform import task as tasks
 from retable.platform.board import clock, console, errors, progress_bar
 from retable.platform.config import parse_set, set_line
@@ -34,6 +35,8 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_show_locals=False,
 )
+app.add_typer(cli_runs.app)
+app.add_typer(cli_jobs.app)
 data_app = typer.Typer(no_args_is_help=True, help="Make, check, convert or import a task's data.")
 
 GPU = Path(retable.__file__).absolute().parents[1] / "benchmarks" / "results" / "gpu.json"

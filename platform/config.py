@@ -24,6 +24,9 @@ from retable.platform.errors import UserError, nearest
 
 C = TypeVar("C")
 
+CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
+"""How fingerprints are written: made once, as there are many."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Scratch:
@@ -176,7 +179,12 @@ def field_types(config: Any) -> dict[str, Any]:
 
 def choice_name(option: Any) -> str:
     """Return the name that selects a choice: the class's name in snake case, `SmallDense` -> `small_dense`."""
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", option.__name__).lower()
+    return _snake_case(option.__name__)
+
+
+@functools.cache
+def _snake_case(name: str) -> str:
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
 
 
 def flatten(config: object) -> dict[str, Any]:
@@ -186,15 +194,23 @@ def flatten(config: object) -> dict[str, Any]:
     """
     flat: dict[str, Any] = {}
     kind: Any = type(config)
-    for name, hint in field_types(kind).items():
+    for name, is_choice in field_kinds(kind):
         value = getattr(config, name)
-        if not dataclasses.is_dataclass(value):
+        if not hasattr(value, "__dataclass_fields__"):
             flat[name] = value
             continue
-        if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        if is_choice:
             flat[name] = choice_name(type(value))
-        flat |= {f"{name}.{path}": inner for path, inner in flatten(value).items()}
+        for path, inner in flatten(value).items():
+            flat[f"{name}.{path}"] = inner
     return flat
+
+
+@functools.cache
+def field_kinds(config: Any) -> list[tuple[str, bool]]:
+    """Return a dataclass's field names, each with whether it is a choice."""
+    unions = (typing.Union, types.UnionType)
+    return [(name, typing.get_origin(hint) in unions) for name, hint in field_types(config).items()]
 
 
 def differences(config: object, default: object) -> dict[str, Any]:
@@ -258,7 +274,7 @@ def fingerprint(task: str, version: int, config: object) -> str:
     ancestor = parent(config)
     if ancestor is not None:
         flat["init.overrides"] = fingerprint(task, version, ancestor)
-    text = json.dumps([task, version, flat], sort_keys=True, separators=(",", ":"), allow_nan=False)
+    text = CANONICAL.encode([task, version, flat])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -292,7 +308,7 @@ def describe(changes: Mapping[str, object]) -> str:
     return " ".join(f"{path}={value}" for path, value in words.items())
 
 
-def parse_set(assignments: list[str]) -> dict[str, object]:
+def parse_set(assignments: list[str], option: str = "--set") -> dict[str, object]:
     """Parse `--set path=value` assignments; values are read as JSON where they are JSON, else as text.
 
     Raises:
@@ -302,7 +318,7 @@ def parse_set(assignments: list[str]) -> dict[str, object]:
     for assignment in assignments:
         path, equals, text = assignment.partition("=")
         if not equals:
-            raise UserError(f"--set {assignment}: write it as path=value, e.g. --set seed=3")
+            raise UserError(f"{option} {assignment}: write it as path=value, e.g. {option} seed=3")
         try:
             changes[path.strip()] = json.loads(text)
         except ValueError:

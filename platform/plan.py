@@ -8,14 +8,16 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from retable.platform.config import Config, Parent, View, describe, differences, init_of, override, parent
 from retable.platform.provenance import device_name
 from retable.platform.runs import RunFolder, sha256, view_key
+from retable.platform.snapshot import Snapshot, unswept
 from retable.platform.storage import Storage
 from retable.platform.table import Combined, Figure, Measurement, Replicate, Row, Table, expand
 
@@ -27,6 +29,8 @@ Status = Literal[
 ]
 ENDED = ("done", "diverged", "parent diverged")
 """There is nothing to train."""
+READERS = 32
+"""Files that are read at once."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +122,7 @@ class Combining:
 
     def inputs(self) -> list[str]:
         """Return the digests of each member's weights and data; none of one that is not finished, or diverged."""
-        results = [member.folder.result() for member in self.members]
+        results = [member.folder.outcome() for member in self.members]
         pairs = zip(results, self.members, strict=True)
         finished = [(r, member) for r, member in pairs if r and "diverged" not in r]
         return [f"{r['weights'].get(str(member.view.epoch), '')} {r['data']}" for r, member in finished]
@@ -220,9 +224,9 @@ def compile_plan(
 ) -> Plan:
     """Expand tables (already at their scale, with the changes) and find out what of them is there."""
     plan = Plan(storage, tables, scale, changes or {}, retry)
-    with storage.snapshot():
+    with unswept(), storage.snapshot() as taken:
         for name, (task, table) in tables.items():
-            _add_table(plan, name, task, table)
+            _add_table(plan, name, task, table, taken)
             plan.first = dict.fromkeys((*plan.trainings, *plan.scorings), name) | plan.first
         _add_predictions(plan)
         for combining in plan.uncombined:
@@ -232,20 +236,40 @@ def compile_plan(
     return plan
 
 
-def _add_table(plan: Plan, name: str, task: Task, table: Table | Figure) -> None:
+def _add_table(plan: Plan, name: str, task: Task, table: Table | Figure, taken: Snapshot) -> None:
     rows = plan.replicates[name] = {}
-    for row in table.rows:
-        if isinstance(row, Combined) or row.absent:
-            continue
-        rows[row.label] = expand(table, row, task.config(), task.view())
-        for replicate in rows[row.label]:
-            if isinstance(row, Row):
-                _add(plan, task, replicate.config, replicate.view)
-            else:
-                _add_timing(plan, task, row, replicate)
+    there = [row for row in table.rows if not isinstance(row, Combined) and not row.absent]
+    for each in there:
+        rows[each.label] = expand(table, each, task.config(), task.view())
+    trained = [replicate for row in there if isinstance(row, Row) for replicate in rows[row.label]]
+    folders = [RunFolder.of(plan.storage, task, replicate.config) for replicate in trained]
+    read_ahead(folders, [replicate.view for replicate in trained], taken)
+    for replicate, folder in zip(trained, folders, strict=True):
+        _add(plan, task, replicate.config, replicate.view, folder)
+    for each in there:
+        if isinstance(each, Measurement):
+            for replicate in rows[each.label]:
+                _add_timing(plan, task, each, replicate)
     for row in table.rows:
         if isinstance(row, Combined) and not row.absent:
             plan.combinings += combinings(plan, name, row)
+
+
+def read_ahead(folders: Sequence[RunFolder], views: Sequence[View | None], taken: Snapshot) -> None:
+    """Read the results and scores that the index does not know, many at once: a bucket's time is waiting."""
+    wanted: dict[str, tuple[RunFolder, list[View]]] = {}
+    for folder, view in zip(folders, views, strict=True):
+        files = ["result.json", *([f"views/{view_key(view)}/scores.json"] if view else [])]
+        if not all(taken.knows(f"{folder.path}/{file}") for file in files):
+            wanted.setdefault(folder.path, (folder, []))[1].extend([view] if view else [])
+
+    def read(folder: RunFolder, views: Sequence[View]) -> None:
+        folder.outcome()
+        for view in views:
+            folder.scored(view, "")
+
+    with ThreadPoolExecutor(READERS) as readers:
+        deque(readers.map(lambda each: read(*each), wanted.values()), maxlen=0)
 
 
 def task_reads(scoring: Scoring) -> Sequence[Any]:
@@ -318,8 +342,8 @@ def compile_configs(
     return plan
 
 
-def _add(plan: Plan, task: Task, config: Config, view: View | None) -> int:
-    """Add a training, its ancestors and its view; return its wave."""
+def _add(plan: Plan, task: Task, config: Config, view: View | None, folder: RunFolder | None = None) -> int:
+    """Add a training, its ancestors and its view; return its wave. `folder` is the run's, where it is known."""
     init, ancestor = init_of(config), parent(config)
     wave = 0
     if isinstance(init, Parent) and ancestor is not None:
@@ -327,20 +351,20 @@ def _add(plan: Plan, task: Task, config: Config, view: View | None) -> int:
         wave = 1 + _add(plan, task, ancestor, None)
         _keep(plan, task, ancestor, epoch, wave - 1)
     epoch = config.epochs if view is None else view.epoch
-    training = _keep(plan, task, config, epoch, wave)
+    training = _keep(plan, task, config, epoch, wave, folder)
     if view is not None:
         done = training.status in ("diverged", "parent diverged")
         if training.status == "done":
-            kept = (training.folder.result() or {"weights": {}})["weights"].get(str(epoch), "")
-            done = training.folder.scores(view, kept) is not None
+            kept = (training.folder.outcome() or {"weights": {}})["weights"].get(str(epoch), "")
+            done = training.folder.scored(view, kept)
         key = f"{training.folder.path}/{view_key(view)}"
         plan.scorings[key] = Scoring(task, config, training.folder, view, done)
     return wave
 
 
-def _keep(plan: Plan, task: Task, config: Config, epoch: int, wave: int) -> Training:
+def _keep(plan: Plan, task: Task, config: Config, epoch: int, wave: int, folder: RunFolder | None = None) -> Training:
     """Note that an epoch's weights of a run are wanted."""
-    folder = RunFolder.of(plan.storage, task, config)
+    folder = folder or RunFolder.of(plan.storage, task, config)
     known = plan.trainings.get(folder.path)
     if known is not None and epoch in known.keep:
         return known
@@ -367,7 +391,7 @@ def data_digest(storage: Storage, where: str) -> str | None:
 
 def status(folder: RunFolder, keep: Sequence[int], digest: str | None) -> Status:
     """Say what is to be done about a run."""
-    result = folder.result()
+    result = folder.outcome()
     if result is None:
         return "to be continued" if folder.checkpoints() else "new"
     if digest is not None and result["data"] != digest:

@@ -6,6 +6,7 @@ import functools
 import importlib.metadata
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -20,8 +21,23 @@ PACKAGES = ("retable", "ray", "torch", "numpy", "pyarrow", "gymnasium", "mujoco"
 
 @functools.cache
 def _git() -> dict[str, Any]:
-    """Return the commit of the checkout that this code runs from, and whether it has changes; empty outside of one."""
+    """Return the commit of the checkout that this code runs from, and whether it has changes; empty outside of one.
+
+    In a job there is no `.git`: `retable submit` sends the commit along.
+    """
     here = Path(retable.__file__).absolute().parents[1]
+    if not (here / ".git").exists() and re.fullmatch(r"[0-9a-f]{40,64}", os.environ.get("RETABLE_COMMIT", "")):
+        return {"commit": os.environ["RETABLE_COMMIT"], "dirty": os.environ.get("RETABLE_DIRTY") == "1"}
+    return _git_of(here)
+
+
+def checkout(folder: Path) -> dict[str, str]:
+    """Return the variables by which a job knows the commit of the uploaded folder; none outside of a checkout."""
+    found = _git_of(folder)
+    return {"RETABLE_COMMIT": found["commit"], "RETABLE_DIRTY": str(int(found["dirty"]))} if found else {}
+
+
+def _git_of(here: Path) -> dict[str, Any]:
     if not (here / ".git").exists():  # installed: the repository around it, if any, is another's
         return {}
 

@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 CHECKPOINT = ("model.safetensors", "state.pt")
 """Files of a checkpoint, besides its manifest."""
 
+SORTED = json.JSONEncoder(sort_keys=True)
+"""How views are named: made once, as there are many."""
+
 
 def sha256(data: bytes) -> str:
     """Return the SHA-256 of some bytes, in hexadecimal."""
@@ -97,6 +100,14 @@ class RunFolder:
             return None
         check_numbers(f"{self.folder}/result.json", found["metrics"], self._again)
         return found
+
+    def outcome(self) -> dict[str, Any] | None:
+        """Return `result.json` but its metrics, and the epoch it ended at: all that a plan asks for.
+
+        Raises:
+            UserError: where the file is damaged.
+        """
+        return self.folder.brief("result.json", lambda: outcome_of(self.result()))
 
     def config(self, task: Task) -> Any:
         """Return the run's config.
@@ -238,6 +249,25 @@ class RunFolder:
         check_numbers(f"{self.folder}/{path}", found["metrics"], "remove it and run again")
         return found if found["weights"] == weights else None
 
+    def scored(self, view: View, weights: str) -> bool:
+        """Say whether a view's scores are there, taken from exactly these weights.
+
+        Raises:
+            UserError: where the file is damaged.
+        """
+        path = f"views/{view_key(view)}/scores.json"
+        return self.folder.brief(path, lambda: self._scores_of(path)) == weights
+
+    def _scores_of(self, path: str) -> str | None:
+        """Return the digest of the weights that scores were taken from; None where there are none."""
+        try:
+            found = self.folder.read_record(path, {"weights": str, "metrics": dict})
+        except FileNotFoundError:
+            return None
+        check_numbers(f"{self.folder}/{path}", found["metrics"], "remove it and run again")
+        digest: str = found["weights"]
+        return digest
+
     def save_scores(self, view: View, weights: str, metrics: Mapping[str, float], seconds: float) -> None:
         """Keep a view's scores."""
         found = {"view": flatten(view), "weights": weights, "metrics": dict(metrics), "seconds": seconds}
@@ -259,6 +289,15 @@ class RunFolder:
     @property
     def _again(self) -> str:
         return f"remove {self.folder if self.storage.is_local else self.path} to train this run again"
+
+
+def outcome_of(result: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return a result but its metrics, with the epoch it ended at."""
+    if result is None:
+        return None
+    return {name: value for name, value in result.items() if name != "metrics"} | {
+        "epoch": result["metrics"].get("epoch")
+    }
 
 
 def epoch_row(line: bytes) -> dict[str, Any] | None:
@@ -315,10 +354,19 @@ def contiguous(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights.items()}
 
 
+_named: tuple[object, str] = (None, "")
+"""The view that was named last: a table's rows share theirs, and ask for its name again and again."""
+
+
 def view_key(view: object) -> str:
     """Return the name of a view's folder: its class and a hash of its fields."""
-    text = json.dumps(flatten(view), sort_keys=True)
-    return f"{choice_name(type(view))}-{sha256(text.encode())[:12]}"
+    global _named
+    last, name = _named
+    if view is not last:  # a view never changes
+        text = SORTED.encode(flatten(view))
+        name = f"{choice_name(type(view))}-{sha256(text.encode())[:12]}"
+        _named = (view, name)
+    return name
 
 
 def sample_path(step: int) -> str:

@@ -180,11 +180,23 @@ class Storage:
         found: T = known[0].once((what, known[1]), make)
         return found
 
+    def brief(self, path: str, make: Callable[[], T]) -> T | None:
+        """Return `make()`, what is needed of a finished run's file; within a snapshot perhaps from the index."""
+        known = snapshot.current(self.filesystem, self._path(path))
+        if known is None:
+            return make()
+        found: T | None = known[0].once(("brief", known[1]), lambda: known[0].brief(known[1], make))
+        known[0].stamp(known[1])
+        return found
+
     @contextmanager
     def snapshot(self) -> Iterator[snapshot.Snapshot]:
         """Answer this process's reads from what lies here now, while the block runs; what is written is not seen."""
         with snapshot.take(self.filesystem, self.root) as taken:
             yield taken
+        if snapshot.current(self.filesystem, self.root) is None:
+            with suppress(UserError, OSError):  # a storage for reading only has no index
+                taken.keep_index(self.write)
 
     def _parse(self, path: str) -> Any:
         try:

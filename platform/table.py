@@ -321,16 +321,21 @@ def expand(table: AnyTable, row: Row | Measurement, default: Any, default_view: 
     if view_overrides is None:
         axes = {path: values for path, values in axes.items() if not path.startswith("view.")}
     scaled = {} if isinstance(row, Measurement) else table.overrides
+    base = override(default, row.overrides)
+    views: dict[Any, Any] = {}
+    fixed = {path: value for path, value in row.overrides.items() if path in table.over}
+    fixed |= {f"view.{path}": v for path, v in (view_overrides or {}).items() if f"view.{path}" in table.over}
     found = []
     for combination in itertools.product(*axes.values()):
         point = dict(zip(axes, combination, strict=True))
         changes, seen = split_view(point)
-        config = override_lineage(override(default, row.overrides), {**scaled, **table.changes, **changes})
+        config = override_lineage(base, {**scaled, **table.changes, **changes})
         view = None
         if view_overrides is not None:
-            view = resolve(override(default_view, {**view_overrides, **seen}), config)
-        fixed = {path: value for path, value in row.overrides.items() if path in table.over}
-        fixed |= {f"view.{path}": v for path, v in (view_overrides or {}).items() if f"view.{path}" in table.over}
+            key = (config.epochs, *((path, repr(value)) for path, value in seen.items()))
+            view = views.get(key)  # one for all replicates that read their runs alike: they are many
+            if view is None:
+                view = views[key] = resolve(override(default_view, {**view_overrides, **seen}), config)
         found.append(Replicate(row.label, {**fixed, **point}, config, view))
     return found
 

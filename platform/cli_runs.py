@@ -1,0 +1,263 @@
+"""The commands `runs`, `show`, `diff` and `gc`: what a storage holds. All but `gc` know no task's code."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table as Grid
+from rich.text import Text
+
+from retable.platform.board import clock, console, errors, progress_bar
+from retable.platform.config import parse_set
+from retable.platform.errors import UserError, redact
+
+app = typer.Typer()
+
+Where = Annotated[
+    str,
+    typer.Option("--storage", envvar="RETABLE_STORAGE", help="Where data, runs and reports lie: a folder or a URI."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+RunName = Annotated[str, typer.Argument(metavar="RUN", help="A run's first digits, or `latest`.")]
+
+COLOURS = {"finished": "green", "running": "cyan", "failed": "red", "damaged": "red", "diverged": "yellow"}
+MOST = 40
+"""Most runs that are shown where nobody says how many."""
+
+
+def plain(text: object) -> str:
+    """Return a text in one line, without what would move a terminal's cursor: names on a storage may be anybody's."""
+    shown = " ".join(redact(str(text)).split())
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in shown)
+
+
+def print_json(value: Any) -> None:
+    """Print plain data as JSON; numbers that JSON has no word for become null."""
+    text = json.dumps(value, indent=2, default=str)
+    typer.echo(redact(text))
+
+
+def size(amount: float) -> str:
+    """Write bytes as people read them: `4.2 MB`."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if amount < 1000:
+            return f"{amount:.0f} {unit}" if unit == "B" or amount >= 100 else f"{amount:.1f} {unit}"
+        amount /= 1000
+    return f"{amount:.1f} TB"
+
+
+def age(moment: float) -> str:
+    """Write how long ago something was."""
+    return clock(time.time() - moment) if moment else ""
+
+
+def grid(titles: Sequence[str], rows: Iterable[Sequence[object]], right: str = "") -> Grid:
+    """Return rows under titles, each in one line; the last column is cut where there is no room.
+
+    Args:
+        titles: of the columns.
+        rows: what is in them.
+        right: titles of the columns whose numbers are aligned.
+    """
+    cells = [[cell if isinstance(cell, Text) else Text(plain(cell)) for cell in row] for row in rows]
+    found = Grid(box=None, padding=(0, 1), pad_edge=False, show_header=any(titles), expand=True)
+    for place, title in enumerate(titles):
+        last = place == len(titles) - 1
+        width = min(60, max([len(title), *(row[place].cell_len for row in cells)]))
+        justify: Any = "right" if title and title in right.split() else "left"
+        fit: Any = {"ratio": 1} if last else {"width": width}
+        found.add_column(title, justify=justify, no_wrap=True, overflow="ellipsis", **fit)
+    for row in cells:
+        found.add_row(*row)
+    return found
+
+
+def show(table: Grid) -> None:
+    """Print a table: as wide as the terminal."""
+    console.print(table, soft_wrap=False)
+
+
+@app.command()
+def runs(
+    task: Annotated[str, typer.Argument(metavar="[TASK]", help="A task; none: all.")] = "",
+    where: Annotated[
+        list[str] | None, typer.Option("--where", help="Only runs with field=value, of the config or of the listing.")
+    ] = None,
+    state: Annotated[
+        list[str] | None, typer.Option(help="finished, diverged, running, silent, stopped, failed, damaged.")
+    ] = None,
+    sort: Annotated[
+        str, typer.Option(help="age, size, seconds, epoch, or any field; -size: the smallest last.")
+    ] = "age",
+    limit: Annotated[int, typer.Option(help="Most runs to show; 0: all.", min=0)] = MOST,
+    storage: Where = "results",
+    as_json: Json = False,
+) -> None:
+    """List the runs on a storage: state, epochs, age, size, and what tells them apart from most.
+
+    Examples: `retable runs rl --where prune=snip --sort -size` · `retable runs --state failed --state silent`
+    """
+    from retable.platform.listing import differs, list_runs, select, usual
+    from retable.platform.storage import Storage
+
+    with progress_bar(f"{storage}: reading what is not in the index") if console.is_terminal else quiet() as report:
+        every = list_runs(Storage.open(storage), task, report)
+    found = select(every, parse_set(where or [], "--where"), state or (), sort)
+    if as_json:
+        print_json([run.as_json() for run in found])
+        return
+    shown = found[:limit] if limit else found
+    base = usual(every)
+    rows = []
+    for run in shown:
+        about = run.why or differs(run, base.get(run.task, {}))
+        how = Text(
+            run.state + (f" {clock(run.silent)}" if run.state == "silent" else ""), COLOURS.get(run.state, "dim")
+        )
+        epochs = f"{run.epoch}/{run.epochs}"
+        rows.append((run.run[:8], run.task, how, epochs, age(run.changed), size(run.size), run.attempts, about))
+    if rows:
+        show(grid(("run", "task", "state", "epochs", "age", "size", "tries", "differs"), rows, "epochs age size tries"))
+    rest = f", {len(shown)} shown (--limit 0: all)" if len(shown) < len(found) else ""
+    console.print(f"{len(found)} of {len(every)} runs{rest}; {size(sum(run.size for run in found))}", markup=False)
+
+
+class quiet:
+    """Report no progress."""
+
+    def __enter__(self) -> None:
+        """Return no function to report to."""
+
+    def __exit__(self, *_: object) -> None:
+        """End."""
+
+
+@app.command("show")
+def show_run(run: RunName, storage: Where = "results", as_json: Json = False) -> None:
+    """Show a run: its config, last metrics, provenance, attempts, views with scores, and files.
+
+    Examples: `retable show 93bc5ee1` · `retable show latest --json`
+    """
+    from retable.platform.showing import find_run, whole
+    from retable.platform.storage import Storage
+
+    folder = find_run(Storage.open(storage), run)
+    found = whole(folder)
+    if as_json:
+        print_json(found)
+        return
+    state = f"{found['state']}" + (f": {found['why']}" if found["why"] else "")
+    console.print(f"run {found['run']} of {plain(found['task'])}, {plain(state)}", markup=False)
+    made = found["provenance"]
+    facts = {
+        "epochs": f"{found['epoch']} of {found['epochs']}",
+        "trained": f"{clock(found['seconds'])}, attempts: {(found['attempts'] and len(found['attempts'])) or 1}",
+        "begun": f"{made.get('started', '?')} on {made.get('host', '?')} ({made.get('device', '?')})",
+        "commit": f"{str(made.get('commit', 'none'))[:12]}{' with changes' if made.get('dirty') else ''}",
+        "command": made.get("command", "?"),
+        "data": str(found["result"].get("data", (made.get("data") or {}).get("digest", "?")))[:16],
+        "files": f"{len(found['files'])}, {size(found['size'])}, in {folder.folder}",
+    }
+    show(grid(("", ""), facts.items()))
+    section("config", found["config"])
+    section("last metrics", found["metrics"])
+    for view in found["views"].values():
+        said = ", ".join(f"{path}={value}" for path, value in (view.get("view") or {}).items())
+        section(f"scores ({said})", view.get("metrics") or {})
+
+
+def section(title: str, values: Mapping[str, Any], most: int = 30) -> None:
+    """Print names and values under a title; of very many, the first."""
+    if not values:
+        return
+    console.print(f"\n{plain(title)}", style="bold", markup=False)
+    show(grid(("", ""), [(name, number(value)) for name, value in list(values.items())[:most]]))
+    if len(values) > most:
+        console.print(f"  and {len(values) - most} more: --json shows all", style="dim", markup=False)
+
+
+def number(value: Any, most: int = 200) -> str:
+    """Write a value as people read it; one that is longer is cut."""
+    text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+@app.command()
+def diff(first: RunName, second: RunName, storage: Where = "results", as_json: Json = False) -> None:
+    """Show what two runs differ in: config, data, versions, machine, and their metrics and scores side by side.
+
+    Example: `retable diff 93bc5ee1 latest`
+    """
+    from retable.platform.showing import compare, find_run, whole
+    from retable.platform.storage import Storage
+
+    where = Storage.open(storage)
+    one, other = (whole(find_run(where, name)) for name in (first, second))
+    found = compare(one, other)
+    if as_json:
+        print_json({"runs": [one["run"], other["run"]], **found})
+        return
+    if one["task"] != other["task"]:
+        errors.print(f"note: a run of {plain(one['task'])} and one of {plain(other['task'])}", markup=False)
+    for title, pairs in found.items():
+        console.print(plain(title), style="bold", markup=False)
+        rows = [(name, number(a, 28), number(b, 28), gap(a, b)) for name, (a, b) in pairs.items()]
+        show(grid(("", one["run"][:8], other["run"][:8], "difference" if any(row[3] for row in rows) else ""), rows))
+    if not found:
+        console.print("they differ in nothing")
+
+
+def gap(first: Any, second: Any) -> str:
+    """Return the difference of two numbers, in words; nothing of other values."""
+    if any(isinstance(value, bool) or not isinstance(value, (int, float)) for value in (first, second)):
+        return ""
+    return f"{second - first:+.4g}"
+
+
+@app.command()
+def gc(
+    older_than: Annotated[
+        float, typer.Option(metavar="DAYS", help="Only what has not changed for so long.", min=0)
+    ] = 0.0,
+    delete: Annotated[bool, typer.Option("--delete", help="Remove it. Without this, it is only listed.")] = False,
+    storage: Where = "results",
+    as_json: Json = False,
+) -> None:
+    """List, or remove, what no table and no sweep names: runs, combinations, measurements, what Ray left.
+
+    Never what is being trained or changed within the hour, nor data sets and imported weights. With --older-than also
+    exported files that were served; `retable serve` makes those again.
+
+    Examples: `retable gc` · `retable gc --older-than 30 --delete`
+    """
+    from retable.platform.cleaning import find_waste, remove
+    from retable.platform.storage import Storage
+
+    where = Storage.open(storage)
+    if not where.exists():
+        raise UserError(f"{where}: there is nothing here")
+    found, notes = find_waste(where, older_than)
+    if as_json:
+        print_json({"delete": delete, "found": [each.as_json() for each in found], "notes": notes})
+    else:
+        for note in notes:
+            errors.print(plain(note), markup=False)
+        if found:
+            show(
+                grid(
+                    ("size", "age", "path", ""),
+                    [(size(e.size), age(e.changed), e.path, e.why) for e in found],
+                    "size age",
+                )
+            )
+        total = f"{len(found)} things of nobody, {size(sum(each.size for each in found))}"
+        console.print(total + ("" if delete or not found else "; --delete removes them"), markup=False)
+    if delete and found:
+        with progress_bar("removing") if not as_json else quiet() as report:
+            remove(where, found, report or (lambda done, total: None))
+        if not as_json:
+            console.print("removed")

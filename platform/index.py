@@ -1,0 +1,138 @@
+"""What plans and listings ask of finished runs, in one file a task: `<storage>/.index/<task>.packed`.
+
+It works as git's index does: an entry holds the stamps (size and time) of the files that it was made from, and counts
+only while the storage shows the same ones. It is a cache: absent, damaged or old, it is made again from the files. Of
+two who write it at once the last one wins, and both are right.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import time
+import zlib
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+FORMAT = 1
+RACY = 3 * 10**9
+"""Nanoseconds: a file that changed so shortly before it was looked at may change again under the same stamp."""
+
+Entry = dict[str, Any]
+"""Of a run: `files` (path in its folder -> [size, time, what was kept of it]), `folder` (the folder's own time in ns,
+0 where it is not known) and `bytes` (of all its files, when it was listed)."""
+
+
+@dataclass
+class Index:
+    """Entries of a task's finished runs. They are parsed when asked for: a line a run is all that is held."""
+
+    lines: dict[str, bytes] = field(default_factory=dict)
+    """Fingerprint -> the newest stamp in its entry, and the entry as JSON."""
+    added: dict[str, Entry] = field(default_factory=dict)
+    """What was looked up meanwhile."""
+    last: tuple[str, Entry] = ("", {})
+    """The run that was asked for last, with its entry: a run's files are asked for one after another."""
+
+    def entry(self, run: str) -> Entry:
+        """Return what is known of a run: an entry without files where nothing is."""
+        if run in self.added:
+            return self.added[run]
+        if self.last[0] == run:
+            return self.last[1]
+        try:
+            found: Entry = json.loads(self.lines[run].partition(b" ")[2])
+            found = found if isinstance(found["files"], dict) else {"files": {}}
+        except (KeyError, ValueError, TypeError, RecursionError):
+            found = {"files": {}}
+        self.last = (run, found)
+        return found
+
+    def kept(self, run: str, path: str, stamp: Any) -> Any:
+        """Return what was kept of a run's file while its stamp was this one; None where nothing was."""
+        known = self.entry(run)["files"].get(path)
+        same = isinstance(known, list) and len(known) == 3 and known[:2] == stamp
+        return known[2] if same else None
+
+    def note(self, run: str, files: Mapping[str, Any], folder: int = 0, size: int = 0) -> None:
+        """Note what was read of a run's files: path -> [size, time, what is kept]."""
+        entry = self.added[run] = self.entry(run)
+        entry["files"] |= files
+        if folder or size:
+            entry |= {"folder": folder, "bytes": size}
+
+    def packed(self, alive: Collection[str], seconds: float) -> bytes:
+        """Return the file of the index.
+
+        Args:
+            alive: the runs that are there; others are dropped.
+            seconds: since the storage was listed: what changed after that, or just before, will not be trusted.
+        """
+        whole = self.lines | {run: line for run, entry in self.added.items() if (line := line_of(entry))}
+        head = json.dumps({"format": FORMAT, "seconds": seconds}).encode()
+        return gzip.compress(b"\n".join([head, *(f"{run} ".encode() + whole[run] for run in whole if run in alive)]), 1)
+
+
+def line_of(entry: Entry) -> bytes:
+    """Return an entry's line, empty where the storage tells no times: nothing could be trusted then."""
+    times = [known[1] for known in entry["files"].values()]
+    if not times or not all(isinstance(moment, int) and moment > 0 for moment in times):
+        return b""
+    newest = max(*times, entry.get("folder", 0), 0)
+    return f"{newest} {json.dumps(entry, separators=(',', ':'))}".encode()
+
+
+def place(task: str) -> str:
+    """Return where the index of a task's runs lies. It is no `.gz`: pyarrow would unpack that as it is read."""
+    return f".index/{task}.packed"
+
+
+def unpack(data: bytes, written: int) -> Index:
+    """Return the index in a file's bytes; an empty one where they are damaged, or of another format.
+
+    Args:
+        data: the file's.
+        written: when, ns of the storage's clock.
+    """
+    try:
+        with gzip.open(io.BytesIO(data)) as lines:  # line by line: all at once would be in memory three times
+            about = json.loads(next(lines))
+            if about["format"] != FORMAT:
+                return Index()
+            trusted = written - int(about["seconds"] * 1e9) - RACY
+            pairs = (line.partition(b" ") for line in lines)
+            return Index({run.decode(): rest for run, _, rest in pairs if int(rest.partition(b" ")[0]) < trusted})
+    except (OSError, EOFError, StopIteration, zlib.error, ValueError, KeyError, TypeError, RecursionError):
+        return Index()
+
+
+@dataclass
+class Indexes:
+    """The indexes of a storage's tasks, each read when it is first asked for."""
+
+    read: Callable[[str], tuple[bytes, int] | None]
+    """Path -> a file's bytes and its time (ns), or None where there is none."""
+    listed: float = field(default_factory=time.monotonic)
+    """When the storage was listed, seconds of this process's clock."""
+    tasks: dict[str, Index] = field(default_factory=dict)
+
+    def of(self, task: str) -> Index:
+        """Return the index of a task's runs."""
+        if task not in self.tasks:
+            found = self.read(place(task))
+            self.tasks[task] = unpack(*found) if found else Index()
+        return self.tasks[task]
+
+    def write(self, alive: Callable[[str], Collection[str]], write: Callable[[str, bytes], None], least: int) -> None:
+        """Write the indexes to which at least so many runs were added.
+
+        Args:
+            alive: task -> its runs that are there.
+            write: (path, bytes).
+            least: of fewer, the next reader reads the files themselves.
+        """
+        for task, index in self.tasks.items():
+            if len(index.added) >= least:
+                write(place(task), index.packed(alive(task), time.monotonic() - self.listed))

@@ -1,0 +1,119 @@
+"""One run in full, and what tells two apart: for `retable show` and `retable diff`."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from retable.platform.errors import UserError
+from retable.platform.index import Index
+from retable.platform.listing import Files, folders_in, list_runs, look_at
+from retable.platform.runs import RunFolder
+from retable.platform.snapshot import listed
+from retable.platform.storage import Storage
+
+DIGITS = re.compile(r"[0-9a-f]{1,16}")
+
+
+def find_run(storage: Storage, start: str) -> RunFolder:
+    """Return the run whose fingerprint begins with some digits, or the `latest`, which changed last.
+
+    Raises:
+        UserError: where there is none, or more than one.
+    """
+    if start == "latest":
+        newest = list_runs(storage)[0]
+        return RunFolder(storage, newest.task, newest.run)
+    if not DIGITS.fullmatch(start):
+        raise UserError(f"run {start!r}: name it by its first digits, 0-9 and a-f, or say latest")
+    every = ((task, run) for task in folders_in(storage, "runs") for run in folders_in(storage, f"runs/{task}"))
+    found = [RunFolder(storage, task, run) for task, run in every if run.startswith(start)]
+    if not found:
+        raise UserError(f"{storage}: no run begins with {start!r}; `retable runs` lists what is there")
+    if len(found) > 1:
+        names = ", ".join(f"{folder.task} {folder.fingerprint}" for folder in found[:5])
+        raise UserError(f"{storage}: {len(found)} runs begin with {start!r}; name one by more digits: {names}")
+    return found[0]
+
+
+def whole(folder: RunFolder) -> dict[str, Any]:
+    """Return all that is known of a run, as plain data: what is damaged is named in `why`, and left out."""
+    files: Files = dict(listed(folder.storage.filesystem, f"{folder.storage.root}/{folder.path}"))
+    run = look_at(folder, files, Index(), 0, time.time())
+    result = _read(folder, "result.json", files)
+    log = _log(folder) if "metrics.jsonl" in files else {}
+    return {
+        **run.as_json(),
+        "metrics": result.get("metrics") or log,
+        "result": {name: value for name, value in result.items() if name != "metrics"},
+        "provenance": _read(folder, "provenance.json", files),
+        "attempts": [_read(folder, path, files) for path in sorted(files) if re.fullmatch(r"attempts/\d+/[^/]+", path)],
+        "views": {
+            path.split("/")[1]: _read(folder, path, files)
+            for path in sorted(files)
+            if re.fullmatch(r"views/[^/]+/scores\.json", path)
+        },
+        "files": {path: size for path, (size, _) in sorted(files.items())},
+    }
+
+
+def _read(folder: RunFolder, path: str, files: Files) -> dict[str, Any]:
+    """Return a JSON object in a run's folder; an empty one where it is absent or damaged."""
+    try:
+        return folder.folder.read_record(path, {}) if path in files else {}
+    except (UserError, FileNotFoundError):
+        return {}
+
+
+def _log(folder: RunFolder) -> dict[str, Any]:
+    """Return the last line of a run's log."""
+    try:
+        rows = folder.history()
+    except UserError:
+        return {}
+    return rows[-1] if rows else {}
+
+
+def compare(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, dict[str, tuple[Any, Any]]]:
+    """Return what two runs (as `whole` has them) differ in: group -> name -> both values; None where one has none.
+
+    Metrics and scores that both have are all there, equal or not.
+    """
+    pairs: dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
+        "config": (first["config"], second["config"]),
+        "data": (_data(first), _data(second)),
+        "versions": (first["provenance"].get("versions") or {}, second["provenance"].get("versions") or {}),
+        "made by": (_made(first), _made(second)),
+    }
+    found = {name: _changes(*both) for name, both in pairs.items()}
+    found["metrics"] = _shared(first["metrics"], second["metrics"])
+    for key in sorted(first["views"].keys() & second["views"].keys()):
+        one, other = (run["views"][key] for run in (first, second))
+        view = ", ".join(f"{path}={value}" for path, value in (one.get("view") or {}).items())
+        found[f"scores ({view})"] = _shared(one.get("metrics") or {}, other.get("metrics") or {})
+    return {name: changes for name, changes in found.items() if changes}
+
+
+def _changes(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    pairs = {name: (first.get(name), second.get(name)) for name in [*first, *second]}
+    return {name: (one, other) for name, (one, other) in pairs.items() if one != other}
+
+
+def _shared(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    return {name: (value, second[name]) for name, value in first.items() if name in second and _number(value)}
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _data(run: Mapping[str, Any]) -> Mapping[str, Any]:
+    made = run["provenance"].get("data") or {}
+    return {**{f"data.{name}": value for name, value in made.items()}, "digest": run["result"].get("data")}
+
+
+def _made(run: Mapping[str, Any]) -> Mapping[str, Any]:
+    made = run["provenance"]
+    return {name: made.get(name) for name in ("commit", "dirty", "device", "host", "system", "scale", "stack")}
