@@ -355,7 +355,10 @@ def finish(
             last = {name: best.get(name, value) for name, value in last.items()}
         result = {"task": folder.task, "fingerprint": folder.fingerprint, "data": digest, "metrics": last}
         result |= {"diverged": diverged} if diverged else {}
-        folder.folder.write_json("result.json", {**result, "weights": weights, "seconds": seconds, "used": share})
+        count = max(1, len(folder.folder.list("attempts")))
+        folder.folder.write_json(
+            "result.json", {**result, "weights": weights, "seconds": seconds, "used": share, "attempts": count}
+        )
         folder.remove_checkpoints()
         for row in history:
             if "best" in row and str(row["epoch"]) not in weights:

@@ -164,11 +164,10 @@ def test_a_node_is_lost_under_a_training(nodes, tmp_path, record, workers, losse
     nodes.only(workers)
     process = driver(TRAIN % (epochs, workers), storage, address=nodes.ray.address)
     for loss in range(losses):
-        before = wait_for(
-            lambda loss=loss: attempts(folder) > loss and steps(folder) > 32 * loss and steps(folder), process
-        )
+        wait_for(lambda loss=loss: attempts(folder) > loss and steps(folder) > 32 * loss, process)
         nodes.add(workers)
         about_to_lose(folder, record)
+        before = steps(folder)
         nodes.lose()
         goes_on(folder, process, record, before)
     ends(process)
