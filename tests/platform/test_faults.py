@@ -45,7 +45,8 @@ class Nodes:
         from ray.cluster_utils import Cluster
 
         clusters.make_token()
-        self.ray = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+        # Ray Train frees what a vanished group held by asking the dashboard.
+        self.ray = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": True})
         self.nodes = []
 
     def add(self, cpus=1):
