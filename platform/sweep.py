@@ -306,7 +306,6 @@ def try_point(spec: Mapping[str, Any], launch: SweepLaunch) -> None:
     from ray import tune
 
     sweep, dead = launch.sweep, 0
-    work = f"{launch.id} {tune.get_context().get_trial_id()}"
     with reported(**{"epoch": 0, sweep.space.metric: math.nan}):  # searchers and schedulers ask every trial for them
         point = launch.point(spec)
         config, view, folder = sweep.config(point), sweep.view(point), sweep.folder(point)
@@ -318,7 +317,7 @@ def try_point(spec: Mapping[str, Any], launch: SweepLaunch) -> None:
                 return
             job = Job(sweep.task.name, (config,), ((),), view, sweep.space.metric, dead=(dead,))
             try:
-                run_job(job, launch, work)
+                run_job(job, launch, f"{launch.id} {tune.get_context().get_trial_id()}")
                 return
             except Taken:
                 dead = left(folder)

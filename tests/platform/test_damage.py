@@ -165,13 +165,35 @@ def test_a_damaged_file_of_a_finished_run_is_named_or_handled(finished, tmp_path
         assert said["load"] and "remove" in said["load"] and said["fill"] is None
 
 
-@pytest.mark.parametrize("content", CONTENTS)
-@pytest.mark.parametrize("name", ["metrics.jsonl", "manifest.json", "state.pt", "model.safetensors"])
-def test_a_run_that_goes_on_names_or_handles_a_damaged_file(stopped, tmp_path, name, content):
-    storage = copied(stopped, tmp_path)
-    (file,) = Path(storage.root, "runs").rglob(name)
+def damage(file, content):
     data = CONTENTS[content](file.read_bytes())
     file.unlink() if data is None else file.write_bytes(data)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    storage = Storage.open(tmp_path_factory.mktemp("uninterrupted"))
+    LINE.dataset.prepare(CONFIG, storage)
+    train_until(storage)
+    return outcome(storage)
+
+
+@pytest.mark.parametrize("content", CONTENTS)
+@pytest.mark.parametrize("name", ["manifest.json", "state.pt", "model.safetensors"])
+def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(stopped, uninterrupted, tmp_path, name, content):
+    storage = copied(stopped, tmp_path)
+    _, newest = sorted(Path(storage.root, "runs").rglob(name))
+    damage(newest, content)
+    train_until(storage)
+    assert outcome(storage) == uninterrupted
+
+
+@pytest.mark.parametrize("content", CONTENTS)
+@pytest.mark.parametrize("name", ["metrics.jsonl", "manifest.json", "state.pt", "model.safetensors"])
+def test_a_run_that_goes_on_names_or_handles_damaged_files(stopped, tmp_path, name, content):
+    storage = copied(stopped, tmp_path)
+    for file in sorted(Path(storage.root, "runs").rglob(name)):
+        damage(file, content)
     said = attempt(lambda: train_until(storage))
     assert said is None or (name in said and "remove" in said), said
     assert (said is None) == (RunFolder.of(storage, LINE, CONFIG).result() is not None)
