@@ -107,6 +107,7 @@ def launched(storage, members, told=None):
     return train_all(plan, shared, (told if told is not None else []).append)
 
 
+@pytest.mark.slow
 def test_a_killed_stack_goes_on_and_every_member_ends_as_if_it_were_alone(cluster, storage, tmp_path, capfd):
     members = configs(*({"seed": seed, "epochs": 4, "pause": 0.02} for seed in range(3)))
     folders = [RunFolder.of(storage, LINES, config) for config in members]

@@ -96,6 +96,7 @@ def scratch(storage):
     return list(Path(storage, ".ray").iterdir())
 
 
+@pytest.mark.slow
 def test_a_training_in_a_terminal_is_interrupted(typed, tmp_path):
     terminal = typed("train", "line", "--storage", str(tmp_path), *SLOWLY)
     terminal.read(until="epoch 2 of 200")
