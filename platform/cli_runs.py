@@ -162,6 +162,12 @@ def show_run(run: RunName, storage: Where = "results", as_json: Json = False) ->
         "data": str(found["result"].get("data", (made.get("data") or {}).get("digest", "?")))[:16],
         "files": f"{len(found['files'])}, {size(found['size'])}, in {folder.folder}",
     }
+    used = found["result"].get("used")
+    if isinstance(used, dict):
+        cpu, gpu, memory = (used.get(name) or 0 for name in ("cpu_seconds", "gpu_seconds", "peak_memory"))
+        on = f", {clock(gpu)} of GPUs" if gpu else ""
+        facts["took"] = f"{clock(cpu)} of CPU cores{on}, {size(memory)} of memory at most"
+    facts |= {f"note {number}": note for number, note in enumerate(found["notes"], 1)}
     show(grid(("", ""), facts.items()))
     section("config", found["config"])
     section("last metrics", found["metrics"])

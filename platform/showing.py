@@ -49,7 +49,14 @@ def whole(folder: RunFolder) -> dict[str, Any]:
         "metrics": result.get("metrics") or log,
         "result": {name: value for name, value in result.items() if name != "metrics"},
         "provenance": _read(folder, "provenance.json", files),
-        "attempts": [_read(folder, path, files) for path in sorted(files) if re.fullmatch(r"attempts/\d+/[^/]+", path)],
+        "attempts": [
+            _read(folder, path, files) for path in sorted(files) if re.fullmatch(r"attempts/\d+/[^/]+\.json", path)
+        ],
+        "notes": [
+            " ".join(folder.folder.read(path).decode(errors="replace").split())
+            for path in sorted(files)
+            if re.fullmatch(r"attempts/\d+/note\.txt", path)
+        ],
         "views": {
             path.split("/")[1]: _read(folder, path, files)
             for path in sorted(files)

@@ -131,8 +131,10 @@ def test_hostile_names_do_not_move_the_cursor(retable, storage):
 def test_show_tells_all_of_a_run_and_diff_what_two_differ_in(retable, storage):
     one, other = finished(storage), finished(storage, seed=1, metrics={"loss": 0.75})
     attempt(other)
+    other.folder.write("attempts/0001/note.txt", "a checkpoint\nwas damaged")
     shown = json.loads(retable("show", other.fingerprint[:10], "--storage", storage.root, "--json").stdout)
     assert shown["config"]["seed"] == 1 and shown["metrics"]["loss"] == 0.75 and len(shown["attempts"]) == 1
+    assert shown["notes"] == ["a checkpoint was damaged"]
     assert [view["metrics"] for view in shown["views"].values()] == [{"rmse": 0.25}]
     assert set(shown["files"]) == {
         str(path.relative_to(other.folder.root)) for path in Path(other.folder.root).rglob("*") if path.is_file()

@@ -1,0 +1,101 @@
+"""The order of trainings: children behind parents, stacks that fail one by one, another command's runs at the end."""
+
+import pytest
+
+from retable.platform import flow as flows
+from retable.platform.attempt import claim
+from retable.platform.config import override
+from retable.platform.flow import Flow, job_of
+from retable.platform.launch import Launch, Resources
+from retable.platform.plan import compile_configs
+from retable.platform.task import find
+from retable.platform.watch import FAILURE, TAKEN
+
+LINE = find("line")
+
+
+def configs(*changes):
+    return [override(LINE.config(), each) for each in changes]
+
+
+@pytest.fixture
+def flow(storage):
+    """Make the flow of some configs, a stack for each wave; and the runs that were told to be finished."""
+
+    def made(*changes, workers=1):
+        plan, told = compile_configs(LINE, configs(*changes), storage), []
+        waves = {}
+        for training in plan.missing:
+            waves.setdefault(training.wave, []).append(training)
+        stacks = list(waves.values())
+        launch = Launch(storage, Resources(workers=workers), {}, {}, jobs=[job_of(stack) for stack in stacks])
+        return Flow(stacks, launch, lambda folder: told.append(folder.fingerprint)), told
+
+    return made
+
+
+CHILD = {"init": "parent", "rate": 0.01}
+
+
+@pytest.mark.parametrize("last", [{}, {FAILURE: "it broke"}])
+def test_a_child_begins_once_its_parent_has_ended_well_or_not(flow, last):
+    work, told = flow(CHILD)
+    first = work.next()
+    assert [each.wave for each in work.trainings(first)] == [0] and work.next() is None and not work.over
+    work.ended(first, last)
+    second = work.next()
+    assert [each.wave for each in work.trainings(second)] == [1] and len(told) == (not last)
+    work.ended(second, {})
+    assert work.over and len(told) == 1 + (not last)
+
+
+def test_what_starts_from_nothing_waits_for_nobody(flow):
+    work, _ = flow({"seed": 0}, {"seed": 1})
+    assert work.next() is not None and work.next() is None
+
+
+def test_the_members_of_a_stack_that_failed_are_trained_one_by_one(flow):
+    work, told = flow({"seed": 0}, {"seed": 1}, {"seed": 2})
+    whole = work.next()
+    assert whole["members"] == [0, 1, 2]
+    work.ended(whole, {FAILURE: "one of them"})
+    alone = [work.next() for _ in range(3)]
+    assert [spec["members"] for spec in alone] == [[0], [1], [2]] and not told
+    work.ended(alone[0], {FAILURE: "it was this one"})
+    for spec in alone[1:]:
+        work.ended(spec, {})
+    assert work.over and len(told) == 2
+
+
+def test_another_commands_run_is_looked_at_until_it_is_done_or_left(flow, monkeypatch):
+    monkeypatch.setattr(flows, "LOOK", 0.0)
+    work, told = flow({"seed": 0}, {"seed": 1}, {"init": "parent", "rate": 0.01, "seed": 0})
+    spec = work.next()
+    first, second = work.trainings(spec)
+    other = claim(first.folder, "another command", 0)
+    work.ended(spec, {TAKEN: [first.folder.path]})
+    assert told == [second.folder.fingerprint] and not work.over
+    assert work.next() is None, "its child waits too"
+    other.tell("released", -1)
+    again = work.next()
+    assert again == {"job": spec["job"], "members": [0], "dead": [1]}
+    work.ended(again, {})
+    assert len(work.trainings(work.next())) == 1 and told[-1] == first.folder.fingerprint
+
+
+def test_no_more_groups_are_begun_than_fit(flow, monkeypatch):
+    monkeypatch.setattr(flows, "concurrent", lambda launch: 1)
+    work, _ = flow({"seed": 0}, {"init": "parent", "seed": 1}, workers=2)
+    first = work.next()
+    assert first is not None and work.next() is None
+    work.ended(first, {})
+    assert work.next() is not None
+
+
+def test_tune_is_told_when_all_is_over(flow):
+    work, _ = flow({"seed": 0})
+    queue = work.searcher()
+    spec = queue.suggest("a")
+    assert spec["members"] == [0] and queue.suggest("b") is None
+    work.ended(spec, {})
+    assert queue.suggest("b") == queue.FINISHED
