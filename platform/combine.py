@@ -7,6 +7,7 @@ predictions of that shard from storage; a machine that is lost costs the shard i
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -161,11 +162,14 @@ def member_metrics(member: Scoring) -> dict[str, float]:
 
 
 def run_actors(pieces: Sequence[Piece]) -> Iterator[tuple[Piece, str | None]]:
-    """Give pieces to actors, one a CPU that is there or may come, and yield each piece with why it failed."""
+    """Give pieces to actors, one a CPU that is there or may come, and yield each piece with why it failed.
+
+    A piece whose actor died, or is not heard of any more, is another one's; it fails where that happened three times.
+    """
     import ray
 
-    actor_class = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=DEATHS - 1)(Combiner)
-    waiting = list(reversed(pieces))
+    actor_class = ray.remote(num_cpus=1)(Combiner)
+    waiting, deaths = list(reversed(pieces)), Counter[str]()
     idle: list[Any] = []
     running: dict[Any, tuple[Any, Piece]] = {}
     room = max(1, int(possible_resources().get("CPU", 1)))
@@ -180,8 +184,14 @@ def run_actors(pieces: Sequence[Piece]) -> Iterator[tuple[Piece, str | None]]:
             try:
                 failure = ray.get(ready)
                 idle.append(actor)
-            except ray.exceptions.RayError as error:  # it died again and again: the next piece gets another
+            except ray.exceptions.RayError as error:
                 failure = one_line(error)
+                ray.kill(actor)
+                place = f"{piece.place.root}/{piece.shard}"
+                deaths[place] += 1
+                if deaths[place] < DEATHS:
+                    waiting.append(piece)
+                    continue
             if not waiting:  # an idle actor keeps a CPU that one begun again on another node may wait for
                 while idle:
                     ray.kill(idle.pop())

@@ -220,9 +220,11 @@ def test_a_driver_is_killed_and_its_command_given_again_at_once(tmp_path, record
     storage, epochs = str(tmp_path / "killed"), 8
     folder = run_of(storage, epochs=epochs, pause=0.1)
     first = driver(TRAIN % (epochs, 1), storage)
-    before = wait_for(lambda: steps(folder), first)
+    wait_for(lambda: steps(folder), first)
     about_to_lose(folder, record)
     first.kill()
+    first.wait()
+    before = steps(folder)
     second = driver(TRAIN % (epochs, 1), storage)
     goes_on(folder, second, record, before)
     ends(second)
@@ -256,11 +258,12 @@ def test_a_process_that_was_frozen_wakes_and_writes_nothing_more(tmp_path, recor
     storage, epochs = str(tmp_path / "frozen"), 12
     folder = run_of(storage, epochs=epochs, pause=0.1)
     first = driver(TRAIN % (epochs, 1), storage)
-    before = wait_for(lambda: steps(folder), first)
+    wait_for(lambda: steps(folder), first)
     (record_file,) = Path(folder.folder.root).rglob("attempts/0001/[!.]*.json")
     trial = psutil.Process(json.loads(record_file.read_text())["pid"])
     about_to_lose(folder, record)
     trial.suspend()
+    before = steps(folder)
     try:
         second = driver(IMPATIENT + TRAIN % (epochs, 1), storage)
         goes_on(folder, second, record, before)
