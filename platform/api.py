@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from retable.platform import provenance
+from retable.platform.after import After
 from retable.platform.board import errors
 from retable.platform.cluster import check_nodes, interruptible, ray_cluster
-from retable.platform.combine import combine_all
 from retable.platform.config import exact_changes, fingerprint, override, set_line
 from retable.platform.errors import UserError
 from retable.platform.flow import train_all
-from retable.platform.launch import Launch, Resources, load_arrays
-from retable.platform.plan import Plan, compile_configs, compile_plan
+from retable.platform.launch import Launch, Resources
+from retable.platform.plan import Plan, Training, compile_configs, compile_plan
 from retable.platform.runs import RunFolder
 from retable.platform.space import Space
-from retable.platform.stages import Scorer, measure_all, predict_and_score
+from retable.platform.stages import measure_all, predict_and_score
 from retable.platform.storage import Storage
 from retable.platform.table import Figure, Table, resolve
 from retable.platform.task import Source, Task, config_at, find, find_table, names, table_at
@@ -123,28 +123,41 @@ def execute(work: Plan, resources: Resources) -> dict[str, str]:
         return {}
     with interruptible():
         work.storage.check_writable()
-        prepare_data(work)
-        work = compile_plan(work.tables, work.storage, work.scale, work.changes, work.retry) if work.tables else work
+        begun = [training for training in work.trainings.values() if training.status not in ("new", "to be continued")]
+        if (
+            prepare_data(begun, work.storage) and work.tables
+        ):  # with other data, what was trained may not count any more
+            work = compile_plan(work.tables, work.storage, work.scale, work.changes, work.retry)
         with ray_cluster(nested=resources.workers > 1):
             check_nodes(work.storage)
-            scorer = Scorer(work, resources.gpus)
-            failures = train_all(work, launch_for(work, resources), scorer.submit) if work.missing else {}
-            return failures | scorer.finish() | combine_all(work) | measure_all(work)
+            after = After(work, resources.gpus)
+            failures = train_all(work, launch_for(work, resources), after) if work.missing else {}
+            return failures | after.finish() | measure_all(work)
 
 
-def prepare_data(work: Plan) -> None:
-    """Make the data sets that are missing, where they can be made here."""
-    for training in work.trainings.values():
+def prepare_data(trainings: Iterable[Training], storage: Storage) -> bool:
+    """Make, here and now, the data sets of trainings that are missing; return whether any was."""
+    found = False
+    for training in trainings:
         where = training.task.dataset.where(training.config)
-        if not work.storage.exists(f"data/{where}/dataset.json"):
-            training.task.dataset.prepare(training.config, work.storage)
+        if not storage.exists(f"data/{where}/dataset.json"):
+            training.task.dataset.prepare(training.config, storage)
+            found = True
+    return found
 
 
 def launch_for(work: Plan, resources: Resources) -> Launch:
-    """Load the data that missing trainings read and return what every trial shares."""
-    tasks = {t.task.dataset.where(t.config): t.task for t in work.missing}
-    made = provenance.collect() | {"scale": work.scale, "changed": sorted(work.changes)}
-    return Launch(work.storage, resources, made, load_arrays(tasks, work.storage, resources.stream))
+    """Return what every trial of a plan shares.
+
+    Raises:
+        UserError: where data cannot be streamed as asked for.
+    """
+    for task in {training.task.name: training.task for training in work.missing}.values():
+        if resources.stream and not task.dataset.streams:
+            raise UserError(f"--stream: {task.name} has no data to stream; leave it out")
+    return Launch(
+        work.storage, resources, provenance.collect() | {"scale": work.scale, "changed": sorted(work.changes)}
+    )
 
 
 def train(

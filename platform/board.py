@@ -88,29 +88,40 @@ class Board:
             speed_estimate_period=float("inf"),
             transient=True,
             expand=True,
-            disable=not (self.total and console.is_interactive),
+            disable=not console.is_interactive,
         )
-        self.whole = self.bars.add_task(self.title, total=self.weight or self.total, text=f"0 of {self.total} done")
+        text, weight = f"0 of {self.total} done", self.weight or self.total
+        self.whole = self.bars.add_task(self.title, total=weight, text=text, start=bool(self.total))
         self.bars.advance(self.whole, 0)  # rich measures the speed from the first advance on
 
     @contextmanager
     def show(self) -> Iterator[Board]:
-        """Draw the board while the block runs."""
-        if self.total and self.bars.disable:
+        """Draw the board while the block runs, if there is anything to do."""
+        if not self.total:
+            yield self
+            return
+        if self.bars.disable:
             console.print(f"{self.title}: {self.total} to do")
         with self.bars:
             yield self
-        if self.total:
-            failed = f", {len(self.failures)} failed" if self.failures else ""
-            taken = clock(self.bars.tasks[0].elapsed or 0)
-            console.print(f"{self.title}: {self.finished} done{failed} in {taken}")
-            for name, why in self.failures.items():
-                errors.print(f"failed: {name}: {why}", markup=False)
+        failed = f", {len(self.failures)} failed" if self.failures else ""
+        taken = clock(self.bars.tasks[0].elapsed or 0)
+        console.print(f"{self.title}: {self.finished} done{failed} in {taken}")
+        for name, why in self.failures.items():
+            errors.print(f"failed: {name}: {why}", markup=False)
 
-    def start(self, name: str) -> None:
+    def add(self, weight: float = 1.0) -> None:
+        """Expect one more piece of work: of a board that began with none."""
+        if not self.total:
+            self.bars.start_task(self.whole)
+        self.total += 1
+        self.weight += weight
+        self.bars.update(self.whole, total=self.weight, text=f"{self.finished} of {self.total} done")
+
+    def start(self, name: str, text: str = "") -> None:
         """Note that a piece of work is running."""
         self.stop(name)
-        self.running[name] = self.bars.add_task(name, total=None, text="")
+        self.running[name] = self.bars.add_task(name, total=None, text=text)
 
     def update(self, name: str, text: str, done: float, total: float) -> None:
         """Note how far a piece of work is: in words, and for its bar."""

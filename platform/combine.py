@@ -7,8 +7,8 @@ predictions of that shard from storage; a machine that is lost costs the shard i
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from retable.platform.config import Config, View, describe
 from retable.platform.errors import one_line
 from retable.platform.plan import Combining, Plan, Scoring
 from retable.platform.runs import read_arrays, sha256, write_arrays
-from retable.platform.stages import training_metrics, weights_digest
+from retable.platform.stages import show, training_metrics, weights_digest
 from retable.platform.storage import Storage
 from retable.platform.task import Source, find
 
@@ -81,40 +81,67 @@ class Combiner:
 
 
 def combine_all(plan: Plan) -> dict[str, str]:
-    """Join predictions for every combined row that lacks its scores; return the failures, row -> line.
+    """Join predictions for every combined row that lacks its scores; return the failures, row -> line."""
+    joiner = Joiner(plan)
+    joiner.begin(combining for combining in plan.uncombined if len(combining.inputs()) == len(combining.members))
+    return joiner.finish()
 
-    A row is scored as soon as its last shard is there; shards of an interrupted call are used.
+
+class Joiner:
+    """Joins the members of rows. A row is scored as soon as its last shard is there.
+
+    Shards of an interrupted call are used.
     """
-    todo = [combining for combining in plan.uncombined if len(combining.inputs()) == len(combining.members)]
-    rows = {place_of(combining, plan.storage).root: combining for combining in todo}
-    pieces: dict[str, list[Piece]] = {}
-    failures: dict[str, str] = {}
-    with Board("combinations", len(todo)).show() as board:
-        for root, combining in rows.items():
+
+    def __init__(self, plan: Plan) -> None:
+        self.storage = plan.storage
+        self.board = Board("combinations", 0)
+        self.actors = Actors()
+        self.rows: dict[str, Combining] = {}
+        """By the folder of their shards."""
+        self.left: Counter[str] = Counter()
+        """Folder -> shards still to be joined."""
+        self.failures: dict[str, str] = {}
+
+    def begin(self, rows: Iterable[Combining]) -> None:
+        """Join rows whose members are predicted and scored."""
+        for combining in rows:
+            root = place_of(combining, self.storage).root
+            self.rows[root] = combining
+            self.board.add()
             try:
-                pieces[root] = [piece for piece in pieces_of(combining, plan.storage) if not piece.done]
+                pieces = [piece for piece in pieces_of(combining, self.storage) if not piece.done]
             except Exception as error:
-                pieces[root], failures[root] = [], one_line(error)
-            if not pieces[root]:
-                close(board, combining, plan.storage, failures.get(root))
-        for piece, failure in run_actors([piece for row in pieces.values() for piece in row]):
+                pieces, self.failures[root] = [], one_line(error)
+            self.left[root] = len(pieces)
+            self.actors.add(pieces)
+            if not pieces:
+                self._close(root)
+
+    def look(self, seconds: float | None = 0) -> None:
+        """Take note of shards that were joined; wait so long for the first of them (None: as long as it takes)."""
+        for piece, failure in self.actors.ended(seconds):
             root = piece.place.root
-            pieces[root].remove(piece)
+            self.left[root] -= 1
             if failure:
-                failures[root] = failure
-            if not pieces[root]:
-                close(board, rows[root], plan.storage, failures.get(root))
-        return board.failures
+                self.failures[root] = failure
+            if not self.left[root]:
+                self._close(root)
 
+    def finish(self) -> dict[str, str]:
+        """Wait for all that was begun, and return the failures."""
+        try:
+            with self.board.show():
+                while self.actors.busy:
+                    self.look(None)
+        finally:
+            self.actors.close()
+        return self.board.failures
 
-def close(board: Board, combining: Combining, storage: Storage, failure: str | None) -> None:
-    """Score a row whose shards are there, and show what became of it."""
-    name = name_of_combining(combining)
-    failure = failure or score(combining, storage)
-    if failure:
-        board.fail(name, failure)
-    else:
-        board.done(name)
+    def _close(self, root: str) -> None:
+        """Score a row whose shards are there, and show what became of it."""
+        combining = self.rows[root]
+        show(self.board, name_of_combining(combining), self.failures.get(root) or score(combining, self.storage))
 
 
 def place_of(combining: Combining, storage: Storage) -> Storage:
@@ -161,44 +188,77 @@ def member_metrics(member: Scoring) -> dict[str, float]:
     return {**training_metrics(member.folder, member.view, member.config.epochs), **scores["metrics"]}
 
 
-def run_actors(pieces: Sequence[Piece]) -> Iterator[tuple[Piece, str | None]]:
-    """Give pieces to actors, one a CPU that is there or may come, and yield each piece with why it failed.
+class Actors:
+    """Gives pieces to actors, one a CPU that is there or may come.
 
     A piece whose actor died, or is not heard of any more, is another one's; it fails where that happened three times.
     """
-    import ray
 
-    actor_class = ray.remote(num_cpus=1)(Combiner)
-    waiting, deaths = list(reversed(pieces)), Counter[str]()
-    idle: list[Any] = []
-    running: dict[Any, tuple[Any, Piece]] = {}
-    room = max(1, int(possible_resources().get("CPU", 1)))
-    try:
-        while waiting or running:
-            while waiting and len(running) < room:
-                piece = waiting.pop()
-                actor: Any = idle.pop() if idle else actor_class.remote()
-                running[actor.run.remote(piece)] = (actor, piece)
-            (ready, *_), _ = ray.wait(list(running), num_returns=1)
-            actor, piece = running.pop(ready)
-            try:
-                failure = ray.get(ready)
-                idle.append(actor)
-            except ray.exceptions.RayError as error:
-                failure = one_line(error)
-                ray.kill(actor)
-                place = f"{piece.place.root}/{piece.shard}"
-                deaths[place] += 1
-                if deaths[place] < DEATHS:
-                    waiting.append(piece)
-                    continue
-            if not waiting:  # an idle actor keeps a CPU that one begun again on another node may wait for
-                while idle:
-                    ray.kill(idle.pop())
-            yield piece, failure
-    finally:
-        for actor in [*idle, *(actor for actor, _ in running.values())]:
+    def __init__(self) -> None:
+        self.waiting: deque[Piece] = deque()
+        self.idle: list[Any] = []
+        self.running: dict[Any, tuple[Any, Piece]] = {}
+        self.deaths: Counter[str] = Counter()
+
+    @property
+    def busy(self) -> bool:
+        """Whether any piece is still to be done."""
+        return bool(self.waiting or self.running)
+
+    def add(self, pieces: Iterable[Piece]) -> None:
+        """Take more pieces."""
+        self.waiting.extend(pieces)
+        self._start()
+
+    def ended(self, seconds: float | None) -> list[tuple[Piece, str | None]]:
+        """Return the pieces that have ended, each with why it failed; wait so long for the first of them."""
+        import ray
+
+        if not self.running:
+            return []
+        ready, _ = ray.wait(list(self.running), num_returns=1, timeout=seconds)
+        found = [taken for ref in ready if (taken := self._take(ref)) is not None]
+        self._start()
+        if not self.waiting:  # an idle actor keeps a CPU that one begun again on another node may wait for
+            while self.idle:
+                ray.kill(self.idle.pop())
+        return found
+
+    def _start(self) -> None:
+        """Give pieces to actors that are free, and to new ones."""
+        import ray
+
+        room = max(1, int(possible_resources().get("CPU", 1))) if self.waiting else 0
+        while self.waiting and len(self.running) < room:
+            piece = self.waiting.popleft()
+            actor: Any = self.idle.pop() if self.idle else ray.remote(num_cpus=1)(Combiner).remote()
+            self.running[actor.run.remote(piece)] = (actor, piece)
+
+    def _take(self, ref: Any) -> tuple[Piece, str | None] | None:
+        """Return a piece that has ended; None where it is begun again."""
+        import ray
+
+        actor, piece = self.running.pop(ref)
+        try:
+            failure = ray.get(ref)
+            self.idle.append(actor)
+        except ray.exceptions.RayError as error:
+            failure = one_line(error)
             ray.kill(actor)
+            place = f"{piece.place.root}/{piece.shard}"
+            self.deaths[place] += 1
+            if self.deaths[place] < DEATHS:
+                self.waiting.append(piece)
+                return None
+        return piece, failure
+
+    def close(self) -> None:
+        """End all actors."""
+        import ray
+
+        for actor in [*self.idle, *(actor for actor, _ in self.running.values())]:
+            ray.kill(actor)
+        self.idle, self.running = [], {}
 
 
 def score(combining: Combining, storage: Storage) -> str | None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from retable.platform.after import After
 from retable.platform.attempt import Silence
 from retable.platform.board import Board, console
 from retable.platform.cluster import possible_resources
@@ -16,27 +17,29 @@ from retable.platform.config import parent
 from retable.platform.launch import Job, Launch, Resources, concurrent, fit
 from retable.platform.plan import Plan, Training, name_of, stacks
 from retable.platform.runs import RunFolder
-from retable.platform.watch import FAILURE, TAKEN, Piece, Watch, nothing
+from retable.platform.shelf import Shelf
+from retable.platform.watch import FAILURE, TAKEN, Piece, Watch
 
 STACK = 128
 """Most members of a stack, where nobody says how many."""
-LOOK = 5.0
-"""Seconds between two looks at runs that are another command's, and at how large the cluster is."""
+LOOK = 2.0
+"""Seconds between two looks at what has ended, at how large the cluster is, and at runs that are another command's."""
 PENDING = 200
 """Trials that may wait for machines at least: what waits is what makes a cluster grow."""
 
 
-def train_all(plan: Plan, launch: Launch, finished: Callable[[RunFolder], None] = nothing) -> dict[str, str]:
-    """Train what a plan lacks, parents before children; return the failures, run -> line.
+def train_all(plan: Plan, launch: Launch, after: After | None = None) -> dict[str, str]:
+    """Train what a plan lacks, each run once its data set and its parent are there; return the failures, run -> line.
 
-    `finished` is called with each run that is done, while others still train.
+    `after` hears of each run that is done, while others still train.
     """
     todo = plan.missing
     jobs = stacks(plan.groups.values(), stack_size(launch.resources, len(todo)))
-    launch = dataclasses.replace(launch, jobs=[job_of(stack) for stack in jobs])
     with Board("training", len(todo), sum(t.task.cost(t.config) for t in todo)).show() as board:
-        flow = Flow(jobs, launch, finished)
-        watch = Watch(board, flow.pieces, ended=flow.ended)
+        shelf = Shelf(launch.storage, launch.resources.stream, board)
+        launch = dataclasses.replace(launch, jobs=[job_of(stack) for stack in jobs], lender=shelf.lender)
+        flow = Flow(jobs, launch, shelf, after)
+        watch = Watch(board, flow.pieces, ended=flow.ended, look=flow.look)
         most = max(PENDING, int(1.1 * possible_resources().get("CPU", 1)))
         fit({}, launch, watch, search_alg=flow.searcher(), num_samples=-1, max_concurrent_trials=most)
         return board.failures
@@ -63,11 +66,12 @@ class Flow:
     stacks: Sequence[Sequence[Training]]
     """By number of the launch's jobs."""
     launch: Launch
-    finished: Callable[[RunFolder], None] = nothing
+    shelf: Shelf
+    after: After | None = None
     ready: deque[dict[str, Any]] = field(default_factory=deque)
     """Specs of trials that may begin."""
     blocked: list[dict[str, Any]] = field(default_factory=list)
-    """Specs of those whose parents are still to be trained."""
+    """Specs of those whose parents or data are not there yet."""
     running: int = 0
     """Trials that were begun."""
     others: dict[str, tuple[dict[str, Any], Silence]] = field(default_factory=dict)
@@ -81,6 +85,7 @@ class Flow:
         for job, stack in enumerate(self.stacks):
             members = list(range(len(stack)))
             self.blocked.append({"job": job, "members": members, "dead": [0] * len(members)})
+        self.shelf.expect(self.where(spec) for spec in self.blocked for _ in spec["members"])
         self.release()
 
     def trainings(self, spec: Mapping[str, Any]) -> list[Training]:
@@ -94,13 +99,32 @@ class Flow:
             for each in self.trainings(spec)
         ]
 
+    def where(self, spec: Mapping[str, Any]) -> str:
+        """Return the folder of the data set that a trial reads."""
+        first = self.trainings(spec)[0]
+        return first.task.dataset.where(first.config)
+
     def release(self) -> None:
-        """Let those begin whose parents have ended; whether well or not, the training says."""
+        """Let those begin whose data are there and whose parents have ended; whether well or not, the training says."""
         still: list[dict[str, Any]] = []
         for spec in self.blocked:
-            free = all(self.parent_of(training) not in self.open for training in self.trainings(spec))
-            (self.ready if free else still).append(spec)
+            members = self.trainings(spec)
+            if any(self.parent_of(training) in self.open for training in members):
+                still.append(spec)
+                continue
+            there = self.shelf.ready(members[0].task, members[0].config)
+            if there:
+                self.begin(spec)
+            elif there is None:
+                self.open -= {training.folder.path for training in members}
+            else:
+                still.append(spec)
         self.blocked = still
+
+    def begin(self, spec: dict[str, Any]) -> None:
+        """Let a trial begin."""
+        self.shelf.take(self.where(spec))
+        self.ready.append(spec)
 
     def parent_of(self, training: Training) -> str:
         """Return the path of the run that a training starts from; nothing where there is none."""
@@ -109,8 +133,7 @@ class Flow:
 
     def next(self) -> dict[str, Any] | None:
         """Return the spec of a trial that may begin now, if there is one."""
-        if time.monotonic() - self.looked >= LOOK:
-            self.look()
+        self.look()
         if not self.ready or (self.launch.resources.workers > 1 and self.running >= self.room):
             return None
         self.running += 1
@@ -122,34 +145,44 @@ class Flow:
         return not (self.ready or self.blocked or self.running or self.others)
 
     def look(self) -> None:
-        """Look how large the cluster is now, and what became of the runs that are another command's."""
+        """Look which data are there now, what has ended, how large the cluster is, what became of others' runs."""
+        if self.shelf.look():
+            self.release()
+        if time.monotonic() - self.looked < LOOK:
+            return
         self.looked = time.monotonic()
+        if self.after is not None:
+            self.after.look()
         if self.launch.resources.workers > 1:
             self.room = concurrent(self.launch)
         for path, (spec, silence) in list(self.others.items()):
             number = silence.look()
             if number or silence.folder.result() is not None:
                 del self.others[path]
-                self.ready.append({**spec, "dead": [number]})  # the trial finds a finished run done
+                self.begin({**spec, "dead": [number]})  # the trial finds a finished run done
 
     def ended(self, spec: Mapping[str, Any], last: Mapping[str, Any]) -> None:
         """Take note of a trial's end: what follows it may begin, and what failed as a stack is trained apart."""
         self.running -= 1
-        members, taken = self.trainings(spec), last.get(TAKEN, ())
+        members, taken, over = self.trainings(spec), last.get(TAKEN, ()), 0
         if FAILURE in last and len(members) > 1:
             console.print(
                 f"a stack of {len(members)} failed, its members train one by one: {last[FAILURE]}", markup=False
             )
-            self.ready.extend({**spec, "members": [member], "dead": [0]} for member in spec["members"])
+            for member in spec["members"]:
+                self.begin({**spec, "members": [member], "dead": [0]})
+            self.shelf.give_back(self.where(spec), 0)
             return
         for member, training in zip(spec["members"], members, strict=True):
             if training.folder.path in taken:
                 alone = {**spec, "members": [member]}
                 self.others[training.folder.path] = (alone, Silence(training.folder))
                 continue
+            over += 1
             self.open.discard(training.folder.path)
-            if FAILURE not in last:
-                self.finished(training.folder)
+            if FAILURE not in last and self.after is not None:
+                self.after.submit(training.folder)
+        self.shelf.give_back(self.where(spec), over)
         self.release()
 
     def searcher(self) -> Any:

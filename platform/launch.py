@@ -27,8 +27,6 @@ from retable.platform.task import Data, Source, Task, find
 from retable.platform.watch import FAILURE, TAKEN, Watch
 
 if TYPE_CHECKING:
-    from ray import ObjectRef
-
     from retable.platform.worker import Worker
 
 
@@ -78,8 +76,8 @@ class Launch:
     storage: Storage
     resources: Resources
     provenance: Mapping[str, Any]
-    arrays: Mapping[str, Sequence[ObjectRef[Any]]]
-    """Data folder -> its arrays in the object store (in a list, so that Ray does not fetch them for us)."""
+    lender: Any = None
+    """The actor that holds the data sets (`shelf.Lender`); None: each is read as a stream."""
     share: float = 1.0
     """CPUs of each Train worker."""
     jobs: Sequence[Job] = ()
@@ -87,43 +85,6 @@ class Launch:
     """Folder of the storage where Ray keeps its own state while it runs."""
     id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
     """Tells one command's trials from another's."""
-
-
-def load_arrays(tasks: Mapping[str, Task], storage: Storage, stream: bool = False) -> dict[str, list[ObjectRef[Any]]]:
-    """Read data sets through Ray Data, once, into the object store; `tasks` maps data folder to task.
-
-    Sets that would take more than 30 % of a node's object store are left out, where their task can stream them.
-
-    Raises:
-        UserError: where a data set is missing, damaged, or cannot be streamed as asked for.
-    """
-    import pyarrow as pa
-    import ray
-
-    from retable.platform.stream import raise_error
-
-    ray.data.DataContext.get_current().enable_progress_bars = False
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
-    room = 0.3 * min((node.get("object_store_memory", 0) for node in nodes), default=0)  # each node holds all of it
-    arrays = {}
-    for where, task in tasks.items():
-        folder = storage / f"data/{where}"
-        if stream and not task.dataset.streams:
-            raise UserError(f"--stream: {task.name} has no data to stream; leave it out")
-        again = "make or convert the data set again"
-        size = folder.read_record("dataset.json", {"bytes": int}, again)["bytes"] if task.dataset.streams else 0
-        if task.dataset.streams and (stream or size > room):
-            continue
-        room -= size
-        try:
-            tables = ray.get(task.dataset.read(folder).to_arrow_refs())
-            for table in tables:
-                raise_error(table)
-        except (ray.exceptions.RayError, pa.ArrowException, RuntimeError) as error:
-            remedy = f"`retable data check {task.name}` says more"
-            raise UserError(f"{folder} cannot be read ({one_line(error)}); {remedy}") from error
-        arrays[where] = [ray.put(dict(task.dataset.arrays(pa.concat_tables(tables).combine_chunks())))]
-    return arrays
 
 
 @dataclass(frozen=True)
@@ -242,9 +203,8 @@ def open_data(task: Task, configs: Sequence[Config], source: Source, launch: Lau
     """Open the data set of some configs; its arrays are in the object store, or it is a stream."""
     import ray
 
-    where = task.dataset.where(configs[0])
-    arrays = ray.get(launch.arrays[where][0]) if where in launch.arrays else None
-    return task.dataset.open(arrays, source, configs)
+    held = ray.get(launch.lender.borrow.remote(task.dataset.where(configs[0]))) if launch.lender else []
+    return task.dataset.open(ray.get(held[0]) if held else None, source, configs)
 
 
 def require(metric: str, metrics: Mapping[str, Any]) -> None:

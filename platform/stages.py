@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,65 +25,105 @@ class Scorer:
     plan: Plan
     gpus: float = 0.0
     """GPUs of each prediction, where the task predicts on one."""
-    pending: dict[Any, str] = field(default_factory=dict)
+    pending: dict[Any, Waiting] = field(default_factory=dict)
+    """By the Ray task that is waited for."""
     submitted: set[str] = field(default_factory=set)
+    """Keys of predictions and scorings that were started."""
+
+    def __post_init__(self) -> None:
+        self.predictions: dict[str, list[str]] = {}
+        self.scorings: dict[str, list[str]] = {}
+        for key, prediction in self.plan.predictions.items():
+            self.predictions.setdefault(prediction.folder.path, []).append(key)
+        for key, scoring in self.plan.scorings.items():
+            if not scoring.done:
+                self.scorings.setdefault(scoring.folder.path, []).append(key)
+        self.open = {*self.plan.predictions, *(scores(key) for keys in self.scorings.values() for key in keys)}
+        self.board = Board("evaluation", 0)
 
     def submit(self, folder: RunFolder) -> None:
         """Start the predictions of a finished run, and the scoring of the views that read them."""
+        keys = [key for key in self.predictions.get(folder.path, ()) if key not in self.submitted]
+        views = [key for key in self.scorings.get(folder.path, ()) if scores(key) not in self.submitted]
+        if not (keys or views) or "diverged" in (folder.result() or {}):
+            return
+        self.submitted.update(keys, map(scores, views))
+        started = {key: self._predict(self.plan.predictions[key]) for key in keys}
+        read = set()
+        for key in views:
+            scoring = self.plan.scorings[key]
+            reads = [f"{folder.path}/{view_key(view)}" for view in scoring.task.reads(scoring.view)]
+            read.update(reads)
+            ref = self._score(scoring, [started[each] for each in reads if each in started])
+            self._await(ref, scoring, (scores(key), *reads))
+        for key in started.keys() - read:  # only joined, not scored: nobody else waits for them
+            self._await(started[key], self.plan.predictions[key], (key,))
+
+    def _predict(self, item: Prediction) -> Any:
         import ray
 
-        if "diverged" in (folder.result() or {}):
-            return
-        refs = {}
-        predict = ray.remote(num_cpus=1, max_retries=-1)(predict_one)
-        for key, prediction in self.plan.predictions.items():
-            if prediction.folder == folder and key not in self.submitted:
-                self.submitted.add(key)
-                gpus = self.gpus if prediction.task.predicts_on_gpu else 0
-                refs[key] = predict.options(num_gpus=gpus).remote(
-                    prediction.task.name, prediction.config, prediction.view, folder, prediction.joined
-                )
-        read = set()
+        gpus = self.gpus if item.task.predicts_on_gpu else 0
+        predict = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=-1)(predict_one)
+        return predict.remote(item.task.name, item.config, item.view, item.folder, item.joined)
+
+    def _score(self, item: Scoring, waits: Sequence[Any]) -> Any:
+        import ray
+
         score = ray.remote(num_cpus=1, max_retries=DEATHS - 1)(score_one)
-        for key, scoring in self.plan.scorings.items():
-            if scoring.folder == folder and not scoring.done and f"scores {key}" not in self.submitted:
-                self.submitted.add(f"scores {key}")
-                keys = [f"{folder.path}/{view_key(view)}" for view in scoring.task.reads(scoring.view)]
-                read.update(keys)
-                waits = [refs[key] for key in keys if key in refs]
-                ref = score.remote(scoring.task.name, scoring.config, scoring.view, folder, *waits)
-                self.pending[ref] = name_of_view(scoring)
-        for key in refs.keys() - read:  # only joined, not scored: nobody else waits for them
-            self.pending[refs[key]] = name_of_view(self.plan.predictions[key])
+        return score.remote(item.task.name, item.config, item.view, item.folder, *waits)
 
-    def finish(self) -> dict[str, str]:
-        """Score what is left, wait for all of it, and return the failures."""
+    def _await(self, ref: Any, item: Scoring | Prediction, closes: Sequence[str]) -> None:
+        weight = item.task.view_cost(item.config, item.view)
+        self.pending[ref] = Waiting(name_of_view(item), weight, tuple(closes))
+        self.board.add(weight)
+
+    def submit_finished(self) -> None:
+        """Start what is left of the runs that are finished."""
         items: list[Scoring | Prediction] = [*self.plan.unscored, *self.plan.predictions.values()]
-        for item in items:
-            if item.folder.result() is not None:
-                self.submit(item.folder)
-        weights = {name_of_view(item): item.task.view_cost(item.config, item.view) for item in items}
-        total = sum(weights[name] for name in self.pending.values())
-        with Board("evaluation", len(self.pending), total).show() as board:
-            await_all(self.pending, board, weights)
-            return board.failures
+        for folder in {item.folder.path: item.folder for item in items}.values():
+            if folder.result() is not None:
+                self.submit(folder)
+
+    def take(self, ref: Any) -> None:
+        """Take note of a Ray task that ended, and show it."""
+        waited = self.pending.pop(ref)
+        if show(self.board, waited.name, ended(ref), waited.weight):
+            self.open.difference_update(waited.closes)
 
 
-def await_all(pending: dict[Any, str], board: Board, weights: Mapping[str, float]) -> None:
-    """Wait for Ray tasks as they end, and show each on the board. A task returns None, or why it failed."""
+@dataclass(frozen=True)
+class Waiting:
+    """What a Ray task does."""
+
+    name: str
+    weight: float
+    closes: tuple[str, ...]
+    """Keys of what is there once it has ended well."""
+
+
+def scores(key: str) -> str:
+    """Return the key of a scoring among those of predictions."""
+    return f"scores {key}"
+
+
+def ended(ref: Any) -> str | None:
+    """Return why a Ray task that ended failed, or None. Tasks return so themselves; else their process died."""
     import ray
 
-    while pending:
-        (ready, *_), _ = ray.wait(list(pending), num_returns=1)
-        name = pending.pop(ready)
-        try:
-            failure = ray.get(ready)
-        except ray.exceptions.RayError as error:
-            failure = one_line(error)
-        if failure:
-            board.fail(name, failure)
-        else:
-            board.done(name, weights.get(name, 1.0))
+    try:
+        failure: str | None = ray.get(ref)
+    except ray.exceptions.RayError as error:
+        return one_line(error)
+    return failure
+
+
+def show(board: Board, name: str, failure: str | None, weight: float = 1.0) -> bool:
+    """Show what became of a piece of work; return whether it ended well."""
+    if failure:
+        board.fail(name, failure)
+    else:
+        board.done(name, weight)
+    return not failure
 
 
 def name_of_view(item: Scoring | Prediction) -> str:
@@ -222,7 +262,7 @@ def measure_all(plan: Plan) -> dict[str, str]:
         for timing in todo:
             name = f"{timing.row.label} ({name_of(timing)})"
             board.start(name)
-            await_all({remote.remote(timing.row.measure, timing.config, plan.storage, timing.path): name}, board, {})
+            show(board, name, ended(remote.remote(timing.row.measure, timing.config, plan.storage, timing.path)))
         return board.failures
 
 

@@ -71,7 +71,6 @@ def read_blocks(blocks: Sequence[pa.Table], read: Callable[[pa.Table], pa.Table]
     """
     import ray.data
 
-    ray.data.DataContext.get_current().execution_options.preserve_order = True
     dataset: ray.data.Dataset = ray.data.from_blocks(list(blocks)).map_batches(
         partial(read_block, read=read),
         batch_size=None,
@@ -79,6 +78,7 @@ def read_blocks(blocks: Sequence[pa.Table], read: Callable[[pa.Table], pa.Table]
         num_cpus=0,
         compute=ray.data.TaskPoolStrategy(size=max(1, min(TASKS, len(blocks)))),
     )
+    dataset.context.execution_options.preserve_order = True
     return dataset
 
 

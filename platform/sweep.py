@@ -27,13 +27,13 @@ from retable.platform.launch import (
     Launch,
     Resources,
     fit,
-    load_arrays,
     reported,
     require,
     run_job,
 )
 from retable.platform.plan import ENDED, Plan, compile_configs, data_digest, name_of, status
 from retable.platform.runs import RunFolder, sha256, view_key
+from retable.platform.shelf import Shelf
 from retable.platform.space import SAMPLES, Space, find_space, plain, point_config, point_view
 from retable.platform.stages import name_of_view, predict_and_score, weights_digest
 from retable.platform.storage import Storage
@@ -142,7 +142,7 @@ def run_sweep(
     known = found.points()
     configs = [sweep.config(point) for point in known] or [sweep.base]
     storage.check_writable()
-    prepare_data(sweep.plan(configs))
+    prepare_data(sweep.plan(configs).trainings.values(), storage)
     path = sweep.path(configs)
     stops = found.scheduler is not None and sweep.base.epochs > 1
     if known and not stops:
@@ -211,10 +211,10 @@ def run_trials(
     if todo or rest > 0:
         with ray_cluster(nested=resources.workers > 1):
             check_nodes(sweep.storage)
-            sources = dict.fromkeys((sweep.task.dataset.where(config) for config in configs), sweep.task)
-            arrays = load_arrays(sources, sweep.storage, resources.stream)
+            shelf = Shelf(sweep.storage, resources.stream)
+            shelf.fetch({sweep.task.dataset.where(config): (sweep.task, config) for config in configs})
             made = provenance.collect() | {"scale": sweep.scale, "changed": sorted(sweep.changed)}
-            launch = SweepLaunch(sweep.storage, resources, made, arrays, sweep=sweep)
+            launch = SweepLaunch(sweep.storage, resources, made, shelf.lender, sweep=sweep)
             if todo:
                 run_known(todo, launch, journal)
             if rest > 0:

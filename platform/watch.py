@@ -44,6 +44,8 @@ class Watch:
     started: Callable[[Spec], None] = nothing
     ended: Callable[[Spec, Mapping[str, Any]], None] = nothing
     """Called with a trial's spec and its last report, in which `FAILURE` or `TAKEN` may stand."""
+    look: Callable[[], None] = nothing
+    """Called again and again while trials run."""
     begun: dict[str, int] = field(default_factory=dict)
     """Trial -> attempts at its runs when its process last died."""
 
@@ -57,6 +59,9 @@ class Watch:
             def __reduce__(self) -> Any:
                 """Pickle nothing of ours: Ray writes callbacks beside its state, and a terminal cannot be pickled."""
                 return Callback, ()
+
+            def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
+                watch.look()
 
             def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
                 for piece in watch.pieces(trial.config):

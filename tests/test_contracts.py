@@ -107,7 +107,7 @@ def test_a_batch_that_workers_cannot_share_is_refused_before_the_first_step(made
 @pytest.mark.parametrize("name", ["line", "weather", "style", "audio"])
 def test_and_before_a_train_group_starts(made, name, monkeypatch):
     monkeypatch.setattr("ray.train.torch.TorchTrainer", None)
-    config, launch = tiny(name, VARIANTS[name][0]), Launch(made(name), Resources(workers=3), {}, {})
+    config, launch = tiny(name, VARIANTS[name][0]), Launch(made(name), Resources(workers=3), {})
     with pytest.raises(UserError, match=f"^{name}: a batch of .* cannot be shared by 3 workers"):
         train_group(Members(Job(name, (config,), ((),)), (), ()), launch)
 

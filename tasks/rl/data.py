@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ import torch
 
 from retable.platform.errors import UserError
 from retable.platform.storage import Storage
+from retable.platform.stream import read_blocks
 from retable.platform.task import Source, data_folder
 from retable.tasks.rl.config import Config
 from retable.tasks.rl.d4rl import COLUMNS, TOLERANCE, defects, identify, impostor, load, read_d4rl, sha256
@@ -248,21 +250,23 @@ def _row_defects(table: pa.Table, info: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _table(storage: Storage, info: Mapping[str, Any]) -> pa.Table:
-    schema, tables = _schema(info["states"], info["actions"]), []
-    for number in range(info["parts"]):
-        part = f"{storage.root}/{_part(number)}"
-        try:
-            table = pq.read_table(part, filesystem=storage.filesystem)
-        except FileNotFoundError as error:
-            raise UserError(f"{storage}: {_part(number)} is missing; {REMEDY}") from error
-        except (pa.ArrowInvalid, OSError) as error:
-            reason = " ".join(str(error).split())
-            raise UserError(f"{storage}: {_part(number)} cannot be read ({reason}); {REMEDY}") from error
-        for field in schema:
-            if field.name not in table.schema.names or table.schema.field(field.name).type != field.type:
-                raise UserError(f"{storage}: {_part(number)} has no column '{field.name}' of {field.type}; {REMEDY}")
-        tables.append(table.select(COLUMNS))
-    return pa.concat_tables(tables) if tables else schema.empty_table()
+    tables = [_read_part(storage, info, number) for number in range(info["parts"])]
+    return pa.concat_tables(tables) if tables else _schema(info["states"], info["actions"]).empty_table()
+
+
+def _read_part(storage: Storage, info: Mapping[str, Any], number: int) -> pa.Table:
+    part = f"{storage.root}/{_part(number)}"
+    try:
+        table = pq.read_table(part, filesystem=storage.filesystem)
+    except FileNotFoundError as error:
+        raise UserError(f"{storage}: {_part(number)} is missing; {REMEDY}") from error
+    except (pa.ArrowInvalid, OSError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{storage}: {_part(number)} cannot be read ({reason}); {REMEDY}") from error
+    for field in _schema(info["states"], info["actions"]):
+        if field.name not in table.schema.names or table.schema.field(field.name).type != field.type:
+            raise UserError(f"{storage}: {_part(number)} has no column '{field.name}' of {field.type}; {REMEDY}")
+    return table.select(COLUMNS)
 
 
 def arrays(table: pa.Table) -> dict[str, Array]:
@@ -287,27 +291,22 @@ def columns(storage: Storage) -> dict[str, Array]:
 
 
 def read(storage: Storage) -> ray.data.Dataset:
-    """Return a data set's folder as a Ray dataset, one block or more for each part, in the order written.
+    """Return a data set's folder as a Ray dataset, a block for each part, in the order written.
 
-    Take it as Arrow tables and give these to `arrays`; Ray's NumPy batches hold vectors as objects. Ray must be
-    running, and a CPU be free of trials: a read task waits for ever where trials hold every CPU.
+    Take it as Arrow tables and give these to `arrays`; Ray's NumPy batches hold vectors as objects.
 
     Raises:
         UserError: where the set is absent, unfinished or damaged.
 
     """
-    import ray.data
-
     info = _verified(storage)
-    parts = [f"{storage.root}/{_part(number)}" for number in range(info["parts"])]
-    context = ray.data.DataContext.get_current()
-    before, context.use_datasource_v2 = context.use_datasource_v2, False
-    try:  # the second reader starts 32 actors at each execution and starves on a small machine
-        dataset = ray.data.read_parquet(parts, filesystem=storage.filesystem)
-    finally:
-        context.use_datasource_v2 = before
-    dataset.context.execution_options.preserve_order = True
-    return dataset
+    blocks = [pa.table({"number": [number]}) for number in range(info["parts"])]
+    return read_blocks(blocks, partial(read_part, storage=storage, info=info))
+
+
+def read_part(block: pa.Table, storage: Storage, info: Mapping[str, Any]) -> pa.Table:
+    """Read a part, in a task of Ray Data."""
+    return _read_part(storage, info, block["number"][0].as_py())
 
 
 def open_transitions(columns: Mapping[str, Array] | None, source: Source, configs: Sequence[Config]) -> Transitions:

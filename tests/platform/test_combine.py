@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from retable.platform import combine
+from retable.platform.after import After
 from retable.platform.cluster import ray_cluster
 from retable.platform.combine import StoredMember, combine_all, member_metrics, pieces_of
 from retable.platform.filled import gather
 from retable.platform.runs import RunFolder
-from retable.platform.stages import Scorer
 from retable.platform.storage import Storage
 from retable.platform.table import Combined, Row
 from retable.tasks.halves import TASK, Config, View, truth
@@ -30,10 +30,28 @@ def cluster():
 def here(monkeypatch):
     """Join in this process."""
 
-    def run(pieces):
-        return ((piece, piece.run()) for piece in pieces)
+    monkeypatch.setattr(combine, "Actors", Here)
 
-    monkeypatch.setattr(combine, "run_actors", run)
+
+class Here:
+    """Runs pieces in this process, one when asked for what has ended."""
+
+    def __init__(self):
+        self.pieces = []
+
+    @property
+    def busy(self):
+        return bool(self.pieces)
+
+    def add(self, pieces):
+        self.pieces += pieces
+
+    def ended(self, seconds):
+        piece = self.pieces.pop(0)
+        return [(piece, piece.run())]
+
+    def close(self):
+        self.pieces = []
 
 
 BOTH = Combined(label="both", of=("slow", "fast"), combine=mean)
@@ -61,12 +79,15 @@ def test_ray_predicts_scores_and_joins_shard_by_shard(cluster, storage, tmp_path
     for training in planned(storage, *rows).missing:
         fit(storage, training.config, training.folder, training.keep)
     plan = planned(storage, *rows)
-    scorer = Scorer(plan)
-    scorer.submit(plan.unscored[0].folder)
-    scorer.submit(plan.unscored[0].folder)
-    assert scorer.finish() == {} and len(scorer.submitted) == len(plan.predictions) + len(plan.unscored)
-    assert len(plan.uncombined) == 7
-    (failed,) = combine_all(plan).items()
+    after, fast = After(plan), RunFolder.of(storage, TASK, Config())
+    after.submit(fast)
+    after.submit(fast)
+    assert len(plan.uncombined) == len(after.waiting) == 7
+    while not after.joiner.rows:  # the row of this run alone begins before the others' members are there
+        after.look(None)
+    assert [row.row.label for row in after.joiner.rows.values()] == ["of one"]
+    (failed,) = after.finish().items()
+    assert len(after.scorer.submitted) == len(plan.predictions) + len(plan.unscored) and not after.scorer.open
     assert failed[0].startswith("halves refused [") and failed[1] == "these cannot be joined"
     results = gather(planned(storage, *rows), "halves/t")
     assert results.select("refused") == [] and [c.row.label for c in planned(storage, *rows).uncombined] == ["refused"]
@@ -164,13 +185,17 @@ def test_an_interrupted_combination_does_not_count_and_goes_on_where_it_stopped(
     rows, asked = [*ROWS, BOTH], []
     plan = fill(storage, *rows)
 
-    def stop(pieces):
-        asked.append([piece.shard for piece in pieces])
-        yield pieces[0], pieces[0].run()
-        if len(pieces) > 1:
-            raise KeyboardInterrupt
+    class Stopped(Here):
+        def add(self, pieces):
+            super().add(pieces)
+            asked.append([piece.shard for piece in self.pieces])
 
-    monkeypatch.setattr(combine, "run_actors", stop)
+        def ended(self, seconds):
+            if len(self.pieces) < len(asked[-1]):
+                raise KeyboardInterrupt
+            return super().ended(seconds)
+
+    monkeypatch.setattr(combine, "Actors", Stopped)
     with pytest.raises(KeyboardInterrupt):
         combine_all(plan)
     assert not storage.exists(plan.combinings[0].path)

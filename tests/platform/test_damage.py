@@ -12,9 +12,9 @@ from retable.platform.cluster import ray_cluster
 from retable.platform.config import override
 from retable.platform.errors import UserError
 from retable.platform.filled import fill as fill_table
-from retable.platform.launch import load_arrays
 from retable.platform.loop import train
 from retable.platform.runs import RunFolder
+from retable.platform.shelf import Shelf
 from retable.platform.stages import predict_and_score, summaries, weights_digest
 from retable.platform.storage import Storage
 from retable.platform.task import Source, find
@@ -252,6 +252,6 @@ def test_nothing_trains_on_damaged_data_and_finished_results_stay(finished, tmp_
         ray_cluster(),
         pytest.raises(UserError, match=r"points\.parquet: missing or damaged; remove .*/points and run") as said,
     ):
-        load_arrays({"line/points": LINE}, storage)
+        Shelf(storage).fetch({"line/points": (LINE, LINE.config())})
     assert "\n" not in str(said.value)
     assert {name: attempt(call) for name, call in look(storage).items()} == dict.fromkeys(look(storage))

@@ -18,18 +18,55 @@ def configs(*changes):
     return [override(LINE.config(), each) for each in changes]
 
 
+class Told:
+    """Takes the place of what follows training."""
+
+    def __init__(self):
+        self.runs = []
+
+    def submit(self, folder):
+        self.runs.append(folder.fingerprint)
+
+    def look(self):
+        pass
+
+
+class Shelf:
+    """Takes the place of the data sets' shelf: they come when a test says so."""
+
+    def __init__(self):
+        self.there, self.changed, self.log = True, False, []
+
+    def expect(self, places):
+        self.log.append(("expect", *places))
+
+    def ready(self, task, config):
+        return self.there
+
+    def take(self, where):
+        self.log.append(("take", where))
+
+    def give_back(self, where, trainings):
+        self.log.append(("back", where, trainings))
+
+    def look(self):
+        return self.changed
+
+
 @pytest.fixture
 def flow(storage):
     """Make the flow of some configs, a stack for each wave; and the runs that were told to be finished."""
 
-    def made(*changes, workers=1):
-        plan, told = compile_configs(LINE, configs(*changes), storage), []
+    def made(*changes, workers=1, there=True):
+        plan, told = compile_configs(LINE, configs(*changes), storage), Told()
         waves = {}
         for training in plan.missing:
             waves.setdefault(training.wave, []).append(training)
         stacks = list(waves.values())
-        launch = Launch(storage, Resources(workers=workers), {}, {}, jobs=[job_of(stack) for stack in stacks])
-        return Flow(stacks, launch, lambda folder: told.append(folder.fingerprint)), told
+        launch = Launch(storage, Resources(workers=workers), {}, jobs=[job_of(stack) for stack in stacks])
+        shelf = Shelf()
+        shelf.there = there
+        return Flow(stacks, launch, shelf, told), told.runs
 
     return made
 
@@ -99,3 +136,21 @@ def test_tune_is_told_when_all_is_over(flow):
     assert spec["members"] == [0] and queue.suggest("b") is None
     work.ended(spec, {})
     assert queue.suggest("b") == queue.FINISHED
+
+
+def test_a_training_begins_once_its_data_are_there(flow):
+    work, _ = flow({"seed": 0}, {"init": "parent", "rate": 0.01}, there=False)
+    assert work.next() is None and not work.over
+    work.shelf.there = True
+    assert work.next() is None, "nothing has changed, as far as the shelf says"
+    work.shelf.changed = True
+    for _ in range(2):
+        work.ended(work.next(), {})
+    where = "line/points"
+    begun_and_ended = [("take", where), ("back", where, 1)]
+    assert work.over and work.shelf.log == [("expect", where, where), *begun_and_ended, *begun_and_ended]
+
+
+def test_without_data_nothing_of_it_is_trained(flow):
+    work, told = flow({"seed": 0}, CHILD, there=None)
+    assert work.over and work.next() is None and not told

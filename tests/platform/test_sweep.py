@@ -162,7 +162,7 @@ def test_a_finished_run_is_replayed_with_its_best_weights(storage, monkeypatch):
     for limit, metric in ((0.0, "hits"), (100.0, "hits"), (100.0, "hits/x")):
         space = replace(GRID, domains={"rate": tune.grid_search([0.8])}, view={"limit": limit}, metric=metric)
         trial = Sweep(name="s", space=space, scale="smoke", changes=base, storage=storage)
-        try_point({"rate": 0.8}, SweepLaunch(storage, Resources(), {}, {}, sweep=trial))
+        try_point({"rate": 0.8}, SweepLaunch(storage, Resources(), {}, sweep=trial))
     best = score_weights(TASK, config, View(epoch=10), folder.weights(10), Source.of(storage, "line/points"))
     assert [report["hits"] for report in heard[:2]] == [0, 1]
     assert all(report["error"] == best["error"] and report["epoch"] == last["epoch"] for report in heard[:2])
@@ -177,7 +177,7 @@ def test_a_trial_of_a_run_that_diverged_says_so_at_once(storage, monkeypatch):
     monkeypatch.setattr("ray.tune.report", heard.append)
     space = replace(GRID, domains={"rate": tune.grid_search([0.8])})
     trial = Sweep(name="s", space=space, scale="smoke", changes={}, storage=storage)
-    try_point({"rate": 0.8}, SweepLaunch(storage, Resources(), {}, {}, sweep=trial))
+    try_point({"rate": 0.8}, SweepLaunch(storage, Resources(), {}, sweep=trial))
     assert len(heard) == 1 and math.isnan(heard[0]["hits"]) and heard[0]["epoch"] == 3
     assert not folder.folder.exists("views")
     point = Point({"rate": 0.8}, folder.fingerprint)
