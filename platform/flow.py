@@ -192,6 +192,10 @@ class Flow:
         flow = self
 
         class Queue(Searcher):
+            def __reduce__(self) -> Any:
+                """Pickle nothing of ours: Ray keeps searchers beside its state, and a terminal cannot be pickled."""
+                return Searcher, ()
+
             def set_search_properties(self, metric: str | None, mode: str | None, config: Any, **spec: Any) -> bool:
                 return True
 
