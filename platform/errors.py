@@ -56,11 +56,15 @@ def redact_command(words: Sequence[str]) -> str:
 class UserError(Exception):
     """Something the user can mend. Its text is one line, without secrets: what is wrong, where, and the remedy.
 
-    The command line prints it without a traceback and exits with status 2.
+    The command line prints it without a traceback and exits with status 2; a notebook shows the line alone.
     """
 
     def __init__(self, text: str) -> None:
         super().__init__(redact(text))
+
+    def _render_traceback_(self) -> list[str]:
+        """Return what IPython shows in place of a traceback."""
+        return [f"error: {self}"]
 
 
 class Unreachable(UserError):

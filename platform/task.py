@@ -183,6 +183,9 @@ class Task:
     settings: Sequence[str] = ()
     """Config fields in which a table's rows may differ without their labels saying so: `--set` changes all rows."""
 
+    def __repr__(self) -> str:
+        return f"<task {self.name}: {self.about}>"
+
 
 def data_folder(storage: Storage, *words: str) -> Storage:
     """Return the folder of a data set, `<storage>/data/<task>/<name>`.
