@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 WIDTH, ROWS = 100, 20
 """Columns and lines of a text."""
+AXES = ("epoch", "step", "time")
+"""Entries of a log that are no metrics."""
 PANELS = 6
 """Most curves of a run that are drawn."""
 Rows = Sequence[Sequence[str]]
@@ -209,9 +211,7 @@ def run_facts(run: TrainedRun) -> dict[str, str]:
         if result is None:
             return {"state": "not finished", **facts}
         ended = f"diverged: {run.diverged}" if run.diverged else "finished"
-        numbers = describe(
-            {name: value for name, value in run.metrics.items() if name not in ("epoch", "step", "time")}
-        )
+        numbers = describe({name: value for name, value in run.metrics.items() if name not in AXES})
         took = f" in {clock(result['seconds'])}" if isinstance(result.get("seconds"), (int, float)) else ""
         return {"state": f"{ended}{took}, {run.config.epochs} epochs", "metrics": numbers, **facts}
     except UserError as error:
@@ -235,7 +235,7 @@ def run_html(run: TrainedRun) -> str:
 
 def curves(history: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return for each metric of a log a line to draw, in a box of 100 x 40: the first few that have numbers."""
-    names = dict.fromkeys(name for row in history for name in row if name not in ("epoch", "step", "time"))
+    names = dict.fromkeys(name for row in history for name in row if name not in AXES)
     found = []
     for name in names:
         points = [(float(row["epoch"]), float(row[name])) for row in history if _is_number(row.get(name))]
