@@ -91,7 +91,7 @@ PASSING_WORDS = re.compile(
 def nearest(word: str, names: Iterable[str]) -> str:
     """Say which valid name was probably meant: `; did you mean 'lr'?`, or list the valid ones."""
     names = sorted(names)
-    close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(str(word), names, n=1, cutoff=0.5)
     if close:
         return f"; did you mean {close[0]!r}?"
     return f"; valid: {', '.join(names)}" if names else ""

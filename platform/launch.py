@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import math
+import numbers
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -47,6 +48,18 @@ class Resources:
     """Read data as a stream even where they would fit in memory."""
     stack: int = 0
     """Most trainings of one group that train as one stack; 0: one on CPUs, on GPUs as many as keep every GPU busy."""
+
+    def __post_init__(self) -> None:
+        """Refuse what is no number, or too small.
+
+        Raises:
+            UserError: naming the field.
+        """
+        least = {"workers": 1, "cpus": 1, "gpus": 0, "checkpoint_every": 0, "stack": 0}
+        for name, lowest in least.items():
+            value, kind = getattr(self, name), numbers.Real if name == "gpus" else numbers.Integral
+            if not isinstance(value, kind) or isinstance(value, bool) or not value >= lowest:
+                raise UserError(f"{name}={value!r}: a number of {lowest} or more")
 
 
 @dataclass(frozen=True)

@@ -27,10 +27,12 @@ if TYPE_CHECKING:
 
 WIDTH, ROWS = 100, 20
 """Columns and lines of a text."""
-AXES = ("epoch", "step", "time")
+AXES = ("epoch", "step", "time", "seconds")
 """Entries of a log that are no metrics."""
 PANELS = 6
 """Most curves of a run that are drawn."""
+MOST = 10
+"""Most metrics of a run that are named."""
 Rows = Sequence[Sequence[str]]
 
 
@@ -87,12 +89,14 @@ def _only_config(config: Mapping[str, Any]) -> dict[str, Any]:
 def text_grid(header: Sequence[str], rows: Rows, width: int = WIDTH, most: int = ROWS) -> str:
     """Return a table as text: at most so wide and so many lines, and what was left out in words."""
     columns = list(zip(header, *rows[:most], strict=True))
-    widths = [min(40, max(map(len, column))) for column in columns]
+    full = [max(map(len, column)) for column in columns]
+    widths = [min(40, longest) for longest in full]
     fitting = 1
     while fitting < len(widths) and sum(widths[: fitting + 1]) + 2 * fitting <= width:
         fitting += 1
-    if 0 < fitting == len(widths) - 1 and width - sum(widths[:-1]) - 2 * fitting >= 10:  # the last one is cut
-        widths[-1], fitting = width - sum(widths[:-1]) - 2 * fitting, len(widths)
+    rest = width - sum(widths[:-1]) - 2 * (len(widths) - 1)
+    if fitting >= len(widths) - 1 and rest >= 10:  # the last one is cut where it must be, and has all the room there is
+        widths[-1], fitting = min(full[-1], rest), len(widths)
     lines = ["  ".join(cut(text, w).ljust(w) for text, w in zip(line, widths[:fitting], strict=False)).rstrip()
              for line in zip(*columns, strict=True)]  # fmt: skip
     left = [f"{len(rows) - most} more rows"] if len(rows) > most else []
@@ -182,7 +186,9 @@ def table_grid(part: FilledTable) -> tuple[list[str], Rows]:
     from retable.platform.report import grid, state
 
     if part.columns:
-        return grid(part)
+        header, rows = grid(part)
+        kept = [place for place, name in enumerate(header) if part.scale != "smoke" or name != "difference"]
+        return [header[place] for place in kept], [[row[place] for place in kept] for row in rows]
     return ["", "replicates"], [(row.label, str(len(row.replicates)) if row.replicates else state(row))
                                 for row in part.rows]  # fmt: skip
 
@@ -211,9 +217,11 @@ def run_facts(run: TrainedRun) -> dict[str, str]:
         if result is None:
             return {"state": "not finished", **facts}
         ended = f"diverged: {run.diverged}" if run.diverged else "finished"
-        numbers = describe({name: value for name, value in run.metrics.items() if name not in AXES})
+        most = main_names(run.metrics)[:MOST]
+        more = len(run.metrics) - len(most)
+        numbers = describe({name: run.metrics[name] for name in most}) + (f" and {more} more" if more else "")
         took = f" in {clock(result['seconds'])}" if isinstance(result.get("seconds"), (int, float)) else ""
-        return {"state": f"{ended}{took}, {run.config.epochs} epochs", "metrics": numbers, **facts}
+        return {"state": f"{ended}{took}, epochs: {run.config.epochs}", "metrics": numbers, **facts}
     except UserError as error:
         return {"state": f"damaged: {error}", **facts}
 
@@ -235,14 +243,18 @@ def run_html(run: TrainedRun) -> str:
 
 def curves(history: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return for each metric of a log a line to draw, in a box of 100 x 40: the first few that have numbers."""
-    names = dict.fromkeys(name for row in history for name in row if name not in AXES)
     found = []
-    for name in names:
+    for name in main_names({name: 0 for row in history for name in row}):
         points = [(float(row["epoch"]), float(row[name])) for row in history if _is_number(row.get(name))]
         if points:
             found.append({"name": name, "points": _scaled(points), "last": f"{points[-1][1]:.4g}",
                           "from": f"{points[0][1]:.4g}", "epochs": f"{points[-1][0]:g}"})  # fmt: skip
     return found[:PANELS]
+
+
+def main_names(metrics: Mapping[str, Any]) -> list[str]:
+    """Return the names of metrics, those first that are of the whole (`loss`, not `loss/layer1`)."""
+    return sorted((name for name in metrics if name not in AXES), key=lambda name: "/" in name)
 
 
 def _is_number(value: object) -> bool:
@@ -268,7 +280,7 @@ def sweep_grid(found: SweepResult) -> tuple[list[str], Rows]:
 
 
 def _cell(value: object) -> str:
-    if value is None or value != value or str(value) == "<NA>":
+    if str(value) in ("None", "nan", "<NA>"):
         return ""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
