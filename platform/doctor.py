@@ -49,9 +49,9 @@ def extras_checks() -> Iterator[Line]:
         remedy = f"lacks {', '.join(lacking)}: pip install 'retable[{extra}]'" if lacking else "can be used"
         yield Line(True, f"{extra}: {remedy}", optional=bool(lacking))
     tools = [tool for tool in ("docker", "kubectl") if shutil.which(tool) is None]
-    lacking = f"this machine has no {' and no '.join(tools)}, which docs/cluster.md uses" if tools else "can be used"
+    absent = f"this machine has no {' and no '.join(tools)}, which docs/cluster.md uses" if tools else "can be used"
     address = os.environ.get("RAY_ADDRESS")
-    yield Line(True, f"cluster: RAY_ADDRESS={redact(address)}" if address else f"cluster: {lacking}", bool(tools))
+    yield Line(True, f"cluster: RAY_ADDRESS={redact(address)}" if address else f"cluster: {absent}", bool(tools))
 
 
 def storage_checks(storage: str) -> Iterator[Line]:

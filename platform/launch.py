@@ -9,12 +9,13 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import math
-import numbers
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from retable.platform import attempt as attempts
 from retable.platform.attempt import Attempt
@@ -57,7 +58,7 @@ class Resources:
         """
         least = {"workers": 1, "cpus": 1, "gpus": 0, "checkpoint_every": 0, "stack": 0}
         for name, lowest in least.items():
-            value, kind = getattr(self, name), numbers.Real if name == "gpus" else numbers.Integral
+            value, kind = getattr(self, name), (int, float, np.number) if name == "gpus" else (int, np.integer)
             if not isinstance(value, kind) or isinstance(value, bool) or not value >= lowest:
                 raise UserError(f"{name}={value!r}: a number of {lowest} or more")
 
