@@ -94,7 +94,7 @@ def test_the_model_is_a_file_a_name_of_the_zoo_or_a_run(tmp_path):
     assert batch.find_model("style", str(tmp_path / "mine.safetensors"), storage)[0] == b"mine"
     for name, wanted in (
         ("great_wafe", "not in the zoo; did you mean 'great_wave'"),
-        ("abc", "0 runs begin with 'abc'"),
+        ("abc", "no run begins with 'abc'"),
     ):
         with pytest.raises(UserError, match=wanted):
             batch.find_model("style", name, storage)
