@@ -22,6 +22,7 @@ from retable.platform import task as tasks
 from retable.platform.board import clock, console, errors, progress_bar
 from retable.platform.config import parse_set, set_line
 from retable.platform.errors import UserError
+from retable.platform.extras import Missing, check, missing
 
 if TYPE_CHECKING:
     from retable.platform.sweep_result import SweepResult
@@ -96,7 +97,11 @@ def list_all() -> None:
     from retable.platform.space import find_space, spaces
 
     for name in tasks.names():
-        task = tasks.find(name)
+        try:
+            task = tasks.find(name)
+        except Missing as error:
+            console.print(f"[bold]{name}[/]  [dim]{escape(str(error))}[/]")
+            continue
         console.print(f"[bold]{name}[/]  {task.about}")
         for table, content in task.tables().items():
             console.print(f"  {name}/{table}  [dim]{content.title}[/]")
@@ -104,6 +109,8 @@ def list_all() -> None:
             console.print(f"  --scale {name_of_scale}  [dim]{scale.about}[/]")
     console.print("[bold]search spaces[/]")
     for name in spaces():
+        if missing(name.partition("_")[0]):
+            continue
         console.print(f"  {name}  [dim]{find_space(name).about}[/]")
 
 
@@ -479,8 +486,8 @@ def doctor(storage: Where = "results") -> None:
     bad = 0
     for line in checks(storage):
         bad += not line.good
-        mark = "[green]ok[/]  " if line.good else "[red]bad[/] "
-        console.print(f"{mark} {line.text}")
+        mark = "[red]bad[/] " if not line.good else "[dim]--[/]  " if line.optional else "[green]ok[/]  "
+        console.print(f"{mark} {escape(line.text)}")
     if bad:
         raise typer.Exit(1)
 
@@ -504,6 +511,10 @@ def mount(words: Sequence[str]) -> None:
             continue
         if words[:1] not in (["data"], [name]):
             app.add_typer(typer.Typer(), name=name, help=f"Commands of the task {name}.")
+            continue
+        if name in words[:3]:
+            check(name)
+        elif missing(name):
             continue
         module = importlib.import_module(f"retable.tasks.{name}.cli")
         app.add_typer(module.app, name=name)

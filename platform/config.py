@@ -16,7 +16,7 @@ import re
 import shlex
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -306,6 +306,33 @@ def describe(changes: Mapping[str, object]) -> str:
     """Write changes as one reads them."""
     words = {path: f"{value:.4g}" if isinstance(value, float) else value for path, value in changes.items()}
     return " ".join(f"{path}={value}" for path, value in words.items())
+
+
+def changes_of(wanted: Mapping[str, object] | Sequence[str] | None) -> dict[str, object]:
+    """Return changes as they are written in Python, `{"seed": 1}`, or as on the command line, `["seed=1"]`.
+
+    NumPy's scalars and arrays, and one-element tensors, become plain values.
+
+    Raises:
+        UserError: where they are neither.
+    """
+    if wanted is None:
+        return {}
+    if isinstance(wanted, str):
+        wanted = [wanted]
+    if isinstance(wanted, Mapping) and all(isinstance(path, str) for path in wanted):
+        return {path: _plain_value(value) for path, value in wanted.items()}
+    if isinstance(wanted, Sequence) and all(isinstance(each, str) for each in wanted):
+        return parse_set(list(wanted), "set")
+    raise UserError(f'set={wanted!r}: write it as {{"seed": 1}} or as ["seed=1"]')
+
+
+def _plain_value(value: object) -> object:
+    """Return what configs hold in place of a value of NumPy or PyTorch."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(_plain_value(each) for each in value)
+    convert = getattr(value, "tolist", None)  # both have it, for scalars too
+    return convert() if callable(convert) else value
 
 
 def parse_set(assignments: list[str], option: str = "--set") -> dict[str, object]:

@@ -10,9 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from retable.platform.errors import UserError
+from retable.platform import extras
+from retable.platform.errors import UserError, redact
 from retable.platform.provenance import processor_name, versions
 from retable.platform.storage import Storage
+from retable.platform.task import names
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,8 @@ class Line:
 
     good: bool
     text: str
+    optional: bool = False
+    """Not there, and needed for some uses only."""
 
 
 def checks(storage: str) -> Iterator[Line]:
@@ -32,8 +36,22 @@ def checks(storage: str) -> Iterator[Line]:
 
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     yield Line(True, f"GPUs: {', '.join(gpus) or 'none; trainings run on the CPU'}")
+    yield from extras_checks()
     yield from storage_checks(storage)
     yield from ray_checks()
+
+
+def extras_checks() -> Iterator[Line]:
+    """Say for each task, for serving, for development and for a cluster what is not installed; it need not be."""
+    wanted = [*names(), *(extra for extra in extras.extras() if extra not in names())]
+    for extra in wanted:
+        lacking = extras.missing(extra)
+        remedy = f"lacks {', '.join(lacking)}: pip install 'retable[{extra}]'" if lacking else "can be used"
+        yield Line(True, f"{extra}: {remedy}", optional=bool(lacking))
+    tools = [tool for tool in ("docker", "kubectl") if shutil.which(tool) is None]
+    absent = f"this machine has no {' and no '.join(tools)}, which docs/cluster.md uses" if tools else "can be used"
+    address = os.environ.get("RAY_ADDRESS")
+    yield Line(True, f"cluster: RAY_ADDRESS={redact(address)}" if address else f"cluster: {absent}", bool(tools))
 
 
 def storage_checks(storage: str) -> Iterator[Line]:

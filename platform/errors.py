@@ -56,11 +56,15 @@ def redact_command(words: Sequence[str]) -> str:
 class UserError(Exception):
     """Something the user can mend. Its text is one line, without secrets: what is wrong, where, and the remedy.
 
-    The command line prints it without a traceback and exits with status 2.
+    The command line prints it without a traceback and exits with status 2; a notebook shows the line alone.
     """
 
     def __init__(self, text: str) -> None:
         super().__init__(redact(text))
+
+    def _render_traceback_(self) -> list[str]:
+        """Return what IPython shows in place of a traceback."""
+        return [f"error: {self}"]
 
 
 class Unreachable(UserError):
@@ -87,7 +91,7 @@ PASSING_WORDS = re.compile(
 def nearest(word: str, names: Iterable[str]) -> str:
     """Say which valid name was probably meant: `; did you mean 'lr'?`, or list the valid ones."""
     names = sorted(names)
-    close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(str(word), names, n=1, cutoff=0.5)
     if close:
         return f"; did you mean {close[0]!r}?"
     return f"; valid: {', '.join(names)}" if names else ""

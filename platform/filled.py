@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from retable.platform import combine, stages
+from retable.platform import combine, notebook, stages
 from retable.platform.config import Config, View, differences, exact_changes, flatten, set_line
 from retable.platform.plan import Combining, Plan, combinings, timing_path
 from retable.platform.runs import RunFolder
@@ -166,6 +166,12 @@ class FilledTable:
             for replicate in row.replicates:
                 origin = {"scale": self.scale, "source": source_line(replicate.origin), "diverged": replicate.diverged}
                 yield {"row": row.label, **replicate.axes, **origin, **replicate.metrics}
+
+    def __repr__(self) -> str:
+        return notebook.table_text(self)
+
+    def _repr_html_(self) -> str:
+        return notebook.table_html(self)
 
     def as_json(self) -> dict[str, Any]:
         """Return it as plain values, which `of_json` reads."""

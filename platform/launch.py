@@ -15,6 +15,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from retable.platform import attempt as attempts
 from retable.platform.attempt import Attempt
 from retable.platform.cluster import TRIAL_MEMORY, check_room, cpu_share, possible_resources, trial_memory
@@ -45,6 +47,18 @@ class Resources:
     """Read data as a stream even where they would fit in memory."""
     stack: int = 0
     """Most trainings of one group that train as one stack; 0: one on CPUs, on GPUs as many as keep every GPU busy."""
+
+    def __post_init__(self) -> None:
+        """Refuse what is no number, or too small.
+
+        Raises:
+            UserError: naming the field.
+        """
+        least = {"workers": 1, "cpus": 1, "gpus": 0, "checkpoint_every": 0, "stack": 0}
+        for name, lowest in least.items():
+            value, kind = getattr(self, name), (int, float, np.number) if name == "gpus" else (int, np.integer)
+            if not isinstance(value, kind) or isinstance(value, bool) or not value >= lowest:
+                raise UserError(f"{name}={value!r}: a number of {lowest} or more")
 
 
 @dataclass(frozen=True)

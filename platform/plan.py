@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from retable.platform import notebook
 from retable.platform.config import Config, Parent, View, describe, differences, init_of, override, parent
 from retable.platform.provenance import device_name
 from retable.platform.runs import RunFolder, sha256, view_key
@@ -152,6 +153,12 @@ class Plan:
     """Table -> row label -> replicates, not yet filled."""
     first: dict[str, str] = field(default_factory=dict)
     """Key of a training or scoring -> the first table that wants it: there its cost is counted."""
+
+    def __repr__(self) -> str:
+        return notebook.plan_text(self)
+
+    def _repr_html_(self) -> str:
+        return notebook.plan_html(self)
 
     @property
     def missing(self) -> list[Training]:

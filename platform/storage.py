@@ -73,12 +73,16 @@ class Storage:
     root: str
 
     @staticmethod
-    def open(where: str | Path) -> Storage:
+    def open(where: str | Path | Storage) -> Storage:
         """Open `where`: a local path, or a URI such as `s3://bucket/path?region=...` or any fsspec protocol.
+
+        What is open already is given back.
 
         Raises:
             UserError: if nothing on this machine understands the URI, or its host does not answer.
         """
+        if isinstance(where, Storage):
+            return where
         where = str(where)
         if "://" not in where:
             return Storage(fs.LocalFileSystem(), os.path.abspath(os.path.expanduser(where)))

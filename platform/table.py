@@ -128,6 +128,9 @@ class Table:
     """The user's own (`--set`), to everything."""
     note: str = ""
 
+    def __repr__(self) -> str:
+        return f"<table of {len(self.rows)} rows: {self.title}>"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
@@ -141,6 +144,9 @@ class Figure:
     overrides: Mapping[str, object] = field(default_factory=dict)
     changes: Mapping[str, object] = field(default_factory=dict)
     note: str = ""
+
+    def __repr__(self) -> str:
+        return f"<figure of {len(self.rows)} rows: {self.title}>"
 
 
 AnyTable = Table | Figure

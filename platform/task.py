@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from retable.platform import extras
 from retable.platform.config import override, override_lineage
 from retable.platform.errors import UserError, nearest
 from retable.platform.storage import Storage
@@ -183,6 +184,9 @@ class Task:
     settings: Sequence[str] = ()
     """Config fields in which a table's rows may differ without their labels saying so: `--set` changes all rows."""
 
+    def __repr__(self) -> str:
+        return f"<task {self.name}: {self.about}>"
+
 
 def data_folder(storage: Storage, *words: str) -> Storage:
     """Return the folder of a data set, `<storage>/data/<task>/<name>`.
@@ -226,10 +230,11 @@ def find(name: str) -> Task:
     """Return a task by name.
 
     Raises:
-        UserError: if there is none of that name.
+        UserError: if there is none of that name, or what it needs is not installed (`extras.Missing`).
     """
     if name not in names():
         raise UserError(f"no task {name!r}{nearest(name, names())}")
+    extras.check(name)
     task: Task = importlib.import_module(f"retable.tasks.{name}").TASK
     return task
 

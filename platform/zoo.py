@@ -7,6 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from retable.platform import extras
 from retable.platform.errors import UserError, nearest
 from retable.platform.task import folder
 
@@ -43,9 +44,10 @@ def about(task: str, name: str) -> Mapping[str, Any]:
     """Return what a file of a task's zoo says of itself.
 
     Raises:
-        UserError: if there is none of that name, or it is damaged.
+        UserError: if there is none of that name, it is damaged, or the task's extra is not installed.
     """
     file = find(task, name)
+    extras.check(task)
     said: Mapping[str, Any] = import_module(f"retable.tasks.{task}.export").read_export(file.read_bytes(), name).about
     return said
 

@@ -1,8 +1,8 @@
 """retable re-runs the tables: train, sweep, tabulate and serve four published systems on Ray.
 
-`retable.reproduce("rl/table1")`, `retable.plan(...)`, `retable.train(...)`, `retable.sweep(...)` and
-`retable.load(fingerprint)` do in a notebook what the command `retable` does in a shell; `retable.Space(...)` is what
-a sweep searches.
+`retable.reproduce("rl/table1")`, `plan`, `train`, `sweep`, `load`, `runs` and `report` do in a notebook what the
+command `retable` does in a shell. `Space` is what a sweep searches, `Resources` what each training gets, and
+`UserError` what is raised on a mistake that its one line says how to mend.
 
 Folders of your own tasks, named in the variable RETABLE_TASKS (separated as PATH is), join those that ship here; the
 search spaces in a folder's `search_spaces/` too.
@@ -17,11 +17,35 @@ import retable.search_spaces
 import retable.tasks
 
 if TYPE_CHECKING:
-    from retable.platform.api import load, plan, reproduce, sweep, train
-    from retable.platform.space import Space
+    from retable.platform.api import (
+        Resources,
+        Space,
+        TrainedRun,
+        load,
+        plan,
+        report,
+        reproduce,
+        runs,
+        sweep,
+        train,
+    )
+    from retable.platform.errors import UserError
 
 __version__ = "0.1.0"
-__all__ = ["Space", "load", "plan", "reproduce", "sweep", "train"]
+__all__ = [
+    "Resources",
+    "Space",
+    "TrainedRun",
+    "UserError",
+    "__version__",
+    "load",
+    "plan",
+    "report",
+    "reproduce",
+    "runs",
+    "sweep",
+    "train",
+]
 
 # Plain lists: a namespace package computes its own path anew after `importlib.invalidate_caches()`, without additions.
 _folders = [os.path.abspath(folder) for folder in os.environ.get("RETABLE_TASKS", "").split(os.pathsep) if folder]
@@ -39,3 +63,8 @@ def __getattr__(name: str) -> Any:
 
         return getattr(api, name)
     raise AttributeError(f"module 'retable' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Return what there is to use."""
+    return __all__

@@ -13,6 +13,7 @@ from retable.platform.best import Choice, choose, usable
 from retable.platform.board import errors
 from retable.platform.config import override
 from retable.platform.errors import UserError, nearest
+from retable.platform.extras import missing
 from retable.platform.report import task_of
 from retable.platform.storage import Storage
 from retable.platform.task import find_table
@@ -67,7 +68,7 @@ def choose_models(wanted: Wanted, storage: Storage) -> list[Model]:
         tables = {task_of(name): name for name in wanted.best}
         if unknown := tables.keys() - set(wanted.tasks or TASKS):
             raise UserError(f"--best {tables[min(unknown)]}: {min(unknown)} is not among the tasks to serve")
-        for task in wanted.tasks or list(tables) or TASKS:
+        for task in wanted.tasks or list(tables) or [task for task in TASKS if not missing(task)]:
             own = [] if wanted.zoo else best_of(tables[task], storage) if task in tables else best(task, storage)
             models += own or of_zoo(task, storage)
     models = with_index(models, wanted.index, wanted.anyway, storage)

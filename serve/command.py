@@ -18,6 +18,7 @@ from typing import Any
 from retable.platform.board import console, errors
 from retable.platform.cluster import Interrupt, autoscales, cluster_address, cluster_resources, start_ray
 from retable.platform.errors import UserError, one_line
+from retable.platform.extras import check
 from retable.platform.storage import Storage
 from retable.serve.address import Address, check_port, read_token
 from retable.serve.apart import Apart
@@ -121,11 +122,7 @@ def check_extra() -> None:
     Raises:
         UserError: saying how to install it.
     """
-    try:
-        import_module("ray.serve")
-        import_module("fastapi")
-    except ImportError as error:
-        raise UserError("serve needs an extra: pip install 'retable[serve]'") from error
+    check("serve")
 
 
 @contextmanager

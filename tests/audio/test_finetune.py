@@ -97,7 +97,7 @@ def test_from_a_file(storage, tmp_path):
     assert config.init == Weights(sha256=digest)
     assert storage.read(f"weights/{digest}.safetensors") == path.read_bytes()
     assert config.projection == 12 and config.audio.weights == "random"  # of no use: the file holds all
-    with pytest.raises(UserError, match="runs begin with 'ffff'"):
+    with pytest.raises(UserError, match="no run begins with 'ffff'"):
         finetune.settings("ffff", INFO, storage, {})
 
 

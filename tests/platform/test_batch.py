@@ -37,6 +37,7 @@ def cluster():
         yield
 
 
+@pytest.mark.slow
 def test_files_are_answered_once_and_again_when_they_change(cluster, tmp_path, monkeypatch, capsys):
     (tmp_path / "policy.rtsn").write_bytes(toys.policy_file(0))
     given = {name: observations(tmp_path / f"{name}.npy", rows) for name, rows in (("short", 3), ("long", 300))}
@@ -94,7 +95,7 @@ def test_the_model_is_a_file_a_name_of_the_zoo_or_a_run(tmp_path):
     assert batch.find_model("style", str(tmp_path / "mine.safetensors"), storage)[0] == b"mine"
     for name, wanted in (
         ("great_wafe", "not in the zoo; did you mean 'great_wave'"),
-        ("abc", "0 runs begin with 'abc'"),
+        ("abc", "no run begins with 'abc'"),
     ):
         with pytest.raises(UserError, match=wanted):
             batch.find_model("style", name, storage)

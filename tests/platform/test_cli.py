@@ -87,7 +87,7 @@ def test_plan_starts_nothing_and_counts(retable, tmp_path):
         (("train", "rl", "--set", "prune=snipp"), "'snipp' is not one of"),
         (("sweep", "rrl"), "no search space 'rrl'; did you mean 'rl'?"),
         (("report",), "no tables have been reproduced here"),
-        (("rl", "play", "abc"), "0 runs begin with 'abc'"),
+        (("rl", "play", "abc"), "no run begins with 'abc'"),
         (("plan", "rl", "--storage", "nowhere://x"), "nowhere"),
     ],
 )

@@ -113,6 +113,7 @@ def test_a_training_in_a_terminal_is_interrupted(typed, tmp_path):
     assert folder.checkpoints() and folder.result() is None and not scratch(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_table_with_a_failure_in_a_terminal(typed, tmp_path):
     folder = folder_of(tmp_path, rate=0.001)
     folder.save_checkpoint(8, {"weights": {}, "progress": {}, "sums": {}})

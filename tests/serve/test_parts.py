@@ -273,7 +273,7 @@ def test_a_token_is_wanted_where_others_can_ask(tmp_path, monkeypatch):
     [
         (["stile"], [], False, "did you mean 'style'"),
         (["rl"], ["ab"], True, "exclude each other"),
-        (["rl"], ["ab"], False, "0 runs begin with 'ab'"),
+        (["rl"], ["ab"], False, "no run begins with 'ab'"),
     ],
 )
 def test_a_mistake_in_what_to_serve_is_one_line(tasks, runs, zoo, why, storage):

@@ -1,0 +1,80 @@
+"""What a task, serving or the trackers need beyond the basic installation, and whether it is there.
+
+The lists are those of `pyproject.toml`; nothing is imported to look.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import re
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+import retable
+from retable.platform.errors import UserError
+
+MODULES = {
+    "faiss-cpu": "faiss",
+    "opencv-python": "cv2",
+    "pillow": "PIL",
+    "pytest-xdist": "xdist",
+    "pre-commit": "pre_commit",
+    "ray[serve]": "fastapi",
+}
+"""Distribution -> a module that it brings, where that is named otherwise. Any build of OpenCV will do."""
+
+
+class Missing(UserError, ImportError):
+    """A package is not installed; the text says which extra brings it."""
+
+
+@functools.cache
+def extras() -> dict[str, tuple[str, ...]]:
+    """Return extra -> the distributions that it names."""
+    project = Path(retable.__file__).absolute().parents[1] / "pyproject.toml"
+    found: dict[str, list[str]] = {}
+    if project.exists():  # a checkout, perhaps not installed, or by an older version of itself
+        for name, wanted in tomllib.loads(project.read_text())["project"]["optional-dependencies"].items():
+            found[name] = [distribution(text) for text in wanted]
+    else:
+        for text in metadata.requires("retable") or []:
+            if extra := re.search(r"extra == ['\"]([\w-]+)['\"]", text):
+                found.setdefault(extra[1], []).append(distribution(text))
+    return {name: tuple(wanted) for name, wanted in found.items()}
+
+
+def distribution(requirement: str) -> str:
+    """Return the name in a requirement: `ray[serve]` of `ray[serve]>=2.60,<2.61`."""
+    return re.split(r"[\s<>=!~;]", requirement.strip(), maxsplit=1)[0].lower()
+
+
+def is_there(distribution: str) -> bool:
+    """Say whether what a distribution brings can be imported."""
+    try:
+        plain = distribution.partition("[")[0].replace("-", "_")
+        return importlib.util.find_spec(MODULES.get(distribution, plain)) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def missing(extra: str) -> list[str]:
+    """Return the distributions of an extra that are not installed; none where there is no such extra."""
+    return [name for name in extras().get(extra, ()) if not is_there(name)]
+
+
+def check(extra: str) -> None:
+    """Refuse where an extra is not whole.
+
+    Raises:
+        Missing: saying how to install it.
+    """
+    if extra not in _whole:
+        if lacking := missing(extra):
+            raise Missing(f"{extra} needs {', '.join(lacking)}: pip install 'retable[{extra}]'")
+        _whole.add(extra)
+
+
+_whole: set[str] = set()
+"""Extras that were looked at and are whole: a task is found again and again."""

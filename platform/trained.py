@@ -1,0 +1,142 @@
+"""A run that was trained, as one loads it: its config, results, log and networks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from retable.platform import notebook
+from retable.platform.board import errors
+from retable.platform.config import changes_of, exact_changes, fingerprint, override, set_line
+from retable.platform.errors import UserError
+from retable.platform.notebook import History
+from retable.platform.runs import RunFolder
+from retable.platform.showing import find_run
+from retable.platform.stages import predict_and_score
+from retable.platform.storage import Storage
+from retable.platform.table import resolve
+from retable.platform.task import Source, Task, find
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+STORAGE = os.environ.get("RETABLE_STORAGE", "results")
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """A run that was loaded: its config, results and networks."""
+
+    task: Task
+    folder: RunFolder
+    config: Any
+    """The task's own class."""
+
+    @property
+    def fingerprint(self) -> str:
+        """The run's name."""
+        return self.folder.fingerprint
+
+    @cached_property
+    def result(self) -> Mapping[str, Any]:
+        """`result.json`: the last metrics, seconds, the digest of the data.
+
+        Raises:
+            UserError: if the run is not finished.
+        """
+        result = self.folder.result()
+        if result is None:
+            raise UserError(f"run {self.fingerprint} is not finished; the command that began it goes on with it")
+        return result
+
+    @property
+    def source(self) -> Source:
+        """The data set that the run was trained on.
+
+        Raises:
+            UserError: if it is gone.
+        """
+        where = self.task.dataset.where(self.config)
+        if not self.folder.storage.exists(f"data/{where}/dataset.json"):
+            raise UserError(f"{self.folder.storage}/data/{where} is gone; put the run's data there again")
+        return Source.of(self.folder.storage, where)
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """The metrics of the last epoch."""
+        return dict(self.result["metrics"])
+
+    @property
+    def diverged(self) -> str:
+        """Why the run's numbers mean nothing: they are not finite. Empty where they are."""
+        return str(self.result.get("diverged", ""))
+
+    @property
+    def history(self) -> History:
+        """The log, one entry an epoch; `frame()` gives it as a data frame."""
+        return History(self.folder.history())
+
+    def weights(self, epoch: int = 0) -> Mapping[str, Tensor]:
+        """The networks' weights after an epoch that was kept; 0: the last."""
+        return self.folder.weights(epoch or self.config.epochs)
+
+    def score(self, view: Mapping[str, object] | Sequence[str] | None = None) -> dict[str, float]:
+        """Return the scores of a view, given by the fields that differ from the task's default, or as `path=value`.
+
+        Predictions and scores are kept: the same view again is only read.
+
+        Raises:
+            UserError: if the run is not finished or diverged, a field is unknown, the epoch was not kept, or the
+                scoring fails.
+        """
+        if self.diverged:
+            raise UserError(f"run {self.fingerprint} diverged: {self.diverged}")
+        seen: Any = resolve(override(self.task.view(), changes_of(view)), self.config)
+        weights = self.result["weights"].get(str(seen.epoch), "")
+        if self.folder.scores(seen, weights) is None:
+            failure = predict_and_score(self.task, self.config, seen, self.folder)
+            if failure:
+                raise UserError(f"run {self.fingerprint}: {failure}")
+        kept = self.folder.scores(seen, weights)
+        return dict(kept["metrics"]) if kept else {}
+
+    @property
+    def set_line(self) -> str:
+        """The `--set` options that give this config."""
+        return set_line(exact_changes(self.config))
+
+    def __repr__(self) -> str:
+        return notebook.run_text(self)
+
+    def _repr_html_(self) -> str:
+        return notebook.run_html(self)
+
+
+def load(fingerprint_start: str, storage: str | Path | Storage = STORAGE, task: str | None = None) -> TrainedRun:
+    """Return a run by its fingerprint, by as many of its first digits as are needed, or the `latest`.
+
+    With a task's name, the run's weights are good to use: it is of that task, finished, and has not diverged.
+
+    Raises:
+        UserError: if no run, or more than one, begins so, its `config.json` is missing or damaged, or it is not such a
+            run of the task.
+    """
+    where = Storage.open(storage)
+    folder = find_run(where, str(fingerprint_start))
+    name, digits = folder.task, folder.fingerprint
+    if task not in (None, name):
+        raise UserError(f"run {digits} is of {name}, not of {task}; name a run of {task}")
+    of = find(name)
+    try:
+        run = TrainedRun(of, folder, folder.config(of))
+    except UserError as error:
+        raise UserError(f"run {digits} is of another version of {name} ({error}); train it again") from error
+    if fingerprint(name, of.version, run.config) != digits:
+        errors.print(f"note: run {digits} is of an older version of {name}; its numbers no longer count")
+    if task and "diverged" in run.result:
+        raise UserError(f"run {digits} has diverged: its weights are no numbers; train it with other settings")
+    return run
