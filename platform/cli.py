@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import shlex
 import signal
 import sys
 from collections import Counter
@@ -476,6 +477,36 @@ def predict(
     console.print(f"{out}: {made} new answers" + (f", {len(failures)} failed" if failures else ""), markup=False)
     if failures:
         raise typer.Exit(1)
+
+
+@app.command()
+def new(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the task: my_paper.")],
+    table: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The paper's table as CSV; columns `set:path` say what rows change."),
+    ] = None,
+) -> None:
+    """Write a task of your own that runs at once: config, data, learner, the paper's table, a claim and a test.
+
+    It is written to the first folder of RETABLE_TASKS, else to papers/; docs/extending.md goes through it.
+
+    Examples: `retable new my_paper` · `retable new my_paper --table published.csv`
+    """
+    from retable.platform.new import write_task
+
+    written = write_task(name, table)
+    for path in written.files:
+        console.print(f"wrote {path}", markup=False)
+    for label in written.unwritten:
+        say(f"not run yet: the row {label!r}; say in tables.py what it changes")
+    for header in written.unmeasured:
+        say(f"not measured yet: {header!r}; let `evaluate` in learner.py return it")
+    console.print("next:")
+    if not written.found:
+        console.print(f"  export RETABLE_TASKS={shlex.quote(str(written.folder.parent.absolute()))}", markup=False)
+    console.print(f"  retable reproduce {name}", markup=False)
+    console.print(f"  python -m pytest {written.folder.parent}/test_{name}.py", markup=False)
 
 
 @app.command()

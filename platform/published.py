@@ -1,0 +1,146 @@
+"""A paper's table, read from a CSV file: labels, published numbers, and what each row changes of the defaults."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from retable.platform.errors import UserError
+
+SET = "set:"
+"""A column `set:model.width` says what a row changes, as `--set model.width=64` does."""
+NUMBER = re.compile(r"[-+−]?\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|[-+−]?\.\d+")
+MARKS = re.compile(r"\\(?:text|math)bf|[{}$*%\\]|\s")
+NONE = ("", "-", "–", "—", "n/a", "N/A", "nan")
+MOST = 1_000_000
+"""Most bytes of such a file: a paper's table has a few thousand."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One row of the table."""
+
+    label: str
+    published: dict[str, float]
+    """Column header -> the number."""
+    overrides: dict[str, object] | None
+    """Config path -> value; None where the file has no column that says so."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """A table as it was printed."""
+
+    headers: tuple[str, ...]
+    """Of the columns of numbers."""
+    places: dict[str, int]
+    """Header -> digits after the point, the most that a number of the column has."""
+    lines: tuple[Line, ...]
+
+
+def read_published(path: Path) -> Published:
+    """Read a table: its first row holds the headers, its first column the labels.
+
+    Columns of text further describe a label. Of `81.2 ± 0.3` the first number counts; bold marks and percent signs are
+    left away; `-` is no number. Separators are commas, semicolons (with decimal commas or points) or tabs.
+
+    Raises:
+        UserError: where it is no such file: which line, and what should stand there.
+    """
+    header, *body = read_cells(path)
+    header = [name.strip() for name in header]
+    doubled = [name for name, count in Counter(header[1:]).items() if count > 1 or not name]
+    if doubled:
+        raise UserError(f"{path}: the columns need names of their own: {doubled[0]!r} stands there twice or is empty")
+    settings = [place for place, name in enumerate(header) if place and name.startswith(SET)]
+    others = [place for place in range(1, len(header)) if place not in settings]
+    numeric = [place for place in others if is_numeric([line[place] for line in body])]
+    if not numeric:
+        raise UserError(f"{path}: no column holds numbers; the first is for labels, the others for what was published")
+    lines = []
+    for line in body:
+        words = [line[0], *(line[place] for place in others if place not in numeric)]
+        label = ", ".join(" ".join(MARKS.sub(" ", word).split()) for word in words if word.strip() not in NONE)
+        found = {header[place]: number(line[place]) for place in numeric}
+        changes = {header[place].removeprefix(SET): value(line[place]) for place in settings if line[place].strip()}
+        published = {name: amount for name, amount in found.items() if amount is not None}
+        lines.append(Line(label, published, changes if settings else None))
+    check_labels(path, lines)
+    places = {header[place]: max(digits(line[place]) for line in body) for place in numeric}
+    return Published(tuple(places), places, tuple(lines))
+
+
+def read_cells(path: Path) -> list[list[str]]:
+    """Return a file's rows of cells, all of one length, without empty rows.
+
+    Raises:
+        UserError: where there are none, or it is no text.
+    """
+    try:
+        if path.stat().st_size > MOST:
+            raise UserError(f"{path}: more than {MOST:,} bytes is no paper's table; is it the right file?")
+        text = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError as error:
+        raise UserError(f"{path}: there is no such file") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not a readable text file; save the table as CSV in UTF-8") from error
+    if "\0" in text:
+        raise UserError(f"{path}: not a text file; save the table as CSV in UTF-8")
+    first = next((line for line in text.splitlines() if line.strip()), "")
+    separator = next((mark for mark in "\t;" if mark in first), ",")
+    try:
+        rows = [row for row in csv.reader(text.splitlines(), delimiter=separator) if any(map(str.strip, row))]
+    except csv.Error as error:
+        raise UserError(f"{path}: not CSV ({error})") from error
+    if len(rows) < 2 or len(rows[0]) < 2:
+        raise UserError(f"{path}: it needs a row of headers, a column of labels, and at least one row of numbers")
+    for place, row in enumerate(rows, 1):
+        if len(row) != len(rows[0]):
+            raise UserError(
+                f"{path}: row {place} has {len(row)} cells, the headers are {len(rows[0])}; quote texts with commas"
+            )
+    return [[decimal(cell) for cell in row] for row in rows] if separator != "," else rows
+
+
+def decimal(cell: str) -> str:
+    """Return a cell with a point for a decimal comma."""
+    return cell.replace(",", ".") if re.fullmatch(r"\s*[-+]?\d+,\d+\s*%?\s*", cell) else cell
+
+
+def number(cell: str) -> float | None:
+    """Return the first number of a cell, or None where it has none."""
+    found = NUMBER.match(MARKS.sub("", cell))
+    return float(found[0].replace(",", "").replace("−", "-")) if found else None
+
+
+def digits(cell: str) -> int:
+    """Return how many digits stand after the point of a cell's first number."""
+    found = NUMBER.match(MARKS.sub("", cell))
+    return len(found[0].partition(".")[2]) if found and "e" not in found[0].lower() else 0
+
+
+def is_numeric(cells: Sequence[str]) -> bool:
+    """Say whether a column holds numbers: every cell does that is not empty, and one is not."""
+    said = [cell for cell in cells if cell.strip() not in NONE]
+    return bool(said) and all(NUMBER.match(MARKS.sub("", cell)) for cell in said)
+
+
+def value(cell: str) -> object:
+    """Return a setting's value, read as `--set` reads it."""
+    try:
+        found: object = json.loads(cell)
+    except ValueError:
+        return cell.strip()
+    return found
+
+
+def check_labels(path: Path, lines: Sequence[Line]) -> None:
+    """Raise a UserError where a label is empty or stands there twice."""
+    for label, count in Counter(line.label for line in lines).items():
+        if not label or count > 1:
+            raise UserError(f"{path}: each row needs a label of its own: {label!r} stands there {count} times")
