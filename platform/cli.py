@@ -298,7 +298,7 @@ def train(
 
 @app.command()
 def score(
-    run: Annotated[str, typer.Argument(help="A run's fingerprint, or its first digits.")],
+    run: Annotated[str, typer.Argument(help="A run's fingerprint, its first digits, or `latest`.")],
     set: Annotated[
         list[str] | None, typer.Option("--set", help="Change a field of the view: split=validation.")
     ] = None,
@@ -306,7 +306,7 @@ def score(
 ) -> None:
     """Score a finished run, on the test data unless its view says otherwise; the same again is only read.
 
-    Example: `retable score 93bc5ee1 --set split=validation --set epoch=3`
+    Example: `retable score latest --set split=validation --set epoch=3`
     """
     from retable.platform import api
 
