@@ -160,6 +160,7 @@ def held(attempts: Sequence[Attempt]) -> Iterator[None]:
     ended = threading.Event()
 
     def live() -> None:
+        """Beat until the block ends."""
         beat = 0
         while not ended.wait(BEAT):
             beat += 1

@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
 
+from retable.platform.attempt import SILENCE
 from retable.platform.config import describe
 from retable.platform.errors import UserError, disk_errors, nearest
 from retable.platform.index import Entry, Index
@@ -26,8 +27,6 @@ from retable.platform.storage import Storage
 
 State = Literal["finished", "diverged", "running", "silent", "stopped", "failed", "damaged"]
 """silent: someone trains it, and has not been heard of for a while. stopped: begun, and nobody is at it."""
-SILENT = 120.0
-"""Seconds without a beat after which a run is silent; it beats about every 20 s."""
 FEW = 500
 """Most changed runs of a local storage that are listed one by one; for more, all files are listed at once."""
 READERS = 16
@@ -254,8 +253,8 @@ def unfinished(
         run.state, run.why = "failed", " ".join(why.split())
     elif attempt.get("state") == "running":
         run.silent = max(0.0, now - beaten)
-        run.state = "silent" if run.silent > SILENT else "running"
-    elif not number and now - run.changed < SILENT:  # of before attempts were noted: somebody writes its log
+        run.state = "silent" if run.silent > SILENCE else "running"
+    elif not number and now - run.changed < SILENCE:  # of before attempts were noted: somebody writes its log
         run.state = "running"
     return run
 
