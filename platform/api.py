@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from retable.platform import listing, provenance
 from retable.platform.after import After
-from retable.platform.cluster import check_nodes, interruptible, ray_cluster
+from retable.platform.cluster import check_nodes, cluster_address, interruptible, ray_cluster
 from retable.platform.config import changes_of
 from retable.platform.errors import UserError as UserError
 from retable.platform.flow import train_all
@@ -131,14 +131,23 @@ def execute(work: Plan, resources: Resources) -> dict[str, str]:
         return {}
     with interruptible():
         work.storage.check_writable()
-        begun = [training for training in work.trainings.values() if training.status not in ("new", "to be continued")]
-        if prepare_data(begun, work.storage) and work.tables:  # of other data, finished runs no longer count
+        if prepare_data(at_once(work), work.storage) and work.tables:  # of other data, finished runs no longer count
             work = compile_plan(work.tables, work.storage, work.scale, work.changes, work.retry)
         with ray_cluster(nested=resources.workers > 1):
             check_nodes(work.storage)
             after = After(work, resources.gpus)
             failures = train_all(work, launch_for(work, resources), after) if work.missing else {}
             return failures | after.finish() | measure_all(work)
+
+
+def at_once(work: Plan) -> list[Training]:
+    """Return the trainings whose data must be there before any begins: those of runs that are finished.
+
+    Where all read one data set there is nothing to train beside, and what cannot be had is refused before Ray starts.
+    """
+    every = list(work.trainings.values())
+    alone = len({training.task.dataset.where(training.config) for training in every}) == 1 and not cluster_address()
+    return [training for training in every if alone or training.status not in ("new", "to be continued")]
 
 
 def prepare_data(trainings: Iterable[Training], storage: Storage) -> bool:

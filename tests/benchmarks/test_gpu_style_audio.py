@@ -52,7 +52,8 @@ print(json.dumps(found))
 """
 
 
-@pytest.mark.parametrize("part", [pytest.param("style", marks=pytest.mark.slow), "audio"])
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["style", "audio"])
 def test_every_step_runs_and_is_right_without_ray_and_files_of_media(part):
     command = [sys.executable, "-c", ALONE, part]
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])

@@ -98,6 +98,7 @@ def test_a_mistake_is_one_line_and_status_2(retable, tmp_path, words, said):
     assert said in found.stderr and found.stderr.count("\n") == 1 and "Traceback" not in found.stderr
 
 
+@pytest.mark.slow
 def test_missing_d4rl_data_say_where_to_get_them(retable, tmp_path):
     found = retable("reproduce", "rl/figure1", "--scale", "paper", "--storage", str(tmp_path))
     assert found.returncode == 2 and "Traceback" not in found.stderr

@@ -245,6 +245,7 @@ def overwrite(file, size=400):
     file.write_bytes(data)
 
 
+@pytest.mark.slow
 def test_nothing_trains_on_damaged_data_and_finished_results_stay(finished, tmp_path):
     storage = copied(finished, tmp_path)
     overwrite(Path(storage.root, "data/line/points/points.parquet"))

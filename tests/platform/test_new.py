@@ -83,7 +83,7 @@ def test_a_number_is_found_with_its_digits_whatever_marks_it(value, places, mark
     [
         ("", "it needs a row of headers"),
         ("A,B\n", "it needs a row of headers"),
-        ("A,B,B\nx,1,2\n", "'B' stands there twice or is empty"),
+        ("A,B,B\nx,1,2\n", "the columns need names of their own: 'B' stands there twice or is empty"),
         ("A,B\nx,1\nx,2\n", "each row needs a label of its own: 'x' stands there 2 times"),
         ("A,B\nx,one\n", "no column holds numbers"),
         ("A,B\nx,1,2\n", "row 2 has 3 cells, the headers are 2"),

@@ -223,7 +223,7 @@ def test_what_style_means(tmp_path, storage, weights_file):
     painting = str(assets.paintings()["starry_night"])
     for styles, options, said in (
         (["no_such"], Options(), "no such file"),
-        (["0123456789"], Options(), "0 runs begin"),
+        (["0123456789"], Options(), "no run begins"),
         ([str(weights_file), painting], Options(), "no painting"),
         ([str(weights_file)], Options(changes={"method.start": "noise"}), "is of paintings"),
         ([painting], Options(tile=64, changes=RANDOM), "for networks"),
