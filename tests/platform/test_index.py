@@ -118,7 +118,7 @@ def test_what_was_too_young_for_one_index_does_not_become_old_by_the_next(storag
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"not an index", gzip.compress(b"[]\nx"), gzip.compress(b'{"format": 99}\n'), None]
+    "data", [b"", b"not an index", gzip.compress(b"[]\nx", mtime=0), gzip.compress(b'{"format": 99}\n', mtime=0), None]
 )
 def test_a_damaged_index_is_made_again(many, reads, data):
     first = list_runs(many)
