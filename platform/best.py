@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from retable.platform import exported
 from retable.platform.api import TrainedRun
+from retable.platform.board import progress_bar
 from retable.platform.config import fingerprint
 from retable.platform.errors import UserError
 from retable.platform.runs import RunFolder
@@ -17,6 +18,8 @@ from retable.platform.task import find
 
 Rank = tuple[bool, int]
 """Of real data, and which of the task's scales, from the smallest; -1 where the scale is not known."""
+SMOKE = "smoke"
+"""The scale that proves the path: what its runs score means nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,9 +31,10 @@ class Choice:
     run: TrainedRun
     metric: str
     """The number it was chosen by, in words."""
-    value: float
+    value: float | None
+    """That number; None where the runs were not compared, as at the smoke scale."""
     among: int
-    """Runs that were compared."""
+    """Runs that were compared, or that it was taken from."""
     passed_over: int
     """Runs that were not: of generated data, a smaller scale or other data, or without a number."""
     scale: str
@@ -42,10 +46,13 @@ class Choice:
         """Say it in one line."""
         data = "real" if self.real else "generated"
         of = f"the best of {self.among}" if self.among > 1 else "the only one"
+        if self.value is None:
+            number = f"the first of {self.among}, not compared: what a smoke run scores means nothing"
+        else:
+            number = f"{self.metric} {self.value:.4g}, {of}"
         rest = f"; {self.passed_over} of less or other data not compared" if self.passed_over else ""
         where = f"scale {self.scale or 'unknown'}, {data} data{rest}"
-        number = f"{self.metric} {self.value:.4g}"
-        return f"{self.run.task.name} {self.name}: run {self.run.fingerprint}, {number}, {of} ({where})"
+        return f"{self.run.task.name} {self.name}: run {self.run.fingerprint}, {number} ({where})"
 
 
 def usable(task: str, storage: Storage) -> list[TrainedRun]:
@@ -85,8 +92,11 @@ def choose(
     real: Callable[[Mapping[str, Any]], bool],
     mode: Literal["max", "min"] = "max",
     comparable: Callable[[TrainedRun], Hashable] = same_data,
+    smoke: bool = False,
 ) -> Choice:
     """Return the best of runs; one of generated data or of a smaller scale never beats one of real data or a larger.
+
+    Runs of the smoke scale are not compared, as to score a hundred of them takes minutes and says nothing.
 
     Args:
         name: what it is served as.
@@ -96,6 +106,7 @@ def choose(
         real: `dataset.json` -> whether the data are real.
         mode: whether it is the better, the larger it is, or the smaller.
         comparable: run -> a key; of the best runs by data and scale, those of the commonest key are compared.
+        smoke: whether those of the smoke scale are compared nevertheless.
 
     Raises:
         UserError: where there is no run, or none has a number.
@@ -104,9 +115,13 @@ def choose(
     failures: list[str] = []
     for rank in sorted(set(ranks.values()), reverse=True):
         compared = _alike([run for run in runs if ranks[run.fingerprint] == rank], comparable)
-        values = {run.fingerprint: value for run in compared if (value := _number(run, score, failures)) is not None}
+        if exported.scale_of(compared[0]) == SMOKE and not smoke:
+            values: dict[str, float | None] = {run.fingerprint: None for run in compared}
+            best = compared[0].fingerprint
+        else:
+            numbers = _numbers(f"{name}: {metric}", compared, score, failures)
+            values, best = {**numbers}, (max if mode == "max" else min)(numbers, key=numbers.__getitem__, default="")
         if values:
-            best = (max if mode == "max" else min)(values, key=lambda digits: values[digits])
             run = next(run for run in compared if run.fingerprint == best)
             return Choice(
                 name=name,
@@ -126,6 +141,19 @@ def _alike(runs: Sequence[TrainedRun], comparable: Callable[[TrainedRun], Hashab
     keys = [comparable(run) for run in runs]
     commonest = max(keys, key=keys.count)
     return [run for run, key in zip(runs, keys, strict=True) if key == commonest]
+
+
+def _numbers(
+    title: str, runs: Sequence[TrainedRun], score: Callable[[TrainedRun], float], failures: list[str]
+) -> dict[str, float]:
+    """Return runs' numbers by fingerprint, of those that can be scored; each is kept, and asked for once."""
+    numbers = {}
+    with progress_bar(f"{title} of {len(runs)} runs") as advance:
+        for done, run in enumerate(runs):
+            advance(done, len(runs))
+            if (value := _number(run, score, failures)) is not None:
+                numbers[run.fingerprint] = value
+    return numbers
 
 
 def _number(run: TrainedRun, score: Callable[[TrainedRun], float], failures: list[str]) -> float | None:

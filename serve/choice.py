@@ -169,7 +169,7 @@ def by_metric(named: str, metric: str, rule: Any, runs: Sequence[api.TrainedRun]
             raise UserError(f"--best {named}: no metric {metric!r}{nearest(metric, scores)}")
         return scores[metric]
 
-    return {rule.NAME: choose(rule.NAME, runs, score, f"validation {metric}", rule.is_real)}
+    return {rule.NAME: choose(rule.NAME, runs, score, f"validation {metric}", rule.is_real, smoke=True)}
 
 
 def of_run(run: api.TrainedRun, why: str, storage: Storage, name: str = "") -> Model:

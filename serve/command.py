@@ -27,6 +27,8 @@ from retable.serve.models import Model, describe
 
 PATIENCE = 20.0
 """Seconds that what was begun has to be answered when the server ends."""
+FEW = 8
+"""Models of one task that are told of, a line each."""
 Swap = Callable[[Sequence[Model]], None]
 """Serves other models of the same tasks from then on."""
 
@@ -55,8 +57,8 @@ def run(
     choosing = Apart(choose_models, chosen, where)
     import_module("ray.serve")  # meanwhile
     models = choosing.result()
-    for model in models:
-        console.print(describe(model), markup=False, highlight=False)
+    for line in some(models, describe):
+        console.print(line, markup=False, highlight=False)
     if config:
         from retable.serve import application as of
 
@@ -259,10 +261,20 @@ def read_replicas(words: Sequence[str]) -> dict[str, int]:
     return found
 
 
+def some(models: Sequence[Model], line: Callable[[Model], str]) -> Iterator[str]:
+    """Yield a line for each of the first models of each task, and one for the rest: a storage may hold hundreds."""
+    for task in dict.fromkeys(model.task for model in models):
+        own = [model for model in models if model.task == task]
+        yield from (line(model) for model in own[:FEW])
+        if len(own) > FEW:
+            yield f"{task}: and {len(own) - FEW} more; GET /v1/models lists them"
+
+
 def show(models: Sequence[Model], address: Address) -> None:
-    """Print the address, and a line for each endpoint."""
+    """Print the address, and a line for each endpoint: of policies one for each environment."""
     console.print(f"\n{address.url}/ is open; Ctrl-C ends it", markup=False, highlight=False)
-    for line in dict.fromkeys(curl(model, address) for model in models):
+    places = {(model.task, model.name): model for model in reversed(models)}
+    for line in some(list(reversed(places.values())), lambda model: curl(model, address)):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     console.print(f"Prometheus: {', '.join(metrics_urls())}", markup=False, highlight=False, soft_wrap=True)
 

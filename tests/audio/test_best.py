@@ -16,7 +16,7 @@ TASK = find("audio")
 def finished(storage, seed, validation, test):
     config = override(tiny("audio", {}), {"seed": seed})
     folder = RunFolder.of(storage, TASK, config)
-    folder.begin(config, TASK.version, {"command": "retable train audio", "data": {"kind": "generated"}})
+    folder.begin(config, TASK.version, {"command": "retable train audio --scale small", "data": {"kind": "generated"}})
     folder.folder.write_json("result.json", {"data": "d", "metrics": {}, "weights": {"2": "w"}})
     for split, value in {"validation": validation, "test": test}.items():
         folder.save_scores(resolve(override(View(), {"split": split}), config), "w", {"map10": value}, 0.0)
@@ -27,8 +27,8 @@ def test_the_test_split_is_never_looked_at(storage):
     finished(storage, 1, validation=0.1, test=0.9)
     good = finished(storage, 2, validation=0.2, test=0.1)
     found = best(usable("audio", storage))["audio"]
-    assert (found.run.fingerprint, found.value, found.scale) == (good.fingerprint, 0.2, "smoke")
-    assert f"run {good.fingerprint}, validation mAP@10 0.2, the best of 2 (scale smoke, generated" in found.line()
+    assert (found.run.fingerprint, found.value, found.scale) == (good.fingerprint, 0.2, "small")
+    assert f"run {good.fingerprint}, validation mAP@10 0.2, the best of 2 (scale small, generated" in found.line()
 
 
 def test_what_is_real():

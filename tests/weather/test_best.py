@@ -78,7 +78,17 @@ def test_smaller_scales_and_generated_data_never_win(finished, storage, less, mo
     large = finished(2, 0.1, 0.1, **more)
     found = chosen(storage)
     assert (found.run.fingerprint, found.among, found.passed_over) == (large.fingerprint, 1, 1)
-    assert "the only one" in found.line() and "1 of less or other data not compared" in found.line()
+    assert ("the only one" in found.line()) != (more.get("scale") == "smoke")
+    assert "1 of less or other data not compared" in found.line()
+
+
+def test_smoke_runs_are_not_compared(finished, storage, monkeypatch):
+    monkeypatch.setattr(TrainedRun, "score", lambda run, view: pytest.fail("to score it takes time and says nothing"))
+    runs = [finished(seed, 0.1 * seed, 0.9, scale="smoke") for seed in (1, 2, 3)]
+    found = chosen(storage)
+    assert found.run.fingerprint == min(run.fingerprint for run in runs)
+    assert (found.value, found.among, found.passed_over) == (None, 3, 0)
+    assert "the first of 3, not compared: what a smoke run scores means nothing" in found.line()
 
 
 def test_numbers_of_other_data_are_not_compared(finished, storage):
