@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ import numpy as np
 from benchmarks import serving
 from retable.platform import zoo
 from retable.serve import rl
+from retable.tasks.audio import export as audio_export
+from retable.tasks.audio.embedder import BATCH
 from retable.tasks.rl.export import read_export
 
 SECONDS = 15.0
@@ -29,6 +32,7 @@ def measure() -> dict[str, Any]:
             result |= {f"{task}/half_load_{key}": value for key, value in found.items()}
         if "rl" in calls:
             result |= overhead(calls["rl"])
+        result |= gains()
     with serving.served("--zoo", alone=True) as server:
         for task, call in serving.calls(server.client).items():
             rate = serving.throughput(call, SECONDS)
@@ -50,6 +54,35 @@ def overhead(call: serving.Call) -> dict[str, float]:
     times = {"http_ms": median_ms(call), "in_process_ms": median_ms(inside)}
     times["added_ms"] = times["http_ms"] - times["in_process_ms"]
     return {f"rl/{key}": value for key, value in times.items()}
+
+
+def gains() -> dict[str, float]:
+    """Return how many times faster a full batch is than its questions one by one, in this process: without HTTP."""
+    name, file = next(iter(zoo.zoo("rl").items()))
+    policy = read_export(file.read_bytes(), name)
+    body = json.dumps({"observations": [[0.1] * int(policy.info["states"])], "seed": 0}).encode()
+    questions = [rl.question(policy, body) for _ in range(rl.BATCH)]
+    name, file = next(iter(zoo.zoo("audio").items()))
+    embedder = audio_export.read_export(file.read_bytes(), name).embedder("cpu")
+    words = [f"a dog barks {place} times" for place in range(BATCH)]
+    return {
+        "rl/model_gain": gain(rl.answers, questions),
+        "audio/model_gain": gain(embedder.words, words),
+    }
+
+
+def gain(answer: Callable[[list[Any]], Any], questions: list[Any], repeats: int = 20) -> float:
+    """Return the least seconds for questions one by one, over the least for all of them at once, by turns."""
+    together, alone = [], []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        answer(questions)
+        together.append(time.perf_counter() - start)
+        start = time.perf_counter()
+        for question in questions:
+            answer([question])
+        alone.append(time.perf_counter() - start)
+    return min(alone) / min(together)
 
 
 def median_ms(call: serving.Call, count: int = 300) -> float:
