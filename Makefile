@@ -5,7 +5,7 @@ BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 PIP_AUDIT = 2.10.1
 
-.PHONY: reproduce serve test test-all bench lint audit clean
+.PHONY: reproduce serve test test-all docs-check bench lint audit clean
 
 $(READY): requirements.lock pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -29,6 +29,10 @@ test: lint
 
 test-all: lint
 	$(BIN)/python -m pytest
+
+# Each command of README and docs, in a terminal; what is trained stays in build/docs-check, for the next time.
+docs-check: $(READY)
+	$(BIN)/python -m pytest -n 0 tests/test_documents.py tests/test_documents_run.py
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks

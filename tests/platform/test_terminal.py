@@ -2,13 +2,10 @@
 
 import io
 import os
-import pty
 import re
-import select
 import signal
 import subprocess
 import sys
-import termios
 import time
 from pathlib import Path
 
@@ -24,10 +21,9 @@ from retable.platform.runs import RunFolder
 from retable.platform.storage import Storage
 from retable.platform.task import find
 from retable.platform.watch import Watch
+from tests.terminal import CODES, PATIENCE, Terminal
 
 COMMAND = (sys.executable, "-m", "retable.platform.cli")
-PATIENCE = 400
-CODES = re.compile(r"\x1b\[[0-?]*[a-zA-Z]")
 SLOWLY = ("--set", "epochs=200", "--set", "pause=0.05")
 
 
@@ -44,47 +40,12 @@ def typed(address):
     opened = []
 
     def start(*words):
-        opened.append(Terminal(words, address))
+        opened.append(Terminal([*COMMAND, *words], RAY_ADDRESS=address))
         return opened[-1]
 
     yield start
     for terminal in opened:
-        os.close(terminal.screen)  # whatever still runs there is hung up
-
-
-class Terminal:
-    """A command in a terminal."""
-
-    def __init__(self, words, address):
-        self.said, self.ended = "", False
-        plain = {name: text for name, text in os.environ.items() if name not in ("COLUMNS", "LINES")}
-        self.pid, self.screen = pty.fork()
-        if not self.pid:
-            termios.tcsetwinsize(1, (30, 100))
-            environment = {**plain, "TERM": "xterm-256color", "RAY_ADDRESS": address}
-            os.execve(COMMAND[0], [*COMMAND, *words], environment)
-
-    def read(self, until=None):
-        """Read until a text was shown, or to the end."""
-        end = time.monotonic() + PATIENCE
-        while not self.ended and (until is None or until not in self.said):
-            assert select.select([self.screen], [], [], max(0, end - time.monotonic()))[0], self.said
-            try:
-                found = os.read(self.screen, 1 << 16)
-            except OSError:  # the other side is closed
-                found = b""
-            self.said += found.decode(errors="replace")
-            self.ended = not found
-        assert until is None or until in self.said, self.said
-
-    def press(self, key):
-        os.write(self.screen, key)
-
-    def end(self):
-        """Read the rest; return the status and the lines that were shown, without codes."""
-        self.read()
-        status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-        return status, CODES.sub("", self.said).replace("\r", "\n").splitlines()
+        terminal.close()
 
 
 def folder_of(storage, **changes):

@@ -1,0 +1,161 @@
+"""README and docs, executed: each command in a terminal, in the order in which a reader meets it (`make docs-check`).
+
+Everything lies in `build/docs-check`, so an interrupted check goes on. What takes hours is run at the smallest scale;
+what asks for machines of one's own is skipped, with the reason.
+"""
+
+import os
+import re
+import shutil
+import sys
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import retable
+from retable.tasks.style import assets, generate
+from tests import documents
+from tests.rl.d4rl_files import make_arrays, write
+from tests.terminal import Terminal
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "build" / "docs-check"
+STORAGE = FOLDER / "results"
+RECORDINGS = ROOT / "tasks" / "audio" / "zoo" / "recordings"
+HOURS = 3600
+ELSEWHERE = {
+    r"make (?!docs)": "is what checks a fresh clone",
+    r"(pip|aws|helm|docker|kubectl|sed) ": "asks for accounts, images or a cluster of one's own",
+    r"ray (up|dashboard|down|start|stop|job|get-auth-token)": "acts on machines; tests/platform/test_submit.py and "
+    "test_cluster.py do the same on this one",
+    r"RAY_ADDRESS=HEAD": "asks for a cluster",
+    r"serve (run|deploy)": "serves until it is stopped; tests/serve/test_config.py reads the same file",
+    r".*(s3://|JOB|submit --list)": "asks for a bucket and a cluster; tests/platform/test_submit.py has both",
+    r"export (RAY|RETABLE_TASKS)": "is set where it is wanted",
+    r"RETABLE_TOKEN|curl -H": "opens a port to others; tests/serve/test_gate.py asks with and without the token",
+    r"retable status --watch": "watches until it is stopped; tests/platform/test_listing.py looks at its table",
+    r"retable (sweep (style|audio\w*|weather_\w+))$": "trains dozens of runs; tests/platform/test_sweep.py sweeps",
+}
+"""What is not run, and why."""
+CHEAPER = {
+    r"--scale (small|paper)": "--scale smoke",
+    r"--gpus-per-run \S+": "",
+    r"--samples 50": "--samples 2",
+    r"--workers 2": "",
+    r"--set epochs=20": "--set epochs=2",
+    r"(audio finetune .*)": r"\1 --set epochs=1",
+}
+"""What is run instead of what takes hours; a plan of it takes seconds, and stays."""
+done: dict[str, str] = {}
+"""What commands said that later ones need: the identity of a job."""
+
+
+def recordings(folder):
+    """Put the shipped recordings into a folder, and beside it their captions."""
+    shutil.copytree(RECORDINGS, folder, dirs_exist_ok=True)
+    names = sorted(file.name for file in folder.glob("*.ogg"))
+    return "file,caption\n" + "".join(f"{name},the sound of a {name.partition('-')[0]}\n" for name in names)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def desk():
+    """A folder with what the commands name: photographs, videos, recordings, files of numbers and tables."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    pictures = assets.photographs() | assets.paintings()
+    for folder, names in {"holiday": ("coffee", "mountain"), "home/Pictures": tuple(assets.PHOTOGRAPHS)}.items():
+        (FOLDER / folder).mkdir(parents=True, exist_ok=True)
+        for name in names:
+            shutil.copy(pictures[name], FOLDER / folder)
+    for name, picture in {"lake": "mountain", "photograph": "coffee", "painting": "the_scream"}.items():
+        shutil.copy(pictures[picture], FOLDER / f"{name}.jpg")
+    shutil.copy(FOLDER / "painting.jpg", FOLDER / "my_painting.jpg")
+    for name in ("in", "holiday"):
+        (FOLDER / f"{name}.mp4").write_bytes(generate.clip(0))
+    captions = recordings(FOLDER / "home" / "Sounds")
+    (FOLDER / "sounds.csv").write_text(recordings(FOLDER) and captions)
+    (FOLDER / "retrieval_captions.csv").write_text("caption\na dog barks\nrain falls\n")
+    recordings(FOLDER / "retrieval_audio")
+    shutil.copy(next(RECORDINGS.glob("dog*")), FOLDER / "bark.ogg")
+    (FOLDER / "my.py").write_text(documents.python_blocks("docs/sweeps.md")[0])
+    page = (ROOT / "docs" / "extending.md").read_text()
+    (FOLDER / "published.csv").write_text(next(m["text"] for m in documents.BLOCK.finditer(page) if "," in m["text"]))
+    (FOLDER / "observations").mkdir(exist_ok=True)
+    np.save(FOLDER / "observations" / "some.npy", np.zeros((5, 17), np.float32))
+    write(FOLDER / "hopper_expert-v2.hdf5", make_arrays([(400, "timeout"), (300, "terminal")]))
+    if shared := os.environ.get("RETABLE_SHARED"):
+        shutil.copytree(Path(shared) / "data/weather/opera_20180824", FOLDER / "opera_20180824", dirs_exist_ok=True)
+    shutil.rmtree(FOLDER / "papers", ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def server():
+    """The models that come with the tasks, served."""
+    terminal = Terminal([sys.executable, "-m", "retable.platform.cli", "serve", "--zoo"], FOLDER, **variables())
+    terminal.read("Prometheus")
+    yield
+    terminal.press(b"\x03")
+    terminal.end()
+    terminal.close()
+
+
+def variables():
+    """Return what the commands find in their environment."""
+    return {
+        "HOME": str(FOLDER / "home"),
+        "RETABLE_STORAGE": str(STORAGE),
+        "RETABLE_TASKS": str(FOLDER / "papers") if (FOLDER / "papers").exists() else "",
+        "PYTHONPATH": str(ROOT),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }
+
+
+@cache
+def newest(task):
+    """Return the newest finished run of a task; of style, a network."""
+    where = ["method=network"] if task == "style" else None
+    return retable.runs(task, where=where, state=["finished"], storage=STORAGE)[0].fingerprint
+
+
+def words_of(line):
+    """Return the words that are typed: with a run, a job and a folder that are there, at the smallest scale."""
+    text = line.text
+    if not text.startswith("retable plan"):
+        for pattern, instead in CHEAPER.items():
+            text = re.sub(pattern, instead, text)
+    if "FINGERPRINT" in text:
+        text = text.replace("FINGERPRINT", newest(Path(line.page).stem))
+    text = text.replace("jobs/ID", f"jobs/{done.get('id', '')}").replace("~", str(FOLDER / "home"))
+    return documents.Line(line.page, text).words
+
+
+@pytest.mark.parametrize("line", documents.ALL, ids=str)
+def test_it_does_what_it_says(line, request):
+    for pattern, why in ELSEWHERE.items():
+        if re.match(pattern, line.text):
+            pytest.skip(f"{line.text}: {why}")
+    if "opera" in line.text and "RETABLE_SHARED" not in os.environ:
+        pytest.skip("RETABLE_SHARED names no folder with rain composites")
+    words = words_of(line)
+    if words[0] == "curl":
+        request.getfixturevalue("server")
+        words = ["curl", "--silent", "--show-error", "--fail-with-body", *words[1:]]
+    if words[0] == "retable":
+        words = [sys.executable, "-m", "retable.platform.cli", *words[1:]]
+    terminal = Terminal(words, FOLDER, HOURS, **variables())
+    try:
+        if words[3:4] == ["serve"] and "--config-out" not in words:
+            terminal.read("Prometheus")
+            terminal.press(b"\x03")
+        status, shown = terminal.end()
+    finally:
+        terminal.close()
+    text = "\n".join(shown)
+    assert status in ((0, 130) if words[3:4] == ["serve"] else (0,)), text[-3000:]
+    assert "Traceback" not in text, text[-3000:]
+    if found := re.search(r'"id": "(\w+)", "state"', text):
+        done["id"] = found[1]
+    if line.text.startswith("retable"):
+        newest.cache_clear()
