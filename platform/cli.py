@@ -232,7 +232,7 @@ def reproduce(
 
 def print_section(part: Any) -> None:
     """Print a filled table, and the verdicts of a table or figure."""
-    from retable.platform.report import about, grid, remarks
+    from retable.platform.forms import about, grid, remarks
 
     console.print(f"\n[bold]{part.name}[/]  {part.title}")
     say(about(part))
@@ -388,15 +388,33 @@ def point_line(overrides: Mapping[str, object]) -> str:
 def report(
     storage: Where = "results",
     output: Annotated[str | None, typer.Option(help="Folder of the report; default: <storage>/report.")] = None,
+    compare: Annotated[
+        str, typer.Option(metavar="OTHER", help="Another storage, or a report's folder: what changed since, too.")
+    ] = "",
+    single_file: Annotated[bool, typer.Option("--single-file", help="One page with all of its pictures, to send.")] = (
+        False
+    ),
 ) -> None:
-    """Write the report of all that a storage path holds: HTML, Markdown, CSV, LaTeX, PNG, SVG."""
+    """Write the report of all that a storage path holds: HTML, Markdown, CSV, LaTeX, PNG, SVG.
+
+    Examples: `retable report` · `retable report --single-file` · `retable report --compare s3://lab/results`
+    """
+    from retable.platform.compare import changes, kept_tables, write_comparison
     from retable.platform.report import write_report
     from retable.platform.storage import Storage
 
     where = Storage.open(storage)
     if not where.list("tables"):
         raise UserError(f"{where}: no tables have been reproduced here; run `retable reproduce` first")
-    console.print(f"report: {write_report(where, Storage.open(output) if output else None)}/index.html")
+    other = kept_tables(Storage.open(compare)) if compare else []
+    into = write_report(where, Storage.open(output) if output else None, single_file)
+    console.print(f"report: {into}/index.html")
+    if compare:
+        found = changes(kept_tables(into), other)
+        write_comparison(found, str(where), str(Storage.open(compare)), into)
+        for line in found.lines():
+            console.print(line, markup=False)
+        console.print(f"comparison: {into}/compare.html")
 
 
 @app.command()

@@ -6,6 +6,7 @@ A filled table is plain data, so that whoever shows it needs no code of the task
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,15 +15,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from retable.platform import combine, notebook, stages
-from retable.platform.config import Config, View, differences, exact_changes, flatten, set_line
+from retable.platform.config import Config, View, differences, exact_changes, fingerprint, flatten, parent, set_line
 from retable.platform.plan import Combining, Plan, combinings, timing_path
-from retable.platform.runs import RunFolder
-from retable.platform.table import Column, Combined, Measurement, Origin, Replicate, Results, Row, Table
-from retable.platform.task import Task, find_scale
+from retable.platform.runs import RunFolder, sha256
+from retable.platform.table import Column, Combined, Measurement, Origin, Replicate, Results, Row, Table, expand
+from retable.platform.task import Task, find_scale, find_table, table_at
 from retable.platform.verdicts import Status
 
 if TYPE_CHECKING:
     import pandas as pd
+
+USAGE = ("seconds", "cpu_seconds", "gpu_seconds", "peak_memory", "peak_gpu_memory")
+"""What is told of a run's cost, as `result.json` has it."""
 
 
 @dataclass(frozen=True)
@@ -113,8 +117,15 @@ class FilledTable:
     data: tuple[str, ...]
     """What each data set is, in words."""
     note: str
+    task_about: str = ""
+    paper: str = ""
+    """Whose table it is."""
+    telling: bool = False
+    """Whether it stands for its paper."""
+    full: Mapping[str, float] = field(default_factory=dict)
+    """What the published setting takes: `trainings`, and `core_seconds`, roughly."""
     runs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Fingerprint -> `task`, `command`, `config`, `provenance` of each run behind a number."""
+    """Fingerprint -> `task`, `command`, `config`, `provenance`, `usage`, `curves` of each run behind a number."""
 
     @property
     def has_published(self) -> bool:
@@ -202,6 +213,17 @@ def _origin_of(values: Mapping[str, Any]) -> Origin:
     return Origin(**{**values, "members": tuple(map(_origin_of, values["members"]))})
 
 
+def slug(name: str, scale: str, changes: Mapping[str, object]) -> str:
+    """Return the name under which a table at a scale, with changes, is kept."""
+    marked = f"-{sha256(json.dumps(dict(changes), sort_keys=True).encode())[:6]}" if changes else ""
+    return f"{name.replace('/', '-')}-{scale}{marked}"
+
+
+def slug_of(part: FilledTable) -> str:
+    """Return the name under which a filled table is kept."""
+    return slug(part.name, part.scale, part.changes)
+
+
 def source_line(origin: Origin) -> str:
     """Write where a number is from: `<run>`, `<run>[epoch=3]`, `<combination>(<run>,<run>[threshold=0.2])`."""
     seen = ",".join(f"{path}={value}" for path, value in (origin.view or {}).items())
@@ -229,6 +251,10 @@ def fill(plan: Plan, name: str, results: Results | None = None) -> FilledTable:
             axes={axis: tuple(found) for axis in table.over if (found := results.axis(axis))},
             data=tuple(_data(plan, task, name)),
             note=table.note,
+            task_about=task.about,
+            paper=task.paper,
+            telling=name == f"{task.name}/{task.telling or next(iter(task.tables()), '')}",
+            full=_full(task, name),
             runs=_runs(plan, task, results),
         )
 
@@ -257,6 +283,23 @@ def _data(plan: Plan, task: Task, name: str) -> Iterator[str]:
             yield task.dataset.describe(plan.storage.read_json(f"data/{where}/dataset.json"))
 
 
+def _full(task: Task, name: str) -> dict[str, float]:
+    """Return what the published setting of a table takes, parents included; nothing where the task has none."""
+    if "paper" not in task.scales():
+        return {}
+    table = table_at(task, find_table(name)[1], "paper", {})
+    configs: dict[str, Any] = {}
+    for row in table.rows:
+        for replicate in (
+            expand(table, row, task.config(), task.view()) if isinstance(row, Row) and not row.absent else ()
+        ):
+            config = replicate.config
+            while config is not None and (digits := fingerprint(task.name, task.version, config)) not in configs:
+                configs[digits] = config
+                config = parent(config)
+    return {"trainings": len(configs), "core_seconds": sum(map(task.cost, configs.values()))}
+
+
 def _runs(plan: Plan, task: Task, results: Results) -> dict[str, dict[str, Any]]:
     """Return what is told of each run behind a number, each once."""
     found = {}
@@ -264,8 +307,11 @@ def _runs(plan: Plan, task: Task, results: Results) -> dict[str, dict[str, Any]]
         for config in [replicate.config] if replicate.config is not None else []:
             folder = RunFolder.of(plan.storage, task, config)
             if folder.fingerprint not in found and folder.folder.exists("provenance.json"):
+                result = folder.result() or {}
                 found[folder.fingerprint] = {
                     "task": task.name,
+                    "usage": {key: result[key] for key in USAGE if isinstance(result.get(key), (int, float))},
+                    "curves": notebook.curves(folder.history())[:1],
                     "command": train_line(task, config),
                     "config": flatten(config),
                     "provenance": folder.folder.read_json("provenance.json"),

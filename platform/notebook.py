@@ -183,19 +183,17 @@ def table_title(part: FilledTable) -> str:
 
 def table_grid(part: FilledTable) -> tuple[list[str], Rows]:
     """Return a table's header and lines as text; of a figure, how many replicates each row has."""
-    from retable.platform.report import grid, state
+    from retable.platform.forms import grid, state
 
     if part.columns:
-        header, rows = grid(part)
-        kept = [place for place, name in enumerate(header) if part.scale != "smoke" or name != "difference"]
-        return [header[place] for place in kept], [[row[place] for place in kept] for row in rows]
+        return grid(part)
     return ["", "replicates"], [(row.label, str(len(row.replicates)) if row.replicates else state(row))
                                 for row in part.rows]  # fmt: skip
 
 
 def table_html(part: FilledTable) -> str:
     """Return a filled table as HTML, with its claims."""
-    from retable.platform.report import about
+    from retable.platform.forms import about
 
     header, rows = table_grid(part)
     return render("table", part=part, title=table_title(part), header=header, rows=rows, about=about(part))

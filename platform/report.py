@@ -6,7 +6,6 @@ whose inputs have not changed is shown as it was filled, without the task's code
 
 from __future__ import annotations
 
-import base64
 import functools
 import io
 import json
@@ -15,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from retable.platform.board import errors
-from retable.platform.config import set_line
 from retable.platform.errors import one_line
-from retable.platform.filled import Cell, FilledRow, FilledTable, fill, gather, source_line
+from retable.platform.filled import FilledTable, fill, gather, slug, slug_of
+from retable.platform.forms import latex, markdown
+from retable.platform.page import in_order, render
 from retable.platform.plan import Plan, compile_plan
 from retable.platform.provenance import processor_name
 from retable.platform.runs import sha256
@@ -25,17 +25,6 @@ from retable.platform.snapshot import Snapshot
 from retable.platform.storage import Storage
 from retable.platform.table import Figure, Results, Table
 from retable.platform.task import Task, find_table, folder, table_at
-
-
-def slug(name: str, scale: str, changes: Mapping[str, object]) -> str:
-    """Return the name under which a table at a scale, with changes, is kept."""
-    marked = f"-{sha256(json.dumps(dict(changes), sort_keys=True).encode())[:6]}" if changes else ""
-    return f"{name.replace('/', '-')}-{scale}{marked}"
-
-
-def slug_of(part: FilledTable) -> str:
-    """Return the name under which a filled table is kept."""
-    return slug(part.name, part.scale, part.changes)
 
 
 def fill_and_keep(plan: Plan) -> dict[str, FilledTable]:
@@ -149,94 +138,6 @@ def code_digest(task: str) -> str:
     return sha256("\n".join([processor_name(), *parts]).encode())[:16]
 
 
-def number(value: float | None, form: str) -> str:
-    """Write a number, or a dash where there is none."""
-    return "–" if value is None else format(value, form)
-
-
-def measured(found: Cell, form: str) -> str:
-    """Write mean ± standard deviation, or what there is."""
-    spread = f" ± {format(found.deviation, form)}" if found.deviation is not None else ""
-    return number(found.mean, form) + spread
-
-
-def grid(part: FilledTable) -> tuple[list[str], list[list[str]]]:
-    """Return a table's header and lines as text: measured, and published and difference where there are any."""
-    header = [""]
-    for column in part.columns:
-        header += [column.header]
-        header += [f"{column.header} published", "difference"] if part.has_published else []
-    lines = []
-    for row in part.rows:
-        line = [row.label]
-        for column, found in zip(part.columns, row.cells, strict=True):
-            line.append(state(row) if found.mean is None else measured(found, column.format))
-            if part.has_published:
-                signed = "+" + column.format
-                line += [number(found.published, column.format), number(found.difference, signed)]
-        lines.append(line)
-    return header, lines
-
-
-def state(row: FilledRow) -> str:
-    """Say why a row has no number: it is not run here, or it diverged; a dash where it is just not there yet."""
-    if row.absent:
-        return "absent"
-    return "diverged" if any(replicate.diverged for replicate in row.replicates) else "–"
-
-
-def remarks(part: FilledTable) -> list[str]:
-    """Say which rows diverged, and how."""
-    found = []
-    for row in part.rows:
-        why = sorted({replicate.diverged for replicate in row.replicates if replicate.diverged})
-        found += [f"Diverged, and in no number: {row.label} ({'; '.join(why)})."] if why else []
-    return found
-
-
-def about(part: FilledTable) -> str:
-    """Say what a section's numbers are: scale, replicates, spread, data, changes."""
-    words = [f"scale {part.scale} ({part.scale_about})"]
-    words += [f"{axis}: {', '.join(map(str, values))}" for axis, values in part.axes.items()]
-    words += ["mean ± standard deviation over replicates"] if part.columns else []
-    words += [f"data: {' | '.join(part.data)}"] if part.data else []
-    words += [f"changed by {set_line(part.changes)}"] if part.changes else []
-    return "; ".join(words)
-
-
-def markdown(part: FilledTable) -> str:
-    """Return a section as Markdown."""
-    lines = [f"## {part.name}: {part.title}", "", f"*{about(part)}.*", ""]
-    if part.columns:
-        header, rows = grid(part)
-        lines += ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
-        lines += ["| " + " | ".join(row) + " |" for row in rows] + [""]
-    elif part.filled:
-        lines += [f"![{part.title}]({slug_of(part)}.png)", ""]
-    lines += [text for note in [*([part.note] if part.note else []), *remarks(part)] for text in (note, "")]
-    for claim in part.claims:
-        lines.append(f"- **{claim.status}** ({'ours' if claim.ours else 'paper'}): {claim.text} — {claim.because}")
-    return "\n".join(lines).rstrip() + "\n"
-
-
-def latex(part: FilledTable) -> str:
-    """Return a table as a LaTeX `tabular` in the booktabs style."""
-    escape = str.maketrans({"%": r"\%", "_": r"\_", "&": r"\&", "±": r"$\pm$", "–": "--", "#": r"\#"})
-    header, rows = grid(part)
-    body = [" & ".join(text.translate(escape) for text in line) + r" \\" for line in [header, *rows]]
-    lines = [
-        f"% {part.name}, {about(part)}",
-        rf"\begin{{tabular}}{{{'l' + 'r' * (len(header) - 1)}}}",
-        r"\toprule",
-        body[0],
-        r"\midrule",
-        *body[1:],
-        r"\bottomrule",
-        r"\end{tabular}",
-    ]
-    return "\n".join(lines) + "\n"
-
-
 STYLE: Any = {
     "svg.hashsalt": "retable",
     "figure.dpi": 130,
@@ -247,54 +148,47 @@ STYLE: Any = {
     "axes.spines.right": False,
 }
 """What all figures share."""
+DARK: Any = STYLE | {
+    **dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor", "legend.facecolor"), "#161c27"),
+    **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), "#c9d1de"),
+    "grid.color": "#8590a4",
+}
+"""The same for a page in the dark."""
 
 
 def drawing(figure: Figure, results: Results) -> dict[str, bytes]:
-    """Draw a figure as PNG and SVG."""
+    """Draw a figure: `png` and `svg`, and `dark.png` for a page in the dark."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     files = {}
-    with pyplot.rc_context(STYLE):
-        drawn = figure.draw(results)
-        for kind in ("png", "svg"):
-            buffer = io.BytesIO()
-            drawn.savefig(buffer, format=kind, metadata={"Date": None} if kind == "svg" else None)
-            files[kind] = buffer.getvalue()
-        pyplot.close(drawn)
+    for style, kinds in ((STYLE, ("png", "svg")), (DARK, ("dark.png",))):
+        with pyplot.rc_context(style):
+            drawn = figure.draw(results)
+            for kind in kinds:
+                buffer = io.BytesIO()
+                form = kind.rpartition(".")[2]
+                drawn.savefig(buffer, format=form, metadata={"Date": None} if form == "svg" else None)
+                files[kind] = buffer.getvalue()
+            pyplot.close(drawn)
     return files
 
 
-def write_report(storage: Storage, into: Storage | None = None) -> Storage:
+def write_report(storage: Storage, into: Storage | None = None, single: bool = False) -> Storage:
     """Write the whole report of a storage path; return its folder.
 
     Args:
         storage: where runs and requests lie.
         into: where the report goes; by default `report/` below the storage.
+        single: whether the page holds all of its pictures and details, as one file to send.
     """
-    from jinja2 import Environment, FileSystemLoader
-
     into = into or storage / "report"
-    parts = sections(storage, into)
-    drawn = [slug_of(part) for part in parts if part.figure and part.filled]
-    pictures = {name: base64.b64encode(into.read(f"{name}.png")).decode() for name in drawn}
+    parts = in_order(sections(storage, into))
     into.write("report.md", "# retable report\n\n" + "\n".join(markdown(part) for part in parts))
-    environment = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True)
-    runs = {name: run for part in parts for name, run in part.runs.items()}
-    page = environment.get_template("report.html.j2").render(
-        parts=parts,
-        pictures=pictures,
-        runs=runs,
-        about=about,
-        json=functools.partial(json.dumps, indent=1),
-        measured=measured,
-        number=number,
-        remarks=remarks,
-        slug=slug_of,
-        source_line=source_line,
-        state=state,
-    )
+    page, details = render(parts, str(storage), into, single)
     into.write("index.html", page)
+    if not single:
+        into.write("details.js", details)
     return into

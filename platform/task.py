@@ -140,6 +140,10 @@ class Task:
 
     name: str
     about: str
+    paper: str = ""
+    """Whose tables they are, as one cites them: authors, title, year."""
+    telling: str = ""
+    """The table or figure that stands for the paper on the first screen of a report; none: its first."""
     version: int
     """Raised whenever the code's numbers change: old runs then no longer count."""
     config: type[Any]

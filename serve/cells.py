@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from retable.platform.errors import UserError
 from retable.platform.filled import FilledTable
-from retable.platform.report import read_request, slug
+from retable.platform.filled import slug
+from retable.platform.report import read_request
 from retable.platform.storage import Storage
 from retable.platform.table import Origin
 

@@ -17,7 +17,8 @@ from pyarrow import fs
 
 from retable.platform.errors import UserError, nearest
 from retable.platform.filled import Cell, FilledReplicate, FilledTable
-from retable.platform.report import about, measured, number, remarks, slug_of, state
+from retable.platform.filled import slug_of
+from retable.platform.forms import about, measured, number, remarks, state
 from retable.platform.storage import Storage
 from retable.platform.table import Origin
 from retable.serve.answers import Problem, Reply

@@ -31,6 +31,8 @@ def scales() -> Mapping[str, Scale]:
 TASK = Task(
     name="audio",
     about="the recording that a sentence describes",
+    paper="Primus et al., CP-JKU's submission to task 6b of the DCASE 2023 challenge, 2023",
+    telling="table2",
     version=2,
     config=Config,
     view=View,

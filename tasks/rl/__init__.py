@@ -31,6 +31,8 @@ def scales() -> Mapping[str, Scale]:
 TASK = Task(
     name="rl",
     about="single-shot pruning before offline reinforcement learning",
+    paper="Arnob et al., Single-Shot Pruning for Offline Reinforcement Learning, 2021",
+    telling="figure1",
     version=2,
     config=Config,
     view=View,

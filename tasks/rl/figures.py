@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Literal
 
 import numpy as np
+from matplotlib import rcParams
 from matplotlib.figure import Figure as Drawing
 
 from retable.platform.table import AnyRow, Results
@@ -102,7 +103,7 @@ def draw_scores(results: Results, method: str, sparsities: Sequence[float]) -> D
     for axis, (part, environment) in zip(axes.flat, panels, strict=False):
         part(axis, results, environment, metric)
         axis.set_title(f"{environment}: {axis.get_title()}", fontsize=10)
-        axis.grid(color="#e3e6ec", linewidth=0.6)
+        axis.grid(linewidth=0.6)
         axis.spines[["top", "right"]].set_visible(False)
         axis.legend(fontsize=7.5, frameon=False)
     for axis in axes.flat[len(panels) :]:
@@ -226,7 +227,7 @@ def draw_memory(results: Results, sparsities: Sequence[float]) -> Drawing:
     figure, axes = pyplot.subplots(1, 3, figsize=(14, 4.6))
     for axis, (network, title) in zip(axes, NETWORKS.items(), strict=True):
         dense = float(results.values("dense", f"bytes/{network}/dense").mean())
-        axis.axhline(dense / 1e6, color="black", linewidth=1.2, label="dense file")
+        axis.axhline(dense / 1e6, color=rcParams["text.color"], linewidth=1.2, label="dense file")
         evens: dict[str, tuple[float, float]] = {}  # two formats with one break-even are named once
         for form, (name, style) in FORMATS.items():
             x, sizes = file_sizes(results, network, form, sparsities)
@@ -236,11 +237,11 @@ def draw_memory(results: Results, sparsities: Sequence[float]) -> Drawing:
                 axis.plot(100 * even, dense / 1e6, "o", markersize=7, fillstyle="none", color=style["color"])
                 evens.setdefault(f"{100 * even:.0f} %", (100 * even, dense / 1e6))
         for text, point in evens.items():
-            box = {"boxstyle": "square,pad=0.05", "facecolor": "white", "edgecolor": "none"}
+            box = {"boxstyle": "square,pad=0.05", "facecolor": rcParams["axes.facecolor"], "edgecolor": "none"}
             axis.annotate(text, point, (4, 5), textcoords="offset points", fontsize=8, bbox=box)
         axis.set(title=title, xlabel="sparsity, %", yscale="log", xlim=(-6, 99))
         axis.yaxis.set_major_formatter("{x:g}")
-        axis.grid(axis="y", which="both", color="#e8e8e8", linewidth=0.6)
+        axis.grid(axis="y", which="both", linewidth=0.6)
     axes[0].set_ylabel("file, MB")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="lower center", ncols=5, fontsize=9, frameon=False)
     figure.tight_layout(rect=(0, 0.1, 1, 1))

@@ -31,6 +31,8 @@ def scales() -> Mapping[str, Scale]:
 TASK = Task(
     name="style",
     about="pictures and videos in the manner of a painting",
+    paper="Shen and Wang, Style Transfer of Images and Videos",
+    telling="figure1",
     version=1,
     config=Config,
     view=View,

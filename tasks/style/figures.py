@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from matplotlib import rcParams
 from matplotlib.figure import Figure as Drawing
 from matplotlib.patches import Rectangle
 
@@ -192,7 +193,7 @@ def draw_criteria(results: Results) -> Drawing:
         for replicate in results.select(timed(label))[:1]:
             middle, low, high = (replicate.metrics[name] for name in SPREAD)
             axes[0].barh(position, middle, 0.55, color=colour, alpha=0.75)
-            axes[0].plot([low, high], [position, position], color="black", linewidth=1.5)
+            axes[0].plot([low, high], [position, position], color=rcParams["text.color"], linewidth=1.5)
         for axis, name in zip(axes[1:], ("style", "content"), strict=True):
             errors = results.values(label, f"{name}_error")
             axis.plot(errors, [position] * len(errors), "o", color=colour, markersize=5)

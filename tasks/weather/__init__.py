@@ -31,6 +31,8 @@ def scales() -> Mapping[str, Scale]:
 TASK = Task(
     name="weather",
     about="eight hours of rain from one hour of satellite images",
+    paper="Belousov et al., Solving the Weather4cast Challenge via Visual Transformers for 3D Images, 2022",
+    telling="table1",
     version=2,  # 2: soft IoU with mask=zero sets probabilities to 0, no longer logits
     config=Config,
     view=View,

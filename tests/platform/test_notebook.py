@@ -176,7 +176,7 @@ def filled(storage):
 
 
 def test_a_table_shows_itself_as_in_the_report_but_for_differences_at_the_smoke_scale(storage):
-    from retable.platform.report import grid
+    from retable.platform.forms import grid
 
     part = filled(storage)
     header, rows = grid(part)

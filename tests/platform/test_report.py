@@ -17,7 +17,8 @@ from retable.platform.config import fingerprint, override, parse_set
 from retable.platform.filled import gather, train_line
 from retable.platform.loop import train
 from retable.platform.plan import compile_plan
-from retable.platform.report import fill_and_keep, latex, markdown, sections, write_report
+from retable.platform.forms import latex, markdown
+from retable.platform.report import fill_and_keep, sections, write_report
 from retable.platform.stages import predict_and_score, predict_one
 from retable.platform.task import Source, config_at, find_table
 from retable.platform.worker import Worker
