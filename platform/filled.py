@@ -19,7 +19,7 @@ from retable.platform.config import Config, View, differences, exact_changes, fi
 from retable.platform.plan import Combining, Plan, combinings, timing_path
 from retable.platform.runs import RunFolder, sha256
 from retable.platform.table import Column, Combined, Measurement, Origin, Replicate, Results, Row, Table, expand
-from retable.platform.task import Task, find_scale, find_table, table_at
+from retable.platform.task import Task, find_scale, table_at
 from retable.platform.verdicts import Status
 
 if TYPE_CHECKING:
@@ -285,9 +285,10 @@ def _data(plan: Plan, task: Task, name: str) -> Iterator[str]:
 
 def _full(task: Task, name: str) -> dict[str, float]:
     """Return what the published setting of a table takes, parents included; nothing where the task has none."""
-    if "paper" not in task.scales():
+    whole = task.tables().get(name.partition("/")[2])
+    if whole is None or "paper" not in task.scales():
         return {}
-    table = table_at(task, find_table(name)[1], "paper", {})
+    table = table_at(task, whole, "paper", {})
     configs: dict[str, Any] = {}
     for row in table.rows:
         for replicate in (

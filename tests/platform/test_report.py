@@ -1,8 +1,13 @@
 """Reports of a filled toy table: what they say, in every form."""
 
+import base64
 import csv
 import io
+import json
+import re
 import shlex
+import shutil
+import subprocess
 from dataclasses import replace
 from itertools import pairwise
 
@@ -13,11 +18,14 @@ import pytest
 import retable
 from retable.platform import api, report
 from retable.platform.combine import pieces_of, score
+from retable.platform.compare import changes, kept_tables, write_comparison
 from retable.platform.config import fingerprint, override, parse_set
+from retable.platform.errors import UserError
 from retable.platform.filled import gather, train_line
-from retable.platform.loop import train
-from retable.platform.plan import compile_plan
 from retable.platform.forms import latex, markdown
+from retable.platform.loop import train
+from retable.platform.page import in_order
+from retable.platform.plan import compile_plan
 from retable.platform.report import fill_and_keep, sections, write_report
 from retable.platform.stages import predict_and_score, predict_one
 from retable.platform.task import Source, config_at, find_table
@@ -59,7 +67,8 @@ def test_a_report_of_a_set_seed_is_of_that_seed_alone(filled):
 
 
 def test_measured_stands_beside_published_and_difference(filled):
-    _, part = filled
+    _, smoke = filled
+    part = replace(smoke, scale="small")
     lines = markdown(part).splitlines()
     fast = next(line for line in lines if line.startswith("| fast |"))
     _, _, shown, published, difference, _ = (text.strip() for text in fast.split("|"))
@@ -68,9 +77,15 @@ def test_measured_stands_beside_published_and_difference(filled):
     assert published == "0.100" and difference == f"{found.mean() - 0.1:+.3f}"
     assert "| slow | – | 1.000 | – |" in lines
     assert "| as printed | – | 0.200 | – |" in lines
-    assert (
-        "64 generated points" in markdown(part) and "scale smoke" in markdown(part) and "seed: 0, 1" in markdown(part)
-    )
+    for words in ("64 generated points", "scale small", "seed: 0, 1"):
+        assert words in markdown(part)
+
+
+def test_a_smoke_number_is_compared_with_nothing(filled):
+    storage, part = filled
+    assert "difference" not in markdown(part) + latex(part) and "this proves the path" in markdown(part)
+    page = write_report(storage).read("index.html").decode()
+    assert "this proves the path" in page and 'class="difference"' not in page and "judges no claim" in page
 
 
 def test_csv_holds_every_replicate_and_its_fingerprint(filled):
@@ -87,21 +102,47 @@ def test_csv_holds_every_replicate_and_its_fingerprint(filled):
     assert (slow["mean"], slow["std"], slow["n"], slow["published"]) == ("", "", "0", "1.0")
 
 
-def test_latex_has_as_many_cells_in_every_line(filled):
+def test_latex_has_as_many_columns_in_every_line(filled):
+    _, smoke = filled
+    for part in (smoke, replace(smoke, scale="small")):
+        text = latex(part)
+        columns = 1 + text.partition("\n")[2].count("S[table-format")
+        lines = [line for line in text.splitlines() if line.endswith(r"\\")]
+        assert len(lines) == 2 + len(part.rows)
+        merged = sum(int(number) - 1 for number in re.findall(r"multicolumn\{(\d)\}", lines[0]))
+        assert lines[0].count("&") + merged == columns - 1 and {line.count("&") for line in lines[1:]} == {columns - 1}
+
+
+@pytest.mark.skipif(not shutil.which("pdflatex"), reason="pdflatex is not there")
+def test_latex_compiles_as_it_is(filled, tmp_path):
     _, part = filled
-    lines = [line for line in latex(part).splitlines() if line.endswith(r"\\")]
-    assert len(lines) == 1 + len(part.rows)
-    assert {line.count("&") for line in lines} == {3}
+    head = r"\documentclass{article}\usepackage{booktabs,siunitx}\begin{document}"
+    (tmp_path / "a.tex").write_text(head + latex(replace(part, scale="small")) + r"\end{document}")
+    subprocess.run(["pdflatex", "-halt-on-error", "a.tex"], cwd=tmp_path, check=True, capture_output=True, timeout=60)
 
 
-def test_the_page_links_each_number_to_the_config_behind_it(filled):
+def test_every_number_is_on_the_page_and_a_click_knows_the_config_behind_it(filled):
     storage, part = filled
     into = write_report(storage)
-    page = into.read("index.html").decode()
-    for replicate in part.rows[1].replicates:
-        assert f'href="#run-{replicate.origin.run}"' in page and f'id="run-{replicate.origin.run}"' in page
-    assert "retable train line" in page and "not tested at this scale" in page
+    page, known = into.read("index.html").decode(), details_of(into)
+    for row, line in zip(part.rows, known["rows"]["line-table1-smoke"], strict=True):
+        for column, cell in zip(part.columns, row.cells, strict=True):
+            for number in (cell.mean, cell.deviation, cell.published):
+                assert number is None or format(number, column.format) in page
+        assert [each["values"][0] for each in line] == list(row.cells[0].values)
+        for each, replicate in zip(line, row.replicates, strict=True):
+            assert each["commands"] == list(replicate.commands)
+            assert all(run in known["runs"] for run in each["runs"])
+    fast = known["runs"][part.rows[1].replicates[0].origin.run]
+    assert fast["command"].startswith("retable train line") and fast["config"] and fast["provenance"]["commit"] == "abc"
+    assert "not tested at this scale" in page
     assert into.exists("line-table1-smoke.csv") and into.exists("line-table1-smoke.tex") and into.exists("report.md")
+
+
+def details_of(into):
+    """Read what a click shows."""
+    text = into.read("details.js").decode()
+    return json.loads(text.removeprefix("retable(").removesuffix(");\n"))
 
 
 def test_a_figure_is_drawn_and_its_numbers_are_beside_it(filled):
@@ -113,14 +154,60 @@ def test_a_figure_is_drawn_and_its_numbers_are_beside_it(filled):
     assert [(row["row"], row["seed"]) for row in rows] == [("fast", "0"), ("fast", "1")], "slow was not run"
     slopes = values(part, "fast", "slope").tolist()
     assert [float(row["slope"]) for row in rows] == slopes
-    assert "data:image/png;base64," in into.read("index.html").decode()
+    page = into.read("index.html").decode()
+    assert 'src="line-figure1-smoke.png"' in page and 'srcset="line-figure1-smoke.dark.png"' in page
+    assert 'alt="' in page and "data:image/png" not in page
+    one = write_report(storage, storage / "one", single=True).read("index.html").decode()
+    assert base64.b64encode(into.read("line-figure1-smoke.png")).decode() in one and "retable({" in one
 
 
 def test_text_from_outside_cannot_become_markup(filled):
     storage, _ = filled
     storage.write_json("data/line/points/dataset.json", {"points": "<script>alert(1)</script>", "digest": "64 points"})
-    page = write_report(storage).read("index.html").decode()
-    assert "<script>alert(1)</script>" not in page and "&lt;script&gt;" in page
+    for single in (False, True):
+        page = write_report(storage, single=single).read("index.html").decode()
+        assert "<script>alert(1)</script>" not in page and "&lt;script&gt;" in page
+
+
+def test_what_changed_between_two_reports_is_exactly_that(filled):
+    storage, part = filled
+    write_report(storage)
+    moved = [replace(row, cells=(replace(row.cells[0], values=tuple(v + 1 for v in row.cells[0].values)),))
+             if row.label == "fast" else row for row in part.rows]  # fmt: skip
+    turned = [replace(claim, status="holds") for claim in part.claims]
+    found = changes([part], [replace(part, rows=tuple(moved), claims=tuple(turned))])
+    (change,) = found.changes
+    assert (change.row, change.column) == ("fast", part.columns[0].header) and change.difference == pytest.approx(-1)
+    assert change.beyond_spread and found.same == sum(row.cells[0].mean is not None for row in part.rows) - 1
+    assert [(turn.before, turn.after) for turn in found.turns] == [("holds", part.claims[0].status)]
+    assert not changes(kept_tables(storage), kept_tables(storage / "report")).changes
+    write_comparison(found, "here", "<there>", storage / "report")
+    page = storage.read("report/compare.html").decode()
+    assert "&lt;there&gt;" in page and "-1.000" in page
+
+
+def test_what_is_no_report_cannot_be_compared_with(storage):
+    with pytest.raises(UserError, match="no report is here that can be compared; `retable report --storage"):
+        kept_tables(storage)
+
+
+def test_papers_come_first_then_their_own_tables_in_order(filled):
+    _, part = filled
+    names = [
+        "line/figure2",
+        "rl/speed",
+        "rl/figure10",
+        "rl/figure2",
+        "rl/table1",
+        "weather/table2",
+        "line/extra",
+        "weather/ours",
+    ]
+    parts = [replace(part, name=name) for name in names]
+    assert [each.name for each in in_order([*parts, replace(part, name="rl/table1", scale="paper")])] == [
+        "weather/table2", "weather/ours", "rl/table1", "rl/table1", "rl/figure2", "rl/figure10", "rl/speed",
+        "line/figure2", "line/extra",
+    ]  # fmt: skip
 
 
 def test_a_combination_counts_only_for_the_weights_it_was_made_from(filled):
