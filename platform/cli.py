@@ -298,7 +298,7 @@ def train(
 
 @app.command()
 def score(
-    run: Annotated[str, typer.Argument(help="A run's fingerprint, its first digits, or `latest`.")],
+    run: Annotated[str, typer.Argument(help="A run: its first digits, `latest`, or TABLE/ROW.")],
     set: Annotated[
         list[str] | None, typer.Option("--set", help="Change a field of the view: split=validation.")
     ] = None,
@@ -399,18 +399,18 @@ def report(
 
     Examples: `retable report` · `retable report --single-file` · `retable report --compare s3://lab/results`
     """
-    from retable.platform.compare import changes, kept_tables, write_comparison
+    from retable.platform.compare import changes, report_tables, write_comparison
     from retable.platform.report import write_report
     from retable.platform.storage import Storage
 
     where = Storage.open(storage)
     if not where.list("tables"):
         raise UserError(f"{where}: no tables have been reproduced here; run `retable reproduce` first")
-    other = kept_tables(Storage.open(compare)) if compare else []
+    other = report_tables(Storage.open(compare)) if compare else []
     into = write_report(where, Storage.open(output) if output else None, single_file)
     console.print(f"report: {into}/index.html")
     if compare:
-        found = changes(kept_tables(into), other)
+        found = changes(report_tables(into), other)
         write_comparison(found, str(where), str(Storage.open(compare)), into)
         for line in found.lines():
             console.print(line, markup=False)

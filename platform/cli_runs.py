@@ -22,7 +22,7 @@ Where = Annotated[
     typer.Option("--storage", envvar="RETABLE_STORAGE", help="Where data, runs and reports lie: a folder or a URI."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-RunName = Annotated[str, typer.Argument(metavar="RUN", help="A run's first digits, or `latest`.")]
+RunName = Annotated[str, typer.Argument(metavar="RUN", help="A run: its first digits, `latest`, or TABLE/ROW.")]
 
 COLOURS = {"finished": "green", "running": "cyan", "failed": "red", "damaged": "red", "diverged": "yellow"}
 MOST = 40
@@ -140,7 +140,7 @@ class quiet:
 def show_run(run: RunName, storage: Where = "results", as_json: Json = False) -> None:
     """Show a run: its config, last metrics, provenance, attempts, views with scores, and files.
 
-    Examples: `retable show 93bc5ee1` · `retable show latest --json`
+    Examples: `retable show latest --json` · `retable show rl/table1/dense`
     """
     from retable.platform.showing import find_run, whole
     from retable.platform.storage import Storage
@@ -196,7 +196,7 @@ def number(value: Any, most: int = 200) -> str:
 def diff(first: RunName, second: RunName, storage: Where = "results", as_json: Json = False) -> None:
     """Show what two runs differ in: config, data, versions, machine, and their metrics and scores side by side.
 
-    Example: `retable diff 93bc5ee1 latest`
+    Example: `retable diff rl/table1/dense latest`
     """
     from retable.platform.showing import compare, find_run, whole
     from retable.platform.storage import Storage

@@ -77,7 +77,7 @@ class Comparison:
         yield from (f"only here: {name}" for name in self.only_after)
 
 
-def kept_tables(where: Storage) -> list[FilledTable]:
+def report_tables(where: Storage) -> list[FilledTable]:
     """Return the tables of a report, as they were filled: of a storage, or of a report's own folder.
 
     Raises:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from retable.platform.board import errors
-from retable.platform.errors import one_line
+from retable.platform.errors import UserError, one_line
 from retable.platform.filled import FilledTable, fill, gather, slug, slug_of
 from retable.platform.forms import latex, markdown
 from retable.platform.page import in_order, render
@@ -102,6 +102,19 @@ def sections(storage: Storage, into: Storage) -> list[FilledTable]:
                 found.append(kept[0] if kept else new_section(request, storage, into, snapshot))
             except Exception as error:  # one bad request, or one claim that cannot be judged, must not hide the others
                 errors.print(f"left out of the report: tables/{file}: {one_line(error)}", markup=False)
+    return found
+
+
+def kept_tables(storage: Storage) -> list[FilledTable]:
+    """Return the tables that `retable reproduce` filled on a storage, as they were filled; no task is imported."""
+    found = []
+    for file in storage.list("tables"):
+        try:
+            request = read_request(storage, f"tables/{file}")
+            name = slug(request["table"], request["scale"], request["set"])
+            found.append(FilledTable.of_json(json.loads(storage.read(f"report/{name}.json"))["table"]))
+        except (UserError, FileNotFoundError, ValueError, KeyError, TypeError):  # of another version, or half a file
+            continue
     return found
 
 

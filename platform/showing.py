@@ -7,18 +7,24 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from retable.platform.errors import UserError
+from retable.platform.errors import UserError, nearest
 from retable.platform.index import Index
 from retable.platform.listing import Files, folders_in, list_runs, look_at
 from retable.platform.runs import RunFolder
 from retable.platform.snapshot import listed
 from retable.platform.storage import Storage
+from retable.platform.table import Origin
 
 DIGITS = re.compile(r"[0-9a-f]{1,16}")
 
 
 def find_run(storage: Storage, start: str) -> RunFolder:
-    """Return the run whose fingerprint begins with some digits, or the `latest`, which changed last.
+    """Return the run whose fingerprint begins with some digits, the `latest`, or the one that fills a row of a table.
+
+    Args:
+        storage: where it lies.
+        start: first digits; `latest`, the one that changed last; or `TABLE/ROW`, such as `rl/table1/dense`: of several
+            replicates the first.
 
     Raises:
         UserError: where there is none, or more than one.
@@ -26,8 +32,10 @@ def find_run(storage: Storage, start: str) -> RunFolder:
     if start == "latest":
         newest = list_runs(storage)[0]
         return RunFolder(storage, newest.task, newest.run)
+    if "/" in start:
+        return run_of_row(storage, start)
     if not DIGITS.fullmatch(start):
-        raise UserError(f"run {start!r}: name it by its first digits, 0-9 and a-f, or say latest")
+        raise UserError(f"run {start!r}: name it by its first digits, 0-9 and a-f, by TABLE/ROW, or say latest")
     every = ((task, run) for task in folders_in(storage, "runs") for run in folders_in(storage, f"runs/{task}"))
     found = [RunFolder(storage, task, run) for task, run in every if run.startswith(start)]
     if not found:
@@ -36,6 +44,32 @@ def find_run(storage: Storage, start: str) -> RunFolder:
         names = ", ".join(f"{folder.task} {folder.fingerprint}" for folder in found[:5])
         raise UserError(f"{storage}: {len(found)} runs begin with {start!r}; name one by more digits: {names}")
     return found[0]
+
+
+def run_of_row(storage: Storage, name: str) -> RunFolder:
+    """Return the run that fills a row, `TABLE/ROW` or `TABLE/ROW/COLUMN`; of several replicates the first.
+
+    Raises:
+        UserError: where no such row was filled here, or it joins several runs.
+    """
+    from retable.platform.report import kept_tables
+
+    task, _, rest = name.partition("/")
+    table, _, label = rest.partition("/")
+    tables = [part for part in kept_tables(storage) if part.name == f"{task}/{table}"]
+    if not tables:
+        raise UserError(f"run {name!r}: {storage} has no table {task}/{table}; `retable reproduce` fills it")
+    rows: dict[str, list[Origin]] = {}
+    for part in tables:
+        for row in part.rows:
+            alone = [each.origin for each in row.replicates if not each.origin.members]
+            for key in (row.label, *(f"{row.label}/{column.header}" for column in part.columns)):
+                rows.setdefault(key, alone)
+    if label not in rows:
+        raise UserError(f"run {name!r}: no such row{nearest(label, rows)}")
+    if not rows[label]:
+        raise UserError(f"run {name!r}: no single run fills this row; name one of those that it joins")
+    return RunFolder(storage, task, rows[label][0].run)
 
 
 def whole(folder: RunFolder) -> dict[str, Any]:

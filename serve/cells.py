@@ -2,28 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 
-from retable.platform.errors import UserError
 from retable.platform.filled import FilledTable
-from retable.platform.filled import slug
-from retable.platform.report import read_request
-from retable.platform.storage import Storage
 from retable.platform.table import Origin
-
-
-def kept_tables(storage: Storage) -> list[FilledTable]:
-    """Return the tables that `retable reproduce` filled on a storage, as they were filled; no task is imported."""
-    found = []
-    for file in storage.list("tables"):
-        try:
-            request = read_request(storage, f"tables/{file}")
-            name = slug(request["table"], request["scale"], request["set"])
-            found.append(FilledTable.of_json(json.loads(storage.read(f"report/{name}.json"))["table"]))
-        except (UserError, FileNotFoundError, ValueError, KeyError, TypeError):  # of another version, or half a file
-            continue
-    return found
 
 
 def runs_of(table: FilledTable) -> set[str]:

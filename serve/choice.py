@@ -14,10 +14,10 @@ from retable.platform.board import errors
 from retable.platform.config import override
 from retable.platform.errors import UserError, nearest
 from retable.platform.extras import missing
-from retable.platform.report import task_of
+from retable.platform.report import kept_tables, task_of
 from retable.platform.storage import Storage
 from retable.platform.task import find_table
-from retable.serve.cells import cell_of, kept_tables, runs_of
+from retable.serve.cells import cell_of, runs_of
 from retable.serve.models import Model, keep
 
 TASKS = ("weather", "style", "audio", "rl")

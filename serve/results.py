@@ -16,8 +16,7 @@ from typing import Any
 from pyarrow import fs
 
 from retable.platform.errors import UserError, nearest
-from retable.platform.filled import Cell, FilledReplicate, FilledTable
-from retable.platform.filled import slug_of
+from retable.platform.filled import Cell, FilledReplicate, FilledTable, slug_of
 from retable.platform.forms import about, measured, number, remarks, state
 from retable.platform.storage import Storage
 from retable.platform.table import Origin

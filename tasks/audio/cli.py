@@ -50,7 +50,7 @@ def index(
 
     Broken files are named and left out. A killed command goes on where it stopped.
 
-    Example: `retable audio index ~/Sounds --model 93bc5ee1 --out sounds.index`
+    Example: `retable audio index ~/Sounds --model passt-scenes --out sounds.index`
     """
     from retable.tasks.audio import classes
     from retable.tasks.audio.embedder import check_scale, open_embedder
@@ -133,7 +133,7 @@ def finetune(
 
     The CSV is imported as a data set (broken files are named and left out), and trained on with the paper's settings.
 
-    Example: `retable audio finetune sounds.csv --from 93bc5ee1`
+    Example: `retable audio finetune sounds.csv --from passt-scenes`
     """
     import re
 
@@ -223,7 +223,7 @@ def submit(
 ) -> None:
     """Write the ten best recordings of each caption in the challenge's form, and say what its server would refuse.
 
-    Example: `retable audio submit 93bc5ee1 --captions retrieval_captions.csv --audio retrieval_audio`
+    Example: `retable audio submit passt-scenes --captions retrieval_captions.csv --audio retrieval_audio`
     """
     from retable.tasks.audio.embedder import open_embedder
     from retable.tasks.audio.submit import submit as write
@@ -251,7 +251,7 @@ def export(
 ) -> None:
     """Write a trained model with its config and provenance to one file, which `--model` takes on any machine.
 
-    Example: `retable audio export 93bc5ee1 sounds.safetensors`
+    Example: `retable audio export passt-scenes sounds.safetensors`
     """
     from retable.platform.exported import export
     from retable.tasks.audio.classes import judge, line

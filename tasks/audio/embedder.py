@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor
 
-from retable.platform import api, exported
+from retable.platform import api, exported, zoo
 from retable.platform.config import flatten
 from retable.platform.errors import UserError
 from retable.platform.storage import Storage
@@ -129,7 +129,7 @@ def embed_file(embedder: Embedder, path: Path) -> tuple[list[float], Float32[np.
 
 
 def open_embedder(name: str, storage: Storage, device: str = "") -> Embedder:
-    """Open an exported file, or a run by its fingerprint's first digits, with the last weights that it kept.
+    """Open an exported file, a model of the zoo, or a run (its first digits, `latest`) with its last weights.
 
     Args:
         name: which one.
@@ -141,10 +141,12 @@ def open_embedder(name: str, storage: Storage, device: str = "") -> Embedder:
     """
     from retable.tasks.audio.export import open_weights, read_export
 
-    if Path(name).is_file():
-        return read_export(read_bytes(Path(name)), str(Path(name).absolute())).embedder(device)
-    if not re.fullmatch("[0-9a-f]+", name):
-        raise UserError(f"--model {name}: no such file, and no run's fingerprint")
+    shipped = zoo.zoo("audio")
+    file = Path(name) if Path(name).is_file() else shipped.get(name)
+    if file is not None:
+        return read_export(read_bytes(file), str(file.absolute())).embedder(device)
+    if not re.fullmatch("[0-9a-f]+|latest", name):
+        raise UserError(f"--model {name}: no such file, no run, and none of the zoo's: {', '.join(shipped)}")
     run = api.load(name, storage, task="audio")
     scale = exported.scale_of(run)
     return open_weights(run.config, run.weights(), run.fingerprint, scale, device)

@@ -107,6 +107,7 @@ def update(
     remote: Callable[[Sequence[Sequence[File]]], Iterator[tuple[bytes, list[str]]]] | None = None,
     show: Show = lambda done, total: None,
     patience: float = 0.0,
+    moved: bool = False,
 ) -> Update:
     """Make an index of a folder, or bring it up to date; a broken file is a line, and the rest go on.
 
@@ -118,15 +119,16 @@ def update(
         remote: embeds shares of files elsewhere and in any order, as `over_ray` does; none: here.
         show: told how many files are embedded, of how many.
         patience: seconds to wait while another process writes.
+        moved: whether the folder may have moved since, as one beside its index does.
 
     Raises:
         UserError: where the folder has no recordings, none can be read, the index is another folder's or model's, or
             another process writes it.
     """
     current, failures = scan(folder)
-    _before(folder, out, embedder)  # refuses before anything is made there
+    _before(folder, out, embedder, moved)  # refuses before anything is made there
     with writing(out, patience):
-        before = _before(folder, out, embedder)
+        before = _before(folder, out, embedder, moved)
         asked = before["asked"] = kind or before.get("asked", "auto")
         held = _held(out, embedder.dimension)
         current += sorted(filter(_is_elsewhere, held), key=lambda file: file.path)
@@ -344,7 +346,7 @@ def over_ray(
         yield row["shard"], json.loads(row["failures"])
 
 
-def _before(folder: Path, out: Path, embedder: Embedder) -> dict[str, Any]:
+def _before(folder: Path, out: Path, embedder: Embedder, moved: bool) -> dict[str, Any]:
     """Return what an index says of itself, or what a new one will."""
     info = read_info(out)
     if info is None:
@@ -361,9 +363,9 @@ def _before(folder: Path, out: Path, embedder: Embedder) -> dict[str, Any]:
             "finished": False,
         }
     check_model(info, embedder, out)
-    if info["folder"] != str(folder.absolute()):
+    if info["folder"] != str(folder.absolute()) and not moved:
         raise UserError(f"{out}: is the index of {info['folder']}; choose another --out")
-    return {**info, "source": embedder.source}
+    return {**info, "folder": str(folder.absolute()), "source": embedder.source}
 
 
 def _is_whole(out: Path, info: dict[str, Any]) -> bool:

@@ -172,7 +172,7 @@ def compare(
 ) -> None:
     """Stylise one photograph by several checkpoints of a run, on one labelled sheet.
 
-    Example: `retable style compare 93bc5ee1 lake.jpg --epochs 1,5,10 -o sheet.png`
+    Example: `retable style compare latest lake.jpg --epochs 1,5,10 -o sheet.png`
     """
     from retable.tasks.style import batches, images
     from retable.tasks.style.stylise import Options
@@ -218,7 +218,7 @@ def export(
 ) -> None:
     """Write a trained network with its provenance to one file, which `--style` takes on any machine.
 
-    Example: `retable style export 93bc5ee1 wave.safetensors --half`
+    Example: `retable style export latest wave.safetensors --half`
     """
     from retable.platform.exported import export
 

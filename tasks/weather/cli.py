@@ -134,7 +134,7 @@ def submit(
 ) -> None:
     """Write forecasts of the organisers' inputs as a submission, and say what their server would refuse.
 
-    Example: `retable weather submit 93bc5ee1 --out core.zip`
+    Example: `retable weather submit latest --out core.zip`
     """
     from retable.tasks.weather import submission
     from retable.tasks.weather.exchange import official_forecasts, opened
@@ -157,7 +157,7 @@ def netcdf(
 ) -> None:
     """Write a run's forecasts as CF netCDF, a file for each region and year; georeferenced where the place is known.
 
-    Example: `retable weather netcdf 93bc5ee1 --out forecasts`
+    Example: `retable weather netcdf latest --out forecasts`
     """
     from retable.tasks.weather.exchange import opened, write_netcdf
 
@@ -191,7 +191,7 @@ def export(
 ) -> None:
     """Write a trained forecaster with its config and provenance to one file, which is all that serving it takes.
 
-    Example: `retable weather export 93bc5ee1 rain.safetensors`
+    Example: `retable weather export latest rain.safetensors`
     """
     from retable.platform.exported import export
 

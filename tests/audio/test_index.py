@@ -301,3 +301,14 @@ def test_enough_different_files_are_found_beside_a_long_one(tmp_path):
 
 def test_queries_are_many_and_different():
     assert len(QUERIES) == len(set(QUERIES)) == 120
+
+
+def test_a_folder_that_moved_with_its_index_is_heard_no_second_time(folder, tmp_path):
+    out = tmp_path / "out"
+    before = update(folder, out, Toy())
+    moved = folder.rename(tmp_path / "moved")
+    with pytest.raises(UserError, match="is the index of"):
+        update(moved, out, Toy())
+    found = update(moved, out, Toy(), moved=True)
+    assert (found.added, found.removed) == (0, 0) and found.info == before.info | {"folder": str(moved)}
+    assert open_index(out).info["folder"] == str(moved)

@@ -18,7 +18,7 @@ import pytest
 import retable
 from retable.platform import api, report
 from retable.platform.combine import pieces_of, score
-from retable.platform.compare import changes, kept_tables, write_comparison
+from retable.platform.compare import changes, report_tables, write_comparison
 from retable.platform.config import fingerprint, override, parse_set
 from retable.platform.errors import UserError
 from retable.platform.filled import gather, train_line
@@ -27,6 +27,7 @@ from retable.platform.loop import train
 from retable.platform.page import in_order
 from retable.platform.plan import compile_plan
 from retable.platform.report import fill_and_keep, sections, write_report
+from retable.platform.showing import find_run
 from retable.platform.stages import predict_and_score, predict_one
 from retable.platform.task import Source, config_at, find_table
 from retable.platform.worker import Worker
@@ -180,7 +181,7 @@ def test_what_changed_between_two_reports_is_exactly_that(filled):
     assert (change.row, change.column) == ("fast", part.columns[0].header) and change.difference == pytest.approx(-1)
     assert change.beyond_spread and found.same == sum(row.cells[0].mean is not None for row in part.rows) - 1
     assert [(turn.before, turn.after) for turn in found.turns] == [("holds", part.claims[0].status)]
-    assert not changes(kept_tables(storage), kept_tables(storage / "report")).changes
+    assert not changes(report_tables(storage), report_tables(storage / "report")).changes
     write_comparison(found, "here", "<there>", storage / "report")
     page = storage.read("report/compare.html").decode()
     assert "&lt;there&gt;" in page and "-1.000" in page
@@ -188,7 +189,7 @@ def test_what_changed_between_two_reports_is_exactly_that(filled):
 
 def test_what_is_no_report_cannot_be_compared_with(storage):
     with pytest.raises(UserError, match="no report is here that can be compared; `retable report --storage"):
-        kept_tables(storage)
+        report_tables(storage)
 
 
 def test_papers_come_first_then_their_own_tables_in_order(filled):
@@ -321,3 +322,16 @@ def test_the_line_of_a_run_with_a_parent_gives_its_fingerprint():
 def options(words, name):
     """Return the values of an option in a command line."""
     return [value for option, value in pairwise(words) if option == name]
+
+
+def test_a_run_is_known_by_the_row_that_it_fills(filled):
+    storage, part = filled
+    fast = next(row for row in part.rows if row.label == "fast").replicates[0].origin.run
+    for name in ("line/table1/fast", f"line/table1/fast/{part.columns[0].header}"):
+        assert find_run(storage, name).fingerprint == retable.load(name, storage).fingerprint == fast
+    with pytest.raises(UserError, match="no such row; did you mean 'fast'"):
+        find_run(storage, "line/table1/fost")
+    with pytest.raises(UserError, match="has no table line/table7"):
+        find_run(storage, "line/table7/fast")
+    with pytest.raises(UserError, match="no single run fills this row"):
+        find_run(storage, "line/table1/mean of both")

@@ -8,6 +8,7 @@ from retable.platform.api import TrainedRun
 from retable.platform.config import override
 from retable.platform.errors import UserError
 from retable.platform.filled import Cell, FilledColumn, FilledReplicate, FilledRow, FilledTable
+from retable.platform.report import kept_tables
 from retable.platform.runs import RunFolder
 from retable.platform.table import Origin, resolve
 from retable.platform.task import find
@@ -101,7 +102,7 @@ def test_a_run_says_which_cell_it_fills(storage):
     fill(storage, {"b": ("11", (0.7, 0.5), ())}, "weather/table2")
     storage.write("report/weather-table3-small.json", b"{half")
     storage.write_json("tables/weather-table3-small.json", {"table": "weather/table3", "scale": "small", "set": {}})
-    tables = cells.kept_tables(storage)
+    tables = kept_tables(storage)
     assert cells.cell_of("11", "smoke", tables) == "weather/table1/a/2019"
     assert cells.cell_of("11", "small", tables) == "weather/table2/b/Total"
     assert cells.cell_of("33", "small", tables) == ""  # of the vote it is a part
