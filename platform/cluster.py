@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import math
@@ -36,10 +37,6 @@ QUIET = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",  # what asks for no GPU sees none
     "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # SIGTERM while Ray starts: nothing runs yet that could drain
 }
-
-TRIAL_MEMORY = 1e9
-"""Bytes of memory that a trial asks for: the process of a training at smoke scale was measured at 0.7 to 0.8 GB, of
-which 0.5 are Python, Ray and torch. A stack, or a training of the paper's size, takes more."""
 
 for _name, _value in QUIET.items():  # here, not where Ray starts: Ray reads some of them when it is imported
     os.environ.setdefault(_name, _value)
@@ -286,17 +283,26 @@ def cluster_resources() -> dict[str, float]:
     return dict(ray.cluster_resources())  # type: ignore[no-untyped-call]
 
 
-def trial_memory(cpus: float, gpus: float) -> int:
-    """Return the bytes of memory that a trial asks Ray for, so that no more trials start than a node has room for.
+def trial_memory(cpus: float, gpus: float, wanted: float) -> int:
+    """Return the bytes of memory that work asks Ray for, so that no more is begun than a node has room for.
 
-    It is never more than every node with so many CPUs and GPUs has: a trial alone always starts. It is 0 where there
+    It is never more than the largest node with so many CPUs and GPUs has: alone, it always starts. It is 0 where there
     is no such node yet, because nobody knows what the nodes to come have.
     """
     import ray
 
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
     able = [node.get("memory", 0.0) for node in nodes if node.get("CPU", 0) >= cpus and node.get("GPU", 0) >= gpus]
-    return int(min(TRIAL_MEMORY, *able)) if able else 0
+    most = max(able, default=0.0)
+    if able and most < wanted:
+        cap_memory(round(wanted / 1e9, 1), round(most / 1e9, 1))
+    return int(min(wanted, most))
+
+
+@functools.cache
+def cap_memory(wanted: float, most: float) -> None:
+    """Say once that work gets less memory (GB) than its task says."""
+    errors.print(f"note: a training may take {wanted:g} GB of memory and no node has more than {most:g}; it may fail")
 
 
 def add_to_path() -> None:
@@ -333,6 +339,22 @@ def check_room(kind: str, wanted: float) -> None:
         option, has = f"--{kind.lower()}s-per-run", "may grow to" if autoscales() else "has"
         raise UserError(
             f"a training wants {wanted:g} {kind}s and the cluster {has} {there:g}; lower {option} or --workers"
+        )
+
+
+def check_node(kind: str, wanted: float) -> None:
+    """Refuse what no single node has, where no others may come.
+
+    Raises:
+        UserError: naming what the largest has.
+    """
+    import ray
+
+    alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+    most = max((node.get(kind, 0.0) for node in alive), default=0.0)
+    if wanted > most and not autoscales():
+        raise UserError(
+            f"a training wants {wanted:g} {kind}s and no node has more than {most:g}; lower --{kind.lower()}s-per-run"
         )
 
 

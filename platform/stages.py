@@ -11,6 +11,7 @@ from retable.platform.attempt import DEATHS
 from retable.platform.board import Board
 from retable.platform.config import Config, View, describe, differences
 from retable.platform.errors import UserError, one_line
+from retable.platform.needs import Resources
 from retable.platform.plan import Plan, Prediction, Scoring, name_of
 from retable.platform.provenance import collect
 from retable.platform.runs import RunFolder, read_arrays, view_key, write_arrays
@@ -23,8 +24,9 @@ class Scorer:
     """Predicts and evaluates views as Ray tasks: those of a run as soon as it is finished, beside other trainings."""
 
     plan: Plan
+    resources: Resources = field(default_factory=Resources)
     gpus: float = 0.0
-    """GPUs of each prediction, where the task predicts on one."""
+    """GPUs that there are, or may come."""
     pending: dict[Any, Waiting] = field(default_factory=dict)
     """By the Ray task that is waited for."""
     submitted: set[str] = field(default_factory=set)
@@ -62,8 +64,8 @@ class Scorer:
     def _predict(self, item: Prediction) -> Any:
         import ray
 
-        gpus = self.gpus if item.task.predicts_on_gpu else 0
-        predict = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=-1)(predict_one)
+        needs = self.resources.needs(item.task, item.config, self.gpus, "predict")
+        predict = ray.remote(num_cpus=needs.cpus, num_gpus=needs.gpus, max_retries=-1)(predict_one)
         return predict.remote(item.task.name, item.config, item.view, item.folder, item.joined)
 
     def _score(self, item: Scoring, waits: Sequence[Any]) -> Any:
