@@ -12,7 +12,7 @@ import secrets
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -217,7 +217,7 @@ def check_cluster(address: str) -> None:
 
 
 def check_nodes(storage: Storage) -> None:
-    """Refuse a cluster that was joined where its nodes do not see the storage, or cannot import what they are to run.
+    """Refuse a cluster that was joined where its nodes do not see the storage, or would run other code, or none.
 
     One task looks on each node that is there. On a Ray of our own, nothing has to be asked.
 
@@ -231,8 +231,9 @@ def check_nodes(storage: Storage) -> None:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
 
-    from retable.platform.provenance import versions
+    from retable.platform.provenance import code
 
+    ours = code()
     mark = f".seen-{secrets.token_hex(8)}"
     storage.write(mark, b"")
     try:
@@ -244,18 +245,14 @@ def check_nodes(storage: Storage) -> None:
         for node, answer in zip(there, asked, strict=True):
             name = node["NodeManagerAddress"]
             try:
-                seen, found = ray.get(answer, timeout=60)
+                seen, found, theirs = ray.get(answer, timeout=60)
             except Exception as error:  # whatever Ray makes of it: the node cannot work, if it is still there
                 if gone(node["NodeID"], error):
                     continue
                 raise UserError(f"node {name}: cannot run this ({one_line(error)}); install the same there") from error
             if not seen:
                 raise UserError(f"--storage {storage}: node {name} does not see it; {SHARED}")
-            others = [
-                f"{package} {found.get(package)}" for package, own in versions().items() if found.get(package) != own
-            ]
-            if others:
-                errors.print(f"note: node {name} has other versions than the driver: {', '.join(others)}", markup=False)
+            compare(name, found, theirs, ours)
     finally:
         storage.remove(mark)
 
@@ -269,11 +266,30 @@ def gone(node: str, error: Exception) -> bool:
     return node not in alive or isinstance(error, (TaskUnschedulableError, NodeDiedError))
 
 
-def look_from_node(storage: Storage, mark: str) -> tuple[bool, dict[str, str]]:
-    """Say whether a file is seen from here, and which versions are installed."""
+def look_from_node(storage: Storage, mark: str) -> tuple[bool, dict[str, str], dict[str, str]]:
+    """Say whether a file is seen from here, which versions are installed, and which code is imported."""
+    from retable.platform.provenance import code, versions
+
+    return storage.exists(mark), versions(), code()
+
+
+def compare(node: str, found: Mapping[str, str], theirs: Mapping[str, str], ours: Mapping[str, str]) -> None:
+    """Refuse a node whose code is not the driver's; say where its packages have other versions (`found`).
+
+    Raises:
+        UserError: naming the node, and the parts of the code.
+    """
     from retable.platform.provenance import versions
 
-    return storage.exists(mark), versions()
+    parts = [name for name in {**ours, **theirs} if theirs.get(name) != ours.get(name)]
+    if parts:
+        raise UserError(
+            f"node {node}: has another checkout of the code than the driver ({', '.join(parts)}); "
+            "bring the same commit there (and the tasks of RETABLE_TASKS), or submit a job, which takes its code along"
+        )
+    others = [f"{package} {found.get(package)}" for package, own in versions().items() if found.get(package) != own]
+    if others:
+        errors.print(f"note: node {node} has other versions than the driver: {', '.join(others)}", markup=False)
 
 
 def cluster_resources() -> dict[str, float]:
