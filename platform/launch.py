@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from retable.platform import attempt as attempts
+from retable.platform import notice
 from retable.platform.attempt import Attempt
 from retable.platform.cluster import check_node, check_room, cpu_share, possible_resources, trial_memory
 from retable.platform.config import Config, override
@@ -280,12 +281,17 @@ def run_job(job: Job, launch: Launch, work: str) -> None:
 
     members, taken = claim_members(job, launch, work)
     if members.folders:
-        with attempts.held(members.attempts), failures_kept(members.folders):
+        group = job.needs.workers > 1
+        with (
+            attempts.held(members.attempts),
+            notice.heeded(members.attempts, relayed=group),
+            failures_kept(members.folders),
+        ):
             if job.needs.workers > 1:
                 train_group(members, launch)
             else:
                 device = "cuda" if job.needs.gpus else "cpu"
-                train_job(members, launch, Worker(device=device, report=tune.report))
+                train_job(members, launch, Worker(device=device, report=tune.report, **heeding(notice.NOTICE.answer)))
     if taken:
         raise attempts.Taken(taken)
 
@@ -302,6 +308,11 @@ def failures_kept(folders: Sequence[RunFolder]) -> Iterator[None]:
             with suppress(UserError):
                 folder.fail(one_line(error))
         raise
+
+
+def heeding(answer: Callable[[], None]) -> dict[str, Any]:
+    """Return what lets a worker heed notice to leave."""
+    return {"asked": notice.NOTICE.asked.is_set, "answer": answer}
 
 
 def train_group(members: Members, launch: Launch) -> None:
@@ -365,8 +376,10 @@ def train_worker(settings: Mapping[str, Any]) -> None:
 
     place = ray.train.get_context()
     device = "cuda" if settings["members"].job.needs.gpus else "cpu"
-    worker = Worker(place.get_world_rank(), place.get_world_size(), device, ray.train.report)
-    train_job(settings["members"], settings["launch"], worker)
+    rank, members = place.get_world_rank(), settings["members"]
+    with notice.passed_on(members.attempts, rank) as answer:
+        worker = Worker(rank, place.get_world_size(), device, ray.train.report, **heeding(answer))
+        train_job(members, settings["launch"], worker)
 
 
 def check(needs: Needs) -> None:
@@ -415,6 +428,7 @@ def fit(
     from ray import tune
 
     launch = dataclasses.replace(launch, scratch=f".ray/{uuid.uuid4().hex[:12]}")
+    trainable.__mixins__ = (notice.Listens,)  # type: ignore[attr-defined]
 
     def request(spec: Mapping[str, Any]) -> Any:
         """Say what a trial asks for, by what there is now: Tune asks when it makes the trial."""
@@ -436,6 +450,10 @@ def fit(
                 ),
             )
             return tuner.fit()
+    except KeyboardInterrupt:  # the trials are still there; Ray ends them with this process
+        with suppress(Exception):
+            notice.give_notice(watch.running)
+        raise
     finally:
         launch.storage.remove(launch.scratch)  # Ray's own state is never read, nor is that of Train in the trials
 
