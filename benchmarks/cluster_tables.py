@@ -20,8 +20,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-GROUPS = "weather/table2"
-"""The table that two workers train together."""
+GROUPS = "audio/figure2"
+"""What two workers train together: its batches can be shared by two."""
 COMMAND = [sys.executable, "-W", "ignore", "-m", "retable.platform.cli"]
 
 
