@@ -71,6 +71,9 @@ Stack = Annotated[
     int, typer.Option(help="Most trainings of a group in one stack; 0: one on CPUs, as many as fit on GPUs.", min=0)
 ]
 
+On = Annotated[
+    str, typer.Option(metavar="WORD", help="Take measurements on a node with this resource, or type of accelerators.")
+]
 Retry = Annotated[bool, typer.Option("--retry-diverged", help="Try again the trainings that diverged.")]
 Stream = Annotated[
     bool, typer.Option("--stream/--no-stream", help="Read data as a stream even where they fit in memory.")
@@ -93,12 +96,14 @@ def options(version: Version = False) -> None:
 
 
 def resources(
-    workers: int | None, cpus: int | None, gpus: float | None, every: int, stream: bool, stack: int = 0
+    workers: int | None, cpus: int | None, gpus: float | None, every: int, stream: bool, stack: int = 0, on: str = ""
 ) -> Any:
     """Return the resources that the options ask for."""
     from retable.platform.launch import Resources
 
-    return Resources(workers=workers, cpus=cpus, gpus=gpus, checkpoint_every=every, stream=stream, stack=stack)
+    return Resources(
+        workers=workers, cpus=cpus, gpus=gpus, checkpoint_every=every, stream=stream, stack=stack, measure_on=on
+    )
 
 
 @app.command("list")
@@ -215,6 +220,7 @@ def reproduce(
     checkpoint_every: Every = 0,
     stream: Stream = False,
     stack: Stack = 0,
+    measure_on: On = "",
     retry_diverged: Retry = False,
 ) -> None:
     """Fill tables and figures, measured beside published, and write the report.
@@ -226,7 +232,7 @@ def reproduce(
     from retable.platform import api
     from retable.platform.storage import Storage
 
-    wanted = resources(workers, cpus_per_run, gpus_per_run, checkpoint_every, stream, stack)
+    wanted = resources(workers, cpus_per_run, gpus_per_run, checkpoint_every, stream, stack, measure_on)
     names, changes = tables or (), parse_set(set or [])
     failures: dict[str, str] = {}
     filled = {} if retry_diverged else api.complete(*names, scale=scale, set=changes, storage=storage)

@@ -374,6 +374,25 @@ def check_node(kind: str, wanted: float) -> None:
         )
 
 
+def resource_of(word: str) -> str:
+    """Return Ray's name of what a user calls a custom resource, or a type of accelerators.
+
+    Raises:
+        UserError: where no node has it, nor may have it.
+    """
+    known = {*cluster_resources(), *growth()}
+    found = [name for name in (word, f"accelerator_type:{word}") if name in known]
+    if not found:
+        usual = re.compile(r"CPU|memory|object_store_memory|node:.*")
+        there = sorted(name.removeprefix("accelerator_type:") for name in known if not usual.fullmatch(name))
+        has = f"; they have {', '.join(there)}" if there else ""
+        raise UserError(
+            f"--measure-on {word}: no node of the cluster has such a resource{has}; start one with "
+            f"`ray start --resources='{{\"{word}\": 1}}'`, or name it in the cluster file"
+        )
+    return found[0]
+
+
 def autoscales() -> bool:
     """Say whether the cluster may grow: then waiting for machines is no mistake."""
     return bool(growth())

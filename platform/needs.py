@@ -53,6 +53,8 @@ class Resources:
     """Read data as a stream even where they would fit in memory."""
     stack: int = 0
     """Most trainings of one group that train as one stack; 0: one on CPUs, on GPUs as many as keep every GPU busy."""
+    measure_on: str = ""
+    """Custom resource, or accelerator type, of the nodes that measurements are taken on; else the command's machine."""
 
     def __post_init__(self) -> None:
         """Refuse what is no number, or too small.

@@ -200,6 +200,17 @@ def test_a_node_with_another_checkout_is_refused_by_name(monkeypatch, tmp_path):
         cluster.compare("n", versions(), {**ours, "platform": "x"}, ours)
 
 
+def test_what_measurements_are_taken_on_is_a_resource_or_a_type_of_accelerators(monkeypatch):
+    there = {"CPU": 2.0, "memory": 1.0, "node:10.0.0.1": 1.0, "accelerator_type:L4": 1.0, "GPU": 1.0}
+    monkeypatch.setattr(cluster, "cluster_resources", lambda: there)
+    monkeypatch.setattr(cluster, "growth", lambda: {"bench": 2.0})
+    assert [cluster.resource_of(word) for word in ("L4", "bench")] == ["accelerator_type:L4", "bench"]
+    with pytest.raises(
+        UserError, match=r"--measure-on H100: no node of the cluster has .*; they have GPU, L4, bench; "
+    ):
+        cluster.resource_of("H100")
+
+
 def test_the_token_is_made_once_for_its_owner_alone(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
