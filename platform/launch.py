@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import math
+import re
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -57,6 +58,11 @@ class Job:
         return dataclasses.replace(self, configs=tuple(configs), keep=tuple(keep), dead=tuple(dead))
 
 
+HUNG = 600
+"""Seconds that a worker of a Train group waits for the others before the group counts as hung and begins again. Train
+itself asks each worker all the while, and gives one up after the same time."""
+
+
 @dataclass(frozen=True)
 class Launch:
     """What every trial of one launch shares; sent once."""
@@ -71,6 +77,8 @@ class Launch:
     jobs: Sequence[Job] = ()
     scratch: str = ".ray"
     """Folder of the storage where Ray keeps its own state while it runs."""
+    hung: int = field(default_factory=lambda: HUNG)
+    """Seconds that workers of a Train group wait for each other."""
     id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
     """Tells one command's trials from another's."""
 
@@ -321,7 +329,7 @@ def train_group(members: Members, launch: Launch) -> None:
     The data are opened here first: over a mistake of the user, Train would start its workers again and again.
     """
     import ray.train
-    from ray.train.torch import TorchTrainer
+    from ray.train.torch import TorchConfig, TorchTrainer
     from ray.tune.integration.ray_train import TuneReportCallback
 
     from retable.platform.loop import check_batch
@@ -333,6 +341,7 @@ def train_group(members: Members, launch: Launch) -> None:
     trainer = TorchTrainer(
         train_worker,
         train_loop_config={"members": members, "launch": launch},
+        torch_config=TorchConfig(timeout_s=launch.hung),
         scaling_config=ray.train.ScalingConfig(
             num_workers=needs.workers, use_gpu=needs.gpus > 0, resources_per_worker=each_worker(needs)
         ),
@@ -379,7 +388,8 @@ def train_worker(settings: Mapping[str, Any]) -> None:
     rank, members = place.get_world_rank(), settings["members"]
     with notice.passed_on(members.attempts, rank) as answer:
         worker = Worker(rank, place.get_world_size(), device, ray.train.report, **heeding(answer))
-        train_job(members, settings["launch"], worker)
+        with waiting():
+            train_job(members, settings["launch"], worker)
 
 
 def check(needs: Needs) -> None:
@@ -403,6 +413,21 @@ def asked(needs: Needs) -> dict[str, float]:
         return {"CPU": 0.01}
     memory = trial_memory(needs.cpus, needs.gpus, needs.memory)
     return {"CPU": needs.cpus, "GPU": needs.gpus, "memory": memory}
+
+
+@contextmanager
+def waiting() -> Iterator[None]:
+    """Tell a worker that waited in vain for another one from one that went wrong itself.
+
+    Raises:
+        TimeoutError: so that the group begins again.
+    """
+    try:
+        yield
+    except RuntimeError as error:  # gloo has no better one; NCCL ends the process
+        if re.search(r"gloo|NCCL|Timed out waiting|Connection (closed|reset) by peer", str(error)):
+            raise TimeoutError(f"another worker does not answer: {one_line(error)}") from error
+        raise
 
 
 def fit(
