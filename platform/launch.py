@@ -337,7 +337,12 @@ def train_group(members: Members, launch: Launch) -> None:
     job = members.job
     task, needs = find(job.task), job.needs
     source = Source.of(launch.storage, task.dataset.where(job.configs[0]))
-    check_batch(task, open_data(task, job.configs, source, launch), needs.workers)
+    data = open_data(task, job.configs, source, launch)
+    check_batch(task, data, needs.workers)
+    workers = workers_now(needs, data.batch)
+    if workers < needs.workers:
+        members.note(f"went on with {workers} of {needs.workers} workers: the cluster has room for no more")
+        needs = dataclasses.replace(needs, workers=workers)
     trainer = TorchTrainer(
         train_worker,
         train_loop_config={"members": members, "launch": launch},
@@ -359,6 +364,20 @@ def train_group(members: Members, launch: Launch) -> None:
             if isinstance(cause, attempts.Taken):
                 raise cause from error
         raise
+
+
+def workers_now(needs: Needs, batch: int) -> int:
+    """Return how many workers a group begins with: fewer than it should have where nodes were lost for good.
+
+    The batch is then shared by fewer, and stays what it is.
+    """
+    there = possible_resources()
+
+    def fits(workers: int) -> bool:
+        cpus, gpus = there.get("CPU", 0.0) - 0.1, there.get("GPU", 0.0)
+        return batch % workers == 0 and cpus / workers >= 0.45 and workers * needs.gpus <= gpus
+
+    return next(filter(fits, range(needs.workers, 0, -1)), needs.workers)
 
 
 def each_worker(needs: Needs) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""A worker of a Train group that hangs: the group begins again, within a bounded time, and ends as if nothing had been."""
+"""Train groups that lose workers: a frozen one is given up in bounded time, and fewer share the same batch."""
 
 import contextlib
 import signal
@@ -7,7 +7,8 @@ import time
 import psutil
 import pytest
 
-from retable.platform.launch import passing, waiting
+from retable.platform.launch import passing, waiting, workers_now
+from retable.platform.needs import Needs
 from tests.platform.test_faults import TRAIN, attempts, driver, ends, none_left, run_of, steps, wait_for
 
 assert none_left  # a fixture
@@ -21,6 +22,23 @@ def test_who_waits_in_vain_for_another_worker_begins_again():
     with pytest.raises(RuntimeError, match="shapes") as raised, waiting():
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
     assert not passing(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("there", "batch", "workers"),
+    [
+        ({"CPU": 16.0, "GPU": 8.0}, 64, 8),
+        ({"CPU": 16.0, "GPU": 6.0}, 64, 4),  # 5 and 6 cannot share 64
+        ({"CPU": 16.0, "GPU": 6.0}, 66, 6),
+        ({"CPU": 16.0, "GPU": 1.0}, 64, 1),
+        ({"CPU": 16.0, "GPU": 0.0}, 64, 8),  # nothing fits: the nodes are waited for
+        ({"CPU": 2.0, "GPU": 8.0}, 64, 4),
+    ],
+)
+def test_a_group_that_lost_nodes_goes_on_with_as_many_workers_as_share_its_batch(monkeypatch, there, batch, workers):
+    for place in ("launch", "cluster"):
+        monkeypatch.setattr(f"retable.platform.{place}.possible_resources", lambda: there)
+    assert workers_now(Needs(workers=8, gpus=1.0), batch) == workers
 
 
 def workers_of(process):
