@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from retable.platform.combine import Joiner
+from retable.platform.needs import Resources
 from retable.platform.plan import Combining, Plan
 from retable.platform.runs import RunFolder, view_key
 from retable.platform.stages import Scorer, scores
@@ -13,8 +14,8 @@ from retable.platform.stages import Scorer, scores
 class After:
     """Predicts, scores and joins what a plan lacks, beside trainings that still run."""
 
-    def __init__(self, plan: Plan, gpus: float = 0.0) -> None:
-        self.scorer, self.joiner = Scorer(plan, gpus), Joiner(plan)
+    def __init__(self, plan: Plan, resources: Resources | None = None, gpus: float = 0.0) -> None:
+        self.scorer, self.joiner = Scorer(plan, resources or Resources(), gpus), Joiner(plan)
         self.waiting: list[tuple[Combining, set[str]]] = [(row, self._needs(row)) for row in plan.uncombined]
         """Rows to be joined, with the keys of the predictions and scorings that they wait for."""
 

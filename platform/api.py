@@ -8,12 +8,19 @@ from typing import TYPE_CHECKING
 
 from retable.platform import listing, provenance
 from retable.platform.after import After
-from retable.platform.cluster import check_nodes, cluster_address, interruptible, ray_cluster
+from retable.platform.cluster import (
+    check_nodes,
+    cluster_address,
+    interruptible,
+    possible_resources,
+    ray_cluster,
+    resource_of,
+)
 from retable.platform.config import changes_of
 from retable.platform.errors import UserError as UserError
 from retable.platform.flow import train_all
 from retable.platform.launch import Launch
-from retable.platform.launch import Resources as Resources
+from retable.platform.needs import Resources as Resources
 from retable.platform.notebook import Runs, Tables
 from retable.platform.plan import Plan, Training, compile_configs, compile_plan
 from retable.platform.runs import RunFolder
@@ -118,6 +125,7 @@ def carry_out(work: Plan, resources: Resources) -> tuple[dict[str, FilledTable],
     from retable.platform.report import fill_and_keep, write_report
 
     failures = {}
+    work.measure_on = resources.measure_on
     if not work.nothing_to_do:
         failures = execute(work, resources)
     filled = fill_and_keep(work)
@@ -132,12 +140,21 @@ def execute(work: Plan, resources: Resources) -> dict[str, str]:
     with interruptible():
         work.storage.check_writable()
         if prepare_data(at_once(work), work.storage) and work.tables:  # of other data, finished runs no longer count
+            on = work.measure_on
             work = compile_plan(work.tables, work.storage, work.scale, work.changes, work.retry)
-        with ray_cluster(nested=resources.workers > 1):
+            work.measure_on = on
+        with ray_cluster(nested=in_groups(work, resources)):
             check_nodes(work.storage)
-            after = After(work, resources.gpus)
+            if work.measure_on and work.unmeasured:
+                resource_of(work.measure_on)  # a mistake is told before anything is trained
+            after = After(work, resources, possible_resources().get("GPU", 0.0))
             failures = train_all(work, launch_for(work, resources), after) if work.missing else {}
             return failures | after.finish() | measure_all(work)
+
+
+def in_groups(work: Plan, resources: Resources) -> bool:
+    """Say whether any training of a plan takes several workers."""
+    return any(resources.needs(each.task, each.config, 0.0).workers > 1 for each in work.missing)
 
 
 def at_once(work: Plan) -> list[Training]:

@@ -54,9 +54,16 @@ Where = Annotated[
     str,
     typer.Option("--storage", envvar="RETABLE_STORAGE", help="Where data, runs and reports lie: a folder or a URI."),
 ]
-Workers = Annotated[int, typer.Option(help="Workers of each training; more than one: a Ray Train group.", min=1)]
-Cpus = Annotated[int, typer.Option(help="CPUs and torch threads of a training with one worker.", min=1)]
-Gpus = Annotated[float, typer.Option(help="GPUs of each worker (0.25: four trainings share one).", min=0)]
+Workers = Annotated[
+    int | None, typer.Option(help="Workers of each training, else as its task says; several: a Train group.", min=1)
+]
+Cpus = Annotated[
+    int | None, typer.Option(help="CPUs and torch threads of a training with one worker, else as its task says.", min=1)
+]
+Gpus = Annotated[
+    float | None,
+    typer.Option(help="GPUs of each worker (0.25: four trainings share one), else as its task says.", min=0),
+]
 Every = Annotated[
     int, typer.Option(help="Steps between checkpoints within an epoch; 0: one about every half minute.", min=0)
 ]
@@ -64,6 +71,9 @@ Stack = Annotated[
     int, typer.Option(help="Most trainings of a group in one stack; 0: one on CPUs, as many as fit on GPUs.", min=0)
 ]
 
+On = Annotated[
+    str, typer.Option(metavar="WORD", help="Take measurements on a node with this resource, or type of accelerators.")
+]
 Retry = Annotated[bool, typer.Option("--retry-diverged", help="Try again the trainings that diverged.")]
 Stream = Annotated[
     bool, typer.Option("--stream/--no-stream", help="Read data as a stream even where they fit in memory.")
@@ -85,11 +95,15 @@ def options(version: Version = False) -> None:
     """Take what stands before a command."""
 
 
-def resources(workers: int, cpus: int, gpus: float, every: int, stream: bool, stack: int = 0) -> Any:
+def resources(
+    workers: int | None, cpus: int | None, gpus: float | None, every: int, stream: bool, stack: int = 0, on: str = ""
+) -> Any:
     """Return the resources that the options ask for."""
     from retable.platform.launch import Resources
 
-    return Resources(workers=workers, cpus=cpus, gpus=gpus, checkpoint_every=every, stream=stream, stack=stack)
+    return Resources(
+        workers=workers, cpus=cpus, gpus=gpus, checkpoint_every=every, stream=stream, stack=stack, measure_on=on
+    )
 
 
 @app.command("list")
@@ -159,8 +173,10 @@ def print_cost(work: Any, nodes: Any, prices: Any) -> None:
     console.print(notes)
 
 
-def print_plan(work: Any) -> None:
-    """Print a plan's counts and cost."""
+def print_plan(work: Any, wanted: Any = None) -> None:
+    """Print a plan's counts and cost, and what its trainings take (`wanted`: what the options say of that)."""
+    from retable.platform.needs import told
+
     rows = sum(len(table.rows) for _, table in work.tables.values())
     cells = sum(len(found) for rows in work.replicates.values() for found in rows.values())
     grid = Grid(box=None, show_header=False, padding=(0, 2))
@@ -172,6 +188,8 @@ def print_plan(work: Any) -> None:
     grid.add_row("unique trainings", f"{len(work.trainings)} ({shown})" if shown else "0")
     waves = len({training.wave for training in work.missing})
     grid.add_row("groups to train", f"{len(work.groups)} stackable, in {waves} wave{'s' if waves != 1 else ''}")
+    for number, line in enumerate(told(work, wanted)):
+        grid.add_row("" if number else "a training takes", line)
     grid.add_row("evaluations", f"{len(work.scorings)} ({len(work.unscored)} to do)")
     grid.add_row("measurements", f"{len(work.timings)} ({len(work.unmeasured)} to do)")
     grid.add_row("estimated cost", f"{clock(work.cost)} of one CPU core (rough)")
@@ -196,12 +214,13 @@ def reproduce(
     scale: ScaleName = "smoke",
     set: Set = None,
     storage: Where = "results",
-    workers: Workers = 1,
-    cpus_per_run: Cpus = 1,
-    gpus_per_run: Gpus = 0.0,
+    workers: Workers = None,
+    cpus_per_run: Cpus = None,
+    gpus_per_run: Gpus = None,
     checkpoint_every: Every = 0,
     stream: Stream = False,
     stack: Stack = 0,
+    measure_on: On = "",
     retry_diverged: Retry = False,
 ) -> None:
     """Fill tables and figures, measured beside published, and write the report.
@@ -213,7 +232,7 @@ def reproduce(
     from retable.platform import api
     from retable.platform.storage import Storage
 
-    wanted = resources(workers, cpus_per_run, gpus_per_run, checkpoint_every, stream, stack)
+    wanted = resources(workers, cpus_per_run, gpus_per_run, checkpoint_every, stream, stack, measure_on)
     names, changes = tables or (), parse_set(set or [])
     failures: dict[str, str] = {}
     filled = {} if retry_diverged else api.complete(*names, scale=scale, set=changes, storage=storage)
@@ -221,7 +240,7 @@ def reproduce(
         console.print("nothing to do: all is there, as it was filled before")
     else:
         work = api.plan(*names, scale=scale, set=changes, storage=storage, retry_diverged=retry_diverged)
-        print_plan(work)
+        print_plan(work, wanted)
         filled, failures = api.carry_out(work, wanted)
     for part in filled.values():
         print_section(part)
@@ -265,9 +284,9 @@ def train(
     scale: ScaleName = "smoke",
     set: Set = None,
     storage: Where = "results",
-    workers: Workers = 1,
-    cpus_per_run: Cpus = 1,
-    gpus_per_run: Gpus = 0.0,
+    workers: Workers = None,
+    cpus_per_run: Cpus = None,
+    gpus_per_run: Gpus = None,
     checkpoint_every: Every = 0,
     stream: Stream = False,
     keep: Annotated[list[int] | None, typer.Option(help="An epoch whose weights are kept; may be repeated.")] = None,
@@ -323,9 +342,9 @@ def sweep(
     set: Set = None,
     storage: Where = "results",
     samples: Annotated[int | None, typer.Option(help="Points to draw; default: what the space says.", min=1)] = None,
-    workers: Workers = 1,
-    cpus_per_run: Cpus = 1,
-    gpus_per_run: Gpus = 0.0,
+    workers: Workers = None,
+    cpus_per_run: Cpus = None,
+    gpus_per_run: Gpus = None,
     stream: Stream = False,
 ) -> None:
     """Search a space with Ray Tune; the same command goes on where it stopped. Prints the winner as --set options.

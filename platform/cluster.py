@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import math
@@ -11,7 +12,7 @@ import secrets
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -36,10 +37,6 @@ QUIET = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",  # what asks for no GPU sees none
     "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # SIGTERM while Ray starts: nothing runs yet that could drain
 }
-
-TRIAL_MEMORY = 1e9
-"""Bytes of memory that a trial asks for: the process of a training at smoke scale was measured at 0.7 to 0.8 GB, of
-which 0.5 are Python, Ray and torch. A stack, or a training of the paper's size, takes more."""
 
 for _name, _value in QUIET.items():  # here, not where Ray starts: Ray reads some of them when it is imported
     os.environ.setdefault(_name, _value)
@@ -220,7 +217,7 @@ def check_cluster(address: str) -> None:
 
 
 def check_nodes(storage: Storage) -> None:
-    """Refuse a cluster that was joined where its nodes do not see the storage, or cannot import what they are to run.
+    """Refuse a cluster that was joined where its nodes do not see the storage, or would run other code, or none.
 
     One task looks on each node that is there. On a Ray of our own, nothing has to be asked.
 
@@ -234,8 +231,9 @@ def check_nodes(storage: Storage) -> None:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
 
-    from retable.platform.provenance import versions
+    from retable.platform.provenance import code
 
+    ours = code()
     mark = f".seen-{secrets.token_hex(8)}"
     storage.write(mark, b"")
     try:
@@ -247,18 +245,14 @@ def check_nodes(storage: Storage) -> None:
         for node, answer in zip(there, asked, strict=True):
             name = node["NodeManagerAddress"]
             try:
-                seen, found = ray.get(answer, timeout=60)
+                seen, found, theirs = ray.get(answer, timeout=60)
             except Exception as error:  # whatever Ray makes of it: the node cannot work, if it is still there
                 if gone(node["NodeID"], error):
                     continue
                 raise UserError(f"node {name}: cannot run this ({one_line(error)}); install the same there") from error
             if not seen:
                 raise UserError(f"--storage {storage}: node {name} does not see it; {SHARED}")
-            others = [
-                f"{package} {found.get(package)}" for package, own in versions().items() if found.get(package) != own
-            ]
-            if others:
-                errors.print(f"note: node {name} has other versions than the driver: {', '.join(others)}", markup=False)
+            compare(name, found, theirs, ours)
     finally:
         storage.remove(mark)
 
@@ -272,11 +266,30 @@ def gone(node: str, error: Exception) -> bool:
     return node not in alive or isinstance(error, (TaskUnschedulableError, NodeDiedError))
 
 
-def look_from_node(storage: Storage, mark: str) -> tuple[bool, dict[str, str]]:
-    """Say whether a file is seen from here, and which versions are installed."""
+def look_from_node(storage: Storage, mark: str) -> tuple[bool, dict[str, str], dict[str, str]]:
+    """Say whether a file is seen from here, which versions are installed, and which code is imported."""
+    from retable.platform.provenance import code, versions
+
+    return storage.exists(mark), versions(), code()
+
+
+def compare(node: str, found: Mapping[str, str], theirs: Mapping[str, str], ours: Mapping[str, str]) -> None:
+    """Refuse a node whose code is not the driver's; say where its packages have other versions (`found`).
+
+    Raises:
+        UserError: naming the node, and the parts of the code.
+    """
     from retable.platform.provenance import versions
 
-    return storage.exists(mark), versions()
+    parts = [name for name in {**ours, **theirs} if theirs.get(name) != ours.get(name)]
+    if parts:
+        raise UserError(
+            f"node {node}: has another checkout of the code than the driver ({', '.join(parts)}); "
+            "bring the same commit there (and the tasks of RETABLE_TASKS), or submit a job, which takes its code along"
+        )
+    others = [f"{package} {found.get(package)}" for package, own in versions().items() if found.get(package) != own]
+    if others:
+        errors.print(f"note: node {node} has other versions than the driver: {', '.join(others)}", markup=False)
 
 
 def cluster_resources() -> dict[str, float]:
@@ -286,17 +299,26 @@ def cluster_resources() -> dict[str, float]:
     return dict(ray.cluster_resources())  # type: ignore[no-untyped-call]
 
 
-def trial_memory(cpus: float, gpus: float) -> int:
-    """Return the bytes of memory that a trial asks Ray for, so that no more trials start than a node has room for.
+def trial_memory(cpus: float, gpus: float, wanted: float) -> int:
+    """Return the bytes of memory that work asks Ray for, so that no more is begun than a node has room for.
 
-    It is never more than every node with so many CPUs and GPUs has: a trial alone always starts. It is 0 where there
+    It is never more than the largest node with so many CPUs and GPUs has: alone, it always starts. It is 0 where there
     is no such node yet, because nobody knows what the nodes to come have.
     """
     import ray
 
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
     able = [node.get("memory", 0.0) for node in nodes if node.get("CPU", 0) >= cpus and node.get("GPU", 0) >= gpus]
-    return int(min(TRIAL_MEMORY, *able)) if able else 0
+    most = max(able, default=0.0)
+    if able and most < wanted:
+        cap_memory(round(wanted / 1e9, 1), round(most / 1e9, 1))
+    return int(min(wanted, most))
+
+
+@functools.cache
+def cap_memory(wanted: float, most: float) -> None:
+    """Say once that work gets less memory (GB) than its task says."""
+    errors.print(f"note: a training may take {wanted:g} GB of memory and no node has more than {most:g}; it may fail")
 
 
 def add_to_path() -> None:
@@ -334,6 +356,41 @@ def check_room(kind: str, wanted: float) -> None:
         raise UserError(
             f"a training wants {wanted:g} {kind}s and the cluster {has} {there:g}; lower {option} or --workers"
         )
+
+
+def check_node(kind: str, wanted: float) -> None:
+    """Refuse what no single node has, where no others may come.
+
+    Raises:
+        UserError: naming what the largest has.
+    """
+    import ray
+
+    alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+    most = max((node.get(kind, 0.0) for node in alive), default=0.0)
+    if wanted > most and not autoscales():
+        raise UserError(
+            f"a training wants {wanted:g} {kind}s and no node has more than {most:g}; lower --{kind.lower()}s-per-run"
+        )
+
+
+def resource_of(word: str) -> str:
+    """Return Ray's name of what a user calls a custom resource, or a type of accelerators.
+
+    Raises:
+        UserError: where no node has it, nor may have it.
+    """
+    known = {*cluster_resources(), *growth()}
+    found = [name for name in (word, f"accelerator_type:{word}") if name in known]
+    if not found:
+        usual = re.compile(r"CPU|memory|object_store_memory|node:.*")
+        there = sorted(name.removeprefix("accelerator_type:") for name in known if not usual.fullmatch(name))
+        has = f"; they have {', '.join(there)}" if there else ""
+        raise UserError(
+            f"--measure-on {word}: no node of the cluster has such a resource{has}; start one with "
+            f"`ray start --resources='{{\"{word}\": 1}}'`, or name it in the cluster file"
+        )
+    return found[0]
 
 
 def autoscales() -> bool:

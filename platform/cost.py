@@ -126,7 +126,7 @@ def estimate(plan: Plan, cluster: Cluster, prices: Prices, rates: Rates) -> Esti
         found.tables[plan.first[key]].evaluations += not scoring.done
     ends = dict(chains)
     for name, prediction in predictions(plan):
-        place = gpu if gpu is not None and prediction.task.predicts_on_gpu else cpu
+        place = gpu if gpu is not None and prediction.task.predicts_on_gpu(prediction.config) else cpu
         hours = prediction.task.view_cost(prediction.config, prediction.view) / 3600
         hours /= place.kind.gpu_cores if place is gpu else 1.0
         place.add(found.tables[name].hours, pieces, hours)

@@ -16,7 +16,7 @@ import numpy as np
 
 from retable.platform import combine, notebook, stages
 from retable.platform.config import Config, View, differences, exact_changes, fingerprint, flatten, parent, set_line
-from retable.platform.plan import Combining, Plan, combinings, timing_path
+from retable.platform.plan import Combining, Plan, combinings, timing_read
 from retable.platform.runs import RunFolder, sha256
 from retable.platform.table import Column, Combined, Measurement, Origin, Replicate, Results, Row, Table, expand
 from retable.platform.task import Task, find_scale, table_at
@@ -373,8 +373,8 @@ def _replicate(plan: Plan, task: Task, row: Row | Measurement, replicate: Replic
     """Return one replicate of a row with what it measured, or None while that is not there."""
     folder = RunFolder.of(plan.storage, task, replicate.config)
     if isinstance(row, Measurement):
-        path = timing_path(plan, task, row, replicate)
-        if not plan.storage.exists(path):
+        path = timing_read(plan, task, row, replicate)
+        if path is None:
             return None
         key = path.rsplit("/", 1)[-1].removesuffix(".json")
         return dataclasses.replace(replicate, metrics=plan.storage.read_json(path)["metrics"], origin=Origin(key))

@@ -14,7 +14,8 @@ from retable.platform.attempt import Silence
 from retable.platform.board import Board, console
 from retable.platform.cluster import possible_resources
 from retable.platform.config import parent
-from retable.platform.launch import Job, Launch, Resources, concurrent, fit
+from retable.platform.launch import Job, Launch, check, concurrent, fit
+from retable.platform.needs import Needs, largest
 from retable.platform.plan import Plan, Training, name_of, stacks
 from retable.platform.runs import RunFolder
 from retable.platform.shelf import Shelf
@@ -34,28 +35,55 @@ def train_all(plan: Plan, launch: Launch, after: After | None = None) -> dict[st
     `after` hears of each run that is done, while others still train.
     """
     todo = plan.missing
-    jobs = stacks(plan.groups.values(), stack_size(launch.resources, len(todo)))
+    gpus = possible_resources().get("GPU", 0.0)
+    said = launch.resources
+    jobs: list[Sequence[Training]] = []
+    for group in plan.groups.values():
+        needs = largest(said.needs(each.task, each.config, gpus) for each in group)
+        jobs += stacks([group], stack_size(needs, gpus, said.stack, len(todo)))
+    takes = [largest(said.needs(each.task, each.config, gpus) for each in stack) for stack in jobs]
+    known = {needs: needs for needs in takes}  # one object each: what trials are asked for is sent with each
+    takes = [known[needs] for needs in takes]
+    for needs in known:
+        check(needs)
     with Board("training", len(todo), sum(t.task.cost(t.config) for t in todo)).show() as board:
-        shelf = Shelf(launch.storage, launch.resources.stream, board)
-        launch = dataclasses.replace(launch, jobs=[job_of(stack) for stack in jobs], lender=shelf.lender)
+        shelf = Shelf(launch.storage, said.stream, board)
+        made = [job_of(stack, needs) for stack, needs in zip(jobs, takes, strict=True)]
+        launch = dataclasses.replace(launch, jobs=made, lender=shelf.lender, gpus=gpus)
         flow = Flow(jobs, launch, shelf, after)
         watch = Watch(board, flow.pieces, ended=flow.ended, look=flow.look)
-        most = max(PENDING, int(1.1 * possible_resources().get("CPU", 1)))
-        fit({}, launch, watch, search_alg=flow.searcher(), num_samples=-1, max_concurrent_trials=most)
+        fit(
+            {},
+            launch,
+            watch,
+            lambda spec: takes[spec["job"]],
+            reuse=all(needs.workers == 1 for needs in known),
+            search_alg=flow.searcher(),
+            num_samples=-1,
+            max_concurrent_trials=max(PENDING, int(1.1 * possible_resources().get("CPU", 1))),
+        )
         return board.failures
 
 
-def job_of(stack: Sequence[Training]) -> Job:
+def job_of(stack: Sequence[Training], needs: Needs | None = None) -> Job:
     """Return what the trial of a stack trains."""
     retry = any(training.status == "to be retried" for training in stack)
-    return Job(stack[0].task.name, tuple(t.config for t in stack), tuple(t.keep for t in stack), retry=retry)
+    configs, keep = tuple(t.config for t in stack), tuple(t.keep for t in stack)
+    return Job(stack[0].task.name, configs, keep, retry=retry, needs=needs or Needs())
 
 
-def stack_size(resources: Resources, trainings: int) -> int:
-    """Return how many of so many trainings may train as one stack; on CPUs stacking gains nothing."""
-    if resources.stack or not resources.gpus:
-        return resources.stack or 1
-    at_once = int(possible_resources().get("GPU", 0) / (resources.workers * resources.gpus))
+def stack_size(needs: Needs, gpus: float, stack: int, trainings: int) -> int:
+    """Return how many of so many trainings may train as one stack; on CPUs stacking gains nothing.
+
+    Args:
+        needs: what one takes.
+        gpus: how many there are.
+        stack: what the user says; 0: as many as keep every GPU busy.
+        trainings: how many there are.
+    """
+    if stack or not needs.gpus:
+        return stack or 1
+    at_once = int(gpus / (needs.workers * needs.gpus))
     return min(STACK, -(-trainings // max(1, at_once)))
 
 
@@ -77,8 +105,10 @@ class Flow:
     others: dict[str, tuple[dict[str, Any], Silence]] = field(default_factory=dict)
     """Runs that are another command's: path -> the spec that takes them up if they are left."""
     looked: float = 0.0
-    room: int = 1
-    """Train groups that fit the cluster."""
+    groups: int = 0
+    """Train groups that were begun."""
+    room: dict[Needs, int] = field(default_factory=dict)
+    """What a Train group takes -> how many such fit the cluster, where that was asked since the last look."""
 
     def __post_init__(self) -> None:
         self.open = {training.folder.path for stack in self.stacks for training in stack}
@@ -134,10 +164,22 @@ class Flow:
     def next(self) -> dict[str, Any] | None:
         """Return the spec of a trial that may begin now, if there is one."""
         self.look()
-        if not self.ready or (self.launch.resources.workers > 1 and self.running >= self.room):
+        if not self.ready:
             return None
+        needs = self.needs(self.ready[0])
+        if needs.workers > 1:
+            if needs not in self.room:
+                self.room[needs] = concurrent(needs)
+            if self.groups >= self.room[needs]:
+                return None
+            self.groups += 1
         self.running += 1
         return self.ready.popleft()
+
+    def needs(self, spec: Mapping[str, Any]) -> Needs:
+        """Return what a trial takes."""
+        job: Job = self.launch.jobs[spec["job"]]
+        return job.needs
 
     @property
     def over(self) -> bool:
@@ -153,8 +195,7 @@ class Flow:
         self.looked = time.monotonic()
         if self.after is not None:
             self.after.look()
-        if self.launch.resources.workers > 1:
-            self.room = concurrent(self.launch)
+        self.room.clear()
         for path, (spec, silence) in list(self.others.items()):
             number = silence.look()
             if number or silence.folder.result() is not None:
@@ -164,6 +205,7 @@ class Flow:
     def ended(self, spec: Mapping[str, Any], last: Mapping[str, Any]) -> None:
         """Take note of a trial's end: what follows it may begin, and what failed as a stack is trained apart."""
         self.running -= 1
+        self.groups -= self.needs(spec).workers > 1
         members, taken, over = self.trainings(spec), last.get(TAKEN, ()), 0
         if FAILURE in last and len(members) > 1:
             console.print(

@@ -9,19 +9,21 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import math
+import re
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from retable.platform import attempt as attempts
+from retable.platform import notice
 from retable.platform.attempt import Attempt
-from retable.platform.cluster import TRIAL_MEMORY, check_room, cpu_share, possible_resources, trial_memory
+from retable.platform.cluster import check_node, check_room, cpu_share, possible_resources, trial_memory
 from retable.platform.config import Config, override
 from retable.platform.errors import Unreachable, UserError, disk_errors, nearest, one_line
+from retable.platform.needs import Needs
+from retable.platform.needs import Resources as Resources
 from retable.platform.plan import status
 from retable.platform.runs import RunFolder
 from retable.platform.storage import Storage
@@ -30,35 +32,6 @@ from retable.platform.watch import FAILURE, TAKEN, Watch
 
 if TYPE_CHECKING:
     from retable.platform.worker import Worker
-
-
-@dataclass(frozen=True, kw_only=True)
-class Resources:
-    """What one training gets. Never a part of a config."""
-
-    workers: int = 1
-    cpus: int = 1
-    """CPUs, and torch threads, of a run with one worker."""
-    gpus: float = 0.0
-    """GPUs of each worker."""
-    checkpoint_every: int = 0
-    """Steps between checkpoints within an epoch; 0: one about every half minute."""
-    stream: bool = False
-    """Read data as a stream even where they would fit in memory."""
-    stack: int = 0
-    """Most trainings of one group that train as one stack; 0: one on CPUs, on GPUs as many as keep every GPU busy."""
-
-    def __post_init__(self) -> None:
-        """Refuse what is no number, or too small.
-
-        Raises:
-            UserError: naming the field.
-        """
-        least = {"workers": 1, "cpus": 1, "gpus": 0, "checkpoint_every": 0, "stack": 0}
-        for name, lowest in least.items():
-            value, kind = getattr(self, name), (int, float, np.number) if name == "gpus" else (int, np.integer)
-            if not isinstance(value, kind) or isinstance(value, bool) or not value >= lowest:
-                raise UserError(f"{name}={value!r}: a number of {lowest} or more")
 
 
 @dataclass(frozen=True)
@@ -76,11 +49,18 @@ class Job:
     """Whether members that diverged are trained again."""
     dead: tuple[int, ...] = ()
     """For each member the number of the last attempt that is known to be dead, where any is."""
+    needs: Needs = field(default_factory=Needs)
+    """What the trial takes."""
 
     def of(self, members: Sequence[int], dead: Sequence[int]) -> Job:
         """Return the job of some members alone."""
         configs, keep = [self.configs[member] for member in members], [self.keep[member] for member in members]
         return dataclasses.replace(self, configs=tuple(configs), keep=tuple(keep), dead=tuple(dead))
+
+
+HUNG = 600
+"""Seconds that a worker of a Train group waits for the others before the group counts as hung and begins again. Train
+itself asks each worker all the while, and gives one up after the same time."""
 
 
 @dataclass(frozen=True)
@@ -92,11 +72,13 @@ class Launch:
     provenance: Mapping[str, Any]
     lender: Any = None
     """The actor that holds the data sets (`shelf.Lender`); None: each is read as a stream."""
-    share: float = 1.0
-    """CPUs of each Train worker."""
+    gpus: float = 0.0
+    """GPUs that the cluster has or may come to have."""
     jobs: Sequence[Job] = ()
     scratch: str = ".ray"
     """Folder of the storage where Ray keeps its own state while it runs."""
+    hung: int = field(default_factory=lambda: HUNG)
+    """Seconds that workers of a Train group wait for each other."""
     id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
     """Tells one command's trials from another's."""
 
@@ -180,7 +162,8 @@ def train_job(members: Members, launch: Launch, worker: Worker) -> None:
     from retable.platform.provenance import here
     from retable.platform.stages import score_weights
 
-    torch.set_num_threads(launch.resources.cpus if launch.resources.workers == 1 else 1)
+    needs = members.job.needs
+    torch.set_num_threads(needs.cpus if needs.workers == 1 else 1)
     job, folders = members.job, members.folders
     configs, task = job.configs, find(job.task)
     source = Source.of(launch.storage, task.dataset.where(configs[0]))
@@ -306,12 +289,17 @@ def run_job(job: Job, launch: Launch, work: str) -> None:
 
     members, taken = claim_members(job, launch, work)
     if members.folders:
-        with attempts.held(members.attempts), failures_kept(members.folders):
-            if launch.resources.workers > 1:
+        group = job.needs.workers > 1
+        with (
+            attempts.held(members.attempts),
+            notice.heeded(members.attempts, relayed=group),
+            failures_kept(members.folders),
+        ):
+            if job.needs.workers > 1:
                 train_group(members, launch)
             else:
-                device = "cuda" if launch.resources.gpus else "cpu"
-                train_job(members, launch, Worker(device=device, report=tune.report))
+                device = "cuda" if job.needs.gpus else "cpu"
+                train_job(members, launch, Worker(device=device, report=tune.report, **heeding(notice.NOTICE.answer)))
     if taken:
         raise attempts.Taken(taken)
 
@@ -330,28 +318,37 @@ def failures_kept(folders: Sequence[RunFolder]) -> Iterator[None]:
         raise
 
 
+def heeding(answer: Callable[[], None]) -> dict[str, Any]:
+    """Return what lets a worker heed notice to leave."""
+    return {"asked": notice.NOTICE.asked.is_set, "answer": answer}
+
+
 def train_group(members: Members, launch: Launch) -> None:
     """Train a job in a Ray Train group. A worker that dies ends it, and Tune begins the trial again.
 
     The data are opened here first: over a mistake of the user, Train would start its workers again and again.
     """
     import ray.train
-    from ray.train.torch import TorchTrainer
+    from ray.train.torch import TorchConfig, TorchTrainer
     from ray.tune.integration.ray_train import TuneReportCallback
 
     from retable.platform.loop import check_batch
 
-    gpus, workers, job = launch.resources.gpus, launch.resources.workers, members.job
-    task = find(job.task)
+    job = members.job
+    task, needs = find(job.task), job.needs
     source = Source.of(launch.storage, task.dataset.where(job.configs[0]))
-    check_batch(task, open_data(task, job.configs, source, launch), workers)
+    data = open_data(task, job.configs, source, launch)
+    check_batch(task, data, needs.workers)
+    workers = workers_now(needs, data.batch)
+    if workers < needs.workers:
+        members.note(f"went on with {workers} of {needs.workers} workers: the cluster has room for no more")
+        needs = dataclasses.replace(needs, workers=workers)
     trainer = TorchTrainer(
         train_worker,
         train_loop_config={"members": members, "launch": launch},
+        torch_config=TorchConfig(timeout_s=launch.hung),
         scaling_config=ray.train.ScalingConfig(
-            num_workers=workers,
-            use_gpu=gpus > 0,
-            resources_per_worker={"CPU": launch.share, **({"GPU": gpus} if gpus else {})},
+            num_workers=needs.workers, use_gpu=needs.gpus > 0, resources_per_worker=each_worker(needs)
         ),
         run_config=ray.train.RunConfig(
             name=f"train-{uuid.uuid4().hex[:12]}",  # one used before would make Train resume its own snapshot
@@ -367,6 +364,27 @@ def train_group(members: Members, launch: Launch) -> None:
             if isinstance(cause, attempts.Taken):
                 raise cause from error
         raise
+
+
+def workers_now(needs: Needs, batch: int) -> int:
+    """Return how many workers a group begins with: fewer than it should have where nodes were lost for good.
+
+    The batch is then shared by fewer, and stays what it is.
+    """
+    there = possible_resources()
+
+    def fits(workers: int) -> bool:
+        cpus, gpus = there.get("CPU", 0.0) - 0.1, there.get("GPU", 0.0)
+        return batch % workers == 0 and cpus / workers >= 0.45 and workers * needs.gpus <= gpus
+
+    return next(filter(fits, range(needs.workers, 0, -1)), needs.workers)
+
+
+def each_worker(needs: Needs) -> dict[str, float]:
+    """Return what each worker of a Train group asks Ray for."""
+    share = cpu_share(needs.workers)
+    memory = trial_memory(share, needs.gpus, needs.memory)
+    return {"CPU": share, "memory": memory, **({"GPU": needs.gpus} if needs.gpus else {})}
 
 
 def ray_storage(launch: Launch) -> dict[str, Any]:
@@ -385,38 +403,87 @@ def train_worker(settings: Mapping[str, Any]) -> None:
     from retable.platform.worker import Worker
 
     place = ray.train.get_context()
-    device = "cuda" if settings["launch"].resources.gpus else "cpu"
-    worker = Worker(place.get_world_rank(), place.get_world_size(), device, ray.train.report)
-    train_job(settings["members"], settings["launch"], worker)
+    device = "cuda" if settings["members"].job.needs.gpus else "cpu"
+    rank, members = place.get_world_rank(), settings["members"]
+    with notice.passed_on(members.attempts, rank) as answer:
+        worker = Worker(rank, place.get_world_size(), device, ray.train.report, **heeding(answer))
+        with waiting():
+            train_job(members, settings["launch"], worker)
+
+
+def check(needs: Needs) -> None:
+    """Refuse what the cluster can never give: it would be waited for without an end.
+
+    Raises:
+        UserError: naming what there is.
+    """
+    check_room("GPU", needs.workers * needs.gpus)
+    check_node("GPU", needs.gpus)
+    if needs.workers > 1:
+        cpu_share(needs.workers)
+    else:
+        check_room("CPU", needs.cpus)
+        check_node("CPU", needs.cpus)
+
+
+def asked(needs: Needs) -> dict[str, float]:
+    """Return what a trial asks Tune for; of a Train group, its workers ask for theirs themselves."""
+    if needs.workers > 1:
+        return {"CPU": 0.01}
+    memory = trial_memory(needs.cpus, needs.gpus, needs.memory)
+    return {"CPU": needs.cpus, "GPU": needs.gpus, "memory": memory}
+
+
+@contextmanager
+def waiting() -> Iterator[None]:
+    """Tell a worker that waited in vain for another one from one that went wrong itself.
+
+    Raises:
+        TimeoutError: so that the group begins again.
+    """
+    try:
+        yield
+    except RuntimeError as error:  # gloo has no better one; NCCL ends the process
+        if re.search(r"gloo|NCCL|Timed out waiting|Connection (closed|reset) by peer", str(error)):
+            raise TimeoutError(f"another worker does not answer: {one_line(error)}") from error
+        raise
 
 
 def fit(
     trainable_space: Mapping[str, Any],
     launch: Launch,
     watch: Watch,
+    needs: Callable[[Mapping[str, Any]], Needs],
     trainable: Callable[..., None] = trial,
+    reuse: bool = True,
     **tune_config: Any,
 ) -> Any:
-    """Run a Tune experiment over a space and return its `ResultGrid`."""
+    """Run a Tune experiment over a space and return its `ResultGrid`.
+
+    Args:
+        trainable_space: what trials are drawn from.
+        launch: what they share.
+        watch: hears of them.
+        needs: a trial's spec -> what it takes.
+        trainable: what each does.
+        reuse: whether a trial may run in the process of another; one that starts a Train group may not.
+        tune_config: of `tune.TuneConfig`.
+    """
     from ray import tune
 
     launch = dataclasses.replace(launch, scratch=f".ray/{uuid.uuid4().hex[:12]}")
-    resources = launch.resources
-    check_room("GPU", resources.workers * resources.gpus)
-    if resources.workers > 1:
-        launch = dataclasses.replace(launch, share=cpu_share(resources.workers))
-        needs = {"cpu": 0.01}
-        tune_config.setdefault("max_concurrent_trials", concurrent(launch))
-    else:
-        check_room("CPU", resources.cpus)
-        memory = trial_memory(resources.cpus, resources.gpus)
-        needs = {"cpu": resources.cpus, "gpu": resources.gpus, "memory": memory}
+    trainable.__mixins__ = (notice.Listens,)  # type: ignore[attr-defined]
+
+    def request(spec: Mapping[str, Any]) -> Any:
+        """Say what a trial asks for, by what there is now: Tune asks when it makes the trial."""
+        return tune.PlacementGroupFactory([{k: v for k, v in asked(needs(spec)).items() if v}])
+
     try:
         with disk_errors(str(launch.storage)):
             tuner = tune.Tuner(
-                tune.with_resources(tune.with_parameters(trainable, launch=launch), needs),
+                tune.with_resources(tune.with_parameters(trainable, launch=launch), request),
                 param_space=dict(trainable_space),
-                tune_config=tune.TuneConfig(reuse_actors=resources.workers == 1, **tune_config),
+                tune_config=tune.TuneConfig(reuse_actors=reuse, **tune_config),
                 run_config=tune.RunConfig(
                     name="tune",
                     **ray_storage(launch),
@@ -427,14 +494,18 @@ def fit(
                 ),
             )
             return tuner.fit()
+    except KeyboardInterrupt:  # the trials are still there; Ray ends them with this process
+        with suppress(Exception):
+            notice.give_notice(watch.running)
+        raise
     finally:
         launch.storage.remove(launch.scratch)  # Ray's own state is never read, nor is that of Train in the trials
 
 
-def concurrent(launch: Launch) -> int:
+def concurrent(needs: Needs) -> int:
     """Return how many Train groups fit the cluster at once, grown as it may: Tune does not know of their workers."""
-    there, workers, gpus = possible_resources(), launch.resources.workers, launch.resources.gpus
-    by_cpu = there.get("CPU", 1) / (workers * launch.share + 0.01)
-    by_gpu = there.get("GPU", 0) / (workers * gpus) if gpus else by_cpu
-    by_memory = there.get("memory", math.inf) / (workers * TRIAL_MEMORY)
+    there, workers = possible_resources(), needs.workers
+    by_cpu = there.get("CPU", 1) / (workers * cpu_share(workers) + 0.01)
+    by_gpu = there.get("GPU", 0) / (workers * needs.gpus) if needs.gpus else by_cpu
+    by_memory = there.get("memory", math.inf) / (workers * needs.memory)
     return max(1, int(min(by_cpu, by_gpu, by_memory)))

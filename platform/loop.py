@@ -64,7 +64,7 @@ AGREE = 16
 
 @dataclass
 class CheckpointClock:
-    """Says when a checkpoint within an epoch is due: after so many steps, or (0) after half a minute.
+    """Says when a checkpoint within an epoch is due: after so many steps, or (0) after half a minute, or on notice.
 
     A checkpoint that takes long is written less often. Which steps are followed by one changes no number.
     """
@@ -75,9 +75,10 @@ class CheckpointClock:
 
     def due(self, step: int, worker: Worker) -> bool:
         """Say, alike on every rank, whether a checkpoint is due after this step of the epoch."""
-        if self.every:
-            return step % self.every == 0
-        now = time.monotonic() - self.saved >= max(SECONDS, SHARE * self.cost)
+        if self.every and step % self.every == 0:
+            return True
+        now = not self.every and time.monotonic() - self.saved >= max(SECONDS, SHARE * self.cost)
+        now = now or worker.asked()
         if worker.world == 1:
             return now
         return step % AGREE == 0 and bool(worker.mean(torch.tensor(float(now), device=worker.device)) > 0)
@@ -140,6 +141,7 @@ def train(
                         progress.used = joined(used, meter.read())
                         worker.confirm()
                         save_checkpoints(learner.state_dict(), progress, folders, digest)
+                worker.answer()
         progress.seconds = time.perf_counter() - start
         rows = summarise(progress, worker, task.validate(learner, data))
         for history, row in zip(histories, rows, strict=True):
@@ -164,6 +166,7 @@ def train(
                 with clock:
                     save_checkpoints(states, progress, folders, digest)
                 remove_beaten(folders, histories)
+        worker.answer()
         worker.report({name: value for name, value in rows[0].items() if isinstance(value, (int, float))})
         if ended:
             break

@@ -80,7 +80,14 @@ class Timing:
     config: Config
     row: Measurement
     path: str
+    """Where it lies that was taken on this kind of device."""
     done: bool
+    """Whether that is there."""
+
+    @property
+    def stem(self) -> str:
+        """The same without the device: all that were taken of it begin with this."""
+        return self.path.removesuffix(f"{device_slug()}.json")
 
 
 @dataclass(frozen=True)
@@ -140,6 +147,8 @@ class Plan:
     changes: Mapping[str, object] = field(default_factory=dict)
     retry: bool = False
     """Whether runs that diverged are to be tried again."""
+    measure_on: str = ""
+    """What the nodes have that measurements are to be taken on; nothing: this machine."""
     trainings: dict[str, Training] = field(default_factory=dict)
     """By run path."""
     scorings: dict[str, Scoring] = field(default_factory=dict)
@@ -188,8 +197,15 @@ class Plan:
 
     @property
     def unmeasured(self) -> list[Timing]:
-        """Measurements still to be taken on this kind of device."""
-        return [timing for timing in self.timings.values() if not timing.done]
+        """Measurements still to be taken: on this kind of device, or on a node as `measure_on` says."""
+        if not self.measure_on:
+            return [timing for timing in self.timings.values() if not timing.done]
+        return [timing for timing in self.timings.values() if not self._taken(timing)]
+
+    def _taken(self, timing: Timing) -> bool:
+        """Say whether a measurement was taken on a node as `measure_on` says."""
+        paths = timings_at(self.storage, timing.stem)
+        return any(self.storage.read_json(path).get("measured on") == self.measure_on for path in paths)
 
     @property
     def nothing_to_do(self) -> bool:
@@ -448,8 +464,26 @@ def _add_timing(plan: Plan, task: Task, row: Measurement, replicate: Replicate) 
 def timing_path(plan: Plan, task: Task, row: Measurement, replicate: Replicate) -> str:
     """Return where a measurement lies: named by the function, the config and this kind of device."""
     run = RunFolder.of(plan.storage, task, replicate.config).fingerprint
-    device = re.sub(r"[^A-Za-z0-9]+", "-", device_name()).strip("-")
-    return f"measurements/{task.name}/{row.measure.__name__}-{run}-{device}.json"
+    return f"measurements/{task.name}/{row.measure.__name__}-{run}-{device_slug()}.json"
+
+
+def device_slug() -> str:
+    """Return the name of this kind of device as it stands in the names of files."""
+    return re.sub(r"[^A-Za-z0-9]+", "-", device_name()).strip("-")
+
+
+def timings_at(storage: Storage, stem: str) -> list[str]:
+    """Return the paths of a measurement's files, of whichever devices."""
+    place, _, start = stem.rpartition("/")
+    return [f"{place}/{name}" for name in storage.list(place) if name.startswith(start)]
+
+
+def timing_read(plan: Plan, task: Task, row: Measurement, replicate: Replicate) -> str | None:
+    """Return the path of a measurement that a table shows: this device's, else another's; None where none was taken."""
+    own = timing_path(plan, task, row, replicate)
+    if plan.storage.exists(own):
+        return own
+    return next(iter(timings_at(plan.storage, own.removesuffix(f"{device_slug()}.json"))), None)
 
 
 def name_of(item: Training | Scoring | Prediction | Timing) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib.metadata
 import os
 import platform
@@ -59,6 +60,26 @@ def versions() -> dict[str, str]:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
+    return found
+
+
+def code() -> dict[str, str]:
+    """Return a digest of each part of the code that this process imports: `platform`, `tasks/rl`, ...
+
+    Tasks of RETABLE_TASKS are among them. Where a part differs on another machine, so may its numbers.
+    """
+    import retable.tasks
+
+    parts = {name: Path(retable.__path__[0], name) for name in ("platform", "search_spaces", "serve")}
+    for place in reversed(list(retable.tasks.__path__)):  # the first one of a name is the one that is imported
+        parts |= {f"tasks/{each.parent.name}": each.parent for each in Path(place).glob("*/__init__.py")}
+    found = {}
+    for name, folder in sorted(parts.items()):
+        digest = hashlib.sha256()
+        for file in sorted(folder.rglob("*.py")):
+            digest.update(f"{file.relative_to(folder).as_posix()}\0{file.stat().st_size}\0".encode())
+            digest.update(file.read_bytes())
+        found[name] = digest.hexdigest()
     return found
 
 

@@ -9,9 +9,11 @@ from typing import Any
 
 from retable.platform.attempt import DEATHS
 from retable.platform.board import Board
+from retable.platform.cluster import resource_of
 from retable.platform.config import Config, View, describe, differences
 from retable.platform.errors import UserError, one_line
-from retable.platform.plan import Plan, Prediction, Scoring, name_of
+from retable.platform.needs import Resources
+from retable.platform.plan import Plan, Prediction, Scoring, device_slug, name_of
 from retable.platform.provenance import collect
 from retable.platform.runs import RunFolder, read_arrays, view_key, write_arrays
 from retable.platform.storage import Storage
@@ -23,8 +25,9 @@ class Scorer:
     """Predicts and evaluates views as Ray tasks: those of a run as soon as it is finished, beside other trainings."""
 
     plan: Plan
+    resources: Resources = field(default_factory=Resources)
     gpus: float = 0.0
-    """GPUs of each prediction, where the task predicts on one."""
+    """GPUs that there are, or may come."""
     pending: dict[Any, Waiting] = field(default_factory=dict)
     """By the Ray task that is waited for."""
     submitted: set[str] = field(default_factory=set)
@@ -62,8 +65,8 @@ class Scorer:
     def _predict(self, item: Prediction) -> Any:
         import ray
 
-        gpus = self.gpus if item.task.predicts_on_gpu else 0
-        predict = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=-1)(predict_one)
+        needs = self.resources.needs(item.task, item.config, self.gpus, "predict")
+        predict = ray.remote(num_cpus=needs.cpus, num_gpus=needs.gpus, max_retries=-1)(predict_one)
         return predict.remote(item.task.name, item.config, item.view, item.folder, item.joined)
 
     def _score(self, item: Scoring, waits: Sequence[Any]) -> Any:
@@ -242,7 +245,8 @@ def score_weights(task: Task, config: Config, view: View, weights: Any, source: 
 def measure_all(plan: Plan) -> dict[str, str]:
     """Take the measurements that are missing, one at a time, each with its node to itself; return the failures.
 
-    The node is the one that this process runs on: a measurement is kept under the name of its device.
+    The node is the one that this process runs on, or one that has what `plan.measure_on` names. They come last: each
+    wants all of its node's CPUs, which trainings beside it would have to leave idle until the last of them has ended.
     """
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -250,26 +254,49 @@ def measure_all(plan: Plan) -> dict[str, str]:
     todo = plan.unmeasured
     if not todo:
         return {}
-    here = ray.get_runtime_context().get_node_id()
-    nodes = ray.nodes()  # type: ignore[no-untyped-call]
-    whole = next(node["Resources"] for node in nodes if node["NodeID"] == here)
-    remote = ray.remote(  # type: ignore[call-overload]
-        num_cpus=whole.get("CPU", 0.0),
-        num_gpus=whole.get("GPU", 0.0),
-        scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=False),
-    )(measure_one)
     with Board("measurements", len(todo)).show() as board:
+        if plan.measure_on:
+            board.start("a node", f"with {plan.measure_on} is waited for")
+            node = node_with(plan.measure_on)
+            board.stop("a node")
+        else:
+            node = ray.get_runtime_context().get_node_id()
+        nodes = ray.nodes()  # type: ignore[no-untyped-call]
+        whole = next(each["Resources"] for each in nodes if each["NodeID"] == node)
+        remote = ray.remote(  # type: ignore[call-overload]
+            num_cpus=whole.get("CPU", 0.0),
+            num_gpus=whole.get("GPU", 0.0),
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+        )(measure_one)
         for timing in todo:
             name = f"{timing.row.label} ({name_of(timing)})"
             board.start(name)
-            show(board, name, ended(remote.remote(timing.row.measure, timing.config, plan.storage, timing.path)))
+            taken = remote.remote(timing.row.measure, timing.config, plan.storage, timing.stem, plan.measure_on)
+            show(board, name, ended(taken))
         return board.failures
 
 
-def measure_one(measure: Any, config: Config, storage: Storage, path: str) -> str | None:
-    """Take one measurement and keep it with the device it was taken on."""
+def node_with(word: str) -> str:
+    """Return a node that has a custom resource, or accelerators of a type; wait for one where the cluster may grow."""
+    import ray
+
+    probe = ray.remote(num_cpus=1, resources={resource_of(word): 0.001})(here)  # no other node can run it
+    node: str = ray.get(probe.remote())
+    return node
+
+
+def here() -> str:
+    """Return the node that this process runs on."""
+    import ray
+
+    return str(ray.get_runtime_context().get_node_id())
+
+
+def measure_one(measure: Any, config: Config, storage: Storage, stem: str, measured_on: str = "") -> str | None:
+    """Take one measurement and keep it, named by the device it was taken on."""
     try:
-        storage.write_json(path, {"metrics": dict(measure(config)), "provenance": collect()})
+        found = {"metrics": dict(measure(config)), "provenance": collect(), "measured on": measured_on}
+        storage.write_json(f"{stem}{device_slug()}.json", found)
     except Exception as error:
         return one_line(error)
     return None

@@ -18,19 +18,12 @@ from retable.platform import provenance
 from retable.platform.api import execute, prepare_data
 from retable.platform.attempt import Silence, Taken
 from retable.platform.board import Board
-from retable.platform.cluster import check_nodes, ray_cluster
+from retable.platform.cluster import check_nodes, possible_resources, ray_cluster
 from retable.platform.config import Config, View, describe, flatten, override, parent
 from retable.platform.errors import UserError, nearest
 from retable.platform.flow import LOOK
-from retable.platform.launch import (
-    Job,
-    Launch,
-    Resources,
-    fit,
-    reported,
-    require,
-    run_job,
-)
+from retable.platform.launch import Job, Launch, check, concurrent, fit, reported, require, run_job
+from retable.platform.needs import Needs, Resources
 from retable.platform.plan import ENDED, Plan, compile_configs, data_digest, name_of, status
 from retable.platform.runs import RunFolder, sha256, view_key
 from retable.platform.shelf import Shelf
@@ -112,6 +105,14 @@ class SweepLaunch(Launch):
         """Return the point that a trial's spec names or is."""
         point = self.points[spec["point"]] if self.points else spec
         return {path: plain(value) for path, value in point.items()}
+
+    def needs(self, spec: Mapping[str, Any]) -> Needs:
+        """Return what a trial takes."""
+        return self.needs_of(self.sweep.config(self.point(spec)))
+
+    def needs_of(self, config: Config) -> Needs:
+        """Return what the training of a config takes."""
+        return self.resources.needs(self.sweep.task, config, self.gpus)
 
 
 def run_sweep(
@@ -209,12 +210,15 @@ def run_trials(
     ended = sum(point.ended for point in journal.points.values())
     rest = 0 if known else (sweep.space.samples or SAMPLES) - ended - len(todo)
     if todo or rest > 0:
-        with ray_cluster(nested=resources.workers > 1):
+        nested = resources.needs(sweep.task, sweep.base, 0.0).workers > 1
+        with ray_cluster(nested=nested):
             check_nodes(sweep.storage)
             shelf = Shelf(sweep.storage, resources.stream)
             shelf.fetch({sweep.task.dataset.where(config): (sweep.task, config) for config in configs})
             made = provenance.collect() | {"scale": sweep.scale, "changed": sorted(sweep.changed)}
-            launch = SweepLaunch(sweep.storage, resources, made, shelf.lender, sweep=sweep)
+            launch = SweepLaunch(
+                sweep.storage, resources, made, shelf.lender, possible_resources().get("GPU", 0.0), sweep=sweep
+            )
             if todo:
                 run_known(todo, launch, journal)
             if rest > 0:
@@ -298,7 +302,11 @@ def run_trials_of(space: Mapping[str, Any], count: int, launch: SweepLaunch, jou
     sweep = launch.sweep
     with Board(f"sweep {sweep.name}", count).show() as board:
         watch = journal.watch(board, launch)
-        fit(space, launch, watch, try_point, scheduler=sweep.space.stopper(sweep.base.epochs), **settings)
+        needs = launch.needs_of(sweep.base)
+        check(needs)
+        settings = {"max_concurrent_trials": concurrent(needs), **settings} if needs.workers > 1 else settings
+        stopper = sweep.space.stopper(sweep.base.epochs)
+        fit(space, launch, watch, launch.needs, try_point, needs.workers == 1, scheduler=stopper, **settings)
 
 
 def try_point(spec: Mapping[str, Any], launch: SweepLaunch) -> None:
@@ -315,7 +323,9 @@ def try_point(spec: Mapping[str, Any], launch: SweepLaunch) -> None:
                 nan = {"epoch": config.epochs, sweep.space.metric: math.nan}
                 tune.report(nan if there == "diverged" else scored(sweep, config, view, folder))
                 return
-            job = Job(sweep.task.name, (config,), ((),), view, sweep.space.metric, dead=(dead,))
+            job = Job(
+                sweep.task.name, (config,), ((),), view, sweep.space.metric, dead=(dead,), needs=launch.needs(spec)
+            )
             try:
                 run_job(job, launch, f"{launch.id} {tune.get_context().get_trial_id()}")
                 return

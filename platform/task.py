@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from retable.platform import extras
 from retable.platform.config import override, override_lineage
 from retable.platform.errors import UserError, nearest
+from retable.platform.needs import Needs, Stage
 from retable.platform.storage import Storage
 
 if TYPE_CHECKING:
@@ -170,7 +171,8 @@ class Task:
     """Config -> epochs whose weights are kept besides the last one and those that views name."""
     early_stop: Callable[[Any], tuple[str, int] | None] = lambda config: None
     """Config -> (metric of `validate` to maximise, epochs to wait for a better one), or None."""
-    predicts_on_gpu: bool = False
+    needs: Callable[[Any, Stage], Needs] = lambda config, stage: Needs()
+    """(config, stage) -> what its training, or the predictions of one view, take of a machine that has GPUs."""
     group: Callable[[Any], Hashable]
     """Configs with equal keys may be trained as one stack."""
     cost: Callable[[Any], float]
@@ -190,6 +192,10 @@ class Task:
 
     def __repr__(self) -> str:
         return f"<task {self.name}: {self.about}>"
+
+    def predicts_on_gpu(self, config: Any) -> bool:
+        """Say whether predictions of a config's run are made on a GPU, where there is one."""
+        return self.needs(config, "predict").gpus > 0
 
 
 def data_folder(storage: Storage, *words: str) -> Storage:

@@ -49,6 +49,14 @@ class Watch:
     begun: dict[str, int] = field(default_factory=dict)
     """Trial -> attempts at its runs when its process last died."""
 
+    trials: dict[str, Spec] = field(default_factory=dict)
+    """Trials that run."""
+
+    @property
+    def running(self) -> list[RunFolder]:
+        """The runs that are trained now."""
+        return [piece.folder for spec in self.trials.values() for piece in self.pieces(spec)]
+
     def callback(self) -> Any:
         """Return the Tune callback that calls us."""
         from ray.tune import Callback
@@ -66,6 +74,7 @@ class Watch:
             def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
                 for piece in watch.pieces(trial.config):
                     watch.board.start(piece.name)
+                watch.trials[trial.trial_id] = trial.config
                 watch.started(trial.config)
 
             def on_trial_result(self, iteration: int, trials: list[Any], trial: Any, result: Any, **info: Any) -> None:
@@ -75,12 +84,14 @@ class Watch:
                         watch.board.update(piece.name, f"epoch {epoch} of {piece.epochs}", epoch, piece.epochs)
 
             def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+                watch.trials.pop(trial.trial_id, None)
                 watch.end(trial.config, trial.last_result or {})
 
             def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
                 watch.died(trial)
 
             def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+                watch.trials.pop(trial.trial_id, None)
                 watch.end(trial.config, {FAILURE: "its process died more often than it was started again"})
 
         return Forward()

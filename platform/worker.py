@@ -31,6 +31,10 @@ class Worker:
     """Called before anything is written that lasts: raises where the runs are no longer ours."""
     note: Callable[[str], None] = ignore
     """Keep a line about what happened to the runs."""
+    asked: Callable[[], bool] = bool
+    """Called after each step: whether this process, or its node, is to go, so that a checkpoint is wanted now."""
+    answer: Callable[[], None] = ignore
+    """Called when a checkpoint was written."""
 
     def wrap(self, module: nn.Module) -> nn.Module:
         """Return a module whose backward pass averages gradients over the workers; itself where there is one."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from retable.platform.needs import Needs, Stage
 from retable.platform.table import Figure, Table, with_claims
 from retable.platform.task import Dataset, Scale, Task
 from retable.tasks.rl.config import Config, View
@@ -26,6 +27,11 @@ def scales() -> Mapping[str, Scale]:
     from retable.tasks.rl.scales import SCALES
 
     return SCALES
+
+
+def needs(config: Config, stage: Stage) -> Needs:
+    """Return what a training or a prediction takes: small networks share a GPU; rollouts step simulators, on CPUs."""
+    return Needs(gpus=0.25 if stage == "train" else 0.0)
 
 
 TASK = Task(
@@ -51,6 +57,7 @@ TASK = Task(
     group=group,
     cost=cost,
     gpu_work=gpu_work,
+    needs=needs,
     view_cost=view_cost,
     metrics=("return", "behaviour_share", "score", "return_std", "length"),
     tables=tables,

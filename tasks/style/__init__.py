@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from retable.platform.needs import Needs, Stage
 from retable.platform.table import Figure, Table, with_claims
 from retable.platform.task import Dataset, Scale, Task
-from retable.tasks.style.config import Config, View
+from retable.tasks.style.config import Config, TrainNetwork, View
 from retable.tasks.style.data import Photographs, arrays, read
 from retable.tasks.style.learner import build_learner, cost, gpu_work, group, keep, validate
 from retable.tasks.style.predict import evaluate, predict, view_cost
@@ -26,6 +27,11 @@ def scales() -> Mapping[str, Scale]:
     from retable.tasks.style.scales import SCALES
 
     return SCALES
+
+
+def needs(config: Config, stage: Stage) -> Needs:
+    """Return what a training or a prediction takes: half a GPU, as one picture at a time seldom fills a whole one."""
+    return Needs(gpus=1.0 if stage == "train" and isinstance(config.method, TrainNetwork) else 0.5)
 
 
 TASK = Task(
@@ -50,7 +56,7 @@ TASK = Task(
     predict=predict,
     evaluate=evaluate,
     keep=keep,
-    predicts_on_gpu=True,
+    needs=needs,
     group=group,
     cost=cost,
     gpu_work=gpu_work,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from retable.platform.needs import Needs, Stage
 from retable.platform.table import Figure, Table, with_claims
 from retable.platform.task import Dataset, Scale, Task
-from retable.tasks.weather.config import Config, View
+from retable.tasks.weather.config import AllDry, Climatology, Config, Swin, View
 from retable.tasks.weather.data import Windows, arrays, read
 from retable.tasks.weather.learner import ForecastLearner, cost, gpu_work, group, validate
 from retable.tasks.weather.predict import evaluate, predict, reads, shards, summarise, view_cost
@@ -26,6 +27,18 @@ def scales() -> Mapping[str, Scale]:
     from retable.tasks.weather.scales import SCALES
 
     return SCALES
+
+
+def needs(config: Config, stage: Stage) -> Needs:
+    """Return what a training or a prediction takes: a whole GPU for the competition's images, a part for small ones.
+
+    Memory as measured at 36 x 36 pixels (`benchmarks/results/weather_step.json`), where a GPU holds what grows with
+    the images.
+    """
+    if isinstance(config.model, AllDry | Climatology):
+        return Needs()
+    gpus = 0.25 if config.data.startswith("generated-") else 1.0 if stage == "train" else 0.5
+    return Needs(gpus=gpus, memory=2e9 if isinstance(config.model, Swin) and stage == "train" else 1e9)
 
 
 TASK = Task(
@@ -53,7 +66,7 @@ TASK = Task(
     summarise=summarise,
     reads=reads,
     early_stop=lambda config: ("validation_iou", config.patience) if config.patience else None,
-    predicts_on_gpu=True,
+    needs=needs,
     group=group,
     cost=cost,
     gpu_work=gpu_work,

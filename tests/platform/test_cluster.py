@@ -17,7 +17,7 @@ import yaml
 
 from retable.platform import cluster
 from retable.platform.errors import UserError
-from retable.platform.provenance import versions
+from retable.platform.provenance import code, versions
 from retable.platform.storage import Storage
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -165,16 +165,50 @@ def test_each_node_of_a_joined_cluster_is_asked_what_it_sees(tmp_path, monkeypat
         assert not list(tmp_path.iterdir())
         with pytest.raises(UserError, match="lies in the job's upload, which Ray deletes; name a bucket"):
             cluster.check_nodes(upload)
-        monkeypatch.setattr(cluster, "look_from_node", lambda storage, mark: (False, {}))
+        monkeypatch.setattr(cluster, "look_from_node", lambda storage, mark: (False, {}, {}))
         with pytest.raises(UserError, match=r"node [\d.]+ does not see it; name a bucket"):
             cluster.check_nodes(storage)
-        monkeypatch.setattr(cluster, "look_from_node", lambda storage, mark: (True, {**versions(), "torch": "1.0"}))
+        monkeypatch.setattr(
+            cluster, "look_from_node", lambda storage, mark: (True, {**versions(), "torch": "1"}, code())
+        )
         cluster.check_nodes(storage)
-        assert "has other versions than the driver: torch 1.0" in capfd.readouterr().err.replace("\n", " ")
+        assert "has other versions than the driver: torch 1" in capfd.readouterr().err.replace("\n", " ")
         monkeypatch.setattr(cluster, "look_from_node", lambda storage, mark: 1 / 0)
         with pytest.raises(UserError, match=r"cannot run this .*division by zero"):
             cluster.check_nodes(storage)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_node_with_another_checkout_is_refused_by_name(monkeypatch, tmp_path):
+    import retable.tasks
+
+    ours = code()
+    assert {"platform", "serve", "search_spaces", "tasks/rl", "tasks/weather"} <= ours.keys() and code() == ours
+    cluster.compare("10.0.0.7", versions(), dict(ours), ours)
+    own = tmp_path / "mine"
+    own.mkdir()
+    (own / "__init__.py").write_text("TASK = 1")
+    monkeypatch.setattr(retable.tasks, "__path__", [*retable.tasks.__path__, str(tmp_path)])
+    before = code()
+    assert before.keys() - ours.keys() == {"tasks/mine"}
+    (own / "__init__.py").write_text("TASK = 2")
+    told = r"node 10\.0\.0\.7: has another checkout of the code than the driver \(tasks/mine\); bring the same commit"
+    for theirs in (before, ours):
+        with pytest.raises(UserError, match=told):
+            cluster.compare("10.0.0.7", versions(), theirs, code())
+    with pytest.raises(UserError, match=r"than the driver \(platform\); "):
+        cluster.compare("n", versions(), {**ours, "platform": "x"}, ours)
+
+
+def test_what_measurements_are_taken_on_is_a_resource_or_a_type_of_accelerators(monkeypatch):
+    there = {"CPU": 2.0, "memory": 1.0, "node:10.0.0.1": 1.0, "accelerator_type:L4": 1.0, "GPU": 1.0}
+    monkeypatch.setattr(cluster, "cluster_resources", lambda: there)
+    monkeypatch.setattr(cluster, "growth", lambda: {"bench": 2.0})
+    assert [cluster.resource_of(word) for word in ("L4", "bench")] == ["accelerator_type:L4", "bench"]
+    with pytest.raises(
+        UserError, match=r"--measure-on H100: no node of the cluster has .*; they have GPU, L4, bench; "
+    ):
+        cluster.resource_of("H100")
 
 
 def test_the_token_is_made_once_for_its_owner_alone(tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from retable.platform import cli
 from retable.platform.cost import Rates, estimate, remarks
 from retable.platform.errors import UserError
+from retable.platform.needs import Needs
 from retable.platform.nodes import read_cluster, read_prices, spot
 from retable.platform.plan import compile_plan
 from retable.platform.runs import RunFolder
@@ -129,7 +130,7 @@ def test_step_times_count_for_the_gpu_that_they_were_measured_on(storage, files)
 
 def test_predictions_go_to_gpus_where_the_task_says_so(storage, files):
     cluster, prices = files()
-    found = estimate(toy(storage, predicts_on_gpu=True), cluster, prices, Rates())
+    found = estimate(toy(storage, needs=lambda config, stage: Needs(gpus=1.0)), cluster, prices, Rates())
     assert found.nodes == {"gpu": 3} and not found.busy["cpu"]
     assert found.busy["gpu"] == pytest.approx((3 * 0.08 + 4 * 0.02) / 2)
 

@@ -7,6 +7,7 @@ from retable.platform.attempt import claim
 from retable.platform.config import override
 from retable.platform.flow import Flow, job_of
 from retable.platform.launch import Launch, Resources
+from retable.platform.needs import Needs
 from retable.platform.plan import compile_configs
 from retable.platform.task import find
 from retable.platform.watch import FAILURE, TAKEN
@@ -63,7 +64,7 @@ def flow(storage):
         for training in plan.missing:
             waves.setdefault(training.wave, []).append(training)
         stacks = list(waves.values())
-        launch = Launch(storage, Resources(workers=workers), {}, jobs=[job_of(stack) for stack in stacks])
+        launch = Launch(storage, Resources(), {}, jobs=[job_of(stack, Needs(workers=workers)) for stack in stacks])
         shelf = Shelf()
         shelf.there = there
         return Flow(stacks, launch, shelf, told), told.runs
@@ -121,7 +122,7 @@ def test_another_commands_run_is_looked_at_until_it_is_done_or_left(flow, monkey
 
 
 def test_no_more_groups_are_begun_than_fit(flow, monkeypatch):
-    monkeypatch.setattr(flows, "concurrent", lambda launch: 1)
+    monkeypatch.setattr(flows, "concurrent", lambda needs: 1)
     work, _ = flow({"seed": 0}, {"init": "parent", "seed": 1}, workers=2)
     first = work.next()
     assert first is not None and work.next() is None

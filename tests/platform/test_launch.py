@@ -55,8 +55,8 @@ def test_a_table_is_filled_and_the_second_call_trains_nothing(cluster, tmp_path,
     retable.reproduce("line/table1", storage=where)
     assert {path: path.stat().st_mtime_ns for path in Path(where, "runs").rglob("*") if path.is_file()} == before
     assert "to do" not in capfd.readouterr().out
-    page = Path(where, "report", "index.html").read_text()
-    assert "A fast rate fits better." in page and run.fingerprint in page
+    page, details = (Path(where, "report", name).read_text() for name in ("index.html", "details.js"))
+    assert "A fast rate fits better." in page and run.fingerprint in details
 
 
 def wait_for(condition, seconds=300):

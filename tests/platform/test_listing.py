@@ -78,9 +78,9 @@ def test_runs_are_chosen_by_fields_of_config_and_listing_and_sorted(storage):
         (("runs", "--sort", "nothing"), "--sort: no run here has a field 'nothing'"),
         (("runs", "--state", "finishd"), "--state finishd: no such state; did you mean 'finished'?"),
         (("runs", "lin"), "no runs of lin; did you mean 'line'?"),
-        (("show", "zz"), "run 'zz': name it by its first digits, 0-9 and a-f, or say latest"),
+        (("show", "zz"), "run 'zz': name it by its first digits, 0-9 and a-f, by TABLE/ROW, or say latest"),
         (("show", "0" * 16), "no run begins with"),
-        (("diff", "latest", "../x"), "name it by its first digits"),
+        (("diff", "latest", "../x"), "has no table ../x; `retable reproduce` fills it"),
     ],
 )
 def test_mistakes_are_one_line(retable, storage, words, said):

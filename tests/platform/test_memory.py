@@ -1,7 +1,6 @@
 """A trial's process does not grow with its trainings, and no more trials start than memory has room for."""
 
 import threading
-from types import SimpleNamespace
 
 import pytest
 
@@ -10,7 +9,8 @@ from retable.platform.api import launch_for
 from retable.platform.cluster import ray_cluster, trial_memory
 from retable.platform.config import override
 from retable.platform.flow import train_all
-from retable.platform.launch import Resources, concurrent
+from retable.platform.launch import concurrent
+from retable.platform.needs import Needs, Resources
 from retable.platform.plan import compile_configs
 from retable.platform.task import find
 from tests.platform.trials import trial_processes
@@ -42,7 +42,7 @@ def test_no_more_trials_start_than_memory_has_room_for(storage):
     import ray
 
     cluster.add_to_path()
-    ray.init(address="local", num_cpus=8, _memory=2.5 * cluster.TRIAL_MEMORY, include_dashboard=False)
+    ray.init(address="local", num_cpus=8, _memory=2.5 * Needs().memory, include_dashboard=False)
     most, done = 0, threading.Event()
 
     def watch():
@@ -66,7 +66,7 @@ def test_no_more_trials_start_than_memory_has_room_for(storage):
     [
         ([{"CPU": 16.0, "memory": 10e9}], 1e9),
         ([{"CPU": 2.0, "memory": 0.5e9}], 0.5e9),  # alone it starts wherever it can
-        ([{"CPU": 4.0, "memory": 0.5e9}, {"CPU": 16.0, "memory": 90e9}], 0.5e9),
+        ([{"CPU": 4.0, "memory": 0.5e9}, {"CPU": 16.0, "memory": 90e9}], 1e9),  # it goes to the larger one
         ([{"CPU": 0.0, "memory": 0.1e9}, {"CPU": 16.0, "memory": 90e9}], 1e9),  # a head without CPUs
         ([{"CPU": 0.0, "memory": 8e9}], 0),  # its nodes are still to come
         ([], 0),
@@ -75,12 +75,21 @@ def test_no_more_trials_start_than_memory_has_room_for(storage):
 def test_a_trial_asks_for_no_more_memory_than_its_node_has(monkeypatch, nodes, asked):
     dead = {"Alive": False, "Resources": {"CPU": 16.0, "memory": 1.0}}
     monkeypatch.setattr("ray.nodes", lambda: [dead, *({"Alive": True, "Resources": node} for node in nodes)])
-    assert trial_memory(cpus=2, gpus=0) == asked
-    assert trial_memory(cpus=2, gpus=0.5) == 0
+    assert trial_memory(cpus=2, gpus=0, wanted=1e9) == asked
+    assert trial_memory(cpus=2, gpus=0.5, wanted=1e9) == 0
+
+
+def test_what_takes_more_memory_than_any_node_has_is_told_so_once_and_begins(monkeypatch, capsys):
+    monkeypatch.setattr("ray.nodes", lambda: [{"Alive": True, "Resources": {"CPU": 4.0, "memory": 6e9}}])
+    cluster.cap_memory.cache_clear()
+    assert [trial_memory(1, 0, 12e9), trial_memory(1, 0, 12e9), trial_memory(1, 0, 6e9)] == [6e9] * 3
+    heard = capsys.readouterr().err
+    assert heard.count("note: a training may take 12 GB of memory and no node has more than 6") == 1
 
 
 @pytest.mark.parametrize(("memory", "groups"), [(16e9, 4), (4e9, 2), (1e9, 1), (None, 4)])
 def test_groups_of_workers_heed_memory_too(monkeypatch, memory, groups):
     there = {"CPU": 9.0} | ({"memory": memory} if memory else {})
     monkeypatch.setattr("retable.platform.launch.possible_resources", lambda: there)
-    assert concurrent(SimpleNamespace(resources=Resources(workers=2), share=1.0)) == groups
+    monkeypatch.setattr("retable.platform.cluster.possible_resources", lambda: there)
+    assert concurrent(Needs(workers=2)) == groups

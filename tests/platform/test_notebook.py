@@ -69,7 +69,7 @@ def test_every_function_is_typed():
     for name in ("load", "plan", "report", "reproduce", "runs", "sweep", "train"):
         hints = getattr(retable, name).__annotations__
         assert "return" in hints and "Any" not in str(hints.values())
-    assert typing.get_type_hints(retable.Resources)["gpus"] is float
+    assert typing.get_type_hints(retable.Resources)["gpus"] == (float | None)
 
 
 @pytest.mark.parametrize(

@@ -221,6 +221,22 @@ def test_a_measurement_counts_for_its_device_its_config_and_its_function(storage
     assert len(planned(storage, row).unmeasured) == 1
 
 
+def test_a_measurement_of_another_device_is_shown_but_is_still_to_be_taken_here(storage, monkeypatch):
+    row = Measurement(label="m", measure=measure, overrides={"rate": 0.5})
+    monkeypatch.setattr(planning, "device_name", lambda: "Chip 6")
+    (timing,) = planned(storage, row).timings.values()
+    (replicate,) = planned(storage, row).replicates["line/t"]["m"]
+    assert planning.timing_read(planned(storage, row), LINE, row, replicate) is None
+    storage.write_json(f"{timing.stem}GPU-7.json", {"metrics": {}, "measured on": "fast"})
+    plan = planned(storage, row)
+    assert planning.timing_read(plan, LINE, row, replicate) == f"{timing.stem}GPU-7.json" and len(plan.unmeasured) == 1
+    for word, left in {"fast": 0, "slow": 1}.items():
+        plan.measure_on = word
+        assert len(plan.unmeasured) == left
+    storage.write_json(timing.path, {"metrics": {}})
+    assert planning.timing_read(planned(storage, row), LINE, row, replicate) == timing.path
+
+
 def test_compiling_writes_nothing(storage):
     compile_plan({"line/table1": (LINE, TABLE)}, storage)
     assert not storage.exists()

@@ -9,12 +9,13 @@ from dataclasses import replace
 import pyarrow.parquet as pq
 import pytest
 
-from retable.platform import flow, launch
+from retable.platform import launch
 from retable.platform.api import launch_for
 from retable.platform.cluster import ray_cluster
 from retable.platform.config import override
 from retable.platform.flow import stack_size, train_all
 from retable.platform.launch import Resources
+from retable.platform.needs import Needs
 from retable.platform.plan import compile_configs, stacks
 from retable.platform.provenance import here
 from retable.platform.runs import RunFolder
@@ -81,15 +82,13 @@ def test_only_members_at_the_same_step_train_together(storage):
 
 
 def test_stacks_are_for_gpus_and_keep_every_gpu_busy(monkeypatch):
-    monkeypatch.setattr(flow, "possible_resources", lambda: {"CPU": 8.0, "GPU": 4.0})
-    assert stack_size(Resources(), 315) == 1
-    assert stack_size(Resources(stack=7), 315) == stack_size(Resources(stack=7, gpus=1), 315) == 7
-    assert stack_size(Resources(gpus=1), 315) == 79
-    assert stack_size(Resources(gpus=0.5), 315) == 40
-    assert stack_size(Resources(gpus=1, workers=4), 105) == 105
-    assert stack_size(Resources(gpus=1, workers=4), 1000) == 128
-    monkeypatch.setattr(flow, "possible_resources", lambda: {"CPU": 8.0})  # a GPU node is still to come
-    assert stack_size(Resources(gpus=1), 3) == 3
+    assert stack_size(Needs(), 4, 0, 315) == 1
+    assert stack_size(Needs(), 4, 7, 315) == stack_size(Needs(gpus=1), 4, 7, 315) == 7
+    assert stack_size(Needs(gpus=1), 4, 0, 315) == 79
+    assert stack_size(Needs(gpus=0.5), 4, 0, 315) == 40
+    assert stack_size(Needs(gpus=1, workers=4), 4, 0, 105) == 105
+    assert stack_size(Needs(gpus=1, workers=4), 4, 0, 1000) == 128
+    assert stack_size(Needs(gpus=1), 0, 0, 3) == 3, "a GPU node is still to come"
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,134 @@
+"""All tables at smoke scale on three nodes and a bucket, in one submitted job, against those of one machine.
+
+    python -m benchmarks.cluster_tables STORAGE [FOLDER]
+
+STORAGE holds the tables that one machine filled (`retable reproduce --scale smoke`); what is fetched and logged goes to
+FOLDER. The nodes are processes of this machine, a head without CPUs and three with one each, and the bucket is a local
+server (moto). One table is trained by Ray Train groups of two workers, here and there: their numbers are compared, too.
+Every number must be equal but those of seconds. A job that ends badly is submitted again, as one would by hand.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+GROUPS = "audio/figure2"
+"""What two workers train together: its batches can be shared by two."""
+COMMAND = [sys.executable, "-W", "ignore", "-m", "retable.platform.cli"]
+
+
+@contextmanager
+def bucket() -> Iterator[str]:
+    """Run a bucket of S3's protocol; yield its address without the folder, and with `{}` in its place."""
+    import boto3
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    server.start()
+    host, port = server.get_host_and_port()
+    try:
+        keys = {"aws_access_key_id": "testing", "aws_secret_access_key": "testing"}
+        client = boto3.client("s3", endpoint_url=f"http://{host}:{port}", region_name="us-east-1", **keys)
+        client.create_bucket(Bucket="tables")
+        yield f"s3://testing:testing@tables/{{}}?endpoint_override={host}:{port}&scheme=http&region=us-east-1"
+    finally:
+        server.stop()
+
+
+@contextmanager
+def cluster() -> Iterator[str]:
+    """Run a head without CPUs and three nodes with one each; yield the address of the dashboard."""
+    from ray.cluster_utils import Cluster
+
+    from retable.platform.cluster import add_to_path, make_token
+
+    add_to_path()
+    make_token()
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": True})
+    try:
+        for _ in range(3):
+            made.add_node(num_cpus=1, include_dashboard=False)
+        yield f"http://{made.webui_url}"
+    finally:
+        made.shutdown()
+
+
+def submitted(address: str, entrypoint: str, folder: Path, tries: int = 3) -> float:
+    """Submit a job and wait for its end; submit it again where it ends badly. Return the seconds of all tries."""
+    from retable.platform.submit import connect
+
+    client, start = connect(address), time.monotonic()
+    for number in range(tries):
+        job = client.submit_job(entrypoint=entrypoint)
+        while not (status := client.get_job_status(job)).is_terminal():
+            time.sleep(5)
+        (folder / f"job-{number}.log").write_text(client.get_job_logs(job))
+        if status.value == "SUCCEEDED":
+            return time.monotonic() - start
+    raise SystemExit(f"the job ended badly {tries} times: {folder}/job-{tries - 1}.log")
+
+
+def fetched(storage: str, output: Path) -> Path:
+    """Write the report of a storage to a folder; return that."""
+    words = [*COMMAND, "report", "--storage", storage, "--output", str(output / "report")]
+    subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
+    return output
+
+
+def measured() -> set[tuple[str, str]]:
+    """Return table and row of each measurement: numbers of seconds, which are no two machines' own."""
+    from retable.platform.api import expand_names
+    from retable.platform.table import Measurement
+    from retable.platform.task import find_table
+
+    tables = {name: find_table(name)[1] for name in expand_names(())}
+    return {(name, row.label) for name, table in tables.items() for row in table.rows if isinstance(row, Measurement)}
+
+
+def differing(old: Path, new: Path) -> tuple[int, list[str]]:
+    """Compare two reports' numbers; return how many there are, and those that are not equal."""
+    import numpy as np
+
+    from tests.compare_cells import cells_of
+
+    count, found, seconds = 0, [], {(name.replace("/", "-"), row) for name, row in measured()}
+    for file in sorted((new / "report").glob("*.csv")):
+        before, after = cells_of(old / "report" / file.name), cells_of(file)
+        name = file.stem.removesuffix("-smoke")
+        keys = [key for key in before.keys() | after.keys() if (name, key[0]) not in seconds]
+        count += len(keys)
+        same = [key for key in keys if key in before and key in after and np.array_equal(before[key], after[key])]
+        found += [f"{file.name}: {key}: {before.get(key)} -> {after.get(key)}" for key in set(keys) - set(same)]
+    return count, found
+
+
+def main(reference: str, folder: str = "cluster-tables") -> int:
+    """Run all of it; return 1 where a number differs."""
+    place = Path(folder).absolute()
+    place.mkdir(parents=True, exist_ok=True)
+    alone = place / "one-machine"
+    two = [*COMMAND, "reproduce", GROUPS, "--workers", "2"]
+    subprocess.run([*two, "--storage", str(alone)], check=True)
+    with bucket() as where, cluster() as address:
+        os.environ.pop("RAY_ADDRESS", None)
+        commands = [[*two, "--storage", where.format("two")], [*COMMAND, "reproduce", "--storage", where.format("all")]]
+        seconds = submitted(address, " && ".join(map(shlex.join, commands)), place)
+        every = differing(Path(reference), fetched(where.format("all"), place / "all"))
+        groups = differing(alone, fetched(where.format("two"), place / "two"))
+    print("\n".join([*every[1], *groups[1]]))
+    result = {"numbers": every[0], "differ": len(every[1]), "numbers of two workers": groups[0]}
+    result |= {"of those differ": len(groups[1]), "seconds": round(seconds)}
+    print(json.dumps(result, indent=2))
+    return bool(every[1] or groups[1])
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
