@@ -17,8 +17,20 @@ from torch import Tensor, nn
 
 from retable.tasks.rl.config import Bcq, Config, Dense, SmallDense
 from retable.tasks.rl.losses import Batch, actor_loss, critic_loss, latents, noise_keys, td_target, vae_loss
-from retable.tasks.rl.model import Actor, Critic, Vae, build, layers, load, unstack
+from retable.tasks.rl.model import (
+    Actor,
+    Critic,
+    Vae,
+    build,
+    layers,
+    load,
+    own_values,
+    sparsify,
+    unstack,
+    whole,
+)
 from retable.tasks.rl.prune import Masks, dense, masks
+from retable.tasks.rl.training_sparse import Pattern, pays
 
 if TYPE_CHECKING:
     pass
@@ -164,6 +176,8 @@ class OfflineLearner:
             # On the CPU, before the move: the masks must not depend on the device's arithmetic.
             found, self.zero_scores = masks(configs, self.networks, data.sample)
             _set_masks(self.networks, found)
+            if len(configs) == 1 and worker.world == 1 and self._device.type == "cpu":
+                worker.note(_sparsify(self.networks))
         self.networks.to(self._device)
         on_gpu = self._device.type == "cuda"
         if on_gpu:
@@ -257,8 +271,9 @@ class OfflineLearner:
         for network, trained in self._trained.items():
             for name, value in trained.network.named_parameters():
                 for kind, tensor in trained.optimizer.state[value].items():
-                    optimizer[kind][f"{network}.{name}"] = tensor.cpu()
-        found = {f"{name}.weight": layer.mask for name, layer in layers(networks).items() if layer.mask is not None}
+                    dense_tensor = tensor if kind == "step" else whole(trained.network, name, tensor)
+                    optimizer[kind][f"{network}.{name}"] = dense_tensor.cpu()
+        found = _masks_of(networks)
         return [
             {
                 "weights": unstack(networks, member),
@@ -291,7 +306,8 @@ class OfflineLearner:
                 for name, value in trained.network.named_parameters():
                     own, key = trained.optimizer.state[value], f"{network}.{name}"
                     for moment in MOMENTS:
-                        own[moment][member].copy_(state["optimizer"][moment][key])
+                        values = own_values(trained.network, name, state["optimizer"][moment][key])
+                        own[moment].resize_(len(states), *values.shape)[member].copy_(values)
                     own["step"].copy_(state["optimizer"]["step"][key])
         self.updates = states[0]["updates"]
 
@@ -306,7 +322,10 @@ class OfflineLearner:
                     raise ValueError(f"{part} {name} of member {member} has pruned weights that are not 0")
         for module in (self.networks, self.targets):
             for name, layer in layers(module).items():
-                if layer.mask is not None:
+                if layer.pattern is not None:
+                    # Masks that another processor found may differ where its rounding does.
+                    sparsify(layer, Pattern.of(state["masks"][f"{name}.weight"]))
+                elif layer.mask is not None:
                     layer.mask[member].copy_(state["masks"].get(f"{name}.weight", torch.tensor(True)))
 
 
@@ -317,3 +336,25 @@ def _set_masks(networks: nn.Module, found: Masks) -> None:
         for name, layer in layers(networks.get_submodule(network)).items():
             layer.mask = by_layer[name]
             layer.weight.masked_fill_(~layer.mask, 0)
+
+
+def _sparsify(networks: nn.Module) -> str:
+    """Have layers train sparsely where that is faster; say which."""
+    sparse, others = [], []
+    for name, layer in layers(networks).items():
+        assert layer.mask is not None
+        if pays(layer.mask[0]):
+            sparsify(layer, Pattern.of(layer.mask[0]))
+        (others if layer.pattern is None else sparse).append(name)
+    return f"layers trained sparsely: {', '.join(sparse) or 'none'}; as dense ones: {', '.join(others) or 'none'}"
+
+
+def _masks_of(networks: nn.Module) -> dict[str, Tensor]:
+    """Give the masks of the layers that have one, by the names of the weights."""
+    found = {}
+    for name, layer in layers(networks).items():
+        if layer.pattern is not None:
+            found[f"{name}.weight"] = layer.pattern.mask().unsqueeze(0)
+        elif layer.mask is not None:
+            found[f"{name}.weight"] = layer.mask
+    return found

@@ -18,6 +18,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from retable.tasks.rl.config import Bcq, Config, SmallDense
+from retable.tasks.rl.training_sparse import Pattern, linear
 
 BCQ_CLIP = 0.5
 """Latents that propose BCQ's candidate actions are clamped to this (Fujimoto et al. 2019, code)."""
@@ -42,9 +43,12 @@ class StackedLinear(nn.Module):
     Each member starts from its own generator with the distribution of `torch.nn.Linear`: weight, then bias, both
     uniform within +-1/sqrt(in). `mask` (E, out, in; bool, True = trained) is a buffer, so that copies (the target
     networks) carry it and DDP hands every worker rank 0's.
+
+    A layer of one member may be sparse: `weight` (1, kept) are then the values of `pattern`, and there is no mask.
     """
 
     mask: Tensor | None
+    pattern: Pattern | None = None
 
     def __init__(self, members: int, inputs: int, outputs: int, generators: Sequence[torch.Generator]) -> None:
         super().__init__()
@@ -61,6 +65,8 @@ class StackedLinear(nn.Module):
 
     def forward(self, inputs: Float[Tensor, "member batch inputs"]) -> Float[Tensor, "member batch outputs"]:
         """Apply each member's layer to its own rows."""
+        if self.pattern is not None:
+            return linear(self.pattern, self.weight[0], self.bias[0], inputs[0]).unsqueeze(0)
         return torch.baddbmm(self.bias.unsqueeze(1), inputs, self.weight.transpose(1, 2))
 
 
@@ -183,6 +189,32 @@ def layers(module: nn.Module) -> dict[str, StackedLinear]:
     return {name: child for name, child in module.named_modules() if isinstance(child, StackedLinear)}
 
 
+@torch.no_grad()
+def sparsify(layer: StackedLinear, pattern: Pattern) -> None:
+    """Keep of a layer of one member the weights of a pattern alone, in place: optimisers know it by its parameters."""
+    dense = layer.weight[0] if layer.pattern is None else layer.pattern.scatter(layer.weight[0])
+    layer.weight.data = pattern.gather(dense).unsqueeze(0)
+    layer.pattern, layer.mask = pattern, None
+
+
+def whole(module: nn.Module, name: str, value: Tensor) -> Tensor:
+    """Give the parameter `name` of a module, or what else goes with it, as dense layers have it: members first."""
+    pattern = _pattern(module, name)
+    return value if pattern is None else pattern.scatter(value[0]).unsqueeze(0)
+
+
+def own_values(module: nn.Module, name: str, dense: Tensor) -> Tensor:
+    """Give what the parameter `name` of a module holds of one member's dense tensor: the reverse of `whole`."""
+    pattern = _pattern(module, name)
+    return dense if pattern is None else pattern.gather(dense)
+
+
+def _pattern(module: nn.Module, name: str) -> Pattern | None:
+    layer, _, kind = name.rpartition(".")
+    found: Pattern | None = module.get_submodule(layer).pattern if kind == "weight" else None
+    return found
+
+
 def weight_count(network: str, states: int, actions: int, hidden: tuple[int, int]) -> int:
     """Count the weights, without biases, of the network `vae`, `actor` or `critic` with these hidden widths."""
     first, second = hidden
@@ -237,7 +269,10 @@ def unstack(module: nn.Module, member: int) -> dict[str, Tensor]:
 
     For `Networks` the names are `vae.e1.weight` (out, in), `vae.e1.bias` (out), and so on.
     """
-    return {name: value.detach()[member].to("cpu", copy=True) for name, value in module.named_parameters()}
+    return {
+        name: whole(module, name, value.detach())[member].to("cpu", copy=True)
+        for name, value in module.named_parameters()
+    }
 
 
 @torch.no_grad()
@@ -248,13 +283,16 @@ def load(module: nn.Module, member: int, weights: Mapping[str, Tensor]) -> None:
         ValueError: where names or shapes differ from the stack's.
 
     """
-    own = dict(module.named_parameters())
-    if own.keys() != weights.keys():
-        raise ValueError(f"weights do not fit the networks: {sorted(own.keys() ^ weights.keys())} on one side only")
-    for name, value in own.items():
-        if value.shape[1:] != weights[name].shape:
-            raise ValueError(f"{name} has shape {tuple(weights[name].shape)}, the network {tuple(value.shape[1:])}")
-        value[member].copy_(weights[name])
+    parameters = dict(module.named_parameters())
+    if parameters.keys() != weights.keys():
+        only = sorted(parameters.keys() ^ weights.keys())
+        raise ValueError(f"weights do not fit the networks: {only} on one side only")
+    for name, value in parameters.items():
+        pattern = _pattern(module, name)
+        shape = tuple(value.shape[1:]) if pattern is None else pattern.shape
+        if shape != weights[name].shape:
+            raise ValueError(f"{name} has shape {tuple(weights[name].shape)}, the network {shape}")
+        value[member].copy_(own_values(module, name, weights[name]))
 
 
 @torch.no_grad()

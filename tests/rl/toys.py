@@ -68,6 +68,10 @@ class Worker:
     world: int = 1
     device: str = "cpu"
     wrapped: list = field(default_factory=list)
+    notes: list = field(default_factory=list)
+
+    def note(self, text):
+        self.notes.append(text)
 
     def wrap(self, module):
         if self.world == 1:
