@@ -44,11 +44,13 @@ class StackedLinear(nn.Module):
     uniform within +-1/sqrt(in). `mask` (E, out, in; bool, True = trained) is a buffer, so that copies (the target
     networks) carry it and DDP hands every worker rank 0's.
 
-    A layer of one member may be sparse: `weight` (1, kept) are then the values of `pattern`, and there is no mask.
+    A layer of one member may be sparse: `weight` (1, kept) are then the values of `pattern`, and there is no mask. All
+    layers of a network with such ones have activations `features_first` in memory.
     """
 
     mask: Tensor | None
     pattern: Pattern | None = None
+    features_first = False
 
     def __init__(self, members: int, inputs: int, outputs: int, generators: Sequence[torch.Generator]) -> None:
         super().__init__()
@@ -65,7 +67,7 @@ class StackedLinear(nn.Module):
 
     def forward(self, inputs: Float[Tensor, "member batch inputs"]) -> Float[Tensor, "member batch outputs"]:
         """Apply each member's layer to its own rows."""
-        if self.pattern is not None:
+        if self.features_first:
             return linear(self.pattern, self.weight[0], self.bias[0], inputs[0]).unsqueeze(0)
         return torch.baddbmm(self.bias.unsqueeze(1), inputs, self.weight.transpose(1, 2))
 

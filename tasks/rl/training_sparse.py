@@ -51,7 +51,12 @@ class Pattern:
         order = columns.argsort(stable=True)
         starts, transposed = (torch.nn.functional.pad(mask.sum(side).cumsum(0), (1, 0)) for side in (1, 0))
         indices = (starts, columns, transposed, rows[order], order)
-        return Pattern((mask.shape[0], mask.shape[1]), *(index.int() for index in indices))
+        pattern = Pattern((mask.shape[0], mask.shape[1]), *(index.int() for index in indices))
+        with warnings.catch_warnings():
+            # PyTorch says once that CSR is in beta; what is used of it here, the tests hold against dense products.
+            warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta", UserWarning)
+            pattern.matrix(torch.zeros(len(columns)))
+        return pattern
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Pattern:
         """Return this one."""
@@ -63,7 +68,9 @@ class Pattern:
 
     def transposed(self, values: Float[Tensor, " kept"]) -> Tensor:
         """Give the transposed matrix of these values in CSR."""
-        return _csr(self.transposed_starts, self.transposed_columns, values[self.order], self.shape[::-1])
+        return _csr(
+            self.transposed_starts, self.transposed_columns, values.index_select(0, self.order), self.shape[::-1]
+        )
 
     def scatter(self, values: Float[Tensor, " kept"]) -> Float[Tensor, "outputs inputs"]:
         """Give the dense matrix, with 0 for what is pruned."""
@@ -84,10 +91,7 @@ class Pattern:
 
 
 def _csr(starts: Tensor, columns: Tensor, values: Tensor, shape: Sequence[int]) -> Tensor:
-    with warnings.catch_warnings():
-        # PyTorch says once that CSR is in beta; what is used of it here, the tests hold against dense products.
-        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta", UserWarning)
-        return torch.sparse_csr_tensor(starts, columns, values, shape, check_invariants=False)
+    return torch.sparse_csr_tensor(starts, columns, values, shape, check_invariants=False)
 
 
 def pays(mask: Bool[Tensor, "outputs inputs"]) -> bool:
@@ -120,15 +124,17 @@ class _Linear(torch.autograd.Function):
 
 
 def linear(
-    pattern: Pattern,
-    values: Float[Tensor, " kept"],
+    pattern: Pattern | None,
+    weight: Float[Tensor, " kept"] | Float[Tensor, "outputs inputs"],
     bias: Float[Tensor, " outputs"],
     inputs: Float[Tensor, "batch inputs"],
 ) -> Float[Tensor, "batch outputs"]:
-    """Apply a sparse layer; under autocast, in float32.
+    """Apply a layer of a pruned network: a sparse one, under autocast in float32, or where there is no pattern a dense one.
 
     Rows come and go as for `torch.nn.functional.linear`, but the result lies features first in memory, as does what
-    elementwise functions make of it: the next sparse layer need not copy it.
+    elementwise functions make of it: the next layer need not copy it.
     """
-    result: Tensor = _Linear.apply(values, bias, inputs.T.contiguous(), pattern)  # type: ignore[no-untyped-call]
+    if pattern is None:
+        return torch.addmm(bias.unsqueeze(1), weight, inputs.T).T
+    result: Tensor = _Linear.apply(weight, bias, inputs.T.contiguous(), pattern)  # type: ignore[no-untyped-call]
     return result.T
