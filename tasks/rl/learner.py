@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 State = dict[str, Any]
 Network = TypeVar("Network", Vae, Actor, Critic)
 MOMENTS = ("exp_avg", "exp_avg_sq")
-TOGETHER = 500
 
 
 class Data(Protocol):
@@ -187,7 +186,6 @@ class OfflineLearner:
         self._keys = noise_keys([member.seed for member in configs], "train").to(self._device)
         self._number = torch.zeros((), dtype=torch.int64, device=self._device)
         self._size = config.batch // worker.world
-        self._together = TOGETHER if any(layer.pattern for layer in layers(self.networks).values()) else 0
         self._shapes = {"observation": data.states, "action": data.actions, "reward": 1}
         self._shapes |= {"next_observation": data.states, "not_done": 1}
         self._vae = _Trained(self.networks.vae, worker, config.learning_rate, fused)
@@ -241,7 +239,7 @@ class OfflineLearner:
         reduced = self._algorithm.target_precision == "bfloat16"
         with torch.autocast(latents.device.type, torch.bfloat16, enabled=reduced):
             vae, algorithm = self._vae.network, self._algorithm
-            target = td_target(vae, self._target_actor, self._target_critic, batch, latents, algorithm, self._together)
+            target = td_target(vae, self._target_actor, self._target_critic, batch, latents, algorithm)
         losses, q = critic_loss(self._critic.wrapped, batch, target)
         self._critic.descend(losses)
         return {"critic_loss": losses.detach(), "q": q}

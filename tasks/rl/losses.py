@@ -115,22 +115,15 @@ def td_target(
     batch: Batch,
     latents: Float[Tensor, "member samples latent"],
     algorithm: Bcq,
-    together: int = 0,
 ) -> Float[Tensor, "member batch 1"]:
     """Compute r + not_done gamma max_i (lambda min_j Q_j + (1 - lambda) max_j Q_j) (Fujimoto et al. 2019, equation 6).
 
     The i run over perturbed decoder samples at s'. `actor` and `critic` are the target networks; the VAE is the online
-    one, as in the reference, which has no target VAE. `together` rows of latents go through the networks at a time; 0
-    is all.
+    one, as in the reference, which has no target VAE.
     """
     observations = batch["next_observation"].repeat_interleave(algorithm.target_samples, dim=1)
-    values = []
-    for states, drawn in zip(
-        *(rows.split(together or rows.shape[1], 1) for rows in (observations, latents)), strict=True
-    ):
-        values.append(critic(states, actor(states, vae.decode(states, drawn))))
-    # Under autocast they are bfloat16, too coarse to combine.
-    q1, q2 = (torch.cat(head, 1).float() for head in zip(*values, strict=True))
+    q1, q2 = critic(observations, actor(observations, vae.decode(observations, latents)))
+    q1, q2 = q1.float(), q2.float()  # under autocast they are bfloat16, too coarse to combine
     mixed = algorithm.minimum_weight * torch.min(q1, q2) + (1 - algorithm.minimum_weight) * torch.max(q1, q2)
     best: Tensor = mixed.view(*batch["reward"].shape[:2], algorithm.target_samples).amax(2, keepdim=True)
     return batch["reward"] + batch["not_done"] * algorithm.discount * best

@@ -68,7 +68,7 @@ class StackedLinear(nn.Module):
     def forward(self, inputs: Float[Tensor, "member batch inputs"]) -> Float[Tensor, "member batch outputs"]:
         """Apply each member's layer to its own rows."""
         if self.features_first:
-            return linear(self.pattern, self.weight[0], self.bias[0], inputs[0]).unsqueeze(0)
+            return linear(self.pattern, self.weight.squeeze(0), self.bias.squeeze(0), inputs.squeeze(0)).unsqueeze(0)
         return torch.baddbmm(self.bias.unsqueeze(1), inputs, self.weight.transpose(1, 2))
 
 
