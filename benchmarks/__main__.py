@@ -17,6 +17,7 @@ BENCHMARKS = (
     "faults",
     "rl_files",
     "rl_inference",
+    "rl_sparse",
     "rl_stack",
     "rl_update",
     "run_overhead",

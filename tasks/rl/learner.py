@@ -17,20 +17,9 @@ from torch import Tensor, nn
 
 from retable.tasks.rl.config import Bcq, Config, Dense, SmallDense
 from retable.tasks.rl.losses import Batch, actor_loss, critic_loss, latents, noise_keys, td_target, vae_loss
-from retable.tasks.rl.model import (
-    Actor,
-    Critic,
-    Vae,
-    build,
-    layers,
-    load,
-    own_values,
-    sparsify,
-    unstack,
-    whole,
-)
+from retable.tasks.rl.model import Actor, Critic, Vae, build, layers, load, unstack
 from retable.tasks.rl.prune import Masks, dense, masks
-from retable.tasks.rl.training_sparse import Pattern, pays
+from retable.tasks.rl.training_sparse import Pattern, choose, masks_of, own_values, sparsify, whole
 
 if TYPE_CHECKING:
     pass
@@ -177,7 +166,7 @@ class OfflineLearner:
             found, self.zero_scores = masks(configs, self.networks, data.sample)
             _set_masks(self.networks, found)
             if len(configs) == 1 and worker.world == 1 and self._device.type == "cpu":
-                worker.note(_sparsify(self.networks))
+                worker.note(choose(layers(self.networks)))
         self.networks.to(self._device)
         on_gpu = self._device.type == "cuda"
         if on_gpu:
@@ -273,7 +262,7 @@ class OfflineLearner:
                 for kind, tensor in trained.optimizer.state[value].items():
                     dense_tensor = tensor if kind == "step" else whole(trained.network, name, tensor)
                     optimizer[kind][f"{network}.{name}"] = dense_tensor.cpu()
-        found = _masks_of(networks)
+        found = masks_of(layers(networks))
         return [
             {
                 "weights": unstack(networks, member),
@@ -336,27 +325,3 @@ def _set_masks(networks: nn.Module, found: Masks) -> None:
         for name, layer in layers(networks.get_submodule(network)).items():
             layer.mask = by_layer[name]
             layer.weight.masked_fill_(~layer.mask, 0)
-
-
-def _sparsify(networks: nn.Module) -> str:
-    """Have layers train sparsely where that is faster; say which."""
-    sparse, others = [], []
-    for name, layer in layers(networks).items():
-        assert layer.mask is not None
-        if pays(layer.mask[0]):
-            sparsify(layer, Pattern.of(layer.mask[0]))
-        (others if layer.pattern is None else sparse).append(name)
-    for layer in layers(networks).values():
-        layer.features_first = bool(sparse)
-    return f"layers trained sparsely: {', '.join(sparse) or 'none'}; as dense ones: {', '.join(others) or 'none'}"
-
-
-def _masks_of(networks: nn.Module) -> dict[str, Tensor]:
-    """Give the masks of the layers that have one, by the names of the weights."""
-    found = {}
-    for name, layer in layers(networks).items():
-        if layer.pattern is not None:
-            found[f"{name}.weight"] = layer.pattern.mask().unsqueeze(0)
-        elif layer.mask is not None:
-            found[f"{name}.weight"] = layer.mask
-    return found

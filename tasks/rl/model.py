@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from retable.tasks.rl.config import Bcq, Config, SmallDense
-from retable.tasks.rl.training_sparse import Pattern, linear
+from retable.tasks.rl.training_sparse import Pattern, linear, own_values, pattern_of, whole
 
 BCQ_CLIP = 0.5
 """Latents that propose BCQ's candidate actions are clamped to this (Fujimoto et al. 2019, code)."""
@@ -191,32 +191,6 @@ def layers(module: nn.Module) -> dict[str, StackedLinear]:
     return {name: child for name, child in module.named_modules() if isinstance(child, StackedLinear)}
 
 
-@torch.no_grad()
-def sparsify(layer: StackedLinear, pattern: Pattern) -> None:
-    """Keep of a layer of one member the weights of a pattern alone, in place: optimisers know it by its parameters."""
-    dense = layer.weight[0] if layer.pattern is None else layer.pattern.scatter(layer.weight[0])
-    layer.weight.data = pattern.gather(dense).unsqueeze(0)
-    layer.pattern, layer.mask = pattern, None
-
-
-def whole(module: nn.Module, name: str, value: Tensor) -> Tensor:
-    """Give the parameter `name` of a module, or what else goes with it, as dense layers have it: members first."""
-    pattern = _pattern(module, name)
-    return value if pattern is None else pattern.scatter(value[0]).unsqueeze(0)
-
-
-def own_values(module: nn.Module, name: str, dense: Tensor) -> Tensor:
-    """Give what the parameter `name` of a module holds of one member's dense tensor: the reverse of `whole`."""
-    pattern = _pattern(module, name)
-    return dense if pattern is None else pattern.gather(dense)
-
-
-def _pattern(module: nn.Module, name: str) -> Pattern | None:
-    layer, _, kind = name.rpartition(".")
-    found: Pattern | None = module.get_submodule(layer).pattern if kind == "weight" else None
-    return found
-
-
 def weight_count(network: str, states: int, actions: int, hidden: tuple[int, int]) -> int:
     """Count the weights, without biases, of the network `vae`, `actor` or `critic` with these hidden widths."""
     first, second = hidden
@@ -290,7 +264,7 @@ def load(module: nn.Module, member: int, weights: Mapping[str, Tensor]) -> None:
         only = sorted(parameters.keys() ^ weights.keys())
         raise ValueError(f"weights do not fit the networks: {only} on one side only")
     for name, value in parameters.items():
-        pattern = _pattern(module, name)
+        pattern = pattern_of(module, name)
         shape = tuple(value.shape[1:]) if pattern is None else pattern.shape
         if shape != weights[name].shape:
             raise ValueError(f"{name} has shape {tuple(weights[name].shape)}, the network {shape}")

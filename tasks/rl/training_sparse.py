@@ -15,13 +15,17 @@ in one process: a GPU multiplies dense matrices faster, and stacks share one sha
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+
+if TYPE_CHECKING:
+    from retable.tasks.rl.model import StackedLinear
 
 SPARSE_BELOW = 0.25
 """Share of kept weights below which a layer trains sparsely. A number that `benchmarks/rl_sparse.py` has measured, not
@@ -152,3 +156,52 @@ def linear(
         return torch.addmm(bias.unsqueeze(1), weight, inputs.T).T
     result: Tensor = _Linear.apply(weight, bias, inputs.T.contiguous(), pattern)  # type: ignore[no-untyped-call]
     return result.T
+
+
+def choose(layers: Mapping[str, StackedLinear]) -> str:
+    """Have those layers of a pruned run train sparsely for which it pays; say which."""
+    sparse, dense = [], []
+    for name, layer in layers.items():
+        assert layer.mask is not None
+        if pays(layer.mask[0]):
+            sparsify(layer, Pattern.of(layer.mask[0]))
+        (dense if layer.pattern is None else sparse).append(name)
+    for layer in layers.values():
+        layer.features_first = bool(sparse)
+    return f"layers trained sparsely: {', '.join(sparse) or 'none'}; as dense ones: {', '.join(dense) or 'none'}"
+
+
+@torch.no_grad()
+def sparsify(layer: StackedLinear, pattern: Pattern) -> None:
+    """Keep of a layer of one member the weights of a pattern alone, in place: optimisers know it by its parameters."""
+    dense = layer.weight[0] if layer.pattern is None else layer.pattern.scatter(layer.weight[0])
+    layer.weight.data = pattern.gather(dense).unsqueeze(0)
+    layer.pattern, layer.mask = pattern, None
+
+
+def masks_of(layers: Mapping[str, StackedLinear]) -> dict[str, Tensor]:
+    """Give the masks of the layers that have one, by the names of their weights, members first."""
+    masks = {
+        name: layer.mask if layer.pattern is None else layer.pattern.mask()[None] for name, layer in layers.items()
+    }
+    return {f"{name}.weight": mask for name, mask in masks.items() if mask is not None}
+
+
+def whole(module: nn.Module, name: str, value: Tensor) -> Tensor:
+    """Give the parameter `name` of a module, or what else goes with it, as dense layers have it: members first."""
+    pattern = pattern_of(module, name)
+    return value if pattern is None else pattern.scatter(value[0]).unsqueeze(0)
+
+
+def own_values(module: nn.Module, name: str, dense: Tensor) -> Tensor:
+    """Give what the parameter `name` of a module holds of one member's dense tensor: the reverse of `whole`."""
+    pattern = pattern_of(module, name)
+    return dense if pattern is None else pattern.gather(dense)
+
+
+def pattern_of(module: nn.Module, name: str) -> Pattern | None:
+    """Give the pattern of a parameter; None where it is dense."""
+    layer, _, kind = name.rpartition(".")
+    found = module.get_submodule(layer).pattern if kind == "weight" else None
+    assert found is None or isinstance(found, Pattern)
+    return found

@@ -6,7 +6,7 @@ import io
 import pytest
 import torch
 
-from retable.tasks.rl import learner as learners
+from retable.tasks.rl import training_sparse
 from retable.tasks.rl.config import Bc, Bcq, Dense, Random, Snip
 from retable.tasks.rl.model import layers
 from retable.tasks.rl.training_sparse import SPARSE_BELOW, Pattern, linear, pays
@@ -25,7 +25,7 @@ def mask_of(outputs, inputs, share, seed=0):
 def masked(monkeypatch, *arguments):
     """Make a learner whose pruned layers are all dense: masked, as on a GPU."""
     with monkeypatch.context() as patch:
-        patch.setattr(learners, "pays", lambda mask: False)
+        patch.setattr(training_sparse, "pays", lambda mask: False)
         return learner(*arguments)
 
 
