@@ -376,6 +376,7 @@ def _add(plan: Plan, task: Task, config: Config, view: View | None, folder: RunF
     epoch = config.epochs if view is None else view.epoch
     training = _keep(plan, task, config, epoch, wave, folder)
     if view is not None:
+        task.check(config, view)
         done = training.status in ("diverged", "parent diverged")
         if training.status == "done":
             kept = (training.folder.outcome() or {"weights": {}})["weights"].get(str(epoch), "")

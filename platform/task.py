@@ -181,6 +181,8 @@ class Task:
     """Config -> (a rate of `python -m benchmarks gpu`, how many of its units a training takes), or None."""
     view_cost: Callable[[Any, Any], float]
     """(config, view) -> seconds of one CPU core that its predictions take, roughly."""
+    check: Callable[[Any, Any], None] = lambda config, view: None
+    """(config, view): called when both are planned; raises `UserError` where such a run cannot be scored so."""
     metrics: Sequence[str] = ()
     """What a sweep may search for the best of, among the scores and the log's metrics; `iou` also stands for `iou/...`.
     Where there are none, any word is taken."""

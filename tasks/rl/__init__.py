@@ -10,7 +10,7 @@ from retable.platform.task import Dataset, Scale, Task
 from retable.tasks.rl.config import Config, View
 from retable.tasks.rl.data import arrays, open_transitions, read
 from retable.tasks.rl.learner import OfflineLearner, group
-from retable.tasks.rl.predict import cost, describe, evaluate, gpu_work, predict, validate, view_cost
+from retable.tasks.rl.predict import check, cost, describe, evaluate, gpu_work, predict, validate, view_cost
 from retable.tasks.rl.prepare import prepare
 
 
@@ -59,6 +59,7 @@ TASK = Task(
     gpu_work=gpu_work,
     needs=needs,
     view_cost=view_cost,
+    check=check,
     metrics=("return", "behaviour_share", "score", "return_std", "length"),
     tables=tables,
     scales=scales,

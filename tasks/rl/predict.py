@@ -59,14 +59,23 @@ def shape(network: str, tensors: Mapping[str, Tensor]) -> dict[str, float]:
     }
 
 
+def check(config: Config, view: View) -> None:
+    """Refuse to score the policy of networks that are not trained.
+
+    Raises:
+        UserError: where the policy is BCQ's but only the VAE is trained.
+    """
+    if view.policy == "bcq" and isinstance(config.algorithm, Bc):
+        raise UserError("view.policy=bcq needs algorithm=bcq; algorithm=bc trains the VAE alone (use view.policy=bc)")
+
+
 def predict(config: Config, view: View, weights: Mapping[str, Tensor], source: Source, shard: str) -> dict[str, Array]:
     """Play `view.episodes` episodes with a trained policy; return `returns` and `lengths`, shape (episodes,).
 
     Raises:
         UserError: where the policy is BCQ's but only the VAE was trained, or a weight is beyond `view.precision`.
     """
-    if view.policy == "bcq" and isinstance(config.algorithm, Bc):
-        raise UserError("view.policy=bcq needs algorithm=bcq; this run trained the VAE alone (use view.policy=bc)")
+    check(config, view)
     if view.precision != "float32":  # a float32 file gives back every bit
         weights = unpack(pack(weights, view.precision), "weights")
     info = source.info
