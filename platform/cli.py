@@ -39,7 +39,8 @@ app = typer.Typer(
 )
 app.add_typer(cli_runs.app)
 app.add_typer(cli_jobs.app)
-data_app = typer.Typer(no_args_is_help=True, help="Make, check, convert or import a task's data.")
+PLATFORM = tuple(app.registered_groups)
+"""The groups of commands that no task brings."""
 
 GPU = Path(retable.__file__).absolute().parents[1] / "benchmarks" / "results" / "gpu.json"
 """What `python -m benchmarks gpu` measured, in a checkout where it was run."""
@@ -561,10 +562,12 @@ def doctor(storage: Where = "results") -> None:
 
 
 def mount(words: Sequence[str]) -> None:
-    """Mount each task's own commands, and its part of `retable data`.
+    """Mount each task's own commands, and its part of `retable data`; what was mounted before is gone.
 
     A task is imported (which takes seconds) only where the command line names it, or may list its commands.
     """
+    app.registered_groups[:] = PLATFORM
+    data_app = typer.Typer(no_args_is_help=True, help="Make, check, convert or import a task's data.")
     verbs = {
         verb: typer.Typer(no_args_is_help=True, help=text)
         for verb, text in {
