@@ -20,6 +20,7 @@ BENCHMARKS = (
     "rl_stack",
     "rl_update",
     "run_overhead",
+    "scaling",
     "serve_faults",
     "serve_fuzz",
     "serve_growth",

@@ -406,10 +406,16 @@ def _keep(plan: Plan, task: Task, config: Config, epoch: int, wave: int, folder:
 
 def data_digest(storage: Storage, where: str) -> str | None:
     """Return the digest of a data set, or None where it is not there (yet)."""
-    try:
-        return str(storage.read_json(f"data/{where}/dataset.json")["digest"])
-    except FileNotFoundError:
-        return None
+    path = f"data/{where}/dataset.json"
+
+    def read() -> str | None:
+        try:
+            return str(storage.read_json(path)["digest"])
+        except FileNotFoundError:
+            return None
+
+    found: str | None = storage.once(path, "digest", read)
+    return found
 
 
 def status(folder: RunFolder, keep: Sequence[int], digest: str | None) -> Status:

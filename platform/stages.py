@@ -34,6 +34,8 @@ class Scorer:
     """Keys of predictions and scorings that were started."""
 
     def __post_init__(self) -> None:
+        import ray
+
         self.predictions: dict[str, list[str]] = {}
         self.scorings: dict[str, list[str]] = {}
         for key, prediction in self.plan.predictions.items():
@@ -43,6 +45,9 @@ class Scorer:
                 self.scorings.setdefault(scoring.folder.path, []).append(key)
         self.open = {*self.plan.predictions, *(scores(key) for keys in self.scorings.values() for key in keys)}
         self.board = Board("evaluation", 0)
+        # Made once: each new one would be pickled, sent to every node and read again there.
+        self.predict: Any = ray.remote(max_retries=-1)(predict_one)
+        self.score: Any = ray.remote(num_cpus=1, max_retries=DEATHS - 1)(score_one)
 
     def submit(self, folder: RunFolder) -> None:
         """Start the predictions of a finished run, and the scoring of the views that read them."""
@@ -63,17 +68,12 @@ class Scorer:
             self._await(started[key], self.plan.predictions[key], (key,))
 
     def _predict(self, item: Prediction) -> Any:
-        import ray
-
         needs = self.resources.needs(item.task, item.config, self.gpus, "predict")
-        predict = ray.remote(num_cpus=needs.cpus, num_gpus=needs.gpus, max_retries=-1)(predict_one)
+        predict = self.predict.options(num_cpus=needs.cpus, num_gpus=needs.gpus)
         return predict.remote(item.task.name, item.config, item.view, item.folder, item.joined)
 
     def _score(self, item: Scoring, waits: Sequence[Any]) -> Any:
-        import ray
-
-        score = ray.remote(num_cpus=1, max_retries=DEATHS - 1)(score_one)
-        return score.remote(item.task.name, item.config, item.view, item.folder, *waits)
+        return self.score.remote(item.task.name, item.config, item.view, item.folder, *waits)
 
     def _await(self, ref: Any, item: Scoring | Prediction, closes: Sequence[str]) -> None:
         weight = item.task.view_cost(item.config, item.view)
