@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import shlex
 import signal
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as Grid
 from rich.text import Text
@@ -23,7 +25,7 @@ from retable.platform import task as tasks
 from retable.platform.board import clock, console, errors, progress_bar
 from retable.platform.config import parse_set, set_line
 from retable.platform.errors import UserError
-from retable.platform.extras import Missing, check, missing
+from retable.platform.extras import check
 
 if TYPE_CHECKING:
     from retable.platform.sweep_result import SweepResult
@@ -109,24 +111,21 @@ def resources(
 @app.command("list")
 def list_all() -> None:
     """Show tasks, their tables, scales and search spaces."""
-    from retable.platform.space import find_space, spaces
+    from retable.platform.catalogue import catalogue
 
-    for name in tasks.names():
-        try:
-            task = tasks.find(name)
-        except Missing as error:
-            console.print(f"[bold]{name}[/]  [dim]{escape(str(error))}[/]")
+    found = catalogue()
+    for name, entry in found["tasks"].items():
+        if "missing" in entry:
+            console.print(f"[bold]{name}[/]  [dim]{escape(entry['missing'])}[/]")
             continue
-        console.print(f"[bold]{name}[/]  {task.about}")
-        for table, content in task.tables().items():
-            console.print(f"  {name}/{table}  [dim]{content.title}[/]")
-        for name_of_scale, scale in task.scales().items():
-            console.print(f"  --scale {name_of_scale}  [dim]{scale.about}[/]")
+        console.print(f"[bold]{name}[/]  {escape(entry['about'])}")
+        for table, title in entry["tables"].items():
+            console.print(f"  {name}/{table}  [dim]{escape(title)}[/]")
+        for scale, about in entry["scales"].items():
+            console.print(f"  --scale {scale}  [dim]{escape(about)}[/]")
     console.print("[bold]search spaces[/]")
-    for name in spaces():
-        if missing(name.partition("_")[0]):
-            continue
-        console.print(f"  {name}  [dim]{find_space(name).about}[/]")
+    for name, about in found["spaces"].items():
+        console.print(f"  {name}  [dim]{escape(about)}[/]")
 
 
 @app.command()
@@ -560,53 +559,113 @@ def doctor(storage: Where = "results") -> None:
         raise typer.Exit(1)
 
 
+VERBS = {
+    "make": "Write generated or recorded data in the task's real format.",
+    "check": "Say every defect of a data set, one line each.",
+    "convert": "Read the real public files into the form that training streams.",
+    "import": "Bring other real data into the task's layout.",
+}
+"""Commands of `retable data`: what each does."""
+
+
+def typed() -> list[str]:
+    """Return the words of the command line; while a shell completes one, those before it."""
+    if "_RETABLE_COMPLETE" not in os.environ:
+        return sys.argv[1:]
+    words = (os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS") or "").split()
+    last = os.environ.get("COMP_CWORD")  # of bash; others give the text up to the cursor
+    return words[1 : int(last)] if last else words[1:]
+
+
 def mount(words: Sequence[str]) -> None:
     """Mount each task's own commands, and its part of `retable data`.
 
-    A task is imported (which takes seconds) only where the command line names it, or may list its commands.
+    A task is imported (which takes seconds) only for a command of it; the help that lists them is the catalogue's.
     """
-    verbs = {
-        verb: typer.Typer(no_args_is_help=True, help=text)
-        for verb, text in {
-            "make": "Write generated or recorded data in the task's real format.",
-            "check": "Say every defect of a data set, one line each.",
-            "convert": "Read the real public files into the form that training streams.",
-            "import": "Bring other real data into the task's layout.",
-        }.items()
-    }
+    verbs = {verb: typer.Typer(no_args_is_help=True, help=text) for verb, text in VERBS.items()}
     for name in tasks.names():
         if not tasks.has_commands(name):
             continue
-        if words[:1] not in (["data"], [name]):
-            app.add_typer(typer.Typer(), name=name, help=f"Commands of the task {name}.")
-            continue
-        if name in words[:3]:
+        here = words[:1] == [name]
+        if here or words[:1] == ["data"] and name in words[2:3]:
             check(name)
-        elif missing(name):
+        if words[:1] == ["data"] and name in words[2:3]:
+            for verb, command in importlib.import_module(f"retable.tasks.{name}.cli").DATA.items():
+                verbs[verb].command(name)(command)
+        elif words[:1] == ["data"] and words[1:2] and words[1] in VERBS:
+            stub(verbs[words[1]], {name: catalogued(name).get("data", {}).get(words[1])})
+        if here and any(not word.startswith("-") for word in words[1:]):
+            app.add_typer(importlib.import_module(f"retable.tasks.{name}.cli").app, name=name)
             continue
-        module = importlib.import_module(f"retable.tasks.{name}.cli")
-        app.add_typer(module.app, name=name)
-        for verb, command in module.DATA.items():
-            verbs[verb].command(name)(command)
+        group = typer.Typer(no_args_is_help=True)
+        stub(group, catalogued(name).get("commands", {}) if here else {})
+        about = catalogued(name)["help"] if here else f"Commands of the task {name}."
+        app.add_typer(group, name=name, help=about)
     for verb, group in verbs.items():
         data_app.add_typer(group, name=verb)
     app.add_typer(data_app, name="data")
 
 
+def catalogued(name: str) -> Mapping[str, Any]:
+    """Return what the catalogue has of a task."""
+    from retable.platform.catalogue import catalogue
+
+    found: Mapping[str, Any] = catalogue()["tasks"][name]
+    return found
+
+
+def stub(group: typer.Typer, found: Mapping[str, str | None]) -> None:
+    """Add commands that only show in a group's help."""
+    for name, about in found.items():
+        if about is not None:
+            group.command(name, help=about)(lambda: None)
+
+
 def main() -> None:
     """Run the command line; a user's mistake is one line and status 2, Ctrl-C status 130, SIGTERM 143."""
+    setattr(Console, "on_broken_pipe", closed)  # noqa: B010 (Rich, and Typer's help with it, would end with status 1)
     try:
-        mount(sys.argv[1:])
-        app()
+        mount(typed())
+        ended = app(standalone_mode=False)
+        sys.stdout.flush()
+        sys.exit(ended if isinstance(ended, int) else 0)
     except UserError as error:
         errors.print(f"error: {error}", markup=False)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
+    except BrokenPipeError:
+        closed()
     except SystemExit as ended:
         if ended.code in (130, 143):
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # one more would be a traceback of Python's own end
         raise
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # a mistake that Typer found; its class is private there
+            raise
+        sys.exit(refuse(error))
+
+
+def closed(*_: object) -> None:
+    """End well where whoever reads what is printed has seen enough, as `head` has."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(0)
+
+
+def refuse(error: Any) -> int:
+    """Tell, in a line, a mistake that Typer found in the words of a command; return the status."""
+    context = getattr(error, "ctx", None)
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()
+        return 2
+    said = cli_runs.plain(error.format_message()).rstrip(".")
+    said = said if len(said) <= MOST_SAID else f"{said[:MOST_SAID]}…"
+    errors.print(f"error: {said}; see `{context.command_path if context else 'retable'} --help`", markup=False)
+    return 2
+
+
+MOST_SAID = 400
+"""Most letters of a refusal: a word of the user's may be a file's content."""
 
 
 if __name__ == "__main__":
