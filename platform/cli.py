@@ -138,29 +138,48 @@ def plan(
         str, typer.Option(metavar="FILE", help="A file of Ray's cluster launcher, or of KubeRay: what it takes there.")
     ] = "",
     prices: Annotated[str, typer.Option(metavar="FILE", help="What its machines cost.")] = "prices.toml",
+    configs: Annotated[
+        bool, typer.Option("--configs", help="Also each row: its fields, view, parent, data, cost and runs.")
+    ] = False,
+    as_json: cli_runs.Json = False,
 ) -> None:
     """Print what filling tables takes, without starting anything; with --cluster also nodes, money and time.
 
+    Trainings cost what finished runs of the storage took, where there are some of this scale on such a machine.
+
     Examples: `retable plan rl/figure1 rl/figure2 --scale paper` · `retable plan --scale paper --cluster cluster.yaml`
+    · `retable plan rl/table1 --configs`
     """
-    from retable.platform import api
+    from retable.platform import api, auditing, learnt
     from retable.platform.nodes import read_cluster, read_prices
 
     costs = read_prices(prices) if cluster else None
     nodes = read_cluster(cluster, costs) if costs else None
     work = api.plan(*tables or (), scale=scale, set=parse_set(set or []), storage=storage)
+    rows = auditing.audit(work, known := learnt.learn(work), gpu_rates()[1]) if configs or as_json else []
+    if as_json:
+        whole = auditing.summary(work, known, learnt.core_seconds(work, known))
+        cli_runs.print_json({**whole, "rows": rows} if configs else whole)
+        return
     print_plan(work)
+    for line in auditing.lines(rows):
+        console.print(line, markup=False)
     if costs and nodes:
         print_cost(work, nodes, costs)
+
+
+def gpu_rates() -> tuple[str, Mapping[str, float]]:
+    """Return the GPU that was measured, and its units a second; none where that was only tried."""
+    measured: dict[str, Any] = json.loads(GPU.read_text()) if GPU.exists() else {"tiny": True}
+    return ("", {}) if measured["tiny"] else (measured["machine"]["device"], measured["rates"])
 
 
 def print_cost(work: Any, nodes: Any, prices: Any) -> None:
     """Print what a plan takes on a cluster, table by table."""
     from retable.platform.cost import Rates, estimate, grid, remarks
 
-    measured: dict[str, Any] = json.loads(GPU.read_text()) if GPU.exists() else {"tiny": True}
-    rates = Rates() if measured["tiny"] else Rates(measured["machine"]["device"], measured["rates"])
-    found = estimate(work, nodes, prices, rates)
+    device, measured = gpu_rates()
+    found = estimate(work, nodes, prices, Rates(device, measured) if measured else Rates())
     if not found.nodes:
         console.print("  nothing is left to do on a cluster")
         return
@@ -174,6 +193,7 @@ def print_cost(work: Any, nodes: Any, prices: Any) -> None:
 
 def print_plan(work: Any, wanted: Any = None) -> None:
     """Print a plan's counts and cost, and what its trainings take (`wanted`: what the options say of that)."""
+    from retable.platform import learnt
     from retable.platform.needs import told
 
     rows = sum(len(table.rows) for _, table in work.tables.values())
@@ -191,12 +211,15 @@ def print_plan(work: Any, wanted: Any = None) -> None:
         grid.add_row("" if number else "a training takes", line)
     grid.add_row("evaluations", f"{len(work.scorings)} ({len(work.unscored)} to do)")
     grid.add_row("measurements", f"{len(work.timings)} ({len(work.unmeasured)} to do)")
-    grid.add_row("estimated cost", f"{clock(work.cost)} of one CPU core (rough)")
-    measured: dict[str, Any] = json.loads(GPU.read_text()) if GPU.exists() else {"tiny": True}
-    if work.missing and not measured["tiny"]:
-        hours, untimed = work.gpu_hours(measured["rates"])
+    known = learnt.learn(work)
+    grid.add_row("estimated cost", f"{clock(learnt.core_seconds(work, known))} of one CPU core (rough)")
+    if known:
+        grid.add_row("", learnt.told(known))
+    device, measured = gpu_rates()
+    if work.missing and measured:
+        hours, untimed = work.gpu_hours(measured)
         more = f", and {untimed} trainings that were not timed" if untimed else ""
-        grid.add_row("", f"{hours:,.1f} h of one {measured['machine']['device']}{more} (as measured; trainings alone)")
+        grid.add_row("", f"{hours:,.1f} h of one {device}{more} (as measured; trainings alone)")
     console.print(grid)
     for name, (_, table) in work.tables.items():
         absent: dict[str, list[str]] = {}
@@ -587,7 +610,7 @@ def mount(words: Sequence[str]) -> None:
         if not tasks.has_commands(name):
             continue
         here = words[:1] == [name]
-        if here or words[:1] == ["data"] and name in words[2:3]:
+        if here or (words[:1] == ["data"] and name in words[2:3]):
             check(name)
         if words[:1] == ["data"] and name in words[2:3]:
             for verb, command in importlib.import_module(f"retable.tasks.{name}.cli").DATA.items():
