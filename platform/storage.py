@@ -84,6 +84,10 @@ class Storage:
         if isinstance(where, Storage):
             return where
         where = str(where)
+        if not where.strip() or not where.isprintable():
+            raise UserError(
+                f"--storage {where!r}: no name of a place; name a folder, or a URI such as s3://bucket/path"
+            )
         if "://" not in where:
             return Storage(fs.LocalFileSystem(), os.path.abspath(os.path.expanduser(where)))
         if any(letter.isspace() for letter in where):  # not quoted: what a secret is cannot be told from the rest
