@@ -10,10 +10,10 @@ from typing import Any
 from retable.platform.attempt import DEATHS
 from retable.platform.board import Board
 from retable.platform.cluster import resource_of
-from retable.platform.config import Config, View, describe, differences
+from retable.platform.config import Config, View
 from retable.platform.errors import UserError, one_line
 from retable.platform.needs import Resources
-from retable.platform.plan import Plan, Prediction, Scoring, device_slug, name_of
+from retable.platform.plan import Plan, Prediction, Scoring, device_slug, name_of, name_of_view
 from retable.platform.provenance import collect
 from retable.platform.runs import RunFolder, read_arrays, view_key, write_arrays
 from retable.platform.storage import Storage
@@ -77,7 +77,7 @@ class Scorer:
 
     def _await(self, ref: Any, item: Scoring | Prediction, closes: Sequence[str]) -> None:
         weight = item.task.view_cost(item.config, item.view)
-        self.pending[ref] = Waiting(name_of_view(item), weight, tuple(closes))
+        self.pending[ref] = Waiting(name_of_view(item, self.plan.shared), weight, tuple(closes))
         self.board.add(weight)
 
     def submit_finished(self) -> None:
@@ -127,11 +127,6 @@ def show(board: Board, name: str, failure: str | None, weight: float = 1.0) -> b
     else:
         board.done(name, weight)
     return not failure
-
-
-def name_of_view(item: Scoring | Prediction) -> str:
-    """Name a view of a run."""
-    return f"{name_of(item)} as {describe(differences(item.view, item.task.view()))}"
 
 
 def predict_one(task_name: str, config: Config, view: View, folder: RunFolder, joined: bool) -> str | None:
@@ -269,7 +264,7 @@ def measure_all(plan: Plan) -> dict[str, str]:
             scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
         )(measure_one)
         for timing in todo:
-            name = f"{timing.row.label} ({name_of(timing)})"
+            name = f"{timing.row.label} ({name_of(timing, plan.shared)})"
             board.start(name)
             taken = remote.remote(timing.row.measure, timing.config, plan.storage, timing.stem, plan.measure_on)
             show(board, name, ended(taken))
