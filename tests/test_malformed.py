@@ -18,6 +18,7 @@ import pytest
 import ray
 
 from retable.platform import cli
+from retable.platform.listing import list_runs
 from retable.platform.plan import compile_plan
 from retable.platform.report import fill_and_keep, write_report
 from retable.platform.stages import predict_and_score
@@ -119,7 +120,7 @@ FOREIGN = {
 # Files of a storage that are damaged in each of these ways, and what then reads them.
 FILES = """runs/line/*/result.json|runs/line/*/config.json|runs/line/*/provenance.json|runs/line/*/metrics.jsonl
 runs/line/*/views/*/scores.json|runs/line/*/weights/*.safetensors|tables/*.json|data/line/points/dataset.json
-combinations/line/*/scores.json|.index/line.packed"""
+.index/line.packed"""
 DAMAGES = {
     "empty": b"",
     "half": lambda data: data[: len(data) // 2],
@@ -206,6 +207,10 @@ def made(tmp_path_factory):
         assert predict_and_score(line, scoring.config, scoring.view, scoring.folder) is None
     fill_and_keep(compile_plan(tables, storage))
     write_report(storage)
+    with storage.snapshot() as taken:
+        list_runs(storage)
+        compile_plan(tables, storage)
+        taken.keep_index(storage.write, 0)
     return storage
 
 
