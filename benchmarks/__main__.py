@@ -14,6 +14,7 @@ from pathlib import Path
 BENCHMARKS = (
     "audio_search",
     "audio_step",
+    "command_line",
     "faults",
     "rl_files",
     "rl_inference",

@@ -78,6 +78,9 @@ On = Annotated[
     str, typer.Option(metavar="WORD", help="Take measurements on a node with this resource, or type of accelerators.")
 ]
 Retry = Annotated[bool, typer.Option("--retry-diverged", help="Try again the trainings that diverged.")]
+Track = Annotated[
+    str, typer.Option(metavar="NAME", help="Tell a tracker of each training: mlflow, wandb or tensorboard.")
+]
 Stream = Annotated[
     bool, typer.Option("--stream/--no-stream", help="Read data as a stream even where they fit in memory.")
 ]
@@ -99,13 +102,27 @@ def options(version: Version = False) -> None:
 
 
 def resources(
-    workers: int | None, cpus: int | None, gpus: float | None, every: int, stream: bool, stack: int = 0, on: str = ""
+    workers: int | None,
+    cpus: int | None,
+    gpus: float | None,
+    every: int,
+    stream: bool,
+    stack: int = 0,
+    on: str = "",
+    track: str = "",
 ) -> Any:
     """Return the resources that the options ask for."""
     from retable.platform.launch import Resources
 
     return Resources(
-        workers=workers, cpus=cpus, gpus=gpus, checkpoint_every=every, stream=stream, stack=stack, measure_on=on
+        workers=workers,
+        cpus=cpus,
+        gpus=gpus,
+        checkpoint_every=every,
+        stream=stream,
+        stack=stack,
+        measure_on=on,
+        track=track,
     )
 
 
@@ -244,6 +261,7 @@ def reproduce(
     stream: Stream = False,
     stack: Stack = 0,
     measure_on: On = "",
+    track: Track = "",
     retry_diverged: Retry = False,
 ) -> None:
     """Fill tables and figures, measured beside published, and write the report.
@@ -255,7 +273,7 @@ def reproduce(
     from retable.platform import api
     from retable.platform.storage import Storage
 
-    wanted = resources(workers, cpus_per_run, gpus_per_run, checkpoint_every, stream, stack, measure_on)
+    wanted = resources(workers, cpus_per_run, gpus_per_run, checkpoint_every, stream, stack, measure_on, track)
     names, changes = tables or (), parse_set(set or [])
     failures: dict[str, str] = {}
     filled = {} if retry_diverged else api.complete(*names, scale=scale, set=changes, storage=storage)
@@ -312,6 +330,7 @@ def train(
     gpus_per_run: Gpus = None,
     checkpoint_every: Every = 0,
     stream: Stream = False,
+    track: Track = "",
     keep: Annotated[list[int] | None, typer.Option(help="An epoch whose weights are kept; may be repeated.")] = None,
     retry_diverged: Retry = False,
 ) -> None:
@@ -321,7 +340,7 @@ def train(
     """
     from retable.platform import api
 
-    wanted = resources(workers, cpus_per_run, gpus_per_run, checkpoint_every, stream)
+    wanted = resources(workers, cpus_per_run, gpus_per_run, checkpoint_every, stream, track=track)
     run = api.train(
         task,
         parse_set(set or []),
@@ -369,6 +388,7 @@ def sweep(
     cpus_per_run: Cpus = None,
     gpus_per_run: Gpus = None,
     stream: Stream = False,
+    track: Track = "",
 ) -> None:
     """Search a space with Ray Tune; the same command goes on where it stopped. Prints the winner as --set options.
 
@@ -384,7 +404,7 @@ def sweep(
         set=parse_set(set or []),
         scale=scale,
         storage=storage,
-        resources=resources(workers, cpus_per_run, gpus_per_run, 0, stream),
+        resources=resources(workers, cpus_per_run, gpus_per_run, 0, stream, track=track),
         samples=samples,
         name=Path(space).stem if space else "",
     )
@@ -652,11 +672,11 @@ def main() -> None:
     setattr(Console, "on_broken_pipe", closed)  # noqa: B010 (Rich, and Typer's help with it, would end with status 1)
     try:
         mount(typed())
-        ended = app(standalone_mode=False)
+        ended = app(prog_name="retable", standalone_mode=False)
         sys.stdout.flush()
         sys.exit(ended if isinstance(ended, int) else 0)
     except UserError as error:
-        errors.print(f"error: {error}", markup=False)
+        errors.print(f"error: {shortened(str(error))}", markup=False)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
@@ -684,14 +704,14 @@ def refuse(error: Any) -> int:
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()
         return 2
-    said = cli_runs.plain(error.format_message()).rstrip(".")
-    said = said if len(said) <= MOST_SAID else f"{said[:MOST_SAID]}…"
+    said = shortened(cli_runs.plain(error.format_message()).rstrip("."))
     errors.print(f"error: {said}; see `{context.command_path if context else 'retable'} --help`", markup=False)
     return 2
 
 
-MOST_SAID = 400
-"""Most letters of a refusal: a word of the user's may be a file's content."""
+def shortened(said: str, most: int = 1200) -> str:
+    """Return a refusal, and of a very long one both ends: a word of the user's may be a file's content."""
+    return said if len(said) <= most else f"{said[: most // 2]} … {said[-most // 2 :]}"
 
 
 if __name__ == "__main__":

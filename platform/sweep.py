@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from retable.platform import provenance
+from retable.platform import provenance, track
 from retable.platform.api import execute, prepare_data
 from retable.platform.attempt import Silence, Taken
 from retable.platform.board import Board
@@ -217,7 +217,13 @@ def run_trials(
             shelf.fetch({sweep.task.dataset.where(config): (sweep.task, config) for config in configs})
             made = provenance.collect() | {"scale": sweep.scale, "changed": sorted(sweep.changed)}
             launch = SweepLaunch(
-                sweep.storage, resources, made, shelf.lender, possible_resources().get("GPU", 0.0), sweep=sweep
+                sweep.storage,
+                resources,
+                made,
+                shelf.lender,
+                possible_resources().get("GPU", 0.0),
+                sweep=sweep,
+                track=track.prepare(resources.track),
             )
             if todo:
                 run_known(todo, launch, journal)
