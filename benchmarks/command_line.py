@@ -1,7 +1,7 @@
 """Seconds that commands take to start, and to answer over a storage that is full.
 
-Each runs in a process of its own, three times; the least counts, as another process may be in the way. Beside the seconds
-on the clock stand those of the processor, which heed other work less.
+Each runs in a process of its own, three times; the least counts, as another process may be in the way. Beside the
+seconds on the clock stand those of the processor, which heed other work less.
 
 `RETABLE_BENCH_STORAGE=FOLDER` names a storage on which all tables are filled at the smoke scale; it is copied, and the
 copy used. Without one, only what needs none is measured.

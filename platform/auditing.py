@@ -38,9 +38,7 @@ def audit(plan: Plan, known: Mapping[str, Learnt], rates: Mapping[str, float]) -
                 ]
             else:
                 each_one = plan.replicates[name].get(row.label, [])
-                found += [
-                    {**entry, **_replicate(plan, name, row, each, known, rates)} for each in each_one
-                ]  # fmt: skip
+                found += [{**entry, **_replicate(plan, name, row, each, known, rates)} for each in each_one]
     return found
 
 
@@ -57,17 +55,17 @@ def _replicate(
     folder = RunFolder.of(plan.storage, task, config)
     training = plan.trainings.get(folder.path)
     work = task.gpu_work(config)
-    scoring = replicate.view is not None and not isinstance(row, Measurement)
+    view = None if isinstance(row, Measurement) else replicate.view
     return {
         "run": folder.fingerprint,
         "state": training.status if training else "measured alone",
         "axes": dict(replicate.axes),
         "set": exact_changes(config),
-        "view": view_changes(task, config, replicate.view) if scoring else {},
+        "view": {} if view is None else view_changes(task, config, view),
         "parent": RunFolder.of(plan.storage, task, ancestor).fingerprint if ancestor is not None else None,
         "data": task.dataset.where(config),
         "core_hours": training_cost(task, config, known) / 3600 if training else 0.0,
-        "view_core_hours": task.view_cost(config, replicate.view) / 3600 if scoring else 0.0,
+        "view_core_hours": 0.0 if view is None else task.view_cost(config, view) / 3600,
         "gpu_hours": work[1] / rates[work[0]] / 3600 if training and work and work[0] in rates else None,
     }
 

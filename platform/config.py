@@ -117,7 +117,11 @@ def _changed(config: C, changes: Mapping[str, object], prefix: str) -> C:
 
 def _check_chosen(chosen: object, hint: Any, path: str, below: Mapping[str, object]) -> None:
     """Refuse fields that another choice has, as the choice is to be made first, and those that none has."""
-    fields = {kind: field_types(kind) for kind in typing.get_args(hint) if dataclasses.is_dataclass(kind)}
+    fields = {
+        kind: field_types(kind)
+        for kind in typing.get_args(hint)
+        if isinstance(kind, type) and dataclasses.is_dataclass(kind)
+    }
     for name in {inner.partition(".")[0] for inner in below} - {*getattr(chosen, "__dataclass_fields__", ())}:
         having = [choice_name(kind) for kind, names in fields.items() if name in names]
         if having:

@@ -78,8 +78,8 @@ def tables_of(storage: Storage) -> list[dict[str, Any]]:
 
     A request whose numbers are not there, or were kept by another version, has no `rows`.
     """
-    from retable.platform.filled import FilledTable, slug
-    from retable.platform.report import kept_tables, read_request, slug_of
+    from retable.platform.filled import FilledTable, slug, slug_of
+    from retable.platform.report import kept_tables, read_request
 
     kept: dict[str, FilledTable] = {slug_of(part): part for part in kept_tables(storage)}
     found = []

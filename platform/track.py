@@ -149,21 +149,21 @@ def open_tensorboard(settings: Mapping[str, str], folder: RunFolder, config: Map
     """Return what logs to TensorBoard: the curves, and the config with the final metrics as hyperparameters."""
     from torch.utils.tensorboard import SummaryWriter
 
-    writer = SummaryWriter(f"{settings['where']}/{folder.task}-{folder.fingerprint}", purge_step=0)  # type: ignore[no-untyped-call]
+    writer = SummaryWriter(f"{settings['where']}/{folder.task}-{folder.fingerprint}", purge_step=0)
     done = 0
 
     def log(rows: Sequence[Row], final: Row | None) -> None:
         nonlocal done
         for row in rows[done:]:
             for name, value in row.items():
-                writer.add_scalar(name, value, int(row["epoch"]), row["time"])  # type: ignore[no-untyped-call]
+                writer.add_scalar(name, value, int(row["epoch"]), row["time"])
         done = len(rows)
         if final is not None:
             chosen = {
                 path: value if isinstance(value, (bool, int, float)) else str(value) for path, value in config.items()
             }
             last = {f"final/{name}": value for name, value in final.items()}
-            writer.add_hparams(chosen, last, run_name=".")  # type: ignore[no-untyped-call]
-        writer.flush()  # type: ignore[no-untyped-call]
+            writer.add_hparams(chosen, last, run_name=".")
+        writer.flush()
 
     return log
