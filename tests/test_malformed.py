@@ -154,7 +154,6 @@ def split(table):
 
 def call(words):
     """Run the command in this process, within the time."""
-    groups = [(each, list(each.registered_groups)) for each in (cli.app, cli.data_app)]
     out, said, before = io.StringIO(), io.StringIO(), time.monotonic()
 
     def late(*_):
@@ -174,8 +173,6 @@ def call(words):
         signal.alarm(0)
         signal.signal(signal.SIGALRM, old)
         sys.argv = argv
-        for each, kept in groups:
-            each.registered_groups[:] = kept
     return Outcome(" ".join(words), code, out.getvalue(), said.getvalue(), time.monotonic() - before)
 
 

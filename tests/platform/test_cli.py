@@ -18,11 +18,8 @@ def retable(monkeypatch, capsys):
     def call(*words):
         monkeypatch.setattr(sys, "argv", ["retable", *words])
         monkeypatch.setenv("COLUMNS", "160")
-        mounted = [(each, list(each.registered_groups)) for each in (cli.app, cli.data_app)]
         with pytest.raises(SystemExit) as ended:
             cli.main()
-        for each, groups in mounted:
-            each.registered_groups[:] = groups
         said = capsys.readouterr()
         return SimpleNamespace(returncode=ended.value.code or 0, stdout=said.out, stderr=said.err)
 
