@@ -14,6 +14,7 @@ from pathlib import Path
 BENCHMARKS = (
     "audio_search",
     "audio_step",
+    "command_line",
     "faults",
     "rl_files",
     "rl_inference",
@@ -21,6 +22,7 @@ BENCHMARKS = (
     "rl_stack",
     "rl_update",
     "run_overhead",
+    "scaling",
     "serve_faults",
     "serve_fuzz",
     "serve_growth",

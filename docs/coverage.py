@@ -31,8 +31,9 @@ the commands are executed at the smallest scale by `make docs-check`.
 - **smoke** fills all of it in minutes on two cores: it proves the path, and its numbers mean nothing.
 - **small** takes an hour or a few on two cores, on generated or recorded data; where a page of results is named, it
   was run.
-- **paper** is the published setting, on the published data, which you must have. It was not run here at full size:
-  there was no GPU to do it on. Its costs are estimates: days of one core by each task's own rough formula; money, and
+- **paper** is the published setting, on the published data, which you must have. Where a page is named, it was run, on
+  recordings of our own, as it asks for masks and files alone; no training was run here at full size: there was no GPU
+  to do it on. Its costs are estimates: days of one core by each task's own rough formula; money, and
   hours of GPUs, by [cluster.yaml](../cluster.yaml) and the example prices in [prices.toml](../prices.toml), where a GPU
   is taken to be worth as many cores as is written there. Runs that several tables share count for each of them.
 """
@@ -65,10 +66,12 @@ def overview(task: Task, storage: str, cluster: Any, prices: Any) -> str:
         part = found.tables[name]
         gpu = sum(hours for node, hours in part.hours.items() if cluster_gpus(cluster, node))
         days = f"{work.cost / 86400:,.1f} days"
-        here = f"smoke, [small](results/{task.name}-small/report.md)" if shown_small(name) else "smoke"
+        shown = [
+            f"[{scale}](results/{task.name}-{scale}/report.md)" for scale in ("small", "paper") if has(name, scale)
+        ]
         lines.append(
             f"| `retable reproduce {name} --scale paper` | {len(table.rows)} | {len(work.trainings)} | {days} "
-            f"| {gpu:,.0f} | {found.money(part.hours):,.0f} {prices.currency} | {here} |"
+            f"| {gpu:,.0f} | {found.money(part.hours):,.0f} {prices.currency} | {', '.join(['smoke', *shown])} |"
         )
     return "\n".join(lines)
 
@@ -78,10 +81,10 @@ def cluster_gpus(cluster: Any, node: str) -> bool:
     return any(kind.name == node and kind.gpus for kind in cluster.workers)
 
 
-def shown_small(name: str) -> bool:
-    """Say whether the results of a table at the small scale are among the documents."""
+def has(name: str, scale: str) -> bool:
+    """Say whether the results of a table at some scale are among the documents."""
     task, _, key = name.partition("/")
-    return (ROOT / "docs" / "results" / f"{task}-small" / f"{task}-{key}-small.csv").exists()
+    return any((ROOT / "docs" / "results" / f"{task}-{scale}").glob(f"{task}-{key}-{scale}*.csv"))
 
 
 def rows(task: Task, key: str, table: AnyTable) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from retable.platform import listing, provenance
+from retable.platform import listing, provenance, track
 from retable.platform.after import After
 from retable.platform.cluster import (
     check_nodes,
@@ -188,7 +188,7 @@ def launch_for(work: Plan, resources: Resources) -> Launch:
         if resources.stream and not task.dataset.streams:
             raise UserError(f"--stream: {task.name} has no data to stream; leave it out")
     made = provenance.collect() | {"scale": work.scale, "changed": sorted(work.changes)}
-    return Launch(work.storage, resources, made)
+    return Launch(work.storage, resources, made, track=track.prepare(resources.track))
 
 
 def train(

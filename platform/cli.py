@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import shlex
 import signal
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as Grid
 from rich.text import Text
@@ -23,7 +25,7 @@ from retable.platform import task as tasks
 from retable.platform.board import clock, console, errors, progress_bar
 from retable.platform.config import parse_set, set_line
 from retable.platform.errors import UserError
-from retable.platform.extras import Missing, check, missing
+from retable.platform.extras import check
 
 if TYPE_CHECKING:
     from retable.platform.sweep_result import SweepResult
@@ -39,7 +41,8 @@ app = typer.Typer(
 )
 app.add_typer(cli_runs.app)
 app.add_typer(cli_jobs.app)
-data_app = typer.Typer(no_args_is_help=True, help="Make, check, convert or import a task's data.")
+PLATFORM = tuple(app.registered_groups)
+"""The groups of commands that no task brings."""
 
 GPU = Path(retable.__file__).absolute().parents[1] / "benchmarks" / "results" / "gpu.json"
 """What `python -m benchmarks gpu` measured, in a checkout where it was run."""
@@ -75,6 +78,9 @@ On = Annotated[
     str, typer.Option(metavar="WORD", help="Take measurements on a node with this resource, or type of accelerators.")
 ]
 Retry = Annotated[bool, typer.Option("--retry-diverged", help="Try again the trainings that diverged.")]
+Track = Annotated[
+    str, typer.Option(metavar="NAME", help="Tell a tracker of each training: mlflow, wandb or tensorboard.")
+]
 Stream = Annotated[
     bool, typer.Option("--stream/--no-stream", help="Read data as a stream even where they fit in memory.")
 ]
@@ -96,37 +102,48 @@ def options(version: Version = False) -> None:
 
 
 def resources(
-    workers: int | None, cpus: int | None, gpus: float | None, every: int, stream: bool, stack: int = 0, on: str = ""
+    workers: int | None,
+    cpus: int | None,
+    gpus: float | None,
+    every: int,
+    stream: bool,
+    stack: int = 0,
+    on: str = "",
+    track: str = "",
 ) -> Any:
     """Return the resources that the options ask for."""
     from retable.platform.launch import Resources
 
     return Resources(
-        workers=workers, cpus=cpus, gpus=gpus, checkpoint_every=every, stream=stream, stack=stack, measure_on=on
+        workers=workers,
+        cpus=cpus,
+        gpus=gpus,
+        checkpoint_every=every,
+        stream=stream,
+        stack=stack,
+        measure_on=on,
+        track=track,
     )
 
 
 @app.command("list")
 def list_all() -> None:
     """Show tasks, their tables, scales and search spaces."""
-    from retable.platform.space import find_space, spaces
+    from retable.platform.catalogue import catalogue
 
-    for name in tasks.names():
-        try:
-            task = tasks.find(name)
-        except Missing as error:
-            console.print(f"[bold]{name}[/]  [dim]{escape(str(error))}[/]")
+    found = catalogue()
+    for name, entry in found["tasks"].items():
+        if "missing" in entry:
+            console.print(f"[bold]{name}[/]  [dim]{escape(entry['missing'])}[/]")
             continue
-        console.print(f"[bold]{name}[/]  {task.about}")
-        for table, content in task.tables().items():
-            console.print(f"  {name}/{table}  [dim]{content.title}[/]")
-        for name_of_scale, scale in task.scales().items():
-            console.print(f"  --scale {name_of_scale}  [dim]{scale.about}[/]")
+        console.print(f"[bold]{name}[/]  {escape(entry['about'])}")
+        for table, title in entry["tables"].items():
+            console.print(f"  {name}/{table}  [dim]{escape(title)}[/]")
+        for scale, about in entry["scales"].items():
+            console.print(f"  --scale {scale}  [dim]{escape(about)}[/]")
     console.print("[bold]search spaces[/]")
-    for name in spaces():
-        if missing(name.partition("_")[0]):
-            continue
-        console.print(f"  {name}  [dim]{find_space(name).about}[/]")
+    for name, about in found["spaces"].items():
+        console.print(f"  {name}  [dim]{escape(about)}[/]")
 
 
 @app.command()
@@ -139,29 +156,48 @@ def plan(
         str, typer.Option(metavar="FILE", help="A file of Ray's cluster launcher, or of KubeRay: what it takes there.")
     ] = "",
     prices: Annotated[str, typer.Option(metavar="FILE", help="What its machines cost.")] = "prices.toml",
+    configs: Annotated[
+        bool, typer.Option("--configs", help="Also each row: its fields, view, parent, data, cost and runs.")
+    ] = False,
+    as_json: cli_runs.Json = False,
 ) -> None:
     """Print what filling tables takes, without starting anything; with --cluster also nodes, money and time.
 
+    Trainings cost what finished runs of the storage took, where there are some of this scale on such a machine.
+
     Examples: `retable plan rl/figure1 rl/figure2 --scale paper` · `retable plan --scale paper --cluster cluster.yaml`
+    · `retable plan rl/table1 --configs`
     """
-    from retable.platform import api
+    from retable.platform import api, auditing, learnt
     from retable.platform.nodes import read_cluster, read_prices
 
     costs = read_prices(prices) if cluster else None
     nodes = read_cluster(cluster, costs) if costs else None
     work = api.plan(*tables or (), scale=scale, set=parse_set(set or []), storage=storage)
+    rows = auditing.audit(work, known := learnt.learn(work), gpu_rates()[1]) if configs or as_json else []
+    if as_json:
+        whole = auditing.summary(work, known, learnt.core_seconds(work, known))
+        cli_runs.print_json({**whole, "rows": rows} if configs else whole)
+        return
     print_plan(work)
+    for line in auditing.lines(rows):
+        console.print(line, markup=False)
     if costs and nodes:
         print_cost(work, nodes, costs)
+
+
+def gpu_rates() -> tuple[str, Mapping[str, float]]:
+    """Return the GPU that was measured, and its units a second; none where that was only tried."""
+    measured: dict[str, Any] = json.loads(GPU.read_text()) if GPU.exists() else {"tiny": True}
+    return ("", {}) if measured["tiny"] else (measured["machine"]["device"], measured["rates"])
 
 
 def print_cost(work: Any, nodes: Any, prices: Any) -> None:
     """Print what a plan takes on a cluster, table by table."""
     from retable.platform.cost import Rates, estimate, grid, remarks
 
-    measured: dict[str, Any] = json.loads(GPU.read_text()) if GPU.exists() else {"tiny": True}
-    rates = Rates() if measured["tiny"] else Rates(measured["machine"]["device"], measured["rates"])
-    found = estimate(work, nodes, prices, rates)
+    device, measured = gpu_rates()
+    found = estimate(work, nodes, prices, Rates(device, measured) if measured else Rates())
     if not found.nodes:
         console.print("  nothing is left to do on a cluster")
         return
@@ -175,6 +211,7 @@ def print_cost(work: Any, nodes: Any, prices: Any) -> None:
 
 def print_plan(work: Any, wanted: Any = None) -> None:
     """Print a plan's counts and cost, and what its trainings take (`wanted`: what the options say of that)."""
+    from retable.platform import learnt
     from retable.platform.needs import told
 
     rows = sum(len(table.rows) for _, table in work.tables.values())
@@ -192,12 +229,15 @@ def print_plan(work: Any, wanted: Any = None) -> None:
         grid.add_row("" if number else "a training takes", line)
     grid.add_row("evaluations", f"{len(work.scorings)} ({len(work.unscored)} to do)")
     grid.add_row("measurements", f"{len(work.timings)} ({len(work.unmeasured)} to do)")
-    grid.add_row("estimated cost", f"{clock(work.cost)} of one CPU core (rough)")
-    measured: dict[str, Any] = json.loads(GPU.read_text()) if GPU.exists() else {"tiny": True}
-    if work.missing and not measured["tiny"]:
-        hours, untimed = work.gpu_hours(measured["rates"])
+    known = learnt.learn(work)
+    grid.add_row("estimated cost", f"{clock(learnt.core_seconds(work, known))} of one CPU core (rough)")
+    if known:
+        grid.add_row("", learnt.told(known))
+    device, measured = gpu_rates()
+    if work.missing and measured:
+        hours, untimed = work.gpu_hours(measured)
         more = f", and {untimed} trainings that were not timed" if untimed else ""
-        grid.add_row("", f"{hours:,.1f} h of one {measured['machine']['device']}{more} (as measured; trainings alone)")
+        grid.add_row("", f"{hours:,.1f} h of one {device}{more} (as measured; trainings alone)")
     console.print(grid)
     for name, (_, table) in work.tables.items():
         absent: dict[str, list[str]] = {}
@@ -221,6 +261,7 @@ def reproduce(
     stream: Stream = False,
     stack: Stack = 0,
     measure_on: On = "",
+    track: Track = "",
     retry_diverged: Retry = False,
 ) -> None:
     """Fill tables and figures, measured beside published, and write the report.
@@ -232,7 +273,7 @@ def reproduce(
     from retable.platform import api
     from retable.platform.storage import Storage
 
-    wanted = resources(workers, cpus_per_run, gpus_per_run, checkpoint_every, stream, stack, measure_on)
+    wanted = resources(workers, cpus_per_run, gpus_per_run, checkpoint_every, stream, stack, measure_on, track)
     names, changes = tables or (), parse_set(set or [])
     failures: dict[str, str] = {}
     filled = {} if retry_diverged else api.complete(*names, scale=scale, set=changes, storage=storage)
@@ -289,6 +330,7 @@ def train(
     gpus_per_run: Gpus = None,
     checkpoint_every: Every = 0,
     stream: Stream = False,
+    track: Track = "",
     keep: Annotated[list[int] | None, typer.Option(help="An epoch whose weights are kept; may be repeated.")] = None,
     retry_diverged: Retry = False,
 ) -> None:
@@ -298,7 +340,7 @@ def train(
     """
     from retable.platform import api
 
-    wanted = resources(workers, cpus_per_run, gpus_per_run, checkpoint_every, stream)
+    wanted = resources(workers, cpus_per_run, gpus_per_run, checkpoint_every, stream, track=track)
     run = api.train(
         task,
         parse_set(set or []),
@@ -346,6 +388,7 @@ def sweep(
     cpus_per_run: Cpus = None,
     gpus_per_run: Gpus = None,
     stream: Stream = False,
+    track: Track = "",
 ) -> None:
     """Search a space with Ray Tune; the same command goes on where it stopped. Prints the winner as --set options.
 
@@ -361,7 +404,7 @@ def sweep(
         set=parse_set(set or []),
         scale=scale,
         storage=storage,
-        resources=resources(workers, cpus_per_run, gpus_per_run, 0, stream),
+        resources=resources(workers, cpus_per_run, gpus_per_run, 0, stream, track=track),
         samples=samples,
         name=Path(space).stem if space else "",
     )
@@ -560,53 +603,115 @@ def doctor(storage: Where = "results") -> None:
         raise typer.Exit(1)
 
 
-def mount(words: Sequence[str]) -> None:
-    """Mount each task's own commands, and its part of `retable data`.
+VERBS = {
+    "make": "Write generated or recorded data in the task's real format.",
+    "check": "Say every defect of a data set, one line each.",
+    "convert": "Read the real public files into the form that training streams.",
+    "import": "Bring other real data into the task's layout.",
+}
+"""Commands of `retable data`: what each does."""
 
-    A task is imported (which takes seconds) only where the command line names it, or may list its commands.
+
+def typed() -> list[str]:
+    """Return the words of the command line; while a shell completes one, those before it."""
+    if "_RETABLE_COMPLETE" not in os.environ:
+        return sys.argv[1:]
+    words = (os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS") or "").split()
+    last = os.environ.get("COMP_CWORD")  # of bash; others give the text up to the cursor
+    return words[1 : int(last)] if last else words[1:]
+
+
+def mount(words: Sequence[str]) -> None:
+    """Mount each task's own commands, and its part of `retable data`; what was mounted before is gone.
+
+    A task is imported (which takes seconds) only for a command of it; the help that lists them is the catalogue's.
     """
-    verbs = {
-        verb: typer.Typer(no_args_is_help=True, help=text)
-        for verb, text in {
-            "make": "Write generated or recorded data in the task's real format.",
-            "check": "Say every defect of a data set, one line each.",
-            "convert": "Read the real public files into the form that training streams.",
-            "import": "Bring other real data into the task's layout.",
-        }.items()
-    }
+    app.registered_groups[:] = PLATFORM
+    data_app = typer.Typer(no_args_is_help=True, help="Make, check, convert or import a task's data.")
+    verbs = {verb: typer.Typer(no_args_is_help=True, help=text) for verb, text in VERBS.items()}
     for name in tasks.names():
         if not tasks.has_commands(name):
             continue
-        if words[:1] not in (["data"], [name]):
-            app.add_typer(typer.Typer(), name=name, help=f"Commands of the task {name}.")
-            continue
-        if name in words[:3]:
+        here = words[:1] == [name]
+        if here or (words[:1] == ["data"] and name in words[2:3]):
             check(name)
-        elif missing(name):
+        if words[:1] == ["data"] and name in words[2:3]:
+            for verb, command in importlib.import_module(f"retable.tasks.{name}.cli").DATA.items():
+                verbs[verb].command(name)(command)
+        elif words[:1] == ["data"] and words[1:2] and words[1] in VERBS:
+            stub(verbs[words[1]], {name: catalogued(name).get("data", {}).get(words[1])})
+        if here and any(not word.startswith("-") for word in words[1:]):
+            app.add_typer(importlib.import_module(f"retable.tasks.{name}.cli").app, name=name)
             continue
-        module = importlib.import_module(f"retable.tasks.{name}.cli")
-        app.add_typer(module.app, name=name)
-        for verb, command in module.DATA.items():
-            verbs[verb].command(name)(command)
+        group = typer.Typer(no_args_is_help=True)
+        stub(group, catalogued(name).get("commands", {}) if here else {})
+        about = catalogued(name)["help"] if here else f"Commands of the task {name}."
+        app.add_typer(group, name=name, help=about)
     for verb, group in verbs.items():
         data_app.add_typer(group, name=verb)
     app.add_typer(data_app, name="data")
 
 
+def catalogued(name: str) -> Mapping[str, Any]:
+    """Return what the catalogue has of a task."""
+    from retable.platform.catalogue import catalogue
+
+    found: Mapping[str, Any] = catalogue()["tasks"][name]
+    return found
+
+
+def stub(group: typer.Typer, found: Mapping[str, str | None]) -> None:
+    """Add commands that only show in a group's help."""
+    for name, about in found.items():
+        if about is not None:
+            group.command(name, help=about)(lambda: None)
+
+
 def main() -> None:
     """Run the command line; a user's mistake is one line and status 2, Ctrl-C status 130, SIGTERM 143."""
+    setattr(Console, "on_broken_pipe", closed)  # noqa: B010 (Rich, and Typer's help with it, would end with status 1)
     try:
-        mount(sys.argv[1:])
-        app()
+        mount(typed())
+        ended = app(prog_name="retable", standalone_mode=False)
+        sys.stdout.flush()
+        sys.exit(ended if isinstance(ended, int) else 0)
     except UserError as error:
-        errors.print(f"error: {error}", markup=False)
+        errors.print(f"error: {shortened(str(error))}", markup=False)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
+    except BrokenPipeError:
+        closed()
     except SystemExit as ended:
         if ended.code in (130, 143):
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # one more would be a traceback of Python's own end
         raise
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # a mistake that Typer found; its class is private there
+            raise
+        sys.exit(refuse(error))
+
+
+def closed(*_: object) -> None:
+    """End well where whoever reads what is printed has seen enough, as `head` has."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(0)
+
+
+def refuse(error: Any) -> int:
+    """Tell, in a line, a mistake that Typer found in the words of a command; return the status."""
+    context = getattr(error, "ctx", None)
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()
+        return 2
+    said = shortened(cli_runs.plain(error.format_message()).rstrip("."))
+    errors.print(f"error: {said}; see `{context.command_path if context else 'retable'} --help`", markup=False)
+    return 2
+
+
+def shortened(said: str, most: int = 1200) -> str:
+    """Return a refusal, and of a very long one both ends: a word of the user's may be a file's content."""
+    return said if len(said) <= most else f"{said[: most // 2]} … {said[-most // 2 :]}"
 
 
 if __name__ == "__main__":

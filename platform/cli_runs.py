@@ -1,4 +1,4 @@
-"""The commands `runs`, `show`, `diff` and `gc`: what a storage holds. All but `gc` know no task's code."""
+"""The commands `runs`, `show`, `tables`, `diff` and `gc`: what a storage holds. All but `gc` know no task's code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from retable.platform.board import clock, console, errors, progress_bar
-from retable.platform.config import parse_set
+from retable.platform.config import describe, parse_set
 from retable.platform.errors import UserError, redact
 
 app = typer.Typer()
@@ -190,6 +190,36 @@ def number(value: Any, most: int = 200) -> str:
     """Write a value as people read it; one that is longer is cut."""
     text = f"{value:.6g}" if isinstance(value, float) else str(value)
     return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+@app.command()
+def tables(storage: Where = "results", as_json: Json = False) -> None:
+    """List the tables of a storage: at which scale each was filled, how many of its rows, and its verdicts.
+
+    Examples: `retable tables` · `retable tables --storage s3://lab/results --json`
+    """
+    from retable.platform.catalogue import catalogue
+    from retable.platform.showing import tables_of
+    from retable.platform.storage import Storage
+
+    where = Storage.open(storage)
+    found = tables_of(where)
+    if as_json:
+        print_json(found)
+        return
+    if not found:
+        raise UserError(f"{where}: no tables have been reproduced here; run `retable reproduce` first")
+    rows = []
+    for each in found:
+        filled = f"{each['filled']}/{each['rows'] - each['absent']}" if "rows" in each else Text("none", "yellow")
+        claims = ", ".join(f"{count} {status}" for status, count in each.get("claims", {}).items())
+        changes = f"changed: {describe(each['set'])}" if each["set"] else ""
+        about = each["why"] or "; ".join(text for text in (changes, claims) if text)
+        rows.append((each["table"], each["scale"], filled, each.get("absent", ""), each.get("replicates", ""), about))
+    show(grid(("table", "scale", "rows", "absent", "numbers", "claims"), rows, "rows absent numbers"))
+    names = {f"{task}/{table}" for task, entry in catalogue()["tasks"].items() for table in entry.get("tables", ())}
+    rest = sorted(names - {each["table"] for each in found})
+    console.print(f"{len(found)} tables" + (f"; not filled here: {', '.join(rest)}" if rest else ""), markup=False)
 
 
 @app.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import json
 import logging
 import math
@@ -12,8 +13,10 @@ import secrets
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -145,14 +148,10 @@ def start_ray(nested: bool, interrupt: Interrupt | None) -> None:
         add_to_path()
         make_token()
     ours: dict[str, Any] = variables() if address else {"include_dashboard": nested, "dashboard_host": "127.0.0.1"}
+    start = partial(ray.init, address=address or "local", logging_level=logging.ERROR, log_to_driver=False, **ours)
     try:
-        try:
-            ray.init(address=address or "local", logging_level=logging.ERROR, log_to_driver=False, **ours)
-        except Exception as error:  # Ray waits for 30 s; a machine with much to do takes longer
-            if address or "timed out during startup" not in str(error):
-                raise
-            ray.shutdown()
-            ray.init(address="local", logging_level=logging.ERROR, log_to_driver=False, **ours)
+        if address or too_late(start):
+            start()
     except Exception as error:  # Ray raises plain ones where a node does not come up
         what = f"RAY_ADDRESS={address}: this machine cannot join" if address else "Ray does not start on this machine"
         raise UserError(f"{what}: {str(error).splitlines()[0]}") from error
@@ -163,6 +162,24 @@ def start_ray(nested: bool, interrupt: Interrupt | None) -> None:
     finally:
         if interrupt:
             signal.signal(signal.SIGTERM, interrupt)
+
+
+def too_late(start: Callable[[], object]) -> bool:
+    """Start Ray; return whether it did not come up within its 30 s, as on a machine with much to do, and was ended."""
+    import ray
+
+    try:
+        start()
+    except Exception as error:
+        if "timed out during startup" not in str(error):
+            raise
+    else:
+        return False
+    with warnings.catch_warnings():  # of the processes that Ray ends without waiting for them
+        warnings.simplefilter("ignore", ResourceWarning)
+        ray.shutdown()
+        gc.collect()
+    return True
 
 
 def variables() -> dict[str, Any]:

@@ -51,6 +51,10 @@ class Parent:
     checkpoint: int = 0
 
 
+class UnknownField(UserError):
+    """A config has no field at a path."""
+
+
 class Config(Protocol):
     """What every config has: a frozen, keyword-only dataclass with these fields; `init` where runs build on runs."""
 
@@ -93,13 +97,14 @@ def _changed(config: C, changes: Mapping[str, object], prefix: str) -> C:
         name, dot, rest = path.partition(".")
         if name not in hints:
             known = (prefix + key for key in flatten(config))
-            raise UserError(f"unknown field {prefix + path!r}{nearest(prefix + path, known)}")
+            raise UnknownField(f"unknown field {prefix + path!r}{nearest(prefix + path, known)}")
         if dot:
             inner.setdefault(name, {})[rest] = value
         else:
             own[name] = convert(value, hints[name], prefix + name)
     for name, below in inner.items():
         chosen = own.get(name, getattr(config, name))
+        _check_chosen(chosen, hints[name], prefix + name, below)
         if not dataclasses.is_dataclass(chosen):
             whole = f"{prefix}{name}.{next(iter(below))}"
             raise UserError(f"unknown field {whole!r}: {prefix + name!r} has no fields of its own")
@@ -108,6 +113,27 @@ def _changed(config: C, changes: Mapping[str, object], prefix: str) -> C:
         return dataclasses.replace(config, **own)  # type: ignore[type-var]
     except ValueError as error:
         raise UserError(f"{', '.join(prefix + name for name in own)}: {error}") from error
+
+
+def _check_chosen(chosen: object, hint: Any, path: str, below: Mapping[str, object]) -> None:
+    """Refuse fields that another choice has, as the choice is to be made first, and those that none has."""
+    fields = {
+        kind: field_types(kind)
+        for kind in typing.get_args(hint)
+        if isinstance(kind, type) and dataclasses.is_dataclass(kind)
+    }
+    for name in {inner.partition(".")[0] for inner in below} - {*getattr(chosen, "__dataclass_fields__", ())}:
+        having = [choice_name(kind) for kind, names in fields.items() if name in names]
+        if having:
+            choices = " or ".join(f"{path}={choice}" for choice in having)
+            raise UserError(f"{path}.{name}: choose {choices} first; it is now {_chosen(chosen)}")
+        if fields:
+            known = {f"{path}.{each}" for names in fields.values() for each in names}
+            raise UserError(f"unknown field '{path}.{name}'{nearest(f'{path}.{name}', known)}")
+
+
+def _chosen(value: object) -> str:
+    return choice_name(type(value)) if dataclasses.is_dataclass(value) else str(value)
 
 
 def convert(value: object, hint: Any, path: str) -> object:

@@ -16,7 +16,7 @@ from retable.platform.cluster import possible_resources
 from retable.platform.config import parent
 from retable.platform.launch import Job, Launch, check, concurrent, fit
 from retable.platform.needs import Needs, largest
-from retable.platform.plan import Plan, Training, name_of, stacks
+from retable.platform.plan import Plan, Shared, Training, name_of, stacks
 from retable.platform.runs import RunFolder
 from retable.platform.shelf import Shelf
 from retable.platform.watch import FAILURE, TAKEN, Piece, Watch
@@ -50,7 +50,7 @@ def train_all(plan: Plan, launch: Launch, after: After | None = None) -> dict[st
         shelf = Shelf(launch.storage, said.stream, board)
         made = [job_of(stack, needs) for stack, needs in zip(jobs, takes, strict=True)]
         launch = dataclasses.replace(launch, jobs=made, lender=shelf.lender, gpus=gpus)
-        flow = Flow(jobs, launch, shelf, after)
+        flow = Flow(jobs, launch, shelf, after, plan.shared)
         watch = Watch(board, flow.pieces, ended=flow.ended, look=flow.look)
         fit(
             {},
@@ -96,6 +96,8 @@ class Flow:
     launch: Launch
     shelf: Shelf
     after: After | None = None
+    shared: Shared = field(default_factory=dict)
+    """What all of the trainings have in common: names leave it out."""
     ready: deque[dict[str, Any]] = field(default_factory=deque)
     """Specs of trials that may begin."""
     blocked: list[dict[str, Any]] = field(default_factory=list)
@@ -125,7 +127,7 @@ class Flow:
     def pieces(self, spec: Mapping[str, Any]) -> list[Piece]:
         """Return the same as people see it."""
         return [
-            Piece(name_of(each), each.folder, each.config.epochs, each.task.cost(each.config))
+            Piece(name_of(each, self.shared), each.folder, each.config.epochs, each.task.cost(each.config))
             for each in self.trainings(spec)
         ]
 

@@ -75,6 +75,8 @@ class Launch:
     gpus: float = 0.0
     """GPUs that the cluster has or may come to have."""
     jobs: Sequence[Job] = ()
+    track: Mapping[str, str] = field(default_factory=dict)
+    """What workers must know of the experiment tracker (`track.prepare`); nothing: there is none."""
     scratch: str = ".ray"
     """Folder of the storage where Ray keeps its own state while it runs."""
     hung: int = field(default_factory=lambda: HUNG)
@@ -161,6 +163,7 @@ def train_job(members: Members, launch: Launch, worker: Worker) -> None:
     from retable.platform.loop import train
     from retable.platform.provenance import here
     from retable.platform.stages import score_weights
+    from retable.platform.track import tracked
 
     needs = members.job.needs
     torch.set_num_threads(needs.cpus if needs.workers == 1 else 1)
@@ -172,6 +175,7 @@ def train_job(members: Members, launch: Launch, worker: Worker) -> None:
         for folder, config in zip(folders, configs, strict=True):
             folder.begin(config, task.version, {**facts, "seed": config.seed})
         worker = dataclasses.replace(worker, save=folders[0].folder.write, confirm=members.confirm, note=members.note)
+    worker = tracked(worker, launch.track, folders, configs) if launch.track else worker
     data = open_data(task, configs, source, launch)
 
     def score(weights: Mapping[str, torch.Tensor], epoch: int) -> Mapping[str, float]:

@@ -53,6 +53,8 @@ class Resources:
     """Read data as a stream even where they would fit in memory."""
     stack: int = 0
     """Most trainings of one group that train as one stack; 0: one on CPUs, on GPUs as many as keep every GPU busy."""
+    track: str = ""
+    """An experiment tracker that hears of each training: mlflow, wandb or tensorboard."""
     measure_on: str = ""
     """Custom resource, or accelerator type, of the nodes that measurements are taken on; else the command's machine."""
 
@@ -62,6 +64,10 @@ class Resources:
         Raises:
             UserError: naming the field.
         """
+        if self.track:  # here, as a library that is not there is to be told before anything starts
+            from retable.platform.track import prepare
+
+            prepare(self.track)
         least = {"workers": 1, "cpus": 1, "gpus": 0, "checkpoint_every": 0, "stack": 0}
         for name, lowest in least.items():
             value, kind = getattr(self, name), (int, float, np.number) if name == "gpus" else (int, np.integer)

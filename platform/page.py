@@ -153,6 +153,10 @@ def alt(part: FilledTable) -> str:
     return f"{part.title}: {shown}{axes}"
 
 
+DAY = 86400
+"""Seconds."""
+
+
 def glance(parts: Sequence[FilledTable], papers: Sequence[Paper]) -> list[tuple[str, str, str]]:
     """Return, of what was run here and of a full replication: scope, data, hardware, time and outcome."""
     runs = runs_of(parts)
@@ -161,16 +165,17 @@ def glance(parts: Sequence[FilledTable], papers: Sequence[Paper]) -> list[tuple[
     seconds = sum(float(run.get("usage", {}).get("seconds", 0)) for run in runs.values())
     devices = Counter(str(run["provenance"].get("device", "unknown")) for run in runs.values())
     trainings = sum(paper.full.get("trainings", 0) for paper in papers)
-    days = sum(paper.full.get("core_seconds", 0) for paper in papers) / 86400
+    full = sum(paper.full.get("core_seconds", 0) for paper in papers)
     claims = [claim for part in parts if part.scale != forms.SMOKE for claim in part.claims]
-    said = ", ".join(f"{count} {status}" for status, count in forms.counts(claims).items())
+    said = ", ".join(f"{status}: {count}" for status, count in forms.counts(claims).items())
     scales = ", ".join(sorted({part.scale for part in parts}, key=rank))
     return [
         ("scope", f"{there} filled rows of {len(parts)} sections, {len(runs):,} runs; scale {scales}",
          f"{rows} rows, {trainings:,.0f} trainings (those that tables share count for each)"),
         ("hardware", "; ".join(f"{name} ({count} runs)" for name, count in devices.most_common(3)) or "–",
-         "GPUs: see retable plan --scale paper --cluster FILE for nodes and money"),
-        ("time", f"{clock(seconds)} of training" if seconds else "–", f"{days:,.0f} days of one core, roughly"),
+         "GPUs: retable plan --scale paper --cluster FILE says nodes and money" if full > DAY else "a laptop"),
+        ("time", f"{clock(seconds)} of training" if seconds else "–",
+         f"{full / DAY:,.0f} days of one core, roughly" if full > 2 * DAY else f"{clock(full)} of one core, roughly"),
         ("outcome", said or "the smoke scale judges no claim", "the papers' own numbers, beside ours"),
     ]  # fmt: skip
 
@@ -275,7 +280,7 @@ def render(parts: Sequence[FilledTable], storage: str, into: Storage, single: bo
 
 
 def meta(parts: Sequence[FilledTable], storage: str) -> list[str]:
-    """Say when the newest run began, of which commits the runs are, and where they lie."""
+    """Say when the newest run began, of which commits the runs are, and where: of a folder of this machine its name."""
     made = [run["provenance"] for run in runs_of(parts).values()]
     days = sorted({str(each.get("started", ""))[:10] for each in made} - {""})
     commits = sorted({str(each.get("commit", ""))[:7] for each in made} - {"", "None"})
@@ -283,7 +288,8 @@ def meta(parts: Sequence[FilledTable], storage: str) -> list[str]:
     if commits:
         more = f" and {len(commits) - 3} more" if len(commits) > 3 else ""
         words.append(f"commit {', '.join(commits[:3])}{more}")
-    return [*words, redact(storage), f"{len(made):,} runs"]
+    where = redact(storage) if "://" in storage else storage.rstrip("/").rpartition("/")[2]
+    return [*words, where, f"{len(made):,} runs"]
 
 
 FOLDER = Path(__file__).parent / "look"

@@ -12,6 +12,7 @@ from collections import Counter, deque
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from retable.platform import notebook
@@ -136,6 +137,10 @@ class Combining:
         return [f"{r['weights'].get(str(member.view.epoch), '')} {r['data']}" for r, member in finished]
 
 
+Shared = Mapping[str, Mapping[str, object]]
+"""Task, or `TASK view` -> path -> value."""
+
+
 @dataclass
 class Plan:
     """All the work that some tables need, each piece once."""
@@ -162,6 +167,18 @@ class Plan:
     """Table -> row label -> replicates, not yet filled."""
     first: dict[str, str] = field(default_factory=dict)
     """Key of a training or scoring -> the first table that wants it: there its cost is counted."""
+
+    @cached_property
+    def shared(self) -> Shared:
+        """Return what all trainings of a task, and all of its views, have that is not the default."""
+        found: dict[str, list[Mapping[str, object]]] = {}
+        for training in self.trainings.values():
+            changes = differences(training.config, training.task.config())
+            found.setdefault(training.task.name, []).append(changes)
+        items: list[Scoring | Prediction] = [*self.scorings.values(), *self.predictions.values()]
+        for item in items:
+            found.setdefault(f"{item.task.name} view", []).append(differences(item.view, item.task.view()))
+        return {name: common(many) for name, many in found.items()}
 
     def __repr__(self) -> str:
         return notebook.plan_text(self)
@@ -407,10 +424,16 @@ def _keep(plan: Plan, task: Task, config: Config, epoch: int, wave: int, folder:
 
 def data_digest(storage: Storage, where: str) -> str | None:
     """Return the digest of a data set, or None where it is not there (yet)."""
-    try:
-        return str(storage.read_json(f"data/{where}/dataset.json")["digest"])
-    except FileNotFoundError:
-        return None
+    path = f"data/{where}/dataset.json"
+
+    def read() -> str | None:
+        try:
+            return str(storage.read_json(path)["digest"])
+        except FileNotFoundError:
+            return None
+
+    found: str | None = storage.once(path, "digest", read)
+    return found
 
 
 def status(folder: RunFolder, keep: Sequence[int], digest: str | None) -> Status:
@@ -487,9 +510,38 @@ def timing_read(plan: Plan, task: Task, row: Measurement, replicate: Replicate) 
     return next(iter(timings_at(plan.storage, own.removesuffix(f"{device_slug()}.json"))), None)
 
 
-def name_of(item: Training | Scoring | Prediction | Timing) -> str:
-    """Name a piece of work: task, what differs from the defaults, and the fingerprint's first digits."""
-    changes = differences(item.config, item.task.config())
-    short = {path.rsplit(".", 1)[-1]: value for path, value in changes.items() if path != "init.overrides"}
-    digits = f" [{item.folder.fingerprint[:8]}]" if not isinstance(item, Timing) else ""
-    return f"{item.task.name} {describe(short)}{digits}"
+def name_of(item: Training | Scoring | Prediction | Timing, shared: Shared | None = None) -> str:
+    """Name a piece of work: task, what tells its config from the defaults and from the others, the first digits.
+
+    Args:
+        item: the piece.
+        shared: what all of its plan have in common (`Plan.shared`), which is left out.
+    """
+    words = words_of(differences(item.config, item.task.config()), (shared or {}).get(item.task.name, {}))
+    digits = f"[{item.folder.fingerprint[:8]}]" if not isinstance(item, Timing) else ""
+    return " ".join(word for word in (item.task.name, words, digits) if word)
+
+
+def name_of_view(item: Scoring | Prediction, shared: Shared | None = None) -> str:
+    """Name a view of a run likewise."""
+    words = words_of(differences(item.view, item.task.view()), (shared or {}).get(f"{item.task.name} view", {}))
+    return f"{name_of(item, shared)} as {words}" if words else name_of(item, shared)
+
+
+def words_of(changes: Mapping[str, object], known: Mapping[str, object]) -> str:
+    """Write changes but those that are known, in at most `ROOM` columns."""
+    told = {path: value for path, value in changes.items() if path not in known and path != "init.overrides"}
+    words = describe({path.rsplit(".", 1)[-1]: value for path, value in told.items()})
+    return words if len(words) <= ROOM else f"{words[: ROOM - 1]}…"
+
+
+ROOM = 30
+"""Columns of the changes of a config, and of a view: a line of progress has at most 100, as many terminals."""
+
+
+def common(many: Iterable[Mapping[str, object]]) -> dict[str, object]:
+    """Return the entries that all of some mappings have; of a single one none, as nothing is beside it."""
+    every = list(many)
+    if len(every) < 2:
+        return {}
+    return {key: v for key, v in every[0].items() if all(key in each and each[key] == v for each in every[1:])}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -70,6 +71,39 @@ def run_of_row(storage: Storage, name: str) -> RunFolder:
     if not rows[label]:
         raise UserError(f"run {name!r}: no single run fills this row; name one of those that it joins")
     return RunFolder(storage, task, rows[label][0].run)
+
+
+def tables_of(storage: Storage) -> list[dict[str, Any]]:
+    """Return, as plain data, each table that was asked for on a storage: its scale, changes, and what of it is filled.
+
+    A request whose numbers are not there, or were kept by another version, has no `rows`.
+    """
+    from retable.platform.filled import FilledTable, slug, slug_of
+    from retable.platform.report import kept_tables, read_request
+
+    kept: dict[str, FilledTable] = {slug_of(part): part for part in kept_tables(storage)}
+    found = []
+    for file in storage.list("tables"):
+        try:
+            asked = read_request(storage, f"tables/{file}")
+            part = kept.get(slug(asked["table"], asked["scale"], asked["set"]))
+        except UserError as error:
+            found.append({"table": file, "scale": "", "set": {}, "why": str(error)})
+            continue
+        entry: dict[str, Any] = {"table": asked["table"], "scale": asked["scale"], "set": asked["set"], "why": ""}
+        if part is None:
+            entry["why"] = "asked for, and not filled; `retable reproduce` does"
+        else:
+            entry |= {
+                "title": part.title,
+                "rows": len(part.rows),
+                "filled": sum(1 for row in part.rows if row.replicates),
+                "absent": sum(1 for row in part.rows if row.absent),
+                "replicates": sum(len(row.replicates) for row in part.rows),
+                "claims": dict(Counter(claim.status for claim in part.claims)),
+            }
+        found.append(entry)
+    return found
 
 
 def whole(folder: RunFolder) -> dict[str, Any]:

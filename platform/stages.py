@@ -10,10 +10,10 @@ from typing import Any
 from retable.platform.attempt import DEATHS
 from retable.platform.board import Board
 from retable.platform.cluster import resource_of
-from retable.platform.config import Config, View, describe, differences
+from retable.platform.config import Config, View
 from retable.platform.errors import UserError, one_line
 from retable.platform.needs import Resources
-from retable.platform.plan import Plan, Prediction, Scoring, device_slug, name_of
+from retable.platform.plan import Plan, Prediction, Scoring, device_slug, name_of, name_of_view
 from retable.platform.provenance import collect
 from retable.platform.runs import RunFolder, read_arrays, view_key, write_arrays
 from retable.platform.storage import Storage
@@ -34,6 +34,8 @@ class Scorer:
     """Keys of predictions and scorings that were started."""
 
     def __post_init__(self) -> None:
+        import ray
+
         self.predictions: dict[str, list[str]] = {}
         self.scorings: dict[str, list[str]] = {}
         for key, prediction in self.plan.predictions.items():
@@ -43,6 +45,9 @@ class Scorer:
                 self.scorings.setdefault(scoring.folder.path, []).append(key)
         self.open = {*self.plan.predictions, *(scores(key) for keys in self.scorings.values() for key in keys)}
         self.board = Board("evaluation", 0)
+        # Made once: each new one would be pickled, sent to every node and read again there.
+        self.predict: Any = ray.remote(max_retries=-1)(predict_one)
+        self.score: Any = ray.remote(num_cpus=1, max_retries=DEATHS - 1)(score_one)
 
     def submit(self, folder: RunFolder) -> None:
         """Start the predictions of a finished run, and the scoring of the views that read them."""
@@ -63,21 +68,16 @@ class Scorer:
             self._await(started[key], self.plan.predictions[key], (key,))
 
     def _predict(self, item: Prediction) -> Any:
-        import ray
-
         needs = self.resources.needs(item.task, item.config, self.gpus, "predict")
-        predict = ray.remote(num_cpus=needs.cpus, num_gpus=needs.gpus, max_retries=-1)(predict_one)
+        predict = self.predict.options(num_cpus=needs.cpus, num_gpus=needs.gpus)
         return predict.remote(item.task.name, item.config, item.view, item.folder, item.joined)
 
     def _score(self, item: Scoring, waits: Sequence[Any]) -> Any:
-        import ray
-
-        score = ray.remote(num_cpus=1, max_retries=DEATHS - 1)(score_one)
-        return score.remote(item.task.name, item.config, item.view, item.folder, *waits)
+        return self.score.remote(item.task.name, item.config, item.view, item.folder, *waits)
 
     def _await(self, ref: Any, item: Scoring | Prediction, closes: Sequence[str]) -> None:
         weight = item.task.view_cost(item.config, item.view)
-        self.pending[ref] = Waiting(name_of_view(item), weight, tuple(closes))
+        self.pending[ref] = Waiting(name_of_view(item, self.plan.shared), weight, tuple(closes))
         self.board.add(weight)
 
     def submit_finished(self) -> None:
@@ -127,11 +127,6 @@ def show(board: Board, name: str, failure: str | None, weight: float = 1.0) -> b
     else:
         board.done(name, weight)
     return not failure
-
-
-def name_of_view(item: Scoring | Prediction) -> str:
-    """Name a view of a run."""
-    return f"{name_of(item)} as {describe(differences(item.view, item.task.view()))}"
 
 
 def predict_one(task_name: str, config: Config, view: View, folder: RunFolder, joined: bool) -> str | None:
@@ -269,7 +264,7 @@ def measure_all(plan: Plan) -> dict[str, str]:
             scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
         )(measure_one)
         for timing in todo:
-            name = f"{timing.row.label} ({name_of(timing)})"
+            name = f"{timing.row.label} ({name_of(timing, plan.shared)})"
             board.start(name)
             taken = remote.remote(timing.row.measure, timing.config, plan.storage, timing.stem, plan.measure_on)
             show(board, name, ended(taken))

@@ -84,7 +84,13 @@ class Storage:
         if isinstance(where, Storage):
             return where
         where = str(where)
+        if not where.strip() or not where.isprintable():
+            raise UserError(
+                f"--storage {where!r}: no name of a place; name a folder, or a URI such as s3://bucket/path"
+            )
         if "://" not in where:
+            if len(where) > 4000 or any(len(os.fsencode(part)) > 255 for part in where.split("/")):
+                raise UserError(f"--storage {where[:40]}...: longer than the name of a folder can be; choose another")
             return Storage(fs.LocalFileSystem(), os.path.abspath(os.path.expanduser(where)))
         if any(letter.isspace() for letter in where):  # not quoted: what a secret is cannot be told from the rest
             raise UserError("--storage: a URI holds no spaces; write %20 for each")
@@ -96,6 +102,8 @@ class Storage:
             filesystem, root = _fsspec(where)
         except OSError as error:
             raise UserError(f"--storage {where}: {str(error).splitlines()[0]}") from error
+        if not root.strip("/") and any(kind in filesystem.type_name for kind in OBJECT_STORES):
+            raise UserError(f"--storage {where}: names no bucket; write it as in s3://bucket/path")
         return Storage(filesystem, root.rstrip("/"))._reached(where)
 
     def _reached(self, where: str) -> Storage:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from retable.platform.board import console, errors
-from retable.platform.errors import UserError, redact
+from retable.platform.errors import UserError, disk_errors, redact
 from retable.platform.provenance import checkout
 from retable.platform.storage import Storage
 
@@ -255,6 +255,7 @@ def fetch(storage: Storage, folder: Path) -> None:
 
     if not storage.exists("report/index.html"):
         raise UserError(f"{storage}: no report there yet; `retable report --storage URI` writes it")
-    folder.mkdir(parents=True, exist_ok=True)
+    with disk_errors(str(folder)):
+        folder.mkdir(parents=True, exist_ok=True)
     source = f"{storage.root}/report"
     fs.copy_files(source, str(folder.absolute()), storage.filesystem, fs.LocalFileSystem())

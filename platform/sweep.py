@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from retable.platform import provenance
+from retable.platform import provenance, track
 from retable.platform.api import execute, prepare_data
 from retable.platform.attempt import Silence, Taken
 from retable.platform.board import Board
@@ -24,11 +24,11 @@ from retable.platform.errors import UserError, nearest
 from retable.platform.flow import LOOK
 from retable.platform.launch import Job, Launch, check, concurrent, fit, reported, require, run_job
 from retable.platform.needs import Needs, Resources
-from retable.platform.plan import ENDED, Plan, compile_configs, data_digest, name_of, status
+from retable.platform.plan import ENDED, Plan, compile_configs, data_digest, name_of, name_of_view, status
 from retable.platform.runs import RunFolder, sha256, view_key
 from retable.platform.shelf import Shelf
 from retable.platform.space import SAMPLES, Space, find_space, plain, point_config, point_view
-from retable.platform.stages import name_of_view, predict_and_score, weights_digest
+from retable.platform.stages import predict_and_score, weights_digest
 from retable.platform.storage import Storage
 from retable.platform.sweep_result import Point, SweepResult, read_points, write_points
 from retable.platform.table import resolve
@@ -169,7 +169,7 @@ def run_plan(sweep: Sweep, known: Sequence[Mapping[str, object]], resources: Res
         folder = sweep.folder(overrides)
         scoring, training = plan.scorings[f"{folder.path}/{view_key(view)}"], plan.trainings[folder.path]
         point = Point(dict(overrides), folder.fingerprint, ended=training.status in ENDED)
-        failure = failures.get(name_of(training)) or failures.get(name_of_view(scoring))
+        failure = failures.get(name_of(training, plan.shared)) or failures.get(name_of_view(scoring, plan.shared))
         metrics = measured(folder, view) if training.status == "done" and scoring.done else {}
         note_value(point, sweep, {FAILURE: failure} if failure else metrics)
         point.note = training.status if training.status == "parent diverged" else point.note
@@ -217,7 +217,13 @@ def run_trials(
             shelf.fetch({sweep.task.dataset.where(config): (sweep.task, config) for config in configs})
             made = provenance.collect() | {"scale": sweep.scale, "changed": sorted(sweep.changed)}
             launch = SweepLaunch(
-                sweep.storage, resources, made, shelf.lender, possible_resources().get("GPU", 0.0), sweep=sweep
+                sweep.storage,
+                resources,
+                made,
+                shelf.lender,
+                possible_resources().get("GPU", 0.0),
+                sweep=sweep,
+                track=track.prepare(resources.track),
             )
             if todo:
                 run_known(todo, launch, journal)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from retable.platform import extras
-from retable.platform.config import override, override_lineage
+from retable.platform.config import UnknownField, override, override_lineage
 from retable.platform.errors import UserError, nearest
 from retable.platform.needs import Needs, Stage
 from retable.platform.storage import Storage
@@ -285,9 +285,35 @@ def table_at(task: Task, table: AnyTable, scale: str, changes: Mapping[str, obje
     """
     from retable.platform.table import changed, row_fields
 
-    override(task.config(), changes)  # a mistake is told before anything else
+    check_fields(task, changes)  # a mistake is told before anything else
     named = row_fields(table) - {"seed", *task.settings}
     return changed(scaled(table, find_scale(task, scale)), changes, task.config(), named)
+
+
+def check_fields(task: Task, changes: Mapping[str, object]) -> None:
+    """Refuse changes that a task's config does not take; of a field that other tasks have, say which.
+
+    Raises:
+        UserError: naming the field.
+    """
+    try:
+        override(task.config(), changes)
+    except UnknownField as error:
+        ours = task.config.__dataclass_fields__
+        absent = [name for name in (path.partition(".")[0] for path in changes) if name not in ours]
+        having = [name for name in names() if absent and absent[0] in _fields(name)]
+        if not having:
+            raise
+        raise UserError(f"unknown field {absent[0]!r} of {task.name}: only {', '.join(having)} has it") from error
+
+
+def _fields(name: str) -> Mapping[str, object]:
+    """Return the fields of a task's config; none of one that cannot be had."""
+    try:
+        found: Mapping[str, object] = find(name).config.__dataclass_fields__
+    except ImportError:
+        return {}
+    return found
 
 
 def scaled(table: AnyTable, scale: Scale) -> AnyTable:
@@ -316,4 +342,5 @@ def _kept(values: Sequence[object], run: Sequence[object]) -> Sequence[object]:
 def config_at(task: Task, scale: str, changes: Mapping[str, object]) -> Any:
     """Return the task's default config at a scale, with changes: what `train` runs and `sweep` starts from."""
     found = find_scale(task, scale)
+    check_fields(task, changes)
     return override_lineage(override_lineage(task.config(), {**found.overrides, **found.start}), changes)

@@ -14,6 +14,7 @@ from retable.platform import api
 from retable.platform.config import choice_name, field_types, fingerprint, flatten, override
 from retable.platform.errors import UserError
 from retable.platform.launch import Job, Launch, Members, Resources, train_group
+from retable.platform.needs import Needs
 from retable.platform.runs import RunFolder
 from retable.platform.storage import Storage
 from retable.platform.task import Startable, find
@@ -107,9 +108,9 @@ def test_a_batch_that_workers_cannot_share_is_refused_before_the_first_step(made
 @pytest.mark.parametrize("name", ["line", "weather", "style", "audio"])
 def test_and_before_a_train_group_starts(made, name, monkeypatch):
     monkeypatch.setattr("ray.train.torch.TorchTrainer", None)
-    config, launch = tiny(name, VARIANTS[name][0]), Launch(made(name), Resources(workers=3), {})
+    config, launch = tiny(name, VARIANTS[name][0]), Launch(made(name), Resources(), {})
     with pytest.raises(UserError, match=f"^{name}: a batch of .* cannot be shared by 3 workers"):
-        train_group(Members(Job(name, (config,), ((),)), (), ()), launch)
+        train_group(Members(Job(name, (config,), ((),), needs=Needs(workers=3)), (), ()), launch)
 
 
 def test_an_image_is_optimised_by_one_worker(made, tmp_path):

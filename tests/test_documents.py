@@ -26,7 +26,6 @@ def accepted(words):
 def test_the_command_line_takes_it(line, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     words = line.words[1:]
-    monkeypatch.setattr(cli.app, "registered_groups", list(cli.app.registered_groups))
     cli.mount(words)
     for name in ("my.py", "images.npz", "published.csv"):
         Path(name).touch()

@@ -136,7 +136,11 @@ def words_of(line):
             text = re.sub(pattern, instead, text)
     if "FINGERPRINT" in text:
         text = text.replace("FINGERPRINT", newest(Path(line.page).stem))
-    text = text.replace("jobs/ID", f"jobs/{done.get('id', '')}").replace("~", str(FOLDER / "home"))
+    text = (
+        text.replace("other/results", str(STORAGE))
+        .replace("jobs/ID", f"jobs/{done.get('id', '')}")
+        .replace("~", str(FOLDER / "home"))
+    )
     return documents.Line(line.page, text).words
 
 

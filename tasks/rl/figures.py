@@ -188,7 +188,8 @@ def draw_layers(results: Results) -> Drawing:
             values = [results.values(row, f"kept/{network}/{layer}", environment=environment) for layer in layers]
             x = np.arange(len(layers)) + 0.27 * (position - (len(rows) - 1) / 2)
             colour = ("#aab2c0", "#2457c5", "#d9662b")[position]
-            axis.bar(x, [v.mean() for v in values], 0.27, yerr=[v.std() for v in values], color=colour, label=row)
+            style = {"color": colour, "ecolor": rcParams["text.color"], "label": row}
+            axis.bar(x, [v.mean() for v in values], 0.27, yerr=[v.std() for v in values], **style)
         axis.set_yscale("log")
         axis.set_xticks(range(len(layers)), layers)
         axis.set_title(f"{title}, {environment}")

@@ -1,6 +1,7 @@
 """The command line: help that teaches, and a user's mistake in one line with status 2."""
 
 import importlib.metadata
+import os
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -54,6 +55,40 @@ def test_list_names_tasks_tables_scales_and_spaces(retable):
         assert word in found.stdout
 
 
+def test_the_catalogue_is_kept_until_code_changes_and_then_no_task_is_imported(tmp_path):
+    code = "import sys; sys.argv = ['retable', 'list']; from retable.platform import cli\n"
+    code += "try: cli.main()\nexcept SystemExit: print(sorted({'torch', 'ray', 'retable.tasks.rl'} & set(sys.modules)))"
+    env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    first, again = (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env).stdout
+        for _ in range(2)
+    )
+    assert "retable.tasks.rl" in first.splitlines()[-1] and again.splitlines()[-1] == "[]"
+    assert first.splitlines()[:-1] == again.splitlines()[:-1]
+    (kept,) = tmp_path.glob("retable/*.json")
+    kept.write_text('{"tasks": {')
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env).stdout == first
+
+
+@pytest.mark.parametrize("words", ["--help", "list"])
+def test_a_reader_that_stops_early_is_no_failure(words):
+    code = f"import sys; sys.argv = ['retable', {words!r}]; from retable.platform import cli; cli.main()"
+    read, write = os.pipe()
+    os.close(read)
+    found = subprocess.run([sys.executable, "-c", code], stdout=write, stderr=subprocess.PIPE, text=True, timeout=300)
+    os.close(write)
+    assert found.returncode == 0 and not found.stderr
+
+
+def test_a_shell_completes_commands_of_tasks_without_importing_them(monkeypatch):
+    monkeypatch.setenv("_RETABLE_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "retable rl exp")
+    monkeypatch.setenv("COMP_CWORD", "2")
+    assert cli.typed() == ["rl"]
+    code = "import sys; sys.argv = ['retable']; from retable.platform import cli; cli.main()"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.split() == ["export"]
+
+
 def test_the_zoo_is_listed_by_task(retable):
     found = retable("zoo", "style", "line")
     assert found.returncode == 0 and "line: no models come with it" in found.stdout
@@ -89,6 +124,17 @@ def test_plan_starts_nothing_and_counts(retable, tmp_path):
         (("report",), "no tables have been reproduced here"),
         (("rl", "play", "abc"), "no run begins with 'abc'"),
         (("plan", "rl", "--storage", "nowhere://x"), "nowhere"),
+        (("plan", "line", "--storage", ""), "--storage '': no name of a place; name a folder"),
+        (("plan", "line", "--storage", "a\nb"), "--storage 'a\\nb': no name of a place"),
+        (("plan", "line", "--storage", "s3://"), "--storage s3://: names no bucket"),
+        (("plan", "line", "--storage", "x" * 300), "longer than the name of a folder can be; choose another"),
+        (("plan", "x" * 9000), "xxx'; valid: "),
+        (("train", "rl", "--set", "prune.sparsity=0.5"), "prune.sparsity: choose prune=snip or prune=grasp"),
+        (("train", "rl", "--set", "prune.sparsit=0.5"), "did you mean 'prune.sparsity'?"),
+        (("plan", "line", "--set", "prune=snip"), "unknown field 'prune' of line: only rl has it"),
+        (("plan", "--nonsense"), "No such option: --nonsense; see `retable plan --help`"),
+        (("reproduce", "--workers", "many"), "'--workers': Input should be a valid integer"),
+        (("rl", "exprt"), "No such command 'exprt'. Did you mean 'export'?; see `retable rl --help`"),
     ],
 )
 def test_a_mistake_is_one_line_and_status_2(retable, tmp_path, words, said):

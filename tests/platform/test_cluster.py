@@ -1,6 +1,7 @@
 """Refusals of what would hang, careful defaults, and the cluster file."""
 
 import contextlib
+import gc
 import os
 import re
 import shutil
@@ -34,6 +35,20 @@ def machine(monkeypatch):
         monkeypatch.setattr(cluster, "cluster_resources", lambda: resources)
 
     return be
+
+
+def test_ray_that_comes_up_too_late_is_ended_and_leaves_no_warning(recwarn):
+    def start():
+        process = subprocess.Popen(["sleep", "60"])
+        process.itself = process  # as Ray's node holds it, until it is collected
+        process.kill()
+        raise RuntimeError("The current node timed out during startup.")
+
+    assert cluster.too_late(start)
+    gc.collect()
+    assert [str(each.message) for each in recwarn] == [] and not cluster.too_late(lambda: None)
+    with pytest.raises(ZeroDivisionError):
+        cluster.too_late(lambda: 1 / 0)
 
 
 @pytest.mark.parametrize(("cpus", "workers"), [(2, 2), (2, 1), (2, 4), (8, 8), (8, 2), (64, 16)])

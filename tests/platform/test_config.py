@@ -123,7 +123,10 @@ def test_none_is_a_value_where_the_type_allows_it_and_only_there():
         ({"inner.dept": 1}, "unknown field 'inner.dept'; did you mean 'inner.depth'?"),
         ({"inner.optimiser.rat": 1}, "unknown field 'inner.optimiser.rat'; did you mean 'inner.optimiser.rate'?"),
         ({"seed.x": 1}, "unknown field 'seed.x': 'seed' has no fields of its own"),
-        ({"inner.optimiser.momentum": 1.0}, "unknown field 'inner.optimiser.momentum'"),
+        (
+            {"inner.optimiser.momentum": 1.0},
+            "inner.optimiser.momentum: choose inner.optimiser=plain_sgd first; it is now",
+        ),
         ({"seed": True}, "seed: True is not a whole number"),
         ({"seed": 1.0}, "seed: 1.0 is not a whole number"),
         ({"seed": "1"}, "seed: '1' is not a whole number"),

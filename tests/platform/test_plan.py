@@ -8,9 +8,9 @@ import pytest
 from retable.platform import api, cli
 from retable.platform import plan as planning
 from retable.platform.config import override
-from retable.platform.plan import compile_configs, compile_plan
+from retable.platform.plan import compile_configs, compile_plan, name_of, name_of_view
 from retable.platform.runs import RunFolder
-from retable.platform.table import Combined, Measurement, Row
+from retable.platform.table import Combined, Measurement, Row, resolve
 from retable.platform.task import find, find_table
 from retable.tasks.line import mean
 from retable.tasks.line.config import Config, View
@@ -271,3 +271,21 @@ def test_hours_of_a_gpu_are_shown_where_they_were_measured(storage, tmp_path, mo
     cli.GPU.write_text(json.dumps({"tiny": False, "rates": {"rl": 20_000.0}, "machine": {"device": "NVIDIA H200"}}))
     cli.print_plan(api.plan("rl/figure1", scale="paper", storage=storage.root))
     assert "of one NVIDIA H200 (as measured; trainings alone)" in capsys.readouterr().out
+
+
+def test_names_say_what_tells_pieces_apart_and_fit_a_line(storage):
+    task = find("line")
+    configs = [override(task.config(), {"rate": 0.5, "pause": 0.25, "seed": seed}) for seed in (0, 1)]
+    plan = compile_configs(task, configs, storage, [resolve(task.view(epoch=1), config) for config in configs])
+    first, second = plan.trainings.values()
+    assert name_of(first, plan.shared) == f"line [{first.folder.fingerprint[:8]}]"
+    assert name_of(second, plan.shared) == f"line seed=1 [{second.folder.fingerprint[:8]}]"
+    assert name_of(second) == f"line rate=0.5 pause=0.25 seed=1 [{second.folder.fingerprint[:8]}]"
+    alone = compile_configs(task, configs[1:], storage)
+    assert name_of(second, alone.shared) == name_of(second), "beside nothing, all of it tells"
+    scoring = list(plan.scorings.values())[1]
+    assert name_of_view(scoring, plan.shared) == name_of(second, plan.shared), "all views are of the first epoch"
+    assert name_of_view(scoring).endswith("] as epoch=1")
+    long = override(task.config(), {"rate": 0.123456, "pause": 0.001234, "batch": 16, "epochs": 30, "seed": 12345})
+    (training,) = compile_configs(task, [long], storage).trainings.values()
+    assert len(name_of(training)) < 50 and "…" in name_of(training)

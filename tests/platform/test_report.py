@@ -12,7 +12,6 @@ from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 
 import retable
@@ -23,34 +22,20 @@ from retable.platform.config import fingerprint, override, parse_set
 from retable.platform.errors import UserError
 from retable.platform.filled import gather, train_line
 from retable.platform.forms import latex, markdown
-from retable.platform.loop import train
 from retable.platform.page import in_order
 from retable.platform.plan import compile_plan
 from retable.platform.report import fill_and_keep, sections, write_report
 from retable.platform.showing import find_run
-from retable.platform.stages import predict_and_score, predict_one
-from retable.platform.task import Source, config_at, find_table
-from retable.platform.worker import Worker
+from retable.platform.stages import predict_one
+from retable.platform.task import config_at, find_table
 from tests.platform.halves import fit
+from tests.platform.made_table import filled_line
 
 
 @pytest.fixture
 def filled(storage):
-    """Fill the toy's table with the bare loop, but for the row `slow`."""
-    task, table = find_table("line/table1")
-    task.dataset.prepare(task.config(), storage)
-    plan = compile_plan({"line/table1": (task, table)}, storage)
-    source = Source.of(storage, "line/points")
-    arrays = task.dataset.arrays(pq.read_table(f"{storage.root}/data/line/points/points.parquet"))
-    for training in plan.missing:
-        if training.config.rate != 0.001:
-            data = task.dataset.open(arrays, source, [training.config])
-            training.folder.begin(training.config, 1, {"commit": "abc"})
-            train(task, [training.config], data, [training.folder], "64 points", Worker(), [training.keep])
-    for scoring in compile_plan(plan.tables, storage).unscored:
-        if scoring.folder.result():
-            assert predict_and_score(task, scoring.config, scoring.view, scoring.folder) is None
-    return storage, fill_and_keep(compile_plan(plan.tables, storage))["line/table1"]
+    """Fill the toy's table, but for the row `slow`."""
+    return storage, filled_line(storage)
 
 
 def values(part, label, metric="rmse"):

@@ -216,6 +216,17 @@ def test_figure_shows_radar_and_forecasts_with_their_rain_ratios():
     assert "2020/roxi_0004" in empty.texts[0].get_text()
 
 
+def test_verification_draws_means_over_seeds_and_leaves_gaps():
+    seeds = ({"iou/lead/015": 0.2, "reliability/0": 0.1, "fss/18km": 0.5}, {"iou/lead/015": 0.4, "fss/18km": 0.7})
+    places = {"iou/2019/boxi_0015": 0.3, "iou/lead/120": 0.1, "fss/2km": 0.2, "reliability/9": 0.8}
+    found = [replace(replicate("swin", seed, [1, 1]), metrics=each | places) for seed, each in enumerate(seeds)]
+    drawing = figures.draw_verification(results_of(TABLES, {"swin": found, "vivit": []}))
+    lead, region, scale, reliability = ([*axis.lines][-1].get_xydata() for axis in drawing.axes)
+    assert np.allclose(lead, [[0.25, 0.3], [2, 0.1]]) and np.allclose(region, [[0, 0.3]])
+    assert np.allclose(scale, [[0, 0.2], [1, 0.6]]) and np.allclose(reliability, [[0.05, 0.1], [0.95, 0.8]])
+    assert drawing.axes[1].get_xticklabels()[0].get_text() == "2019 boxi_0015"
+
+
 def test_fields_of_every_row_are_known(tmp_path):
     for scale in SCALES:
         plan = api.plan("weather", scale=scale, storage=str(tmp_path))

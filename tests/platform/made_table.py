@@ -1,0 +1,28 @@
+"""A table that is filled without Ray."""
+
+import pyarrow.parquet as pq
+
+from retable.platform.loop import train
+from retable.platform.plan import compile_plan
+from retable.platform.report import fill_and_keep
+from retable.platform.stages import predict_and_score
+from retable.platform.task import Source, find_table
+from retable.platform.worker import Worker
+
+
+def filled_line(storage, scale="smoke"):
+    """Fill the toy's table with the bare loop, but for the row `slow`; return it filled."""
+    task, table = find_table("line/table1")
+    task.dataset.prepare(task.config(), storage)
+    plan = compile_plan({"line/table1": (task, table)}, storage, scale)
+    source = Source.of(storage, "line/points")
+    arrays = task.dataset.arrays(pq.read_table(f"{storage.root}/data/line/points/points.parquet"))
+    for training in plan.missing:
+        if training.config.rate != 0.001:
+            data = task.dataset.open(arrays, source, [training.config])
+            training.folder.begin(training.config, 1, {"commit": "abc"})
+            train(task, [training.config], data, [training.folder], "64 points", Worker(), [training.keep])
+    for scoring in compile_plan(plan.tables, storage, scale).unscored:
+        if scoring.folder.result():
+            assert predict_and_score(task, scoring.config, scoring.view, scoring.folder) is None
+    return fill_and_keep(compile_plan(plan.tables, storage, scale))["line/table1"]
