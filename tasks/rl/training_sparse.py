@@ -96,7 +96,9 @@ class Pattern:
             warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta", UserWarning)
             zeros = left.new_zeros(len(self.columns))
             pattern = torch.sparse_csr_tensor(self.starts, self.columns, zeros, self.shape, check_invariants=False)
-        return torch.sparse.sampled_addmm(pattern, left, right.T, beta=0.0).values()
+            found: Tensor = torch.sparse.sampled_addmm(pattern, left, right.T, beta=0.0).values()
+
+            return found
 
     def _rows(self) -> Tensor:
         return torch.repeat_interleave(torch.arange(self.shape[0]), self.starts.diff())
@@ -121,7 +123,7 @@ class _Linear(torch.autograd.Function):
     """Outputs (outputs, batch) of a sparse layer. Its gradients cannot be differentiated again: nothing asks for it."""
 
     @staticmethod
-    @torch.amp.custom_fwd(device_type="cpu", cast_inputs=torch.float32)
+    @torch.amp.custom_fwd(device_type="cpu", cast_inputs=torch.float32)  # type: ignore[untyped-decorator]
     def forward(context: Any, values: Tensor, bias: Tensor, inputs: Tensor, pattern: Pattern) -> Tensor:
         context.save_for_backward(values, inputs)
         context.pattern = pattern
@@ -154,13 +156,14 @@ def linear(
     """
     if pattern is None:
         return torch.addmm(bias.unsqueeze(1), weight, inputs.T).T
-    result: Tensor = _Linear.apply(weight, bias, inputs.T.contiguous(), pattern)  # type: ignore[no-untyped-call]
+    result: Tensor = _Linear.apply(weight, bias, inputs.T.contiguous(), pattern)
     return result.T
 
 
 def choose(layers: Mapping[str, StackedLinear]) -> str:
     """Have those layers of a pruned run train sparsely for which it pays; say which."""
-    sparse, dense = [], []
+    sparse: list[str] = []
+    dense: list[str] = []
     for name, layer in layers.items():
         assert layer.mask is not None
         if pays(layer.mask[0]):
