@@ -7,7 +7,6 @@ weights alone, and a layer needs three products, with activations features first
   computes, by FBGEMM's kernels, in 0.3 to 0.4 of the time of MKL's CSR products;
 - gradients of the inputs: the same with the transposed pattern, whose values are the same in another order;
 - gradients of the weights: for each kept weight the dot product of its two rows (`sampled_addmm`), no others.
-
 Files hold dense tensors (`Pattern.scatter` and `gather`), so a run may go on either way. On the CPU only, for one run
 in one process: a GPU multiplies dense matrices faster, and stacks share one shape.
 """
@@ -97,7 +96,6 @@ class Pattern:
             zeros = left.new_zeros(len(self.columns))
             pattern = torch.sparse_csr_tensor(self.starts, self.columns, zeros, self.shape, check_invariants=False)
             found: Tensor = torch.sparse.sampled_addmm(pattern, left, right.T, beta=0.0).values()
-
             return found
 
     def _rows(self) -> Tensor:
