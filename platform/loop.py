@@ -156,7 +156,7 @@ def train(
                 if score is not None:
                     final = best_weights(folder, history) if rule and ended else state["weights"]
                     history[-1] |= score(final, progress.epoch)
-                folder.write_history(history)
+                folder.write_history(history, ended)
             if ended:
                 ends = [
                     row.get("diverged") or broken(state["weights"]) for row, state in zip(rows, states, strict=True)

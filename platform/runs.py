@@ -150,12 +150,19 @@ class RunFolder:
             rows.append(row)
         return rows
 
-    def write_history(self, rows: Sequence[Mapping[str, Any]]) -> None:
+    def write_history(self, rows: Sequence[Mapping[str, Any]], ended: bool = True) -> None:
         """Write the log whole, for people and for TensorBoard: object stores cannot append.
 
-        A picture `samples/<step>.png` is shown with the row of its step.
+        TensorBoard's file holds pictures, so while a run goes on it is not written at each epoch, but whenever the log
+        has grown by an eighth at most: 1,000 epochs write it 64 times and not 1,000.
+
+        Args:
+            rows: all epochs so far. A picture `samples/<step>.png` is shown with the row of its step.
+            ended: whether no more will come.
         """
         self.folder.write("metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+        if not ended and len(rows) % (1 << max(0, len(rows).bit_length() - 4)):
+            return
         there = {f"samples/{name}" for name in self.folder.list("samples")}
         paths = {row["step"]: sample_path(row["step"]) for row in rows}
         samples = {step: self.folder.read(path) for step, path in paths.items() if path in there}

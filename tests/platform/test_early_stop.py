@@ -121,7 +121,9 @@ def test_an_epoch_that_ends_otherwise_when_trained_again_spoils_nothing(storage,
     with monkeypatch.context() as patch, pytest.raises(Stop):
         write = RunFolder.write_history
         patch.setattr(
-            RunFolder, "write_history", lambda self, rows: stop_now() if len(rows) == 2 else write(self, rows)
+            RunFolder,
+            "write_history",
+            lambda self, rows, ended: stop_now() if len(rows) == 2 else write(self, rows, ended),
         )
         fit_curves(storage, patient(2))
     taken = []

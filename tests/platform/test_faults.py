@@ -370,3 +370,54 @@ def test_a_training_whose_process_dies_again_and_again_at_one_step_fails_in_a_li
     assert process.returncode != 0 and "its process died 3 times at step 0" in said
     assert attempts(folder) == 3
     record["survived"] = "yes"
+
+
+def test_the_head_is_lost_and_started_again(tmp_path, record):
+    record["fault"] = "head lost, and the cluster and the command started again"
+    storage, epochs = str(tmp_path / "headless"), 8
+    folder = run_of(storage, epochs=epochs, pause=0.1)
+    first_cluster = Nodes()
+    try:
+        first_cluster.add()
+        first = driver(TRAIN % (epochs, 1), storage, address=first_cluster.ray.address)
+        wait_for(lambda: steps(folder), first)
+        about_to_lose(folder, record)
+        before = steps(folder)
+        first_cluster.ray.remove_node(first_cluster.ray.head_node, allow_graceful=False)
+        said, _ = first.communicate(timeout=300)
+        assert first.returncode != 0 and "Traceback" not in said, said
+    finally:
+        first_cluster.ray.shutdown()
+    assert folder.result() is None
+    second_cluster = Nodes()
+    try:
+        second_cluster.add()
+        second = driver(TRAIN % (epochs, 1), storage, address=second_cluster.ray.address)
+        goes_on(folder, second, record, before)
+        ends(second)
+    finally:
+        second_cluster.ray.shutdown()
+    assert outcome(folder) == undisturbed(tmp_path, epochs)
+    record["survived"] = "yes"
+
+
+FULL = """
+import numpy as np, ray, os
+from retable.platform.cluster import make_token
+make_token()
+ray.init("local", object_store_memory=80 * 2**20, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+held = [ray.put(np.full(2_500_000, part)) for part in range(10)]  # 20 MB each: most of them are on the disk now
+"""
+
+
+def test_an_object_store_that_is_full_spills(tmp_path, record):
+    record["fault"] = "object store full of other objects, so that it spills"
+    storage, epochs = str(tmp_path / "full"), 4
+    folder = run_of(storage, epochs=epochs)
+    code = FULL + f"retable.train('line', {{'epochs': {epochs}}}, storage=storage)\n"
+    code += "from ray._private.internal_api import memory_summary\nprint(memory_summary(stats_only=True))\n"
+    code += "assert [int(ray.get(each)[0]) for each in held] == list(range(10))\n"
+    said = ends(driver(code, storage))
+    assert "Spilled" in said, said
+    assert outcome(folder) == undisturbed(tmp_path, epochs)
+    record["survived"] = "yes"

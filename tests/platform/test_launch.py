@@ -1,10 +1,13 @@
 """Ray runs: the same numbers as the bare loop, nothing trained twice, and every kind of interruption survived."""
 
+import os
+import pickle
 import signal
 import subprocess
 import sys
 import threading
 import time
+import uuid
 from pathlib import Path
 
 import pytest
@@ -169,3 +172,31 @@ def test_a_table_is_filled_on_a_bucket(cluster, tmp_path):
         assert run.metrics["step"] == 24
     finally:
         server.stop()
+
+
+class Trap:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
+def test_pickles_that_others_put_where_ray_keeps_its_state_are_not_opened(cluster, tmp_path, monkeypatch):
+    known, trap, where = uuid.UUID(int=1), str(tmp_path / "trapped"), tmp_path / "planted"
+    monkeypatch.setattr(uuid, "uuid4", lambda: known)  # the name is random: here it is one that they could foresee
+    names = ["tuner.pkl", "trainable.pkl", "search_gen_state.pkl", "searcher-state.pkl", "run_config.pkl", ".tmp.pkl"]
+    names += ["search_gen_state-2026-01-01_00-00-00.json", "experiment_state-2026-01-01_00-00-00.json", "callback.pkl"]
+    planted = [
+        where / ".ray" / folder / name for folder in (known.hex[:12], f"{known.hex[:12]}/tune") for name in names
+    ]
+    for path in planted:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(pickle.dumps(Trap(trap)))
+    run = retable.train("line", storage=str(where))
+    assert numbers(run.result) == numbers(plainly(Storage.open(tmp_path / "plain")).result())
+    assert not os.path.exists(trap)
+    pickle.loads(pickle.dumps(Trap(trap)))
+    assert os.path.exists(trap)  # the trap does work

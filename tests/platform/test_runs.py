@@ -281,6 +281,20 @@ def test_a_longer_log_only_appends_to_the_tensorboard_file():
     assert long.startswith(short) and len(long) > len(short)
 
 
+def test_while_a_run_goes_on_its_tensorboard_file_lags_by_an_eighth_at_most(folder, monkeypatch):
+    written, write = [], Storage.write
+    monkeypatch.setattr(Storage, "write", lambda self, path, data: (written.append(path), write(self, path, data))[1])
+    rows, lags = [], []
+    for epoch in range(1, 101):
+        rows.append({"epoch": epoch, "step": epoch, "time": float(epoch), "loss": 0.5})
+        folder.write_history(rows, ended=epoch == 100)
+        whole = Path(str(folder.folder), "tensorboard", "events.out.tfevents.0.retable").read_bytes()
+        shown = next(n for n in range(epoch, 0, -1) if len(tensorboard_events(rows[:n], {})) == len(whole))
+        lags.append((epoch - shown) / epoch)
+    assert max(lags) < 1 / 8 and lags[-1] == 0 and folder.history() == rows
+    assert sum("tensorboard" in path for path in written) < 40
+
+
 def test_a_run_says_what_it_is_and_keeps_its_first_provenance(folder):
     config = override(Config(), {"init": "parent", "init.overrides": [["rate", 0.5]], "rate": 0.25})
     folder.begin(config, 1, {"command": "first"})
