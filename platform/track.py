@@ -9,13 +9,15 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from retable.platform import extras
 from retable.platform.config import Config, flatten
 from retable.platform.errors import UserError, nearest, one_line
 from retable.platform.runs import RunFolder
-from retable.platform.worker import Worker
+
+if TYPE_CHECKING:
+    from retable.platform.worker import Worker  # which imports Torch
 
 TRACKERS = ("mlflow", "wandb", "tensorboard")
 """Names, each also of an extra and of the library."""
