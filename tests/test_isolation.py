@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[1]
 
 TESTS = """
@@ -21,6 +23,7 @@ def test_after():
 """
 
 
+@pytest.mark.slow
 def test_a_test_that_ends_its_process_fails_alone(tmp_path):
     (tmp_path / "test_some.py").write_text(TESTS)
     (tmp_path / "conftest.py").write_text("from tests.files import pytest_xdist_make_scheduler")

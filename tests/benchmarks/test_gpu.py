@@ -31,7 +31,7 @@ def bare(*words, python=sys.executable):
 @pytest.mark.parametrize(
     ("python", "parts"),
     [
-        pytest.param(sys.executable, ["rl"], id="rl"),
+        pytest.param(sys.executable, ["rl"], id="rl", marks=pytest.mark.slow),
         pytest.param(sys.executable, gpu.PARTS, id="all", marks=pytest.mark.slow),
         pytest.param(os.environ.get(ANOTHER), gpu.PARTS, id="another", marks=pytest.mark.slow),
     ],

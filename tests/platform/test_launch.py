@@ -9,11 +9,12 @@ import threading
 import time
 import uuid
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import retable
-from retable.platform import api
+from retable.platform import api, launch
 from retable.platform.cluster import ray_cluster
 from retable.platform.config import override
 from retable.platform.errors import UserError
@@ -72,9 +73,8 @@ def wait_for(condition, seconds=300):
     raise AssertionError("it did not come about in time")
 
 
-@pytest.mark.parametrize(
-    ("workers", "victim"), [(1, "ImplicitFunc"), pytest.param(2, "RayTrainWorker", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("workers", "victim"), [(1, "ImplicitFunc"), (2, "RayTrainWorker")])
 def test_a_killed_process_goes_on_from_the_last_checkpoint(cluster, tmp_path, workers, victim):
     storage = Storage.open(tmp_path / "killed")
     changes = {"epochs": 6, "pause": 0.1}  # seconds enough to kill it in, also on a busy machine
@@ -186,7 +186,8 @@ class Trap:
 
 def test_pickles_that_others_put_where_ray_keeps_its_state_are_not_opened(cluster, tmp_path, monkeypatch):
     known, trap, where = uuid.UUID(int=1), str(tmp_path / "trapped"), tmp_path / "planted"
-    monkeypatch.setattr(uuid, "uuid4", lambda: known)  # the name is random: here it is one that they could foresee
+    # The name is random: here it is one that they could foresee.
+    monkeypatch.setattr(launch, "uuid", SimpleNamespace(uuid4=lambda: known))
     names = ["tuner.pkl", "trainable.pkl", "search_gen_state.pkl", "searcher-state.pkl", "run_config.pkl", ".tmp.pkl"]
     names += ["search_gen_state-2026-01-01_00-00-00.json", "experiment_state-2026-01-01_00-00-00.json", "callback.pkl"]
     planted = [
