@@ -5,7 +5,8 @@
 STORAGE holds the tables that one machine filled (`retable reproduce --scale smoke`); what is fetched and logged goes to
 FOLDER. The nodes are processes of this machine, a head without CPUs and three with one each, and the bucket is a local
 server (moto). One table is trained by Ray Train groups of two workers, here and there: their numbers are compared, too.
-Every number must be equal but those of seconds. A job that ends badly is submitted again, as one would by hand.
+Every number must be equal but those of seconds. A job that ends badly is submitted again, as one would by hand. What
+came out is written to `benchmarks/results/cluster_tables.json`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pathlib import Path
 
 GROUPS = "audio/figure2"
 """What two workers train together: its batches can be shared by two."""
+KEPT = Path(__file__).parent / "results" / "cluster_tables.json"
 COMMAND = [sys.executable, "-W", "ignore", "-m", "retable.platform.cli"]
 
 
@@ -76,11 +78,10 @@ def submitted(address: str, entrypoint: str, folder: Path, tries: int = 3) -> fl
     raise SystemExit(f"the job ended badly {tries} times: {folder}/job-{tries - 1}.log")
 
 
-def fetched(storage: str, output: Path) -> Path:
-    """Write the report of a storage to a folder; return that."""
+def fetch(storage: str, output: Path) -> None:
+    """Write the report of a storage to a folder."""
     words = [*COMMAND, "report", "--storage", storage, "--output", str(output / "report")]
     subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
-    return output
 
 
 def measured() -> set[tuple[str, str]]:
@@ -112,22 +113,30 @@ def differing(old: Path, new: Path) -> tuple[int, list[str]]:
 
 def main(reference: str, folder: str = "cluster-tables") -> int:
     """Run all of it; return 1 where a number differs."""
+    from retable.platform.provenance import collect
+
+    os.environ["RETABLE_TASKS"] = ""  # the four systems alone, not the toy tasks that the other benchmarks add
     place = Path(folder).absolute()
     place.mkdir(parents=True, exist_ok=True)
     alone = place / "one-machine"
     two = [*COMMAND, "reproduce", GROUPS, "--workers", "2"]
     subprocess.run([*two, "--storage", str(alone)], check=True)
-    with bucket() as where, cluster() as address:
+    with bucket() as storage, cluster() as address:
         os.environ.pop("RAY_ADDRESS", None)
-        commands = [[*two, "--storage", where.format("two")], [*COMMAND, "reproduce", "--storage", where.format("all")]]
+        every, groups = storage.format("all"), storage.format("two")
+        commands = [[*two, "--storage", groups], [*COMMAND, "reproduce", "--storage", every]]
         seconds = submitted(address, " && ".join(map(shlex.join, commands)), place)
-        every = differing(Path(reference), fetched(where.format("all"), place / "all"))
-        groups = differing(alone, fetched(where.format("two"), place / "two"))
-    print("\n".join([*every[1], *groups[1]]))
-    result = {"numbers": every[0], "differ": len(every[1]), "numbers of two workers": groups[0]}
-    result |= {"of those differ": len(groups[1]), "seconds": round(seconds)}
+        fetch(every, place / "all")
+        fetch(groups, place / "two")
+    (numbers, found), (theirs, wrong) = differing(Path(reference), place / "all"), differing(alone, place / "two")
+    print("\n".join([*found, *wrong]))
+    result = {"numbers": numbers, "differ": len(found), "numbers of two workers": theirs}
+    result |= {"of those differ": len(wrong), "seconds": round(seconds)}
+    where = collect()
+    kept = {"result": result} | {key: where[key] for key in ("device", "versions", "started")}
+    KEPT.write_text(json.dumps(kept, indent=2) + "\n")
     print(json.dumps(result, indent=2))
-    return bool(every[1] or groups[1])
+    return bool(found or wrong)
 
 
 if __name__ == "__main__":

@@ -9,12 +9,14 @@ from dataclasses import dataclass, field
 
 import typer
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, Task, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column
 from rich.text import Text
 
 ROWS = 8
 """Most running pieces of work that are shown."""
+FIRST = 0.05
+"""Share of the work that is done before the rest is guessed at: the first few pieces are no measure of the others."""
 
 if sys.stdout.isatty():
     console = Console(highlight=False, soft_wrap=True)
@@ -53,6 +55,19 @@ def show_defects(checked: Iterable[tuple[object, Sequence[str]]]) -> None:
         raise typer.Exit(1)
 
 
+def seconds_left(task: Task) -> float | None:
+    """Return a guess at the seconds that are left, or None: nothing is known yet."""
+    return task.time_remaining if task.total and task.completed >= FIRST * task.total else None
+
+
+class LeftColumn(TimeRemainingColumn):
+    """The time that is left, once it can be told."""
+
+    def render(self, task: Task) -> Text:
+        """Return it, or dashes."""
+        return Text("-:--:--", style="progress.remaining") if seconds_left(task) is None else super().render(task)
+
+
 class Bars(Progress):
     """A bar for all of the work, and one for each of the first pieces that run."""
 
@@ -83,7 +98,7 @@ class Board:
             TextColumn("{task.fields[text]}", style="dim"),
             TimeElapsedColumn(),
             TextColumn("eta"),
-            TimeRemainingColumn(),
+            LeftColumn(),
             console=console,
             speed_estimate_period=float("inf"),
             transient=True,
@@ -139,7 +154,7 @@ class Board:
         self.finished += 1
         self.bars.advance(self.whole, weight)
         self.bars.update(self.whole, text=f"{self.finished} of {self.total} done")
-        rest = self.bars.tasks[0].time_remaining
+        rest = seconds_left(self.bars.tasks[0])
         self._line(f"done {self.finished}/{self.total}: {name}" + (f", about {clock(rest)} left" if rest else ""))
 
     def fail(self, name: str, why: str) -> None:
