@@ -1,0 +1,29 @@
+"""The board tells how long the rest will take only once it can."""
+
+import time
+
+import pytest
+
+from retable.platform.board import Board, LeftColumn
+
+
+def test_no_guess_before_a_twentieth_of_the_work_is_done(capsys):
+    """The first of 170 trainings may be a thousandth of the work: of it, "55 days left" was said."""
+    board = Board("training", 3, 1000.0)
+    with board.show():
+        time.sleep(0.05)
+        board.done("a small one", 1)
+        time.sleep(0.05)
+        board.done("a large one", 499)
+        board.done("the rest", 500)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if "a small one" in line] == ["training: done 1/3: a small one"]
+    assert any(line.startswith("training: done 2/3: a large one, about") for line in lines)
+
+
+@pytest.mark.parametrize(("done", "known"), [(1, False), (500, True)])
+def test_a_bar_shows_dashes_until_then(done, known):
+    board = Board("training", 2, 1000.0)
+    time.sleep(0.02)
+    board.bars.advance(board.whole, done)
+    assert LeftColumn().render(board.bars.tasks[0]).plain.startswith("0:00:0") == known
