@@ -38,6 +38,7 @@ QUIET = {
     "RAY_AIR_NEW_OUTPUT": "0",
     "RAY_DEDUP_LOGS": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",  # what asks for no GPU sees none
+    "RAY_ENABLE_AUTO_CONNECT": "0",  # else a thread that outlives Ray starts another, whose end ends the process
     "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # SIGTERM while Ray starts: nothing runs yet that could drain
 }
 

@@ -131,4 +131,4 @@ def test_an_untrained_network_tells_which_band_is_loud():
         guess = (features[400:] @ weights).argmax(1)
         return float((guess != row[400:]).double().mean())
 
-    assert error(1.0) < 0.2 < 0.5 < error(0.02), (error(1.0), error(0.02))
+    assert error(1.0) < 0.2 < 0.4 < error(0.02), (error(1.0), error(0.02))

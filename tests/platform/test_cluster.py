@@ -168,6 +168,17 @@ def test_ray_starts_quietly_with_a_private_token_and_ends():
         assert os.umask(mask) == 0o022
 
 
+def test_what_is_asked_of_ray_after_its_end_starts_no_other():
+    """A reader of Ray Data that outlived its stream did: its Ray died with that thread, a minute later the process."""
+    import ray
+
+    with cluster.ray_cluster():
+        pass
+    with pytest.raises(Exception, match="Ray has not been started"):
+        ray.put(1)
+    assert not ray.is_initialized()
+
+
 @pytest.mark.slow
 def test_each_node_of_a_joined_cluster_is_asked_what_it_sees(tmp_path, monkeypatch, capfd):
     storage = Storage.open(tmp_path)
