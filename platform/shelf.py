@@ -80,7 +80,8 @@ class Shelf:
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
 
-        here = On(ray.get_runtime_context().get_node_id(), soft=True)
+        # Not soft: Ray may then take an idle node, which an autoscaler takes away, as the actor asks for nothing.
+        here = On(ray.get_runtime_context().get_node_id(), soft=False)
         self.lender: Any = ray.remote(num_cpus=0, scheduling_strategy=here)(Lender).remote()  # type: ignore[call-overload]
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
         self.room = ROOM * min((node.get("object_store_memory", 0) for node in nodes), default=0)
