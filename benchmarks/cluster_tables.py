@@ -5,6 +5,7 @@
 STORAGE holds the tables that one machine filled (`retable reproduce --scale smoke`); what is fetched and logged goes to
 FOLDER. The nodes are processes of this machine, a head without CPUs and three with one each, and the bucket is a local
 server (moto). One table is trained by Ray Train groups of two workers, here and there: their numbers are compared, too.
+Weather's images are 16-bit numbers in a bucket (docs/tasks/weather.md), so this machine fills its tables in one too.
 Every number must be equal but those of seconds. A job that ends badly is submitted again, as one would by hand. What
 came out is written to `benchmarks/results/cluster_tables.json`.
 """
@@ -94,15 +95,16 @@ def measured() -> set[tuple[str, str]]:
     return {(name, row.label) for name, table in tables.items() for row in table.rows if isinstance(row, Measurement)}
 
 
-def differing(old: Path, new: Path) -> tuple[int, list[str]]:
-    """Compare two reports' numbers; return how many there are, and those that are not equal."""
+def differing(new: Path, *old: Path) -> tuple[int, list[str]]:
+    """Compare a report's numbers, each table with the first report that has it; return how many, and the unequal."""
     import numpy as np
 
     from tests.compare_cells import cells_of
 
     count, found, seconds = 0, [], {(name.replace("/", "-"), row) for name, row in measured()}
     for file in sorted((new / "report").glob("*.csv")):
-        before, after = cells_of(old / "report" / file.name), cells_of(file)
+        first = next(folder for folder in old if (folder / "report" / file.name).exists())
+        before, after = cells_of(first / "report" / file.name), cells_of(file)
         name = file.stem.removesuffix("-smoke")
         keys = [key for key in before.keys() | after.keys() if (name, key[0]) not in seconds]
         count += len(keys)
@@ -121,14 +123,19 @@ def main(reference: str, folder: str = "cluster-tables") -> int:
     alone = place / "one-machine"
     two = [*COMMAND, "reproduce", GROUPS, "--workers", "2"]
     subprocess.run([*two, "--storage", str(alone)], check=True)
-    with bucket() as storage, cluster() as address:
-        os.environ.pop("RAY_ADDRESS", None)
+    os.environ.pop("RAY_ADDRESS", None)
+    with bucket() as storage:
+        weather = storage.format("weather")
+        subprocess.run([*COMMAND, "reproduce", "weather", "--storage", weather], check=True)
+        fetch(weather, place / "weather")
         every, groups = storage.format("all"), storage.format("two")
         commands = [[*two, "--storage", groups], [*COMMAND, "reproduce", "--storage", every]]
-        seconds = submitted(address, " && ".join(map(shlex.join, commands)), place)
+        with cluster() as address:
+            seconds = submitted(address, " && ".join(map(shlex.join, commands)), place)
         fetch(every, place / "all")
         fetch(groups, place / "two")
-    (numbers, found), (theirs, wrong) = differing(Path(reference), place / "all"), differing(alone, place / "two")
+    numbers, found = differing(place / "all", place / "weather", Path(reference))
+    theirs, wrong = differing(place / "two", alone)
     print("\n".join([*found, *wrong]))
     result = {"numbers": numbers, "differ": len(found), "numbers of two workers": theirs}
     result |= {"of those differ": len(wrong), "seconds": round(seconds)}
