@@ -128,7 +128,8 @@ class Config:
     """The environment's version in which policies are evaluated: v4 for D4RL data, v5 for our recordings; that of the
     data, where they say it."""
     data: str = "d4rl-expert-v2"
-    """The data set: a folder below `data/rl/<environment>/`. `recorded` is what `retable data make rl` writes."""
+    """The data set: a folder below `data/rl/<environment>/`. `recorded` is what `retable data make rl` writes, `mixed`
+    what it writes with `--mix`."""
     algorithm: Bcq | Bc = field(default_factory=Bcq)
     prune: Dense | Snip | Grasp | Random | Magnitude | Erk | SmallDense = field(default_factory=Dense)
     actor: tuple[int, int] = (400, 300)

@@ -1,7 +1,8 @@
-"""How fast methods learn: scores over training, and the updates that each needs; its drawing.
+"""How fast methods learn, and what the critic adds: numbers read off the results, and their drawings.
 
 The score at the end depends on where one stops, and after a short training on little else. The updates until a run
-reaches a share of what the dense network ends at do not, once the dense network is done.
+reaches a share of what the dense network ends at do not, once the dense network is done. BCQ and BC act with the same
+VAE, so their gap, seed by seed, is what choosing by the critic adds.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from matplotlib import rcParams
 from matplotlib.figure import Figure as Drawing
 
 from retable.platform.table import Results
+from retable.platform.verdicts import mean_of
 from retable.tasks.rl.figures import CONTROLS, NAMES, band, dress, final, label
 
 LEVELS = (0.5, 0.9)
@@ -140,3 +142,50 @@ def draw_needed(axis: Any, results: Results, environment: str, policy: str) -> N
     axis.set(title=f"{NAMES[policy]}, updates until 50 % (hollow) and 90 % of dense", xlabel="updates")
     axis.set(xlim=(0, None), ylim=(len(rows) - 0.5, -0.5))
     axis.xaxis.set_major_formatter("{x:,.0f}")
+
+
+def policy_gaps(results: Results, row: str, environment: str, data: str) -> np.ndarray[Any, Any]:
+    """Return BCQ minus BC as a share of the behaviour's return, one value for each seed that has both."""
+    shares = [
+        {
+            replicate.axes["seed"]: replicate.metrics["behaviour_share"]
+            for replicate in results.select(row, environment=environment, data=data, view_policy=policy)
+            if "behaviour_share" in replicate.metrics
+        }
+        for policy in ("bcq", "bc")
+    ]
+    bcq, bc = shares
+    return np.array([bcq[seed] - bc[seed] for seed in bcq if seed in bc])
+
+
+def draw_critic(results: Results) -> Drawing:
+    """Draw BCQ minus BC for each row and data set: its seeds, their mean with Student's interval, and the numbers."""
+    from matplotlib import pyplot
+
+    environments, sets = results.axis("environment"), results.axis("data")
+    bars = [(row, data) for data in sets for row in results.replicates if row in results]
+    size = (1.2 + 1.7 * len(bars) * len(environments), 4)
+    figure, axes = pyplot.subplots(1, len(environments), figsize=size, squeeze=False, sharey=True)
+    for axis, environment in zip(axes.flat, environments, strict=True):
+        for place, (row, data) in enumerate(bars):
+            gaps = 100 * policy_gaps(results, row, environment, data)
+            if len(gaps):
+                mark_gaps(axis, place, gaps, METHODS["snip"]["color"] if row != "dense" else rcParams["text.color"])
+        axis.axhline(0, color=rcParams["text.color"], linewidth=0.8)
+        axis.set_xticks(range(len(bars)), [f"{row}\n{data}" for row, data in bars])
+        axis.set(title="BCQ minus BC", xlim=(-0.5, len(bars) - 0.2))
+        dress(axis, environment)
+    axes[0, 0].set_ylabel("of the behaviour's return, %")
+    figure.tight_layout()
+    return figure
+
+
+def mark_gaps(axis: Any, place: int, gaps: np.ndarray[Any, Any], colour: str) -> None:
+    """Draw the gaps of one row's seeds, and beside them their mean, its interval and these numbers."""
+    found = mean_of([gaps], form="+.0f")
+    axis.plot([place] * len(gaps), gaps, "o", color=colour, markersize=4, fillstyle="none")
+    reach = [[found.value - found.low], [found.high - found.value]]
+    axis.errorbar([place + 0.12], [found.value], yerr=reach, fmt="D", color=colour, markersize=5, capsize=3)
+    axis.annotate(
+        str(found), (place + 0.12, found.value), (7, 0), textcoords="offset points", fontsize=7.5, va="center"
+    )

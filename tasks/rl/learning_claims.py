@@ -1,15 +1,15 @@
-"""Our claims on training: how fast methods learn, and which network's pruning costs the most."""
+"""Our claims on training: how fast methods learn, and which network's pruning costs the most, what the critic adds."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 
 from retable.platform.table import Claim, Results, Row
 from retable.platform.verdicts import LEAST, Status, Verdict, join, mean_of, plural, untested
 from retable.tasks.rl.claims import COMPARABLE, GRASP, SNIP, kept_return, learned, paired, updates
-from retable.tasks.rl.learning import LEVELS, Needed, in_words, updates_needed
+from retable.tasks.rl.learning import LEVELS, Needed, in_words, policy_gaps, updates_needed
 from retable.tasks.rl.tables import ABLATED, ABLATION, DENSE, PRUNED_PARTS, pruned
 
 ERK = pruned("erk", 0.95)
@@ -67,6 +67,36 @@ def costs_most(results: Results, environment: str) -> Verdict:
     return Verdict(joined.status, f"{joined.because}, {updates(results)}")
 
 
+DATA = {"expert": ("recorded", "d4rl-expert-v2"), "mixed": ("mixed", "d4rl-medium-expert-v2")}
+"""What is in a data set -> its names at the scales."""
+
+
+def critic_adds(results: Results, row: Row, data: Collection[str]) -> Verdict:
+    """Judge whether BCQ beats BC: the mean over environments of their mean gaps, where either has learned if dense."""
+    gaps = []
+    for environment, name in itertools.product(results.axis("environment"), results.axis("data")):
+        at = {"environment": environment, "data": name}
+        dense = [results.values(DENSE, "behaviour_share", **at, view_policy=policy) for policy in ("bcq", "bc")]
+        found = policy_gaps(results, row.label, environment, name)
+        ready = all(shares.size for shares in dense) and max(shares.mean() for shares in dense) >= COMPARABLE
+        if name in data and ready and len(found) >= LEAST:
+            gaps.append(found)
+    if not gaps:
+        return untested(f"no environment in which a dense network has learned, with {LEAST} seeds")
+    about = f"of the behaviour's return, {plural(sum(map(len, gaps)), 'pair')}, {updates(results)}"
+    return mean_of(gaps, about, "+.0%").verdict()
+
+
+CRITIC = [
+    Claim(
+        text=f"BCQ beats BC on {kind} data ({row.label}).",
+        check=partial(critic_adds, row=row, data=names),
+        ours=True,
+    )
+    for row in (DENSE, SNIP)
+    for kind, names in DATA.items()
+]
+
 ABLATIONS = [
     *(
         Claim(
@@ -95,6 +125,7 @@ ABLATIONS = [
 
 CLAIMS = {
     "ablation": ABLATIONS,
+    "critic": CRITIC,
     "learning": [
         Claim(
             text=f"{policy.upper()}: {slow.label} needs more updates than {fast.label} to reach {100 * level:.0f} % of "

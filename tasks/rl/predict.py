@@ -144,11 +144,13 @@ def view_cost(config: Config, view: View) -> float:
 
 def describe(info: Mapping[str, Any]) -> str:
     """Say where data are from, for the reports: a number is called D4RL only on D4RL data."""
-    random = info.get("behaviour", {}).get("policy") == "random"
+    behaviour = info.get("behaviour", {})
+    mixed = f"a mix of our {', '.join(part['name'] for part in behaviour.get('parts', ()))}"
+    who = {"random": "random actions", "mixed": mixed}.get(behaviour.get("policy"), "our expert")
     source = {
         "d4rl": f"D4RL {info['name'].removeprefix('d4rl-')}",
         "minari": f"Minari {info['name'].removeprefix('minari-')}",
-        "recorded": f"recorded here by {'random actions' if random else 'our expert'}",
+        "recorded": f"recorded here by {who}",
     }
     score = "" if info["behaviour_score"] is None else f" = {info['behaviour_score']:.1f} normalised"
     return (

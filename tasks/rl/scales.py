@@ -12,6 +12,8 @@ from retable.tasks.rl.learning import METHODS
 from retable.tasks.rl.tables import ENVIRONMENTS
 
 OURS = {"data": "recorded", "simulator": "v5"}
+DATA = ("recorded", "mixed")
+"""What takes the place of D4RL's expert and medium-expert data."""
 
 
 @dataclass(frozen=True)
@@ -55,14 +57,19 @@ SCALES = {
         about="minutes on two cores: proves every path, scores mean nothing; networks, masks and bytes are full size",
         overrides={**OURS, "epochs": 1, "updates": 10},  # all alike: so few updates cost less than more runs
         row=SMOKE.row,
-        over={"seed": (0, 1), "view.epoch": (1,)},
+        over={"seed": (0, 1), "view.epoch": (1,), "data": DATA},
     ),
     "small": Scale(
         about="an hour or two on two cores: HalfCheetah, 3 seeds, 10,000 updates, target pass in bfloat16",
         overrides={**OURS, "algorithm.target_precision": "bfloat16"},
         start=SMALL.training,
         row=SMALL.row,
-        over={"environment": SMALL.environments, "seed": (0, 1, 2), "view.epoch": tuple(range(1, 11))},
+        over={
+            "environment": SMALL.environments,
+            "seed": (0, 1, 2),
+            "view.epoch": tuple(range(1, 11)),
+            "data": DATA,
+        },
     ),
     "paper": Scale(about="the published setting: 1,000,000 updates on D4RL expert data"),
 }

@@ -159,6 +159,51 @@ def test_the_network_that_fails_when_pruned_alone_is_told():
     assert learning_claims.costs_most(ablated({"none": dense}), "Hopper").status == UNTESTED
 
 
+def played(shares):
+    """Make results of the figure on the critic: (row, data, policy) -> share of the behaviour's return of each seed."""
+    found = {}
+    for (row, data, policy), values in shares.items():
+        at = {"environment": "Hopper", "data": data, "view.policy": policy}
+        found.setdefault(row, []).extend(
+            Replicate(row, {**at, "seed": seed}, Config(), View(), metrics={"behaviour_share": share})
+            for seed, share in values.items()
+        )
+    return results_of(TABLES, found)
+
+
+def test_bcq_is_compared_with_bc_seed_by_seed_on_each_kind_of_data():
+    found = played({
+        ("dense", "recorded", "bcq"): {0: 0.9, 1: 0.5, 2: 0.8},
+        ("dense", "recorded", "bc"): {2: 0.85, 1: 0.45, 0: 0.9},
+        ("dense", "mixed", "bcq"): {0: 1.2, 1: 1.1, 2: 1.3},
+        ("dense", "mixed", "bc"): {0: 0.4, 1: 0.32, 2: 0.49},
+        ("SNIP 95 %", "mixed", "bcq"): {0: 0.2, 1: 0.1, 2: 0.3, 7: 9.0},
+        ("SNIP 95 %", "mixed", "bc"): {0: 0.4, 1: 0.3, 2: 0.51, 8: -9.0},
+    })  # fmt: skip
+    said = {claim.text: claim.check(found) for claim in TABLES["critic"].claims}
+    assert {text: verdict.status for text, verdict in said.items()} == {
+        "BCQ beats BC on expert data (dense).": "not separable",
+        "BCQ beats BC on mixed data (dense).": "holds",
+        "BCQ beats BC on expert data (SNIP 95 %).": UNTESTED,
+        "BCQ beats BC on mixed data (SNIP 95 %).": "does not hold",
+    }
+    assert said["BCQ beats BC on mixed data (dense)."].because.startswith("+80% [")
+    drawing = TABLES["critic"].draw(found)
+    (axis,) = drawing.axes
+    rings = {float(line.get_xdata()[0]): line.get_ydata() for line in axis.lines if line.get_fillstyle() == "none"}
+    bars = [text.get_text().replace("\n", ", ") for text in axis.get_xticklabels()]
+    assert sorted(bars) == ["SNIP 95 %, mixed", "SNIP 95 %, recorded", "dense, mixed", "dense, recorded"]
+    np.testing.assert_allclose(rings[bars.index("dense, recorded")], [0, 5, -5], atol=1e-9)
+    np.testing.assert_allclose(rings[bars.index("SNIP 95 %, mixed")], [-20, -20, -21])
+    assert {text.get_text().split()[0] for text in axis.texts} == {"+0", "+80", "-20"}
+
+
+def test_nothing_is_said_of_the_critic_before_dense_networks_have_learned():
+    few = {0: 0.3, 1: 0.3, 2: 0.3}
+    found = played({("dense", "mixed", policy): few for policy in ("bcq", "bc")})
+    assert all(claim.check(found).status == UNTESTED for claim in TABLES["critic"].claims)
+
+
 def test_learning_plans_no_run_that_the_figures_do_not_have():
     def configs(name):
         table = scaled(TABLES[name], SCALES["paper"])
