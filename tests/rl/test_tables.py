@@ -57,10 +57,10 @@ def test_the_small_scale_compares_every_method_at_95_percent_after_ten_thousand_
     plan = plan_of(storage, "small", "figure1", "figure2", "learning")
     kinds = {(type(t.config.prune).__name__, getattr(t.config.prune, "sparsity", 0)) for t in plan.trainings.values()}
     methods = ("Snip", "Grasp", "Random", "Magnitude", "Erk", "SmallDense")
-    assert kinds == {("Dense", 0), ("Snip", 0.5), ("Snip", 0.9), *((method, 0.95) for method in methods)}
+    assert kinds == {("Dense", 0), ("Snip", 0.9), *((method, 0.95) for method in methods)}
     assert {t.config.seed for t in plan.trainings.values()} == {0, 1, 2}
     assert {t.config.epochs * t.config.updates for t in plan.trainings.values()} == {10_000}
-    assert plan.cost / 2 < 3600, "an hour on two cores"
+    assert plan.cost / 2 < 3000, "50 minutes on two cores"
 
 
 def test_the_ablation_prunes_what_its_rows_say(storage):
