@@ -46,10 +46,8 @@ class Reduced:
 
 SMOKE = Reduced(sparsities=dict.fromkeys(METHODS, (0.5, 0.95)), view={"episodes": 2, "samples": 10})
 SMALL = Reduced(
-    sparsities={
-        **dict.fromkeys(METHODS, (0.95,)),
-        "snip": (0.9, 0.95),
-    },  # at 50 % an update costs as much as a dense one
+    # At 50 % an update takes as long as a dense one.
+    sparsities={**dict.fromkeys(METHODS, (0.95,)), "snip": (0.9, 0.95)},
     view={"episodes": 10, "samples": 10},
     environments=("HalfCheetah",),
     training={"epochs": 10, "updates": 1000},
