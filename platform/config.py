@@ -16,7 +16,7 @@ import re
 import shlex
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -291,12 +291,29 @@ def override_lineage(config: C, changes: Mapping[str, object]) -> C:
     return override(config, {"init.overrides": overrides})
 
 
+def added(default: Any) -> Any:
+    """Return a config's field that came later: with its default it enters no fingerprint, so runs keep their names."""
+    return dataclasses.field(default=default, metadata={"added": True})
+
+
+def _as_before(config: object, prefix: str = "") -> Iterator[str]:
+    """Give the paths of fields that were added and have their defaults."""
+    for field in dataclasses.fields(config):  # type: ignore[arg-type]
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            yield from _as_before(value, f"{prefix}{field.name}.")
+        elif "added" in field.metadata and value == field.default:
+            yield f"{prefix}{field.name}"
+
+
 def fingerprint(task: str, version: int, config: object) -> str:
     """Return the name of a config's run: 16 hexadecimal digits of a hash over task, version and every field.
 
-    A parent enters by its own fingerprint.
+    A parent enters by its own fingerprint; a field that was `added` and has its default does not.
     """
     flat = flatten(config)
+    for path in _as_before(config):
+        del flat[path]
     ancestor = parent(config)
     if ancestor is not None:
         flat["init.overrides"] = fingerprint(task, version, ancestor)

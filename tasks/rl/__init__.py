@@ -16,10 +16,10 @@ from retable.tasks.rl.prepare import prepare
 
 def tables() -> Mapping[str, Table | Figure]:
     """Return the paper's tables and figures with their claims: imported when asked for, as a training needs none."""
-    from retable.tasks.rl.claims import CLAIMS
+    from retable.tasks.rl import claims, learning_claims
     from retable.tasks.rl.tables import TABLES
 
-    return with_claims(TABLES, CLAIMS)
+    return with_claims(TABLES, {**claims.CLAIMS, **learning_claims.CLAIMS})
 
 
 def scales() -> Mapping[str, Scale]:

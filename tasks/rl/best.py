@@ -42,12 +42,17 @@ def best(runs: Sequence[TrainedRun], episodes: int = EPISODES, samples: int = 10
 
 
 def name(config: Config) -> str:
-    """Return what a policy is served as: environment, pruning and sparsity, `HalfCheetah-snip-95`."""
+    """Return what a policy is served as: environment, pruning and sparsity, `HalfCheetah-snip-95`.
+
+    Of one network pruned alone that, too: `HalfCheetah-snip-95-vae`.
+    """
     pruning = choice_name(type(config.prune)).replace("_", "-")
     sparsity = getattr(config.prune, "sparsity", None)
     share = "" if sparsity is None else f"-{100 * sparsity:g}"
+    networks = getattr(config.prune, "networks", "all")
+    only = "" if networks == "all" else f"-{networks}"
     behaviour = "-bc" if isinstance(config.algorithm, Bc) else ""
-    return f"{config.environment}-{pruning}{share}{behaviour}"
+    return f"{config.environment}-{pruning}{share}{only}{behaviour}"
 
 
 def is_real(info: Mapping[str, Any]) -> bool:

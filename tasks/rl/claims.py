@@ -25,7 +25,7 @@ from retable.platform.verdicts import (
     too_few,
     untested,
 )
-from retable.tasks.rl.figures import CONTROLS, NAMES, NETWORKS, break_even, file_sizes, final
+from retable.tasks.rl.figures import CONTROLS, NAMES, NETWORKS, break_even, file_sizes
 from retable.tasks.rl.tables import (
     BEYOND,
     DENSE,
@@ -82,13 +82,16 @@ def paired(results: Results, rows: Sequence[Row], metric: str, **axes: object) -
     return {environment: np.array(columns, float).T for environment, columns in found.items()}
 
 
-def learned(results: Results, environment: str, policy: str, least: float = LEARNED) -> Verdict | None:
+def learned(
+    results: Results, environment: str, policy: str, least: float = LEARNED, dense: Row = DENSE
+) -> Verdict | None:
     """Return why scores cannot be compared yet, or None where they can: the dense network has to have learned first."""
-    at = {"environment": environment, "view_policy": policy}
-    share = final(results, DENSE, "behaviour_share", **at)
+    share, played = (
+        paired(results, [dense], metric, view_policy=policy).get(environment, np.empty((1, 0)))[0]
+        for metric in ("behaviour_share", "return")
+    )
     if not share.size:
-        played = final(results, DENSE, "return", **at).size
-        return untested("the behaviour's return is not above 0" if played else "no runs")
+        return untested("the behaviour's return is not above 0" if played.size else "no runs")
     if share.mean() < least:
         reached = f"the dense network reaches {share.mean():.0%} of the behaviour's return, not {least:.0%}"
         return too_few(share.size) or untested(f"{reached}: not trained enough, {updates(results)}")
@@ -102,20 +105,25 @@ def updates(results: Results) -> str:
 
 
 def keeps(results: Results, method: str, environment: str, policy: str, fails: bool) -> Verdict:
-    """Compare SNIP or GraSP at 95 % with the dense network's return: the ratio of their means over the same seeds."""
-    unready = learned(results, environment, policy)
+    """Judge whether SNIP or GraSP at 95 % keeps the dense network's return, or, where `fails`, that it does not."""
+    found = kept_return(results, pruned(method, 0.95), DENSE, environment, policy)
+    opposite: dict[Status, Status] = {"holds": "does not hold", "does not hold": "holds"}
+    return Verdict(opposite.get(found.status, found.status) if fails else found.status, found.because)
+
+
+def kept_return(
+    results: Results, sparse: Row, dense: Row, environment: str, policy: str, least: float = LEARNED
+) -> Verdict:
+    """Compare a pruned network's return with the dense one's: the ratio of their means over the same seeds."""
+    unready = learned(results, environment, policy, least, dense)
     if unready is not None:
         return unready
-    rows = (pruned(method, 0.95), DENSE)
-    pairs = paired(results, rows, "behaviour_share", view_policy=policy).get(environment)
+    pairs = paired(results, (sparse, dense), "behaviour_share", view_policy=policy).get(environment)
     if pairs is None or pairs.shape[1] < LEAST:
         return untested("runs are missing")
     about = f"of the dense return, {plural(pairs.shape[1], 'seed')}, {updates(results)}"
     found = ratio_of(pairs[0], pairs[1], about, ".0%")
-    because = f"{found}; keeps means {KEEPS:.0%}"
-    status = found.status(KEEPS)
-    opposite: dict[Status, Status] = {"holds": "does not hold", "does not hold": "holds"}
-    return Verdict(opposite.get(status, status) if fails else status, because)
+    return Verdict(found.status(KEEPS), f"{found}; keeps means {KEEPS:.0%}")
 
 
 def against_controls(method: str, name: str, sparsities: Sequence[float]) -> list[Claim]:

@@ -40,16 +40,22 @@ def make(
     noise: Annotated[float, typer.Option(help="Standard deviation of the noise on actions in [-1, 1].", min=0)] = 0.05,
     seed: Annotated[int, typer.Option(help="Seed of environments and noise.", min=0)] = 0,
     policy: Annotated[str, typer.Option(help="expert: the committed policy; random: any environment.")] = "expert",
+    mix: Annotated[
+        str, typer.Option(help="The data set mixed, of equal shares: names of expert, noisy, imperfect, random.")
+    ] = "",
 ) -> None:
-    """Record data with a committed expert policy, in D4RL's layout.
+    """Record data with a committed expert policy, or with several behaviours, in D4RL's layout.
 
-    Example: `retable data make rl --env hopper`
+    Example: `retable data make rl --env hopper`, `retable data make rl --env hopper --mix expert,imperfect,random`
     """
     from retable.tasks.rl.prepare import make_recording
 
     if policy not in ("expert", "random"):
         raise UserError(f"--policy {policy}: use expert or random")
-    info = make_recording(environment_name(env), Storage.open(storage), transitions, noise, seed, policy)
+    parts = [name.strip() for name in mix.split(",")] if mix else []
+    info = make_recording(environment_name(env), Storage.open(storage), transitions, noise, seed, policy, parts)
+    for part in info["behaviour"].get("parts", ()):
+        console.print(f"{part['name']}: {part['transitions']:,} transitions, return {part['return']:.0f}")
     score = "" if info["behaviour_score"] is None else f" = {info['behaviour_score']:.1f} normalised"
     console.print(
         f"{info['transitions']:,} transitions, {info['complete_episodes']} complete episodes, "

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from retable.platform.config import added
+
 
 def check_sparsity(sparsity: float) -> None:
     """Refuse a sparsity outside [0, 1)."""
@@ -29,57 +31,52 @@ class Dense:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Snip:
-    """Keep the weights with the largest |w dL/dw| on one batch (Lee et al. 2019; equation 1)."""
+class Pruning:
+    """What all ways to prune have in common."""
 
     sparsity: float = 0.95
-    batch: int = 100
+    networks: Literal["all", "actor", "critic", "vae"] = added("all")
+    """Which are pruned; the others stay dense. The paper prunes all."""
 
     def __post_init__(self) -> None:
         check_sparsity(self.sparsity)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snip(Pruning):
+    """Keep the weights with the largest |w dL/dw| on one batch (Lee et al. 2019; equation 1)."""
+
+    batch: int = 100
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         check_least(1, batch=self.batch)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Grasp:
+class Grasp(Pruning):
     """Remove the weights with the largest -w (H g) on one batch of two halves (Wang et al. 2020; equation 4)."""
 
-    sparsity: float = 0.95
     batch: int = 200
 
     def __post_init__(self) -> None:
-        check_sparsity(self.sparsity)
+        super().__post_init__()
         check_least(2, batch=self.batch)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Random:
+class Random(Pruning):
     """Keep weights chosen uniformly over the whole network: a control the paper lacks."""
 
-    sparsity: float = 0.95
-
-    def __post_init__(self) -> None:
-        check_sparsity(self.sparsity)
-
 
 @dataclass(frozen=True, kw_only=True)
-class Magnitude:
+class Magnitude(Pruning):
     """Keep the weights with the largest |w| at initialisation: a control."""
 
-    sparsity: float = 0.95
-
-    def __post_init__(self) -> None:
-        check_sparsity(self.sparsity)
-
 
 @dataclass(frozen=True, kw_only=True)
-class Erk:
+class Erk(Pruning):
     """Keep random weights, each layer's density by the Erdos-Renyi rule (Mocanu et al. 2018; Evci et al. 2020)."""
-
-    sparsity: float = 0.95
-
-    def __post_init__(self) -> None:
-        check_sparsity(self.sparsity)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +128,8 @@ class Config:
     """The environment's version in which policies are evaluated: v4 for D4RL data, v5 for our recordings; that of the
     data, where they say it."""
     data: str = "d4rl-expert-v2"
-    """The data set: a folder below `data/rl/<environment>/`. `recorded` is what `retable data make rl` writes."""
+    """The data set: a folder below `data/rl/<environment>/`. `recorded` is what `retable data make rl` writes, `mixed`
+    what it writes with `--mix`."""
     algorithm: Bcq | Bc = field(default_factory=Bcq)
     prune: Dense | Snip | Grasp | Random | Magnitude | Erk | SmallDense = field(default_factory=Dense)
     actor: tuple[int, int] = (400, 300)
@@ -155,6 +153,9 @@ class Config:
         check_least(1, batch=self.batch, epochs=self.epochs, updates=self.updates)
         check_least(1, actor=min(self.actor), critic=min(self.critic), vae=min(self.vae))
         check_least(0, seed=self.seed)
+        only = getattr(self.prune, "networks", "all")
+        if isinstance(self.algorithm, Bc) and only in ("actor", "critic"):
+            raise ValueError(f"prune.networks={only} prunes nothing, as algorithm=bc trains the VAE alone")
         if self.learning_rate <= 0:
             raise ValueError(f"learning_rate {self.learning_rate} is not above 0")
 

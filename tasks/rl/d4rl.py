@@ -228,7 +228,7 @@ def identify(source: Path, environment: str | None, name: str | None) -> dict[st
     if not environment or not name:
         why = impostor(source, checksum) or f"{source}: not a file that D4RL published"
         raise UserError(f"{why}; to use it as your own data, give its environment and a name")
-    if name.startswith("d4rl") or name == "recorded":
+    if name.startswith("d4rl") or name in ("recorded", "mixed"):
         raise UserError(f"{source}: the name {name!r} is kept for other data; choose another name")
     return {
         "source": "file",

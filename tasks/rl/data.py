@@ -113,7 +113,7 @@ def store(columns: Mapping[str, Array], returns: Array, target: Storage, info: M
         digest.update(sink.getvalue())
         target.write(_part(number), sink.getvalue().to_pybytes())
     complete = returns[:-1] if info.get("cut") and len(returns) > 1 else returns
-    mean = float(complete.mean())
+    mean = _behaviour_return(complete, info)
     score = normalised_score(info["environment"], mean)
     written = {
         **info,
@@ -133,6 +133,17 @@ def store(columns: Mapping[str, Array], returns: Array, target: Storage, info: M
     }
     target.write_json("dataset.json", written)
     return written
+
+
+def _behaviour_return(returns: Array, info: Mapping[str, Any]) -> float:
+    """Return the mean return of an episode; of a mixed set that of its parts, weighted by their transitions.
+
+    Episodes of a weak part are short where falling ends them: thousands of them would drown the others.
+    """
+    parts = info.get("behaviour", {}).get("parts")
+    if not parts:
+        return float(returns.mean())
+    return float(np.average([part["return"] for part in parts], weights=[part["transitions"] for part in parts]))
 
 
 def _part(number: int) -> str:

@@ -73,7 +73,14 @@ def metric_of(results: Results) -> tuple[str, str]:
     return ("score", "normalised score") if everywhere else ("return", "return")
 
 
-def band(axis: Any, x: Sequence[float], seeds: Sequence[np.ndarray[Any, Any]], colour: str, **style: Any) -> None:
+def band(
+    axis: Any,
+    x: Sequence[float],
+    seeds: Sequence[np.ndarray[Any, Any]],
+    colour: str,
+    shade: float = 0.15,
+    **style: Any,
+) -> None:
     """Draw mean and lowest-to-highest band over seeds where there are values."""
     points = [(position, values) for position, values in zip(x, seeds, strict=True) if values.size]
     if not points:
@@ -81,7 +88,14 @@ def band(axis: Any, x: Sequence[float], seeds: Sequence[np.ndarray[Any, Any]], c
     where = [position for position, _ in points]
     axis.plot(where, [values.mean() for _, values in points], color=colour, **style)
     low, high = ([getattr(values, side)() for _, values in points] for side in ("min", "max"))
-    axis.fill_between(where, low, high, color=colour, alpha=0.15, linewidth=0)
+    axis.fill_between(where, low, high, color=colour, alpha=shade, linewidth=0)
+
+
+def dress(axis: Any, environment: str) -> None:
+    """Give a drawn panel the look that all have, and say its environment."""
+    axis.set_title(f"{environment}: {axis.get_title()}", fontsize=10)
+    axis.grid(linewidth=0.6)
+    axis.spines[["top", "right"]].set_visible(False)
 
 
 def draw_scores(results: Results, method: str, sparsities: Sequence[float]) -> Drawing:
@@ -102,9 +116,7 @@ def draw_scores(results: Results, method: str, sparsities: Sequence[float]) -> D
     panels = [(part, environment) for environment in environments for part in parts]
     for axis, (part, environment) in zip(axes.flat, panels, strict=False):
         part(axis, results, environment, metric)
-        axis.set_title(f"{environment}: {axis.get_title()}", fontsize=10)
-        axis.grid(linewidth=0.6)
-        axis.spines[["top", "right"]].set_visible(False)
+        dress(axis, environment)
         axis.legend(fontsize=7.5, frameon=False)
     for axis in axes.flat[len(panels) :]:
         axis.remove()

@@ -100,7 +100,7 @@ def identify(source: Path, said: Mapping[str, Any], environment: str | None, nam
         raise UserError(f"{source}/{METADATA}: 'env_spec' names no environment; give it with --env")
     identity = str(said.get("dataset_id") or source.name)
     name = name or f"minari-{identity.rsplit('/', 1)[-1]}"
-    if name.startswith("d4rl") or name == "recorded":
+    if name.startswith("d4rl") or name in ("recorded", "mixed"):
         raise UserError(f"{source}: the name {name!r} is kept for other data; choose another name")
     kept = ("minari_version", "requirements", "algorithm_name", "author", "code_permalink")
     return {

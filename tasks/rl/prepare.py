@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal, cast
 
 from retable.platform.board import progress_bar
@@ -9,11 +10,17 @@ from retable.platform.errors import UserError
 from retable.platform.storage import Storage
 from retable.tasks.rl.config import Config
 from retable.tasks.rl.metrics import D4RL
-from retable.tasks.rl.recordings import record
+from retable.tasks.rl.recordings import MIX, record
 
 
 def make_recording(
-    environment: str, storage: Storage, transitions: int, noise: float, seed: int, policy: str
+    environment: str,
+    storage: Storage,
+    transitions: int = 100_000,
+    noise: float = 0.05,
+    seed: int = 0,
+    policy: str = "expert",
+    mix: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Record a data set with a progress bar; return its `dataset.json`."""
     storage.check_writable()
@@ -25,18 +32,19 @@ def make_recording(
             noise,
             seed,
             policy=cast(Literal["expert", "random"], policy),
+            mix=mix,
             progress=show,
         )
 
 
 def prepare(config: Config, storage: Storage) -> None:
-    """Record the data set `recorded` with our expert.
+    """Record the data set `recorded` with our expert, or `mixed` with what `MIX` names.
 
     Raises:
         UserError: for any other data set, saying where it can be had.
     """
-    if config.data == "recorded":
-        make_recording(config.environment, storage, 100_000, 0.05, 0, "expert")
+    if config.data in ("recorded", "mixed"):
+        make_recording(config.environment, storage, mix=MIX if config.data == "mixed" else ())
         return
     place = f"{storage}/data/rl/{config.environment}/{config.data}"
     wanted = (config.environment, config.data)

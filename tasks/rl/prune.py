@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from retable.tasks.rl.config import Bcq, Config, Dense, Erk, Grasp, Magnitude, Random, SmallDense, Snip
+from retable.tasks.rl.config import Bcq, Config, Dense, Erk, Grasp, Magnitude, Pruning, Random, SmallDense, Snip
 from retable.tasks.rl.losses import Batch, Noise, actor_loss, critic_loss, draw_noise, td_target, vae_loss
 from retable.tasks.rl.model import NETWORKS, Networks, build, generator, layers, load, unstack
 
@@ -45,8 +45,8 @@ def masks(configs: Sequence[Config], networks: Networks, sample: Sample) -> tupl
     these, which weights stay is an accident of their order.
 
     Members may differ in method and sparsity: each is scored alone, as a stack of one, so its masks do not depend on
-    its neighbours. A dense member's masks are all True. `sample` is asked for `prune.batch` transitions where the
-    method needs data: the methods' batches differ in size, hence no common batch.
+    its neighbours. Masks of a dense member, and of networks that `prune.networks` leaves out, are all True. `sample`
+    is asked for `prune.batch` transitions where the method needs data: batches differ in size, hence no common one.
 
     Raises:
         ValueError: where GraSP has fewer than two transitions to halve.
@@ -85,6 +85,8 @@ def _member(config: Config, networks: Networks, batch: Batch) -> tuple[dict[str,
         total = sum(weight.numel() for weight in weights.values())
         match config.prune:
             case Dense() | SmallDense():
+                flat = torch.ones(total, dtype=torch.bool)
+            case Pruning(networks=chosen) if chosen not in ("all", name):
                 flat = torch.ones(total, dtype=torch.bool)
             case Erk(sparsity=sparsity):
                 shapes = [(weight.shape[1], weight.shape[2]) for weight in weights.values()]

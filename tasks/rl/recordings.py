@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,7 +14,7 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from retable.platform.errors import UserError
+from retable.platform.errors import UserError, nearest
 from retable.platform.storage import Storage
 from retable.tasks.rl import expert
 from retable.tasks.rl.d4rl import read_d4rl, sha256
@@ -26,6 +27,28 @@ SIMULATOR = "v5"
 ALGORITHM = {"expert": "committed policy with Gaussian action noise", "random": "uniform actions"}
 
 
+@dataclass(frozen=True)
+class Behaviour:
+    """How a recording's actions are chosen; all are clipped to [-1, 1] afterwards."""
+
+    noise: float = 0.0
+    """Standard deviation of the Gaussian noise on the committed policy's actions."""
+    random: float = 0.0
+    """Probability that a step's action is uniformly random instead; 1 needs no committed policy."""
+
+
+BEHAVIOURS = {
+    "expert": Behaviour(0.05),
+    "noisy": Behaviour(0.3),
+    "imperfect": Behaviour(0.3, 0.3),
+    "random": Behaviour(random=1.0),
+}
+"""What a mixed set is made of. `imperfect` are the demonstrations of Fujimoto et al. 2019, section 5: noise of 0.3 and,
+with probability 0.3, an action at random."""
+MIX = ("expert", "imperfect", "random")
+"""What the data set `mixed` is made of where nobody says otherwise."""
+
+
 def record(
     environment: str,
     storage: Storage,
@@ -34,15 +57,17 @@ def record(
     seed: int = 0,
     lanes: int = 10,
     policy: Literal["expert", "random"] = "expert",
+    mix: Sequence[str] = (),
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
-    """Record `transitions` transitions as the data set `recorded`; return its `dataset.json`.
+    """Record `transitions` transitions as the data set `recorded`, or `mixed`; return its `dataset.json`.
 
     The set's folder also gets the recording in D4RL's layout (v2, with `next_observations`), from which the internal
     form is made. Equal arguments, versions and processors give equal files.
 
     Episodes are played side by side and stored whole, in the order in which they began, so long episodes are as likely
-    as short ones; only the last one is cut, by a timeout, where the transitions are enough.
+    as short ones; only the last one is cut, by a timeout, where the transitions are enough. A mixed set is several such
+    recordings one after the other, of equally many transitions, less what would be a cut episode.
 
     Args:
         environment: a Gymnasium environment without version, such as `Hopper`; v5 is used.
@@ -52,6 +77,7 @@ def record(
         seed: seed of the environments and of the noise.
         lanes: episodes side by side.
         policy: the committed policy (`expert`), or uniformly random actions (`random`, for any environment).
+        mix: names of `BEHAVIOURS`, in place of `noise` and `policy`; one that is named twice has two shares.
         progress: called now and then with the transitions so far and in all.
 
     Raises:
@@ -59,13 +85,20 @@ def record(
             of range, or the disk is full.
 
     """
-    if transitions < 1 or lanes < 1 or noise < 0:
+    if transitions < max(1, len(mix)) or lanes < 1 or noise < 0:
         given = f"{transitions} transitions in {lanes} lanes with noise {noise}"
         raise UserError(f"cannot record {given}; give positive numbers")
-    target, environment_id = folder(storage, environment, "recorded"), f"{environment}-{SIMULATOR}"
-    act, about = _policy(environment, environment_id, noise if policy == "expert" else None, seed)
-    arrays = _play(act, environment_id, transitions, seed, lanes, progress)
-    ends = arrays["terminals"] | arrays["timeouts"]
+    if unknown := [each for each in mix if each not in BEHAVIOURS]:
+        raise UserError(f"no behaviour {unknown[0]!r} to mix{nearest(unknown[0], BEHAVIOURS)}")
+    name = "mixed" if mix else "recorded"
+    target, environment_id = folder(storage, environment, name), f"{environment}-{SIMULATOR}"
+    if mix:
+        arrays, about = _mixed(environment, environment_id, transitions, mix, seed, lanes, progress)
+    else:
+        behaviour = Behaviour(noise) if policy == "expert" else BEHAVIOURS["random"]
+        act, about = _policy(environment, environment_id, behaviour, seed)
+        arrays = _play(act, environment_id, transitions, seed, lanes, progress)
+    ends = _ends(arrays)
     if not ends.any():
         raise UserError(f"{transitions} transitions of {environment_id} hold no whole episode; record more")
     said = {
@@ -79,13 +112,13 @@ def record(
     arrays["timeouts"][-1] |= said["cut"]
     target.remove("dataset.json")
     with tempfile.TemporaryDirectory(prefix="retable-") as scratch:
-        path = Path(scratch) / f"{environment.lower()}_recorded-{SIMULATOR}.hdf5"
-        _write(path, arrays, said, ALGORITHM[policy])
+        path = Path(scratch) / f"{environment.lower()}_{name}-{SIMULATOR}.hdf5"
+        _write(path, arrays, said, f"mixture of {', '.join(mix)}" if mix else ALGORITHM[policy])
         target.write(path.name, path.read_bytes())
         info = {
             **said,
             "source": "recorded",
-            "name": "recorded",
+            "name": name,
             "generated": True,
             "files": {path.name: sha256(path)},
             "versions": {name: importlib.metadata.version(name) for name in ("gymnasium", "mujoco")},
@@ -93,8 +126,48 @@ def record(
         return store(*read_d4rl(path), target, info)
 
 
+def _mixed(
+    environment: str,
+    environment_id: str,
+    transitions: int,
+    mix: Sequence[str],
+    seed: int,
+    lanes: int,
+    progress: Callable[[int, int], None] | None,
+) -> tuple[dict[str, Array], dict[str, Any]]:
+    """Play equally many transitions of each behaviour, whole episodes alone; return them, and what each part is."""
+    parts: list[dict[str, Array]] = []
+    said: list[dict[str, Any]] = []
+    about: dict[str, Any] = {}
+    for number, name in enumerate(mix):
+        behaviour, first = BEHAVIOURS[name], seed + number * lanes  # no two parts share an environment's seed
+        act, own = _policy(environment, environment_id, behaviour, first)
+        about |= {key: value for key, value in own.items() if key in ("sha256", "trained")}
+        before, share = number * transitions // len(mix), (number + 1) * transitions // len(mix)
+
+        def show(done: int, _: int, before: int = before) -> None:
+            if progress:
+                progress(before + done, transitions)
+
+        played = _play(act, environment_id, share - before, first, lanes, show)
+        ends = np.flatnonzero(_ends(played))
+        if not len(ends):
+            raise UserError(f"{share - before} transitions of {environment_id} hold no whole episode; record more")
+        parts.append({key: array[: ends[-1] + 1] for key, array in played.items()})
+        said.append({"name": name, **asdict(behaviour), "transitions": int(ends[-1]) + 1, "episodes": len(ends)})
+        said[-1]["return"] = float(parts[-1]["rewards"].sum(dtype=np.float64) / len(ends))
+    arrays = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+    return arrays, {"policy": "mixed", **about, "parts": said}
+
+
+def _ends(arrays: Mapping[str, Array]) -> Array:
+    """Say which rows end an episode."""
+    ends: Array = arrays["terminals"] | arrays["timeouts"]
+    return ends
+
+
 def _policy(
-    environment: str, environment_id: str, noise: float | None, seed: int
+    environment: str, environment_id: str, behaviour: Behaviour, seed: int
 ) -> tuple[Callable[[Array], Array], dict[str, Any]]:
     """Return the behaviour, observations (lanes, states) -> actions (lanes, actions), and where it is from."""
     probe = make(environment_id, 1)  # an unknown environment is the first thing to say
@@ -102,7 +175,7 @@ def _policy(
     probe.close()
     # The environments use `seed`, `seed + 1`, ... alone, so a second word keeps the noise apart from them.
     random = np.random.default_rng([1, seed])
-    if noise is None:
+    if behaviour.random == 1:
         return lambda observations: random.uniform(-1, 1, (len(observations), size)), {"policy": "random"}
     file = expert.POLICIES / f"{environment}.safetensors"
     if not file.exists():
@@ -111,9 +184,15 @@ def _policy(
     network, origin = expert.Policy.load(environment)
 
     def act(observations: Array) -> Array:
-        return network(observations) + noise * random.standard_normal((len(observations), size))
+        lanes = len(observations)
+        actions = network(observations) + behaviour.noise * random.standard_normal((lanes, size))
+        if behaviour.random:
+            by_chance = random.random((lanes, 1)) < behaviour.random
+            actions = np.where(by_chance, random.uniform(-1, 1, (lanes, size)), actions)
+        return actions
 
-    return act, {"policy": "expert", "noise": noise, "sha256": sha256(file), "trained": dict(origin)}
+    trained = {"sha256": sha256(file), "trained": dict(origin)}
+    return act, {"policy": "expert", "noise": behaviour.noise, **trained}
 
 
 def _play(

@@ -15,6 +15,7 @@ from typing import Any
 from retable.platform.table import Column, Figure, Measurement, Row, Table
 from retable.tasks.rl import figures
 from retable.tasks.rl.compact import Precision
+from retable.tasks.rl.learning import METHODS, draw_critic, draw_learning
 from retable.tasks.rl.predict import speed
 from retable.tasks.rl.sparse import COMPACT
 
@@ -58,6 +59,39 @@ def scores(method: str, name: str) -> Figure:
         "and dense networks with as many weights.",
     )
 
+
+def learning() -> Figure:
+    """Return scores against updates by method, of runs that figures 1 and 2 have too."""
+    compared = [(method, 0.95) for method in METHODS]
+    return Figure(
+        title="Score against updates, by method (not in the paper)",
+        rows=[DENSE, *(pruned(m, s, view={}) for m, s in (("snip", 0.5), ("snip", 0.9), *compared))],
+        over={"environment": ENVIRONMENTS, "seed": SEEDS, "view.policy": ("bcq", "bc"), "view.epoch": EPOCHS},
+        draw=draw_learning,
+        note="Bands: lowest to highest seed. Dotted: 50 and 90 % of the dense return, the mean over seeds at the last "
+        "evaluated epoch. The updates until a seed reaches them are read off a line between two evaluated epochs; "
+        "the first epoch's where that is above already.",
+    )
+
+
+SNIP_95: dict[str, object] = {"prune": "snip", "prune.sparsity": 0.95}
+ABLATED = ("HalfCheetah", "Hopper")
+PRUNED_PARTS = {"all": "all networks", "actor": "the actor alone", "critic": "the critic alone", "vae": "the VAE alone"}
+
+
+def ablation_rows() -> dict[tuple[str, str], Row]:
+    """Return the rows of networks pruned one at a time: (environment, what is pruned) -> row."""
+    rows = {}
+    for environment in ABLATED:
+        own: dict[str, object] = {"environment": environment}
+        rows[environment, "none"] = Row(label=f"{environment}: dense", overrides={**own, "prune": "dense"}, view={})
+        for networks, title in PRUNED_PARTS.items():
+            overrides = {**own, **SNIP_95, "prune.networks": networks}
+            rows[environment, networks] = Row(label=f"{environment}: {title}", overrides=overrides, view={})
+    return rows
+
+
+ABLATION = ablation_rows()
 
 DIAGNOSTICS = [
     Column(header="units cut off", metric="unconnected", format=".0f"),
@@ -123,7 +157,6 @@ def rounded_policies() -> dict[tuple[str, Precision], Row]:
     return rows
 
 
-SNIP_95: dict[str, object] = {"prune": "snip", "prune.sparsity": 0.95}
 ROUNDED = rounded_policies()
 
 
@@ -187,6 +220,37 @@ TABLES: Mapping[str, Table | Figure] = {
     ),
     "figure1": scores("snip", "SNIP"),
     "figure2": scores("grasp", "GraSP"),
+    "learning": learning(),
+    "critic": Figure(
+        title="What the critic adds: BCQ minus BC, on expert and on mixed data (not in the paper)",
+        rows=[DENSE, pruned("snip", 0.95, view={})],
+        over={
+            "environment": ENVIRONMENTS,
+            "data": ("d4rl-expert-v2", "d4rl-medium-expert-v2"),
+            "seed": SEEDS,
+            "view.policy": ("bcq", "bc"),
+        },
+        draw=draw_critic,
+        note="Both policies act with the VAE of the same run, so gaps are of equal seeds. Circles: seeds; diamonds: "
+        "their mean with its 95 % interval (Student), and both in numbers. Shares are of each set's own behaviour.",
+    ),
+    "ablation": Table(
+        title="BCQ pruned by SNIP at 95 %, one network at a time (not in the paper)",
+        rows=[*ABLATION.values()],
+        columns=[
+            Column(header="return, %", metric="behaviour_share", format=".1f", factor=100),
+            Column(header="return", metric="return", format=",.0f"),
+            Column(header="steps", metric="length", format=",.0f"),
+            *(
+                Column(header=f"effective, {title}", metric=f"effective/{network}", format=",.0f")
+                for network, title in figures.NETWORKS.items()
+            ),
+        ],
+        over={"environment": ABLATED, "seed": SEEDS, "view.policy": ("bcq",)},
+        note="The networks that a row does not name stay dense. Return: of the last epoch, in per cent of the "
+        "behaviour's too. Effective: weights that lie on a path from an input to an output. BC acts with the VAE "
+        "alone: it plays as if dense where that is not pruned, and as if all were where it is.",
+    ),
     "figure3": Figure(
         title="Remaining weights of each layer at 95 % sparsity",
         rows=[counted(row) for row in (DENSE, pruned("snip", 0.95), pruned("grasp", 0.95))],

@@ -17,6 +17,7 @@ from retable.platform.config import (
     Parent,
     Scratch,
     Weights,
+    added,
     choice_name,
     differences,
     fingerprint,
@@ -251,6 +252,29 @@ def test_task_version_and_every_field_change_the_fingerprint():
     names += [fingerprint("line", 2, Line()), fingerprint("other", 1, Line())]
     assert len(set(names)) == len(names)
     assert all(len(name) == 16 and int(name, 16) >= 0 for name in names)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    size: int = 1
+    kind: str = added("plain")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grown:
+    seed: int = 0
+    inner: Part | Weights = field(default_factory=Part)
+    extra: int = added(3)
+
+
+def test_a_field_that_was_added_leaves_the_names_of_runs_that_do_without_it():
+    text = '["t",1,{"inner":"part","inner.size":1,"seed":0}]'
+    assert fingerprint("t", 1, Grown()) == hashlib.sha256(text.encode()).hexdigest()[:16]
+    text = '["t",1,{"inner":"part","inner.kind":"odd","inner.size":1,"seed":0}]'
+    odd = override(Grown(), {"inner.kind": "odd"})
+    assert fingerprint("t", 1, odd) == hashlib.sha256(text.encode()).hexdigest()[:16]
+    others = [fingerprint("t", 1, override(Grown(), {"extra": extra})) for extra in (1, 2, 3)]
+    assert len(set(others)) == 3 and others[2] == fingerprint("t", 1, Grown())
 
 
 def test_a_parent_enters_by_its_own_fingerprint_and_not_by_how_it_is_written():

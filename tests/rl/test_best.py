@@ -62,6 +62,7 @@ def test_no_table_plays_these_episodes():
     [
         ({}, "HalfCheetah-dense"),
         ({"prune": "snip"}, "HalfCheetah-snip-95"),
+        ({"prune": "snip", "prune.networks": "vae"}, "HalfCheetah-snip-95-vae"),
         ({"prune": "small_dense", "prune.sparsity": 0.975}, "HalfCheetah-small-dense-97.5"),
     ],
 )

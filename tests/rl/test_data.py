@@ -82,7 +82,8 @@ def test_only_a_published_file_becomes_d4rl(tmp_path: Path, storage: Storage, mo
 
 @pytest.mark.parametrize(("environment", "name", "what"), [
     (None, "mine", "give its environment"), ("Hopper", None, "and a name"), ("Hopper", "d4rl-expert-v2", "kept for"),
-    ("Hopper", "recorded", "kept for"), ("Hopper", "../x", "cannot name"), ("a/b", "mine", "cannot name"),
+    ("Hopper", "recorded", "kept for"), ("Hopper", "mixed", "kept for"),
+    ("Hopper", "../x", "cannot name"), ("a/b", "mine", "cannot name"),
 ])  # fmt: skip
 def test_other_files_need_a_name_of_their_own(
     tmp_path: Path, storage: Storage, environment: str | None, name: str | None, what: str

@@ -71,10 +71,11 @@ def test_controls_stand_beside_the_method_with_their_means_and_extremes():
         axis = drawn[f"HalfCheetah: {figures.NAMES[policy]} beside controls"]
         shown = lines(axis)
         for name in ("SNIP", "random", "magnitude", "ERK", "small dense"):
-            expected = [mean(found, f"{name} {s} %", "HalfCheetah", policy, 3) for s in (95, 99)]
-            np.testing.assert_allclose(shown[name], [[5, 1], expected], err_msg=name)
-        assert shown["dense"][1][0] == pytest.approx(mean(found, "dense", "HalfCheetah", policy, 3))
-        whiskers = axis.containers[0].lines[2][0].get_segments()  # random's, at 95 % and 99 %
+            shares = (90, 95) if name == "SNIP" else (95,)
+            expected = [mean(found, f"{name} {s} %", "HalfCheetah", policy, 10) for s in shares]
+            np.testing.assert_allclose(shown[name], [[100 - s for s in shares], expected], err_msg=name)
+        assert shown["dense"][1][0] == pytest.approx(mean(found, "dense", "HalfCheetah", policy, 10))
+        whiskers = axis.containers[0].lines[2][0].get_segments()  # random's, at 95 %
         scores = figures.final(found, "random 95 %", "score", view_policy=policy)
         np.testing.assert_allclose(whiskers[0][:, 1], [scores.min(), scores.max()])
 

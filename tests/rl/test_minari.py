@@ -122,7 +122,7 @@ def test_provenance_says_minari_and_never_d4rl(tmp_path: Path) -> None:
     said = describe(info)
     assert "Minari expert-v2" in said and "in v5" in said and "D4RL" not in said
     assert info["files"]["main_data.hdf5"] not in D4RL["files"]
-    for name in ("d4rl-expert-v2", "recorded"):
+    for name in ("d4rl-expert-v2", "recorded", "mixed"):
         with pytest.raises(UserError, match="kept for other data"):
             import_minari(source, storage, name=name)
 

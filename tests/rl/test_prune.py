@@ -61,6 +61,21 @@ def test_dense_networks_keep_all(prune):
     assert all(flat(by_layer).all() for by_layer in found([config(prune=prune)]).values())
 
 
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("method", METHODS)
+def test_one_network_is_pruned_as_it_is_among_all_and_the_others_stay_dense(method, network):
+    wanted = found([config(prune=method(sparsity=0.8))])
+    for name, by_layer in found([config(prune=method(sparsity=0.8, networks=network))]).items():
+        for layer, mask in by_layer.items():
+            assert torch.equal(mask, wanted[name][layer]) if name == network else mask.all(), f"{name}.{layer}"
+
+
+def test_a_network_that_is_not_trained_cannot_be_the_one_that_is_pruned():
+    with pytest.raises(ValueError, match="networks=critic prunes nothing"):
+        config(algorithm=Bc(), prune=Snip(networks="critic"))
+    assert flat(found([config(algorithm=Bc(), prune=Snip(sparsity=0.8, networks="vae"))])["vae"]).float().mean() < 0.25
+
+
 def test_counts_do_not_suffer_from_binary_fractions():
     assert kept(131000, 0.9) == 13100 and int(131000 * (1 - 0.9)) == 13099
     assert kept(10, 0.0) == 10

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import pytest
 
 from retable.platform.errors import UserError
 from retable.platform.storage import Storage
-from retable.tasks.rl import data, expert
+from retable.tasks.rl import TASK, data, expert
+from retable.tasks.rl.config import Config
 from retable.tasks.rl.d4rl import read_d4rl
 from retable.tasks.rl.metrics import normalised_score
 from retable.tasks.rl.recordings import record
@@ -132,6 +134,53 @@ def test_noise_is_added_to_the_committed_policy(policy: expert.Policy, tmp_path:
     assert info["behaviour"]["noise"] == 0.05 and info["behaviour"]["trained"] == {"steps": 1}
     exact = data.columns(recorded(tmp_path / "exact", policy="expert", noise=0)[0])
     np.testing.assert_allclose(exact["action"], policy(exact["observation"]), atol=1e-6)
+
+
+def mixed(where: Path, mix: list[str], **options: Any) -> tuple[Storage, dict[str, Any]]:
+    info = record(
+        "Hopper", Storage.open(where), mix=mix, **{"transitions": ROWS, "lanes": LANES, "seed": SEED, **options}
+    )
+    return data.folder(Storage.open(where), "Hopper", "mixed"), info
+
+
+def test_a_mixed_set_is_its_parts_one_after_the_other(policy: expert.Policy, tmp_path: Path) -> None:
+    where, info = mixed(tmp_path, ["expert", "imperfect", "random"])
+    assert data.check(where) == [] and info["name"] == "mixed" and info["cut"] is False
+    parts, columns = info["behaviour"]["parts"], data.columns(where)
+    assert [(part["name"], part["noise"], part["random"]) for part in parts] == [
+        ("expert", 0.05, 0.0), ("imperfect", 0.3, 0.3), ("random", 0.0, 1.0)]  # fmt: skip
+    assert sum(part["transitions"] for part in parts) == info["transitions"] and info["behaviour"]["trained"]
+    ends = np.cumsum([part["transitions"] for part in parts])
+    returns, inner, off = [], [], np.abs(columns["action"] - policy(columns["observation"]))[:, :2].max(axis=1)
+    for start, end in zip([0, *ends[:-1]], ends, strict=True):
+        rows = slice(start, end)
+        assert (columns["terminal"] | columns["timeout"])[end - 1] and ROWS / 3 - 100 < end - start <= ROWS / 3
+        numbers = np.unique(columns["episode"][rows])
+        returns.append(np.mean([columns["reward"][columns["episode"] == k].astype(float).sum() for k in numbers]))
+        inner.append(np.mean(off[rows] > 0.5))
+    assert [part["return"] for part in parts] == pytest.approx(returns)
+    assert info["behaviour_return"] == pytest.approx(np.average(returns, weights=np.diff([0, *ends])))
+    # Actions far from the policy's: never, three in ten that are random (and rarely noise), most of the time.
+    assert inner[0] == 0 and 0.1 < inner[1] < 0.4 < inner[2]
+
+
+def test_parts_of_a_mixed_set_start_otherwise(policy: expert.Policy, tmp_path: Path) -> None:
+    columns = data.columns(mixed(tmp_path, ["expert", "expert"])[0])
+    starts = columns["observation"][columns["step"] == 0]
+    assert len(np.unique(starts, axis=0)) == len(starts)
+
+
+def test_a_mixed_set_is_not_the_recorded_one_and_is_made_when_it_is_wanted(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no behaviour 'expart' to mix; did you mean 'expert'"):
+        mixed(tmp_path, ["expart"])
+    with pytest.raises(UserError, match="no whole episode"):
+        record("HalfCheetah", Storage.open(tmp_path), transitions=2000, mix=["random", "random", "random"], lanes=1)
+    prepared: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys.modules["retable.tasks.rl.prepare"], "make_recording", lambda *_, **own: prepared.append(own))
+        for name in ("recorded", "mixed"):
+            TASK.dataset.prepare(Config(environment="Hopper", data=name), Storage.open(tmp_path))
+    assert [options["mix"] for options in prepared] == [(), ("expert", "imperfect", "random")]
 
 
 def test_a_recording_of_full_length_episodes_has_real_timeouts(tmp_path: Path) -> None:

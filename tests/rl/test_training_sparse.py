@@ -117,6 +117,7 @@ def test_what_trains_sparsely():
         ({"prune": PRUNED}, 60),
         ({"prune": Snip(sparsity=0.8, batch=10)}, 60),  # some layers sparse, some not
         ({"prune": PRUNED, "algorithm": Bc()}, 60),
+        ({"prune": Random(sparsity=0.9, networks="critic")}, 60),  # one network sparse, the others dense and whole
         pytest.param({"prune": PRUNED}, 1000, marks=pytest.mark.slow),
         pytest.param({"prune": Snip(sparsity=0.8, batch=10)}, 1000, marks=pytest.mark.slow),
     ],
@@ -143,9 +144,10 @@ def through_a_file(states):
     return torch.load(file, weights_only=True)
 
 
-def test_a_run_goes_on_in_the_other_representation(monkeypatch):
+@pytest.mark.parametrize("prune", [PRUNED, Random(sparsity=0.9, networks="vae")])
+def test_a_run_goes_on_in_the_other_representation(monkeypatch, prune):
     """Sparse, dense, sparse again: what files hold is the same bit for bit."""
-    runs = [config(**WIDE, prune=PRUNED)]
+    runs = [config(**WIDE, prune=prune)]
     first, toy = learner(runs)
     for update in range(5):
         first.step(toy.batch(update))
