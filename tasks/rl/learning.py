@@ -140,7 +140,7 @@ def draw_needed(axis: Any, results: Results, environment: str, policy: str) -> N
         axis.text(1.02, place, "\n".join(words), **where)
     axis.set_yticks(range(len(rows)), rows)
     axis.set(title=f"{NAMES[policy]}, updates until 50 % (hollow) and 90 % of dense", xlabel="updates")
-    axis.set(xlim=(0, None), ylim=(len(rows) - 0.5, -0.5))
+    axis.set(xlim=(0, None), ylim=(max(len(rows), 1) - 0.5, -0.5))
     axis.xaxis.set_major_formatter("{x:,.0f}")
 
 

@@ -122,6 +122,13 @@ def test_curves_and_updates_are_drawn_for_every_row_and_policy():
         assert len(needed.texts) == len(shown)
 
 
+def test_what_has_learned_nothing_is_drawn_without_numbers():
+    found = results({"dense": (-900.0, -800.0)}, epochs=1)
+    drawn = panels(TABLES["learning"].draw(found))
+    assert [len(axis.texts) for axis in drawn.values()] == [0, 0]
+    assert lines(drawn["Hopper: BCQ"])["dense"].shape == (2, 1)
+
+
 def ablated(shares):
     """Make results of the ablation in Hopper: what is pruned -> share of the behaviour's return of each seed."""
     rows = {tables.ABLATION["Hopper", networks]: values for networks, values in shares.items()}
