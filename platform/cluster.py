@@ -38,7 +38,6 @@ QUIET = {
     "RAY_AIR_NEW_OUTPUT": "0",
     "RAY_DEDUP_LOGS": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",  # what asks for no GPU sees none
-    "RAY_ENABLE_AUTO_CONNECT": "0",  # else a thread that outlives Ray starts another, whose end ends the process
     "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # SIGTERM while Ray starts: nothing runs yet that could drain
 }
 
@@ -141,7 +140,11 @@ def ray_cluster(nested: bool = False) -> Iterator[None]:
 def start_ray(nested: bool, interrupt: Interrupt | None) -> None:
     """Join or start Ray, and keep our handler of SIGTERM: Ray sets its own, which ends in an abort."""
     import ray
+    from ray._private import auto_init_hook
 
+    # Else a thread of Ray Data that outlives Ray starts another one, whose end ends the process. Not by Ray's variable:
+    # what inherits it cannot begin a Train group again whose node is gone.
+    auto_init_hook.enable_auto_connect = False
     address = cluster_address()
     if address:
         check_cluster(address)

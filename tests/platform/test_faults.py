@@ -45,8 +45,12 @@ class Nodes:
         from ray.cluster_utils import Cluster
 
         clusters.make_token()
-        # Ray Train frees what a vanished group held by asking the dashboard.
-        self.ray = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": True})
+        # Ray Train frees what a vanished group held by asking the dashboard; another cluster has Ray's own port for it.
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        head = {"num_cpus": 0, "include_dashboard": True, "dashboard_port": port}
+        self.ray = Cluster(initialize_head=True, head_node_args=head)
         self.nodes = []
 
     def add(self, cpus=1):
@@ -415,7 +419,8 @@ def test_an_object_store_that_is_full_spills(tmp_path, record):
     storage, epochs = str(tmp_path / "full"), 4
     folder = run_of(storage, epochs=epochs)
     code = FULL + f"retable.train('line', {{'epochs': {epochs}}}, storage=storage)\n"
-    code += "from ray._private.internal_api import memory_summary\nprint(memory_summary(stats_only=True))\n"
+    code += "from ray._private.internal_api import memory_summary as summary\n"
+    code += "print(summary(ray.get_runtime_context().gcs_address, stats_only=True))\n"
     code += "assert [int(ray.get(each)[0]) for each in held] == list(range(10))\n"
     said = ends(driver(code, storage))
     assert "Spilled" in said, said
