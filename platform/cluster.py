@@ -134,7 +134,7 @@ def ray_cluster(nested: bool = False) -> Iterator[None]:
         finally:
             if interrupt:
                 interrupt.tell()  # before Ray ends: while it does, it takes our handler away
-            ray.shutdown()
+            end_ray()
 
 
 def start_ray(nested: bool, interrupt: Interrupt | None) -> None:
@@ -142,9 +142,9 @@ def start_ray(nested: bool, interrupt: Interrupt | None) -> None:
     import ray
     from ray._private import auto_init_hook
 
-    # Else a thread of Ray Data that outlives Ray starts another one, whose end ends the process. Not by Ray's variable:
-    # what inherits it cannot begin a Train group again whose node is gone.
-    auto_init_hook.enable_auto_connect = False
+    auto_init_hook.enable_auto_connect = (
+        True  # without it no Train group begins again whose node is gone; see `end_ray`
+    )
     address = cluster_address()
     if address:
         check_cluster(address)
@@ -166,6 +166,19 @@ def start_ray(nested: bool, interrupt: Interrupt | None) -> None:
     finally:
         if interrupt:
             signal.signal(signal.SIGTERM, interrupt)
+
+
+def end_ray() -> None:
+    """Leave or end Ray, and let none be started but by `start_ray`.
+
+    A thread of Ray Data that outlives Ray would start another one, whose processes end with that thread, and this one
+    with them a minute later.
+    """
+    import ray
+    from ray._private import auto_init_hook
+
+    auto_init_hook.enable_auto_connect = False
+    ray.shutdown()
 
 
 def too_late(start: Callable[[], object]) -> bool:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from retable.platform.board import console, errors
-from retable.platform.cluster import Interrupt, autoscales, cluster_address, cluster_resources, start_ray
+from retable.platform.cluster import Interrupt, autoscales, cluster_address, cluster_resources, end_ray, start_ray
 from retable.platform.errors import UserError, one_line
 from retable.platform.extras import check
 from retable.platform.storage import Storage
@@ -168,7 +168,7 @@ def serving(
             drain()
             if cluster_address():
                 serve.delete(application.NAME)
-            ray.shutdown()
+            end_ray()
         for number, handler in before.items():
             signal.signal(number, handler)
 
