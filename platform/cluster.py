@@ -143,7 +143,7 @@ def start_ray(nested: bool, interrupt: Interrupt | None) -> None:
     from ray._private import auto_init_hook
 
     auto_init_hook.enable_auto_connect = (
-        True  # without it no Train group begins again whose node is gone; see `end_ray`
+        True  # a Train group whose node is lost needs it; see `end_ray`
     )
     address = cluster_address()
     if address:
