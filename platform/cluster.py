@@ -142,9 +142,7 @@ def start_ray(nested: bool, interrupt: Interrupt | None) -> None:
     import ray
     from ray._private import auto_init_hook
 
-    auto_init_hook.enable_auto_connect = (
-        True  # a Train group whose node is lost needs it; see `end_ray`
-    )
+    auto_init_hook.enable_auto_connect = True  # a Train group whose node is lost needs it; see `end_ray`
     address = cluster_address()
     if address:
         check_cluster(address)
