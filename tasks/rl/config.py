@@ -138,6 +138,8 @@ class Config:
     """Hidden units of each head of the twin critic."""
     vae: tuple[int, int] = (750, 750)
     """Hidden units of the VAE's encoder and decoder."""
+    initialisation: Literal["pytorch", "xavier"] = added("pytorch")
+    """`pytorch`: as `torch.nn.Linear` starts; `xavier`: weights by Glorot and Bengio 2010 (uniform), biases 0."""
     learning_rate: float = 1e-3
     batch: int = 100
     """Transitions an update sees, over all workers together."""

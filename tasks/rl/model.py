@@ -226,18 +226,30 @@ def widths(config: Config, network: str, states: int, actions: int) -> tuple[int
 def build(configs: Sequence[Config], states: int, actions: int, max_action: float) -> Networks:
     """Initialise one member per config on the CPU. Shapes and algorithm are those of the first config.
 
-    A member's values depend on its seed and the network alone: not on pruning, its neighbours, or the algorithm. So the
-    VAE of a BC run starts as the VAE of the BCQ run with the same seed, and weights are pruned as they would be
-    trained.
+    A member's values depend on its seed, the network and the kind of initialisation alone: not on pruning, its
+    neighbours, or the algorithm. So the VAE of a BC run starts as the VAE of the BCQ run with the same seed, and
+    weights are pruned as they would be trained.
     """
     config, algorithm = configs[0], configs[0].algorithm
     sources = {name: [generator(member.seed, f"initial/{name}") for member in configs] for name in NETWORKS}
     hidden = {name: widths(config, name, states, actions) for name in NETWORKS}
-    vae = Vae(states, actions, hidden["vae"], max_action, sources["vae"])
-    if not isinstance(algorithm, Bcq):
-        return Networks(vae, None, None)
-    actor = Actor(states, actions, hidden["actor"], max_action, algorithm.perturbation, sources["actor"])
-    return Networks(vae, actor, Critic(states, actions, hidden["critic"], sources["critic"]))
+    networks = Networks(Vae(states, actions, hidden["vae"], max_action, sources["vae"]), None, None)
+    if isinstance(algorithm, Bcq):
+        networks.actor = Actor(states, actions, hidden["actor"], max_action, algorithm.perturbation, sources["actor"])
+        networks.critic = Critic(states, actions, hidden["critic"], sources["critic"])
+    if config.initialisation == "xavier":
+        _start_by_xavier(networks, sources)
+    return networks
+
+
+@torch.no_grad()
+def _start_by_xavier(networks: Networks, sources: Mapping[str, Sequence[torch.Generator]]) -> None:
+    """Draw every member's weights anew by Xavier's uniform rule, and set biases to 0."""
+    for name, network in networks.named_children():
+        for layer in layers(network).values():
+            layer.bias.zero_()
+            for weight, source in zip(layer.weight, sources[name], strict=True):
+                nn.init.xavier_uniform_(weight, generator=source)
 
 
 def unstack(module: nn.Module, member: int) -> dict[str, Tensor]:

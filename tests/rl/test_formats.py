@@ -55,6 +55,18 @@ def test_the_figure_draws_every_format_and_marks_break_evens():
         assert {line.get_label() for line in axis.lines} >= {name for name, _ in figures.FORMATS.values()}
 
 
+@pytest.mark.parametrize(
+    ("shares", "status"),
+    [((0.99, 1.019, 1.0), "holds"), ((1.0, 0.979, 1.0), "does not hold"), ((1.0, 1.0, 1.021), "does not hold")],
+)
+def test_the_grasp_row_is_given_by_bytes_within_two_per_cent_in_every_network(shares, status):
+    printed = {"actor": 140_990, "critic": 276_800, "vae": 1_212_200}  # Table 1
+    bytes_ = {f"bytes/{n}/sparse": size * s for (n, size), s in zip(printed.items(), shares, strict=True)}
+    (claim,) = [claim for claim in claims.MEMORY if "Xavier" in claim.text]
+    assert claim.check(made({"GraSP 95 %, Xavier (ours)": [bytes_]})).status == status
+    assert claim.check(made({})).status == "not tested at this scale"
+
+
 @pytest.mark.parametrize(("sizes", "status"), [((70, 71), "holds"), ((70, 72), "does not hold")])
 def test_the_smallest_ratio_of_all_seeds_counts(sizes, status):
     dense = {f"bytes/{n}/dense": 1000.0 for n in figures.NETWORKS}

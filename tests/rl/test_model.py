@@ -87,6 +87,22 @@ def test_a_member_starts_from_its_seed_whatever_the_rest():
     assert not torch.equal(alone["critic.l1.weight"], alone["critic.l4.weight"])
 
 
+def test_xavier_weights_are_glorots_and_biases_0():
+    c = config(seed=5, initialisation="xavier", vae=(200, 300))
+    stacked = build([replace(c, seed=1), c], 50, 20, 1.0)
+    for name, value in unstack(stacked, 1).items():
+        if name.endswith(".bias"):
+            assert not value.any(), name
+            continue
+        bound = (6 / sum(value.shape)) ** 0.5  # Glorot and Bengio 2010, equation 16
+        assert value.abs().max() <= bound, name
+        if value.numel() > 5000:
+            assert float(value.std()) == pytest.approx(bound / 3**0.5, rel=0.05)
+    for name, value in unstack(build([c], 50, 20, 1.0), 0).items():
+        assert torch.equal(value, unstack(stacked, 1)[name]), "whatever the neighbours"
+    assert not torch.equal(stacked.critic.l1.weight, stacked.critic.l4.weight)
+
+
 def test_streams_of_random_numbers_differ_by_seed_purpose_and_number():
     keys = [(0, "a", 0), (1, "a", 0), (0, "b", 0), (0, "a", 1), (-1, "a", 0)]
     draws = [torch.rand(4, generator=generator(*key)) for key in keys]
