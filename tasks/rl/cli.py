@@ -196,11 +196,15 @@ def play(
 def _policy_file(file: Path, env: str | None) -> tuple[Any, Mapping[str, Tensor], Source, str]:
     """Read a policy's file: what `predict` asks for, and the policy it was written for."""
     from retable.platform.task import Source
+    from retable.tasks.rl.compact import HEAVIEST
     from retable.tasks.rl.evaluate import check_sizes
     from retable.tasks.rl.export import read_policy
 
     if not file.is_file():
         raise UserError(f"{file}: no such file; `retable rl export` writes one")
+    if file.stat().st_size > HEAVIEST:
+        size = f"{file.stat().st_size / 1e6:,.0f} MB"
+        raise UserError(f"{file}: {size}; no policy takes more than {HEAVIEST / 1e6:.0f} MB: this is another file")
     config, info, weights, policy = read_policy(file.read_bytes(), str(file))
     if env is not None and environment_name(env) != config.environment:
         raise UserError(f"{file}: a policy for {config.environment}, not for {environment_name(env)}; leave out --env")

@@ -48,6 +48,8 @@ LARGEST = 1 << 22
 have 1.6 million in all. Positions, and the sums that give them, fit 32 bits."""
 LONGEST = 1 << 18
 """Bytes of a header, at most."""
+HEAVIEST = START.size + LONGEST + 6 * LARGEST
+"""Bytes of a file, at most: four for a value, one for its place, and what is stored as it is."""
 NAME = re.compile(r"[\w.-]+", re.ASCII)
 """A name in a file: errors print it, and it could hold lines or a terminal's commands."""
 ESCAPE = 255

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -75,6 +76,16 @@ def make(environment_id: str, lanes: int) -> VectorEnv[Any, Any, Any]:
         environments.close()
         raise UserError(f"environment {environment_id!r} has {lacks}; choose another, such as 'Hopper-v5'")
     return environments
+
+
+@cache
+def check_environment(environment_id: str) -> None:
+    """Refuse what no policy could be played in, before anything is trained.
+
+    Raises:
+        UserError: as `make`.
+    """
+    make(environment_id, 1).close()
 
 
 def check_sizes(environment_id: str, states: int, actions: int, what: str) -> None:

@@ -15,7 +15,7 @@ from retable.platform.task import Source
 from retable.tasks.rl.acting import acting, player
 from retable.tasks.rl.compact import pack, unpack
 from retable.tasks.rl.config import Bc, Bcq, Config, Pruning, SmallDense, View
-from retable.tasks.rl.evaluate import rollout
+from retable.tasks.rl.evaluate import check_environment, rollout
 from retable.tasks.rl.learner import OfflineLearner
 from retable.tasks.rl.metrics import normalised_score
 from retable.tasks.rl.model import bc_action, bcq_action
@@ -24,6 +24,9 @@ from retable.tasks.rl.sparse import every_size
 from retable.tasks.rl.training_sparse import SPARSE_BELOW
 
 Array = np.ndarray[Any, Any]
+
+ARCHIVED_FROM = 1000
+"""Updates of a training from which on its dense files are given to xz and zstd: a shorter one takes less than that."""
 
 
 def validate(learner: OfflineLearner, data: Any) -> list[dict[str, float]]:
@@ -40,7 +43,7 @@ def validate(learner: OfflineLearner, data: Any) -> list[dict[str, float]]:
         found.append({key: value for name, tensors in networks.items() for key, value in shape(name, tensors).items()})
         found[-1] |= {f"zero_scores/{name}": share for name, share in zeros.items()}
         if learner.updates >= learner.configs[0].epochs * learner.configs[0].updates:  # as costly as several updates
-            found[-1] |= every_size(state["weights"])
+            found[-1] |= every_size(state["weights"], archives=learner.updates >= ARCHIVED_FROM)
     return found
 
 
@@ -61,13 +64,14 @@ def shape(network: str, tensors: Mapping[str, Tensor]) -> dict[str, float]:
 
 
 def check(config: Config, view: View) -> None:
-    """Refuse to score the policy of networks that are not trained.
+    """Refuse to score the policy of networks that are not trained, or in an environment that is none.
 
     Raises:
-        UserError: where the policy is BCQ's but only the VAE is trained.
+        UserError: where the policy is BCQ's but only the VAE is trained, or as `evaluate.make`.
     """
     if view.policy == "bcq" and isinstance(config.algorithm, Bc):
         raise UserError("view.policy=bcq needs algorithm=bcq; algorithm=bc trains the VAE alone (use view.policy=bc)")
+    check_environment(f"{config.environment}-{config.simulator}")
 
 
 def predict(config: Config, view: View, weights: Mapping[str, Tensor], source: Source, shard: str) -> dict[str, Array]:

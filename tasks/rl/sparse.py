@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import lzma
 from collections.abc import Mapping
 from contextlib import suppress
 
 import numpy as np
+import pyarrow
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -17,12 +19,26 @@ from retable.tasks.rl.compact import Precision, assemble, deployable, encode
 COMPACT: dict[str, Precision] = {"compact": "float32", "compact_float16": "float16", "compact_int8": "int8"}
 
 
-def file_bytes(state: Mapping[str, Tensor]) -> int:
-    """Count the bytes of the file that `torch.save` makes of a state dict, container included."""
+def saved(state: Mapping[str, Tensor]) -> bytes:
+    """Return the file that `torch.save` makes of a state dict."""
     file = io.BytesIO()
     # A saved view drags its whole storage along: a member's slice of a stack would count all members.
     torch.save({name: value.detach().cpu().clone() for name, value in state.items()}, file)
-    return file.getbuffer().nbytes
+    return file.getvalue()
+
+
+def file_bytes(state: Mapping[str, Tensor]) -> int:
+    """Count the bytes of the file that `torch.save` makes of a state dict, container included."""
+    return len(saved(state))
+
+
+def archived_bytes(state: Mapping[str, Tensor]) -> dict[str, int]:
+    """Count the bytes of the dense file after `xz -9` and `zstd -19`: what a sparse format has to beat.
+
+    All networks of a run take 7 s of one core.
+    """
+    file = saved(state)
+    return {"xz": len(lzma.compress(file, preset=9)), "zstd": pyarrow.Codec("zstd", 19).compress(file).size}
 
 
 def stored_bytes(state: Mapping[str, Tensor]) -> dict[str, int]:
@@ -65,12 +81,13 @@ def _parts(weight: Float[Tensor, "outputs inputs"]) -> dict[str, dict[str, Tenso
     }
 
 
-def every_size(weights: Mapping[str, Tensor]) -> dict[str, float]:
+def every_size(weights: Mapping[str, Tensor], archives: bool = False) -> dict[str, float]:
     """Count the file bytes of one run's weights (`vae.e1.weight`, ...) in every format: `bytes/<what>/<format>`.
 
     What: each network, `all` of them (a file for each), and what acting needs, `deployable_bc` and `deployable_bcq`, in
     one file, dense or compact. `smaller/<what>/<format>` is how many times smaller than the dense files of all networks
-    `all` and `deployable_...` are. What a precision cannot hold (NaN in int8) has no number.
+    `all` and `deployable_...` are. What a precision cannot hold (NaN in int8) has no number. With
+    `archives` each network has `archived_bytes` too.
     """
     networks: dict[str, dict[str, Tensor]] = {}
     for name, value in weights.items():
@@ -79,7 +96,8 @@ def every_size(weights: Mapping[str, Tensor]) -> dict[str, float]:
     acting = {f"deployable_{policy}": deployable(weights, policy) for policy in policies}
     found = {what: {"dense": file_bytes(state)} for what, state in acting.items()}
     for network, state in networks.items():
-        found[network] = stored_bytes({name.removeprefix(f"{network}."): value for name, value in state.items()})
+        own = {name.removeprefix(f"{network}."): value for name, value in state.items()}
+        found[network] = stored_bytes(own) | (archived_bytes(own) if archives else {})
     for form, precision in COMPACT.items():
         with suppress(UserError):
             encoded = {name: encode(value, precision, name) for name, value in weights.items()}

@@ -26,7 +26,7 @@ def run(tmp_path, changes, made, scale="paper"):
         ("retable reproduce rl --scale=small --set batch=50", {"batch": 50}, "small"),
         ("retable train rl", {"epochs": 1, "updates": 10}, "smoke"),
         ("retable train rl --scale paper --set prune=snip", {"prune": "snip"}, "paper"),
-        ("retable train rl --scale paper --set epochs=3 --set updates=1000", {"epochs": 3, "updates": 1000}, "small"),
+        ("retable train rl --scale paper --set epochs=10 --set updates=1000", {"epochs": 10, "updates": 1000}, "small"),
         ("retable train rl --scale paper --set=epochs=1", {"epochs": 1, "updates": 10}, "smoke"),
         ("retable train rl --scale paper --set updates=9", {"epochs": 1, "updates": 9}, ""),
         ("retable train rl --scale small --set epochs=20", {"epochs": 20, "updates": 1000}, "small"),
@@ -44,7 +44,7 @@ def test_older_runs_are_of_the_scale_that_their_command_names_unless_it_made_the
     [
         ({"scale": "small", "changed": []}, {"epochs": 3, "updates": 1000}, "small"),
         ({"scale": "small", "changed": ["prune"]}, {"epochs": 2, "updates": 1000}, "small"),  # its row's own epochs
-        ({"scale": "paper", "changed": ["epochs"]}, {"epochs": 3, "updates": 1000}, "small"),
+        ({"scale": "paper", "changed": ["epochs"]}, {"epochs": 10, "updates": 1000}, "small"),
         ({"scale": "", "changed": []}, {}, ""),
         ({"scale": "huge", "changed": []}, {}, ""),
     ],

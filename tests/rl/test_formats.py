@@ -3,7 +3,7 @@
 import pytest
 
 from retable.platform.table import Replicate
-from retable.tasks.rl import TASK, claims, figures
+from retable.tasks.rl import TASK, claims, figures, tables
 from retable.tasks.rl.config import Config
 from retable.tasks.rl.tables import SPARSITIES
 from tests.table_results import results_of
@@ -97,11 +97,11 @@ def test_every_metric_of_the_table_of_formats_is_measured():
     from retable.tasks.rl.sparse import every_size
     from tests.rl import toys
 
-    found = every_size(unstack(build([toys.config()], 5, 2, 1.0), 0))
+    found = every_size(unstack(build([toys.config()], 5, 2, 1.0), 0), archives=True)
     for row in TABLES["formats"].rows:
         assert row.metrics.keys() <= {column.header for column in TABLES["formats"].columns}
         assert set(row.metrics.values()) - set(found) <= {"behaviour_share"}
-    assert len(TABLES["formats"].claims) == 9
+    assert len(TABLES["formats"].claims) == 11
 
 
 @pytest.mark.parametrize(("size", "status"), [(71, "holds"), (72, "does not hold")])
@@ -113,3 +113,15 @@ def test_exact_files_are_judged_after_training_too(size, status):
     found = made({"dense": [dense], "ours, exact": [ours]})
     assert {"dense", "ours, exact"} <= {row.label for row in TABLES["formats"].rows}
     assert claim.check(found).status == status and claim.ours
+
+
+@pytest.mark.parametrize(("size", "status"), [(1000, "holds"), (1001, "does not hold")])
+def test_exact_files_are_judged_against_what_general_compressors_make_of_dense_ones(size, status):
+    for form, claim in zip(("xz", "zstd"), TABLES["formats"].claims[1:3], strict=True):
+        packed, ours = (
+            {f"bytes/{n}/{f}": float(b) for n in figures.NETWORKS} for f, b in ((form, 1000), ("compact", size))
+        )
+        assert claim.check(made({tables.ARCHIVES[form]: [packed], "ours, exact": [ours]})).status == status
+        assert (
+            claim.check(made({tables.ARCHIVES[form]: [{}], "ours, exact": [ours]})).status == "not tested at this scale"
+        )

@@ -4,7 +4,10 @@ import pytest
 import torch
 
 from retable.platform.errors import UserError
+from retable.tasks.rl import TASK
 from retable.tasks.rl.cli import play
+from retable.tasks.rl.compact import HEAVIEST, pack
+from retable.tasks.rl.config import Config
 from retable.tasks.rl.export import write_policy
 from retable.tasks.rl.model import build, unstack
 from tests.rl import toys
@@ -40,3 +43,25 @@ def test_a_policy_that_diverged_is_told_in_one_line(tmp_path, weights, value):
 def test_a_file_has_no_epochs(tmp_path, weights):
     with pytest.raises(UserError, match=r"policy\.rtsn: .* leave out --epoch 99"):
         played(tmp_path, weights, epoch=99)
+
+
+def test_what_is_too_large_to_be_a_policy_is_not_read(tmp_path):
+    file = tmp_path / "other.rtsn"
+    with file.open("wb") as out:
+        out.truncate(20 << 30)  # sparse: it takes no room
+    with pytest.raises(UserError, match=r"other.rtsn: 21,475 MB; no policy takes more than 25 MB"):
+        play(str(file), storage="", policy=None, episodes=2, epoch=0, env=None)
+
+
+def test_the_largest_policy_is_not_too_large():
+    values = torch.randn(1 << 11, 1 << 11)  # what does not shrink, as many numbers as there may be
+    assert len(pack({"w": values})) < HEAVIEST
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"), [("Hoper", "Hopper-v5"), ("CartPole", "no bounded continuous actions")]
+)
+def test_a_wrong_environment_is_refused_when_planned(environment, words):
+    simulator = "v5" if environment == "Hoper" else "v1"
+    with pytest.raises(UserError, match=words):
+        TASK.check(Config(environment=environment, simulator=simulator), TASK.view())

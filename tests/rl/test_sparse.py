@@ -1,5 +1,8 @@
 """Table 1 of the paper: bytes on disk."""
 
+import shutil
+import subprocess
+
 import numpy as np
 import pytest
 import scipy.sparse
@@ -10,7 +13,7 @@ from retable.tasks.rl.config import Config, Random
 from retable.tasks.rl.model import build, unstack
 from retable.tasks.rl.predict import validate
 from retable.tasks.rl.prune import masks
-from retable.tasks.rl.sparse import every_size, stored_bytes
+from retable.tasks.rl.sparse import archived_bytes, every_size, saved, stored_bytes
 from tests.rl import toys
 
 # MB of 1e6 bytes: dense, dense sparse-indexed, SNIP 95 %
@@ -71,6 +74,17 @@ def test_other_formats_take_what_scipy_and_numpy_take(shape):
     starts = matrix.indptr.nbytes  # int32
     assert empty["csr_int64"] - empty["csr_int32"] == pytest.approx(starts, abs=64)
     assert empty["bitmask"] - empty["coo_int16"] == pytest.approx(np.packbits(weight.numpy() != 0).nbytes, abs=512)
+
+
+def test_archives_are_what_the_programs_unpack():
+    weights = {"w": torch.zeros(50, 70), "b": torch.ones(50)}
+    found = archived_bytes(weights)
+    file = saved(weights)
+    for form, tool in (("xz", ["xz", "-9"]), ("zstd", ["zstd", "-19"])):
+        assert found[form] < len(file) / 10
+        if shutil.which(tool[0]):  # their containers differ by a few bytes: checksums, block sizes
+            packed = subprocess.run([*tool, "-c"], input=file, capture_output=True, check=True).stdout
+            assert found[form] == pytest.approx(len(packed), abs=24)
 
 
 def test_sizes_are_those_of_the_files():
