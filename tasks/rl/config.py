@@ -43,7 +43,21 @@ class Pruning:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Snip(Pruning):
+class Scoring(Pruning):
+    """What ways to prune by scores on one batch have in common."""
+
+    iterations: int = added(1)
+    """Rounds in which weights are removed, a density `(1 - sparsity) ** (round / iterations)` being left after each:
+    a round scores what the one before has left (iterative SNIP: de Jorge et al. 2021). The paper varied it, saw no
+    gain, and gives no numbers (section 4.4); how its rounds went, it does not say."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_least(1, iterations=self.iterations)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snip(Scoring):
     """Keep the weights with the largest |w dL/dw| on one batch (Lee et al. 2019; equation 1)."""
 
     batch: int = 100
@@ -54,7 +68,7 @@ class Snip(Pruning):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Grasp(Pruning):
+class Grasp(Scoring):
     """Remove the weights with the largest -w (H g) on one batch of two halves (Wang et al. 2020; equation 4)."""
 
     batch: int = 200

@@ -94,9 +94,7 @@ def _member(config: Config, networks: Networks, batch: Batch) -> tuple[dict[str,
             case Random(sparsity=sparsity):
                 flat = _random([kept(total, sparsity)], [(total, 1)], config.seed, name)
             case method:
-                scores = _scores(method, name, config, networks, batch)
-                flat = keep_largest(scores, kept(total, method.sparsity))
-                zeros[name] = (scores == 0).float().mean().item()
+                flat, zeros[name] = _by_scores(method, name, config, networks, batch)
         parts = torch.split(flat, [weight.numel() for weight in weights.values()])
         found[name] = {
             layer: part.view(weight.shape[1:]) for (layer, weight), part in zip(weights.items(), parts, strict=True)
@@ -150,6 +148,30 @@ def erk_counts(shapes: Sequence[tuple[int, int]], count: int) -> list[int]:
     for i in sorted(remainders, key=lambda i: (-remainders[i], i))[: count - sum(counts)]:
         counts[i] += 1
     return counts
+
+
+@torch.no_grad()
+def _by_scores(
+    method: Snip | Grasp | Magnitude, name: str, config: Config, networks: Networks, batch: Batch
+) -> tuple[Tensor, float]:
+    """Keep one network's largest scores; give with it the share of the last round's scores that are exactly 0.
+
+    Between rounds the network acts without the weights that are gone already; in the end it is as it was.
+    """
+    weights = [layer.weight for layer in layers(getattr(networks, name)).values()]
+    sizes, before = [weight.numel() for weight in weights], [weight.clone() for weight in weights]
+    flat, share = torch.ones(sum(sizes), dtype=torch.bool), 0.0
+    rounds = 1 if isinstance(method, Magnitude) else method.iterations
+    for done in range(1, rounds + 1):
+        scores = _scores(method, name, config, networks, batch)
+        share = (scores[flat] == 0).float().mean().item()
+        left = round((1 - method.sparsity) ** (done / rounds) * len(flat))
+        flat = keep_largest(scores.masked_fill(~flat, -torch.inf), left)
+        for weight, part in zip(weights, torch.split(flat, sizes), strict=True):
+            weight.mul_(part.view(weight.shape))
+    for weight, value in zip(weights, before, strict=True):
+        weight.copy_(value)
+    return flat, share
 
 
 def _scores(method: Snip | Grasp | Magnitude, name: str, config: Config, networks: Networks, batch: Batch) -> Tensor:

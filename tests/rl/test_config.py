@@ -52,4 +52,6 @@ def test_runs_keep_their_names():
     assert fingerprint("rl", 2, override(Config(), {"prune": "grasp", "prune.sparsity": 0.9})) == "3392d38e002101ef"
     alone = override(Config(), {"prune": "grasp", "prune.sparsity": 0.9, "prune.networks": "vae"})
     assert fingerprint("rl", 2, alone) != "3392d38e002101ef"
+    rounds = override(Config(), {"prune": "grasp", "prune.sparsity": 0.9, "prune.iterations": 3})
+    assert fingerprint("rl", 2, rounds) != "3392d38e002101ef"
     assert fingerprint("rl", 2, override(Config(), {"initialisation": "xavier"})) != "064cfed0920c6319"

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from torch.func import functional_call
 
 from retable.tasks.rl.config import Bc, Config, Dense, Erk, Grasp, Magnitude, Random, SmallDense, Snip
-from retable.tasks.rl.losses import draw_noise
+from retable.tasks.rl.losses import draw_noise, vae_loss
 from retable.tasks.rl.model import build, layers, unstack
-from retable.tasks.rl.prune import diagnose, erk_counts, keep_largest, kept, masks
+from retable.tasks.rl.prune import diagnose, erk_counts, grasp, keep_largest, kept, masks, snip
 from tests.rl import reference_bcq
 from tests.rl.toys import Toy, config, learner, transitions
 
@@ -74,6 +74,32 @@ def test_a_network_that_is_not_trained_cannot_be_the_one_that_is_pruned():
     with pytest.raises(ValueError, match="networks=critic prunes nothing"):
         config(algorithm=Bc(), prune=Snip(networks="critic"))
     assert flat(found([config(algorithm=Bc(), prune=Snip(sparsity=0.8, networks="vae"))])["vae"]).float().mean() < 0.25
+
+
+@pytest.mark.parametrize(("method", "score"), [(Snip, snip), (Grasp, lambda *given: [-s for s in grasp(*given)])])
+def test_a_round_scores_what_the_round_before_has_left(method, score):
+    toy, size = Toy([0], 5, 2), 20
+    c = config(prune=method(sparsity=0.91, iterations=2, batch=size))
+    networks = build([c], 5, 2, 1.0)
+    before = {name: value.clone() for name, value in networks.state_dict().items()}
+    ours = masks([c], networks, toy.sample)[0]
+    batch = {name: value[None] for name, value in toy.sample(0, size).items()}
+    noise = draw_noise([0], "prune/noise", 0, size, 4, 10)
+    once = found([config(prune=method(sparsity=0.7, batch=size))])["vae"]  # 1 - sqrt(0.09)
+    with torch.no_grad():
+        for layer, module in layers(networks.vae).items():
+            module.weight *= once[layer]
+    weights = [module.weight for module in layers(networks.vae).values()]
+    scores = torch.cat(
+        [s.flatten() for s in score(lambda b, n: vae_loss(networks.vae, b, n.vae).sum(), batch, noise, weights)]
+    )
+    scores[~flat(once)] = -torch.inf
+    wanted = keep_largest(scores, round(0.09 * len(scores)))
+    assert torch.equal(flat(ours["vae"]), wanted)
+    assert not torch.equal(wanted, flat(found([config(prune=method(sparsity=0.91, batch=size))])["vae"])), "it matters"
+    again = build([c], 5, 2, 1.0)
+    masks([c], again, toy.sample)
+    assert all(torch.equal(value, before[name]) for name, value in again.state_dict().items())
 
 
 def test_counts_do_not_suffer_from_binary_fractions():
