@@ -291,6 +291,13 @@ def arrays(table: pa.Table) -> dict[str, Array]:
     return found
 
 
+def some_observations(storage: Storage, info: Mapping[str, Any], count: int) -> Array:
+    """Return `count` observations (count, states) spread evenly over the first part of a data set, or all it has."""
+    table = _read_part(storage, info, 0)
+    chosen = np.unique(np.linspace(0, len(table) - 1, count).astype(int))
+    return arrays(table.take(chosen))["observation"]
+
+
 def columns(storage: Storage) -> dict[str, Array]:
     """Return the columns of a data set's folder, read without Ray: (N, size) and (N,) arrays in the order written.
 

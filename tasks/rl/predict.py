@@ -15,7 +15,9 @@ from retable.platform.task import Source
 from retable.tasks.rl.acting import acting, player
 from retable.tasks.rl.compact import pack, unpack
 from retable.tasks.rl.config import Bc, Bcq, Config, Pruning, SmallDense, View
+from retable.tasks.rl.data import some_observations
 from retable.tasks.rl.evaluate import check_environment, rollout
+from retable.tasks.rl.inference import Act
 from retable.tasks.rl.learner import OfflineLearner
 from retable.tasks.rl.metrics import normalised_score
 from retable.tasks.rl.model import bc_action, bcq_action
@@ -25,6 +27,8 @@ from retable.tasks.rl.training_sparse import SPARSE_BELOW
 
 Array = np.ndarray[Any, Any]
 
+OBSERVATIONS = 500
+"""At which exact and rounded actions are compared."""
 ARCHIVED_FROM = 1000
 """Updates of a training from which on its dense files are given to xz and zstd: a shorter one takes less than that."""
 
@@ -77,23 +81,43 @@ def check(config: Config, view: View) -> None:
 def predict(config: Config, view: View, weights: Mapping[str, Tensor], source: Source, shard: str) -> dict[str, Array]:
     """Play `view.episodes` episodes with a trained policy; return `returns` and `lengths`, shape (episodes,).
 
+    Rounded weights give `moved` too, shape (observations,): see `action_differences`.
+
     Raises:
         UserError: where the policy is BCQ's but only the VAE was trained, or a weight is beyond `view.precision`.
     """
     check(config, view)
+    info, act, more = source.info, acting(config, source.info, weights, view.policy), {}
     if view.precision != "float32":  # a float32 file gives back every bit
-        weights = unpack(pack(weights, view.precision), "weights")
-    info = source.info
+        exact, act = act, acting(config, info, unpack(pack(weights, view.precision), "weights"), view.policy)
+        if "parts" in info:  # what a policy's file says of its data are not the data
+            more["moved"] = action_differences(exact, act, view, source)
     latent = 2 * info["actions"]
     candidates = view.episodes * (view.samples if view.policy == "bcq" else 1)
-    act = player(acting(config, info, weights, view.policy), candidates, latent, view.seed)
-    return rollout(act, f"{config.environment}-{config.simulator}", view.episodes, view.seed)
+    choose = player(act, candidates, latent, view.seed)
+    return rollout(choose, f"{config.environment}-{config.simulator}", view.episodes, view.seed) | more
+
+
+@torch.no_grad()
+def action_differences(exact: Act, rounded: Act, view: View, source: Source) -> Array:
+    """Return how far a rounded policy's actions are from the exact one's at observations of the data, (observations,).
+
+    It is the mean of |difference| over an action's entries, which are in [-1, 1]; both policies draw the same noise.
+    Returns tell less: an episode is chaotic, and a rounding error in its first steps makes it another one.
+    """
+    observations = torch.tensor(some_observations(source.folder, source.info, OBSERVATIONS))
+    candidates = len(observations) * (view.samples if view.policy == "bcq" else 1)
+    noise = torch.randn(candidates, 2 * source.info["actions"], generator=torch.Generator().manual_seed(view.seed))
+    found: Array = (exact(observations, noise) - rounded(observations, noise)).abs().mean(1).numpy()
+    return found
 
 
 def evaluate(
     config: Config, view: View, summaries: Mapping[str, Mapping[str, Array]], source: Source
 ) -> dict[str, float]:
     """Return mean and spread of the return over episodes, in share of the behaviour's, and as normalised score.
+
+    Of rounded weights also the mean `action_difference`.
 
     A behaviour whose return is not above 0 has no share: it would be the larger, the worse the policy.
     """
@@ -106,6 +130,8 @@ def evaluate(
     }
     if info["behaviour_return"] > 0:
         found["behaviour_share"] = float(returns.mean() / info["behaviour_return"])
+    if "moved" in played:
+        found["action_difference"] = float(played["moved"].mean())
     scores = normalised_score(config.environment, returns)
     return found if scores is None else {**found, "score": float(scores.mean())}
 

@@ -145,13 +145,14 @@ def published(actor: float, critic: float, vae: float) -> dict[str, float]:
 def rounded_policies() -> dict[tuple[str, Precision], Row]:
     """Return the rows of policies that act with the weights of a file: (policy, precision) -> row.
 
-    Dense policies are rounded too: after a short training a pruned one has no return to lose.
+    Dense policies are rounded too: rounding moves them otherwise than pruned ones.
     """
     rows = {}
     networks: dict[str, dict[str, object]] = {"": SNIP_95, "dense ": {"prune": "dense"}}
     for (kind, own), policy, (form, precision) in itertools.product(networks.items(), ("bcq", "bc"), COMPACT.items()):
         name, what = f"{policy.upper()}'s {kind}policy", f"deployable_{policy}/{form}"
         metrics = {"all": f"bytes/{what}", "times smaller": f"smaller/{what}", "return, %": "behaviour_share"}
+        metrics |= {} if precision == "float32" else {"actions move by": "action_difference"}
         view = {"policy": policy, "precision": precision}
         rows[name, precision] = Row(label=f"{name}, {precision}", overrides=own, metrics=metrics, view=view)
     return rows
@@ -183,13 +184,16 @@ FILES = Table(
     columns=[
         *(Column(header=header, metric="", format=".4f", factor=1e-6) for header in ALL_NETWORKS),
         Column(header="times smaller", metric="", format=".1f"),
+        Column(header="actions move by", metric="", format=".4f"),
         Column(header="return, %", metric="", format=".1f", factor=100),
     ],
     over={"seed": SEEDS},
     note="All: a file for each network, or one file with what acting needs: the decoder, and for BCQ the actor and "
-    "the critic's first head. Times smaller: than the dense files of all networks. Return: in per cent of the "
-    "behaviour's, of the policy that acts with the weights of that file. All but ours are written by torch.save; "
-    "xz and zstd compress its dense file, where a training has 1,000 updates or more.",
+    "the critic's first head. Times smaller: than the dense files of all networks. Actions move by: mean difference of "
+    "an action's entries, which are in [-1, 1], from those of the exact weights, at observations of the data and with "
+    "the same noise. Return: in per cent of the behaviour's, of the policy that acts with the weights of that file. "
+    "All but ours are written by torch.save; xz and zstd compress its dense file, where a training has 1,000 updates "
+    "or more.",
 )
 
 
