@@ -12,6 +12,7 @@ from retable.platform.learnt import Learnt, training_cost
 from retable.platform.plan import Combining, Plan
 from retable.platform.runs import RunFolder
 from retable.platform.table import Combined, Measurement, Replicate
+from retable.platform.verdicts import and_more
 
 
 def audit(plan: Plan, known: Mapping[str, Learnt], rates: Mapping[str, float]) -> list[dict[str, Any]]:
@@ -113,7 +114,7 @@ def _facts(same: list[dict[str, Any]]) -> list[str]:
     cost = f"{sum(each['core_hours'] + each['view_core_hours'] for each in same):,.3g} core hours"
     gpu = [each["gpu_hours"] for each in same if each["gpu_hours"] is not None]
     cost += f", or {sum(gpu):,.3g} GPU hours" if gpu else ""
-    runs = ", ".join(each["run"][:8] for each in same[:4]) + (f" and {len(same) - 4} more" if len(same) > 4 else "")
+    runs = and_more([each["run"][:8] for each in same], 4)
     view = " ".join(f"{path}={value}" for path, value in first["view"].items()) or "as the task says"
     start = f"; starts from run {first['parent'][:8]}" if first["parent"] else ""
     return [

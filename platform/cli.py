@@ -213,6 +213,7 @@ def print_plan(work: Any, wanted: Any = None) -> None:
     """Print a plan's counts and cost, and what its trainings take (`wanted`: what the options say of that)."""
     from retable.platform import learnt
     from retable.platform.needs import told
+    from retable.platform.verdicts import and_more
 
     rows = sum(len(table.rows) for _, table in work.tables.values())
     cells = sum(len(found) for rows in work.replicates.values() for found in rows.values())
@@ -245,7 +246,7 @@ def print_plan(work: Any, wanted: Any = None) -> None:
             if row.absent:
                 absent.setdefault(row.absent, []).append(row.label)
         for why, labels in absent.items():
-            say(f"{name}: absent, {why}: {'; '.join(labels)}")
+            say(f"{name}: absent, {why}: {and_more(labels, 6, '; ')}")
 
 
 @app.command()

@@ -22,7 +22,7 @@ from retable.platform.board import clock
 from retable.platform.errors import redact
 from retable.platform.filled import FilledRow, FilledTable, slug_of, source_line
 from retable.platform.storage import Storage
-from retable.platform.verdicts import UNTESTED, Status
+from retable.platform.verdicts import UNTESTED, Status, and_more
 
 PAPERS = ("weather", "style", "audio", "rl")
 """In this order; tasks of others come after them."""
@@ -148,9 +148,8 @@ def best(part: FilledTable, place: int) -> float | None:
 def alt(part: FilledTable) -> str:
     """Say in words what a figure shows."""
     there = [row.label for row in part.rows if row.replicates]
-    shown = "; ".join(there[:6]) + (f" and {len(there) - 6} more" if len(there) > 6 else "")
     axes = "".join(f", over {axis} {', '.join(map(str, values))}" for axis, values in part.axes.items())
-    return f"{part.title}: {shown}{axes}"
+    return f"{part.title}: {and_more(there, 6, '; ')}{axes}"
 
 
 DAY = 86400
@@ -286,8 +285,7 @@ def meta(parts: Sequence[FilledTable], storage: str) -> list[str]:
     commits = sorted({str(each.get("commit", ""))[:7] for each in made} - {"", "None"})
     words = [" to ".join(dict.fromkeys((days[0], days[-1])))] if days else []
     if commits:
-        more = f" and {len(commits) - 3} more" if len(commits) > 3 else ""
-        words.append(f"commit {', '.join(commits[:3])}{more}")
+        words.append(f"commit {and_more(commits, 3)}")
     where = redact(storage) if "://" in storage else storage.rstrip("/").rpartition("/")[2]
     return [*words, where, f"{len(made):,} runs"]
 

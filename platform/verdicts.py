@@ -79,6 +79,11 @@ def plural(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
+def and_more(words: Sequence[str], most: int, separator: str = ", ") -> str:
+    """Join the first words, and say how many there are beyond `most`."""
+    return separator.join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")
+
+
 def join(verdicts: Mapping[str, Verdict] | Sequence[Verdict]) -> Verdict:
     """Join verdicts, named ones or not: a sentence holds if every part of it does, and does not if one does not.
 

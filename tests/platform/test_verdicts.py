@@ -8,6 +8,7 @@ from retable.platform.verdicts import (
     UNTESTED,
     Estimate,
     Verdict,
+    and_more,
     join,
     judge,
     mean_of,
@@ -122,3 +123,8 @@ def test_a_mean_is_an_estimate_with_students_interval():
     found = mean_of([[1.0, 2.0, 4.0]], "points")
     mean, margin = seed_mean([[1.0, 2.0, 4.0]])
     assert (found.value, found.low, found.high, found.about) == (mean, mean - margin, mean + margin, "points")
+
+
+def test_long_lists_end_in_how_many_there_are():
+    assert and_more(["a", "b"], 2) == "a, b" and and_more([], 2) == ""
+    assert and_more(["a", "b", "c", "d"], 2, "; ") == "a; b and 2 more"
