@@ -49,7 +49,7 @@ class Scoring(Pruning):
     iterations: int = added(1)
     """Rounds in which weights are removed, a density `(1 - sparsity) ** (round / iterations)` being left after each:
     a round scores what the one before has left (iterative SNIP: de Jorge et al. 2021). The paper varied it, saw no
-    gain, and gives no numbers (section 4.4); how its rounds went, it does not say."""
+    gain, and gives no numbers (section 4); how its rounds went, it does not say."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
