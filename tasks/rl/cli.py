@@ -71,15 +71,20 @@ def check(
 ) -> None:
     """Say every defect of a D4RL file or of the storage's data sets, the first of a Minari set, one line each.
 
+    Of a sound file it says which of the 51 that D4RL published it is.
+
     Example: `retable data check rl hopper_expert-v2.hdf5`
     """
     from retable.tasks.rl import data, minari
+    from retable.tasks.rl.d4rl import published_as
 
     root = Storage.open(storage)
     if path is not None:
         given = Path(path).expanduser()
-        found = minari.check(given) if (given / minari.METADATA).is_file() else data.check(given)
-        show_defects([(given, found)])
+        folder = (given / minari.METADATA).is_file()
+        found = minari.check(given) if folder else data.check(given)
+        whose = "" if folder or found else f" ({published_as(given)})"
+        show_defects([(f"{given}{whose}", found)])
         return
     places = [f"data/rl/{env}/{name}" for env in root.list("data/rl") for name in root.list(f"data/rl/{env}")]
     if not places:

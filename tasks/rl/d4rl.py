@@ -190,6 +190,14 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def published_as(path: Path) -> str:
+    """Say which of D4RL's published files a file is, by its SHA-256."""
+    found = D4RL["files"].get(sha256(path))
+    return (
+        f"D4RL's {found['environment']} {found['name'].removeprefix('d4rl-')}" if found else "not one of D4RL's files"
+    )
+
+
 def origin(path: Path) -> dict[str, Any]:
     """Return what a recording of ours says of itself (environment, simulator, noise, seed, ...), {} for other files."""
     with h5py.File(path, "r") as file:

@@ -164,18 +164,17 @@ def draw_critic(results: Results) -> Drawing:
 
     environments, sets = results.axis("environment"), results.axis("data")
     bars = [(row, data) for data in sets for row in results.replicates if row in results]
-    size = (1.2 + 1.7 * len(bars) * len(environments), 4)
-    figure, axes = pyplot.subplots(1, len(environments), figsize=size, squeeze=False, sharey=True)
+    size = (1.2 + 1.7 * len(bars), 4 * len(environments))
+    figure, axes = pyplot.subplots(len(environments), 1, figsize=size, squeeze=False)
     for axis, environment in zip(axes.flat, environments, strict=True):
         for place, (row, data) in enumerate(bars):
             gaps = 100 * policy_gaps(results, row, environment, data)
             if len(gaps):
                 mark_gaps(axis, place, gaps, METHODS["snip"]["color"] if row != "dense" else rcParams["text.color"])
         axis.axhline(0, color=rcParams["text.color"], linewidth=0.8)
-        axis.set_xticks(range(len(bars)), [f"{row}\n{data}" for row, data in bars])
-        axis.set(title="BCQ minus BC", xlim=(-0.5, len(bars) - 0.2))
+        axis.set_xticks(range(len(bars)), [f"{row}\n{data.removeprefix('d4rl-')}" for row, data in bars])
+        axis.set(title="BCQ minus BC", xlim=(-0.5, len(bars) - 0.2), ylabel="of the behaviour's return, %")
         dress(axis, environment)
-    axes[0, 0].set_ylabel("of the behaviour's return, %")
     figure.tight_layout()
     return figure
 

@@ -20,7 +20,7 @@ from retable.platform.cluster import ray_cluster
 from retable.platform.errors import UserError
 from retable.platform.storage import Storage
 from retable.tasks.rl import data
-from retable.tasks.rl.d4rl import sha256
+from retable.tasks.rl.d4rl import published_as, sha256
 from retable.tasks.rl.metrics import D4RL
 from tests.rl.d4rl_files import MIXED, Episodes, assert_columns, make_arrays, oracle, write
 
@@ -70,7 +70,9 @@ def test_only_a_published_file_becomes_d4rl(tmp_path: Path, storage: Storage, mo
         data.convert(path, storage)
     assert "download it again" in data.check(path)[0]
     (published,) = [file for file in D4RL["files"].values() if file["url"].endswith("/" + path.name)]
+    assert published_as(path) == "not one of D4RL's files"
     monkeypatch.setitem(D4RL["files"], sha256(path), published)
+    assert published_as(path) == "D4RL's Hopper expert-v2"
     info = data.convert(path, storage)
     assert (info["source"], info["environment"], info["name"]) == ("d4rl", "Hopper", "d4rl-expert-v2")
     assert info["files"] == {path.name: sha256(path)} and info["generated"] is False
