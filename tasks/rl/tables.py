@@ -251,8 +251,8 @@ TABLES: Mapping[str, Table | Figure] = {
         },
         draw=draw_critic,
         note="Both policies act with the VAE of the same run, so gaps are of equal seeds. Circles: seeds; diamonds: "
-        "their mean with its 95 % interval (Student), and both in numbers. Shares are of each set's own behaviour; there is "
-        "none where that earns nothing, as random actions in HalfCheetah.",
+        "their mean with its 95 % interval (Student), and both in numbers. Shares are of each set's own "
+        "behaviour; there is none where that earns nothing, as random actions in HalfCheetah.",
     ),
     "ablation": Table(
         title="BCQ pruned by SNIP at 95 %, one network at a time (not in the paper)",
