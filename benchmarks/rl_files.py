@@ -16,11 +16,11 @@ import torch
 
 from retable.platform.config import override
 from retable.platform.worker import Worker
-from retable.tasks.rl.compact import pack, unpack
 from retable.tasks.rl.config import Config
+from retable.tasks.rl.formats.compact import pack, unpack
+from retable.tasks.rl.formats.sizes import COMPACT, every_size, file_bytes
 from retable.tasks.rl.learner import OfflineLearner
-from retable.tasks.rl.predict import RandomTransitions
-from retable.tasks.rl.sparse import COMPACT, every_size, file_bytes
+from retable.tasks.rl.timing import RandomTransitions
 
 ROUNDS, UPDATES = 7, 100
 
@@ -43,7 +43,9 @@ def measure() -> dict[str, Any]:
     for _ in range(UPDATES):
         learner.step(batch)
     weights = learner.state_dict()[0]["weights"]
-    found: dict[str, Any] = {name: value for name, value in every_size(weights).items() if name.startswith("smaller/")}
+    found: dict[str, Any] = {
+        name: value for name, value in every_size(weights, archives=True).items() if name.startswith("smaller/")
+    }
     plain = io.BytesIO()
     torch.save(weights, plain)
     found["dense: write, ms"] = 1e3 * seconds(lambda: file_bytes(weights))

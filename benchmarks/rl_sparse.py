@@ -1,4 +1,4 @@
-"""Training of pruned networks: sparse (`training_sparse.py`), with masked dense layers, and of the dense network.
+"""Training of pruned networks: sparse (`sparse/training.py`), with masked dense layers, and of the dense network.
 
 HalfCheetah's sizes, batches of 100, one thread, at sparsities of 50 to 99 %: BCQ and BC (the VAE alone), pruned by SNIP
 and at random. A network's sparsity is that of the whole, so that its layers have more or less, and SNIP's have less
@@ -24,12 +24,12 @@ from torch import Tensor
 
 from retable.platform.config import override
 from retable.platform.worker import Worker
-from retable.tasks.rl import training_sparse
 from retable.tasks.rl.config import Config
 from retable.tasks.rl.learner import OfflineLearner
 from retable.tasks.rl.model import layers
-from retable.tasks.rl.predict import RandomTransitions
-from retable.tasks.rl.training_sparse import Pattern, linear
+from retable.tasks.rl.sparse import training as training_sparse
+from retable.tasks.rl.sparse.training import Pattern, linear
+from retable.tasks.rl.timing import RandomTransitions
 from tests.rl.reference_bcq import ReferenceBcq
 
 SPARSITIES = (0.5, 0.7, 0.8, 0.9, 0.95, 0.99)

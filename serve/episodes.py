@@ -16,10 +16,10 @@ from retable.platform.errors import UserError
 from retable.serve.answers import Problem
 from retable.serve.limits import LIMITS, Limits
 from retable.tasks.rl.acting import player
-from retable.tasks.rl.compact import deployable
 from retable.tasks.rl.config import View
 from retable.tasks.rl.evaluate import play as simulate
 from retable.tasks.rl.export import Exported
+from retable.tasks.rl.formats.compact import deployable
 
 Array = npt.NDArray[Any]
 

@@ -8,10 +8,12 @@ from retable.platform.needs import Needs, Stage
 from retable.platform.table import Figure, Table, with_claims
 from retable.platform.task import Dataset, Scale, Task
 from retable.tasks.rl.config import Config, View
+from retable.tasks.rl.cost import cost, gpu_work, view_cost
 from retable.tasks.rl.data import arrays, open_transitions, read
 from retable.tasks.rl.learner import OfflineLearner, group
-from retable.tasks.rl.predict import check, cost, describe, evaluate, gpu_work, predict, validate, view_cost
-from retable.tasks.rl.prepare import prepare
+from retable.tasks.rl.predict import check, evaluate, predict
+from retable.tasks.rl.prepare import describe, prepare
+from retable.tasks.rl.validate import validate
 
 
 def tables() -> Mapping[str, Table | Figure]:

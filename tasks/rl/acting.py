@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from retable.tasks.rl import inference
 from retable.tasks.rl.config import Config
-from retable.tasks.rl.inference import Act
 from retable.tasks.rl.model import bc_action, bcq_action, build, load
+from retable.tasks.rl.sparse import inference
+from retable.tasks.rl.sparse.inference import Act
 
 Array = np.ndarray[Any, Any]
 Policy = Literal["bcq", "bc"]

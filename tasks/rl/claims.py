@@ -24,7 +24,7 @@ from retable.platform.verdicts import (
     too_few,
     untested,
 )
-from retable.tasks.rl.figures import CONTROLS, NAMES, NETWORKS, break_even, file_sizes
+from retable.tasks.rl.readings import CONTROLS, NAMES, NETWORKS, break_even, file_sizes
 from retable.tasks.rl.tables import (
     ARCHIVES,
     BEYOND,

@@ -75,8 +75,9 @@ def check(
 
     Example: `retable data check rl hopper_expert-v2.hdf5`
     """
-    from retable.tasks.rl import data, minari
-    from retable.tasks.rl.d4rl import published_as
+    from retable.tasks.rl import data
+    from retable.tasks.rl.recordings import minari
+    from retable.tasks.rl.recordings.d4rl import published_as
 
     root = Storage.open(storage)
     if path is not None:
@@ -120,7 +121,7 @@ def import_(
     """
     from retable.platform.config import set_line
     from retable.tasks.rl.data import PLAYED_IN
-    from retable.tasks.rl.minari import import_minari
+    from retable.tasks.rl.recordings.minari import import_minari
 
     info = import_minari(source.expanduser(), Storage.open(storage), environment_name(env) if env else None, name)
     console.print(f"{info['environment']}/{info['name']}: {info['transitions']:,} transitions")
@@ -148,9 +149,9 @@ def export(
     Example: `retable rl export 3f2a policy.rtsn --precision int8`
     """
     from retable.platform.exported import export
-    from retable.tasks.rl.compact import TYPES
     from retable.tasks.rl.export import POLICIES
-    from retable.tasks.rl.sparse import file_bytes
+    from retable.tasks.rl.formats.compact import TYPES
+    from retable.tasks.rl.formats.sizes import file_bytes
 
     if policy not in POLICIES:
         raise UserError(f"--policy {policy}: use {', '.join(POLICIES)}")
@@ -201,9 +202,9 @@ def play(
 def _policy_file(file: Path, env: str | None) -> tuple[Any, Mapping[str, Tensor], Source, str]:
     """Read a policy's file: what `predict` asks for, and the policy it was written for."""
     from retable.platform.task import Source
-    from retable.tasks.rl.compact import HEAVIEST
     from retable.tasks.rl.evaluate import check_sizes
     from retable.tasks.rl.export import read_policy
+    from retable.tasks.rl.formats.compact import HEAVIEST
 
     if not file.is_file():
         raise UserError(f"{file}: no such file; `retable rl export` writes one")

@@ -24,9 +24,9 @@ from retable.platform.storage import Storage
 from retable.platform.stream import read_blocks
 from retable.platform.task import Source, data_folder
 from retable.tasks.rl.config import Config
-from retable.tasks.rl.d4rl import COLUMNS, TOLERANCE, defects, identify, impostor, load, read_d4rl, sha256
 from retable.tasks.rl.evaluate import check_sizes
 from retable.tasks.rl.metrics import normalised_score
+from retable.tasks.rl.recordings.d4rl import COLUMNS, TOLERANCE, defects, identify, impostor, load, read_d4rl, sha256
 
 if TYPE_CHECKING:
     import ray.data

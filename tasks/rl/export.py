@@ -16,10 +16,10 @@ from retable.platform import exported
 from retable.platform.api import TrainedRun
 from retable.platform.errors import UserError
 from retable.tasks.rl.acting import Policy, acting
-from retable.tasks.rl.compact import NAME, Precision, deployable, pack, read_about, unpack
 from retable.tasks.rl.config import Bc, Bcq, Config
-from retable.tasks.rl.inference import ACTING, Act
+from retable.tasks.rl.formats.compact import NAME, Precision, deployable, pack, read_about, unpack
 from retable.tasks.rl.model import build, unstack
+from retable.tasks.rl.sparse.inference import ACTING, Act
 
 FIELDS = {"environment": str, "simulator": str, "policy": str, "max_action": float}
 FIELDS |= {"perturbation": float, "behaviour_return": float}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -11,66 +11,59 @@ import numpy as np
 from matplotlib import rcParams
 from matplotlib.figure import Figure as Drawing
 
-from retable.platform.table import AnyRow, Results
+from retable.platform.table import Results
+from retable.platform.verdicts import mean_of
+from retable.tasks.rl.readings import (
+    CONTROLS,
+    FORMATS,
+    LEVELS,
+    NAMES,
+    NETWORKS,
+    best,
+    break_even,
+    file_sizes,
+    final,
+    in_words,
+    label,
+    metric_of,
+    over_updates,
+    policy_gaps,
+    updates_needed,
+)
 
 COLOURS = {"bcq": "#2457c5", "bc": "#d9662b"}
-NAMES = {
-    "bcq": "BCQ",
-    "bc": "BC",
-    "snip": "SNIP",
-    "grasp": "GraSP",
-    "random": "random",
-    "magnitude": "magnitude",
-    "erk": "ERK",
-    "small_dense": "small dense",
-}
-CONTROLS = {
-    "random": {"color": "#5b6472", "marker": "x"},
+STYLES = {
+    "snip": {"color": "#c2386b", "marker": "o"},
+    "grasp": {"color": "#1d8fa5", "marker": "v"},
+    "random": {"color": "#5b6472", "marker": "X"},
     "magnitude": {"color": "#8a4fbf", "marker": "s"},
     "erk": {"color": "#2a8c4a", "marker": "^"},
     "small_dense": {"color": "#b08900", "marker": "D"},
 }
-"""What the methods are compared with at equal sparsity, and how it is drawn."""
+"""How methods are drawn."""
+LINES: Mapping[str, Mapping[str, Any]] = {
+    "dense": {"marker": "."},
+    label("snip", 0.5): {**STYLES["snip"], "linestyle": ":"},
+    label("snip", 0.9): {**STYLES["snip"], "linestyle": "--"},
+    **{label(method, 0.95): style for method, style in STYLES.items()},
+}
+"""Rows whose learning is shown, and how they are drawn."""
 LAYERS = {
     "actor": ("l1", "l2", "l3"),
     "critic": ("l1", "l2", "l3", "l4", "l5", "l6"),
     "vae": ("e1", "e2", "mean", "log_std", "d1", "d2", "d3"),
 }
-NETWORKS = {"actor": "Actor", "critic": "Critic", "vae": "VAE"}
-FORMATS: dict[str, tuple[str, dict[str, Any]]] = {
-    "sparse": ("COO int64 (the paper's)", {"color": "#2a8c4a", "marker": "o"}),
-    "csr_int64": ("CSR int64", {"color": "#7a6fb0", "marker": "s"}),
-    "csr_int32": ("CSR int32", {"color": "#4f8fc0", "marker": "^"}),
-    "coo_int16": ("COO int16", {"color": "#8a5a3c", "marker": "v", "linestyle": ":"}),
-    "bitmask": ("bit mask", {"color": "#8d939c", "marker": "D"}),
-    "compact": ("ours, exact", {"color": "#d9662b", "marker": "o", "linewidth": 2}),
-    "compact_float16": ("ours, float16", {"color": "#d9662b", "linestyle": "--"}),
-    "compact_int8": ("ours, int8", {"color": "#d9662b", "linestyle": ":"}),
+FORMAT_STYLES: Mapping[str, Mapping[str, Any]] = {
+    "sparse": {"color": "#2a8c4a", "marker": "o"},
+    "csr_int64": {"color": "#7a6fb0", "marker": "s"},
+    "csr_int32": {"color": "#4f8fc0", "marker": "^"},
+    "coo_int16": {"color": "#8a5a3c", "marker": "v", "linestyle": ":"},
+    "bitmask": {"color": "#8d939c", "marker": "D"},
+    "compact": {"color": "#d9662b", "marker": "o", "linewidth": 2},
+    "compact_float16": {"color": "#d9662b", "linestyle": "--"},
+    "compact_int8": {"color": "#d9662b", "linestyle": ":"},
 }
-"""Formats of files: their names, and how figure 4 draws them."""
-
-
-def label(method: str, sparsity: float) -> str:
-    """Return a row's label, `SNIP 95 %`."""
-    return f"{NAMES[method]} {100 * sparsity:.0f} %"
-
-
-def final(results: Results, row: AnyRow | str, metric: str, **axes: Any) -> np.ndarray[Any, Any]:
-    """Return a metric after the last evaluated epoch, one value for each seed."""
-    epochs = results.axis("view.epoch")
-    return results.values(row, metric, **axes, view_epoch=max(epochs)) if epochs else np.array([])
-
-
-def best(results: Results, row: str, metric: str, **axes: Any) -> np.ndarray[Any, Any]:
-    """Return each seed's best value over the evaluated epochs: a choice that looks at the test score."""
-    seeds = [results.values(row, metric, **axes, seed=seed) for seed in results.axis("seed")]
-    return np.array([values.max() for values in seeds if values.size])
-
-
-def metric_of(results: Results) -> tuple[str, str]:
-    """Return the metric that every result has, and its name: the return where there is no reference for a score."""
-    everywhere = all("score" in replicate.metrics for rows in results.replicates.values() for replicate in rows)
-    return ("score", "normalised score") if everywhere else ("return", "return")
+"""How figure 4 draws formats."""
 
 
 def band(
@@ -154,14 +147,14 @@ def beside_controls(
     kept = [100 * (1 - sparsity) for sparsity in high]
     seeds = [final(results, label(method, sparsity), metric, **at) for sparsity in high]
     band(axis, kept, seeds, COLOURS[policy], marker="o", markersize=4, linewidth=2, label=NAMES[method])
-    for control, style in CONTROLS.items():
+    for control in CONTROLS:
         rows = {x: label(control, s) for x, s in zip(kept, high, strict=True)}  # of which some sparsities are no rows
         runs = {x: final(results, row, metric, **at) for x, row in rows.items() if row in results.replicates}
         found = {x: (v.mean(), v.mean() - v.min(), v.max() - v.mean()) for x, v in runs.items() if v.size}
         if found:
             means, *whiskers = zip(*found.values(), strict=True)
             thin = {"linewidth": 1, "elinewidth": 0.7, "markersize": 4.5}
-            axis.errorbar(list(found), means, yerr=whiskers, label=NAMES[control], **thin, **style)
+            axis.errorbar(list(found), means, yerr=whiskers, label=NAMES[control], **thin, **STYLES[control])
     dense = final(results, "dense", metric, **at)
     if dense.size:
         axis.axhline(dense.mean(), color=COLOURS[policy], linewidth=1, linestyle="--", label="dense")
@@ -212,27 +205,6 @@ def draw_layers(results: Results) -> Drawing:
     return figure
 
 
-def file_sizes(
-    results: Results, network: str, form: str, sparsities: Sequence[float]
-) -> tuple[list[float], list[float]]:
-    """Return the sparsities that were run with SNIP, the dense network as 0, and the mean bytes of a file there."""
-    rows = {0.0: "dense", **{sparsity: label("snip", sparsity) for sparsity in sparsities}}
-    found = {s: results.values(row, f"bytes/{network}/{form}") for s, row in rows.items()}
-    there = {sparsity: float(values.mean()) for sparsity, values in found.items() if values.size}
-    return list(there), list(there.values())
-
-
-def break_even(sparsities: Sequence[float], sizes: Sequence[float], dense: float) -> float | None:
-    """Return the sparsity from which on files are smaller than `dense` bytes, between the measured ones by a line.
-
-    None where they never are. Sizes are linear in sparsity for all formats that do not compress.
-    """
-    below = next((i for i, size in enumerate(sizes) if size < dense), None)
-    if not below:
-        return None if below is None else sparsities[0]
-    return float(np.interp(-dense, [-sizes[below - 1], -sizes[below]], sparsities[below - 1 : below + 1]))
-
-
 def draw_memory(results: Results, sparsities: Sequence[float]) -> Drawing:
     """Draw file sizes against sparsity in every format, with the sparsity at which each undercuts the dense file."""
     from matplotlib import pyplot
@@ -242,9 +214,11 @@ def draw_memory(results: Results, sparsities: Sequence[float]) -> Drawing:
         dense = float(results.values("dense", f"bytes/{network}/dense").mean())
         axis.axhline(dense / 1e6, color=rcParams["text.color"], linewidth=1.2, label="dense file")
         evens: dict[str, tuple[float, float]] = {}  # two formats with one break-even are named once
-        for form, (name, style) in FORMATS.items():
+        for form, style in FORMAT_STYLES.items():
             x, sizes = file_sizes(results, network, form, sparsities)
-            axis.plot([100 * s for s in x], [size / 1e6 for size in sizes], markersize=3.5, label=name, **style)
+            axis.plot(
+                [100 * s for s in x], [size / 1e6 for size in sizes], markersize=3.5, label=FORMATS[form], **style
+            )
             even = break_even(x, sizes, dense)
             if even:  # ours are smaller from the start
                 axis.plot(100 * even, dense / 1e6, "o", markersize=7, fillstyle="none", color=style["color"])
@@ -259,3 +233,88 @@ def draw_memory(results: Results, sparsities: Sequence[float]) -> Drawing:
     figure.legend(*axes[0].get_legend_handles_labels(), loc="lower center", ncols=5, fontsize=9, frameon=False)
     figure.tight_layout(rect=(0, 0.1, 1, 1))
     return figure
+
+
+def draw_learning(results: Results) -> Drawing:
+    """Draw scores against updates, and beside them the updates needed: a line for each environment and policy."""
+    from matplotlib import pyplot
+
+    lines = list(itertools.product(results.axis("environment"), results.axis("view.policy")))
+    size = (12.5, 3.7 * len(lines) + 0.7)
+    figure, axes = pyplot.subplots(len(lines), 2, figsize=size, squeeze=False, width_ratios=(5, 3))
+    for line, (environment, policy) in zip(axes, lines, strict=True):
+        for axis, part in zip(line, (draw_curves, draw_needed), strict=True):
+            part(axis, results, environment, policy)
+            dress(axis, environment)
+    names = axes[0, 0].get_legend_handles_labels()
+    figure.legend(*names, loc="lower center", ncols=5, fontsize=8.5, frameon=False)
+    figure.tight_layout(rect=(0, 0.6 / size[1], 1, 1))
+    return figure
+
+
+def draw_curves(axis: Any, results: Results, environment: str, policy: str) -> None:
+    """Draw the scores of one policy against updates, and lines at what counts as reached."""
+    at = {"environment": environment, "view_policy": policy}
+    for row, style in LINES.items():
+        seeds = over_updates(results, row, **at).values()
+        points = sorted({updates for checkpoints in seeds for updates, _ in checkpoints})
+        scores = [np.array([100 * s for found in seeds for u, s in found if u == point]) for point in points]
+        colour = style.get("color", rcParams["text.color"])
+        thin = {key: value for key, value in style.items() if key != "color"}
+        band(axis, points, scores, colour, shade=0.06, markersize=4, linewidth=1.4, label=row, **thin)
+    dense = final(results, "dense", "behaviour_share", **at)
+    for level in LEVELS if dense.size else ():
+        axis.axhline(100 * level * dense.mean(), color=rcParams["text.color"], linewidth=0.8, linestyle=(0, (1, 2)))
+    axis.set(title=NAMES[policy], xlabel="updates", ylabel="return, % of the behaviour's")
+    axis.xaxis.set_major_formatter("{x:,.0f}")
+
+
+def draw_needed(axis: Any, results: Results, environment: str, policy: str) -> None:
+    """Draw the updates that each seed of each row needs, hollow to the lower level, with the numbers beside them."""
+    rows = [row for row in LINES if updates_needed(results, row, LEVELS[-1], environment, policy)]
+    for place, row in enumerate(rows):
+        words = []
+        for level, filled in zip(LEVELS, ("none", "full"), strict=True):
+            seeds = updates_needed(results, row, level, environment, policy).values()
+            there = [needed.updates for needed in seeds if needed.reached]
+            style = {"color": rcParams["text.color"], **LINES[row], "linestyle": "none", "fillstyle": filled}
+            axis.plot(there, [place] * len(there), **style)
+            words.append(f"{100 * level:.0f} %: {in_words(seeds)}")
+        where = {"transform": axis.get_yaxis_transform(), "va": "center", "fontsize": 6.5}
+        axis.text(1.02, place, "\n".join(words), **where)
+    axis.set_yticks(range(len(rows)), rows)
+    axis.set(title=f"{NAMES[policy]}, updates until 50 % (hollow) and 90 % of dense", xlabel="updates")
+    axis.set(xlim=(0, None), ylim=(max(len(rows), 1) - 0.5, -0.5))
+    axis.xaxis.set_major_formatter("{x:,.0f}")
+
+
+def draw_critic(results: Results) -> Drawing:
+    """Draw BCQ minus BC for each row and data set: its seeds, their mean with Student's interval, and the numbers."""
+    from matplotlib import pyplot
+
+    environments, sets = results.axis("environment"), results.axis("data")
+    bars = [(row, data) for data in sets for row in results.replicates if row in results]
+    size = (1.2 + 1.7 * len(bars), 4 * len(environments))
+    figure, axes = pyplot.subplots(len(environments), 1, figsize=size, squeeze=False)
+    for axis, environment in zip(axes.flat, environments, strict=True):
+        for place, (row, data) in enumerate(bars):
+            gaps = 100 * policy_gaps(results, row, environment, data)
+            if len(gaps):
+                mark_gaps(axis, place, gaps, STYLES["snip"]["color"] if row != "dense" else rcParams["text.color"])
+        axis.axhline(0, color=rcParams["text.color"], linewidth=0.8)
+        axis.set_xticks(range(len(bars)), [f"{row}\n{data.removeprefix('d4rl-')}" for row, data in bars])
+        axis.set(title="BCQ minus BC", xlim=(-0.5, len(bars) - 0.2), ylabel="of the behaviour's return, %")
+        dress(axis, environment)
+    figure.tight_layout()
+    return figure
+
+
+def mark_gaps(axis: Any, place: int, gaps: np.ndarray[Any, Any], colour: str) -> None:
+    """Draw the gaps of one row's seeds, and beside them their mean, its interval and these numbers."""
+    found = mean_of([gaps], form="+.0f")
+    axis.plot([place] * len(gaps), gaps, "o", color=colour, markersize=4, fillstyle="none")
+    reach = [[found.value - found.low], [found.high - found.value]]
+    axis.errorbar([place + 0.12], [found.value], yerr=reach, fmt="D", color=colour, markersize=5, capsize=3)
+    axis.annotate(
+        str(found), (place + 0.12, found.value), (7, 0), textcoords="offset points", fontsize=7.5, va="center"
+    )

@@ -19,7 +19,7 @@ from retable.tasks.rl.config import Bcq, Config, Dense, SmallDense
 from retable.tasks.rl.losses import Batch, actor_loss, critic_loss, latents, noise_keys, td_target, vae_loss
 from retable.tasks.rl.model import Actor, Critic, Vae, build, layers, load, unstack
 from retable.tasks.rl.prune import Masks, dense, masks
-from retable.tasks.rl.training_sparse import Pattern, choose, masks_of, own_values, sparsify, whole
+from retable.tasks.rl.sparse.training import Pattern, choose, masks_of, own_values, sparsify, whole
 
 if TYPE_CHECKING:
     pass

@@ -9,7 +9,7 @@ from functools import partial
 from retable.platform.table import Claim, Results, Row
 from retable.platform.verdicts import LEAST, Status, Verdict, join, mean_of, plural, untested
 from retable.tasks.rl.claims import COMPARABLE, GRASP, SNIP, kept_return, learned, paired, updates
-from retable.tasks.rl.learning import LEVELS, Needed, in_words, policy_gaps, updates_needed
+from retable.tasks.rl.readings import LEVELS, Needed, in_words, policy_gaps, updates_needed
 from retable.tasks.rl.tables import ABLATED, ABLATION, DENSE, PRUNED_PARTS, pruned
 
 ERK = pruned("erk", 0.95)

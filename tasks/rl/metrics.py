@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 
-D4RL: dict[str, Any] = json.loads((Path(__file__).parent / "d4rl.json").read_text())
+D4RL: dict[str, Any] = json.loads((Path(__file__).parent / "recordings" / "d4rl.json").read_text())
 """D4RL's reference returns (`references`) and its published files by SHA-256 (`files`)."""
 
 

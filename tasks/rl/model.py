@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from retable.tasks.rl.config import Bcq, Config, SmallDense
-from retable.tasks.rl.training_sparse import Pattern, linear, own_values, pattern_of, whole
+from retable.tasks.rl.sparse.training import Pattern, linear, own_values, pattern_of, whole
 
 BCQ_CLIP = 0.5
 """Latents that propose BCQ's candidate actions are clamped to this (Fujimoto et al. 2019, code)."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, cast
 
 from retable.platform.board import progress_bar
@@ -10,7 +10,7 @@ from retable.platform.errors import UserError
 from retable.platform.storage import Storage
 from retable.tasks.rl.config import Config
 from retable.tasks.rl.metrics import D4RL
-from retable.tasks.rl.recordings import MIX, record
+from retable.tasks.rl.recordings.record import MIX, record
 
 
 def make_recording(
@@ -55,4 +55,21 @@ def prepare(config: Config, storage: Storage) -> None:
     raise UserError(
         f"{place} is missing: {origin} and run `retable data convert rl FILE`, or use --set data=recorded "
         "--set simulator=v5"
+    )
+
+
+def describe(info: Mapping[str, Any]) -> str:
+    """Say where data are from, for the reports: a number is called D4RL only on D4RL data."""
+    behaviour = info.get("behaviour", {})
+    mixed = f"a mix of our {', '.join(part['name'] for part in behaviour.get('parts', ()))}"
+    who = {"random": "random actions", "mixed": mixed}.get(behaviour.get("policy"), "our expert")
+    source = {
+        "d4rl": f"D4RL {info['name'].removeprefix('d4rl-')}",
+        "minari": f"Minari {info['name'].removeprefix('minari-')}",
+        "recorded": f"recorded here by {who}",
+    }
+    score = "" if info["behaviour_score"] is None else f" = {info['behaviour_score']:.1f} normalised"
+    return (
+        f"{info['environment']} {source.get(info['source'], info['name'])} ({info['transitions']:,} transitions in "
+        f"{info['simulator']}, behaviour return {info['behaviour_return']:.0f}{score})"
     )

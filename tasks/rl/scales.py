@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from retable.platform.table import Measurement, Row
 from retable.platform.task import Scale
-from retable.tasks.rl.learning import METHODS
+from retable.tasks.rl.readings import METHODS
 from retable.tasks.rl.tables import ENVIRONMENTS
 
 OURS = {"data": "recorded", "simulator": "v5"}

@@ -14,10 +14,11 @@ from typing import Any
 
 from retable.platform.table import Column, Figure, Measurement, Row, Table
 from retable.tasks.rl import figures
-from retable.tasks.rl.compact import Precision
-from retable.tasks.rl.learning import METHODS, draw_critic, draw_learning
-from retable.tasks.rl.predict import speed
-from retable.tasks.rl.sparse import COMPACT
+from retable.tasks.rl.formats.compact import Precision
+from retable.tasks.rl.formats.sizes import COMPACT
+from retable.tasks.rl.readings import CONTROLS, METHODS, NETWORKS, label
+from retable.tasks.rl.readings import FORMATS as FORMAT_NAMES
+from retable.tasks.rl.timing import speed
 
 SPARSITIES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 BEYOND = (0.97, 0.98, 0.99)
@@ -38,7 +39,7 @@ DENSE = Row(label="dense", overrides={"prune": "dense"}, view={})
 def pruned(method: str, sparsity: float, **more: Any) -> Row:
     """Return the row of one method at one sparsity."""
     overrides = {"prune": method, "prune.sparsity": sparsity}
-    return Row(label=figures.label(method, sparsity), overrides=overrides, **more)
+    return Row(label=label(method, sparsity), overrides=overrides, **more)
 
 
 def counted(row: Row) -> Row:
@@ -49,7 +50,7 @@ def counted(row: Row) -> Row:
 def scores(method: str, name: str) -> Figure:
     """Return figure 1 or 2: score against sparsity for one pruning method, with controls the paper lacks."""
     sparsities = (*SPARSITIES, *BEYOND)
-    controls = [pruned(control, s, view={}) for control in figures.CONTROLS for s in (0.95, *BEYOND)]
+    controls = [pruned(control, s, view={}) for control in CONTROLS for s in (0.95, *BEYOND)]
     return Figure(
         title=f"Score against sparsity, BCQ and BC pruned by {name}",
         rows=[DENSE, *(pruned(method, s, view={}) for s in sparsities), *controls],
@@ -69,7 +70,7 @@ def learning() -> Figure:
         title="Score against updates, by method (not in the paper)",
         rows=[DENSE, *(pruned(m, s, view={}) for m, s in (("snip", 0.5), ("snip", 0.9), *compared))],
         over={"environment": ENVIRONMENTS, "seed": SEEDS, "view.policy": ("bcq", "bc"), "view.epoch": EPOCHS},
-        draw=draw_learning,
+        draw=figures.draw_learning,
         note="Bands: lowest to highest seed. Dotted: 50 and 90 % of the dense return, the mean over seeds at the last "
         "evaluated epoch. The updates until a seed reaches them are read off a line between two evaluated epochs; "
         "the first epoch's where that is above already.",
@@ -107,11 +108,11 @@ DIAGNOSTICS = [
 def diagnostics() -> Table:
     """Return what each method leaves connected, network by network; it needs no training beyond the figures' runs."""
     rows = []
-    for environment, (network, title) in itertools.product(ENVIRONMENTS, figures.NETWORKS.items()):
+    for environment, (network, title) in itertools.product(ENVIRONMENTS, NETWORKS.items()):
         for method, sparsity in itertools.product(("snip", "grasp", "random", "magnitude", "erk"), (0.95, 0.99)):
             rows.append(
                 Row(
-                    label=f"{environment}, {title}: {figures.label(method, sparsity)}",
+                    label=f"{environment}, {title}: {label(method, sparsity)}",
                     overrides={
                         "environment": environment,
                         "prune": method,
@@ -168,7 +169,7 @@ ARCHIVES = {"xz": "the dense file, xz -9", "zstd": "the dense file, zstd -19"}
 
 def format_rows() -> dict[str, Row]:
     """Return the rows of a pruned run's files: format -> row."""
-    names = {"dense": "dense", **ARCHIVES, **{form: name for form, (name, _) in figures.FORMATS.items()}}
+    names = {"dense": "dense", **ARCHIVES, **FORMAT_NAMES}
     rows = {}
     for form, name in names.items():
         metrics = {header: f"bytes/{network}/{form}" for header, network in ALL_NETWORKS.items()}
@@ -249,7 +250,7 @@ TABLES: Mapping[str, Table | Figure] = {
             "seed": SEEDS,
             "view.policy": ("bcq", "bc"),
         },
-        draw=draw_critic,
+        draw=figures.draw_critic,
         note="Both policies act with the VAE of the same run, so gaps are of equal seeds. Circles: seeds; diamonds: "
         "their mean with its 95 % interval (Student), and both in numbers. Shares are of each set's own "
         "behaviour; there is none where that earns nothing, as random actions in HalfCheetah.",
@@ -263,7 +264,7 @@ TABLES: Mapping[str, Table | Figure] = {
             Column(header="steps", metric="length", format=",.0f"),
             *(
                 Column(header=f"effective, {title}", metric=f"effective/{network}", format=",.0f")
-                for network, title in figures.NETWORKS.items()
+                for network, title in NETWORKS.items()
             ),
         ],
         over={"environment": ABLATED, "seed": SEEDS, "view.policy": ("bcq",)},

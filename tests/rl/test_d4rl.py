@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from retable.platform.errors import UserError
-from retable.tasks.rl import d4rl, data
-from retable.tasks.rl.d4rl import read_d4rl
+from retable.tasks.rl import data
+from retable.tasks.rl.recordings import d4rl
+from retable.tasks.rl.recordings.d4rl import read_d4rl
 from tests.rl.d4rl_files import MIXED, Arrays, assert_columns, make_arrays, oracle, write
 
 

@@ -20,8 +20,8 @@ from retable.platform.cluster import ray_cluster
 from retable.platform.errors import UserError
 from retable.platform.storage import Storage
 from retable.tasks.rl import data
-from retable.tasks.rl.d4rl import published_as, sha256
 from retable.tasks.rl.metrics import D4RL
+from retable.tasks.rl.recordings.d4rl import published_as, sha256
 from tests.rl.d4rl_files import MIXED, Episodes, assert_columns, make_arrays, oracle, write
 
 

@@ -11,10 +11,10 @@ from retable.platform.errors import UserError
 from retable.platform.storage import Storage
 from retable.platform.task import Source, find
 from retable.platform.zoo import find as find_file
-from retable.tasks.rl.compact import deployable, pack, read_about, unpack
 from retable.tasks.rl.config import Bc, View
 from retable.tasks.rl.evaluate import check_sizes, rollout
 from retable.tasks.rl.export import read_export, read_policy, write_export, write_policy
+from retable.tasks.rl.formats.compact import deployable, pack, read_about, unpack
 from retable.tasks.rl.model import build, unstack
 from retable.tasks.rl.predict import predict
 from tests.rl import toys

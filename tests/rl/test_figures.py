@@ -10,7 +10,7 @@ from matplotlib import pyplot
 
 from retable.platform.table import expand
 from retable.platform.task import find, scaled
-from retable.tasks.rl import TASK, figures
+from retable.tasks.rl import TASK, figures, readings
 from tests.table_results import results_of
 
 TABLES = TASK.tables()
@@ -68,7 +68,7 @@ def test_controls_stand_beside_the_method_with_their_means_and_extremes():
         f"HalfCheetah: {policy} beside controls" for policy in ("BCQ", "BC")
     }
     for policy in ("bcq", "bc"):
-        axis = drawn[f"HalfCheetah: {figures.NAMES[policy]} beside controls"]
+        axis = drawn[f"HalfCheetah: {readings.NAMES[policy]} beside controls"]
         shown = lines(axis)
         for name in ("SNIP", "random", "magnitude", "ERK", "small dense"):
             shares = (90, 95) if name == "SNIP" else (95,)
@@ -76,7 +76,7 @@ def test_controls_stand_beside_the_method_with_their_means_and_extremes():
             np.testing.assert_allclose(shown[name], [[100 - s for s in shares], expected], err_msg=name)
         assert shown["dense"][1][0] == pytest.approx(mean(found, "dense", "HalfCheetah", policy, 10))
         whiskers = axis.containers[0].lines[2][0].get_segments()  # random's, at 95 %
-        scores = figures.final(found, "random 95 %", "score", view_policy=policy)
+        scores = readings.final(found, "random 95 %", "score", view_policy=policy)
         np.testing.assert_allclose(whiskers[0][:, 1], [scores.min(), scores.max()])
 
 

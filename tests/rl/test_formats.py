@@ -3,7 +3,7 @@
 import pytest
 
 from retable.platform.table import Replicate
-from retable.tasks.rl import TASK, claims, figures, tables
+from retable.tasks.rl import TASK, claims, figures, readings, tables
 from retable.tasks.rl.config import Config
 from retable.tasks.rl.tables import SPARSITIES
 from tests.table_results import results_of
@@ -27,17 +27,17 @@ def sized(slope):
     rows = {}
     for sparsity in (0.0, *SPARSITIES):
         metrics = {
-            f"bytes/{n}/{form}": 1e6 * slope * (1 - sparsity) for n in figures.NETWORKS for form in figures.FORMATS
+            f"bytes/{n}/{form}": 1e6 * slope * (1 - sparsity) for n in readings.NETWORKS for form in readings.FORMATS
         }
-        metrics |= {f"bytes/{n}/dense": 1e6 for n in figures.NETWORKS}
-        rows[figures.label("snip", sparsity) if sparsity else "dense"] = [metrics]
+        metrics |= {f"bytes/{n}/dense": 1e6 for n in readings.NETWORKS}
+        rows[readings.label("snip", sparsity) if sparsity else "dense"] = [metrics]
     return made(rows)
 
 
 @pytest.mark.parametrize(("slope", "wanted"), [(5, 0.8), (3, 2 / 3), (2, 0.5), (1.25, 0.2), (0.9, 0.0), (30, None)])
 def test_formats_break_even_where_density_times_slope_is_one(slope, wanted):
-    x, sizes = figures.file_sizes(sized(slope), "vae", "sparse", SPARSITIES)
-    assert figures.break_even(x, sizes, 1e6 * (1 + 1e-12)) == (wanted if wanted is None else pytest.approx(wanted))
+    x, sizes = readings.file_sizes(sized(slope), "vae", "sparse", SPARSITIES)
+    assert readings.break_even(x, sizes, 1e6 * (1 + 1e-12)) == (wanted if wanted is None else pytest.approx(wanted))
 
 
 @pytest.mark.parametrize(("slope", "status"), [(5, "holds"), (3, "does not hold"), (30, "does not hold")])
@@ -52,7 +52,7 @@ def test_the_figure_draws_every_format_and_marks_break_evens():
     assert len(figure.axes) == 3
     for axis in figure.axes:
         assert [text.get_text() for text in axis.texts] == ["80 %"]
-        assert {line.get_label() for line in axis.lines} >= {name for name, _ in figures.FORMATS.values()}
+        assert {line.get_label() for line in axis.lines} >= {*readings.FORMATS.values()}
 
 
 @pytest.mark.parametrize(
@@ -69,8 +69,8 @@ def test_the_grasp_row_is_given_by_bytes_within_two_per_cent_in_every_network(sh
 
 @pytest.mark.parametrize(("sizes", "status"), [((70, 71), "holds"), ((70, 72), "does not hold")])
 def test_the_smallest_ratio_of_all_seeds_counts(sizes, status):
-    dense = {f"bytes/{n}/dense": 1000.0 for n in figures.NETWORKS}
-    pruned = [{f"bytes/{n}/compact": float(size) for n in figures.NETWORKS} for size in sizes]
+    dense = {f"bytes/{n}/dense": 1000.0 for n in readings.NETWORKS}
+    pruned = [{f"bytes/{n}/compact": float(size) for n in readings.NETWORKS} for size in sizes]
     claim = claims.MEMORY[-1]
     assert claim.check(made({"Dense Model": [dense], "SNIP 95 %": pruned})).status == status
     assert claim.check(made({"Dense Model": [dense]})).status == "not tested at this scale"
@@ -85,8 +85,8 @@ def test_rounding_is_judged_by_the_actions_of_the_worst_seed(moved, status):
 
 
 def test_every_metric_of_the_table_of_formats_is_measured():
+    from retable.tasks.rl.formats.sizes import every_size
     from retable.tasks.rl.model import build, unstack
-    from retable.tasks.rl.sparse import every_size
     from tests.rl import toys
 
     found = every_size(unstack(build([toys.config()], 5, 2, 1.0), 0), archives=True)
@@ -100,7 +100,7 @@ def test_every_metric_of_the_table_of_formats_is_measured():
 def test_exact_files_are_judged_after_training_too(size, status):
     claim = TABLES["formats"].claims[0]
     dense, ours = (
-        {f"bytes/{n}/{form}": each for n in figures.NETWORKS} for form, each in (("dense", 1000.0), ("compact", size))
+        {f"bytes/{n}/{form}": each for n in readings.NETWORKS} for form, each in (("dense", 1000.0), ("compact", size))
     )
     found = made({"dense": [dense], "ours, exact": [ours]})
     assert {"dense", "ours, exact"} <= {row.label for row in TABLES["formats"].rows}
@@ -111,7 +111,7 @@ def test_exact_files_are_judged_after_training_too(size, status):
 def test_exact_files_are_judged_against_what_general_compressors_make_of_dense_ones(size, status):
     for form, claim in zip(("xz", "zstd"), TABLES["formats"].claims[1:3], strict=True):
         packed, ours = (
-            {f"bytes/{n}/{f}": float(b) for n in figures.NETWORKS} for f, b in ((form, 1000), ("compact", size))
+            {f"bytes/{n}/{f}": float(b) for n in readings.NETWORKS} for f, b in ((form, 1000), ("compact", size))
         )
         assert claim.check(made({tables.ARCHIVES[form]: [packed], "ours, exact": [ours]})).status == status
         assert (

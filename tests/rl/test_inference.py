@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retable.platform.errors import UserError
-from retable.tasks.rl import inference
 from retable.tasks.rl.config import Bc, Dense, Erk, Grasp, Magnitude, Random, SmallDense, Snip, View
 from retable.tasks.rl.evaluate import rollout
 from retable.tasks.rl.model import BCQ_CLIP, bc_action, bcq_action, build, load, unstack
 from retable.tasks.rl.predict import predict
 from retable.tasks.rl.prune import diagnose
+from retable.tasks.rl.sparse import inference
 from tests.rl.toys import config, learner, train
 
 torch.set_num_threads(1)

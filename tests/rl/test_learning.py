@@ -9,7 +9,7 @@ from matplotlib import pyplot
 from retable.platform.table import Replicate, expand
 from retable.platform.task import scaled
 from retable.platform.verdicts import UNTESTED
-from retable.tasks.rl import TASK, learning, learning_claims, tables
+from retable.tasks.rl import TASK, figures, learning_claims, readings, tables
 from retable.tasks.rl.config import Config, View
 from tests.rl.test_figures import lines, panels
 from tests.table_results import results_of
@@ -35,7 +35,7 @@ def walked(checkpoints, wanted):
 @pytest.mark.parametrize("scores", [(0.1, 0.4, 0.35, 0.8), (0.5, 0.5, 0.62, 0.61), (0.9, 0.1, 0.2, 0.95)])
 def test_the_updates_until_a_score_are_those_of_the_line_between_checkpoints(scores, wanted):
     checkpoints = [*zip((10, 20, 35, 40), scores, strict=True)]
-    found, expected = learning.reached(checkpoints, wanted), walked(checkpoints, wanted)
+    found, expected = readings.reached(checkpoints, wanted), walked(checkpoints, wanted)
     assert found is expected is None or found == pytest.approx(expected, abs=0.002)
 
 
@@ -60,13 +60,13 @@ def results(rows, epochs=10, updates=100):
 def test_updates_are_counted_by_each_seed_against_the_mean_of_dense_ones():
     found = results({"dense": (400, 500, 2000), "SNIP 95 %": (500, 1000, 9000)})
     wanted = 0.9 * (1 + 1 + 0.5) / 3
-    needed = learning.updates_needed(found, "SNIP 95 %", 0.9, "Hopper", "bcq")
+    needed = readings.updates_needed(found, "SNIP 95 %", 0.9, "Hopper", "bcq")
     assert {seed: each.reached for seed, each in needed.items()} == {0: True, 1: True, 2: False}
     assert [needed[0].updates, needed[1].updates] == pytest.approx([500 * wanted, 1000 * wanted])
     assert needed[2].updates == 1000, "those that were made"
-    assert learning.in_words(needed.values()) == "375, 750, not reached"
-    assert learning.updates_needed(found, "ERK 95 %", 0.9, "Hopper", "bcq") == {}
-    assert learning.updates_needed(results({"SNIP 95 %": (500,)}), "SNIP 95 %", 0.9, "Hopper", "bcq") == {}
+    assert readings.in_words(needed.values()) == "375, 750, not reached"
+    assert readings.updates_needed(found, "ERK 95 %", 0.9, "Hopper", "bcq") == {}
+    assert readings.updates_needed(results({"SNIP 95 %": (500,)}), "SNIP 95 %", 0.9, "Hopper", "bcq") == {}
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_curves_and_updates_are_drawn_for_every_row_and_policy():
     for policy in ("BCQ", "BC"):
         shown = lines(drawn[f"HalfCheetah: {policy}"])
         assert list(shown) == [row.label for row in table.rows if not row.absent]
-        assert set(shown) == set(learning.LINES) - {"SNIP 50 %"}
+        assert set(shown) == set(figures.LINES) - {"SNIP 50 %"}
         for x, y in shown.values():
             np.testing.assert_allclose([x[-1], y[-1]], [last * config.updates, 100 * last * 2 / 50])
         (needed,) = [axis for title, axis in drawn.items() if title.startswith(f"HalfCheetah: {policy}, updates")]

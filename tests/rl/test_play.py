@@ -6,9 +6,9 @@ import torch
 from retable.platform.errors import UserError
 from retable.tasks.rl import TASK
 from retable.tasks.rl.cli import play
-from retable.tasks.rl.compact import HEAVIEST, pack
 from retable.tasks.rl.config import Config
 from retable.tasks.rl.export import write_policy
+from retable.tasks.rl.formats.compact import HEAVIEST, pack
 from retable.tasks.rl.model import build, unstack
 from tests.rl import toys
 

@@ -6,10 +6,11 @@ import torch
 
 from retable.platform.storage import Storage
 from retable.platform.task import Source
-from retable.tasks.rl.compact import pack, unpack
 from retable.tasks.rl.config import Config, View
+from retable.tasks.rl.formats.compact import pack, unpack
 from retable.tasks.rl.model import build, unstack
-from retable.tasks.rl.predict import describe, evaluate, predict
+from retable.tasks.rl.predict import evaluate, predict
+from retable.tasks.rl.prepare import describe
 from tests.rl import toys
 from tests.tiny import transitions
 

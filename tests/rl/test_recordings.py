@@ -13,11 +13,12 @@ import pytest
 
 from retable.platform.errors import UserError
 from retable.platform.storage import Storage
-from retable.tasks.rl import TASK, data, expert
+from retable.tasks.rl import TASK, data
 from retable.tasks.rl.config import Config
-from retable.tasks.rl.d4rl import read_d4rl
 from retable.tasks.rl.metrics import normalised_score
-from retable.tasks.rl.recordings import record
+from retable.tasks.rl.recordings import expert
+from retable.tasks.rl.recordings.d4rl import read_d4rl
+from retable.tasks.rl.recordings.record import record
 
 ROWS, LANES, SEED = 900, 4, 7
 

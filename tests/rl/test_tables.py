@@ -11,7 +11,7 @@ from retable.platform.table import Row, expand
 from retable.platform.task import scaled, table_at
 from retable.tasks.rl import TASK
 from retable.tasks.rl.config import Dense, Grasp, Magnitude, Random, Snip
-from retable.tasks.rl.predict import validate
+from retable.tasks.rl.validate import validate
 from tests.rl.toys import config, learner
 
 TABLES = TASK.tables()

@@ -6,10 +6,10 @@ import io
 import pytest
 import torch
 
-from retable.tasks.rl import training_sparse
 from retable.tasks.rl.config import Bc, Bcq, Dense, Random, Snip
 from retable.tasks.rl.model import layers
-from retable.tasks.rl.training_sparse import SPARSE_BELOW, Pattern, linear, pays
+from retable.tasks.rl.sparse import training as training_sparse
+from retable.tasks.rl.sparse.training import SPARSE_BELOW, Pattern, linear, pays
 from tests.rl.toys import Worker, config, learner
 
 torch.set_num_threads(1)

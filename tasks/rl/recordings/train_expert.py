@@ -1,9 +1,10 @@
 """Train the expert policies whose recordings stand in for D4RL: CrossQ from SBX (Stable-Baselines3 in JAX).
 
-Run as `python -m retable.tasks.rl.train_expert HalfCheetah --steps 500000` with the extra `experts` installed. The same
-command goes on where it stopped. Every `--evaluate-every` steps the deterministic policy plays 10 episodes; the best so
-far is written to `tasks/rl/policies/<environment>.safetensors` as a plain network of rectified linear layers with a
-tanh output (batch normalisation folded into the next layer, exactly), beside a JSON file that says where it is from.
+Run as `python -m retable.tasks.rl.recordings.train_expert HalfCheetah --steps 500000` with the extra `experts`
+installed. The same command goes on where it stopped. Every `--evaluate-every` steps the deterministic policy plays 10
+episodes; the best so far is written to `tasks/rl/recordings/policies/<environment>.safetensors` as a plain network of
+rectified linear layers with a tanh output (batch normalisation folded into the next layer, exactly), beside a JSON file
+that says where it is from.
 
 Source: Bhatt et al. 2024, CrossQ. We use smaller networks than the paper's (its critics have 2048 units), for speed on
 one core.
@@ -22,7 +23,7 @@ import numpy as np
 import typer
 
 from retable.tasks.rl.evaluate import rollout
-from retable.tasks.rl.expert import POLICIES, Policy
+from retable.tasks.rl.recordings.expert import POLICIES, Policy
 
 
 def fold(parameters: dict[str, Any], statistics: dict[str, Any]) -> list[tuple[np.ndarray, np.ndarray]]:

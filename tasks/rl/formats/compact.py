@@ -36,7 +36,7 @@ import torch
 from torch import Tensor
 
 from retable.platform.errors import UserError
-from retable.tasks.rl.inference import ACTING
+from retable.tasks.rl.sparse.inference import ACTING
 
 Precision = Literal["float32", "float16", "int8"]
 Array = npt.NDArray[Any]

@@ -20,8 +20,8 @@ import numpy.typing as npt
 
 from retable.platform.errors import UserError
 from retable.platform.storage import Storage
-from retable.tasks.rl.d4rl import COLUMNS, TOLERANCE, child, numbers, opened, sha256
 from retable.tasks.rl.data import folder, store
+from retable.tasks.rl.recordings.d4rl import COLUMNS, TOLERANCE, child, numbers, opened, sha256
 
 Array = npt.NDArray[Any]
 

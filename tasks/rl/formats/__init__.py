@@ -1,0 +1,1 @@
+"""How networks are kept in files: the compact format, and what every format takes."""

@@ -1,0 +1,1 @@
+"""Pruned networks computed without what was pruned: acting and training."""
