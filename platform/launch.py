@@ -332,10 +332,6 @@ def train_group(members: Members, launch: Launch) -> None:
 
     The data are opened here first: over a mistake of the user, Train would start its workers again and again.
     """
-    import ray.train
-    from ray.train.torch import TorchConfig, TorchTrainer
-    from ray.tune.integration.ray_train import TuneReportCallback
-
     from retable.platform.loop import check_batch
 
     job = members.job
@@ -343,11 +339,31 @@ def train_group(members: Members, launch: Launch) -> None:
     source = Source.of(launch.storage, task.dataset.where(job.configs[0]))
     data = open_data(task, job.configs, source, launch)
     check_batch(task, data, needs.workers)
-    workers = workers_now(needs, data.batch)
-    if workers < needs.workers:
-        members.note(f"went on with {workers} of {needs.workers} workers: the cluster has room for no more")
-        needs = dataclasses.replace(needs, workers=workers)
-    trainer = TorchTrainer(
+    while True:
+        workers = workers_now(needs, data.batch)
+        if workers < needs.workers:
+            members.note(f"went on with {workers} of {needs.workers} workers: the cluster has room for no more")
+            needs = dataclasses.replace(needs, workers=workers)
+        try:
+            trainer_of(members, launch, needs).fit()
+            return
+        except Exception as error:
+            if no_room(error):  # left to itself, Train would ask for the same again and again
+                continue
+            for cause in causes(error):
+                if isinstance(cause, attempts.Taken):
+                    raise cause from error
+            raise
+
+
+def trainer_of(members: Members, launch: Launch, needs: Needs) -> Any:
+    """Return a Ray Train group that is still to be started."""
+    import ray.train
+    from ray.train.torch import TorchConfig, TorchTrainer
+    from ray.train.v2.api.config import FailureConfig
+    from ray.tune.integration.ray_train import TuneReportCallback
+
+    return TorchTrainer(
         train_worker,
         train_loop_config={"members": members, "launch": launch},
         torch_config=TorchConfig(timeout_s=launch.hung),
@@ -357,17 +373,21 @@ def train_group(members: Members, launch: Launch) -> None:
         run_config=ray.train.RunConfig(
             name=f"train-{uuid.uuid4().hex[:12]}",  # one used before would make Train resume its own snapshot
             **ray_storage(launch),
-            failure_config=ray.train.FailureConfig(max_failures=0),
+            failure_config=FailureConfig(max_failures=0, controller_failure_limit=0),
             callbacks=[TuneReportCallback()],  # type: ignore[list-item, no-untyped-call]
         ),
     )
-    try:
-        trainer.fit()
-    except Exception as error:
-        for cause in causes(error):
-            if isinstance(cause, attempts.Taken):
-                raise cause from error
-        raise
+
+
+def no_room(error: BaseException) -> bool:
+    """Say whether a Train group waited for room longer than Train's minute.
+
+    What it asked for was counted on the cluster as it was then: a node lost a moment before was still there.
+    """
+    from ray.train import ControllerError
+    from ray.train.v2._internal.exceptions import WorkerGroupStartupTimeoutError
+
+    return isinstance(error, ControllerError) and isinstance(error.controller_failure, WorkerGroupStartupTimeoutError)
 
 
 def workers_now(needs: Needs, batch: int) -> int:

@@ -6,10 +6,16 @@ import time
 
 import psutil
 import pytest
+from ray.train import ControllerError, UserCallback
+from ray.train.v2._internal.exceptions import WorkerGroupStartupTimeoutError
 
-from retable.platform.launch import passing, waiting, workers_now
-from retable.platform.needs import Needs
+from retable.platform.config import override
+from retable.platform.launch import Job, Launch, Members, passing, train_group, waiting, workers_now
+from retable.platform.needs import Needs, Resources
+from retable.platform.storage import Storage
+from retable.platform.task import find
 from tests.platform.test_faults import TRAIN, attempts, driver, ends, none_left, run_of, steps, wait_for
+from tests.tiny import lines
 
 assert none_left  # a fixture
 
@@ -39,6 +45,31 @@ def test_a_group_that_lost_nodes_goes_on_with_as_many_workers_as_share_its_batch
     for place in ("launch", "cluster"):
         monkeypatch.setattr(f"retable.platform.{place}.possible_resources", lambda: there)
     assert workers_now(Needs(workers=8, gpus=1.0), batch) == workers
+
+
+def test_a_group_that_finds_no_room_is_counted_anew(monkeypatch, tmp_path):
+    """A node that was just lost may still be counted; its group would wait for ever."""
+    counts, asked, storage = iter([4.0, 4.0, 2.0, 2.0]), [], Storage.open(tmp_path)
+    config = override(find("line").config(), {"epochs": 1})
+    lines(storage)
+    for place in ("launch", "cluster"):
+        monkeypatch.setattr(f"retable.platform.{place}.possible_resources", lambda: {"CPU": next(counts)})
+    monkeypatch.setattr("retable.platform.launch.trial_memory", lambda *given: 0)
+
+    class Trainer:
+        def __init__(self, loop, *, scaling_config, run_config, **more):
+            asked.append(scaling_config.resources_per_worker["CPU"])
+            assert run_config.failure_config.controller_failure_limit == 0, "Train itself would ask for the same again"
+
+        def fit(self):
+            if len(asked) == 1:
+                raise ControllerError(WorkerGroupStartupTimeoutError(2))
+
+    monkeypatch.setattr("ray.train.torch.TorchTrainer", Trainer)
+    monkeypatch.setattr("ray.tune.integration.ray_train.TuneReportCallback", UserCallback)
+    job = Job("line", (config,), ((),), needs=Needs(workers=2))
+    train_group(Members(job, (), ()), Launch(storage, Resources(workers=2), {}))
+    assert asked == [1.0, 0.95]
 
 
 def workers_of(process):
