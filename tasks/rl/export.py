@@ -17,6 +17,7 @@ from retable.platform.api import TrainedRun
 from retable.platform.errors import UserError
 from retable.tasks.rl.acting import Policy, acting
 from retable.tasks.rl.config import Bc, Bcq, Config
+from retable.tasks.rl.formats import drawn
 from retable.tasks.rl.formats.compact import NAME, Precision, deployable, pack, read_about, unpack
 from retable.tasks.rl.model import build, unstack
 from retable.tasks.rl.sparse.inference import ACTING, Act
@@ -113,7 +114,7 @@ def write_policy(
         info: `dataset.json` of its data.
         weights: all of the run's (`vae.e1.weight`, ...).
         policy: `bc` or `bcq`, what that one needs to act; `all`: every weight.
-        precision: of the weights in the file.
+        precision: of the weights in the file. Random and ERK masks are not in it: they are drawn again when it is read.
         run: what the file says of the run, see `platform.exported.about`.
 
     Raises:
@@ -132,7 +133,11 @@ def write_policy(
         **({"run": dict(run)} if run else {}),
     }
     held = weights if policy == "all" else deployable(weights, policy)
-    return pack(dict(sorted(held.items())), precision, about)  # equal content gives an equal file
+    known = {}
+    if said := drawn.describe(config, int(info["states"]), int(info["actions"])):
+        about["masks"] = said
+        known = {name: mask for name, mask in drawn.masks(said).items() if name in held}
+    return pack(dict(sorted(held.items())), precision, about, known)  # equal content gives an equal file
 
 
 def read_policy(data: bytes, name: str) -> tuple[Config, dict[str, Any], dict[str, Tensor], str]:
@@ -143,7 +148,7 @@ def read_policy(data: bytes, name: str) -> tuple[Config, dict[str, Any], dict[st
     Raises:
         UserError: where it is no such file, or its weights make no networks.
     """
-    about, weights = read_about(data, name), unpack(data, name)
+    about, weights = read_about(data, name), unpack(data, name, _masks)
     try:
         _check_about(about)
         policy = about["policy"]
@@ -178,6 +183,10 @@ def read_policy(data: bytes, name: str) -> tuple[Config, dict[str, Any], dict[st
     info = {"states": states, "actions": actions, **{key: about[key] for key in ("max_action", "behaviour_return")}}
     absent = {key: torch.zeros_like(value) for key, value in whole.items()}
     return config, info, absent | weights, "bc" if not bcq else "bcq"
+
+
+def _masks(about: Any) -> Mapping[str, Tensor]:
+    return drawn.masks(about["masks"]) if isinstance(about, dict) and "masks" in about else {}
 
 
 def _check_about(about: Any) -> None:

@@ -88,11 +88,9 @@ def _member(config: Config, networks: Networks, batch: Batch) -> tuple[dict[str,
                 flat = torch.ones(total, dtype=torch.bool)
             case Pruning(networks=chosen) if chosen not in ("all", name):
                 flat = torch.ones(total, dtype=torch.bool)
-            case Erk(sparsity=sparsity):
+            case Random() | Erk() as method:
                 shapes = [(weight.shape[1], weight.shape[2]) for weight in weights.values()]
-                flat = _random(erk_counts(shapes, kept(total, sparsity)), shapes, config.seed, name)
-            case Random(sparsity=sparsity):
-                flat = _random([kept(total, sparsity)], [(total, 1)], config.seed, name)
+                flat = draw(method, shapes, config.seed, name)
             case method:
                 flat, zeros[name] = _by_scores(method, name, config, networks, batch)
         parts = torch.split(flat, [weight.numel() for weight in weights.values()])
@@ -100,6 +98,14 @@ def _member(config: Config, networks: Networks, batch: Batch) -> tuple[dict[str,
             layer: part.view(weight.shape[1:]) for (layer, weight), part in zip(weights.items(), parts, strict=True)
         }
     return found, zeros
+
+
+def draw(method: Random | Erk, shapes: Sequence[tuple[int, int]], seed: int, network: str) -> Bool[Tensor, " weights"]:
+    """Draw the mask of one network whose layers have `shapes` (out, in): it depends on nothing else, so on no data."""
+    total = sum(outputs * inputs for outputs, inputs in shapes)
+    if isinstance(method, Erk):
+        return _random(erk_counts(shapes, kept(total, method.sparsity)), shapes, seed, network)
+    return _random([kept(total, method.sparsity)], [(total, 1)], seed, network)
 
 
 def kept(total: int, sparsity: float) -> int:

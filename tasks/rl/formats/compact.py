@@ -12,6 +12,9 @@ they are rotated by one bit, which puts the sign last and the exponent, the one 
 of its own. zlib codes each stream, tensor by tensor, as layers differ in density and range; a stream that does not
 shrink is stored as it is. Positions take within 2 % of their entropy, and next to nothing where all or none are kept.
 
+Places that the reader can find by itself need not be in the file: of a tensor that is written with its mask the first
+stream is empty (`gaps` 0), and the values are those at the mask's places, zeros among them.
+
 float16 and int8 round the values first, and only entries that are then not 0 are kept. int8 is symmetric with one
 scale for a layer (one for each row halves the error at best, in more bytes than another bit would take); biases are
 float16 there.
@@ -24,7 +27,7 @@ import math
 import re
 import struct
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from itertools import pairwise
@@ -70,7 +73,10 @@ class Encoded:
 
 
 def pack(
-    weights: Mapping[str, Tensor], precision: Precision = "float32", about: Mapping[str, Any] | None = None
+    weights: Mapping[str, Tensor],
+    precision: Precision = "float32",
+    about: Mapping[str, Any] | None = None,
+    masks: Mapping[str, Tensor] | None = None,
 ) -> bytes:
     """Return the file of float32 tensors of one or two dimensions, such as `vae.e1.weight` (out, in).
 
@@ -78,30 +84,43 @@ def pack(
         weights: what `unpack` gives back: bit for bit in float32, else rounded.
         precision: of the values in the file.
         about: anything JSON can hold, which `read_about` gives back.
+        masks: of tensors whose places stay out of the file, as `unpack` will be given them; True is kept.
 
     Raises:
         UserError: where a value is too large for float16 or not finite for int8, or there are too many numbers.
-        ValueError: where a tensor is not float32, or has other dimensions.
+        ValueError: where a tensor is not float32, has other dimensions, or is not 0 outside its mask.
     """
-    return assemble({name: encode(value, precision, name) for name, value in weights.items()}, precision, about)
+    known = masks or {}
+    parts = {name: encode(value, precision, name, known.get(name)) for name, value in weights.items()}
+    return assemble(parts, precision, about)
 
 
-def encode(tensor: Tensor, precision: Precision, name: str) -> Encoded:
+def encode(tensor: Tensor, precision: Precision, name: str, mask: Tensor | None = None) -> Encoded:
     """Return one tensor as `assemble` writes it; `name` is for errors, which are those of `pack`."""
     if tensor.dtype != torch.float32 or tensor.dim() not in (1, 2):
         raise ValueError(f"{name} is {tensor.dtype} of {tensor.dim()} dimensions, not float32 of one or two")
     numbers, scale = _rounded(tensor.detach().cpu().numpy(), form(precision, tensor.dim()), name)
     bits = np.ascontiguousarray(numbers).view(TYPES[form(precision, tensor.dim())][0]).ravel()
     positions = np.flatnonzero(bits)
+    if mask is not None:
+        known = np.flatnonzero(mask.numpy())
+        if not np.isin(positions, known, assume_unique=True).all():
+            raise ValueError(f"{name} is not 0 outside its mask")
+        planes = _planes(bits[known])
+        return Encoded(tuple(tensor.shape), len(known), 0, scale, (b"", *map(_deflated, planes)))
     zeros = np.diff(positions, prepend=-1) - 1
     ends = np.cumsum(zeros // ESCAPE + 1)
     gaps = np.full(ends[-1] if len(ends) else 0, ESCAPE, np.uint8)
     gaps[ends - 1] = zeros % ESCAPE
-    values = bits[positions]
+    streams = (gaps.tobytes(), *_planes(bits[positions]))
+    return Encoded(tuple(tensor.shape), len(positions), len(gaps), scale, tuple(map(_deflated, streams)))
+
+
+def _planes(values: Array) -> list[bytes]:
+    """Return the bytes of values, first to last, each a stream; rotated by one bit."""
     width = values.itemsize
     rotated = (values << 1) | (values >> (8 * width - 1))
-    streams = (gaps, *rotated.view(np.uint8).reshape(-1, width).T)
-    return Encoded(tuple(tensor.shape), len(values), len(gaps), scale, tuple(_deflated(s.tobytes()) for s in streams))
+    return [plane.tobytes() for plane in rotated.view(np.uint8).reshape(-1, width).T]
 
 
 def assemble(parts: Mapping[str, Encoded], precision: Precision, about: Mapping[str, Any] | None = None) -> bytes:
@@ -115,8 +134,10 @@ def assemble(parts: Mapping[str, Encoded], precision: Precision, about: Mapping[
     return START.pack(MAGIC, VERSION, len(header.encode()), zlib.crc32(rest)) + rest
 
 
-def unpack(data: bytes, name: str) -> dict[str, Tensor]:
+def unpack(data: bytes, name: str, masks: Callable[[Any], Mapping[str, Tensor]] | None = None) -> dict[str, Tensor]:
     """Return the tensors of a file as float32, dense; `name` is what errors call it.
+
+    `masks` makes the masks that are not in the file of its `about`; ValueErrors that it raises name the file.
 
     Files of strangers are safe to read: nothing is run, and beside the file itself no more is allocated than five times
     what `LARGEST` numbers take, so 80 MiB.
@@ -126,12 +147,14 @@ def unpack(data: bytes, name: str) -> dict[str, Tensor]:
     """
     with _one_line(name):
         header, start = _header(data)
+        known = masks(header["about"]) if masks else {}
         tensors = {}
         for key, shape, kept, gaps, scale, lengths in header["tensors"]:
             ends = start + np.cumsum([0, *lengths])
             start = int(ends[-1])
             streams = tuple(data[a:b] for a, b in pairwise(ends))
-            tensors[key] = _decode(Encoded(tuple(shape), kept, gaps, scale, streams), header["precision"])
+            part = Encoded(tuple(shape), kept, gaps, scale, streams)
+            tensors[key] = _decode(part, header["precision"], known.get(key))
         return tensors
 
 
@@ -167,10 +190,15 @@ def _rounded(numbers: Array, precision: Precision, name: str) -> tuple[Array, fl
     return np.rint(numbers.astype(np.float64) / scale).astype(np.int8), scale  # in float32 a tiny scale would be 0
 
 
-def _decode(part: Encoded, precision: Precision) -> Tensor:
+def _decode(part: Encoded, precision: Precision, mask: Tensor | None) -> Tensor:
     """Return a tensor; whatever is as long as it is 32 bits wide at most, and changed in place."""
     size, width = math.prod(part.shape), len(part.streams) - 1
-    positions = _positions(_inflated(part.streams[0], part.gaps), size)
+    if part.kept and not part.gaps:
+        if mask is None or mask.shape != part.shape:
+            raise ValueError("its masks are not in it and cannot be drawn again")
+        positions = np.flatnonzero(mask.numpy())
+    else:
+        positions = _positions(_inflated(part.streams[0], part.gaps), size)
     if len(positions) != part.kept:
         raise ValueError("its positions contradict its shapes")
     unsigned, number = TYPES[form(precision, len(part.shape))]
@@ -270,7 +298,7 @@ def _checked(entry: Any, precision: Precision) -> tuple[int, int]:
                 NAME.fullmatch(name)
                 and size <= LARGEST
                 and 0 <= kept <= size
-                and kept <= gaps <= kept + size // ESCAPE
+                and (gaps == 0 or kept <= gaps <= kept + size // ESCAPE)
                 and 0 < scale < math.inf
                 and len(lengths) == streams
                 and all(type(n) is int and 0 <= n <= LARGEST * 2 for n in lengths)

@@ -1,0 +1,20 @@
+"""The paper's claims over environments, policies and seeds: each pruning method at 95 % (figures 1 and 2)."""
+
+from ray import tune
+
+from retable.platform.space import Space
+
+SPACE = Space(
+    task="rl",
+    about="environments, policies and seeds, pruned to 95 %",
+    domains={
+        "environment": tune.grid_search(["HalfCheetah", "Hopper", "Walker2d"]),
+        "prune": tune.grid_search(["snip", "grasp"]),
+        "prune.sparsity": tune.grid_search([0.95]),
+        "seed": tune.grid_search([0, 1, 2, 3, 4]),
+        "view.policy": tune.grid_search(["bcq", "bc"]),  # one training plays as both: BC is BCQ's own VAE
+    },
+    metric="return",
+    mode="max",
+    view={"samples": 10, "episodes": 2},
+)
