@@ -259,7 +259,9 @@ def row_fields(table: AnyTable) -> set[str]:
 
 
 def changed(table: AnyTable, changes: Mapping[str, object], default: Any, named: Collection[str]) -> AnyTable:
-    """Return a table with the user's changes (`--set`): to every row, and one to a replicate axis in the axis's place.
+    """Return a table with the user's changes (`--set`): to all rows, and one to a replicate axis in the axis's place.
+
+    A list is several values of an axis; a row that sets the axis itself stays as it is.
 
     What rows say of themselves stays true: of a change to a field by which rows are told apart, those rows stay that
     have the new value anyway; the others are absent.
@@ -270,6 +272,8 @@ def changed(table: AnyTable, changes: Mapping[str, object], default: Any, named:
         default: the task's default config.
         named: the fields by which rows are told apart: their labels say them.
     """
+    several = {axis: tuple(dict.fromkeys(value)) for axis in table.over if isinstance(value := changes.get(axis), list)}
+    changes = {path: value for path, value in changes.items() if path not in several}
     axes = {axis: changes[axis] for axis in table.over if axis in changes}
     told = {path for path in changes if any(_within(path, field) or _within(field, path) for field in named)}
     rows: list[AnyRow] = []
@@ -281,7 +285,7 @@ def changed(table: AnyTable, changes: Mapping[str, object], default: Any, named:
             row = dataclasses.replace(row, overrides=own, absent=absent)
         rows.append(row)
     rows = [without_absent(row, rows) if isinstance(row, Combined) else row for row in rows]
-    over = {axis: (axes[axis],) if axis in axes else values for axis, values in table.over.items()}
+    over = {axis: (axes[axis],) if axis in axes else several.get(axis, values) for axis, values in table.over.items()}
     lost = [new.label for old, new in zip(table.rows, rows, strict=True) if new.absent and not old.absent]
     note = (
         f"{table.note} Left out, as the changes would make them other rows: {'; '.join(lost)}." if lost else table.note

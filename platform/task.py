@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import itertools
 import pkgutil
 import re
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -278,14 +279,19 @@ def find_scale(task: Task, name: str) -> Scale:
 
 
 def table_at(task: Task, table: AnyTable, scale: str, changes: Mapping[str, object]) -> AnyTable:
-    """Return a table at a scale, with the user's changes.
+    """Return a table at a scale, with the user's changes. A replicate axis takes one value or a list of them.
 
     Raises:
         UserError: if the task has no such scale, or no such fields.
     """
     from retable.platform.table import changed, row_fields
 
-    check_fields(task, changes)  # a mistake is told before anything else
+    axes = {path: values for path, values in changes.items() if path in table.over and isinstance(values, list)}
+    if not all(axes.values()):
+        raise UserError(f"{', '.join(axes)}: a list of no values; give one at least, such as [0]")
+    for values in itertools.zip_longest(*axes.values()) if axes else [()]:  # a mistake is told before anything else
+        chosen = {path: axes[path][0] if value is None else value for path, value in zip(axes, values, strict=True)}
+        check_fields(task, {**changes, **chosen})
     named = row_fields(table) - {"seed", *task.settings}
     return changed(scaled(table, find_scale(task, scale)), changes, task.config(), named)
 

@@ -20,6 +20,7 @@ from retable.platform.table import (
     resolve,
     row_fields,
 )
+from retable.platform.task import find_table, table_at
 from retable.tasks.line.config import Config, View
 
 
@@ -90,6 +91,23 @@ def test_a_change_of_an_axis_takes_its_place():
     assert points(needs) == [(5, 0.1, None), (5, 0.2, None)]
     assert [dict(need.axes) for need in needs] == [{"seed": 5, "rate": 0.1}, {"seed": 5, "rate": 0.2}]
     assert {need.config.epochs for need in needs} == {2}
+
+
+def test_a_list_is_several_values_of_an_axis():
+    rows = (Row(label="r"), Row(label="of one seed", overrides={"seed": 9}))
+    found = changed(table(rows=rows, over={"seed": (0, 1)}), {"seed": [3, 5, 3], "epochs": 2}, Small(), ())
+    assert points(expand(found, rows[0], Small(), Look())) == [(3, 0.1, None), (5, 0.1, None)]
+    assert [need.config.seed for need in expand(found, found.rows[1], Small(), Look())] == [9]
+    assert found.changes == {"epochs": 2}
+
+
+@pytest.mark.parametrize(
+    ("seeds", "line"), [([0, "a"], "seed: 'a' is not a whole number"), ([], "seed: a list of no values")]
+)
+def test_a_list_of_wrong_values_is_a_line(seeds, line):
+    task, wide = find_table("rl/critic")
+    with pytest.raises(UserError, match=line):
+        table_at(task, wide, "smoke", {"seed": seeds})
 
 
 def test_a_row_that_is_named_after_a_changed_axis_is_left_out_but_for_its_seed():
