@@ -388,7 +388,7 @@ def test_the_head_is_lost_and_started_again(tmp_path, record):
         about_to_lose(folder, record)
         before = steps(folder)
         first_cluster.ray.remove_node(first_cluster.ray.head_node, allow_graceful=False)
-        said, _ = first.communicate(timeout=300)
+        said, _ = first.communicate(timeout=600)  # Ray itself takes two minutes or three to give the head up
         assert first.returncode != 0 and "Traceback" not in said, said
     finally:
         first_cluster.ray.shutdown()
