@@ -134,7 +134,7 @@ def write_policy(
     }
     held = weights if policy == "all" else deployable(weights, policy)
     known = {}
-    if said := drawn.describe(config, int(info["states"]), int(info["actions"])):
+    if said := drawn.describe(config, info):
         about["masks"] = said
         known = {name: mask for name, mask in drawn.masks(said).items() if name in held}
     return pack(dict(sorted(held.items())), precision, about, known)  # equal content gives an equal file

@@ -59,7 +59,7 @@ def test_a_weight_that_training_brought_to_zero_comes_back():
 def test_the_places_were_a_large_part_of_the_file(precision, times):
     """At 95 % a place takes .286 / .05 = 5.7 bits by entropy, beside the 24 to 32 bits, or 8, of a value."""
     config = toys.config(prune=Random(sparsity=0.95), vae=(750, 750), algorithm=Bc())
-    said = drawn.describe(config, 17, 6)
+    said = drawn.describe(config, {"states": 17, "actions": 6})
     found = drawn.masks(said)
     source = torch.Generator().manual_seed(0)
     weights = {name: torch.randn(mask.shape, generator=source).masked_fill(~mask, 0) for name, mask in found.items()}
@@ -67,8 +67,8 @@ def test_the_places_were_a_large_part_of_the_file(precision, times):
 
 
 def test_masks_that_come_from_data_stay_in_the_file():
-    assert drawn.describe(toys.config(prune=Snip()), 4, 1) is None
-    assert drawn.describe(toys.config(), 4, 1) is None
+    assert drawn.describe(toys.config(prune=Snip()), INFO) is None
+    assert drawn.describe(toys.config(), INFO) is None
 
 
 def test_weights_that_are_not_masked_are_never_lost():
@@ -102,7 +102,7 @@ def test_masks_that_cannot_be_drawn_again_are_one_line(reason):
 
 def test_masks_of_other_shapes_are_refused():
     known = drawn.masks(SAID)
-    other = drawn.masks(drawn.describe(dataclasses.replace(CONFIG, vae=(32, 24)), 4, 1))
+    other = drawn.masks(drawn.describe(dataclasses.replace(CONFIG, vae=(32, 24)), INFO))
     data = pack(WEIGHTS, masks=known)
     for given in (None, lambda about: {}, lambda about: other):
         with pytest.raises(UserError, match=r"^evil: .*cannot be drawn again"):

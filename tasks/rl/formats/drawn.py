@@ -23,12 +23,15 @@ from retable.tasks.rl.prune import draw
 METHODS: dict[str, type[Random] | type[Erk]] = {"random": Random, "erk": Erk}
 
 
-def describe(config: Config, states: int, actions: int) -> dict[str, Any] | None:
-    """Return what `masks` draws a run's masks from, as JSON holds it; None: its masks are not drawn, or it has none."""
+def describe(config: Config, info: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return what `masks` draws a run's masks from, as JSON holds it; None: its masks are not drawn, or it has none.
+
+    `info` is `dataset.json` of the run's data: `states` and `actions` are read.
+    """
     method = config.prune
     if not isinstance(method, Random | Erk):
         return None
-    networks = build([config], states, actions, 1.0)
+    networks = build([config], int(info["states"]), int(info["actions"]), 1.0)
     pruned = [name for name in NETWORKS if method.networks in ("all", name) and getattr(networks, name) is not None]
     shapes = {
         name: [[layer, *module.weight.shape[1:]] for layer, module in layers(getattr(networks, name)).items()]
