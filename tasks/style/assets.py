@@ -1,4 +1,4 @@
-"""The pictures shipped with the task: three paintings and three photographs; `pictures/LICENSES.md` says whose."""
+"""The pictures shipped with the task: four paintings and three photographs; `pictures/LICENSES.md` says whose."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from torch import Tensor
 from retable.tasks.style import images
 
 FOLDER = Path(__file__).parent / "pictures"
-PAINTINGS = ("great_wave", "starry_night", "the_scream")
+PAPER = ("great_wave", "starry_night", "the_scream")
+"""The paper's three paintings."""
+PAINTINGS = (*PAPER, "metzinger")
 PHOTOGRAPHS = ("astronaut", "coffee", "mountain")
 SIDE = 192
 """Pixels across a calibration image."""
 
 
 def paintings() -> dict[str, Path]:
-    """Return the shipped paintings, by name: the paper's three."""
+    """Return the shipped paintings, by name: the paper's three, and one that is less known."""
     return {name: FOLDER / f"{name}.jpg" for name in PAINTINGS}
 
 
@@ -28,9 +30,9 @@ def photographs() -> dict[str, Path]:
 
 
 def calibration() -> Float[Tensor, "n 3 192 192"]:
-    """Return the shipped pictures as images in [0, 1], paintings first: what mean activations are taken on.
+    """Return the paper's paintings and the shipped photographs, images in [0, 1]: what mean activations are taken on.
 
     The shorter side is resized to 192 pixels by area averaging, and the centre is cut out.
     """
-    shipped = (paintings() | photographs()).values()
+    shipped = [FOLDER / f"{name}.jpg" for name in (*PAPER, *PHOTOGRAPHS)]
     return torch.cat([images.to_tensor(images.square(images.read(path).pixels, SIDE)) for path in shipped])

@@ -140,6 +140,23 @@ class OptimiseImage:
 
 
 @dataclass(frozen=True, kw_only=True)
+class NoTexture:
+    """The backbone alone says what the style is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Texture:
+    """A second loss network for what is fine: a part of each image goes through it."""
+
+    backbone: Backbone = field(default_factory=lambda: Vgg19(normalise=False))
+    style_layers: tuple[str, ...] = ("relu1_1", "relu2_1", "relu3_1")
+    style_weight: float = 1.0
+    """Times the loss of these layers, by the objective's convention and criterion."""
+    crop: int = 128
+    """Side of the part, in pixels; its place is drawn anew for each step."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainNetwork:
     """Version 2 (Johnson et al. 2016): a network is trained to stylise any image in one pass."""
 
@@ -155,6 +172,17 @@ class TrainNetwork:
     batch: int = 4
     """Images of a step, over all workers together."""
     learning_rate: float = 1e-3
+    schedule: Literal["constant", "cosine"] = "constant"
+    """cosine: the learning rate falls to zero over the whole training, along half a cosine."""
+    conditional: bool = False
+    """Whether each painting is a style of its own, told apart by the scales and shifts of the normalisations (Dumoulin
+    et al. 2017), which can be blended afterwards; else several paintings make one style."""
+    shift: int = 0
+    """Losses look at images from a place that is drawn anew for each step, less than so many pixels from the corner:
+    the loss network's poolings then leave no lattice."""
+    steady_weight: float = 0.0
+    """Weight of the mean square by which the result of a moved, noisy image differs from the moved result."""
+    texture: NoTexture | Texture = field(default_factory=NoTexture)
     style_size: int = 0
     """Length of the painting's longer side; 0: its own."""
     backbone: Backbone = field(default_factory=lambda: Vgg16(normalise=False, pooling="max"))
@@ -174,6 +202,10 @@ class TrainNetwork:
                 raise ValueError(f"{name} {getattr(self, name)} is below 1")
         if self.size < 32:
             raise ValueError(f"size {self.size} is below 32 pixels")
+        if not 0 <= self.shift < self.size - 32:
+            raise ValueError(f"shift {self.shift} leaves fewer than 32 of {self.size} pixels")
+        if isinstance(self.texture, Texture) and not 32 <= self.texture.crop <= self.size - self.shift:
+            raise ValueError(f"texture.crop {self.texture.crop} is outside [32, {self.size - self.shift}]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,6 +254,8 @@ class View:
     """Photographs of the data set, by name; none: all of its test photographs. Version 1 has but its own."""
     size: int = 256
     """Length of their longer side; 0: their own."""
+    painting: str = ""
+    """Which of its paintings a conditional network gives; none: the first."""
     original_colours: bool = False
     """Whether the result takes the photograph's colours (its chroma)."""
     strength: float = 1.0

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,12 +17,14 @@ from retable.platform.runs import sample_path
 from retable.platform.worker import Worker
 from retable.tasks.style import images, losses
 from retable.tasks.style.backbones import BackboneNetwork, build
-from retable.tasks.style.config import Config, OptimiseImage, TrainNetwork
+from retable.tasks.style.config import Backbone, Config, Objective, OptimiseImage, Texture, TrainNetwork
 from retable.tasks.style.optimise import ImageOptimisation
 from retable.tasks.style.transformer import untrained
 
 VALIDATION = 4
 """Test photographs on which the losses are looked at with every checkpoint."""
+MOTION, NOISE = 4, 0.02
+"""Of what stands for the next frame: pixels that it is moved by at most, and its noise, of the range of values."""
 
 
 def build_learner(configs: Sequence[Config], data: Any, worker: Worker) -> ImageLearner | NetworkLearner:
@@ -69,15 +73,13 @@ class NetworkLearner:
         assert isinstance(config.method, TrainNetwork)
         self.config, self.method, self.data, self.worker = config, config.method, data, worker
         torch.manual_seed(config.seed)
-        self.network = untrained(self.method)
+        self.network = untrained(self.method, len(config.style))
         self.forward: Any = worker.wrap(self.network)
         if config.compile:
             self.forward = torch.compile(self.forward)
         self.optimizer = torch.optim.Adam(self.network.parameters(), lr=self.method.learning_rate)
-        self.backbone: BackboneNetwork = build(self.method.backbone, config.seed, data.storage).to(worker.device)
         paintings = [images.fit(data.painting(name), self.method.style_size) for name in config.style]
-        on_device = [images.to_tensor(pixels).to(worker.device) for pixels in paintings]
-        self.targets = losses.targets(self.backbone, self.method.objective, None, on_device, config.blend)
+        self.judges = judges(config, [images.to_tensor(pixels) for pixels in paintings], data.storage, worker.device)
         self.last: Tensor | None = None
 
     def step(self, batch: Tensor) -> dict[str, Tensor]:
@@ -85,10 +87,12 @@ class NetworkLearner:
 
         Returns `loss`, `content_loss` and `style_loss`, shape (1,): means over the images.
         """
-        self.last = batch
+        self.last, done = batch, self._steps()
         self.network.train()
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate(self.config, self.method, done)
         self.optimizer.zero_grad(set_to_none=True)
-        found = self._losses(batch)
+        found = self._losses(batch, np.random.default_rng([self.config.seed, done, self.worker.rank]))
         found.total.mean().backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         return {
@@ -97,14 +101,51 @@ class NetworkLearner:
             "style_loss": found.style.detach().mean(0, keepdim=True),
         }
 
-    def _losses(self, batch: Tensor) -> losses.Losses:
-        """Return the losses of each image (equations 5 and 6), the content's target being the image itself."""
+    def _losses(self, batch: Tensor, rng: np.random.Generator | None = None) -> losses.Losses:
+        """Return the losses of each image (equations 5 and 6), the content's target being the image itself.
+
+        Places that a config has drawn are drawn from `rng`; None: images are seen whole, and no other is compared.
+        """
         photographs = batch.to(self.worker.device).float() / 255
+        chosen = self._styles(len(batch), rng)
         enabled = self.config.precision == "bfloat16"
         with torch.autocast(self.worker.device, torch.bfloat16, enabled=enabled):
-            stylised = self.forward(photographs)
-            found = losses.with_content(self.targets, self.backbone, self.method.objective, photographs)
-            return losses.loss(self.backbone, self.method.objective, found, stylised.float())
+            stylised = self._stylised(photographs, chosen).float()
+            found = losses.nothing(photographs)
+            for judge in self.judges:
+                place = judge.place(photographs.shape[2:], rng)
+                found = losses.add(found, judge(photographs[place], stylised[place], chosen))
+            if rng is not None and self.method.steady_weight:
+                unsteady = self.method.steady_weight * self._unsteadiness(photographs, stylised, chosen, rng)
+                found = found._replace(total=found.total + unsteady)
+        return found
+
+    def _styles(self, count: int, rng: np.random.Generator | None) -> Tensor | None:
+        """Return which painting each image of a share is to look like: in turn from one drawn, or from the first."""
+        if not self.method.conditional:
+            return None
+        first = int(rng.integers(len(self.config.style))) if rng is not None else 0
+        return (torch.arange(count, device=self.worker.device) + first) % len(self.config.style)
+
+    def _stylised(self, photographs: Tensor, chosen: Tensor | None) -> Tensor:
+        if chosen is None or len(self.config.style) == 1:
+            return self.forward(photographs)  # type: ignore[no-any-return]
+        shares = torch.nn.functional.one_hot(chosen, len(self.config.style)).float()
+        return self.forward(photographs, shares=shares)  # type: ignore[no-any-return]
+
+    def _unsteadiness(
+        self, photographs: Tensor, stylised: Tensor, chosen: Tensor | None, rng: np.random.Generator
+    ) -> Tensor:
+        """Return, of each image, by how much the result of a moved and noisy one differs from the moved result.
+
+        As the next frame of a film: moved by at most `MOTION` pixels each way, with a camera's noise.
+        """
+        down, right = (int(rng.integers(-MOTION, MOTION + 1)) for _ in range(2))
+        moved = torch.roll(photographs, (down, right), (2, 3))
+        noise = torch.from_numpy(rng.standard_normal(tuple(moved.shape), np.float32)).to(moved.device)
+        again = self._stylised((moved + NOISE * noise).clamp(0, 1), chosen).float()
+        inside = (..., *(slice(2 * MOTION, -2 * MOTION),) * 2)  # what came in at the other border is no motion
+        return (again - torch.roll(stylised, (down, right), (2, 3)))[inside].square().flatten(1).mean(1)
 
     @torch.no_grad()
     def validate(self) -> dict[str, float]:
@@ -121,14 +162,16 @@ class NetworkLearner:
 
     def _steps(self) -> int:
         """Return the updates so far, which the optimiser counts."""
-        return int(self.optimizer.state[next(self.network.parameters())]["step"])
+        state = self.optimizer.state.get(next(self.network.parameters()))
+        return int(state["step"]) if state else 0
 
     def _side_by_side(self, batch: Tensor) -> bytes:
-        """Return, as PNG, an image of the batch chosen at random (by the step) beside its stylised version."""
+        """Return, as PNG, an image of the batch chosen at random (by the step) beside its stylised versions."""
         chosen = int(np.random.default_rng([self.config.seed, self._steps()]).integers(len(batch)))
         photograph = batch[chosen : chosen + 1].to(self.worker.device).float() / 255
-        stylised = images.to_pixels(self.network(photograph).cpu())
-        return images.encode_png(np.concatenate([images.to_pixels(photograph.cpu()), stylised], axis=1))
+        styles = torch.arange(len(self.config.style) if self.method.conditional else 1, device=photograph.device)
+        shown = [photograph, *(self._stylised(photograph, style[None]) for style in styles)]
+        return images.encode_png(np.concatenate([images.to_pixels(each.cpu()) for each in shown], axis=1))
 
     def state_dict(self) -> list[dict[str, Any]]:
         """Return the network's weights and the optimiser's state."""
@@ -149,6 +192,61 @@ class NetworkLearner:
             self.network.load_state_dict(weights[0])
         except RuntimeError as error:
             raise UserError("init: a network of another shape (method.filters, method.upsampling)") from error
+
+
+@dataclass(frozen=True, eq=False)
+class Judge:
+    """A loss network, what it is asked, and each painting's answer."""
+
+    network: BackboneNetwork
+    objective: Objective
+    targets: Sequence[losses.Targets]
+    """One for each style; of one style, one."""
+    shift: int
+    """Images are looked at from a place less than so many pixels from their corner; or see `crop`."""
+    crop: int = 0
+    """Side of the part that is looked at; 0: all that the shift leaves."""
+
+    def place(self, size: Sequence[int], rng: np.random.Generator | None) -> tuple[Any, ...]:
+        """Return the part of images of this height and width that is looked at; None: the whole."""
+        if rng is None:
+            return (...,)
+        sides = [self.crop or length - self.shift for length in size]
+        starts = [int(rng.integers(max(1, length - side))) for length, side in zip(size, sides, strict=True)]
+        return (..., *(slice(start, start + side) for start, side in zip(starts, sides, strict=True)))
+
+    def __call__(self, photographs: Tensor, stylised: Tensor, chosen: Tensor | None) -> losses.Losses:
+        """Return the losses of images; `chosen` says which style each should have, where there are several."""
+        picked = self.targets[0] if chosen is None else losses.picked(self.targets, chosen)
+        found = losses.with_content(picked, self.network, self.objective, photographs)
+        return losses.loss(self.network, self.objective, found, stylised)
+
+
+def judges(config: Config, paintings: Sequence[Tensor], storage: Any, device: str) -> list[Judge]:
+    """Return the loss networks of a training: the backbone, and the texture's where there is one."""
+    assert isinstance(config.method, TrainNetwork)
+    method = config.method
+    asked: list[tuple[Backbone, Objective, int]] = [(method.backbone, method.objective, 0)]
+    if isinstance(method.texture, Texture):
+        more = method.texture
+        layers, weight = more.style_layers, more.style_weight
+        fine = replace(method.objective, content_layers=(), style_layers=layers, layer_weights=(), style_weight=weight)
+        asked.append((more.backbone, replace(fine, variation_weight=0.0), more.crop))
+    groups = [[each] for each in paintings] if method.conditional else [list(paintings)]
+    found = []
+    for backbone, objective, crop in asked:
+        network = build(backbone, config.seed, storage).to(device)
+        blend = () if method.conditional else config.blend
+        targets = [losses.targets(network, objective, None, [one.to(device) for one in some], blend) for some in groups]
+        found.append(Judge(network, objective, targets, method.shift, crop))
+    return found
+
+
+def rate(config: Config, method: TrainNetwork, done: int) -> float:
+    """Return the learning rate after so many updates."""
+    if method.schedule == "constant":
+        return method.learning_rate
+    return method.learning_rate * (1 + math.cos(math.pi * done / (config.epochs * config.steps))) / 2
 
 
 def validate(learner: ImageLearner | NetworkLearner, data: Any) -> list[dict[str, float]]:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
@@ -111,6 +111,23 @@ def with_content(found: Targets, network: BackboneNetwork, objective: Objective,
     """Give the same targets with the content of other images, one for each sample or for all."""
     features = network(content, resolved(network, objective.content_layers, "content"))
     return found._replace(content={name: value.float() for name, value in features.items()})
+
+
+def picked(styles: Sequence[Targets], chosen: Int[Tensor, " batch"]) -> Targets:
+    """Give each image the style that is chosen for it, of several targets without content."""
+    names = styles[0].style
+    return Targets({}, {name: torch.cat([each.style[name] for each in styles])[chosen] for name in names})
+
+
+def nothing(image: Image) -> Losses:
+    """Give losses of zero."""
+    zero = image.new_zeros(len(image), dtype=torch.float32)
+    return Losses(zero, zero, zero, zero)
+
+
+def add(first: Losses, second: Losses) -> Losses:
+    """Add losses, each kind to its own."""
+    return Losses(*(one + other for one, other in zip(first, second, strict=True)))
 
 
 def loss(network: BackboneNetwork, objective: Objective, found: Targets, image: Image) -> Losses:

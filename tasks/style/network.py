@@ -8,8 +8,8 @@ learnt scale and shift. Layers, initialisation and the scale of the output are t
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 import torch
@@ -40,6 +40,27 @@ class Architecture:
     """What is added to the variance in instance normalisation."""
     final_norm: bool = False
     """Whether the last convolution is normalised too."""
+    styles: int = 1
+    """Styles that share the convolutions; more than one: each has its own scales and shifts."""
+
+
+class ConditionalNorm(nn.Module):
+    """Instance normalisation with a scale and a shift for each style (Dumoulin et al. 2017, section 2.2)."""
+
+    shares: Float[Tensor, "batch style"]
+    """What each image takes of each style; see `TransformerNetwork.forward`."""
+
+    def __init__(self, styles: int, channels: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(styles, channels))
+        self.bias = nn.Parameter(torch.zeros(styles, channels))
+
+    def forward(self, features: Features) -> Features:
+        """Normalise each channel by its own mean and variance, and scale and shift it as the styles' shares say."""
+        scale, shift = (self.shares @ values for values in (self.weight, self.bias))
+        normal = functional.instance_norm(features, eps=self.eps)
+        return torch.addcmul(shift[:, :, None, None], normal, scale[:, :, None, None])
 
 
 class Layer(nn.Module):
@@ -73,7 +94,11 @@ class Layer(nn.Module):
             if self.transposed
             else nn.Conv2d(inputs, outputs, kernel, stride)
         )
-        self.norm = nn.InstanceNorm2d(outputs, eps=architecture.epsilon, affine=True) if normalised else None
+        self.norm: nn.InstanceNorm2d | ConditionalNorm | None = None
+        if normalised and architecture.styles > 1:
+            self.norm = ConditionalNorm(architecture.styles, outputs, architecture.epsilon)
+        elif normalised:
+            self.norm = nn.InstanceNorm2d(outputs, eps=architecture.epsilon, affine=True)
 
     def size(self, length: int) -> int:
         """Give the output's length for an even input's."""
@@ -169,6 +194,7 @@ class TransformerNetwork(nn.Module):
         padding: Literal["reflect", "zeros"] = "reflect",
         epsilon: float = 1e-5,
         final_norm: bool = False,
+        styles: int = 1,
     ) -> None:
         super().__init__()
         if padding == "zeros" and upsampling == "resize":
@@ -180,6 +206,7 @@ class TransformerNetwork(nn.Module):
             padding=padding,
             epsilon=epsilon,
             final_norm=final_norm,
+            styles=styles,
         )
         layers = [
             Layer(a, 3, filters, 9),
@@ -196,9 +223,39 @@ class TransformerNetwork(nn.Module):
         ]
         self.layers = nn.ModuleList(layers)
 
-    def forward(self, image: Image, statistics: Statistics | None = None) -> Image:
-        """Stylise images; with `statistics`, each layer is normalised by those in place of the image's own."""
+    def forward(
+        self,
+        image: Image,
+        statistics: Statistics | None = None,
+        shares: Float[Tensor, "batch style"] | None = None,
+    ) -> Image:
+        """Stylise images; with `statistics`, each layer is normalised by those in place of the image's own.
+
+        A network of several styles needs `shares`: what each image takes of each, best of sum one. It is for training;
+        to stylise, `blended` gives a network of one style.
+        """
+        for module in self.modules():
+            if isinstance(module, ConditionalNorm):
+                assert shares is not None, "a network of several styles, none of which is chosen"
+                module.shares = shares
         return self._walk(image, lambda index, features: None if statistics is None else statistics[index])
+
+    @torch.no_grad()
+    def blended(self, shares: Sequence[float]) -> TransformerNetwork:
+        """Give the network of one style that these shares of a conditional one's styles make, a copy.
+
+        Raises:
+            ValueError: where there are not as many shares as styles.
+        """
+        if len(shares) != self.architecture.styles:
+            raise ValueError(f"{len(shares)} shares of {self.architecture.styles} styles")
+        made = TransformerNetwork(**asdict(replace(self.architecture, styles=1)))
+        state = self.state_dict()
+        for name, like in made.state_dict().items():
+            if state[name].shape != like.shape:
+                state[name] = state[name].new_tensor(shares) @ state[name]
+        made.load_state_dict(state)
+        return made.train(self.training)
 
     @torch.no_grad()
     def statistics(self, images: Image) -> Statistics:

@@ -16,7 +16,7 @@ from retable.tasks.style.backbones import build
 from retable.tasks.style.config import Config, Objective, OptimiseImage, TrainNetwork, View
 from retable.tasks.style.data import painting, photograph, tests
 from retable.tasks.style.learner import RATE, TRANSFORMER
-from retable.tasks.style.transformer import stylise, untrained
+from retable.tasks.style.transformer import stylise, trained
 
 Array = npt.NDArray[Any]
 
@@ -37,7 +37,7 @@ def predict(config: Config, view: View, weights: Mapping[str, Tensor], source: S
         UserError: where the data set has no such picture.
 
     """
-    found: dict[str, Array] = {f"painting/{name}": painting(source, name) for name in config.style}
+    found: dict[str, Array] = {f"painting/{name}": painting(source, name) for name in aims(config, view)}
     if isinstance(config.method, OptimiseImage):
         pixels = images.to_pixels(weights["image"])
         before = photograph(source, config.method.content)
@@ -57,9 +57,7 @@ def stylised(
     config: Config, method: TrainNetwork, view: View, weights: Mapping[str, Tensor], source: Source
 ) -> dict[str, tuple[Array, Array]]:
     """Return each of the view's photographs and what the network makes of it, by name."""
-    network = untrained(method)
-    network.load_state_dict(weights)
-    network.eval().to("cuda" if torch.cuda.is_available() else "cpu")
+    network = trained(config, weights, view.painting).to("cuda" if torch.cuda.is_available() else "cpu")
     made = {}
     for name in view.content or tests(source):
         before = images.fit(photograph(source, name), view.size)
@@ -80,12 +78,21 @@ def evaluate(
     for name in names:
         after = images.to_tensor(images.fit(arrays[f"stylised/{name}"], least(arrays[f"stylised/{name}"])))
         before = images.to_tensor(images.fit(arrays[f"photograph/{name}"], max(after.shape[2:])))
-        works = [images.fit(arrays[f"painting/{style}"], max(after.shape[2:])) for style in config.style]
-        targets = losses.targets(judge, JUDGEMENT, before, [images.to_tensor(work) for work in works], config.blend)
+        aimed = aims(config, view)
+        works = [images.fit(arrays[f"painting/{style}"], max(after.shape[2:])) for style in aimed]
+        blend = config.blend if len(aimed) > 1 else ()
+        targets = losses.targets(judge, JUDGEMENT, before, [images.to_tensor(work) for work in works], blend)
         seen = losses.loss(judge, JUDGEMENT, targets, after)
         errors.append([float(seen.style), float(seen.content)])
     style, content = np.mean(errors, axis=0)
     return {"style_error": float(style), "content_error": float(content)}
+
+
+def aims(config: Config, view: View) -> tuple[str, ...]:
+    """Return the paintings that a picture is to look like: all of them, or the one of a conditional network."""
+    if isinstance(config.method, TrainNetwork) and config.method.conditional:
+        return (view.painting or config.style[0],)
+    return config.style
 
 
 def least(pixels: Array) -> int:

@@ -172,8 +172,8 @@ def make_generated(place: Storage, name: str, photographs: int, seed: int) -> di
     _check_own(place, name)
     _begin(place, f"retable data make style --name {name} --photographs {photographs} --seed {seed}")
     place.write("clip.mp4", generate.clip(seed))
-    for path in assets.paintings().values():
-        place.write(f"paintings/{path.name}", path.read_bytes())
+    for name_of in assets.PAPER:
+        place.write(f"paintings/{name_of}.jpg", assets.paintings()[name_of].read_bytes())
     for path in assets.photographs().values():
         place.write(f"test/{path.name}", path.read_bytes())
     for number in range(LANDSCAPES):

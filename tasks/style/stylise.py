@@ -20,7 +20,7 @@ from retable.tasks.style import assets, backbones, images, transformer, weights
 from retable.tasks.style.config import Config, OptimiseImage, TrainNetwork
 from retable.tasks.style.optimise import EVALUATIONS, ImageOptimisation
 from retable.tasks.style.tiling import Precision, fits, needed_bytes, stylise_tiled
-from retable.tasks.style.transformer import TransformerNetwork, untrained
+from retable.tasks.style.transformer import TransformerNetwork, trained
 
 Pixels = UInt8[np.ndarray, "height width 3"]
 Report = Callable[[float, int, str], None]
@@ -235,15 +235,13 @@ def check_network(run: api.TrainedRun) -> None:
         raise UserError(f"run {run.fingerprint} optimised an image; only method train_network stylises photographs")
 
 
-def run_network(run: api.TrainedRun, epoch: int = 0) -> TransformerNetwork:
-    """Return a run's network after an epoch that was kept; 0: the last.
+def run_network(run: api.TrainedRun, epoch: int = 0, painting: str = "") -> TransformerNetwork:
+    """Return a run's network after an epoch that was kept; 0: the last. `painting`: which style of a conditional one.
 
     Raises:
-        UserError: where the epoch was not kept.
+        UserError: where the epoch was not kept, or the network has no such style.
     """
-    network = untrained(run.config.method)
-    network.load_state_dict(run.weights(epoch))
-    return network.eval()
+    return trained(run.config, run.weights(epoch), painting)
 
 
 def open_paintings(paintings: Sequence[Path], options: Options, storage: Storage) -> PaintingStyle:

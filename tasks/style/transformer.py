@@ -18,7 +18,7 @@ from retable.platform import exported, weights
 from retable.platform.errors import UserError, nearest
 from retable.platform.storage import Storage
 from retable.platform.zoo import zoo as files
-from retable.tasks.style.config import TrainNetwork
+from retable.tasks.style.config import Config, TrainNetwork
 from retable.tasks.style.layouts import FIRST, convert
 from retable.tasks.style.network import Statistics, TransformerNetwork
 from retable.tasks.style.tiling import Precision, stylise
@@ -32,14 +32,33 @@ __all__ = [  # what the network's own modules offer is had from here too
     "read",
     "save",
     "stylise",
+    "trained",
     "untrained",
     "zoo",
 ]
 
 
-def untrained(method: TrainNetwork) -> TransformerNetwork:
-    """Make the network that a config trains, with fresh weights."""
-    return TransformerNetwork(method.filters, method.upsampling, method.output)
+def untrained(method: TrainNetwork, paintings: int = 1) -> TransformerNetwork:
+    """Make the network that a config trains after so many paintings, with fresh weights."""
+    styles = paintings if method.conditional else 1
+    return TransformerNetwork(method.filters, method.upsampling, method.output, styles=styles)
+
+
+def trained(config: Config, weights: Mapping[str, Tensor], painting: str = "") -> TransformerNetwork:
+    """Make the network of a run's weights, in evaluation mode; of a conditional one that of a painting, or its first.
+
+    Raises:
+        UserError: where the run has no such style.
+    """
+    assert isinstance(config.method, TrainNetwork)
+    if painting and (not config.method.conditional or painting not in config.style):
+        there = ", ".join(config.style) if config.method.conditional else "one alone (method.conditional=true has more)"
+        raise UserError(f"{painting}: none of this run's styles: {there}")
+    network = untrained(config.method, len(config.style))
+    network.load_state_dict(weights)
+    if network.architecture.styles > 1:
+        network = network.blended([float(name == (painting or config.style[0])) for name in config.style])
+    return network.eval()
 
 
 def load(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> TransformerNetwork:
