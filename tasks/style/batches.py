@@ -21,6 +21,7 @@ from retable.platform.stream import map_over
 from retable.tasks.style import images
 from retable.tasks.style.images import FORMATS, Picture
 from retable.tasks.style.stylise import NetworkStyle, Options, Pixels, Report, Style, find_run, open_style, run_network
+from retable.tasks.style.transformer import chosen
 
 SUFFIXES = {*FORMATS, ".jfif", ".gif", ".bmp", ".avif", ".jp2", ".ppm", ".pgm", ".tga"}
 """What counts as a picture in a folder; a file that is named is tried whatever its name."""
@@ -272,6 +273,8 @@ def compare(run: str, photograph: Path, epochs: Sequence[int], options: Options,
     shown = [(photograph.stem, pixels)]
     found = find_run(run, storage)
     for epoch in epochs or sorted(map(int, found.result["weights"])):
-        style = NetworkStyle(run_network(found, epoch).to(options.where), options)
-        shown.append((f"epoch {epoch}", style([pixels], nothing)[0].pixels))
+        whole, paintings = run_network(found, epoch), found.config.style
+        for painting in paintings if whole.architecture.styles > 1 else ("",):
+            style = NetworkStyle(chosen(whole, paintings, painting, run).to(options.where), options)
+            shown.append((f"epoch {epoch} {painting}".strip(), style([pixels], nothing)[0].pixels))
     return sheet(shown)

@@ -28,8 +28,13 @@ def best(runs: Sequence[TrainedRun]) -> dict[str, Choice]:
 
 
 def name(run: TrainedRun) -> str:
-    """Return what a network is served as: its paintings, joined by `+`; empty for an optimised image."""
-    return "+".join(run.config.style) if isinstance(run.config.method, TrainNetwork) else ""
+    """Return what a network is served as: its paintings, joined by `+`; empty for an optimised image.
+
+    A conditional network is served with its first style; the others are to be had by `retable style export --painting`.
+    """
+    if not isinstance(run.config.method, TrainNetwork):
+        return ""
+    return run.config.style[0] if run.config.method.conditional else "+".join(run.config.style)
 
 
 def score(run: TrainedRun) -> float:

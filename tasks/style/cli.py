@@ -13,12 +13,14 @@ from retable.platform.board import console, errors
 from retable.platform.errors import UserError, disk_errors
 from retable.platform.storage import Storage
 from retable.tasks.style.data_cli import DATA, Where
+from retable.tasks.style.judge_cli import judge
 from retable.tasks.style.video_cli import video
 
 __all__ = ["DATA", "app"]
 
 app = typer.Typer(no_args_is_help=True, help="Style transfer: stylise pictures and videos, by a network or a painting.")
 app.command("video")(video)
+app.command("judge")(judge)
 
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1; none: a GPU where there is one.")]
 Precision = Annotated[
@@ -213,6 +215,7 @@ def export(
     file: Annotated[Path, typer.Argument(help="The file to write, e.g. wave.safetensors.")],
     epoch: Annotated[int, typer.Option(help="A kept epoch; 0: the last.", min=0)] = 0,
     half: Annotated[bool, typer.Option("--half", help="Store numbers in 16 bits: half the size.")] = False,
+    painting: Annotated[str, typer.Option(help="Of a network of several styles, the one to write; none: all.")] = "",
     licence: Annotated[str, typer.Option(help="What the file may be used for, kept in it.")] = "",
     storage: Where = "results",
 ) -> None:
@@ -222,4 +225,4 @@ def export(
     """
     from retable.platform.exported import export
 
-    export("style", run, storage, file, epoch=epoch, half=half, licence=licence)
+    export("style", run, storage, file, epoch=epoch, half=half, painting=painting, licence=licence)

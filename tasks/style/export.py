@@ -23,7 +23,7 @@ class Exported:
     about: Mapping[str, Any]
     """See `platform.exported.about`; and `paintings`, the names of those it was trained after, and `licence`."""
     network: TransformerNetwork
-    """In evaluation mode, float32, on the CPU."""
+    """In evaluation mode, float32, on the CPU; of a file of several styles, its first."""
 
     def style(self, options: Options | None = None) -> NetworkStyle:
         """Return what stylises photographs as `retable style image` does: the network, moved to where it computes."""
@@ -31,21 +31,24 @@ class Exported:
         return NetworkStyle(self.network.to(chosen.where), chosen)
 
 
-def write_export(run: TrainedRun, epoch: int = 0, half: bool = False, **more: Any) -> bytes:
+def write_export(run: TrainedRun, epoch: int = 0, half: bool = False, painting: str = "", **more: Any) -> bytes:
     """Return the one file that is served of a run.
 
     Args:
         run: a finished run of this task.
         epoch: one that was kept; 0: the last.
         half: store numbers in 16 bits.
+        painting: of a conditional network, the one style that the file is to have; none: all of them.
         **more: what else the file is to say of itself, such as `licence`.
 
     Raises:
-        UserError: where the run is of version 1, or the epoch was not kept.
+        UserError: where the run is of version 1, the epoch was not kept, or the network has no such style.
     """
     check_network(run)
-    said = exported.about(run, epoch, paintings=list(run.config.style), **more)
-    return transformer.pack(run_network(run, epoch), said, half)
+    network, paintings = run_network(run, epoch), list(run.config.style)
+    if painting:
+        network, paintings = transformer.chosen(network, paintings, painting, run.fingerprint), [painting]
+    return transformer.pack(network, exported.about(run, epoch, paintings=paintings, **more), half)
 
 
 def read_export(data: bytes, name: str) -> Exported:
@@ -59,7 +62,7 @@ def read_export(data: bytes, name: str) -> Exported:
     if "network" not in metadata:
         raise UserError(f"{name}: no network of this task, or not the whole file; {REMEDY}")
     said = exported.read_json(metadata, "provenance", name, REMEDY) if "provenance" in metadata else {}
-    return Exported(_whole(said), transformer.read_bytes(data, name))
+    return Exported(_whole(said), transformer.read_bytes(data, name, painting=None))
 
 
 def _whole(said: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,17 +11,16 @@ import torch
 from torch import Tensor
 
 from retable.platform.task import Source
-from retable.tasks.style import images, losses
+from retable.tasks.style import images
 from retable.tasks.style.backbones import build
-from retable.tasks.style.config import Config, Objective, OptimiseImage, TrainNetwork, View
+from retable.tasks.style.config import Config, OptimiseImage, TrainNetwork, View
 from retable.tasks.style.data import painting, photograph, tests
+from retable.tasks.style.judge import errors
 from retable.tasks.style.learner import RATE, TRANSFORMER
-from retable.tasks.style.transformer import stylise, trained
+from retable.tasks.style.transformer import chosen, stylise, trained
 
 Array = npt.NDArray[Any]
 
-JUDGEMENT = Objective(convention="relative", content_weight=1.0, style_weight=0.2)
-"""Content and style errors relative to their targets; the style's is a mean over five layers."""
 JUDGED_SIZE = 512
 """Pictures are judged at most at this size: their longer side in pixels."""
 
@@ -57,7 +56,10 @@ def stylised(
     config: Config, method: TrainNetwork, view: View, weights: Mapping[str, Tensor], source: Source
 ) -> dict[str, tuple[Array, Array]]:
     """Return each of the view's photographs and what the network makes of it, by name."""
-    network = trained(config, weights, view.painting).to("cuda" if torch.cuda.is_available() else "cpu")
+    network = trained(config, weights)
+    if network.architecture.styles > 1:
+        network = chosen(network, config.style, aims(config, view)[0], "view.painting")
+    network = network.to("cuda" if torch.cuda.is_available() else "cpu")
     made = {}
     for name in view.content or tests(source):
         before = images.fit(photograph(source, name), view.size)
@@ -74,17 +76,13 @@ def evaluate(
     arrays = summaries["all"]
     judge = build(view.judge, 0, source.storage)
     names = [key.removeprefix("stylised/") for key in arrays if key.startswith("stylised/")]
-    errors = []
+    found = []
     for name in names:
-        after = images.to_tensor(images.fit(arrays[f"stylised/{name}"], least(arrays[f"stylised/{name}"])))
-        before = images.to_tensor(images.fit(arrays[f"photograph/{name}"], max(after.shape[2:])))
-        aimed = aims(config, view)
-        works = [images.fit(arrays[f"painting/{style}"], max(after.shape[2:])) for style in aimed]
+        made = images.fit(arrays[f"stylised/{name}"], least(arrays[f"stylised/{name}"]))
+        aimed = [arrays[f"painting/{style}"] for style in aims(config, view)]
         blend = config.blend if len(aimed) > 1 else ()
-        targets = losses.targets(judge, JUDGEMENT, before, [images.to_tensor(work) for work in works], blend)
-        seen = losses.loss(judge, JUDGEMENT, targets, after)
-        errors.append([float(seen.style), float(seen.content)])
-    style, content = np.mean(errors, axis=0)
+        found.append(errors(judge, made, arrays[f"photograph/{name}"], aimed, blend))
+    style, content = np.mean(found, axis=0)
     return {"style_error": float(style), "content_error": float(content)}
 
 

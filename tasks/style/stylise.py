@@ -197,7 +197,9 @@ def find_painting(name: str) -> Path | None:
 
 
 def find_network(name: str, storage: Storage) -> TransformerNetwork:
-    """Return the network that a file, a name of the zoo or a run's fingerprint means.
+    """Return the network that a file, a name of the zoo or a run's fingerprint means; `:painting` picks a style of it.
+
+    `a:0.7,b:0.3` blends styles that were trained together.
 
     Raises:
         UserError: where there is none, or the name is a painting's.
@@ -206,12 +208,32 @@ def find_network(name: str, storage: Storage) -> TransformerNetwork:
         raise UserError(
             f"--style {name}: a painting, where a network is needed: a file of one, a name of the zoo, a run"
         )
-    if Path(name).is_file() or name in transformer.zoo():
-        return transformer.find(name)
-    if not re.fullmatch("[0-9a-f]+", name):
+    if Path(name).is_file() or "," not in name:
+        return one_network(name, storage)
+    parts = [part.rpartition(":") for part in name.split(",")]
+    try:
+        shares = [float(share) for _, _, share in parts]
+    except ValueError as error:
+        raise UserError(f"--style {name}: a blend is written a:0.7,b:0.3") from error
+    if min(shares) < 0 or not 0 < sum(shares) < float("inf"):
+        raise UserError(f"--style {name}: shares are not negative, and not all zero")
+    return transformer.blend([one_network(each, storage) for each, _, _ in parts], shares)
+
+
+def one_network(name: str, storage: Storage) -> TransformerNetwork:
+    """Return the network that a name means, which blends nothing.
+
+    Raises:
+        UserError: where there is none, or it has not the style that is named.
+    """
+    whole, _, painting = (name, "", "") if Path(name).is_file() else name.partition(":")
+    if Path(whole).is_file() or whole in transformer.zoo():
+        return transformer.find(whole, painting)
+    if not re.fullmatch("[0-9a-f]+", whole):
         names = sorted({*transformer.zoo(), *assets.paintings()})
         raise UserError(f"--style {name}: no such file; or use {', '.join(names)}, or a run's fingerprint")
-    return run_network(find_run(name, storage))
+    run = find_run(whole, storage)
+    return transformer.chosen(run_network(run), run.config.style, painting, whole)
 
 
 def find_run(fingerprint: str, storage: Storage) -> api.TrainedRun:
@@ -235,13 +257,13 @@ def check_network(run: api.TrainedRun) -> None:
         raise UserError(f"run {run.fingerprint} optimised an image; only method train_network stylises photographs")
 
 
-def run_network(run: api.TrainedRun, epoch: int = 0, painting: str = "") -> TransformerNetwork:
-    """Return a run's network after an epoch that was kept; 0: the last. `painting`: which style of a conditional one.
+def run_network(run: api.TrainedRun, epoch: int = 0) -> TransformerNetwork:
+    """Return a run's network after an epoch that was kept; 0: the last. It may have several styles.
 
     Raises:
-        UserError: where the epoch was not kept, or the network has no such style.
+        UserError: where the epoch was not kept.
     """
-    return trained(run.config, run.weights(epoch), painting)
+    return trained(run.config, run.weights(epoch))
 
 
 def open_paintings(paintings: Sequence[Path], options: Options, storage: Storage) -> PaintingStyle:

@@ -7,7 +7,7 @@ images in [0, 1], red first) and `provenance`, all JSON. Published files of othe
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -27,6 +27,8 @@ __all__ = [  # what the network's own modules offer is had from here too
     "Precision",
     "Statistics",
     "TransformerNetwork",
+    "blend",
+    "chosen",
     "find",
     "load",
     "read",
@@ -44,25 +46,16 @@ def untrained(method: TrainNetwork, paintings: int = 1) -> TransformerNetwork:
     return TransformerNetwork(method.filters, method.upsampling, method.output, styles=styles)
 
 
-def trained(config: Config, weights: Mapping[str, Tensor], painting: str = "") -> TransformerNetwork:
-    """Make the network of a run's weights, in evaluation mode; of a conditional one that of a painting, or its first.
-
-    Raises:
-        UserError: where the run has no such style.
-    """
+def trained(config: Config, weights: Mapping[str, Tensor]) -> TransformerNetwork:
+    """Make the network of a run's weights, in evaluation mode."""
     assert isinstance(config.method, TrainNetwork)
-    if painting and (not config.method.conditional or painting not in config.style):
-        there = ", ".join(config.style) if config.method.conditional else "one alone (method.conditional=true has more)"
-        raise UserError(f"{painting}: none of this run's styles: {there}")
     network = untrained(config.method, len(config.style))
     network.load_state_dict(weights)
-    if network.architecture.styles > 1:
-        network = network.blended([float(name == (painting or config.style[0])) for name in config.style])
     return network.eval()
 
 
 def load(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> TransformerNetwork:
-    """Make a network, in evaluation mode and float32, of a file's tensors and metadata.
+    """Make a network, in evaluation mode and float32, of a file's tensors and metadata; perhaps one of several styles.
 
     Raises:
         UserError: where they are no transformation network, or do not fit the architecture that they name.
@@ -88,26 +81,80 @@ def load(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = Non
     return network.eval()
 
 
-def read(path: Path) -> TransformerNetwork:
-    """Read a network from a safetensors file, or from a state dict that PyTorch saved.
+def chosen(network: TransformerNetwork, styles: Sequence[str], painting: str, name: str) -> TransformerNetwork:
+    """Give one style of a network: that of a painting, or the only one. `name` is what errors call the network.
 
     Raises:
-        UserError: where the file cannot be read or holds no transformation network.
+        UserError: where there is no such style, or there are several and none is named.
     """
-    return read_bytes(weights.read_bytes(path), str(path))
+    if network.architecture.styles == 1:
+        if painting:
+            raise UserError(f"{name}:{painting}: {name} has one style alone; leave :{painting} out")
+        return network
+    if painting not in styles:
+        what = f"no style {painting!r}" if painting else "several styles"
+        raise UserError(f"{name}: {what}; name one: {', '.join(f'{name}:{style}' for style in styles)}")
+    return network.blended([float(style == painting) for style in styles])
 
 
-def read_bytes(data: bytes, name: str) -> TransformerNetwork:
-    """Read a network from the bytes of such a file; `name` is what errors call it.
+@torch.no_grad()
+def blend(networks: Sequence[TransformerNetwork], shares: Sequence[float]) -> TransformerNetwork:
+    """Blend styles that were trained together: their scales and shifts are weighed, and all else they have in common.
+
+    Source: Dumoulin et al. 2017, section 3.5. The shares' sum does not matter.
 
     Raises:
-        UserError: where they hold no transformation network.
+        UserError: where the networks differ elsewhere.
+    """
+    states = [network.state_dict() for network in networks]
+    common = [name for name in states[0] if ".norm." not in name]
+    architectures = {network.architecture for network in networks}
+    alike = len(architectures) == 1 and all(torch.equal(states[0][n], s[n]) for s in states[1:] for n in common)
+    if not alike:
+        raise UserError("only styles that were trained together blend (method.conditional=true), and these were not")
+    made = TransformerNetwork(**asdict(networks[0].architecture))
+    total = sum(shares)
+    weighed = {
+        name: sum((state[name] * (share / total) for state, share in zip(states, shares, strict=True)))
+        for name in states[0]
+        if name not in common
+    }
+    made.load_state_dict(states[0] | weighed)
+    return made.eval()
+
+
+def read(path: Path, painting: str = "") -> TransformerNetwork:
+    """Read a network from a safetensors file, or from a state dict that PyTorch saved; `painting`: one of its styles.
+
+    Raises:
+        UserError: where the file cannot be read, holds no transformation network, or not that style.
+    """
+    return read_bytes(weights.read_bytes(path), str(path), painting)
+
+
+def read_bytes(data: bytes, name: str, painting: str | None = "") -> TransformerNetwork:
+    """Read a network from the bytes of such a file; `name` is what errors call it. None: its first style.
+
+    Raises:
+        UserError: where they hold no transformation network, or not that style.
     """
     tensors = weights.read_tensors(Path(name), data, "save the network's state_dict() alone", *FIRST)
+    metadata = weights.metadata(data)
     try:
-        return load(tensors, weights.metadata(data))
+        network = load(tensors, metadata)
     except UserError as error:
         raise UserError(f"{name}: {error}") from error
+    there = styles(metadata)
+    first = there[0] if there and network.architecture.styles > 1 else ""
+    return chosen(network, there, first if painting is None else painting, name)
+
+
+def styles(metadata: Mapping[str, str] | None) -> list[str]:
+    """Return the paintings whose styles a file holds, as its provenance names them."""
+    try:
+        return [str(name) for name in json.loads((metadata or {}).get("provenance", "{}")).get("paintings", [])]
+    except (ValueError, AttributeError):
+        return []
 
 
 def save(network: TransformerNetwork, path: Path, provenance: Mapping[str, object], half: bool = False) -> None:
@@ -139,15 +186,15 @@ def zoo() -> dict[str, Path]:
     return files("style")
 
 
-def find(name: str) -> TransformerNetwork:
+def find(name: str, painting: str = "") -> TransformerNetwork:
     """Read a network by its name in the zoo, or by its file's path.
 
     Raises:
-        UserError: where there is neither.
+        UserError: where there is neither, or it has not that style.
     """
     networks = zoo()
     if name in networks:
-        return read(networks[name])
+        return read(networks[name], painting)
     if not Path(name).exists():
         raise UserError(f"{name}: neither a file nor a network of the zoo{nearest(name, networks)}")
-    return read(Path(name))
+    return read(Path(name), painting)

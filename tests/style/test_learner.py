@@ -2,6 +2,8 @@
 
 import io
 from dataclasses import replace
+from importlib import import_module
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -16,13 +18,14 @@ from retable.platform.stages import predict_and_score, summaries
 from retable.platform.storage import Storage
 from retable.platform.task import Source, find
 from retable.platform.worker import Worker
-from retable.tasks.style import images
+from retable.tasks.style import images, losses
 from retable.tasks.style.config import Config, View
 from retable.tasks.style.data import Photographs
-from retable.tasks.style.learner import cost, keep
+from retable.tasks.style.learner import build_learner, cost, keep, rate
 from retable.tasks.style.prepare import make_generated
 
 WAIT = 120
+predict = import_module("retable.tasks.style.predict").predict  # the package has a function of the module's name
 RANDOM = {
     "data": "tiny",
     "method.backbone": "squeezenet",
@@ -74,6 +77,117 @@ def test_a_network_learns_and_keeps_every_checkpoint_and_sample(storage, tmp_pat
     last = list(opened(storage, config).batches(3, 7, 0, 1))[-1].permute(0, 2, 3, 1).numpy()
     assert any(np.array_equal(sample[:, :48], photograph) for photograph in last)
     assert not np.array_equal(sample[:, 48:], sample[:, :48])
+
+
+def learner(storage, **changes):
+    config = override(Config(), NETWORK | changes)
+    return build_learner([config], opened(storage, config), Worker())
+
+
+def batch(storage, made):
+    return next(iter(opened(storage, made.config).batches(0, 0, 0, 1)))
+
+
+TWO = {"style": ["great_wave", "the_scream"], "method.conditional": True}
+
+
+def test_a_conditional_network_learns_a_style_for_each_painting(storage, tmp_path):
+    config = override(Config(), NETWORK | TWO | {"epochs": 8, "steps": 16, "method.learning_rate": 1e-2})
+    folder = run(storage, tmp_path, config)
+    losses = [row["validation_loss"] for row in folder.history()]
+    assert losses[-1] < 0.7 * losses[0]
+    sample = np.asarray(Image.open(io.BytesIO(folder.folder.read("samples/00000128.png"))))
+    assert sample.shape == (48, 3 * 48, 3)  # the photograph, and each style of it
+    assert not np.array_equal(sample[:, 48:96], sample[:, 96:])
+    source, aims = Source.of(storage, "style/tiny"), {}
+    for painting in ("", "great_wave", "the_scream"):
+        view = View(painting=painting, size=48, content=("coffee",))
+        made = predict(config, view, folder.weights(8), source, "all")
+        aims[painting] = next(key for key in made if key.startswith("painting/")), made["stylised/coffee"]
+    assert aims[""][0] == aims["great_wave"][0] == "painting/great_wave" and aims["the_scream"][0].endswith("scream")
+    assert np.array_equal(aims[""][1], aims["great_wave"][1])
+    assert not np.array_equal(aims["the_scream"][1], aims["great_wave"][1])
+
+
+def test_the_styles_of_a_share_are_taken_in_turn(storage):
+    made = learner(storage, **TWO)
+    found = {tuple(made._styles(3, np.random.default_rng(seed)).tolist()) for seed in range(8)}
+    assert found == {(0, 1, 0), (1, 0, 1)} and made._styles(3, None).tolist() == [0, 1, 0]
+
+
+def test_losses_are_those_of_each_images_own_painting(storage):
+    both = learner(storage, **TWO)
+    pictures = batch(storage, both).to(torch.float32) / 255
+    after = pictures.flip(2)
+    (judge,) = both.judges
+    found = judge(pictures, after, torch.tensor([0, 1, 1, 0]))
+    for place, painting in enumerate((0, 1, 1, 0)):
+        alone = learner(storage, style=[TWO["style"][painting]]).judges[0]
+        expected = alone(pictures[place : place + 1], after[place : place + 1], None)
+        assert float(found.total[place]) == pytest.approx(float(expected.total), rel=1e-5)
+
+
+def test_a_second_network_judges_a_part_of_each_image(storage):
+    more = {"method.texture": "texture", "method.texture.crop": 32, "method.texture.style_weight": 3.0}
+    more |= {"method.texture.backbone": "squeezenet", "method.texture.backbone.weights": "random"}
+    more |= {"method.texture.backbone.normalise": False, "method.texture.style_layers": ["relu1"]}
+    made = learner(storage, **more)
+    first, second = made.judges
+    pictures = batch(storage, made).to(torch.float32) / 255
+    assert first.place((48, 48), np.random.default_rng(0)) == (..., slice(0, 48), slice(0, 48))
+    places = [second.place((48, 48), np.random.default_rng(seed))[1:] for seed in range(200)]
+    assert {place.stop - place.start for both in places for place in both} == {32}
+    assert {place.start for place, _ in places} == set(range(16)) == {place.start for _, place in places}
+    found = second(pictures, pictures.flip(2), None)
+    assert (found.content == 0).all() and (found.variation == 0).all()
+    only = replace(made.method.objective, style_layers=("relu1",), style_weight=3.0)
+    expected = losses.loss(
+        second.network, only, losses.with_content(second.targets[0], second.network, only, pictures), pictures.flip(2)
+    )
+    assert torch.allclose(found.style, expected.style)
+
+
+def test_shifted_losses_see_all_places_below_the_shift(storage):
+    (judge,) = learner(storage, **{"method.shift": 4}).judges
+    places = [judge.place((48, 40), np.random.default_rng(seed))[1:] for seed in range(100)]
+    assert {(rows.start, rows.stop) for rows, _ in places} == {(start, start + 44) for start in range(4)}
+    assert {(columns.start, columns.stop) for _, columns in places} == {(start, start + 36) for start in range(4)}
+    assert judge.place((48, 40), None) == (...,)
+
+
+def test_unsteadiness_is_nil_for_a_network_that_moves_with_its_image(storage, monkeypatch):
+    made = learner(storage, **{"method.steady_weight": 2.0})
+    pictures = batch(storage, made).to(torch.float32) / 255
+    monkeypatch.setattr(made, "forward", lambda image: image * 0.5 + 0.1)
+    monkeypatch.setattr("retable.tasks.style.learner.NOISE", 0.0)
+    rng = np.random.default_rng(3)
+    assert float(made._unsteadiness(pictures, made.forward(pictures), None, rng).max()) < 1e-12
+    monkeypatch.setattr("retable.tasks.style.learner.NOISE", 0.02)  # half the noise comes through: 0.01 squared
+    grey = torch.full_like(pictures, 0.5)
+    assert float(made._unsteadiness(grey, made.forward(grey), None, rng).mean()) == pytest.approx(1e-4, rel=0.1)
+    monkeypatch.setattr(made, "forward", lambda image: torch.linspace(0, 1, 48).expand_as(image))  # stands still
+    assert float(made._unsteadiness(pictures, made.forward(pictures), None, np.random.default_rng(3)).min()) > 1e-4
+
+
+def test_the_rate_falls_along_half_a_cosine():
+    config = override(Config(), NETWORK | {"method.schedule": "cosine", "epochs": 5, "steps": 2})
+    rates = [rate(config, config.method, done) for done in range(11)]
+    assert rates[0] == 1e-3 and rates[5] == pytest.approx(5e-4) and rates[10] == pytest.approx(0)
+    assert all(after < before for before, after in pairwise(rates))
+    plain = override(Config(), NETWORK)
+    assert {rate(plain, plain.method, done) for done in range(9)} == {1e-3}
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"method.shift": 17}, "shift 17 leaves fewer than 32 of 48 pixels"),
+        ({"method.texture": "texture", "method.texture.crop": 64}, r"texture.crop 64 is outside \[32, 48\]"),
+    ],
+)
+def test_impossible_trainings_are_refused(changes, line):
+    with pytest.raises(UserError, match=line):
+        override(Config(), NETWORK | changes)
 
 
 def test_tensorboard_shows_the_samples(storage, tmp_path):

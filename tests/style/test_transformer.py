@@ -266,6 +266,67 @@ def test_statistics_of_several_frames_are_those_of_all_their_pixels():
     torch.testing.assert_close(variance.double(), features.var(1, correction=0), rtol=1e-4, atol=1e-6)
 
 
+def conditional(styles=3):
+    torch.manual_seed(5)
+    made = TransformerNetwork(4, "resize", "tanh", styles=styles)
+    with torch.no_grad():
+        for name, value in made.named_parameters():
+            if ".norm." in name:
+                value.add_(torch.randn_like(value) * 0.3)
+    return made.eval()
+
+
+def test_each_image_of_a_batch_has_its_own_style(shared):
+    made = conditional()
+    images = torch.cat([picture(shared, 24, 32), picture(shared, 24, 32).flip(3)])
+    shares = torch.tensor([[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]])
+    together = made(images, shares=shares)
+    for place, style in enumerate((2, 0)):
+        plain = TransformerNetwork(4, "resize", "tanh").eval()  # PyTorch's own instance normalisation is the oracle
+        state = {name: value[style] if ".norm." in name else value for name, value in made.state_dict().items()}
+        plain.load_state_dict(state)
+        assert torch.allclose(plain(images[place : place + 1]), together[place : place + 1], atol=1e-6)
+
+
+def test_blended_styles_are_a_network_of_one(shared):
+    made, shares = conditional(), [0.7, 0.1, 0.2]
+    image = picture(shared, 24, 32)
+    one = made.blended(shares)
+    assert one.architecture.styles == 1
+    assert torch.allclose(one(image), made(image, shares=torch.tensor([shares])), atol=1e-6)
+    split = [made.blended(torch.eye(3)[style].tolist()) for style in range(3)]
+    again = transformer.blend(split, [7, 1, 2])
+    assert torch.allclose(again(image), one(image), atol=1e-6)
+    with pytest.raises(ValueError, match="2 shares of 3 styles"):
+        made.blended([0.5, 0.5])
+
+
+def test_only_styles_that_were_trained_together_blend():
+    made = conditional()
+    other = made.blended([1, 0, 0])
+    with torch.no_grad():
+        other.layers[3].convolution.weight[0, 0, 0, 0] += 1e-3
+    for wrong in (other, network(), network(filters=6)):
+        with pytest.raises(UserError, match="trained together"):
+            transformer.blend([made.blended([0, 1, 0]), wrong], [0.5, 0.5])
+
+
+def test_a_file_of_several_styles_gives_the_one_that_is_named(tmp_path, shared):
+    made, file = conditional(), tmp_path / "three.safetensors"
+    save(made, file, {"paintings": ["wave", "night", "scream"]})
+    image = picture(shared, 24, 32)
+    assert torch.allclose(read(file, "night")(image), made(image, shares=torch.tensor([[0.0, 1.0, 0.0]])), atol=1e-6)
+    first = transformer.read_bytes(file.read_bytes(), "x", None)
+    assert torch.allclose(first(image), made(image, shares=torch.tensor([[1.0, 0.0, 0.0]])), atol=1e-6)
+    with pytest.raises(UserError, match=r"several styles; name one: .*three.safetensors:wave"):
+        read(file)
+    with pytest.raises(UserError, match="no style 'lake'"):
+        read(file, "lake")
+    save(made.blended([1, 0, 0]), file, {"paintings": ["wave"]})
+    with pytest.raises(UserError, match="one style alone"):
+        read(file, "wave")
+
+
 def test_training_under_autocast_gives_every_parameter_a_finite_gradient():
     net = network(upsampling="resize").train()
     with torch.autocast("cpu", torch.bfloat16):

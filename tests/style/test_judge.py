@@ -1,0 +1,92 @@
+"""What is measured of pictures and networks, against pictures whose measure is known."""
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from retable.tasks.style import assets, images, judge, transformer
+from retable.tasks.style.backbones import build
+from retable.tasks.style.cli import app
+from retable.tasks.style.config import Squeezenet
+from retable.tasks.style.judge import burnt, errors, flicker, lattice
+from retable.tasks.style.network import TransformerNetwork
+
+torch.set_num_threads(1)
+
+
+def photograph(side=128):
+    return images.fit(images.read(assets.photographs()["coffee"]).pixels, side)
+
+
+def noise(shape=(96, 160, 3), seed=0):
+    return np.random.default_rng(seed).normal(128, 20, shape).clip(0, 255).astype(np.uint8)
+
+
+@pytest.mark.parametrize("period", [2, 4])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_a_lattice_stands_out_by_its_power(period, axis):
+    """Noise of variance v has power v sum(w^2), a wave of amplitude a has (a sum(w) / 2)^2, at period 2 four times."""
+    found, expected = {}, []
+    for seed in range(5):
+        plain = noise(seed=seed)
+        place = np.arange(plain.shape[axis]).reshape((-1, 1, 1) if axis == 0 else (1, -1, 1))
+        wave = np.cos(2 * np.pi * place / period)
+        for amplitude in (0, 4, 8, 16):
+            found.setdefault(amplitude, []).append(lattice((plain + amplitude * wave).clip(0, 255).astype(np.uint8)))
+        window = np.hanning(96)[:, None] * np.hanning(160)
+        power = (16 * window.sum() / (1 if period == 2 else 2)) ** 2
+        spread = np.var(plain @ judge.LUMA) * (window**2).sum() * np.log(2)  # a power's median is ln 2 of its mean
+        expected.append(power / spread)
+    middle = {amplitude: np.median(values) for amplitude, values in found.items()}
+    assert middle[0] < 20
+    assert middle[16] / middle[8] == pytest.approx(4, rel=0.2) and middle[8] / middle[4] == pytest.approx(4, rel=0.3)
+    assert middle[16] == pytest.approx(np.median(expected), rel=0.2)
+
+
+def test_other_waves_are_no_lattice():
+    place = np.arange(160)[None, :, None]
+    striped = noise() + 16 * np.cos(2 * np.pi * place / 5)
+    assert lattice(striped.clip(0, 255).astype(np.uint8)) < 20
+    with pytest.raises(ValueError, match="too few"):
+        lattice(noise((60, 160, 3)))
+
+
+def test_burnt_pixels_are_counted():
+    pixels = np.full((10, 10, 3), 100, np.uint8)
+    pixels[0, :4], pixels[1, :3], pixels[2, :2, 0] = 0, 255, 255
+    assert burnt(pixels) == 0.07
+
+
+def test_errors_are_nil_for_the_thing_itself():
+    network = build(Squeezenet(weights="random", normalise=False), 0, None)
+    picture = photograph()
+    style, content = errors(network, picture, picture, [picture])
+    assert style < 1e-12 and content < 1e-12
+    other = errors(network, noise(picture.shape), picture, [picture])
+    assert other[0] > 0.01 and other[1] > 0.01
+
+
+def test_flicker_is_one_for_a_network_that_changes_nothing(monkeypatch):
+    monkeypatch.setattr(judge, "stylise", lambda network, image: image)
+    assert flicker(None, photograph()) == pytest.approx(1)
+    monkeypatch.setattr(judge, "stylise", lambda network, image: 0.5 * image)
+    assert flicker(None, photograph()) == pytest.approx(0.5)
+    monkeypatch.setattr(judge, "stylise", lambda network, image: image - image.mean(0, keepdim=True))
+    assert flicker(None, photograph()) < 0.1
+    still = torch.rand(1, 3, 400, 400, generator=torch.Generator().manual_seed(0))  # a pattern that does not move along
+    monkeypatch.setattr(judge, "stylise", lambda network, image: still[..., : image.shape[2], : image.shape[3]])
+    assert flicker(None, photograph()) > 10
+
+
+def test_the_command_prints_networks_and_pictures(tmp_path):
+    torch.manual_seed(0)
+    transformer.save(TransformerNetwork(4, "resize", "tanh"), tmp_path / "mine.safetensors", {})
+    picture = tmp_path / "coffee.png"
+    picture.write_bytes(images.encode_png(photograph()))
+    arguments = ["judge", str(tmp_path / "mine.safetensors"), str(picture), "--painting", "the_scream"]
+    found = CliRunner().invoke(app, [*arguments, "--size", "256", "--storage", str(tmp_path)])
+    assert found.exit_code == 0, found.output
+    assert "style error" in found.output and "3 photographs, longer side 256 pixels" in found.output
+    bare = CliRunner().invoke(app, ["judge", str(tmp_path / "mine.safetensors"), "--storage", str(tmp_path)])
+    assert "say which painting it is after" in str(bare.exception)
