@@ -43,16 +43,18 @@ def identity(file: str) -> str:
 
 def recordings(index: Index) -> dict[str, Path]:
     """Return the recordings that an index holds, by their identities."""
-    folder = Path(index.info["folder"])
-    files = {file for table in index.tables for file in table["file"].unique().to_pylist()}
-    return {identity(file): folder / file for file in files}
+    return {identity(file.path): index.folder / file.path for file in index.files}
 
 
 def found(index: Index, vector: Float32[np.ndarray, " dimension"], top: int) -> Reply:
     """Return the recordings nearest to a vector."""
-    folder = Path(index.info["folder"])
     hits = [
-        {"id": identity(hit.file), "file": shown(hit.file, folder), "score": round(hit.score, 6), "offset": hit.offset}
+        {
+            "id": identity(hit.file),
+            "file": shown(hit.file, index.folder),
+            "score": round(hit.score, 6),
+            "offset": hit.offset,
+        }
         for hit in search(index, vector, top)
     ]
     return Reply(json.dumps({"hits": hits}).encode(), "application/json")
@@ -88,7 +90,7 @@ class Shelf:
         index, kept, seconds = take_in(body, name, self.index, self.embedder, folder)
         self._have(index)
         file = indexed(index, kept)
-        said = {"id": identity(file), "file": shown(file, Path(index.info["folder"])), "seconds": round(seconds, 3)}
+        said = {"id": identity(file), "file": shown(file, index.folder), "seconds": round(seconds, 3)}
         place = (("Location", f"/v1/audio/{said['id']}"),)
         return Reply(json.dumps(said).encode(), "application/json", 201, place)
 

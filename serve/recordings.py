@@ -47,7 +47,7 @@ def own_index(embedder: Embedder, storage: Storage) -> Path:
             shutil.copyfile(file, writing)
             writing.replace(folder / file.name)
     out = Path((storage / INDEX).root) / embedder.fingerprint[:16]
-    update(folder, out, embedder, patience=STARTING, moved=True)
+    update(folder, out, embedder, patience=STARTING)
     return out
 
 

@@ -36,7 +36,7 @@ def answer(embedder: Embedder, source: Path) -> bytes:
     Raises:
         UserError: where the file is none that can be heard.
     """
-    offsets, vectors = embed_file(embedder, source)
+    offsets, vectors, _ = embed_file(embedder, source)
     file = io.BytesIO()
     np.savez(file, vectors=vectors, offsets=np.array(offsets, np.float64))
     return file.getvalue()

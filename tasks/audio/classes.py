@@ -66,7 +66,7 @@ def judge(embedder: Embedder, folder: Path, fold: int = FOLD) -> dict[str, Any]:
     sounds = sorted({clip.sound for clip in heard})
     queries = [(sound, sentence) for sound in sounds for sentence in sentences(sound)]
     words = embedder.words([sentence for _, sentence in queries])
-    similarity = np.stack([(words @ embed_file(embedder, clip.path)[1].T).max(axis=1) for clip in heard], axis=1)
+    similarity = np.stack([(words @ embed_file(embedder, clip.path).vectors.T).max(axis=1) for clip in heard], axis=1)
     relevance = np.array([[clip.sound == sound for clip in heard] for sound, _ in queries])
     low, high = _interval(similarity, relevance, heard)
     on = f"{len(heard)} recordings of {folder.name}'s fold {fold}, {len(sounds)} classes by {len(queries)} sentences"

@@ -43,12 +43,17 @@ def index(
     ] = None,
     storage: Where = "results",
     device: Device = "",
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Read every file again: what changed at equal size and time is seen.")
+    ] = False,
     ray: Annotated[bool, typer.Option("--ray", help="Share the files out over the Ray cluster.")] = False,
     anyway: Annotated[bool, typer.Option("--anyway", help="Take a model of the smoke scale, too.")] = False,
 ) -> None:
     """Make an index of a folder to search in, or bring it up to date: only new and changed files are heard.
 
-    Broken files are named and left out. A killed command goes on where it stopped.
+    Broken files are named and left out. A killed command goes on where it stopped, and meanwhile the index answers as
+    before. Recordings are known by their content: a folder that was moved, renamed or sorted anew is not heard again,
+    and a recording that lies there twice is found once, with both places.
 
     Example: `retable audio index ~/Sounds --model passt-scenes --out sounds.index`
     """
@@ -64,12 +69,21 @@ def index(
     check_scale(embedder, anyway)
     remote = partial(over_ray, source=embedder.source, storage=where, device=device, folder=folder) if ray else None
     with progress_bar(f"indexing {folder}") as show:
-        made = update(folder, out, embedder, kind=kind, remote=remote, show=show)
+        made = update(folder, out, embedder, kind=kind, remote=remote, show=show, verify=verify)
+    for line in made.remarks:
+        errors.print(f"note: {line}", markup=False)
     for line in made.failures:
         errors.print(f"left out: {line}", markup=False)
     said, left = made.info, f", {len(made.failures)} left out" if made.failures else ""
-    console.print(f"{out}: {said['files']} files, {said['segments']} segments of {said['segment']:g} s", markup=False)
-    console.print(f"{made.added} embedded, {made.removed} removed{left}")
+    if others := sum(made.others.values()):
+        most = sorted(made.others.items(), key=lambda item: (-item[1], item[0]))
+        left += f", {others} no recordings ({', '.join(f'{count} {suffix}' for suffix, count in most[:5])})"
+    twice = said["files"] - said["recordings"]
+    copies = f" ({twice} of them copies)" if twice else ""
+    console.print(
+        f"{out}: {said['files']} files{copies}, {said['segments']} segments of {said['segment']:g} s", markup=False
+    )
+    console.print(f"{made.added} embedded, {made.found} known by their content, {made.removed} removed{left}")
     console.print(f"{said['kind']}, recall@10 of {said['recall']:.3f} with queries in words")
     if judged := classes.line(embedder.score):
         console.print(f"the model: {judged}", markup=False, highlight=False)
@@ -102,13 +116,15 @@ def search(
         found = {
             "words": words,
             "like": str(like or ""),
-            "folder": opened.info["folder"],
+            "folder": str(opened.folder),
             "hits": list(map(vars, hits)),
         }
         typer.echo(json.dumps(found, ensure_ascii=False, indent=2))
         return
     for hit in hits:
         console.print(f"{hit.score:6.3f}  {_clock(hit.offset):>8}  {hit.file}", markup=False)
+        for other in hit.also:
+            console.print(f"{'also':>16}  {other}", markup=False)
 
 
 def _clock(seconds: float) -> str:

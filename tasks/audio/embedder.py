@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,7 +22,7 @@ from retable.platform.errors import UserError
 from retable.platform.storage import Storage
 from retable.platform.weights import read_bytes
 from retable.tasks.audio.config import SAMPLE_RATE, Config
-from retable.tasks.audio.files import decode, duration
+from retable.tasks.audio.files import Remarks, stream
 
 if TYPE_CHECKING:
     from retable.tasks.audio.model import DualEncoder
@@ -88,44 +87,52 @@ def _array(vectors: Tensor) -> Float32[np.ndarray, "rows dimension"]:
     return array
 
 
-def offsets(seconds: float, segment: float) -> list[float]:
-    """Return the seconds at which the segments of a recording begin; the encoder cuts clips the same way."""
-    count = max(1, math.ceil(seconds / segment))
-    if count > 1 and seconds - (count - 1) * segment < SHORTEST:
-        count -= 1
-    return [number * segment for number in range(count)]
+def pieces(path: Path, segment: float, remarks: Remarks) -> Iterator[tuple[float, Waveform]]:
+    """Yield a recording's segments with their offsets, without holding more than one and a block.
 
-
-def pieces(path: Path, segment: float) -> Iterator[tuple[float, Waveform]]:
-    """Yield a recording's segments with their offsets, without holding more than one.
+    The file is decoded once; what is odd about it goes into `remarks`.
 
     Raises:
         UserError: where the file is none that can be read.
     """
-    for offset in offsets(duration(path), segment):
-        waveform = decode(path, offset, segment)[: round(segment * SAMPLE_RATE)]
-        if len(waveform):
-            yield offset, waveform
+    length, number = round(segment * SAMPLE_RATE), 0
+    rest = np.zeros(0, np.float32)
+    for block in stream(path, remarks):
+        rest = np.concatenate([rest, block])
+        while len(rest) > length:  # one that ends here may be the last
+            yield number * segment, rest[:length]
+            rest, number = rest[length:], number + 1
+    if len(rest) >= SHORTEST * SAMPLE_RATE or not number:
+        yield number * segment, rest
 
 
-def embed_file(embedder: Embedder, path: Path) -> tuple[list[float], Float32[np.ndarray, "segments dimension"]]:
-    """Return the offsets and unit vectors of one recording's segments, a batch of them at once.
+class Heard(NamedTuple):
+    """What a model heard in a recording."""
+
+    starts: list[float]
+    """Seconds at which its segments begin."""
+    vectors: Float32[np.ndarray, "segments dimension"]
+    """Unit vectors."""
+    remarks: list[str]
+    """What is odd about the file, a clause each."""
+
+
+def embed_file(embedder: Embedder, path: Path) -> Heard:
+    """Embed one recording's segments, a batch of them at once.
 
     Raises:
         UserError: where the file is none that can be read, or the model makes no numbers of it.
     """
     found: list[float] = []
-    vectors = []
-    rest = pieces(path, embedder.config.segment)
+    vectors, remarks = [], Remarks()
+    rest = pieces(path, embedder.config.segment, remarks)
     while batch := list(islice(rest, BATCH)):
         found += [offset for offset, _ in batch]
         vectors.append(embedder.sounds([waveform for _, waveform in batch]))
-    if not vectors:
-        raise UserError(f"{path}: holds no sound; remove it, or record it again")
     joined = np.concatenate(vectors)
     if not np.isfinite(joined).all():
         raise UserError(f"{path}: the model makes no numbers of it; look at the file, or use another model")
-    return found, joined
+    return Heard(found, joined, remarks.lines())
 
 
 def open_embedder(name: str, storage: Storage, device: str = "") -> Embedder:

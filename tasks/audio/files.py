@@ -1,10 +1,12 @@
-"""Sound files: WAV, FLAC, OGG, MP3 and AIFF, read as mono at 32 kHz."""
+"""Sound files as mono at 32 kHz: by soundfile, and what libsndfile does not read, videos too, by PyAV."""
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,7 @@ import soxr
 from jaxtyping import Float32
 
 from retable.platform.errors import UserError
+from retable.tasks.audio import ffmpeg
 from retable.tasks.audio.config import SAMPLE_RATE
 
 SUFFIXES = {
@@ -24,13 +27,35 @@ SUFFIXES = {
     ".mp3": ("MP3", "MPEG"),
     ".aif": ("AIFF",),
     ".aiff": ("AIFF",),
+    ".aifc": ("AIFF",),
+    ".au": ("AU",),
+    ".snd": ("AU",),
+    ".caf": ("CAF",),
+    ".w64": ("W64",),
+    **dict.fromkeys((".m4a", ".mp4", ".m4v", ".mov", ".3gp"), ("mov",)),
+    **dict.fromkeys((".webm", ".mkv", ".mka"), ("matroska",)),
+    ".aac": ("aac",),
+    ".wma": ("asf",),
+    ".avi": ("avi",),
 }
-"""Ends of names, and what libsndfile calls such files."""
+"""Ends of names, and what libsndfile, or FFmpeg behind PyAV, calls such files."""
+BY_FFMPEG = tuple(suffix for suffix, names in SUFFIXES.items() if names[0].islower())
+"""Ends of names of files that libsndfile does not read."""
 RATES = (1000, 768_000)
 """Sample rates of sound; a header with others is broken."""
 ENDLESS = 1 << 40
 """Frames that no file has; libsndfile says more of a FLAC whose header does not know its length, and cannot seek it."""
-REMEDY = "give a WAV, FLAC, OGG, MP3 or AIFF file"
+REMEDY = "give a WAV, FLAC, OGG, MP3, AIFF or M4A file"
+SILENT = 1e-4
+"""A sound whose values are all below has none that can be heard: 80 dB below full scale."""
+FULL, CLIPPED = 0.999, 0.01
+"""Full scale, and the share of samples there from which a sound counts as clipped."""
+CANCELLED = 1e-4
+"""Channels cancel each other where their mean has less than this share of their power."""
+SHORT = 0.5
+"""Seconds that a file may hold less than its header says: MP3 headers are guesses."""
+STEP = 0.5
+"""Seconds that are decoded at once of a stream, and that are lost with what cannot be."""
 CHUNK = 1 << 20
 """Samples of all channels that are decoded at once."""
 
@@ -44,7 +69,7 @@ class Header:
     """Samples a second."""
     channels: int
     container: str
-    """libsndfile's name: WAV, FLAC, OGG, ..."""
+    """libsndfile's name, WAV, FLAC, OGG, ..., or FFmpeg's: mov, matroska, ..."""
 
 
 def is_sound(path: Path) -> bool:
@@ -58,6 +83,9 @@ def header(path: Path) -> Header:
     Raises:
         UserError: where it is missing, empty, corrupt or no sound.
     """
+    if path.suffix.lower() in BY_FFMPEG:
+        with ffmpeg.opened(path) as sound:
+            return Header(sound.seconds, sound.rate, sound.channels, sound.container)
     with _opened(path) as file:
         return Header(file.frames / file.samplerate, file.samplerate, file.channels, file.format)
 
@@ -85,6 +113,8 @@ def decode(path: Path, start: float = 0.0, seconds: float | None = None) -> Floa
     Raises:
         UserError: where the file is missing, empty, corrupt, no sound, or ends before `start`.
     """
+    if path.suffix.lower() in BY_FFMPEG:
+        return _part(path, start, seconds)
     with _opened(path) as file:
         first = round(start * file.samplerate)
         if first >= file.frames:
@@ -103,6 +133,136 @@ def decode(path: Path, start: float = 0.0, seconds: float | None = None) -> Floa
     if rate != SAMPLE_RATE:
         waveform = _resampled(waveform, rate)
     return np.clip(waveform, -1.0, 1.0)
+
+
+def _part(path: Path, start: float, seconds: float | None) -> Float32[np.ndarray, " samples"]:
+    """Return a part of a file that FFmpeg reads: from its beginning, as its containers tell places badly."""
+    first, found, have = round(start * SAMPLE_RATE), [], 0
+    last = math.inf if seconds is None else first + max(round(seconds * SAMPLE_RATE), 1)
+    for block in stream(path, Remarks()):
+        found.append(block[max(first - have, 0) : int(min(last - have, len(block)))])
+        have += len(block)
+        if have >= last:
+            break
+    if have <= first:
+        raise UserError(f"{path}: ends after {have / SAMPLE_RATE:g} s, before {start:g} s")
+    return np.concatenate(found)
+
+
+@dataclass
+class Remarks:
+    """What is odd about a file that was read as a stream."""
+
+    lost: list[tuple[float, float]] = field(default_factory=list)
+    """Seconds, from and to, that cannot be decoded; silence stands for them."""
+    promised: float = 0.0
+    """Seconds that its header says it holds."""
+    seconds: float = 0.0
+    """Seconds that it holds."""
+    loudest: float = 0.0
+    """The largest value of a channel."""
+    clipped: int = 0
+    """Samples at full scale, of `samples`."""
+    samples: int = 0
+    numberless: int = 0
+    """Values that are no numbers; zeros stand for them."""
+    cancels: bool = False
+    """Whether its channels cancel each other, so that the first stands for all."""
+
+    def lines(self) -> list[str]:
+        """Say it, a clause each; nothing where nothing is odd."""
+        found = [f"{_clock(start)} to {_clock(stop)} cannot be decoded; heard as silence" for start, stop in self.lost]
+        if self.promised > self.seconds + SHORT:
+            found.append(f"truncated: holds {self.seconds:.1f} s, its header says {self.promised:.1f} s")
+        if self.numberless:
+            found.append(f"{self.numberless} values are no numbers; heard as silence")
+        if self.loudest < SILENT:
+            found.append("silent")
+        if self.cancels:
+            found.append("its channels cancel each other; the first is heard")
+        if self.clipped > CLIPPED * max(self.samples, 1):
+            found.append(f"clipped: {self.clipped / self.samples:.0%} of its samples are at full scale")
+        return found
+
+
+def _clock(seconds: float) -> str:
+    return f"{int(seconds) // 60}:{seconds % 60:04.1f}"
+
+
+def stream(path: Path, remarks: Remarks) -> Iterator[Float32[np.ndarray, " samples"]]:
+    """Yield a file's sound as mono at 32 kHz in blocks: decoded once, from its beginning to its end.
+
+    As `decode`, but what cannot be decoded is silence, and where a block's channels cancel each other its first stands
+    for all. What is odd is put into `remarks`, which are whole once the stream has ended.
+
+    Raises:
+        UserError: where the file is missing, empty, no sound, or nothing of it can be decoded.
+    """
+    resampler = None
+    for rate, block in _channels(path, remarks):
+        mono = np.clip(_joined(block, remarks), -1.0, 1.0)
+        remarks.seconds += len(mono) / rate
+        if rate != SAMPLE_RATE:
+            resampler = resampler or soxr.ResampleStream(rate, SAMPLE_RATE, 1)
+            mono = resampler.resample_chunk(mono)
+        yield np.clip(mono, -1.0, 1.0)
+    if resampler is not None:
+        yield np.clip(resampler.resample_chunk(np.zeros(0, np.float32), last=True), -1.0, 1.0)
+    if not remarks.samples or (remarks.numberless and not remarks.loudest):
+        raise UserError(f"{path}: corrupt, no sound can be decoded; {REMEDY}")
+
+
+def _joined(block: Float32[np.ndarray, "samples channels"], remarks: Remarks) -> Float32[np.ndarray, " samples"]:
+    """Return a block's mean over channels, or its first channel where they cancel each other, and take note."""
+    finite = np.isfinite(block)
+    remarks.numberless += int((~finite).sum())
+    block = np.where(finite, block, np.float32(0))
+    size = np.abs(block)
+    remarks.loudest = max(remarks.loudest, float(size.max(initial=0.0)))
+    remarks.clipped += int((size.max(1) >= FULL).sum())
+    remarks.samples += len(block)
+    mono: Float32[np.ndarray, " samples"] = block.mean(axis=1)
+    power = float(np.square(block).mean())
+    if block.shape[1] > 1 and power > SILENT**2 and float(np.square(mono).mean()) < CANCELLED * power:
+        remarks.cancels = True
+        return block[:, 0]
+    return mono
+
+
+def _channels(path: Path, remarks: Remarks) -> Iterator[tuple[int, Float32[np.ndarray, "samples channels"]]]:
+    """Yield a file's sample rate and blocks of all channels; what cannot be decoded is silence."""
+    if path.suffix.lower() in BY_FFMPEG:
+        with ffmpeg.opened(path) as sound:
+            remarks.promised = sound.seconds
+            yield from ((sound.rate, block) for block in sound.blocks(remarks.lost))
+        return
+    with _opened(path) as file:
+        rate, channels, frames = file.samplerate, file.channels, file.frames
+        whole = re.search(r"data : (\d+) \(should be (\d+)\)", file.extra_info)  # of a WAV: libsndfile mends it itself
+    remarks.promised = frames / rate * (int(whole[1]) / max(int(whole[2]), 1) if whole else 1)
+    step, place = max(round(STEP * rate), 1), 0
+    while place < frames:
+        for block in _run(path, place, step):
+            place += len(block)
+            yield rate, block
+        if place >= frames:
+            return
+        found = (place + lost for lost in range(step, frames - place, step))
+        resumed = next((start for start in found if next(_run(path, start, step), None) is not None), None)
+        if resumed is None:  # nothing comes after it: that is how a truncated file ends
+            return
+        remarks.lost.append((place / rate, resumed / rate))
+        yield rate, np.zeros((resumed - place, channels), np.float32)
+        place = resumed
+
+
+def _run(path: Path, start: int, step: int) -> Iterator[Float32[np.ndarray, "samples channels"]]:
+    """Yield blocks of a file from a sample on, until it ends or cannot be decoded further."""
+    with suppress(soundfile.LibsndfileError, RuntimeError), soundfile.SoundFile(str(path)) as file:
+        if start:
+            file.seek(start)
+        while len(block := file.read(step, dtype="float32", always_2d=True)):
+            yield np.asarray(block, np.float32)
 
 
 def _mono(file: soundfile.SoundFile, count: int) -> Iterator[Float32[np.ndarray, " samples"]]:
@@ -159,7 +319,7 @@ def _what(path: Path) -> str:
         if head.startswith(magic):
             return f"{named}, it is {name}"
     if b"ftyp" in head[:16]:
-        return f"{named}, it is MP4 or M4A; convert it with `ffmpeg -i`"
+        return f"{named}, it is MP4 or M4A; call it so"
     if not set(head) & {*range(9), *range(14, 27)}:
         return f"{named}, it is text"
     return "corrupt, it cannot be decoded"

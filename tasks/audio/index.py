@@ -1,17 +1,19 @@
 """Make an index of a folder of recordings, and keep it up to date.
 
-What costs time, the embeddings, is written in small shards as it is made: a command that was killed goes on where it
-stopped. A file is known by its path, size and time of change: a new or changed one is embedded, one that is gone leaves
-the index. `index.faiss` is built anew from the shards whenever they change. One process at a time may write an index.
+What costs time, the embeddings, is written in small shards as it is made, each by the content of its recordings: a
+command that was killed goes on where it stopped, and a file that was moved, renamed or copied is not heard again (see
+`places.py`). The files of an index are never changed: an update writes new ones beside them, then `index.json`, which
+names them, at once, and then removes those that it names no more. So an index answers while it is updated, and after an
+update that was killed. One process at a time may write an index.
 
 `add` puts a single recording in at once: a small shard that `index.json` lists as added and that searches compare
-segment by segment, until the index is built anew. Who has the index open sees it with `search.refresh`. A process that
-is killed leaves the index as it was before or after.
+segment by segment, until the index is built anew. Who has the index open sees it with `search.refresh`.
 
-    index.json           the model, the folder, the kind of index that was asked for and that it is, its recall;
-                         written first as unfinished, and last; `added` lists the shards since
-    embeddings-*.arrow   a row a segment: file, bytes, modified, offset, unit vector
-    index.faiss          see `nearest.py`
+    index.json           the model, the folder, the kind of index that was asked for and that it is, its recall, and
+                         the files below; `added` lists the shards since
+    embeddings-*.arrow   a row a segment: content of the recording, offset, unit vector
+    places-*.arrow       a row a file: path, bytes, time of change, content
+    index-*.faiss        see `nearest.py`
     .lock                held by the process that writes
 """
 
@@ -22,9 +24,9 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,17 +36,17 @@ import pyarrow as pa
 from retable.platform.errors import UserError, disk_errors
 from retable.platform.storage import Storage
 from retable.platform.stream import map_over
-from retable.tasks.audio import nearest
-from retable.tasks.audio.embedder import Embedder, embed_file, open_embedder
-from retable.tasks.audio.files import SUFFIXES, is_sound
+from retable.tasks.audio import nearest, places
+from retable.tasks.audio.embedder import Embedder, Heard, embed_file, open_embedder
+from retable.tasks.audio.places import File, digest, file_at, identify, scan
 from retable.tasks.audio.search import (
-    FAISS,
     FORMAT,
     INFO,
-    SHARDS,
     Index,
     check_model,
+    folder_of,
     read_info,
+    read_places,
     read_shard,
     refresh,
     schema,
@@ -74,17 +76,10 @@ QUERIES = tuple(sound + place for sound in SOUNDS for place in PLACES)
 
 Say = Callable[[str], None]
 Show = Callable[[int, int], None]
-
-
-@dataclass(frozen=True)
-class File:
-    """A recording in a folder; one that changed is another."""
-
-    path: str
-    """Below the folder; absolute where it was added from elsewhere."""
-    bytes: int
-    modified: int
-    """Nanoseconds, as the disk says."""
+Share = tuple[bytes, list[str], list[str]]
+"""A shard of files that were heard, what is wrong with those that were not, and what is odd about those that were."""
+Remote = Callable[[Sequence[Sequence[File]]], Iterator[Share]]
+"""Embeds shares of files; see `embed_files` for what comes of each."""
 
 
 @dataclass(frozen=True)
@@ -93,9 +88,17 @@ class Update:
 
     info: dict[str, Any]
     added: int
+    """Recordings that were heard."""
+    found: int
+    """New places of recordings that were known."""
     removed: int
+    """Places that are no more."""
     failures: list[str]
     """Files that could not be read, a line each."""
+    remarks: list[str]
+    """What is odd about files that were heard: silence, a lost second; a line each."""
+    others: dict[str, int]
+    """Files that are no recordings, by the ends of their names: how many."""
 
 
 def update(
@@ -104,10 +107,10 @@ def update(
     embedder: Embedder,
     *,
     kind: nearest.Kind | Literal["auto"] | None = None,
-    remote: Callable[[Sequence[Sequence[File]]], Iterator[tuple[bytes, list[str]]]] | None = None,
+    remote: Remote | None = None,
     show: Show = lambda done, total: None,
     patience: float = 0.0,
-    moved: bool = False,
+    verify: bool = False,
 ) -> Update:
     """Make an index of a folder, or bring it up to date; a broken file is a line, and the rest go on.
 
@@ -119,48 +122,56 @@ def update(
         remote: embeds shares of files elsewhere and in any order, as `over_ray` does; none: here.
         show: told how many files are embedded, of how many.
         patience: seconds to wait while another process writes.
-        moved: whether the folder may have moved since, as one beside its index does.
+        verify: read all files to see whether they are those that were indexed, whatever their size and time say.
 
     Raises:
         UserError: where the folder has no recordings, none can be read, the index is another folder's or model's, or
             another process writes it.
     """
-    current, failures = scan(folder)
-    _before(folder, out, embedder, moved)  # refuses before anything is made there
+    current, failures, others = scan(folder)
+    _before(folder, out, embedder)  # refuses before anything is made there
     with writing(out, patience):
-        before = _before(folder, out, embedder, moved)
-        asked = before["asked"] = kind or before.get("asked", "auto")
+        before = _before(folder, out, embedder)
+        before["asked"] = kind or before.get("asked", "auto")
+        listed = read_places(out, before)
+        current += sorted(filter(_is_elsewhere, listed), key=lambda file: file.path)
+        current, unread = identify(folder, current, () if verify else listed)
+        _check_same(folder, out, before, listed, current)
         held = _held(out, embedder.dimension)
-        current += sorted(filter(_is_elsewhere, held), key=lambda file: file.path)
-        pending = [file for file in current if file not in held]
-        removed = len({file.path for file in held} - {file.path for file in current})
-        wanted = nearest.choose if asked == "auto" else lambda rows: asked
-        due = not (held <= set(current) and _is_whole(out, before) and before["kind"] == wanted(before["segments"]))
-        shares = [pending[start : start + SHARE] for start in range(0, len(pending), SHARE)]
-        made = remote(shares) if remote else (embed_files(embedder, folder, share) for share in shares)
-        for done, (shard, failed) in enumerate(made, 1):
-            if shard:
-                _begin(out, before)
-                Storage.open(out).write(_next_shard(out), shard)
-                due = True
-            failures += failed
-            show(min(done * SHARE, len(pending)), len(pending))
-        if not due:
-            if before != read_info(
-                out
-            ):  # the same vectors of a model that lies elsewhere now, or the kind by another name
-                Storage.open(out).write_json(INFO, before)
-            return Update(before, 0, 0, failures)
-        _begin(out, before)
-        shards = _tidy(out, embedder.dimension, set(current))
-        if not shards:
-            raise UserError(f"{folder}: none of {len(current)} recordings can be read; first: {failures[0]}")
-        info = _finish(out, before, shards, embedder, wanted)
-        return Update(info, len(_held(out, embedder.dimension) - held), removed, failures)
+        if not before["finished"]:
+            Storage.open(out).write_json(INFO, before)
+        new = {file.content: file for file in reversed(current) if file.content not in held}  # the first of equal ones
+        unheard, remarks = _hear(out, embedder, folder, list(new.values())[::-1], remote, show)
+        failures += unread + unheard
+        heard = _held(out, embedder.dimension)
+        files = [file for file in current if file.content in heard]
+        if not files:
+            many = len(current) + len(unread)
+            raise UserError(f"{folder}: none of {many} recordings can be read; first: {failures[0]}")
+        info = _finish(out, before, listed, files, embedder)
+        was, now = ({file.path for file in some} for some in (listed, files))
+        found = sum(file.path not in was and file.content in held for file in files)
+        return Update(info, len(heard - held), found, len(was - now), failures, remarks, others)
+
+
+def _hear(
+    out: Path, embedder: Embedder, folder: Path, pending: Sequence[File], remote: Remote | None, show: Show
+) -> tuple[list[str], list[str]]:
+    """Write shards of files, a share at a time; return what is wrong with those not heard, and odd about the others."""
+    shares = [pending[start : start + SHARE] for start in range(0, len(pending), SHARE)]
+    made = remote(shares) if remote else (embed_files(embedder, folder, share) for share in shares)
+    failures, remarks = [], []
+    for done, (shard, failed, odd) in enumerate(made, 1):
+        if shard:
+            Storage.open(out).write(_next(out, "embeddings", "arrow"), shard)
+        failures += failed
+        remarks += odd
+        show(min(done * SHARE, len(pending)), len(pending))
+    return failures, remarks
 
 
 def add(index: Index, embedder: Embedder, path: Path, kept: Path | None = None, patience: float = PATIENCE) -> Index:
-    """Put one recording into an index, and return the index with it; one that is there already stays as it is.
+    """Put one recording into an index, and return the index with it; one that is there already is not heard again.
 
     Args:
         index: an open one, finished.
@@ -174,41 +185,51 @@ def add(index: Index, embedder: Embedder, path: Path, kept: Path | None = None, 
             model's or unfinished.
     """
     check_model(index.info, embedder, index.out)
-    place = (kept or path).absolute()
+    place = kept or path
     name = indexed(index, place)
     if (now := refresh(index)).holds(name):
         return now
-    starts, vectors = embed_file(embedder, path)
+    with disk_errors(str(path)):
+        content = digest(path)
+    heard = None if content in now.paths else embed_file(embedder, path)
     with writing(index.out, patience):
         now = refresh(now)
         if not now.holds(name):
             if kept:
                 path.replace(place)
-            _append(now, _shard([(_file(name, place), starts, vectors)], embedder.dimension))
+            file = replace(file_at(name, place), content=content)
+            new = heard is not None and content not in now.paths
+            _append(now, file, _shard([(file, heard)], embedder.dimension) if heard and new else b"")
         return refresh(now)
 
 
 def indexed(index: Index, path: Path) -> str:
     """Return what an index calls a recording: its path below the index's folder, or its absolute one."""
-    folder, place = Path(index.info["folder"]), path.absolute()
+    folder, place = index.folder.resolve(), path.parent.resolve() / path.name
     return place.relative_to(folder).as_posix() if place.is_relative_to(folder) else str(place)
 
 
-def _append(index: Index, shard: bytes) -> None:
-    """Write a shard, then that it is there; where there are many, all that was added as one shard."""
+def _append(index: Index, file: File, shard: bytes) -> None:
+    """Write a place and a shard, then that they are there; where there are many, all that was added as one of each."""
     out, info = index.out, read_info(index.out)
     if not (info and info["finished"]):
         raise UserError(f"{out}: unfinished; run `retable audio index` again")
-    before = info.get("added", [])
-    table = pa.ipc.open_file(pa.py_buffer(shard)).read_all()
-    if joined := len(before) >= ADDED:
-        table = pa.concat_tables([*index.tables[index.built :], table])
-    place, name, data = Storage.open(out), _next_shard(out), _ipc(table)
-    place.write(name, data)
-    listed = {"name": name, "rows": table.num_rows, "bytes": len(data)}
-    place.write_json(INFO, {**info, "added": [*([] if joined else before), listed]})
-    for old in before if joined else ():
-        place.remove(old["name"])
+    place, shards, named = Storage.open(out), info["added"], info["places"]
+    if joined := len(named) > ADDED:
+        old = [*named, *(listed["name"] for listed in shards if shard)]
+    if shard:
+        table = pa.ipc.open_file(pa.py_buffer(shard)).read_all()
+        if joined:
+            table = pa.concat_tables([*index.tables[index.built :], table])
+        name, data = _next(out, "embeddings", "arrow"), _ipc(table)
+        place.write(name, data)
+        listed = {"name": name, "rows": table.num_rows, "bytes": len(data)}
+        shards = [*([] if joined else shards), listed]
+    name = _next(out, "places", "arrow")
+    place.write(name, _ipc(places.table([*index.files, file] if joined else [file])))
+    place.write_json(INFO, {**info, "added": shards, "places": [*([] if joined else named), name]})
+    for old_name in old if joined else ():
+        place.remove(old_name)
 
 
 @contextmanager
@@ -231,7 +252,10 @@ def writing(out: Path, patience: float = 0.0) -> Iterator[None]:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
-            except BlockingIOError:
+            except OSError as error:
+                if not isinstance(error, BlockingIOError):
+                    text = f"{out}: its disk has no locks ({error.strerror}), so two writers could harm it"
+                    raise UserError(f"{text}; choose an --out on another disk") from error
                 if time.monotonic() >= end:
                     file.seek(0)
                     owner = file.read(100) or "another process"
@@ -243,72 +267,37 @@ def writing(out: Path, patience: float = 0.0) -> Iterator[None]:
         yield
 
 
-def scan(folder: Path) -> tuple[list[File], list[str]]:
-    """Return the recordings below a folder by their names, sorted, and what cannot be one, a line each.
-
-    Raises:
-        UserError: where there is no such folder, or no recording in it.
-    """
-    if not folder.is_dir():
-        raise UserError(f"{folder}: no folder; give one that holds recordings")
-    found, failures = [], []
-    for parent, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        for name in names:
-            path = Path(parent, name)
-            if not is_sound(path):
-                continue
-            try:
-                below = path.relative_to(folder).as_posix()
-                below.encode()
-                file = _file(below, path)
-            except UnicodeEncodeError:
-                failures.append(f"{os.fsencode(path)!r}: its name is not UTF-8; rename it")
-            except OSError as error:
-                failures.append(f"{path}: {error.strerror}")
-            else:
-                found.append(file)
-    if not found:
-        raise UserError(f"{folder}: no recordings ({', '.join(sorted(SUFFIXES))})")
-    return sorted(found, key=lambda file: file.path), failures
-
-
-def _file(name: str, path: Path) -> File:
-    said = path.stat()
-    return File(name, said.st_size, said.st_mtime_ns)
-
-
 def _is_elsewhere(file: File) -> bool:
     """Say whether a recording was added from outside the folder, and is still as it was."""
     path = Path(file.path)
     try:
-        return path.is_absolute() and _file(file.path, path) == file
+        return path.is_absolute() and file_at(file.path, path) == replace(file, content="")
     except OSError:
         return False
 
 
-def embed_files(embedder: Embedder, folder: Path, files: Sequence[File]) -> tuple[bytes, list[str]]:
-    """Return a shard (see `schema`) as bytes, and what is wrong with the files that are not in it.
+def embed_files(embedder: Embedder, folder: Path, files: Sequence[File]) -> Share:
+    """Return a shard (see `schema`) as bytes, what is wrong with files not in it, and what is odd about the others.
 
     No file shares a batch with another, so that its vectors never depend on what lies beside it.
     """
-    heard, failures = [], []
+    heard, failures, remarks = [], [], []
     for file in files:
         try:
-            heard.append((file, *embed_file(embedder, folder / file.path)))
+            heard.append((file, embed_file(embedder, folder / file.path)))
+            remarks += [f"{folder / file.path}: {line}" for line in heard[-1][1].remarks]
         except UserError as error:
             failures.append(str(error))
-    return _shard(heard, embedder.dimension) if heard else b"", failures
+    return _shard(heard, embedder.dimension) if heard else b"", failures, remarks
 
 
-def _shard(heard: Sequence[tuple[File, list[float], Any]], dimension: int) -> bytes:
-    """Return a shard of files, each with the offsets and the vectors of its segments."""
-    rows: dict[str, list[Any]] = {"file": [], "bytes": [], "modified": [], "offset": []}
-    for file, starts, _ in heard:
-        rows["offset"] += starts
-        for name in ("path", "bytes", "modified"):
-            rows["file" if name == "path" else name] += [getattr(file, name)] * len(starts)
-    flat = pa.array(np.concatenate([vectors for _, _, vectors in heard]).reshape(-1))
+def _shard(heard: Sequence[tuple[File, Heard]], dimension: int) -> bytes:
+    """Return a shard of files, each with what was heard in it."""
+    rows: dict[str, list[Any]] = {"content": [], "offset": []}
+    for file, what in heard:
+        rows["offset"] += what.starts
+        rows["content"] += [file.content] * len(what.starts)
+    flat = pa.array(np.concatenate([what.vectors for _, what in heard]).reshape(-1))
     listed = pa.FixedSizeListArray.from_arrays(flat, dimension)
     return _ipc(pa.table({**rows, "vector": listed}, schema=schema(dimension)))
 
@@ -329,134 +318,166 @@ class Worker:
         self.embedder, self.folder = open_embedder(source, Storage.open(storage), device), Path(folder)
 
     def __call__(self, block: pa.Table) -> pa.Table:
-        """Return one row: a shard, and the failures as JSON."""
-        shard, failures = embed_files(self.embedder, self.folder, [File(**row) for row in block.to_pylist()])
-        return pa.table({"shard": pa.array([shard], pa.large_binary()), "failures": [json.dumps(failures)]})
+        """Return one row: a shard, and what is to be said of files as JSON."""
+        shard, *said = embed_files(self.embedder, self.folder, [File(**row) for row in block.to_pylist()])
+        return pa.table({"shard": pa.array([shard], pa.large_binary()), "said": [json.dumps(said)]})
 
 
 def over_ray(
     shares: Sequence[Sequence[File]], source: str, storage: Storage, device: str, folder: Path
-) -> Iterator[tuple[bytes, list[str]]]:
+) -> Iterator[Share]:
     """Embed shares of files on a Ray cluster; they come as they are done.
 
     Every machine must see the files, and the model, under the same absolute paths.
     """
-    tables = [pa.Table.from_pylist([vars(file) for file in share]) for share in shares]
+    tables = [places.table(share) for share in shares]
     for row in map_over(tables, Worker, source, str(storage), device, str(folder.absolute()), in_order=False):
-        yield row["shard"], json.loads(row["failures"])
+        failures, remarks = json.loads(row["said"])
+        yield row["shard"], failures, remarks
 
 
-def _before(folder: Path, out: Path, embedder: Embedder, moved: bool) -> dict[str, Any]:
+def _before(folder: Path, out: Path, embedder: Embedder) -> dict[str, Any]:
     """Return what an index says of itself, or what a new one will."""
     info = read_info(out)
     if info is None:
-        if out.is_dir() and any(path.name != LOCK for path in out.iterdir()):
+        if out.is_dir() and any(not path.name.startswith(".") for path in out.iterdir()):
             raise UserError(f"{out}: holds other files; choose another --out")
-        return {
+        info = {
             "format": FORMAT,
             "model": embedder.fingerprint,
-            "source": embedder.source,
             "segment": embedder.config.segment,
             "dimension": embedder.dimension,
             "normalised": True,
-            "folder": str(folder.absolute()),
             "finished": False,
         }
-    check_model(info, embedder, out)
-    if info["folder"] != str(folder.absolute()) and not moved:
-        raise UserError(f"{out}: is the index of {info['folder']}; choose another --out")
-    return {**info, "folder": str(folder.absolute()), "source": embedder.source}
+    else:
+        check_model(info, embedder, out)
+        old = folder_of(out, info)
+        moved = old.resolve() != folder.resolve()
+        if moved and any((old / file.path).is_file() for file in _below(read_places(out, info))):
+            raise UserError(f"{out}: is the index of {old}; choose another --out")
+    beside = os.path.relpath(folder.resolve(), out.resolve())
+    return {**info, "source": embedder.source, "folder": str(folder.resolve()), "beside": beside}
 
 
-def _is_whole(out: Path, info: dict[str, Any]) -> bool:
-    """Say whether an index is finished and its files are there."""
-    sizes = {FAISS: info.get("faiss_bytes"), **{shard["name"]: shard["bytes"] for shard in info.get("shards", ())}}
-    whole = info["finished"] and not info.get("added")
-    return whole and all((out / n).is_file() and (out / n).stat().st_size == s for n, s in sizes.items())
+def _below(files: Iterable[File]) -> list[File]:
+    """Return the files of an index's own folder, without those from elsewhere."""
+    return [file for file in files if not Path(file.path).is_absolute()]
 
 
-def _begin(out: Path, info: dict[str, Any]) -> None:
-    """Say that an index is being written, and remove what a killed command left half-written."""
-    with disk_errors(str(out)):
-        out.mkdir(parents=True, exist_ok=True)
-        for path in out.glob(".writing-*"):
-            path.unlink()
-    Storage.open(out).write_json(INFO, {**info, "finished": False})
+def _check_same(
+    folder: Path, out: Path, before: dict[str, Any], listed: Sequence[File], current: Sequence[File]
+) -> None:
+    """Refuse a folder that has nothing of what an index holds, unless it is the one that was indexed."""
+    was = read_info(out)
+    if was is None or was["folder"] == before["folder"]:
+        return
+    known = {file.content for file in _below(listed)}
+    if known and known.isdisjoint(file.content for file in _below(current)):
+        text = f"is the index of {was['folder']}, of whose recordings {folder} has none"
+        raise UserError(f"{out}: {text}; choose another --out")
 
 
 def _shards(out: Path) -> list[str]:
-    return sorted(path.name for path in out.glob(SHARDS))
+    return sorted(path.name for path in out.glob("embeddings-*.arrow"))
 
 
-def _next_shard(out: Path) -> str:
-    names = _shards(out)
+def _next(out: Path, stem: str, suffix: str) -> str:
+    """Return the name of a file that is not there yet."""
+    names = sorted(path.name for path in out.glob(f"{stem}-*.{suffix}"))
     number = int(names[-1].split("-")[1].split(".")[0]) + 1 if names else 0
-    return f"embeddings-{number:06d}.arrow"
+    return f"{stem}-{number:06d}.{suffix}"
 
 
-def _files(table: pa.Table) -> list[File]:
-    """Return the file of each row."""
-    columns = (table[name].to_pylist() for name in ("file", "bytes", "modified"))
-    return [File(*row) for row in zip(*columns, strict=True)]
+def _held(out: Path, dimension: int) -> set[str]:
+    """Return the contents whose embeddings are there."""
+    return {content for name in _shards(out) for content in read_shard(out / name, dimension)["content"].to_pylist()}
 
 
-def _held(out: Path, dimension: int) -> set[File]:
-    """Return the files whose embeddings are there."""
-    return {file for name in _shards(out) for file in _files(read_shard(out / name, dimension))}
+def _tidy(out: Path, dimension: int, current: set[str]) -> list[str]:
+    """Join small shards, drop the rows of recordings that are gone or there twice, and return the shards to use.
 
-
-def _tidy(out: Path, dimension: int, current: set[File]) -> list[str]:
-    """Join small shards, drop the rows of files that are gone or there twice, and return the shards' names.
-
-    A joined shard is written before its parts are removed; what a killed command leaves twice is dropped the next time.
+    Nothing is removed: until `index.json` names the joined shards, their parts are the index.
     """
-    owner: dict[File, str] = {}
+    owner: dict[str, str] = {}
+    names: list[str] = []
     loose: list[tuple[str, pa.Table, bool]] = []
     for name in _shards(out):
         table = read_shard(out / name, dimension)
-        keep = [file in current and owner.setdefault(file, name) == name for file in _files(table)]
-        if not all(keep) or len(keep) < ROWS // 2:
+        keep = [
+            content in current and owner.setdefault(content, name) == name for content in table["content"].to_pylist()
+        ]
+        if all(keep) and len(keep) >= ROWS // 2:
+            names.append(name)
+        else:
             loose.append((name, table.filter(pa.array(keep)), all(keep)))
         if sum(part.num_rows for _, part, _ in loose) >= ROWS:
-            _join(out, loose)
+            names += _join(out, loose)
             loose = []
-    if len(loose) > 1 or not all(whole for _, _, whole in loose):
-        _join(out, loose)
-    return _shards(out)
+    return sorted(names + _join(out, loose))
 
 
-def _join(out: Path, loose: Sequence[tuple[str, pa.Table, bool]]) -> None:
-    joined = pa.concat_tables([part for _, part, _ in loose])
-    place = Storage.open(out)
-    if joined.num_rows:
-        place.write(_next_shard(out), _ipc(joined))
-    for name, _, _ in loose:
-        place.remove(name)
+def _join(out: Path, loose: Sequence[tuple[str, pa.Table, bool]]) -> list[str]:
+    """Write parts of shards as one, and return its name; a single whole one stays as it is."""
+    if len(loose) == 1 and loose[0][2]:
+        return [loose[0][0]]
+    joined = pa.concat_tables([part for _, part, _ in loose]) if loose else None
+    if not joined:
+        return []
+    name = _next(out, "embeddings", "arrow")
+    Storage.open(out).write(name, _ipc(joined))
+    return [name]
 
 
 def _finish(
-    out: Path, info: dict[str, Any], names: Sequence[str], embedder: Embedder, kind: Callable[[int], nearest.Kind]
+    out: Path, before: dict[str, Any], listed: Sequence[File], files: Sequence[File], embedder: Embedder
 ) -> dict[str, Any]:
-    """Build, tune and write the FAISS index, then `index.json`; return what that says."""
+    """Write what has changed, then `index.json`, then remove what it names no more; return what it says."""
+    place = Storage.open(out)
+    info = {**before, **_built(out, before, _tidy(out, embedder.dimension, {file.content for file in files}), embedder)}
+    info["files"] = len(files)
+    info["recordings"] = len({file.content for file in files})
+    said = [[file.path, file.content] for file in sorted(files, key=lambda file: file.path)]
+    info["corpus"] = hashlib.sha256(json.dumps(said).encode()).hexdigest()
+    if set(listed) != set(files):
+        info["places"] = [_next(out, "places", "arrow")]
+        place.write(info["places"][0], _ipc(places.table(files)))
+    info["finished"] = True
+    if info != read_info(out):
+        place.write_json(INFO, info)
+    _sweep(out, info)
+    return info
+
+
+def _built(out: Path, before: dict[str, Any], names: Sequence[str], embedder: Embedder) -> dict[str, Any]:
+    """Build, tune and write the FAISS index of shards, unless it is there; return what `index.json` says of it."""
     tables = [read_shard(out / name, embedder.dimension) for name in names]
     vectors = [shard_vectors(table) for table in tables]
     rows = sum(map(len, vectors))
-    index = nearest.build(kind(rows), vectors, embedder.dimension)
+    kind = nearest.choose(rows) if before["asked"] == "auto" else before["asked"]
+    shards = [
+        {"name": n, "rows": len(v), "bytes": (out / n).stat().st_size} for n, v in zip(names, vectors, strict=True)
+    ]
+    there = before.get("faiss", {"name": "", "bytes": 0})
+    whole = (out / there["name"]).is_file() and (out / there["name"]).stat().st_size == there["bytes"]
+    if whole and shards == before["shards"] and before["kind"] == kind:
+        return {"added": []}
+    index = nearest.build(kind, vectors, embedder.dimension)
     effort, recall = nearest.tune(index, vectors, embedder.words(QUERIES))
-    files = sorted({file for table in tables for file in _files(table)}, key=lambda file: file.path)
-    shards = zip(names, vectors, strict=True)
-    info = {
-        **info,
-        "kind": kind(rows),
-        "effort": effort,
-        "recall": recall,
-        "files": len(files),
-        "segments": rows,
-        "corpus": hashlib.sha256(json.dumps([list(vars(file).values()) for file in files]).encode()).hexdigest(),
-        "shards": [{"name": n, "rows": len(v), "bytes": (out / n).stat().st_size} for n, v in shards],
-        "faiss_bytes": nearest.write(index, out / FAISS),
-        "added": [],
-        "finished": True,
-    }
-    Storage.open(out).write_json(INFO, info)
-    return info
+    name = _next(out, "index", "faiss")
+    size = nearest.write(index, out / name)
+    found = {"kind": kind, "effort": effort, "recall": recall, "segments": rows}
+    return {**found, "shards": shards, "faiss": {"name": name, "bytes": size}, "added": []}
+
+
+def _sweep(out: Path, info: dict[str, Any]) -> None:
+    """Remove what `index.json` does not name: of an older index, and what a killed command left half-written.
+
+    Who is reading has the older files mapped: they stay until they are closed.
+    """
+    named = {info["faiss"]["name"], *info["places"], *(shard["name"] for shard in [*info["shards"], *info["added"]])}
+    with disk_errors(str(out)):
+        for pattern in ("embeddings-*.arrow", "places-*.arrow", "index-*.faiss", ".writing-*"):
+            for path in out.glob(pattern):
+                if path.name not in named:
+                    path.unlink()

@@ -210,7 +210,7 @@ def read(path: Path, size: int, rows: int, dimension: int) -> Any:
 
     FAISS' format holds numbers and no code, but its reader trusts them: a file that was made to harm may. So a file
     whose size is not what was written is not opened, one that holds other vectors than those beside it is refused, and
-    of a stranger's index `index.faiss` should be removed: `retable audio index` builds it again from the vectors.
+    of a stranger's index `index-*.faiss` should be removed: `retable audio index` builds it again from the vectors.
 
     Raises:
         UserError: where the file is missing, or is not the one that was written.

@@ -1,8 +1,9 @@
 """Search an index: the recordings whose best segment lies nearest to some words, or to a sound.
 
 An index is a folder: `index.json` says what it is, `embeddings-*.arrow` hold a row and a unit vector for each segment,
-and `index.faiss` finds the nearest of them; see `index.py`. Segments that were added since `index.faiss` was built are
-compared one by one; who holds an index open sees them with `refresh`.
+`index-*.faiss` finds the nearest of them, and `places-*.arrow` say where the recordings lie; see `index.py`. Segments
+that were added since the FAISS index was built are compared one by one; who holds an index open sees them with
+`refresh`. Nobody who reads waits for who writes: the files that `index.json` names are there until another one is.
 
 A recording's score is the cosine of its best segment. Where a recording is one segment, that is the score an evaluation
 ranks by; of a long one an evaluation takes the mean of all segments, and a search wants the place.
@@ -10,26 +11,27 @@ ranks by; of a long one an evaluation takes the mean of all segments, and a sear
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from jaxtyping import Float32
 
 from retable.platform.errors import UserError
 from retable.platform.storage import Storage
-from retable.tasks.audio import nearest
+from retable.tasks.audio import nearest, places
 from retable.tasks.audio.embedder import Embedder, embed_file
 
-INFO, FAISS, FORMAT = "index.json", "index.faiss", 1
-SHARDS = "embeddings-*.arrow"
-BUILT = ("shards", "faiss_bytes", "corpus", "kind")
-"""Entries of `index.json` that are others once `index.faiss` was built anew."""
+INFO, FORMAT = "index.json", 2
+BUILT = ("shards", "faiss")
+"""Entries of `index.json` that are others once the FAISS index was built anew."""
 TRIES = 3
+"""How often an index is opened that is being written."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,8 @@ class Hit:
 
     file: str
     """Below the folder that was indexed; of a recording that was added from elsewhere, its absolute path."""
+    also: tuple[str, ...]
+    """The other places of the very same recording."""
     score: float
     """Cosine between the query and the recording's best segment."""
     offset: float
@@ -53,28 +57,38 @@ class Index:
     stamp: tuple[int, int, int]
     """Of `index.json`: another one is there as soon as something was added."""
     info: dict[str, Any]
+    folder: Path
+    """Of the recordings, as it lies now."""
     tables: Sequence[pa.Table]
     """Of the shards that `faiss` was built of, then of those that were added since."""
     vectors: nearest.Vectors
     faiss: Any
+    files: Sequence[places.File]
+    """The places of the recordings."""
+
+    @cached_property
+    def paths(self) -> Mapping[str, tuple[str, ...]]:
+        """The paths of each recording, by its content."""
+        found: dict[str, tuple[str, ...]] = {}
+        for file in sorted(self.files, key=lambda file: file.path):
+            found[file.content] = (*found.get(file.content, ()), file.path)
+        return found
 
     @property
     def built(self) -> int:
         """Return how many of the tables `faiss` was built of."""
         return len(self.info["shards"])
 
-    def holds(self, file: str) -> bool:
-        """Say whether a recording is in the index."""
-        return any(pc.any(pc.equal(table["file"], file)).as_py() for table in self.tables)
+    def holds(self, path: str) -> bool:
+        """Say whether a recording is in the index at this place."""
+        return any(file.path == path for file in self.files)
 
 
 def schema(dimension: int) -> pa.Schema:
     """Return the columns of a shard: a row is a segment."""
     return pa.schema(
         [
-            ("file", pa.string()),
-            ("bytes", pa.int64()),
-            ("modified", pa.int64()),
+            ("content", pa.string()),
             ("offset", pa.float64()),
             ("vector", pa.list_(pa.float32(), dimension)),
         ]
@@ -87,16 +101,34 @@ def read_shard(path: Path, dimension: int) -> pa.Table:
     Raises:
         UserError: where the file is none, or its vectors have another length.
     """
+    return _mapped(path, schema(dimension), f"vectors of {dimension} numbers")
+
+
+def _mapped(path: Path, columns: pa.Schema, what: str) -> pa.Table:
+    again = "remove it and run `retable audio index` again"
     try:
         table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
         table.validate(full=True)
     except (pa.ArrowInvalid, OSError) as error:
-        raise UserError(f"{path}: damaged or missing; remove it and run `retable audio index` again") from error
-    if table.schema != schema(dimension):
-        raise UserError(
-            f"{path}: holds no vectors of {dimension} numbers; remove it and run `retable audio index` again"
-        )
+        raise UserError(f"{path}: damaged or missing; {again}") from error
+    if table.schema != columns:
+        raise UserError(f"{path}: holds no {what}; {again}")
     return table
+
+
+def read_places(out: Path, info: dict[str, Any]) -> list[places.File]:
+    """Return where the recordings of an index lie.
+
+    Raises:
+        UserError: where a file of them is missing or damaged.
+    """
+    return places.files_of(_mapped(out / name, places.SCHEMA, "places") for name in info.get("places", ()))
+
+
+def folder_of(out: Path, info: dict[str, Any]) -> Path:
+    """Return the folder of an index: as it lies from the index where both moved together, else where it was."""
+    beside = Path(os.path.normpath(out.resolve() / info["beside"]))
+    return beside if beside.is_dir() else Path(info["folder"])
 
 
 def shard_vectors(table: pa.Table) -> Float32[np.ndarray, "rows dimension"]:
@@ -123,23 +155,35 @@ def read_info(out: Path) -> dict[str, Any] | None:
 
 
 def open_index(out: Path) -> Index:
-    """Open an index.
+    """Open an index, as it was before or after what another process writes just now.
 
     Raises:
-        UserError: where there is none, it is unfinished, or its files are not those that were written.
+        UserError: where there is none, it was never finished, or its files are not those that were written.
     """
-    stamp, info = _stamp(out), read_info(out)
+    for left in reversed(range(TRIES)):
+        stamp = _stamp(out)
+        try:
+            return _opened(out, stamp)
+        except UserError:  # somebody removes files that another index.json named
+            if not left or _stamp(out) == stamp:
+                raise
+    raise AssertionError("TRIES is 0")
+
+
+def _opened(out: Path, stamp: tuple[int, int, int] | None) -> Index:
+    info = read_info(out)
     if info is None or stamp is None:
         raise UserError(f"{out}: no index; `retable audio index FOLDER --model RUN --out {out}` makes one")
     if not info["finished"]:
         raise UserError(f"{out}: unfinished; run `retable audio index {info['folder']} --out {out}` again")
-    tables = _tables(out, info, [*info["shards"], *info.get("added", ())])
-    index = nearest.read(out / FAISS, info["faiss_bytes"], info["segments"], info["dimension"])
-    return Index(out, stamp, info, tables, [shard_vectors(table) for table in tables], index)
+    tables = _tables(out, info, [*info["shards"], *info["added"]])
+    index = nearest.read(out / info["faiss"]["name"], info["faiss"]["bytes"], info["segments"], info["dimension"])
+    vectors = [shard_vectors(table) for table in tables]
+    return Index(out, stamp, info, folder_of(out, info), tables, vectors, index, read_places(out, info))
 
 
 def refresh(index: Index) -> Index:
-    """Return an index as it lies there now; the same one where nothing was added since, or it is just being built.
+    """Return an index as it lies there now; the same one where nothing was written since.
 
     What was there before is not read again, unless the index was built anew.
     """
@@ -159,9 +203,10 @@ def _reread(index: Index) -> Index:
         return index
     if any(info[entry] != index.info[entry] for entry in BUILT):
         return open_index(index.out)
-    tables = [*index.tables[: index.built], *_tables(index.out, info, info.get("added", ()))]
+    tables = [*index.tables[: index.built], *_tables(index.out, info, info["added"])]
     vectors = [*index.vectors[: index.built], *map(shard_vectors, tables[index.built :])]
-    return Index(index.out, stamp, info, tables, vectors, index.faiss)
+    folder, files = folder_of(index.out, info), read_places(index.out, info)
+    return replace(index, stamp=stamp, info=info, folder=folder, tables=tables, vectors=vectors, files=files)
 
 
 def _stamp(out: Path) -> tuple[int, int, int] | None:
@@ -202,7 +247,7 @@ def query_vector(embedder: Embedder, words: str, like: Path | None) -> Float32[n
     said = any(letter.isalnum() for letter in words)  # punctuation is not heard
     if not said and like is None:
         raise UserError("nothing to search for; give words, or a recording with --like")
-    parts = [] if like is None else [_unit(embed_file(embedder, like)[1].mean(0))]
+    parts = [] if like is None else [_unit(embed_file(embedder, like).vectors.mean(0))]
     if said:
         parts.append(embedder.words([words])[0])
     return _unit(np.stack(parts).sum(0))
@@ -214,19 +259,24 @@ def _unit(vector: Float32[np.ndarray, " dimension"]) -> Float32[np.ndarray, " di
 
 
 def search(index: Index, query: Float32[np.ndarray, " dimension"], top: int) -> list[Hit]:
-    """Return the recordings nearest to a unit vector, best first, each with its best segment.
+    """Return the recordings nearest to a unit vector, best first, each once, with its best segment and all its places.
 
-    A file that is gone from the folder is left out; where the folder itself is not there, nothing is looked up.
+    A place that is gone from the folder is left out; where the folder itself is not there, nothing is looked up.
     """
     rows = sum(map(len, index.vectors))
-    folder = Path(index.info["folder"])
-    look = folder.is_dir()
+    look = index.folder.is_dir()
     wanted = min(rows, 4 * top)
     while True:
-        hits = _hits(index, *_found(index, query, wanted)) if rows else {}
-        there = [hit for hit in hits.values() if not look or (folder / hit.file).is_file()]
-        if len(there) >= top or wanted >= rows:
-            return there[:top]
+        hits = []
+        for content, score, offset in _contents(index, *_found(index, query, wanted)) if rows else ():
+            paths = index.paths.get(content, ())
+            there = [path for path in paths if not look or (index.folder / path).is_file()]
+            if there:
+                hits.append(Hit(there[0], tuple(there[1:]), score, offset))
+            if len(hits) == top:
+                return hits
+        if wanted >= rows:
+            return hits
         wanted = min(rows, 4 * wanted)
 
 
@@ -240,16 +290,16 @@ def _found(index: Index, query: Float32[np.ndarray, " dimension"], count: int) -
     return found[0][0], found[1][0]
 
 
-def _hits(index: Index, scores: Any, numbers: Any) -> dict[str, Hit]:
-    """Return the best segment of each file, in the order of the scores."""
+def _contents(index: Index, scores: Any, numbers: Any) -> list[tuple[str, float, float]]:
+    """Return the contents of segments in the order of their scores, each with the score and offset of its best one."""
     ends = np.cumsum([table.num_rows for table in index.tables])
-    hits: dict[str, Hit] = {}
+    best: dict[str, tuple[str, float, float]] = {}
     for score, number in zip(scores.tolist(), numbers.tolist(), strict=True):
         if number < 0:
             continue
         shard = int(np.searchsorted(ends, number, side="right"))
         table = index.tables[shard]
         row = number - int(ends[shard]) + table.num_rows
-        file = table["file"][row].as_py()
-        hits.setdefault(file, Hit(file, score, table["offset"][row].as_py()))
-    return hits
+        content = table["content"][row].as_py()
+        best.setdefault(content, (content, score, table["offset"][row].as_py()))
+    return list(best.values())

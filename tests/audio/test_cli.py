@@ -62,12 +62,15 @@ def test_index_and_search(audio):
     assert made.exit_code == 0, made.output
     assert "my index: 2 files, 72 segments of 1 s" in made.output and "recall@10 of 1.000" in made.output
     assert "the model: class mAP 0.70 [0.60, 0.80], by chance 0.14; some fold" in made.output
-    assert "left out: in/letter.mp3" in made.output and "2 embedded, 0 removed, 1 left out" in made.output
+    assert (
+        "left out: in/letter.mp3" in made.output
+        and "2 embedded, 0 known by their content, 0 removed, 1 left out" in made.output
+    )
     found = audio("search", "something loud", "--index", "my index").output.splitlines()
     assert len(found) == 2 and found[0].endswith("1:10  [red]Hund.wav") and found[0].split()[0] == "0.900"
     assert found[1].endswith("0:00  Rain &amp; wind, 1.wav")
     again = audio("index", "in", "--out", "my index")  # the model is known
-    assert "0 embedded, 0 removed, 1 left out" in again.output
+    assert "0 embedded, 0 known by their content, 0 removed, 1 left out" in again.output
     said = json.loads(audio("search", "--like", "in/Rain &amp; wind, 1.wav", "-i", "my index", "--json").output)
     assert said["hits"][0]["score"] == pytest.approx(1, abs=1e-4) and said["folder"].endswith("/in")
     assert len(json.loads(audio("search", "x", "-i", "my index", "--json", "--top", "1").output)["hits"]) == 1

@@ -16,8 +16,9 @@ from retable.tasks.audio import embedder as embedding
 from retable.tasks.audio.classes import class_map, sentences
 from retable.tasks.audio.compose import CLASSES
 from retable.tasks.audio.config import SAMPLE_RATE, Config, Passt, Untrained
-from retable.tasks.audio.embedder import check_scale, embed_file, offsets, open_embedder, weights_fingerprint
+from retable.tasks.audio.embedder import check_scale, embed_file, open_embedder, pieces, weights_fingerprint
 from retable.tasks.audio.export import read_export, write_export
+from retable.tasks.audio.files import Remarks
 from retable.tasks.audio.model import build
 
 CONFIG = Config(
@@ -128,7 +129,7 @@ def test_segments_are_those_of_the_encoder(network, storage, file, tmp_path, sec
     path = tmp_path / "sound.wav"
     soundfile.write(path, noise(seconds), SAMPLE_RATE, subtype="FLOAT")
     embedder = open_embedder(str(file), storage, "cpu")
-    starts, vectors = embed_file(embedder, path)
+    starts, vectors, _ = embed_file(embedder, path)
     audio, lengths = torch.from_numpy(noise(seconds))[None], torch.tensor([round(seconds * SAMPLE_RATE)])
     with torch.inference_mode():
         encoded, counts = network.audio.segments(audio, lengths, "waveform")
@@ -143,8 +144,11 @@ def test_segments_are_those_of_the_encoder(network, storage, file, tmp_path, sec
     ("seconds", "starts"),
     [(0.01, [0]), (1, [0]), (1.05, [0]), (1.1, [0, 1]), (2.5, [0, 1, 2]), (3, [0, 1, 2])],
 )
-def test_offsets(seconds, starts):
-    assert offsets(seconds, 1.0) == starts
+def test_where_segments_begin(tmp_path, seconds, starts):
+    soundfile.write(tmp_path / "a.wav", np.full(round(seconds * 32000), 0.1), 32000)
+    found = list(pieces(tmp_path / "a.wav", 1.0, Remarks()))
+    assert [start for start, _ in found] == starts
+    assert max(len(piece) for _, piece in found) <= 32000
 
 
 def test_rates_and_channels_make_no_other_sound(storage, file, tmp_path):
@@ -154,7 +158,7 @@ def test_rates_and_channels_make_no_other_sound(storage, file, tmp_path):
     for rate, channels in ((32000, 1), (8000, 1), (44100, 2), (48000, 1)):
         tone = 0.3 * np.sin(2 * np.pi * 500 * np.arange(rate) / rate)
         soundfile.write(tmp_path / "tone.wav", np.stack([tone] * channels, 1), rate, subtype="FLOAT")
-        starts, vectors = embed_file(embedder, tmp_path / "tone.wav")
+        starts, vectors, _ = embed_file(embedder, tmp_path / "tone.wav")
         assert len(starts) == 1
         found.append(vectors[0])
     assert min(float(found[0] @ other) for other in found[1:]) > 0.95

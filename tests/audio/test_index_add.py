@@ -78,7 +78,7 @@ def test_many_additions_become_one_shard(folder, out, monkeypatch):  # noqa: F81
     monkeypatch.setattr(indexing, "ADDED", 3)
     reader = now = open_index(out)
     for number in range(8):
-        record(folder / f"{number}.wav", tone("high"))
+        record(folder / f"{number}.wav", tone("high", loud=0.1 + number / 100))
         now = add(now, Toy(), folder / f"{number}.wav")
         assert len(now.info["added"]) <= 4
     shards = {path.name for path in out.glob("embeddings-*")}
@@ -143,8 +143,8 @@ for path in sys.argv[2:]:
 @pytest.mark.slow
 def test_writers_at_once_lose_nothing_and_one_that_is_killed_harms_nothing(folder, out):  # noqa: F811
     groups = [[folder / f"{who} {number}.wav" for number in range(12)] for who in "abc"]
-    for path in (path for group in groups for path in group):
-        record(path, tone("high"))
+    for number, path in enumerate(path for group in groups for path in group):
+        record(path, tone("high", loud=0.1 + number / 100))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     writers = [
         subprocess.Popen(
@@ -166,7 +166,8 @@ def test_writers_at_once_lose_nothing_and_one_that_is_killed_harms_nothing(folde
     promised = {Path(line).name for line in [*said, *outputs[0], *outputs[1]] if line}
     assert len(promised) >= 27
     opened = open_index(out)
-    listed = [file for table in opened.tables for file in table["file"].to_pylist()]
+    listed = [Path(file.path).name for file in opened.files]
+    assert len({content for table in opened.tables for content in table["content"].to_pylist()}) == len(listed)
     assert promised <= set(listed) and len([file for file in listed if file in promised]) == len(promised)
     assert json.loads((out / "index.json").read_text())["finished"]
     update(folder, out, Toy())

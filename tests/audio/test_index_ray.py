@@ -13,8 +13,9 @@ from retable.tasks.audio import index as indexing
 from retable.tasks.audio.config import SAMPLE_RATE, Config
 from retable.tasks.audio.embedder import open_embedder
 from retable.tasks.audio.export import FORMAT
-from retable.tasks.audio.index import File, Worker, over_ray, scan, update
+from retable.tasks.audio.index import File, Worker, over_ray, update
 from retable.tasks.audio.model import build
+from retable.tasks.audio.places import identify, scan
 from retable.tasks.audio.search import open_index
 
 
@@ -43,11 +44,11 @@ def folder(tmp_path):
 def test_a_worker_does_what_a_process_does(model, folder, storage):
     import pyarrow as pa
 
-    files, _ = scan(folder)
+    files, _ = identify(folder, scan(folder)[0], [])
     here = indexing.embed_files(open_embedder(model, storage, "cpu"), folder, files)
     block = pa.Table.from_pylist([vars(file) for file in files])
     row = Worker(model, str(storage), "cpu", str(folder))(block).to_pylist()[0]
-    assert (row["shard"], json.loads(row["failures"])) == here and len(here[1]) == 1
+    assert (row["shard"], *json.loads(row["said"])) == here and len(here[1]) == 1
     assert File(**block.to_pylist()[0]) == files[0]
 
 
@@ -67,10 +68,10 @@ def test_over_ray(model, folder, storage, tmp_path, monkeypatch):
 
 
 def rows(index):
-    """Vectors by file and offset: shares come in any order."""
+    """Vectors by content and offset: shares come in any order."""
     found = {}
     for table, vectors in zip(index.tables, index.vectors, strict=True):
         found |= dict(
-            zip(zip(table["file"].to_pylist(), table["offset"].to_pylist(), strict=True), vectors, strict=True)
+            zip(zip(table["content"].to_pylist(), table["offset"].to_pylist(), strict=True), vectors, strict=True)
         )
     return found
