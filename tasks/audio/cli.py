@@ -96,22 +96,26 @@ def search(
     place: Annotated[Path, typer.Option("--index", "-i", help="The index.")] = Path("index"),
     top: Annotated[int, typer.Option(help="Recordings to show.", min=1)] = 10,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    page: Annotated[Path | None, typer.Option(help="Write a page, too, on which the hits can be played.")] = None,
     model: Model = "",
     storage: Where = "results",
     device: Device = "",
 ) -> None:
     """Find recordings by words, by a recording, or by both: score (a cosine), second of the best segment, file.
 
-    Example: `retable audio search "rain on a tin roof" --index sounds.index`
+    Example: `retable audio search "rain on a tin roof" --index sounds.index --page hits.html`
     """
     from retable.tasks.audio.embedder import open_embedder
+    from retable.tasks.audio.hits import lines, write_page
     from retable.tasks.audio.search import check_model, open_index, query_vector
     from retable.tasks.audio.search import search as find
 
     opened = open_index(place)
-    embedder = open_embedder(model or opened.info["source"], Storage.open(storage), device)
+    embedder = open_embedder(model or opened.info["source"], Storage.open(storage), device, words_alone=like is None)
     check_model(opened.info, embedder, place)
     hits = find(opened, query_vector(embedder, words, like), top)
+    if page:
+        write_page(page, opened, words, like, hits)
     if as_json:
         found = {
             "words": words,
@@ -121,16 +125,47 @@ def search(
         }
         typer.echo(json.dumps(found, ensure_ascii=False, indent=2))
         return
-    for hit in hits:
-        console.print(f"{hit.score:6.3f}  {_clock(hit.offset):>8}  {hit.file}", markup=False)
-        for other in hit.also:
-            console.print(f"{'also':>16}  {other}", markup=False)
+    for line in lines(hits):
+        console.print(line, markup=False)
+    if page:
+        console.print(str(page), markup=False)
 
 
-def _clock(seconds: float) -> str:
-    """Write a second as a player shows it: `0:00`, `12:30`, `1:02:05`."""
-    minutes, rest = divmod(int(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"
+@app.command()
+def shell(
+    place: Annotated[Path, typer.Option("--index", "-i", help="The index.")] = Path("index"),
+    top: Annotated[int, typer.Option(help="Recordings to show.", min=1)] = 10,
+    model: Model = "",
+    storage: Where = "results",
+    device: Device = "",
+) -> None:
+    """Search again and again without waiting for the model: a query a line, until the input ends (Ctrl-D).
+
+    What others add to the index meanwhile is found too.
+
+    Example: `retable audio shell --index sounds.index`
+    """
+    import sys
+
+    from retable.tasks.audio.embedder import open_embedder
+    from retable.tasks.audio.hits import lines
+    from retable.tasks.audio.search import check_model, open_index, query_vector, refresh
+    from retable.tasks.audio.search import search as find
+
+    opened = open_index(place)
+    embedder = open_embedder(model or opened.info["source"], Storage.open(storage), device, words_alone=True)
+    check_model(opened.info, embedder, place)
+    console.print(f"{place}: {opened.info['recordings']} recordings; what is to be heard?", markup=False)
+    for typed in sys.stdin:
+        if not typed.strip():
+            continue
+        opened = refresh(opened)
+        try:
+            for line in lines(find(opened, query_vector(embedder, typed.strip(), None), top)):
+                console.print(line, markup=False)
+        except UserError as error:
+            errors.print(str(error), markup=False)
+        console.print()
 
 
 @app.command()

@@ -135,13 +135,14 @@ def embed_file(embedder: Embedder, path: Path) -> Heard:
     return Heard(found, joined, remarks.lines())
 
 
-def open_embedder(name: str, storage: Storage, device: str = "") -> Embedder:
+def open_embedder(name: str, storage: Storage, device: str = "", words_alone: bool = False) -> Embedder:
     """Open an exported file, a model of the zoo, or a run (its first digits, `latest`) with its last weights.
 
     Args:
         name: which one.
         storage: where runs lie.
         device: cpu, cuda, ...; none: a GPU where there is one.
+        words_alone: leave out what embeds sounds, which takes seconds to build.
 
     Raises:
         UserError: where there is none, the file is another's, or there is no such device.
@@ -151,12 +152,12 @@ def open_embedder(name: str, storage: Storage, device: str = "") -> Embedder:
     shipped = zoo.zoo("audio")
     file = Path(name) if Path(name).is_file() else shipped.get(name)
     if file is not None:
-        return read_export(read_bytes(file), str(file.absolute())).embedder(device)
+        return read_export(read_bytes(file), str(file.absolute())).embedder(device, words_alone)
     if not re.fullmatch("[0-9a-f]+|latest", name):
         raise UserError(f"--model {name}: no such file, no run, and none of the zoo's: {', '.join(shipped)}")
     run = api.load(name, storage, task="audio")
     scale = exported.scale_of(run)
-    return open_weights(run.config, run.weights(), run.fingerprint, scale, device)
+    return open_weights(run.config, run.weights(), run.fingerprint, scale, device, words_alone)
 
 
 def check_scale(embedder: Embedder, anyway: bool) -> None:

@@ -36,28 +36,41 @@ class Exported:
     source: str
     """What opens it again: the file's name."""
 
-    def embedder(self, device: str = "") -> Embedder:
+    def embedder(self, device: str = "", words_alone: bool = False) -> Embedder:
         """Return what embeds sounds and words, as `retable audio search` does.
 
         Args:
             device: cpu, cuda, ...; none: a GPU where there is one.
+            words_alone: leave out what embeds sounds, which takes seconds to build.
 
         Raises:
             UserError: where the weights are of another model, or there is no such device.
         """
-        made = open_weights(self.config, self.weights, self.source, str(self.about.get("scale", "")), device)
+        made = open_weights(
+            self.config, self.weights, self.source, str(self.about.get("scale", "")), device, words_alone
+        )
         score = self.about.get("score")
         return replace(made, score=score if isinstance(score, dict) else {})
 
 
-def open_weights(config: Config, weights: Mapping[str, Tensor], source: str, scale: str, device: str) -> Embedder:
+def open_weights(
+    config: Config,
+    weights: Mapping[str, Tensor],
+    source: str,
+    scale: str,
+    device: str,
+    words_alone: bool = False,
+) -> Embedder:
     """Return what embeds by a run's weights, or a file's; see `Embedder` and `Exported.embedder`."""
-    from retable.tasks.audio.model import check, load
+    from retable.tasks.audio.model import check, load, load_words
 
     where = device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        check(config, weights)
-        network = load(config, weights).eval().to(where)
+        if words_alone:
+            network = load_words(config, weights).to(where)
+        else:
+            check(config, weights)
+            network = load(config, weights).eval().to(where)
     except (RuntimeError, AssertionError) as error:
         raise UserError(f"{source} on {where}: {str(error).strip().splitlines()[0]}") from error
     return Embedder(config, network, weights_fingerprint(config, weights), source, scale)

@@ -1,6 +1,8 @@
 import importlib.util
 import json
+import re
 from pathlib import Path
+from urllib.parse import unquote
 
 import numpy as np
 import pytest
@@ -37,14 +39,15 @@ class Toy:
 def audio(tmp_path, monkeypatch):
     """Call `retable audio ...` in a folder of its own."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(embedder, "open_embedder", lambda name, storage, device="": Toy(name))
+    monkeypatch.setattr(embedder, "open_embedder", lambda name, storage, device="", words_alone=False: Toy(name))
     Path("in").mkdir()
     for name, peaks in {"Rain &amp; wind, 1.wav": [0.1], "[red]Hund.wav": [0.1] * 70 + [0.9]}.items():
         wave = np.concatenate([peak * np.sign(np.sin(np.arange(SAMPLE_RATE) / 9)) for peak in peaks])
         soundfile.write(Path("in", name), wave.astype(np.float32), SAMPLE_RATE)
 
-    def call(*words):
-        return CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "160"}, catch_exceptions=True)
+    def call(*words, typed=None):
+        words = [str(word) for word in words]
+        return CliRunner().invoke(app, words, typed, env={"COLUMNS": "160"}, catch_exceptions=True)
 
     return call
 
@@ -80,6 +83,30 @@ def test_index_and_search(audio):
     assert "no index" in refused(audio("search", "x", "-i", "other"))
 
 
+def test_a_page_plays_the_hits(audio):
+    audio("index", "in", "--model", "one")
+    Path("pages").mkdir()
+    found = audio("search", 'so "loud" <b>', "--page", "pages/hits.html")
+    assert found.exit_code == 0 and found.output.splitlines()[-1] == "pages/hits.html"
+    page = Path("pages/hits.html").read_text()
+    addresses = re.findall('<audio[^>]* src="([^"#]+)#t=([0-9.]+),([0-9.]+)"', page)
+    assert addresses[0][1:] == ("70.0", "71.0") and len(addresses) == 2
+    for address, *_ in addresses:
+        assert (Path("pages") / unquote(address)).is_file()
+    assert "<h1>so &#34;loud&#34; &lt;b&gt;</h1>" in page and "<b>[red]Hund.wav</b>" in page
+    assert '"so \\"loud\\" \\u003cb\\u003e"' in page  # in the script
+
+
+def test_a_shell_answers_line_by_line(audio):
+    audio("index", "in", "--model", "one")
+    found = audio("shell", "--top", "1", typed="something loud\n\n...\nsilence\n")
+    assert found.exit_code == 0
+    lines = [line for line in found.output.splitlines() if line]
+    assert lines[0] == "index: 2 recordings; what is to be heard?"
+    assert lines[1].endswith("1:10  [red]Hund.wav") and "nothing to search for" in lines[2]
+    assert lines[3].endswith("Rain &amp; wind, 1.wav")
+
+
 def test_kinds(audio):
     for kind in ("sq8", "hnsw", "ivf"):
         assert f"{kind}, recall@10 of" in audio("index", "in", "--model", "one", "--kind", kind).output
@@ -102,7 +129,7 @@ def test_augment_takes_one_provider(audio):
     assert "name one of" in refused(audio("augment", "mine", "--rules", "keywords", "--model", "m"))
 
 
-@pytest.mark.parametrize("command", ["index", "search", "finetune", "weights", "augment", "submit", "export"])
+@pytest.mark.parametrize("command", ["index", "search", "shell", "finetune", "weights", "augment", "submit", "export"])
 def test_help_has_an_example(audio, command):
     found = audio(command, "--help")
     assert found.exit_code == 0 and f"Example: `retable audio {command}" in " ".join(found.output.split())

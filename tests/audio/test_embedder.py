@@ -93,6 +93,14 @@ def test_a_run_and_its_file_are_one_model(run, file, network, storage, monkeypat
     assert config == replace(CONFIG, data=Config().data, init=Config().init)
 
 
+def test_what_embeds_words_alone_embeds_them_alike(file, storage, monkeypatch):
+    whole = open_embedder(str(file), storage, "cpu")
+    monkeypatch.setattr("retable.tasks.audio.model.build_audio", lambda *words: pytest.fail("what hears was built"))
+    half = open_embedder(str(file), storage, "cpu", words_alone=True)
+    assert half.fingerprint == whole.fingerprint
+    assert np.array_equal(half.words(CAPTIONS), whole.words(CAPTIONS))
+
+
 def test_a_file_says_where_it_is_from(file):
     said = read_export(file.read_bytes(), "x").about
     assert (said["fingerprint"], said["task"], said["epoch"], said["scale"]) == (
