@@ -151,14 +151,12 @@ class RetrievalForecaster(nn.Module):
     What is trained is `now`, against the rain at the time of the last image.
 
     Raises:
-        UserError: where optical flow has no second image, or the images have no central sixth.
+        UserError: where the images have no central sixth.
 
     """
 
     def __init__(self, model: Retrieval, size: int, inputs: int, forecast: int) -> None:
         super().__init__()
-        if model.motion == "optical_flow" and inputs < 2:
-            raise UserError(f"model.motion optical_flow needs inputs of 2 or more, not {inputs}; or set it to none")
         if size % 12:
             raise UserError(
                 f"data: images of {size} pixels have no central sixth; make a set whose size is a multiple of 12"

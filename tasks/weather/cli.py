@@ -17,6 +17,10 @@ Where = Annotated[str, typer.Option("--storage", envvar="RETABLE_STORAGE", help=
 Name = Annotated[str | None, typer.Option(help="Name of the data set.")]
 Fingerprint = Annotated[str, typer.Argument(help="A run's fingerprint, or its first digits.")]
 Split = Annotated[str, typer.Option(help="test, heldout or validation.")]
+Regions = Annotated[
+    str, typer.Option(help="Regions, e.g. boxi_0015,roxi_0008, also such as it was not trained on; none: the run's.")
+]
+Years = Annotated[str, typer.Option(help="Years, e.g. 2019,2021; none: the run's.")]
 Epoch = Annotated[int, typer.Option(help="A kept epoch; 0: the last.", min=0)]
 
 
@@ -131,6 +135,9 @@ def submit(
     split: Split = "test",
     epoch: Epoch = 0,
     threshold: Annotated[float, typer.Option(help="Probability from which on rain is forecast.")] = 0.5,
+    transfer: Annotated[
+        bool, typer.Option("--transfer", help="The transfer challenge's 16 files: three more regions, and 2021.")
+    ] = False,
 ) -> None:
     """Write forecasts of the organisers' inputs as a submission, and say what their server would refuse.
 
@@ -139,12 +146,52 @@ def submit(
     from retable.tasks.weather import submission
     from retable.tasks.weather.exchange import official_forecasts, opened
 
-    loaded = [opened(run, storage, split, epoch, threshold) for run in runs]
+    wanted = submission.TRANSFER if transfer else ()
+    years, regions = (tuple(dict.fromkeys(each)) for each in zip(*wanted, strict=True)) if wanted else ((), ())
+    loaded = [opened(run, storage, split, epoch, threshold, regions, years) for run in runs]
     out.parent.mkdir(parents=True, exist_ok=True)
-    submission.write(out, official_forecasts(loaded), 0.5)
+    submission.write(out, official_forecasts(loaded, wanted), 0.5)
     console.print(f"{out}: {out.stat().st_size / 1e6:.1f} MB")
-    for line in submission.check(out):
+    for line in submission.check(out, wanted or submission.CORE):
         console.print(line, markup=False)
+
+
+def names(words: str) -> tuple[str, ...]:
+    """Return the names in a list with commas."""
+    return tuple(word.strip() for word in words.split(",") if word.strip())
+
+
+def numbers(words: str) -> tuple[int, ...]:
+    """Return the years in a list with commas.
+
+    Raises:
+        UserError: where one is no number.
+    """
+    if wrong := [word for word in names(words) if not word.isdecimal()]:
+        raise UserError(f"--years {words}: {wrong[0]!r} is no year; write 2019,2021")
+    return tuple(map(int, names(words)))
+
+
+@app.command()
+def score(
+    run: Fingerprint,
+    storage: Where = "results",
+    split: Split = "test",
+    epoch: Epoch = 0,
+    threshold: Annotated[float, typer.Option(help="Probability from which on rain is forecast.")] = 0.5,
+    regions: Regions = "",
+    years: Years = "",
+) -> None:
+    """Print a run's scores on any regions and years of its data set, those that it was not trained on too.
+
+    Example: `retable weather score latest --regions roxi_0008 --years 2019,2020`
+    """
+    from retable.tasks.weather.exchange import opened
+    from retable.tasks.weather.exchange import score as measured
+
+    found = measured(opened(run, storage, split, epoch, threshold, names(regions), numbers(years)))
+    for name, value in found.items():
+        console.print(f"{name}  {value:.4f}", markup=False, highlight=False)
 
 
 @app.command()
@@ -154,6 +201,8 @@ def netcdf(
     storage: Where = "results",
     split: Split = "test",
     epoch: Epoch = 0,
+    regions: Regions = "",
+    years: Years = "",
 ) -> None:
     """Write a run's forecasts as CF netCDF, a file for each region and year; georeferenced where the place is known.
 
@@ -161,7 +210,7 @@ def netcdf(
     """
     from retable.tasks.weather.exchange import opened, write_netcdf
 
-    for path in write_netcdf(opened(run, storage, split, epoch, 0.5), out):
+    for path in write_netcdf(opened(run, storage, split, epoch, 0.5, names(regions), numbers(years)), out):
         console.print(str(path))
 
 

@@ -12,8 +12,13 @@ from typing import Literal
 from retable.platform.config import Parent, Scratch, Weights
 
 CORE_REGIONS = ("boxi_0015", "boxi_0034", "boxi_0076", "roxi_0004", "roxi_0005", "roxi_0006", "roxi_0007")
+TRANSFER_REGIONS = ("roxi_0008", "roxi_0009", "roxi_0010")
+"""Regions that the transfer challenge adds, whose rain nobody was given."""
 STEPS = 200
 """Probabilities are kept in steps of 1/200, rounded down; thresholds are whole steps."""
+
+DATA_LENGTHS = {name: (4, 32) for name in ("w4c22", "generated-24", "generated-36", "generated-60", "generated-252")}
+"""Inputs and lead times that data sets have, where this is known before they are there."""
 
 
 def check_positive(config: object, *names: str) -> None:
@@ -77,6 +82,8 @@ class Vivit:
 
     def __post_init__(self) -> None:
         check_positive(self, "dim", "depth", "heads", "patch")
+        if self.dim % self.heads:
+            raise ValueError(f"heads {self.heads} does not divide dim {self.dim}; choose another")
         if round(self.dim**0.5) ** 2 != self.dim:
             raise ValueError(f"dim {self.dim} is not a square number")
 
@@ -167,6 +174,10 @@ class Config:
     rain_threshold: float = 0.2
     """Rain rate from which on it rains, mm/h; 0 (the competition's first stage): any rain."""
     train_on: Literal["training", "training_and_validation"] = "training"
+    holdout: int = 60
+    """Where the organisers keep the targets of test and heldout: so many sequences of each, at most, are held back of a
+    region's and year's training set in their place, and what lies around them. 0: none, and nothing but validation can
+    be scored."""
     model: UNet | Swin | Vivit | Context | Retrieval | Climatology | AllDry = field(default_factory=UNet)
     crop: Literal["centre", "none"] = "centre"
     """The images show six times the forecast's width. `centre` cuts out its place and enlarges it; `none`, the
@@ -202,6 +213,29 @@ class Config:
             raise ValueError("regions must be named, each once")
         if self.steps < 0 or self.patience < 0 or self.clip < 0 or self.rain_threshold < 0:
             raise ValueError("steps, patience, clip and rain_threshold cannot be negative")
+        if self.holdout < 0:
+            raise ValueError(f"holdout {self.holdout} is negative; 0 holds nothing back")
+        self._check_model()
+
+    def _check_model(self) -> None:
+        """Refuse what a model cannot do, before anything is trained."""
+        model = self.model
+        if isinstance(model, Retrieval | Climatology | AllDry):
+            if self.crop == "none":
+                raise ValueError("crop none: the baselines forecast the right place only; leave it out")
+            if self.temporal_shift:
+                raise ValueError("temporal_shift sums what a network says of each step; with a baseline leave it out")
+        if isinstance(model, Retrieval) and model.motion == "optical_flow" and self.inputs < 2:
+            raise ValueError(f"model.motion optical_flow needs inputs of 2 or more, not {self.inputs}; set it to none")
+        if isinstance(model, Swin) and model.variant != "channel_convolution" and self.forecast % self.inputs:
+            raise ValueError(
+                f"forecast {self.forecast} is not a multiple of inputs {self.inputs}, as model.variant {model.variant} "
+                "needs; change one of them, or set model.variant=channel_convolution"
+            )
+        if self.data in DATA_LENGTHS:
+            for name, most in zip(("inputs", "forecast"), DATA_LENGTHS[self.data], strict=True):
+                if getattr(self, name) > most:
+                    raise ValueError(f"{name} {getattr(self, name)}: {self.data} is laid out for at most {most}")
 
 
 PAPER = {"crop": "none", "mask": "zero"}

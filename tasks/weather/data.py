@@ -178,7 +178,7 @@ class Windows:
         self.config, self.batch, self.size = config, config.batch, int(source.info["size"])
         self.regions: tuple[str, ...] = config.regions
         self._info = source.info
-        index = Index.read(source.folder, source.info)
+        index = Index.read(source.folder, source.info, config.holdout)
         lengths = (config.inputs, config.forecast)
         joined = config.train_on == "training_and_validation"
         windows = index.training(config.regions, config.years, *lengths, with_validation=joined)
@@ -284,7 +284,7 @@ def sequences(source: Source, config: Config, shard: str) -> list[Window]:
 
     """
     split = shard.split("/")[0]
-    found = Index.read(source.folder, source.info).sequences(
+    found = Index.read(source.folder, source.info, config.holdout).sequences(
         split, config.regions, config.years, config.inputs, config.forecast
     )
     if shard not in found:

@@ -40,8 +40,8 @@ COLUMNS = ("time", "date_str", "date", "RATE", "ACRR", "DBZH", "REFL-BT", "all_v
 """Of the CSV."""
 STEP = 15
 """Minutes from one frame to the next."""
-LOCAL_SEQUENCES = 60
-"""At most so many local hold-out sequences of each kind in a series, as many as the organisers chose."""
+HOLDOUT = 60
+"""At most so many local hold-out sequences of each kind in a series, where nothing else is said: as the organisers."""
 LOCAL_SHARE = 5
 """Local hold-outs and their buffers take at most one frame in so many."""
 INPUT, TARGET = 1, 2
@@ -166,12 +166,12 @@ def contiguous(time: Array, length: int) -> Array:
     return np.flatnonzero(whole)
 
 
-def local_holdout(time: Array, inputs: int, forecast: int) -> tuple[Array, Array]:
+def local_holdout(time: Array, inputs: int, forecast: int, most: int = HOLDOUT) -> tuple[Array, Array]:
     """Choose the sequences of the training set that stand in for a test whose targets nobody has.
 
-    The training set is cut into equal parts, at most 120 and so few that sequences and buffers take no more than a
-    fifth of it (but two at least). In each part the sequence without a gap that is nearest to the middle is chosen. As
-    every region has the same slots, the choice is the same for all.
+    The training set is cut into equal parts, at most twice `most` and so few that sequences and buffers take no more
+    than a fifth of it (but two at least). In each part the sequence without a gap that is nearest to the middle is
+    chosen. As every region has the same slots, the choice is the same for all.
 
     Returns:
         First rows of the sequences, int64 (m,), in the order of time: test, heldout, test, ...
@@ -179,7 +179,7 @@ def local_holdout(time: Array, inputs: int, forecast: int) -> tuple[Array, Array
 
     """
     length, rows = inputs + forecast, len(time)
-    parts = min(2 * LOCAL_SEQUENCES, max(2, rows // (LOCAL_SHARE * (length + 2 * forecast)) // 2 * 2))
+    parts = min(2 * most, max(2, rows // (LOCAL_SHARE * (length + 2 * forecast)) // 2 * 2))
     starts, chosen = contiguous(time, length), []
     for part in range(parts):
         low, high = part * rows // parts, (part + 1) * rows // parts - length
@@ -215,14 +215,14 @@ def blocks(slots: Slots, split: str, inputs: int, forecast: int, whole: bool) ->
 class Index:
     """Which windows a data set has. It knows times and rows, and reads no frame."""
 
-    def __init__(self, slots: Mapping[tuple[int, str], Slots], info: Mapping[str, Any]) -> None:
-        """Take the rows of the CSV (see `read_csv`) and what `dataset.json` says."""
-        self._slots, self._info = slots, info
+    def __init__(self, slots: Mapping[tuple[int, str], Slots], info: Mapping[str, Any], holdout: int = HOLDOUT) -> None:
+        """Take the rows of the CSV (see `read_csv`), what `dataset.json` says, and a config's `holdout`."""
+        self._slots, self._info, self._holdout = slots, info, holdout
         self._inputs, self._forecast = int(info["inputs"]), int(info["forecast"])
 
     @staticmethod
-    def read(folder: Storage, info: Mapping[str, Any]) -> Index:
-        """Read the index of the data set in `folder`; `info` is its `dataset.json`.
+    def read(folder: Storage, info: Mapping[str, Any], holdout: int = HOLDOUT) -> Index:
+        """Read the index of the data set in `folder`; `info` is its `dataset.json`, `holdout` a config's.
 
         Raises:
             UserError: where the CSV is missing, foreign or damaged.
@@ -232,7 +232,7 @@ class Index:
         if info.get("files", {}).get(table) not in (None, hashlib.sha256(folder.read(table)).hexdigest()):
             again = "put it back, or remove dataset.json, and the files are indexed again"
             raise UserError(f"{folder}/{table}: not the table that dataset.json knows; {again}")
-        return Index(read_csv(folder), info)
+        return Index(read_csv(folder), info, holdout)
 
     def training(
         self, regions: Sequence[str], years: Sequence[int], inputs: int, forecast: int, with_validation: bool
@@ -276,6 +276,8 @@ class Index:
         if split == "validation" or self._info["holdout"] != "local":
             return self.official(split, regions, years, inputs, forecast, targets=True)
         self._check(regions, years, inputs, forecast)
+        if not self._holdout:
+            raise UserError(f"holdout 0 holds no sequences back for {split}; score validation, or train with a holdout")
         shards = {}
         for year in years:
             starts, _ = self._local(year)
@@ -344,7 +346,8 @@ class Index:
         return starts.tolist(), added.tolist()
 
     def _local(self, year: int) -> tuple[Array, Array]:
-        return local_holdout(self._slot(year, "training").time, self._inputs, self._forecast)
+        time = self._slot(year, "training").time
+        return local_holdout(time, self._inputs, self._forecast, self._holdout)
 
     def _slot(self, year: int, split: str) -> Slots:
         nothing = Slots(np.empty(0, "datetime64[m]"), np.empty(0, np.uint8))

@@ -33,11 +33,24 @@ class Forecaster(nn.Module):
         self.temporal_shift = config.temporal_shift
         self.crop = config.crop == "centre" and isinstance(config.model, UNet | Swin | Vivit)
         self.by_region = isinstance(config.model, Climatology | AllDry)
+        self.regions = tuple(regions)
         self.model = network(config, size, regions)
         if self.temporal_shift and isinstance(self.model, ContextForecaster):
             nn.init.zeros_(
                 self.model.get_parameter("last.bias")[1:]
             )  # only the first of the summed logits starts at the climate
+
+    def number(self, region: str) -> int:
+        """Return a region's place in the list of regions; networks that look at images alone take any region.
+
+        Raises:
+            UserError: where a climatology has not seen it.
+        """
+        if region in self.regions:
+            return self.regions.index(region)
+        if isinstance(self.model, baselines.Climatology):
+            raise UserError(f"region {region}: a climatology knows the regions that it has seen: {self.regions}")
+        return 0
 
     def forward(
         self, x: Float[Tensor, "batch 11 input row column"], region: Int[Tensor, " batch"]
@@ -77,17 +90,11 @@ def build(config: Config, size: int, regions: Sequence[str]) -> Forecaster:
     `size` is the width of the images in pixels, `regions` those of the config.
 
     Raises:
-        UserError: where the images' centre is no whole number of pixels, a network cannot take the size, or
-            `temporal_shift` or a missing crop is asked of a baseline.
+        UserError: where the images' centre is no whole number of pixels, or a network cannot take the size.
 
     """
     if size < 12 or size % 12:
         raise UserError(f"images of {size} x {size} pixels have no central sixth; their size must be a multiple of 12")
-    baseline = isinstance(config.model, Retrieval | Climatology | AllDry)
-    if baseline and config.crop == "none":
-        raise UserError("crop none: the baselines forecast the right place only; leave it out")
-    if config.temporal_shift and baseline:
-        raise UserError("temporal_shift sums what a network says of each step; with a baseline set it to false")
     forecaster = Forecaster(config, size, regions)
     if config.channels_last:
         volumes = isinstance(config.model, UNet | Swin)

@@ -44,7 +44,7 @@ def shards(config: Config, view: View, source: Source) -> Sequence[str]:
     Raises:
         UserError: where the data set has no sequences of that split.
     """
-    index = Index.read(source.folder, source.info)
+    index = Index.read(source.folder, source.info, config.holdout)
     found = list(index.sequences(view.split, config.regions, config.years, config.inputs, config.forecast))
     if not found:
         raise UserError(f"{source.folder}: no {view.split} sequences of these regions and years; choose others")
@@ -80,7 +80,7 @@ def forecast_windows(
     model: Forecaster, config: Config, source: Source, windows: Sequence[Window], alpha: Array | None = None
 ) -> Array:
     """Forecast windows of one region; `alpha` multiplies probabilities. Returns steps, uint8 (n, leads, S, S)."""
-    frames, region = Frames(source.folder, source.info), config.regions.index(windows[0].series.split("/")[1])
+    frames, region = Frames(source.folder, source.info), model.number(windows[0].series.split("/")[1])
     steps = []
     for start in range(0, len(windows), BATCH):
         images = [
@@ -108,7 +108,7 @@ def rain_frequency(config: Config, source: Source, series: str) -> Array:
     Frames of local hold-outs do not count.
     """
     frames, rows = Frames(source.folder, source.info), source.info["series"].get(series, {}).get("rain") or 0
-    size, free = int(source.info["size"]), Index.read(source.folder, source.info).free(series)
+    size, free = int(source.info["size"]), Index.read(source.folder, source.info, config.holdout).free(series)
     rain, seen = np.zeros((size, size)), np.zeros((size, size))
     for start in range(0, rows, CHUNK):
         stop = min(rows, start + CHUNK)

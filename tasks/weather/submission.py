@@ -25,11 +25,18 @@ import numpy as np
 import numpy.typing as npt
 
 from retable.platform.errors import UserError
-from retable.tasks.weather.config import CORE_REGIONS
+from retable.tasks.weather.config import CORE_REGIONS, TRANSFER_REGIONS
 from retable.tasks.weather.metrics import cut
 
 Array = npt.NDArray[Any]
 
+CORE = tuple((year, region) for year in (2019, 2020) for region in CORE_REGIONS)
+"""What the core challenge asks for: 14 files."""
+TRANSFER = (
+    *((year, region) for year in (2019, 2020) for region in TRANSFER_REGIONS),
+    *((2021, region) for region in (*CORE_REGIONS, *TRANSFER_REGIONS)),
+)
+"""What the transfer challenge asks for: 16 files, of regions or a year that nobody trains on."""
 KEY = "submission"
 NAME = re.compile(r"(\d{4})/(\w+)\.pred\.h5(\.gz)?")
 TYPES = ("float32", "uint8")
@@ -107,8 +114,7 @@ def read(path: Path) -> Iterator[tuple[int, str, Array]]:
 
 def check(
     path: Path,
-    regions: Sequence[str] = CORE_REGIONS,
-    years: Sequence[int] = (2019, 2020),
+    wanted: Sequence[tuple[int, str]] = (),
     sequences: int = 60,
     forecast: int = 32,
     size: int = 252,
@@ -116,12 +122,19 @@ def check(
     """Return why the organisers' server would refuse a submission, a line each; nothing where it would take it.
 
     Files are read sequence by sequence, and nothing is unpacked beyond `LIMIT` bytes.
+
+    Args:
+        path: the zip.
+        wanted: years and regions; none: the core challenge's, or the transfer's where the zip holds any of those.
+        sequences: of a region and year.
+        forecast: lead times.
+        size: pixels across.
     """
-    wanted = [(year, region) for year in years for region in regions]
     axes = (sequences, forecast, size, size)
     try:
         with opened(path) as archive:
             found, reasons = members(archive)
+            wanted = wanted or (TRANSFER if found.keys() & set(TRANSFER) else CORE)
             missing = [key for key in wanted if key not in found]
             reasons += [f"{year}/{region}.pred.h5: is missing" for year, region in missing]
             for key, entry in found.items():

@@ -23,7 +23,6 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from retable.platform.errors import UserError
 from retable.tasks.weather.config import Swin
 from retable.tasks.weather.preprocess import CHANNELS
 
@@ -233,18 +232,11 @@ def unchanged(config: Swin) -> nn.Module:
 class SwinForecaster(nn.Module):
     """Reads T satellite images of `size` x `size` pixels and gives L logits for each pixel of the same grid.
 
-    Raises:
-        UserError: where L is no multiple of T and the variant needs that.
-
+    L is a multiple of T, but for the variant `channel_convolution`.
     """
 
     def __init__(self, model: Swin, size: int, inputs: int, forecast: int) -> None:
         super().__init__()
-        if model.variant != "channel_convolution" and forecast % inputs:
-            raise UserError(
-                f"forecast {forecast} is not a multiple of inputs {inputs}, as model.variant {model.variant} needs; "
-                "change one of them, or set model.variant=channel_convolution"
-            )
         self.size, self.forecast, self.how = size, forecast, model.resize
         self.inner_size = max(LEAST, up_to_multiple(size))
         self.model = UpsamplingSwin(model, inputs, forecast) if model.variant == "upsample" else unchanged(model)

@@ -16,7 +16,6 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from retable.platform.errors import UserError
 from retable.tasks.weather.config import Vivit
 from retable.tasks.weather.preprocess import CHANNELS
 
@@ -72,8 +71,6 @@ class VivitForecaster(nn.Module):
 
     def __init__(self, model: Vivit, size: int, inputs: int, forecast: int) -> None:
         super().__init__()
-        if model.dim % model.heads:
-            raise UserError(f"model.heads {model.heads} does not divide model.dim {model.dim}; choose another")
         dim, patches = model.dim, math.ceil(size / model.patch)
         self.size, self.forecast, self.inner_size = size, forecast, patches * model.patch
         self.side = math.isqrt(dim)

@@ -42,6 +42,34 @@ def test_a_submission_holds_the_forecasts_of_the_organisers_inputs(trained, tmp_
     assert "2019/boxi_0034" in said and "MB" in said  # the server would refuse two of seven regions
 
 
+def test_regions_and_years_that_a_run_was_not_trained_on(trained, tmp_path, capsys, monkeypatch):
+    storage, _ = trained
+    alone = run(storage, config(epochs=1, regions=["boxi_0015"], years=[2019]))
+    monkeypatch.setattr(submission, "TRANSFER", ((2020, "boxi_0015"), (2019, "roxi_0004"), (2020, "roxi_0004")))
+    cli.submit([alone.fingerprint], tmp_path / "more.zip", storage.root, "test", 0, 0.5, True)
+    found = {(year, region): forecast for year, region, forecast in submission.read(tmp_path / "more.zip")}
+    assert sorted(found) == [(2019, "roxi_0004"), (2020, "boxi_0015"), (2020, "roxi_0004")]
+    cli.netcdf(alone.fingerprint, tmp_path / "nc", storage.root, "test", 0, "roxi_0004", "2019")
+    assert [path.name for path in (tmp_path / "nc").iterdir()] == ["test-2019-roxi_0004.nc"]
+    capsys.readouterr()
+    cli.score(alone.fingerprint, storage.root, "test", 0, 0.5, "roxi_0004", "2019,2020")
+    said = dict(line.split() for line in capsys.readouterr().out.splitlines())
+    source = Source.of(storage, "weather/tiny")
+    events = import_module("retable.tasks.weather.predict").events
+    rain = events(config(epochs=1), source, "test/2019/roxi_0004")
+    hit, either = (found[2019, "roxi_0004"] & (rain == 1)), ((found[2019, "roxi_0004"] & (rain != 2)) | (rain == 1))
+    assert float(said["iou/2019"]) == pytest.approx(hit.sum() / either.sum(), abs=1e-4)
+    with pytest.raises(UserError, match="no 'roxi_0008' in these data"):
+        cli.score(alone.fingerprint, storage.root, regions="roxi_0008", years="")
+    with pytest.raises(UserError, match="'20x9' is no year"):
+        cli.score(alone.fingerprint, storage.root, regions="", years="20x9")
+
+
+def test_the_challenges_ask_for_14_and_16_files():
+    assert len(submission.CORE) == 14 and len(set(submission.TRANSFER)) == 16
+    assert not set(submission.CORE) & set(submission.TRANSFER)
+
+
 def test_several_runs_submit_their_majority_vote(trained, tmp_path):
     storage, folder = trained
     others = [run(storage, config(epochs=1, seed=seed)) for seed in (1, 2)]

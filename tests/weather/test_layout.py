@@ -205,6 +205,22 @@ def test_no_training_window_touches_a_local_holdout_or_its_buffer(tmp_path, inpu
     assert all(b - a >= 12 for a, b in pairwise(together))
 
 
+def test_a_holdout_of_none_leaves_every_window_to_training(tmp_path):
+    written, index = local(tmp_path, gap=10)
+    place, info = Storage.open(tmp_path), written.info()
+    whole, few = Index.read(place, info, 0), Index.read(place, info, 3)
+    every = naive_starts(rows_of(written, 2019, "training"), 12)
+    found = [w.satellite for w in whole.training(("a",), (2019,), 4, 8, False)]
+    assert found == list(every) and whole.free("2019/a/training").all()
+    counts = [len(one.training(("a",), (2019,), 4, 8, False)) for one in (index, few, whole)]
+    assert counts[0] < counts[1] < counts[2]
+    assert [len(few.sequences(s, ("a",), (2019,), 4, 8)[f"{s}/2019/a"]) for s in ("test", "heldout")] == [3, 3]
+    assert len(whole.training(("a",), (2019,), 4, 8, True)) == len(every) + 2  # each validation sequence
+    with pytest.raises(UserError, match="holdout 0 holds no sequences back for test"):
+        whole.sequences("test", ("a",), (2019,), 4, 8)
+    assert whole.sequences("validation", ("a",), (2019,), 4, 8)
+
+
 def test_local_holdouts_alternate_and_spread_over_the_year(tmp_path):
     written, index = local(tmp_path)
     total = len(rows_of(written, 2019, "training"))

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from retable.platform.config import override
 from retable.platform.errors import UserError
 from retable.tasks.weather.config import (
     AllDry,
@@ -65,7 +66,7 @@ class Given(nn.Module):
 def test_every_network_forecasts_every_lead_time_and_pixel(model, crop):
     x, region = images()
     if crop == "none" and isinstance(model, Retrieval | Climatology | AllDry):
-        with pytest.raises(UserError, match="baselines forecast the right place only"):
+        with pytest.raises(ValueError, match="baselines forecast the right place only"):
             make(model, crop=crop)
         return
     with torch.no_grad():
@@ -73,6 +74,48 @@ def test_every_network_forecasts_every_lead_time_and_pixel(model, crop):
     assert logits.shape == (2, FORECAST, SIZE, SIZE)
     assert logits.dtype == torch.float32
     assert logits.isfinite().all()
+
+
+@pytest.mark.parametrize("model", NETWORKS, **by_name)
+@pytest.mark.parametrize("crop", ["centre", "none"])
+@pytest.mark.parametrize("shift", [False, True])
+@pytest.mark.parametrize(("inputs", "forecast"), [(4, 8), (4, 6), (1, 3), (3, 5)])
+def test_what_a_config_accepts_can_be_built(model, crop, shift, inputs, forecast):
+    """Late errors are early: a config is refused when it is planned, and one that is not makes a forecaster."""
+    fields = {"crop": crop, "temporal_shift": shift, "inputs": inputs, "forecast": forecast}
+    try:
+        made = Config(model=model, **fields)
+    except ValueError as error:
+        assert len(str(error).splitlines()) == 1
+        baseline = isinstance(model, Retrieval | Climatology | AllDry)
+        assert (baseline and (crop == "none" or shift)) or (isinstance(model, Swin) and forecast % inputs)
+        return
+    assert not (isinstance(model, Swin) and forecast % inputs)
+    build(made, SIZE, REGIONS)
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"forecast": 33}, "forecast 33: w4c22 is laid out for at most 32"),
+        ({"data": "generated-36", "inputs": 5}, "inputs 5: generated-36 is laid out for at most 4"),
+        ({"model": "swin", "forecast": 30}, "forecast 30 is not a multiple of inputs 4"),
+        ({"model": "climatology", "crop": "none"}, "crop none"),
+        ({"model": "retrieval", "model.motion": "optical_flow", "inputs": 1}, "needs inputs of 2 or more"),
+        ({"model": "vivit", "model.heads": 7}, "heads 7 does not divide dim 400"),
+        ({"holdout": -1}, "holdout -1 is negative"),
+    ],
+)
+def test_what_cannot_be_is_refused_when_it_is_planned(changes, line):
+    with pytest.raises(UserError, match=line):
+        override(Config(), changes)
+    assert override(Config(), {"data": "mine", "forecast": 40}).forecast == 40  # such data may have it
+
+
+def test_networks_take_regions_that_they_were_not_trained_on():
+    assert make().number("roxi_0004") == 1 and make().number("roxi_0010") == 0
+    with pytest.raises(UserError, match="a climatology knows the regions"):
+        make(Climatology()).number("roxi_0010")
 
 
 def enlarged(logits, size):
@@ -126,7 +169,7 @@ def test_a_context_network_starts_at_the_climate_with_temporal_shift_too():
 
 @pytest.mark.parametrize("model", NETWORKS[-3:], **by_name)
 def test_temporal_shift_of_a_baseline_is_refused(model):
-    with pytest.raises(UserError, match=r"temporal_shift.*set it to false"):
+    with pytest.raises(ValueError, match=r"temporal_shift.*leave it out"):
         make(model, temporal_shift=True)
 
 

@@ -19,7 +19,7 @@ from retable.tasks.weather.submission import check, read, write
 
 REGIONS, YEARS = ("boxi_0015", "roxi_0004"), (2019, 2020)
 SHAPE = (3, 4, 12, 12)
-SIZES = {"regions": REGIONS, "years": YEARS, "sequences": 3, "forecast": 4, "size": 12}
+SIZES = {"wanted": [(year, region) for year in YEARS for region in REGIONS], "sequences": 3, "forecast": 4, "size": 12}
 
 
 def forecasts() -> list[tuple[int, str, np.ndarray]]:

@@ -5,7 +5,6 @@ import torch
 from monai.networks.nets.swin_unetr import SwinTransformerBlock, SwinUNETR
 from torch import nn
 
-from retable.platform.errors import UserError
 from retable.tasks.weather.config import Swin
 from retable.tasks.weather.swin import (
     KEEPING_TIME,
@@ -224,8 +223,5 @@ def test_checkpointing_reaches_every_block(variant):
     assert [m.use_checkpoint for m in model.modules() if isinstance(m, SwinTransformerBlock)] == 8 * [True]
 
 
-@pytest.mark.parametrize("variant", ["repeat_interleave", "upsample"])
-def test_lead_times_that_are_no_multiple_are_refused(variant):
-    with pytest.raises(UserError, match="forecast 30 is not a multiple of inputs 4"):
-        SwinForecaster(Swin(variant=variant), size=24, inputs=4, forecast=30)
+def test_channel_convolutions_take_any_number_of_lead_times():
     SwinForecaster(Swin(variant="channel_convolution", feature_size=12), size=24, inputs=4, forecast=30)

@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import nn
 
-from retable.platform.errors import UserError
 from retable.tasks.weather.config import Vivit
 from retable.tasks.weather.vivit import Attention, VivitForecaster, transformer
 
@@ -115,5 +114,5 @@ def test_the_last_class_token_becomes_one_picture_for_each_lead_time(enlarge):
 
 
 def test_heads_that_do_not_divide_are_refused():
-    with pytest.raises(UserError, match=r"model\.heads 3 does not divide model\.dim 16"):
-        VivitForecaster(Vivit(dim=16, heads=3), size=24, inputs=4, forecast=2)
+    with pytest.raises(ValueError, match="heads 3 does not divide dim 16"):
+        Vivit(dim=16, heads=3)
