@@ -238,6 +238,7 @@ def fill(plan: Plan, name: str, results: Results | None = None) -> FilledTable:
         results = results or gather(plan, name)
         columns = table.columns if isinstance(table, Table) else ()
         verdicts = [(claim, claim.check(results)) for claim in table.claims]
+        runs = _runs(plan, task, results)
         return FilledTable(
             name=name,
             title=table.title,
@@ -250,12 +251,12 @@ def fill(plan: Plan, name: str, results: Results | None = None) -> FilledTable:
             claims=tuple(FilledClaim(claim.text, claim.ours, v.status, v.because) for claim, v in verdicts),
             axes={axis: tuple(found) for axis in table.over if (found := results.axis(axis))},
             data=tuple(_data(plan, task, name)),
-            note=table.note,
+            note=" ".join(part for part in (table.note, adopted(task, results, runs)) if part),
             task_about=task.about,
             paper=task.paper,
             telling=name == f"{task.name}/{task.telling or next(iter(task.tables()), '')}",
             full=_full(task, name),
-            runs=_runs(plan, task, results),
+            runs=runs,
         )
 
 
@@ -318,6 +319,18 @@ def _runs(plan: Plan, task: Task, results: Results) -> dict[str, dict[str, Any]]
                     "provenance": folder.folder.read_json("provenance.json"),
                 }
     return found
+
+
+def adopted(task: Task, results: Results, runs: Mapping[str, Mapping[str, Any]]) -> str:
+    """Say which rows show weights that others trained; empty where none does."""
+    others = {digits for digits, run in runs.items() if "adopted" in run["provenance"]}
+    if not others:
+        return ""
+    configs = {label: [each.config for each in found if each.config] for label, found in results.replicates.items()}
+    found = [
+        label for label, some in configs.items() if any(fingerprint(task.name, task.version, c) in others for c in some)
+    ]
+    return f"Weights that others trained, adopted without a step of training: {', '.join(found)}."
 
 
 def train_line(task: Task, config: Config, epoch: int = 0) -> str:

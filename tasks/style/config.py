@@ -182,6 +182,9 @@ class TrainNetwork:
     the loss network's poolings then leave no lattice."""
     steady_weight: float = 0.0
     """Weight of the mean square by which the result of a moved, noisy image differs from the moved result."""
+    saturation_weight: float = 0.0
+    """Weight of what the last layer says beyond the range of colours (`tanh` of more than 1 in magnitude), a mean over
+    pixels: there the loss has no gradient, and spots that have burnt out would stay."""
     texture: NoTexture | Texture = field(default_factory=NoTexture)
     style_size: int = 0
     """Length of the painting's longer side; 0: its own."""

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 
 from retable.platform.config import flatten
 from retable.platform.errors import UserError
@@ -81,6 +82,12 @@ class NetworkLearner:
         paintings = [images.fit(data.painting(name), self.method.style_size) for name in config.style]
         self.judges = judges(config, [images.to_tensor(pixels) for pixels in paintings], data.storage, worker.device)
         self.last: Tensor | None = None
+        self.said = torch.zeros(1)
+        self.network.layers[-1].convolution.register_forward_hook(self._listen)  # type: ignore[union-attr]
+
+    def _listen(self, layer: nn.Module, inputs: Any, said: Tensor) -> None:
+        """Keep what the last layer says, before it becomes colours."""
+        self.said = said
 
     def step(self, batch: Tensor) -> dict[str, Tensor]:
         """Update once on this worker's share of a batch, uint8 (batch, 3, size, size).
@@ -115,6 +122,9 @@ class NetworkLearner:
             for judge in self.judges:
                 place = judge.place(photographs.shape[2:], rng)
                 found = losses.add(found, judge(photographs[place], stylised[place], chosen))
+            if rng is not None and self.method.saturation_weight:
+                beyond = functional.relu(self.said.float().abs() - 1).flatten(1).mean(1)
+                found = found._replace(total=found.total + self.method.saturation_weight * beyond)
             if rng is not None and self.method.steady_weight:
                 unsteady = self.method.steady_weight * self._unsteadiness(photographs, stylised, chosen, rng)
                 found = found._replace(total=found.total + unsteady)
@@ -130,7 +140,7 @@ class NetworkLearner:
     def _stylised(self, photographs: Tensor, chosen: Tensor | None) -> Tensor:
         if chosen is None or len(self.config.style) == 1:
             return self.forward(photographs)  # type: ignore[no-any-return]
-        shares = torch.nn.functional.one_hot(chosen, len(self.config.style)).float()
+        shares = functional.one_hot(chosen, len(self.config.style)).float()
         return self.forward(photographs, shares=shares)  # type: ignore[no-any-return]
 
     def _unsteadiness(

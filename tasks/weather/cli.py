@@ -231,6 +231,31 @@ def weights(
 
 
 @app.command()
+def adopt(
+    folder: Annotated[Path, typer.Argument(help="Checkpoints of others, and rows.csv: columns row,file.")],
+    table: Annotated[str, typer.Option(help="The table whose rows they are.")] = "weather/table2",
+    storage: Where = "results",
+    set: Annotated[list[str] | None, typer.Option("--set", help="What all rows change, as in reproduce.")] = None,
+) -> None:
+    """Let published weights stand for the runs of a table: reproduce then scores and votes without a training.
+
+    `rows.csv` names a checkpoint for each row that there is one of; without it the command prints the rows. The files
+    are read and never changed, no step is made, and the report says which rows have others' weights.
+
+    Example: `retable weather adopt checkpoints --table weather/table2`
+    """
+    from retable.platform.config import parse_set, set_line
+    from retable.tasks.weather.adopt import SEED
+    from retable.tasks.weather.adopt import adopt as take
+
+    changes = parse_set(set or [])
+    for line in take(folder, table, Storage.open(storage), changes):
+        console.print(line, markup=False, highlight=False)
+    words = set_line({**changes, "seed": SEED})
+    console.print(f"fill the table: retable reproduce {table} --scale paper {words}", markup=False)
+
+
+@app.command()
 def export(
     run: Fingerprint,
     file: Annotated[Path, typer.Argument(help="The file to write, e.g. rain.safetensors.")],

@@ -1,0 +1,118 @@
+"""Published checkpoints fill a table without a step of training, and the table says so."""
+
+import csv
+
+import pytest
+import torch
+
+from retable.platform import api
+from retable.platform.errors import UserError
+from retable.platform.filled import fill
+from retable.platform.plan import compile_plan
+from retable.platform.runs import RunFolder
+from retable.platform.task import find, find_table, table_at
+from retable.tasks.weather.adopt import adopt, rows_of
+from retable.tasks.weather.model import build
+from retable.tasks.weather.tables import CLIMATOLOGY_HELDOUT, OFFICIAL_HELDOUT, VOTERS
+from tests.weather.toys import make, run
+
+TABLE = "weather/table2"
+CHANGES = {"data": "tiny", "regions": ["boxi_0015", "roxi_0004"], "years": [2019], "forecast": 8}
+LABELS = [OFFICIAL_HELDOUT.label, *(voter.label for voter in VOTERS)]
+
+
+def published(folder, labels=LABELS):
+    """Write checkpoints as Lightning does, with the authors' names and shapes, and the list of them."""
+    folder.mkdir()
+    states = {}
+    with (folder / "rows.csv").open("w", newline="") as file:
+        lines = csv.writer(file)
+        lines.writerow(["row", "file"])
+        for number, label in enumerate(labels):
+            want = rows_of(TABLE, CHANGES)[label]
+            torch.manual_seed(number)
+            network = build(want.config, 24, want.config.regions).model
+            for name, buffer in network.named_buffers():
+                if name.endswith("running_mean"):
+                    buffer.fill_(0.25)  # a training would move it
+            states[label] = {f"model.{name}": value.clone() for name, value in network.state_dict().items()}
+            state = {**states[label], "loss_fn.pos_weight": torch.ones(1)}
+            whole = {"epoch": 3, "global_step": 9, "pytorch-lightning_version": "1.7.7", "state_dict": state}
+            torch.save(whole, folder / f"epoch={number}.ckpt")
+            lines.writerow([label, f"epoch={number}.ckpt"])
+    return states
+
+
+@pytest.fixture
+def storage(tmp_path):
+    return make(tmp_path / "results")
+
+
+def test_published_weights_fill_the_vote_without_a_training(storage, tmp_path):
+    states = published(tmp_path / "checkpoints")
+    lines = adopt(tmp_path / "checkpoints", TABLE, storage, CHANGES)
+    assert [line.split(":")[0] for line in lines] == LABELS
+    task = find("weather")
+    for label, want in ((label, rows_of(TABLE, CHANGES)[label]) for label in LABELS):
+        folder = RunFolder.of(storage, task, want.config)
+        found = folder.weights(want.epoch)
+        assert found.keys() == states[label].keys()
+        assert all(torch.equal(found[name], value) for name, value in states[label].items())
+        assert folder.result()["metrics"]["step"] == 0
+    whole = table_at(task, find_table(TABLE)[1], "paper", {"seed": 0, **CHANGES})
+    plan = compile_plan({TABLE: (task, whole)}, storage, "paper", {"seed": 0, **CHANGES})
+    adopted = {RunFolder.of(storage, task, want.config).fingerprint for want in rows_of(TABLE, CHANGES).values()}
+    waiting = [each for each in plan.trainings.values() if each.status != "done"]
+    trained = {RunFolder.of(storage, task, rows_of(TABLE, CHANGES)[label].config).fingerprint for label in LABELS}
+    assert trained < adopted and not trained & {each.folder.fingerprint for each in waiting}
+    part = fill(plan, TABLE)
+    assert (
+        all(label in part.note for label in LABELS) and CLIMATOLOGY_HELDOUT.label not in part.note.split("adopted")[1]
+    )
+
+
+def test_adopted_runs_are_scored_and_two_epochs_share_a_run(storage, tmp_path):
+    pair = [voter.label for voter in VOTERS[-2:]]
+    states = published(tmp_path / "checkpoints", pair)
+    adopt(tmp_path / "checkpoints", TABLE, storage, CHANGES)
+    first, second = (rows_of(TABLE, CHANGES)[label] for label in pair)
+    assert first.config == second.config and (first.epoch, second.epoch) == (4, 5)
+    folder = RunFolder.of(storage, find("weather"), first.config)
+    for want in (first, second):
+        assert all(torch.equal(folder.weights(want.epoch)[name], value) for name, value in states[want.row].items())
+    loaded = api.load(folder.fingerprint, storage, task="weather")
+    assert 0 <= loaded.score({"split": "heldout"})["iou"] <= 1
+    assert folder.folder.read_json("provenance.json")["adopted"].keys() == {"4", "5"}
+
+
+def test_what_does_not_fit_is_one_line(storage, tmp_path):
+    label = OFFICIAL_HELDOUT.label
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match=r"rows.csv: missing; columns row,file.*official BASELINE"):
+        adopt(tmp_path / "empty", TABLE, storage, CHANGES)
+    published(tmp_path / "one", [label])
+    listing = tmp_path / "one" / "rows.csv"
+    good = listing.read_text()
+    for wrong, line in (
+        (good.replace(label, "official BASE"), "no row 'official BASE'"),
+        (good.replace("epoch=0", "epoch=7"), "is missing"),
+        ("a,b\n1,2\n", "no columns row and file"),
+        (good.replace(label, VOTERS[1].label), f"no weights of '{VOTERS[1].label}'"),
+    ):
+        listing.write_text(wrong)
+        with pytest.raises(UserError, match=line) as caught:
+            adopt(tmp_path / "one", TABLE, storage, CHANGES)
+        assert len(str(caught.value).splitlines()) == 1
+    with pytest.raises(UserError, match="rl/table1: is of rl"):
+        adopt(tmp_path / "one", "rl/table1", storage, {})
+
+
+def test_a_run_that_was_trained_here_is_not_replaced(storage, tmp_path):
+    changes = {**CHANGES, "epochs": 1, "steps": 1, "batch": 1}
+    want = rows_of(TABLE, changes)[OFFICIAL_HELDOUT.label]
+    folder = run(storage, want.config)
+    before = folder.result()
+    published(tmp_path / "one", [OFFICIAL_HELDOUT.label])
+    with pytest.raises(UserError, match="was trained here"):
+        adopt(tmp_path / "one", TABLE, storage, changes)
+    assert folder.result() == before
