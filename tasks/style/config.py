@@ -166,6 +166,9 @@ class TrainNetwork:
     """transposed: the paper's deconvolutions; resize: nearest neighbour and a convolution, with no checkerboard."""
     output: Literal["tanh", "raw"] = "tanh"
     """tanh: the last layer's values are squashed to levels (Johnson et al. 2016); raw: they are levels."""
+    calm_start: bool = False
+    """Whether residual blocks start as identities (Goyal et al. 2017) and the last layer at a tenth of its usual size:
+    colours then do not saturate before anything is learnt."""
     size: int = 256
     """Side of the square training images."""
     crop: Literal["centre", "random"] = "centre"

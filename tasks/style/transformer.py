@@ -21,7 +21,10 @@ from retable.platform.zoo import zoo as files
 from retable.tasks.style.config import Config, TrainNetwork
 from retable.tasks.style.layouts import FIRST, convert
 from retable.tasks.style.network import Statistics, TransformerNetwork
-from retable.tasks.style.tiling import Precision, stylise
+from retable.tasks.style.tiling import Precision, layers, stylise
+
+CALM = 0.1
+"""Of a calm start: the last layer's initial weights over PyTorch's."""
 
 __all__ = [  # what the network's own modules offer is had from here too
     "Precision",
@@ -43,7 +46,15 @@ __all__ = [  # what the network's own modules offer is had from here too
 def untrained(method: TrainNetwork, paintings: int = 1) -> TransformerNetwork:
     """Make the network that a config trains after so many paintings, with fresh weights."""
     styles = paintings if method.conditional else 1
-    return TransformerNetwork(method.filters, method.upsampling, method.output, styles=styles)
+    network = TransformerNetwork(method.filters, method.upsampling, method.output, styles=styles)
+    if method.calm_start:
+        *body, last = layers(network)
+        for layer in body:
+            if layer.residual and layer.norm is not None:
+                torch.nn.init.zeros_(layer.norm.weight)
+        with torch.no_grad():
+            last.convolution.weight.mul_(CALM)
+    return network
 
 
 def trained(config: Config, weights: Mapping[str, Tensor]) -> TransformerNetwork:
