@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from retable.platform.needs import Needs, Stage
 from retable.platform.table import Figure, Table, with_claims
 from retable.platform.task import Dataset, Scale, Task
-from retable.tasks.weather.config import AllDry, Climatology, Config, Swin, View
+from retable.tasks.weather.config import AllDry, AllRain, Climatology, Config, Swin, View
 from retable.tasks.weather.data import Windows, arrays, read
 from retable.tasks.weather.learner import ForecastLearner, cost, gpu_work, group, validate
 from retable.tasks.weather.predict import evaluate, predict, reads, shards, summarise, view_cost
@@ -35,7 +35,7 @@ def needs(config: Config, stage: Stage) -> Needs:
     Memory as measured at 36 x 36 pixels (`benchmarks/results/weather_step.json`), where a GPU holds what grows with
     the images.
     """
-    if isinstance(config.model, AllDry | Climatology):
+    if isinstance(config.model, AllDry | AllRain | Climatology):
         return Needs()
     gpus = 0.25 if config.data.startswith("generated-") else 1.0 if stage == "train" else 0.5
     return Needs(gpus=gpus, memory=2e9 if isinstance(config.model, Swin) and stage == "train" else 1e9)

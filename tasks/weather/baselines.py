@@ -34,18 +34,18 @@ ENLARGEMENT = 6
 """Satellite pixels are 12 km wide, the radar's 2 km; the forecast is the central sixth of the images."""
 
 
-class AllDry(nn.Module):
-    """It never rains; no weights."""
+class Always(nn.Module):
+    """It never rains, or it always does; no weights."""
 
-    def __init__(self, forecast: int, size: int) -> None:
+    def __init__(self, forecast: int, size: int, logit: float) -> None:
         super().__init__()
-        self.shape = (forecast, size, size)
+        self.shape, self.logit = (forecast, size, size), logit
 
     def forward(
         self, images: Float[Tensor, "batch channel inputs row column"], region: Int[Tensor, " batch"]
     ) -> Float[Tensor, "batch lead row column"]:
-        """Give the same low logit everywhere."""
-        return images.new_full((len(images), *self.shape), DRY_LOGIT, dtype=torch.float32)
+        """Give the same logit everywhere."""
+        return images.new_full((len(images), *self.shape), self.logit, dtype=torch.float32)
 
 
 class Climatology(nn.Module):

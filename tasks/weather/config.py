@@ -121,6 +121,11 @@ class AllDry:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AllRain:
+    """It always rains: what any forecast must beat where the measure is IoU."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Bce:
     """Binary cross-entropy with weighted positives (section 3.3)."""
 
@@ -178,7 +183,7 @@ class Config:
     """Where the organisers keep the targets of test and heldout: so many sequences of each, at most, are held back of a
     region's and year's training set in their place, and what lies around them. 0: none, and nothing but validation can
     be scored."""
-    model: UNet | Swin | Vivit | Context | Retrieval | Climatology | AllDry = field(default_factory=UNet)
+    model: UNet | Swin | Vivit | Context | Retrieval | Climatology | AllDry | AllRain = field(default_factory=UNet)
     crop: Literal["centre", "none"] = "centre"
     """The images show six times the forecast's width. `centre` cuts out its place and enlarges it; `none`, the
     reference's, lays the whole image over the forecast."""
@@ -220,7 +225,7 @@ class Config:
     def _check_model(self) -> None:
         """Refuse what a model cannot do, before anything is trained."""
         model = self.model
-        if isinstance(model, Retrieval | Climatology | AllDry):
+        if isinstance(model, Retrieval | Climatology | AllDry | AllRain):
             if self.crop == "none":
                 raise ValueError("crop none: the baselines forecast the right place only; leave it out")
             if self.temporal_shift:

@@ -14,6 +14,7 @@ from retable.platform.worker import Worker
 from retable.tasks.weather.config import (
     Adabelief,
     AllDry,
+    AllRain,
     Bce,
     Climatology,
     Config,
@@ -219,7 +220,7 @@ def group(config: Config) -> Hashable:
 def cost(config: Config) -> float:
     """Return seconds of one CPU core that a training takes, roughly: measured at 36 x 36 pixels; 10 s to begin with."""
     steps = config.steps or WINDOWS // config.batch
-    if isinstance(config.model, AllDry | Climatology):
+    if isinstance(config.model, AllDry | AllRain | Climatology):
         steps = 0
     return 10 + config.epochs * steps * config.batch * sample_cost(config)
 

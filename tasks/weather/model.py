@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from retable.platform.errors import UserError
 from retable.platform.weights import check, unwrapped
 from retable.tasks.weather import baselines
-from retable.tasks.weather.config import AllDry, Climatology, Config, Context, Retrieval, Swin, UNet, Vivit
+from retable.tasks.weather.config import AllDry, AllRain, Climatology, Config, Context, Retrieval, Swin, UNet, Vivit
 from retable.tasks.weather.context import ContextForecaster
 from retable.tasks.weather.swin import SwinForecaster
 from retable.tasks.weather.unet import UNetForecaster
@@ -32,7 +32,7 @@ class Forecaster(nn.Module):
         super().__init__()
         self.temporal_shift = config.temporal_shift
         self.crop = config.crop == "centre" and isinstance(config.model, UNet | Swin | Vivit)
-        self.by_region = isinstance(config.model, Climatology | AllDry)
+        self.by_region = isinstance(config.model, Climatology | AllDry | AllRain)
         self.regions = tuple(regions)
         self.model = network(config, size, regions)
         if self.temporal_shift and isinstance(self.model, ContextForecaster):
@@ -81,7 +81,9 @@ def network(config: Config, size: int, regions: Sequence[str]) -> nn.Module:
         case Climatology():
             return baselines.Climatology(len(regions), config.forecast, size)
         case AllDry():
-            return baselines.AllDry(config.forecast, size)
+            return baselines.Always(config.forecast, size, baselines.DRY_LOGIT)
+        case AllRain():
+            return baselines.Always(config.forecast, size, -baselines.DRY_LOGIT)
 
 
 def build(config: Config, size: int, regions: Sequence[str]) -> Forecaster:

@@ -80,6 +80,7 @@ def model_of(overrides: Mapping[str, object]) -> str:
 
 SIMPLE: Mapping[str, Mapping[str, object]] = {
     "all_dry": {"epochs": 1, "batch": 2, "steps": 1},
+    "all_rain": {"epochs": 1, "batch": 2, "steps": 1},
     "climatology": {"epochs": 1, "batch": 2, "steps": 0},
 }
 BRIEF = {"batch": 2, "steps": 2}

@@ -7,7 +7,8 @@ from torch import nn
 
 from retable.platform.errors import UserError
 from retable.tasks.weather.baselines import (
-    AllDry,
+    DRY_LOGIT,
+    Always,
     Climatology,
     RetrievalForecaster,
     advect,
@@ -40,10 +41,12 @@ def steady(size, right, down):
 
 
 def test_it_never_rains():
-    logits = AllDry(forecast=3, size=12)(torch.randn(2, 11, 4, 12, 12), torch.tensor([0, 1]))
+    logits = Always(3, 12, DRY_LOGIT)(torch.randn(2, 11, 4, 12, 12), torch.tensor([0, 1]))
     assert logits.shape == (2, 3, 12, 12)
     assert logits.sigmoid().max() < 0.5 / 200
-    assert not list(AllDry(3, 12).parameters())
+    assert not list(Always(3, 12, DRY_LOGIT).parameters())
+    wet = Always(3, 12, -DRY_LOGIT)(torch.randn(2, 11, 4, 12, 12), torch.tensor([0, 1]))
+    assert wet.sigmoid().min() > 1 - 0.5 / 200
 
 
 def test_climatology_is_the_mean_of_what_was_not_masked():

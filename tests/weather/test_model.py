@@ -11,6 +11,7 @@ from retable.platform.config import override
 from retable.platform.errors import UserError
 from retable.tasks.weather.config import (
     AllDry,
+    AllRain,
     Climatology,
     Config,
     Context,
@@ -32,6 +33,7 @@ NETWORKS = [
     Retrieval(filters=4),
     Climatology(),
     AllDry(),
+    AllRain(),
 ]
 QUICK = [model for model in NETWORKS if not isinstance(model, Swin)]  # Swin pads to 32 x 64 x 64
 by_name = {"ids": lambda model: type(model).__name__}
@@ -65,7 +67,7 @@ class Given(nn.Module):
 @pytest.mark.parametrize("crop", ["centre", "none"])
 def test_every_network_forecasts_every_lead_time_and_pixel(model, crop):
     x, region = images()
-    if crop == "none" and isinstance(model, Retrieval | Climatology | AllDry):
+    if crop == "none" and isinstance(model, Retrieval | Climatology | AllDry | AllRain):
         with pytest.raises(ValueError, match="baselines forecast the right place only"):
             make(model, crop=crop)
         return
@@ -87,7 +89,7 @@ def test_what_a_config_accepts_can_be_built(model, crop, shift, inputs, forecast
         made = Config(model=model, **fields)
     except ValueError as error:
         assert len(str(error).splitlines()) == 1
-        baseline = isinstance(model, Retrieval | Climatology | AllDry)
+        baseline = isinstance(model, Retrieval | Climatology | AllDry | AllRain)
         assert (baseline and (crop == "none" or shift)) or (isinstance(model, Swin) and forecast % inputs)
         return
     assert not (isinstance(model, Swin) and forecast % inputs)
@@ -167,7 +169,7 @@ def test_a_context_network_starts_at_the_climate_with_temporal_shift_too():
     torch.testing.assert_close(probability, torch.full_like(probability, 0.08))
 
 
-@pytest.mark.parametrize("model", NETWORKS[-3:], **by_name)
+@pytest.mark.parametrize("model", NETWORKS[-4:], **by_name)
 def test_temporal_shift_of_a_baseline_is_refused(model):
     with pytest.raises(ValueError, match=r"temporal_shift.*leave it out"):
         make(model, temporal_shift=True)
