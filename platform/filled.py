@@ -281,7 +281,7 @@ def _data(plan: Plan, task: Task, name: str) -> Iterator[str]:
     replicates = [replicate for rows in plan.replicates[name].values() for replicate in rows if replicate.config]
     for where in dict.fromkeys(task.dataset.where(replicate.config) for replicate in replicates):
         if plan.storage.exists(f"data/{where}/dataset.json"):
-            yield task.dataset.describe(plan.storage.read_json(f"data/{where}/dataset.json"))
+            yield task.dataset.describe(plan.storage.read_record(f"data/{where}/dataset.json", {}))
 
 
 def _full(task: Task, name: str) -> dict[str, float]:
@@ -316,7 +316,7 @@ def _runs(plan: Plan, task: Task, results: Results) -> dict[str, dict[str, Any]]
                     "curves": notebook.curves(folder.history())[:1],
                     "command": train_line(task, config),
                     "config": flatten(config),
-                    "provenance": folder.folder.read_json("provenance.json"),
+                    "provenance": folder.folder.read_record("provenance.json", {}),
                 }
     return found
 

@@ -428,7 +428,7 @@ def data_digest(storage: Storage, where: str) -> str | None:
 
     def read() -> str | None:
         try:
-            return str(storage.read_json(path)["digest"])
+            return str(storage.read_record(path, {"digest": str})["digest"])
         except FileNotFoundError:
             return None
 

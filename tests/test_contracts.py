@@ -193,9 +193,7 @@ def others(hint, value):
         return [not value]
     if isinstance(value, str):
         return [f"{value}2"]
-    return (
-        [value + 1, 2 * value, 4 * value, value / 2] if isinstance(value, float) else [value + 1, 2 * value, 4 * value]
-    )
+    return [value + 1, 2 * value, 4 * value, value / 2 if isinstance(value, float) else value - 1]
 
 
 @pytest.mark.parametrize("name", TASKS)
