@@ -81,10 +81,19 @@ class Objective:
     style_weight: float = 1e6
     variation_weight: float = 0.0
     """Weight of the total variation, a mean over pixels."""
+    octaves: int = 1
+    """Sizes at which the style is compared: the image's, a half, a quarter and so on (Snelgrove 2017). Early layers
+    then see large motifs too."""
+    content_octave: int = 0
+    """Size at which the content is compared: 0 the image's, 1 a half of it, and so on."""
 
     def __post_init__(self) -> None:
         if self.layer_weights and len(self.layer_weights) != len(self.style_layers):
             raise ValueError(f"{len(self.layer_weights)} layer_weights for {len(self.style_layers)} style_layers")
+        if not 1 <= self.octaves <= 6:
+            raise ValueError(f"octaves {self.octaves} is outside [1, 6]")
+        if not 0 <= self.content_octave <= 5:
+            raise ValueError(f"content_octave {self.content_octave} is outside [0, 5]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,7 +217,7 @@ class TrainNetwork:
                 raise ValueError(f"{name} {getattr(self, name)} is below 1")
         if self.size < 32:
             raise ValueError(f"size {self.size} is below 32 pixels")
-        if not 0 <= self.shift < self.size - 32:
+        if not 0 <= self.shift <= self.size - 32:
             raise ValueError(f"shift {self.shift} leaves fewer than 32 of {self.size} pixels")
         if isinstance(self.texture, Texture) and not 32 <= self.texture.crop <= self.size - self.shift:
             raise ValueError(f"texture.crop {self.texture.crop} is outside [32, {self.size - self.shift}]")

@@ -99,9 +99,10 @@ def targets(
     names = resolved(network, objective.style_layers, "style")
     style: dict[str, Tensor] = {}
     for painting, share in zip(paintings, blend, strict=True):
-        for name, features in network(painting, names).items():
-            part = gram(features) * (share / sum(blend) / features[0, 0].numel())
-            style[name] = style[name] + part if name in style else part
+        for octave in range(objective.octaves):
+            for name, features in network(halved(painting, octave), names).items():
+                part, key = gram(features) * (share / sum(blend) / features[0, 0].numel()), at(name, octave)
+                style[key] = style[key] + part if key in style else part
     found = Targets({}, style)
     return found if content is None else with_content(found, network, objective, content)
 
@@ -109,7 +110,8 @@ def targets(
 @torch.no_grad()
 def with_content(found: Targets, network: BackboneNetwork, objective: Objective, content: Image) -> Targets:
     """Give the same targets with the content of other images, one for each sample or for all."""
-    features = network(content, resolved(network, objective.content_layers, "content"))
+    small = halved(content, objective.content_octave)
+    features = network(small, resolved(network, objective.content_layers, "content"))
     return found._replace(content={name: value.float() for name, value in features.items()})
 
 
@@ -134,20 +136,35 @@ def loss(network: BackboneNetwork, objective: Objective, found: Targets, image: 
     """Compare images with their targets, and weigh (equations 1 to 6 as the objective's convention has them)."""
     content_layers = resolved(network, objective.content_layers, "content") if found.content else ()
     style_layers = resolved(network, objective.style_layers, "style")
-    features = network(image, tuple(dict.fromkeys((*content_layers, *style_layers))))
+    weights = dict(zip(style_layers, layer_weights(objective), strict=True))
     content = style = image.new_zeros(len(image), dtype=torch.float32)
+    how = objective.convention, objective.criterion
+    for octave in range(max(objective.octaves, objective.content_octave + 1)):
+        kept = content_layers if octave == objective.content_octave else ()
+        styled = style_layers if octave < objective.octaves else ()
+        if not (kept or styled):
+            continue
+        features = network(halved(image, octave), tuple(dict.fromkeys((*kept, *styled))))
+        with torch.autocast(image.device.type, enabled=False):
+            for name in kept:
+                content = content + content_loss(features[name].float(), found.content[name], *how)
+            for name in styled:
+                aim = found.style[at(name, octave)]
+                style = style + weights[name] / objective.octaves * style_loss(features[name], aim, *how)
     with torch.autocast(image.device.type, enabled=False):
-        for name in content_layers:
-            content = content + content_loss(
-                features[name].float(), found.content[name], objective.convention, objective.criterion
-            )
-        for name, weight in zip(style_layers, layer_weights(objective), strict=True):
-            style = style + weight * style_loss(
-                features[name], found.style[name], objective.convention, objective.criterion
-            )
         content, style = objective.content_weight * content, objective.style_weight * style
         smooth = objective.variation_weight * variation(image)
     return Losses(content, style, smooth, content + style + smooth)
+
+
+def halved(image: Image, octave: int) -> Image:
+    """Return an image at a half of its size, so many times: means of squares of pixels."""
+    return functional.avg_pool2d(image, 2**octave) if octave else image
+
+
+def at(layer: str, octave: int) -> str:
+    """Return the name of a layer's target at an octave."""
+    return f"{layer}/{2**octave}" if octave else layer
 
 
 def content_loss(

@@ -1,23 +1,26 @@
 """Published checkpoints fill a table without a step of training, and the table says so."""
 
 import csv
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from retable.platform import api
 from retable.platform.errors import UserError
-from retable.platform.filled import fill
+from retable.platform.filled import adopted
 from retable.platform.plan import compile_plan
 from retable.platform.runs import RunFolder
 from retable.platform.task import find, find_table, table_at
 from retable.tasks.weather.adopt import adopt, rows_of
 from retable.tasks.weather.model import build
 from retable.tasks.weather.tables import CLIMATOLOGY_HELDOUT, OFFICIAL_HELDOUT, VOTERS
-from tests.weather.toys import make, run
+from tests.weather.toys import make
 
 TABLE = "weather/table2"
 CHANGES = {"data": "tiny", "regions": ["boxi_0015", "roxi_0004"], "years": [2019], "forecast": 8}
+SIZE = 24
+"""Pixels of an image: the least that the published depth takes."""
 LABELS = [OFFICIAL_HELDOUT.label, *(voter.label for voter in VOTERS)]
 
 
@@ -31,7 +34,7 @@ def published(folder, labels=LABELS):
         for number, label in enumerate(labels):
             want = rows_of(TABLE, CHANGES)[label]
             torch.manual_seed(number)
-            network = build(want.config, 24, want.config.regions).model
+            network = build(want.config, SIZE, want.config.regions).model
             for name, buffer in network.named_buffers():
                 if name.endswith("running_mean"):
                     buffer.fill_(0.25)  # a training would move it
@@ -45,7 +48,7 @@ def published(folder, labels=LABELS):
 
 @pytest.fixture
 def storage(tmp_path):
-    return make(tmp_path / "results")
+    return make(tmp_path / "results", size=SIZE)
 
 
 def test_published_weights_fill_the_vote_without_a_training(storage, tmp_path):
@@ -61,16 +64,18 @@ def test_published_weights_fill_the_vote_without_a_training(storage, tmp_path):
         assert folder.result()["metrics"]["step"] == 0
     whole = table_at(task, find_table(TABLE)[1], "paper", {"seed": 0, **CHANGES})
     plan = compile_plan({TABLE: (task, whole)}, storage, "paper", {"seed": 0, **CHANGES})
-    adopted = {RunFolder.of(storage, task, want.config).fingerprint for want in rows_of(TABLE, CHANGES).values()}
+    every = {RunFolder.of(storage, task, want.config).fingerprint for want in rows_of(TABLE, CHANGES).values()}
     waiting = [each for each in plan.trainings.values() if each.status != "done"]
     trained = {RunFolder.of(storage, task, rows_of(TABLE, CHANGES)[label].config).fingerprint for label in LABELS}
-    assert trained < adopted and not trained & {each.folder.fingerprint for each in waiting}
-    part = fill(plan, TABLE)
-    assert (
-        all(label in part.note for label in LABELS) and CLIMATOLOGY_HELDOUT.label not in part.note.split("adopted")[1]
-    )
+    assert trained < every and not trained & {each.folder.fingerprint for each in waiting}
+    kept = {
+        digits: {"provenance": (storage / "runs/weather" / digits).read_json("provenance.json")} for digits in trained
+    }
+    note = adopted(task, SimpleNamespace(replicates=plan.replicates[TABLE]), kept)
+    assert all(label in note for label in LABELS) and CLIMATOLOGY_HELDOUT.label not in note
 
 
+@pytest.mark.slow
 def test_adopted_runs_are_scored_and_two_epochs_share_a_run(storage, tmp_path):
     pair = [voter.label for voter in VOTERS[-2:]]
     states = published(tmp_path / "checkpoints", pair)
@@ -108,11 +113,11 @@ def test_what_does_not_fit_is_one_line(storage, tmp_path):
 
 
 def test_a_run_that_was_trained_here_is_not_replaced(storage, tmp_path):
-    changes = {**CHANGES, "epochs": 1, "steps": 1, "batch": 1}
-    want = rows_of(TABLE, changes)[OFFICIAL_HELDOUT.label]
-    folder = run(storage, want.config)
-    before = folder.result()
     published(tmp_path / "one", [OFFICIAL_HELDOUT.label])
+    task, want = find("weather"), rows_of(TABLE, CHANGES)[OFFICIAL_HELDOUT.label]
+    folder = RunFolder.of(storage, task, want.config)
+    folder.begin(want.config, task.version, {"data": {}})  # a training that got no further
+    before = folder.folder.read_json("provenance.json")
     with pytest.raises(UserError, match="was trained here"):
-        adopt(tmp_path / "one", TABLE, storage, changes)
-    assert folder.result() == before
+        adopt(tmp_path / "one", TABLE, storage, CHANGES)
+    assert folder.folder.read_json("provenance.json") == before and folder.result() is None

@@ -32,11 +32,11 @@ def config(**changes):
     return override(Config(), SMALL | {name.replace("__", "."): value for name, value in changes.items()})
 
 
-def make(where):
+def make(where, **layout):
     """Write the tiny layout as a data set of a storage."""
     storage = Storage.open(where)
     folder = storage / "data/weather/tiny"
-    Layout().write(Path(folder.root))
+    Layout(**layout).write(Path(folder.root))
     index_folder(folder, "tiny", "own")
     return storage
 
