@@ -127,6 +127,17 @@ def sealed(tensors: Mapping[str, Tensor], kind: str = "", fields: Mapping[str, A
     return save(contiguous(tensors), metadata={kind: json.dumps(fields, sort_keys=True)} if kind else None)
 
 
+def unsealed(data: bytes, kind: str) -> tuple[dict[str, Tensor], Any]:
+    """Return the tensors and fields of what `sealed` made.
+
+    Raises:
+        KeyError: where it is of another kind.
+        ValueError: where its fields are no JSON.
+        SafetensorError: where it is no such file.
+    """
+    return load(data), json.loads((metadata(data) or {})[kind])
+
+
 def keep(data: bytes, storage: Storage) -> str:
     """Write a safetensors file as `<storage>/weights/<sha256>.safetensors`; return that digest."""
     digest = sha256(data)
@@ -152,7 +163,7 @@ def stored(digest: str, storage: Storage | None, remedy: str, kind: str = "") ->
     if sha256(data) != digest:
         raise UserError(f"{where} is missing or is another file; {remedy}")
     try:
-        return load(data), json.loads((metadata(data) or {})[kind]) if kind else None
+        return unsealed(data, kind) if kind else (load(data), None)
     except (SafetensorError, KeyError, ValueError) as error:
         what = f"holds no weights of the kind {kind}" if kind else "is no safetensors file"
         raise UserError(f"{where} {what}; {remedy}") from error

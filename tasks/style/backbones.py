@@ -130,10 +130,12 @@ def build(config: Backbone, seed: int, storage: Storage | None) -> BackboneNetwo
         loaded = weights.random(network, seed)
     elif config.weights == "imagenet":
         loaded = weights.imagenet(network)
+    elif config.weights == "small":
+        loaded = weights.small()
     elif re.fullmatch("[0-9a-f]{64}", config.weights):
         loaded = weights.stored(config.weights, storage)
     else:
-        what = "imagenet, random, or the SHA-256 that `retable style weights FILE` prints"
+        what = "imagenet, small, random, or the SHA-256 that `retable style weights FILE` prints"
         raise UserError(f"backbone.weights {config.weights!r} is none of {what}")
     if loaded.network != network:
         raise UserError(f"backbone.weights {config.weights[:12]} are of {loaded.network}, not of {network}")

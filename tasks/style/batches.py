@@ -18,9 +18,20 @@ from retable.platform.batch import expand
 from retable.platform.errors import UserError, disk_errors
 from retable.platform.storage import Storage
 from retable.platform.stream import map_over
-from retable.tasks.style import images
+from retable.tasks.style import images, regions
 from retable.tasks.style.images import FORMATS, Picture
-from retable.tasks.style.stylise import NetworkStyle, Options, Pixels, Report, Style, find_run, open_style, run_network
+from retable.tasks.style.stylise import (
+    MaskedStyle,
+    NetworkStyle,
+    Options,
+    PaintingStyle,
+    Pixels,
+    Report,
+    Style,
+    find_run,
+    open_style,
+    run_network,
+)
 from retable.tasks.style.transformer import chosen
 
 SUFFIXES = {*FORMATS, ".jfif", ".gif", ".bmp", ".avif", ".jp2", ".ppm", ".pgm", ".tga"}
@@ -179,7 +190,9 @@ def stylise_dataset(
     """
     sources = [{"source": str(job.source.absolute()), "target": str(job.target.absolute())} for job in jobs]
     shares = [pa.Table.from_pylist(sources[start : start + SHARE]) for start in range(0, len(sources), SHARE)]
-    named = [str(Path(style).absolute()) if Path(style).is_file() else style for style in styles]
+    named = [absolute(style) for style in styles]
+    if options.mask:
+        options = replace(options, mask=options.mask.absolute())
     backbone = Path(str(options.changes.get("method.backbone.weights", "")))
     if backbone.is_file():
         options = replace(options, changes={**options.changes, "method.backbone.weights": str(backbone.absolute())})
@@ -223,7 +236,7 @@ def stylise_files(
     if not jobs:
         return
     style = open_style(styles, options, storage)  # before Ray too: a mistake is one line, and no dead actor
-    if history and (ray or isinstance(style, NetworkStyle)):
+    if history and (ray or not keeps_losses(style)):
         raise UserError(f"--history {history}: losses are of paintings (version 1), optimised without --ray")
     with disk_errors(str(out)):
         jobs[0].target.parent.mkdir(parents=True, exist_ok=True)
@@ -236,6 +249,19 @@ def stylise_files(
             rows += [(str(outcome.job.source), i, *line) for i, line in enumerate(outcome.losses.tolist(), 1)]
             write_history(history, rows)
         yield outcome
+
+
+def absolute(style: str) -> str:
+    """Return a style's name as any working directory understands it."""
+    name, colour = regions.split(style)
+    where = str(Path(name).absolute()) if Path(name).is_file() else name
+    return f"{where}@{colour}" if colour else where
+
+
+def keeps_losses(style: Style) -> bool:
+    """Say whether a style's results come with the losses of an optimisation."""
+    inner = style.styles if isinstance(style, MaskedStyle) else [style]
+    return len(inner) == 1 and isinstance(inner[0], PaintingStyle)
 
 
 def write_history(path: Path, rows: Sequence[tuple[str | float, ...]]) -> None:

@@ -29,8 +29,9 @@ class Vgg19:
     """VGG-19 (Simonyan and Zisserman 2015): the paper's backbone of version 1."""
 
     weights: str = "imagenet"
-    """imagenet: torchvision's; random: He initialisation by the run's seed; or the SHA-256 that `retable style weights
-    FILE` prints for a file of one's own."""
+    """imagenet: torchvision's; small: half the filters up to relu3_1, trained to see as VGG-19 does, a file that comes
+    with the task; random: He initialisation by the run's seed; or the SHA-256 that `retable style weights FILE` prints
+    for a file of one's own."""
     pooling: Literal["average", "max"] = "average"
     normalise: bool = True
     """Whether each filter's mean activation over images and positions is set to one."""
@@ -101,9 +102,10 @@ class Lbfgs:
     """L-BFGS, one evaluation per step. The paper names it, and none of its settings."""
 
     learning_rate: float = 1.0
-    line_search: Literal["backtracking", "none"] = "backtracking"
-    """backtracking: moves are bounded, and halved where the loss rises. none: PyTorch's default and its tutorial's;
-    with the paper's normalised filters the loss leaps to hundreds of times its start, and ends above Adam's."""
+    line_search: Literal["backtracking", "strong_wolfe", "none"] = "backtracking"
+    """backtracking: moves are bounded, and halved where the loss rises. strong_wolfe: PyTorch's search, whose step
+    takes up to 25 evaluations of the loss more. none: PyTorch's default and its tutorial's; with the paper's normalised
+    filters the loss leaps to hundreds of times its start, and ends above Adam's."""
     history: int = 20
     """Pairs of vectors kept: 2 * history * pixels * 3 floats."""
 

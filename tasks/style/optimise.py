@@ -21,6 +21,9 @@ from retable.tasks.style.losses import Losses, loss, targets
 EVALUATIONS = 300
 """Evaluations of a run where nothing else is said, as in PyTorch's tutorial; the paper does not say."""
 
+SEARCHED = 26
+"""Evaluations of a step with a strong Wolfe search, at most: the first, and PyTorch's 25."""
+
 Pixels = UInt8[np.ndarray, "height width 3"]
 
 
@@ -28,9 +31,9 @@ class ImageOptimisation:
     """One stylised image in the making.
 
     Every step evaluates loss and gradient once and moves the pixels once, or, in a line search, takes back a part of
-    the last move. Before each evaluation they are clamped to [0, 1], as PyTorch's tutorial does within its closure; an
-    optimiser does not learn of it. L-BFGS came to lower losses so than clamped at the end alone, and descent that
-    diverges would else be NaN within a few steps.
+    the last move; a strong Wolfe search evaluates more often within a step. Before each evaluation pixels are clamped
+    to [0, 1], as PyTorch's tutorial does within its closure; an optimiser does not learn of it. L-BFGS came to lower
+    losses so than clamped at the end alone, and descent that diverges would else be NaN within a few steps.
 
     With `scales`, each size is a stage: an equal share of the evaluations (what does not divide goes to the largest),
     started from the image before, interpolated bilinearly, with targets of that size and an optimiser anew.
@@ -68,7 +71,8 @@ class ImageOptimisation:
             self._place(functional.interpolate(before, self.shape, mode="bilinear"))
         found = self._evaluate()
         self._history.append(torch.cat((found.total, found.content, found.style)))
-        self.optimizer.step(lambda: found.total)  # type: ignore[arg-type, return-value]
+        first = [found]
+        self.optimizer.step(lambda: (first.pop() if first else self._evaluate()).total)  # type: ignore[arg-type, return-value]
         return found
 
     @property
@@ -173,9 +177,11 @@ def make_optimizer(config: Lbfgs | Adam | Sgd, pixels: Tensor) -> torch.optim.Op
                 [pixels],
                 config.learning_rate,
                 max_iter=1,
+                max_eval=SEARCHED,
                 tolerance_grad=0,
                 tolerance_change=0,
                 history_size=config.history,
+                line_search_fn="strong_wolfe" if config.line_search == "strong_wolfe" else None,
             )
         case Adam():
             return torch.optim.Adam([pixels], config.learning_rate)

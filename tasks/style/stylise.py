@@ -16,9 +16,10 @@ from retable.platform import api
 from retable.platform.config import override
 from retable.platform.errors import UserError
 from retable.platform.storage import Storage
-from retable.tasks.style import assets, backbones, images, transformer, weights
+from retable.tasks.style import assets, backbones, images, regions, transformer, weights
 from retable.tasks.style.config import Config, OptimiseImage, TrainNetwork
 from retable.tasks.style.optimise import EVALUATIONS, ImageOptimisation
+from retable.tasks.style.regions import Mask
 from retable.tasks.style.tiling import Precision, fits, needed_bytes, stylise_tiled
 from retable.tasks.style.transformer import TransformerNetwork, trained
 
@@ -32,8 +33,42 @@ BATCH_PIXELS = 2_000_000
 """Pictures of one size go through a network together, up to so many pixels in all."""
 TILE = 1024
 """Side of tiles where a GPU does not hold a whole picture."""
-RELATIVE_WEIGHT = 50.0
-"""Style weight of the convention `relative`, whose losses begin near 1, where nothing else is said."""
+SMALLEST = 32
+"""Pixels of the shorter side of what is compared, at the least, where nothing else is said."""
+UNTRAINED_WEIGHT = 50.0
+"""Style weight with random weights, where nothing else is said."""
+PRESETS: Mapping[str, Mapping[str, object]] = {
+    "": {
+        "method.objective.convention": "relative",  # one style weight is then right for every size and network
+        "method.objective.content_layers": ["stage3"],
+        "method.objective.style_layers": ["stage1", "stage2", "stage3"],
+        "method.objective.style_weight": 5.0,
+        "method.objective.variation_weight": 0.5,
+    },
+    "gatys": {
+        "method.objective.convention": "gatys",
+        "method.objective.content_weight": 1e-3,
+        "method.objective.style_weight": 1.0,
+        "method.start": "noise",
+        "steps": 500,
+    },
+    "johnson": {
+        "method.backbone": "vgg16",
+        "method.backbone.normalise": False,
+        "method.backbone.pooling": "max",
+        "method.objective.convention": "sum",
+        "method.objective.content_layers": ["relu2_2"],
+        "method.objective.style_layers": ["relu1_2", "relu2_2", "relu3_3", "relu4_3"],
+        "method.objective.content_weight": 1.0,
+        "method.objective.style_weight": 5.0,
+        "method.objective.variation_weight": 1e-3,
+        "steps": 500,
+    },
+    "paper": {},
+}
+"""What is changed before the options are: nothing named, what looks best soonest; gatys, Gatys et al. 2016 (alpha /
+beta = 1e-3, from noise); johnson, the optimisation that Johnson et al. 2016 compare with; paper, the rows of Shen and
+Wang."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +85,12 @@ class Options:
     """As torch names it; none: a GPU where there is one."""
     tile: int = 0
     """Pixels across the tiles that a network works in; 0: tiles only where memory asks for them."""
+    mask: Path | None = None
+    """What is stylised of each picture; see `regions`. None: all."""
+    like: str = ""
+    """Of an optimisation (version 1), the preset that is begun with; see `PRESETS`."""
     changes: Mapping[str, object] = field(default_factory=dict)
-    """Fields of the config of an optimisation (version 1), such as `method.start`, and their values."""
+    """Fields of its config, such as `method.start`, and their values."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.strength <= 1:
@@ -149,7 +188,7 @@ class PaintingStyle:
         Raises:
             UserError: where the loss is no number at the end.
         """
-        config = override(self.config, {"method.size": max(pixels.shape[:2])})
+        config = override(self.config, sized(pixels, self.options))
         job = ImageOptimisation(config, pixels, self.paintings, self.network, str(self.options.where))
         for done in range(job.evaluations):
             losses = job.step()
@@ -161,11 +200,56 @@ class PaintingStyle:
         return Stylised(images.to_pixels(job.image), history)
 
 
-Style = NetworkStyle | PaintingStyle
+@dataclass(frozen=True)
+class MaskedStyle:
+    """Styles of regions: each makes the whole picture, and a mask says where it is seen."""
+
+    styles: Sequence[NetworkStyle | PaintingStyle]
+    mask: Mask
+
+    @property
+    def size(self) -> int:
+        """Pixels of the longer side that photographs are resized to; 0: their own."""
+        return self.styles[0].size
+
+    @property
+    def batch_pixels(self) -> int:
+        """Pixels in all of pictures that are made together."""
+        return min(style.batch_pixels for style in self.styles)
+
+    def __call__(self, photographs: Sequence[Pixels], report: Report) -> list[Stylised]:
+        """Stylise by each style in turn, and put the regions together."""
+        made = [style(photographs, report) for style in self.styles]
+        shares = self.mask.shares(*photographs[0].shape[:2])
+        together = [
+            regions.compose(photograph, [each.pixels for each in several], shares)
+            for photograph, several in zip(photographs, zip(*made, strict=True), strict=True)
+        ]
+        losses = [first.losses for first in made[0]] if len(made) == 1 else [None] * len(together)
+        return [Stylised(pixels, history) for pixels, history in zip(together, losses, strict=True)]
+
+
+Style = NetworkStyle | PaintingStyle | MaskedStyle
 
 
 def open_style(styles: Sequence[str], options: Options, storage: Storage) -> Style:
-    """Find what `--style` names: one network, or one painting or more.
+    """Find what `--style` names: one network, one painting or more, or a style of each colour of the mask.
+
+    Raises:
+        UserError: where there is none, or options do not fit it.
+    """
+    named = [regions.split(style) for style in styles]
+    colours = [colour for _, colour in named]
+    mask = regions.open_mask(options.mask, colours if any(colours) else [""])
+    if mask is None:
+        return open_one(styles, options, storage)
+    if not any(colours):
+        return MaskedStyle([open_one(styles, options, storage)], mask)
+    return MaskedStyle([open_one([name], options, storage) for name, _ in named], mask)
+
+
+def open_one(styles: Sequence[str], options: Options, storage: Storage) -> NetworkStyle | PaintingStyle:
+    """Find what names mean that have no colours: one network, or one painting or more that are blended.
 
     A name is looked for in this order: a file (weights or a picture), a network of the zoo, a painting that comes with
     the task (`great_wave`, or `great_wave.jpg` where the zoo has a network of the name), a run's fingerprint.
@@ -180,8 +264,9 @@ def open_style(styles: Sequence[str], options: Options, storage: Storage) -> Sty
         other = next(name for name in styles if not find_painting(name))
         raise UserError(f"--style {other}: no painting; several styles are blended from paintings alone")
     network = find_network(styles[0], storage)
-    if options.changes:
-        raise UserError(f"{min(options.changes)} is of paintings (version 1), and {styles[0]} is a network")
+    if options.changes or options.like:
+        named = min(options.changes, default=f"--like {options.like}")
+        raise UserError(f"{named} is of paintings (version 1), and {styles[0]} is a network")
     return NetworkStyle(network.to(options.where), options)
 
 
@@ -282,20 +367,43 @@ def open_paintings(paintings: Sequence[Path], options: Options, storage: Storage
 
 
 def painting_config(names: Sequence[str], options: Options, storage: Storage) -> Config:
-    """Return the config of an optimisation; weights that are a file are imported, and name their network."""
+    """Return the config of an optimisation: the preset's, with what the options change.
+
+    Weights that are a file are imported, and name their network. The default's style weight and layers belong to its
+    convention and network: who names others starts from the config's own defaults.
+    """
     changes = dict(options.changes)
-    source = str(changes.get("method.backbone.weights", "imagenet"))
+    source = str(changes.get("method.backbone.weights", ""))
     if Path(source).is_file():
         changes["method.backbone.weights"] = source = weights.import_weights(Path(source), storage)
     if re.fullmatch("[0-9a-f]{64}", source):
         changes.setdefault("method.backbone", network_name(source, storage))
-    if source == "random":
-        changes = {"method.backbone.normalise": False, **changes}
-    changes.setdefault("method.objective.convention", "relative")  # one style weight is then right for every size
-    if changes.get("method.objective.convention") == "relative":
-        changes.setdefault("method.objective.style_weight", RELATIVE_WEIGHT)
+    preset = dict(PRESETS[options.like])
+    if not options.like and changes.get("method.objective.convention", "relative") != "relative":
+        preset = {}
+    elif not options.like and source == "random":
+        preset |= {"method.backbone.normalise": False, "method.objective.style_weight": UNTRAINED_WEIGHT}
+    if preset and not options.like and not source and changes.get("method.backbone", "vgg19") == "vgg19":
+        preset["method.backbone.weights"] = "small"
     fixed = {"method": "optimise_image", "method.shape": "keep", "style": list(names), "epochs": 1}
-    return override(Config(), {**fixed, "precision": options.precision, "steps": EVALUATIONS, **changes})
+    return override(Config(), {**fixed, "precision": options.precision, "steps": EVALUATIONS, **preset, **changes})
+
+
+def sized(pixels: Pixels, options: Options) -> dict[str, object]:
+    """Return what an optimisation's config takes of its picture: the size, and what follows from it by default.
+
+    That is, without a preset and where nothing else is said, the sizes that are begun with and compared at. Half of the
+    evaluations are made at half the size, and no size that is compared at is below `SMALLEST` pixels.
+    """
+    size, shorter = max(pixels.shape[:2]), min(pixels.shape[:2])
+    if options.like:
+        return {"method.size": size}
+    octaves = min(3, max(1, int(np.log2(max(shorter, SMALLEST) / SMALLEST)) + 1))
+    coarse = [size // 2] if shorter // 2 >= SMALLEST * 2 ** (octaves - 1) else []
+    chosen: dict[str, object] = {"method.objective.octaves": octaves, "method.scales": coarse}
+    chosen["method.objective.content_octave"] = min(1, octaves - 1)
+    left = {path: value for path, value in chosen.items() if path not in options.changes}
+    return {"method.size": size, **left}
 
 
 def network_name(digest: str, storage: Storage) -> str:

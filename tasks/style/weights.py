@@ -39,6 +39,9 @@ SQUEEZENET_MEAN = (104.0, 117.0, 123.0)
 CODES = 256
 """Entries of a codebook of the compressed SqueezeNet."""
 
+SMALL = Path(__file__).parent / "weights" / "small.safetensors"
+"""The small VGG-19 that comes with the task."""
+
 Colour = tuple[float, float, float]
 
 
@@ -153,14 +156,24 @@ def imagenet(network: str) -> Weights:
     return Weights(network, {name: value for name, value in state.items() if name.startswith("features.")})
 
 
+def small() -> Weights:
+    """Give the small VGG-19 that comes with the task; see `distil`."""
+    return _sealed(*weights.unsealed(SMALL.read_bytes(), "backbone"))
+
+
 def stored(digest: str, storage: Storage | None) -> Weights:
     """Read the weights that `import_weights` wrote.
 
     Raises:
         UserError: where the file is missing, changed, or of another kind.
     """
-    tensors, fields = weights.stored(digest, storage, "import it by `retable style weights FILE`", "backbone")
+    return _sealed(*weights.stored(digest, storage, "import it by `retable style weights FILE`", "backbone"))
+
+
+def _sealed(tensors: Mapping[str, Tensor], fields: Mapping[str, Any]) -> Weights:
+    """Give the weights of a file's tensors and fields."""
     mean, std = tuple(fields["mean"]), tuple(fields["std"])
+    tensors = {name: value.float() for name, value in tensors.items()}
     return Weights(fields["network"], tensors, mean, std, fields["padding"])
 
 
@@ -191,7 +204,10 @@ def recognise(file: Path, data: bytes) -> Weights:
     Raises:
         UserError: where they are of no known layout.
     """
-    if data.startswith((b"PK", b"\x80")) or weights.metadata(data) is not None:
+    found: Weights | None
+    if "backbone" in (weights.metadata(data) or {}):
+        found = _sealed(*weights.unsealed(data, "backbone"))
+    elif data.startswith((b"PK", b"\x80")) or weights.metadata(data) is not None:
         state = weights.read_tensors(file, data, KNOWN, "features.0.weight", "0.weight", "conv0.weight")
         found = _torchvision(state) or _with_colours(state)
     else:

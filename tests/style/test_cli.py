@@ -1,6 +1,7 @@
 import json
 import subprocess
 import sys
+from typing import get_type_hints
 
 import numpy as np
 import pytest
@@ -8,13 +9,14 @@ import torch
 from safetensors import safe_open
 from typer.testing import CliRunner
 
-from retable.platform.config import override
+from retable.platform.config import flatten, override
 from retable.platform.errors import UserError
 from retable.platform.runs import RunFolder
 from retable.platform.task import find
 from retable.tasks.style import assets, images, transformer, weights
 from retable.tasks.style.cli import app
 from retable.tasks.style.config import Config
+from retable.tasks.style.knobs import Knobs, Sets
 from retable.tasks.style.transformer import TransformerNetwork
 
 RANDOM = ("--backbone", "alexnet", "--weights", "random", "--evaluations", "2", "--size", "72")
@@ -101,13 +103,53 @@ def test_a_painting_by_its_name(style):
         (("--style", "net.safetensors", "--history", "a.csv"), "--history"),
         (("--style", "lake.png", "--scales", "128;256", *RANDOM), "--scales 128;256"),
         (("--style", "lake.png", "--blend", "1,2", *RANDOM), "blend"),
-        (("--style", "lake.png", "--optimizer", "adamw", *RANDOM), "method.optimizer"),
+        (("--style", "lake.png", "--optimizer", "sgd", "--line-search", "none", *RANDOM), "line_search"),
+        (("--style", "lake.png", "--layer-weights", "1,2", *RANDOM), "2 layer_weights for 3 style_layers"),
+        (("--style", "net.safetensors@ff0000"), "needs --mask"),
+        (
+            ("--style", "net.safetensors@ff0000", "--style", "lake.png", "--mask", "lake.png"),
+            "give each its own colour",
+        ),
+        (("--style", "net.safetensors", "--mask", "missing.png"), "missing.png"),
+        (("--style", "net.safetensors", "--like", "gatys"), "--like gatys is of paintings"),
         (("--style", "lake.png", "--weights", "missing.pth"), "missing.pth"),
     ],
 )
 def test_mistakes_are_one_line(style, tmp_path, words, said):
     assert said in refused(style("image", "lake.png", "--out", "out.png", *words))
     assert not (tmp_path / "out.png").exists()
+
+
+def test_what_is_no_choice_is_refused_with_the_choices(style):
+    found = style("image", "lake.png", "--out", "out.png", "--style", "lake.png", "--optimizer", "adamw")
+    assert found.exit_code == 2 and "'lbfgs', 'adam', 'sgd'" in found.output
+
+
+def test_every_field_of_an_optimisation_can_be_said():
+    """Fields of the config that no option sets would be hidden from the command."""
+    said = {each.path for hint in get_type_hints(Knobs, include_extras=True).values() for each in sets(hint)}
+    fields = {path for path in flatten(override(Config(), {"method": "optimise_image"})) if path.startswith("method.")}
+    elsewhere = {"method.content", "method.size", "method.shape", "method.optimizer.history"}
+    assert {path for path in said if path.startswith("method.")} == fields - elsewhere
+
+
+def sets(hint):
+    return [each for each in getattr(hint, "__metadata__", ()) if isinstance(each, Sets)]
+
+
+def test_regions_of_a_mask_have_their_own_styles(style, tmp_path):
+    transformer.save(network(1), tmp_path / "other.safetensors", {}, half=False)
+    map_of = np.zeros((40, 52, 3), np.uint8)
+    map_of[:20, :26], map_of[20:, :26], map_of[:20, 26:] = (255, 0, 0), (0, 0, 255), (0, 255, 0)
+    images.write(tmp_path / "map.png", map_of)
+    for name in ("net", "other"):
+        assert style("image", "lake.png", "--out", f"{name}.png", "--style", f"{name}.safetensors").exit_code == 0
+    words = ("--style", "net.safetensors@ff0000", "--style", "other.safetensors@#0000FF", "--mask", "map.png")
+    found = style("image", "lake.png", "--out", "both.png", *words)
+    assert found.exit_code == 0, found.output
+    photograph, net, other, both = (images.read(f"{name}.png").pixels for name in ("lake", "net", "other", "both"))
+    assert np.array_equal(both[:20, :26], net[:20, :26]) and np.array_equal(both[20:, :26], other[20:, :26])
+    assert np.array_equal(both[:, 26:], photograph[:, 26:]) and not np.array_equal(net, other)
 
 
 def test_no_weights_to_be_had(style, monkeypatch):
@@ -118,7 +160,7 @@ def test_no_weights_to_be_had(style, monkeypatch):
 
     monkeypatch.setattr(torch.hub, "download_url_to_file", unreachable)
     monkeypatch.setattr(torch.hub, "get_dir", lambda: "empty")
-    said = refused(style("image", "lake.png", "--out", "out.png", "--style", "lake.png"))
+    said = refused(style("image", "lake.png", "--out", "out.png", "--style", "lake.png", "--weights", "imagenet"))
     assert "random" in said and "retable style weights FILE" in said
 
 

@@ -286,3 +286,23 @@ def test_layers_that_are_not_there(network):
     for wrong in ({"content_layers": ("stage4",)}, {"style_layers": ("relu3_1",)}):
         with pytest.raises(UserError, match="not among the layers"):
             losses.targets(network, objective(**wrong), image(seed=1), [image(seed=2)])
+
+
+def test_octaves_are_losses_of_smaller_images(network):
+    content, painting, batch = image(32, 24), image(40, 36, seed=1), image(32, 24, count=2, seed=2)
+    both = evaluate(network, objective(octaves=2, content_octave=1, style_weight=3.0), content, [painting], batch)
+
+    def half(one):
+        return one.unflatten(2, (-1, 2)).unflatten(4, (-1, 2)).mean((3, 5))
+
+    whole = evaluate(network, objective(), content, [painting], batch)
+    small = evaluate(network, objective(), half(content), [half(painting)], half(batch))
+    torch.testing.assert_close(both.style, (whole.style + small.style) / 2)
+    torch.testing.assert_close(both.content, small.content)
+    assert not torch.allclose(both.style, whole.style) and not torch.allclose(both.content, whole.content)
+
+
+@pytest.mark.parametrize("changes", [{"octaves": 0}, {"octaves": 7}, {"content_octave": -1}, {"content_octave": 6}])
+def test_octaves_have_bounds(changes):
+    with pytest.raises(ValueError, match="is outside"):
+        objective(**changes)

@@ -174,6 +174,29 @@ def test_a_step_evaluates_once(optimizer):
     assert all(parameter.grad is None for parameter in network.parameters())
 
 
+def test_a_strong_wolfe_search_is_pytorchs():
+    searched = Lbfgs(line_search="strong_wolfe")
+    job, plain = run(make(optimizer=searched), 4), make(optimizer=searched)
+    pixels = plain._pixels.detach().clone().requires_grad_()
+    never = {"tolerance_grad": 0, "tolerance_change": 0, "history_size": 20}
+    reference = torch.optim.LBFGS([pixels], max_iter=1, max_eval=26, line_search_fn="strong_wolfe", **never)
+    seen = []
+
+    def closure():
+        with torch.no_grad():
+            pixels.clamp_(0, 1)
+        reference.zero_grad()
+        value = losses.loss(plain.network, OBJECTIVE, plain._targets, pixels).total.sum()
+        value.backward()
+        seen.append(value.item())
+        return value
+
+    for _ in range(4):
+        reference.step(closure)
+    torch.testing.assert_close(job._pixels.detach(), pixels.detach())
+    assert len(seen) > 4 and job.losses[0, 0] == pytest.approx(seen[0])
+
+
 def test_the_image_of_a_line_search_is_the_one_whose_loss_is_given(monkeypatch):
     monkeypatch.setattr(lbfgs, "LONGEST", 1.0)
     monkeypatch.setattr(lbfgs, "WINDOW", 1)  # so that moves are halved

@@ -12,9 +12,10 @@ from retable.platform.errors import UserError
 from retable.tasks.style import assets, batches, images, transformer, weights
 from retable.tasks.style.backbones import build
 from retable.tasks.style.batches import SUFFIXES, Job, plan_jobs, sheet, stylise_files, stylise_jobs
-from retable.tasks.style.config import Alexnet, Objective
+from retable.tasks.style.config import Alexnet, Objective, OptimiseImage, Vgg19
 from retable.tasks.style.losses import loss, targets
-from retable.tasks.style.stylise import NetworkStyle, Options, find_network, open_style, painting_config
+from retable.tasks.style.regions import Mask, compose
+from retable.tasks.style.stylise import NetworkStyle, Options, find_network, open_style, painting_config, sized
 from retable.tasks.style.transformer import TransformerNetwork
 
 
@@ -215,7 +216,38 @@ def test_imported_weights_name_their_network(tmp_path, storage):
     torch.save(dict(weights.random("alexnet", 1).tensors), file)
     config = painting_config(["x"], Options(changes={"method.backbone.weights": str(file)}), storage)
     assert config.method.backbone == Alexnet(weights=weights.import_weights(file, storage))
-    assert config.method.objective == Objective(convention="relative", style_weight=50.0)
+    assert config.method.objective.style_layers == ("stage1", "stage2", "stage3")
+    gatys = painting_config(["x"], Options(like="gatys"), storage)
+    assert gatys.method.objective == Objective(convention="gatys", content_weight=1e-3, style_weight=1.0)
+    assert gatys.method.backbone == Vgg19() and gatys.steps == 500
+    plain = painting_config(["x"], Options(changes={"method.objective.convention": "mean"}), storage)
+    assert plain.method.objective == Objective(convention="mean") and plain.method.backbone == Vgg19()
+    own = painting_config(["x"], Options(like="paper"), storage)
+    assert own.method == OptimiseImage(shape="keep") and own.steps == 300
+
+
+@pytest.mark.parametrize(
+    ("shape", "octaves", "scales"),
+    [((20, 28), 1, ()), ((64, 200), 2, ()), ((128, 160), 3, ()), ((256, 300), 3, (150,)), ((700, 512), 3, (350,))],
+)
+def test_sizes_of_an_optimisation_follow_the_picture(shape, octaves, scales):
+    pixels = noise(*shape)
+    found = sized(pixels, Options())
+    assert found["method.objective.octaves"] == octaves and tuple(found["method.scales"]) == scales
+    assert sized(pixels, Options(like="gatys")) == {"method.size": max(shape)}
+    assert sized(pixels, Options(changes={"method.scales": [64]})).keys() == found.keys() - {"method.scales"}
+
+
+@pytest.mark.parametrize(("height", "width"), [(40, 52), (8, 9), (20, 26)])
+def test_a_grey_mask_is_a_share(height, width):
+    grey = noise(20, 26)[..., :1].repeat(3, -1)
+    (share,) = Mask(grey, [""]).shares(height, width)
+    assert share.shape == (height, width) and 0 <= share.min() and share.max() <= 1
+    assert np.isclose(share.mean(), grey.mean() / 255, atol=0.02)
+    photograph, made = noise(height, width, 1), noise(height, width, 2)
+    mixed = compose(photograph, [made], [share])
+    naive = share[..., None] * made + (1 - share[..., None]) * photograph
+    assert np.abs(mixed - naive).max() < 0.51
 
 
 def test_what_style_means(tmp_path, storage, weights_file):

@@ -1,0 +1,210 @@
+"""Options of `retable style image`, grouped: each field is an option with its help and what of the config it sets."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_type_hints
+
+import typer
+
+from retable.platform.errors import UserError
+
+PAINTINGS = "For paintings"
+LOSS = "For paintings: the loss"
+NETWORK = "For paintings: the network that looks"
+OPTIMISER = "For paintings: the optimiser"
+
+Like = Literal["gatys", "johnson", "paper"]
+
+
+@dataclass(frozen=True)
+class Sets:
+    """The field of the config that an option sets; `kind` reads an item of a list."""
+
+    path: str
+    kind: type | None = None
+
+
+def panel(name: str, help: str, **more: Any) -> Any:
+    """Describe an option of a group."""
+    return typer.Option(help=help, rich_help_panel=name, **more)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What a result is to be, by a network or a painting."""
+
+    size: Annotated[
+        int | None,
+        typer.Option(help="Pixels of the longer side; 0: the photograph's. Default: 0; for paintings 512.", min=0),
+    ] = None
+    strength: Annotated[float, typer.Option(help="Share of the stylised picture in the result.", min=0, max=1)] = 1.0
+    original_colours: Annotated[bool, typer.Option("--original-colours", help="Keep the photograph's colours.")] = False
+    mask: Annotated[
+        Path | None,
+        typer.Option(help="What is stylised: white is, black is not. Or regions: --style NAME@COLOUR."),
+    ] = None
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Make results anew that are there.")] = False
+    precision: Annotated[
+        Literal["float32", "bfloat16"], typer.Option(help="bfloat16: faster on GPUs, and off by a few levels of 255.")
+    ] = "float32"
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1; none: a GPU where there is one.")] = ""
+    tile: Annotated[int, typer.Option(help="For networks: work in tiles of so many pixels; same result.", min=0)] = 0
+    ray: Annotated[bool, typer.Option("--ray", help="Share the pictures out over the Ray cluster.")] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Knobs:
+    """What an optimisation may be told (version 1); none: the preset's value, or the config's default."""
+
+    like: Annotated[
+        Like | None, panel(PAINTINGS, "Settings of a paper, before all that follows. None: what looks best soonest.")
+    ] = None
+    blend: Annotated[str, Sets("blend", float), panel(PAINTINGS, "Weight of each painting: 0.7,0.3.")] = ""
+    start: Annotated[
+        Literal["content", "style", "noise"] | None, Sets("method.start"), panel(PAINTINGS, "What is begun with.")
+    ] = None
+    style_scale: Annotated[
+        float | None,
+        Sets("method.style_scale"),
+        panel(PAINTINGS, "Size of the strokes: the painting's over the picture's.", min=0.05),
+    ] = None
+    scales: Annotated[str, Sets("method.scales", int), panel(PAINTINGS, "Sizes to begin with, coarse to fine.")] = ""
+    evaluations: Annotated[
+        int | None, Sets("steps"), panel(PAINTINGS, "Evaluations of the loss. Default: 300.", min=1)
+    ] = None
+    seed: Annotated[int | None, Sets("seed"), panel(PAINTINGS, "Of noise and of random weights.", min=0)] = None
+    history: Annotated[Path | None, panel(PAINTINGS, "Write each evaluation's losses to this CSV file.")] = None
+
+    style_weight: Annotated[
+        float | None, Sets("method.objective.style_weight"), panel(LOSS, "Of the painting; the more, the freer.", min=0)
+    ] = None
+    content_weight: Annotated[
+        float | None, Sets("method.objective.content_weight"), panel(LOSS, "Of the photograph. Default: 1.", min=0)
+    ] = None
+    variation_weight: Annotated[
+        float | None, Sets("method.objective.variation_weight"), panel(LOSS, "Total variation: smooths.", min=0)
+    ] = None
+    criterion: Annotated[
+        Literal["mse", "l1", "smooth_l1", "huber"] | None,
+        Sets("method.objective.criterion"),
+        panel(LOSS, "What is taken of each difference. Default: mse."),
+    ] = None
+    convention: Annotated[
+        Literal["gatys", "frobenius", "mean", "sum", "relative"] | None,
+        Sets("method.objective.convention"),
+        panel(LOSS, "How layers' losses are scaled; relative: to the painting's own."),
+    ] = None
+    content_layers: Annotated[
+        str, Sets("method.objective.content_layers", str), panel(LOSS, "stage4, or names such as relu3_1.")
+    ] = ""
+    style_layers: Annotated[
+        str, Sets("method.objective.style_layers", str), panel(LOSS, "stage1,stage2,..., or names.")
+    ] = ""
+    layer_weights: Annotated[
+        str, Sets("method.objective.layer_weights", float), panel(LOSS, "Of each style layer: 1,1,0.5.")
+    ] = ""
+    octaves: Annotated[
+        int | None,
+        Sets("method.objective.octaves"),
+        panel(LOSS, "Sizes at which the style is compared: 1, a half, a quarter ...", min=1, max=6),
+    ] = None
+    content_octave: Annotated[
+        int | None,
+        Sets("method.objective.content_octave"),
+        panel(LOSS, "Size at which the content is compared: 0 the whole, 1 a half ...", min=0, max=5),
+    ] = None
+
+    backbone: Annotated[
+        Literal["vgg19", "vgg16", "alexnet", "squeezenet"] | None, Sets("method.backbone"), panel(NETWORK, "Its kind.")
+    ] = None
+    weights: Annotated[
+        str | None,
+        Sets("method.backbone.weights"),
+        panel(NETWORK, "small (comes along), imagenet, random, a file, or what `retable style weights` says."),
+    ] = None
+    pooling: Annotated[
+        Literal["average", "max"] | None, Sets("method.backbone.pooling"), panel(NETWORK, "Default: average.")
+    ] = None
+    normalise: Annotated[
+        bool | None, Sets("method.backbone.normalise"), panel(NETWORK, "Bring filters to a mean activation of one.")
+    ] = None
+
+    optimizer: Annotated[
+        Literal["lbfgs", "adam", "sgd"] | None, Sets("method.optimizer"), panel(OPTIMISER, "Default: lbfgs.")
+    ] = None
+    learning_rate: Annotated[
+        float | None, Sets("method.optimizer.learning_rate"), panel(OPTIMISER, "Of the optimizer.", min=0)
+    ] = None
+    line_search: Annotated[
+        Literal["backtracking", "strong_wolfe", "none"] | None,
+        Sets("method.optimizer.line_search"),
+        panel(OPTIMISER, "Of L-BFGS."),
+    ] = None
+
+    def changes(self) -> dict[str, object]:
+        """Return fields of the config and the values that the options ask for.
+
+        Raises:
+            UserError: where a list holds no numbers.
+        """
+        given: dict[str, object] = {}
+        for name, hint in get_type_hints(Knobs, include_extras=True).items():
+            target = next((each for each in getattr(hint, "__metadata__", ()) if isinstance(each, Sets)), None)
+            value = getattr(self, name)
+            if target is None or value in (None, ""):
+                continue
+            option = f"--{name.replace('_', '-')}"
+            given[target.path] = value if target.kind is None else items(option, value, target.kind)
+        return given
+
+
+def items(option: str, text: str, kind: type[Any] = float) -> list[Any]:
+    """Read a list with commas between its items, of a kind: float, int or str.
+
+    Raises:
+        UserError: naming the option.
+    """
+    try:
+        return [kind(part) for part in text.split(",")] if text else []
+    except ValueError as error:
+        whole = "whole " if kind is int else ""
+        raise UserError(f"{option} {text}: write {whole}numbers with commas between them, e.g. 1,2") from error
+
+
+def spread(command: Callable[..., None]) -> Callable[..., None]:
+    """Let a command's parameters that are dataclasses be options, one for each of their fields."""
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, Any] = {name: kind for name, kind in hints.items() if dataclasses.is_dataclass(kind)}
+    parameters, owner = [], {}
+    for name, parameter in inspect.signature(command).parameters.items():
+        if name not in groups:
+            parameters.append(parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY))
+            continue
+        inner = get_type_hints(groups[name], include_extras=True)
+        for each in dataclasses.fields(groups[name]):
+            owner[each.name] = name
+            parameters.append(
+                inspect.Parameter(
+                    each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=inner[each.name]
+                )
+            )
+
+    @functools.wraps(command)
+    def called(**values: Any) -> None:
+        rest = {name: value for name, value in values.items() if name not in owner}
+        made = {
+            group: kind(**{name: values[name] for name, of in owner.items() if of == group})
+            for group, kind in groups.items()
+        }
+        command(**rest, **made)
+
+    called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    called.__annotations__ = {each.name: each.annotation for each in parameters}
+    del called.__wrapped__
+    return called
