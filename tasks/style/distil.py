@@ -104,7 +104,7 @@ def distil(
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         schedule.step()
-        report(step, float(loss))
+        report(step, loss.item())
     return pack(student, large)
 
 

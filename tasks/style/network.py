@@ -42,6 +42,8 @@ class Architecture:
     """Whether the last convolution is normalised too."""
     styles: int = 1
     """Styles that share the convolutions; more than one: each has its own scales and shifts."""
+    bottleneck: bool = False
+    """Whether residual blocks are of 1x1, 3x3 and 1x1, the first two of half the width, and not of two 3x3."""
 
 
 class ConditionalNorm(nn.Module):
@@ -78,12 +80,14 @@ class Layer(nn.Module):
         *,
         stride: int = 1,
         doubles: bool = False,
+        branches: bool = False,
         residual: bool = False,
         rectified: bool = True,
         normalised: bool = True,
     ) -> None:
         super().__init__()
         self.outputs, self.kernel, self.stride, self.doubles = outputs, kernel, stride, doubles
+        self.branches = branches  # whether its input is what the next residual layer adds to its output
         self.residual, self.rectified = residual, rectified
         self.transposed = doubles and architecture.upsampling == "transposed"
         self.reflected = architecture.padding == "reflect"
@@ -175,12 +179,27 @@ def extended(features: Features, beyond: list[int], mode: Literal["replicate", "
     return features
 
 
+def block(architecture: Architecture, width: int) -> list[Layer]:
+    """Make the layers of a residual block."""
+    if not architecture.bottleneck:
+        return [
+            Layer(architecture, width, width, branches=True),
+            Layer(architecture, width, width, residual=True, rectified=False),
+        ]
+    return [
+        Layer(architecture, width, width // 2, 1, branches=True),
+        Layer(architecture, width // 2, width // 2),
+        Layer(architecture, width // 2, width, 1, residual=True, rectified=False),
+    ]
+
+
 class TransformerNetwork(nn.Module):
     """Three convolutions down to a quarter of the size, five residual blocks, two up and one to colours.
 
     `forward` takes images in [0, 1] and returns stylised ones of the same size, on that scale but not clamped. Below,
-    widths are in units of `filters`: 9x9 to 1, 3x3 stride 2 to 2, 3x3 stride 2 to 4; five blocks of two 3x3, without
-    rectifier after the sum; 3x3 stride 1/2 to 2 and to 1; 9x9 to three colours.
+    widths are in units of `filters`: 9x9 to 1, 3x3 stride 2 to 2, 3x3 stride 2 to 4; five blocks of two 3x3 (or 1x1,
+    3x3 and 1x1 through a width of 2), without rectifier after the sum; 3x3 stride 1/2 to 2 and to 1; 9x9 to three
+    colours.
 
     Raises:
         ValueError: for zero padding with resizing, which no known network has.
@@ -195,6 +214,7 @@ class TransformerNetwork(nn.Module):
         epsilon: float = 1e-5,
         final_norm: bool = False,
         styles: int = 1,
+        bottleneck: bool = False,
     ) -> None:
         super().__init__()
         if padding == "zeros" and upsampling == "resize":
@@ -207,6 +227,7 @@ class TransformerNetwork(nn.Module):
             epsilon=epsilon,
             final_norm=final_norm,
             styles=styles,
+            bottleneck=bottleneck,
         )
         layers = [
             Layer(a, 3, filters, 9),
@@ -214,8 +235,7 @@ class TransformerNetwork(nn.Module):
             Layer(a, 2 * filters, 4 * filters, stride=2),
         ]
         for _ in range(5):
-            layers.append(Layer(a, 4 * filters, 4 * filters))
-            layers.append(Layer(a, 4 * filters, 4 * filters, residual=True, rectified=False))
+            layers += block(a, 4 * filters)
         layers += [
             Layer(a, 4 * filters, 2 * filters, doubles=True),
             Layer(a, 2 * filters, filters, doubles=True),
@@ -289,15 +309,15 @@ class TransformerNetwork(nn.Module):
 
     def _walk(self, image: Image, choose: Callable[[int, Features], tuple[Tensor, Tensor] | None]) -> Image:
         """Apply the layers; `choose` says by which statistics the output of each convolution is normalised."""
-        x = block = self.enlarge(image)
+        x = before = self.enlarge(image)
         for index, layer in enumerate(self.layers):
             assert isinstance(layer, Layer)
             whole = [(0, layer.size(length)) for length in x.shape[2:]]
             features = layer.convolve(layer.window(x, *whole))
             features = layer.normalise(features, choose(index, features) if layer.norm is not None else None)
+            if layer.branches:
+                before = x
             if layer.residual:
-                features = features + block
-            if layer.rectified:
-                features = torch.relu(features)
-            block, x = x, features
+                features = features + before
+            x = torch.relu(features) if layer.rectified else features
         return self.colours(x, *image.shape[2:])

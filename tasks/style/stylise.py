@@ -293,7 +293,7 @@ def find_network(name: str, storage: Storage) -> TransformerNetwork:
         raise UserError(
             f"--style {name}: a painting, where a network is needed: a file of one, a name of the zoo, a run"
         )
-    if Path(name).is_file() or "," not in name:
+    if transformer.is_file(name) or "," not in name:
         return one_network(name, storage)
     parts = [part.rpartition(":") for part in name.split(",")]
     try:
@@ -311,8 +311,8 @@ def one_network(name: str, storage: Storage) -> TransformerNetwork:
     Raises:
         UserError: where there is none, or it has not the style that is named.
     """
-    whole, _, painting = (name, "", "") if Path(name).is_file() else name.partition(":")
-    if Path(whole).is_file() or whole in transformer.zoo():
+    whole, _, painting = (name, "", "") if transformer.is_file(name) else name.partition(":")
+    if transformer.is_file(whole) or whole in transformer.zoo():
         return transformer.find(whole, painting)
     if not re.fullmatch("[0-9a-f]+", whole):
         names = sorted({*transformer.zoo(), *assets.paintings()})

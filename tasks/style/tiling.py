@@ -104,13 +104,14 @@ def needed_bytes(network: TransformerNetwork, height: int, width: int, tiled: bo
     the padded and enlarged input and a normalised copy of the output, as `TransformerNetwork.forward` holds them.
     """
     rows, columns = (max(8, -(-length // 4) * 4) for length in (height, width))
-    peak, channels, image = 0, 3, 2 * 3 * rows * columns
+    peak, kept, channels, image = 0, 0, 3, 2 * 3 * rows * columns
     for layer in layers(network):
         inputs = channels * rows * columns
         enlarged = inputs * 4 if layer.doubles and not layer.transposed else inputs
         channels, rows, columns = layer.outputs, layer.size(rows), layer.size(columns)
         outputs = channels * rows * columns
-        held = inputs * (2 if layer.residual else 1) + outputs
+        held = inputs + kept + outputs
+        kept = inputs if layer.branches else 0 if layer.residual else kept
         peak = max(peak, held if tiled else held + enlarged + 2 * outputs)
     return 4 * (peak + image)
 
@@ -146,7 +147,7 @@ def _run(
     height, width = x.shape[2:]
     stack, done = layers(network), 0
     total = len(stack) * sum(1 for _ in _tiles(height, width, side))
-    block: Tensor | None = None
+    before = x
     for index, layer in enumerate(stack):
         convolve = fast_convolution(layer, device, getattr(torch, precision))
         rows, columns = (layer.size(length) for length in x.shape[2:])
@@ -163,11 +164,12 @@ def _run(
             found = moments.result() if statistics is None else statistics[index]
             scale, shift = layer.scale_and_shift(*(value.to(layer.convolution.weight.device) for value in found))
             torch.addcmul(shift.cpu(), features, scale.cpu(), out=features)
-        if layer.residual and block is not None:
-            features.add_(block)
+        if layer.branches:
+            before = x
+        if layer.residual:
+            features.add_(before)
         if layer.rectified:
             features.relu_()
-        block = x if index + 1 < len(stack) and stack[index + 1].residual else None
         x = features
     return network.colours(x, *image.shape[2:])
 

@@ -19,7 +19,7 @@ from retable.platform.errors import UserError, nearest
 from retable.platform.storage import Storage
 from retable.platform.zoo import zoo as files
 from retable.tasks.style.config import Config, TrainNetwork
-from retable.tasks.style.layouts import FIRST, convert
+from retable.tasks.style.layouts import FIRST, MANIFEST, convert, read_folder
 from retable.tasks.style.network import Statistics, TransformerNetwork
 from retable.tasks.style.tiling import Precision, layers, stylise
 
@@ -33,6 +33,7 @@ __all__ = [  # what the network's own modules offer is had from here too
     "blend",
     "chosen",
     "find",
+    "is_file",
     "load",
     "read",
     "save",
@@ -135,12 +136,22 @@ def blend(networks: Sequence[TransformerNetwork], shares: Sequence[float]) -> Tr
 
 
 def read(path: Path, painting: str = "") -> TransformerNetwork:
-    """Read a network from a safetensors file, or from a state dict that PyTorch saved; `painting`: one of its styles.
+    """Read a network from a safetensors file, a state dict that PyTorch saved, or a folder of variables (ml5's).
+
+    `painting` is one of its styles.
 
     Raises:
         UserError: where the file cannot be read, holds no transformation network, or not that style.
     """
-    return read_bytes(weights.read_bytes(path), str(path), painting)
+    if path.is_dir() and not is_file(str(path)):
+        raise UserError(f"{path}: a folder without {MANIFEST}; a network's variables are listed in one (ml5's)")
+    if not path.is_dir():
+        return read_bytes(weights.read_bytes(path), str(path), painting)
+    tensors = read_folder(path)
+    try:
+        return chosen(load(tensors), (), painting, str(path))
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
 
 
 def read_bytes(data: bytes, name: str, painting: str | None = "") -> TransformerNetwork:
@@ -190,6 +201,11 @@ def pack(network: TransformerNetwork, provenance: Mapping[str, object], half: bo
         "provenance": json.dumps(provenance),
     }
     return exported.sealed(state, metadata)
+
+
+def is_file(name: str) -> bool:
+    """Say whether a file has this name, or a folder of a network's variables."""
+    return Path(name).is_file() or (Path(name) / MANIFEST).is_file()
 
 
 def zoo() -> dict[str, Path]:

@@ -1,4 +1,5 @@
 import json
+import re
 
 import cv2
 import numpy as np
@@ -9,6 +10,7 @@ from torch.nn import functional
 
 from retable.platform.errors import UserError
 from retable.tasks.style import transformer
+from retable.tasks.style.tiling import stylise_tiled
 from retable.tasks.style.transformer import TransformerNetwork, find, load, read, save, stylise
 
 torch.set_num_threads(1)
@@ -149,6 +151,130 @@ def test_state_dicts_of_pytorch_examples_give_what_their_definition_does(size):
     with torch.no_grad():
         torch.testing.assert_close(load(state)(image).double(), expected, rtol=0, atol=1e-5)
     torch.testing.assert_close(stylise(load(state), image).double(), expected.clamp(0, 1), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_networks_of_gordicaleksa_give_what_their_definition_does(tmp_path, wrapped):
+    state = example_weights()
+    state["deconv3.conv2d.weight"] /= 60
+    state["deconv3.conv2d.bias"] -= 128
+    renamed = {re.sub(r"^deconv([12])", r"up\1.conv2d", name).replace("deconv3", "up3"): v for name, v in state.items()}
+    torch.save({"commit_hash": "0", "state_dict": renamed} if wrapped else renamed, tmp_path / "net.pth")
+    image = torch.rand(2, 3, 32, 44)
+    mean, std = (torch.tensor(v)[:, None, None] for v in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+    expected = example_network(state, (image - mean) / std) * std + mean
+    assert expected.std() > 0.02
+    with torch.no_grad():
+        torch.testing.assert_close(read(tmp_path / "net.pth")(image).double(), expected, rtol=0, atol=1e-5)
+
+
+def rrmina_weights(kernels, filters=8):
+    """Random weights of rrmina/fast-neural-style-pytorch; `kernels`: of a residual block."""
+    generator = torch.Generator().manual_seed(2)
+    state = {}
+
+    def add(name, inputs, outputs, kernel, what="conv_layer", norm=True):
+        shape = (outputs, inputs) if what == "conv_layer" else (inputs, outputs)
+        state[f"{name}.{what}.weight"] = torch.randn(*shape, kernel, kernel, generator=generator) / kernel / inputs**0.5
+        state[f"{name}.{what}.bias"] = torch.randn(outputs, generator=generator) * 0.1
+        if norm:
+            state[f"{name}.norm_layer.weight"] = 1 + 0.3 * torch.randn(outputs, generator=generator)
+            state[f"{name}.norm_layer.bias"] = 0.3 * torch.randn(outputs, generator=generator)
+
+    for index, (inputs, outputs, kernel) in enumerate(((3, 1, 9), (1, 2, 3), (2, 4, 3))):
+        add(f"ConvBlock.{2 * index}", inputs if index == 0 else inputs * filters, outputs * filters, kernel)
+    widths = [4, 4, 4] if len(kernels) == 2 else [4, 2, 2, 4]
+    for block in range(5):
+        for part, kernel in enumerate(kernels):
+            add(f"ResidualBlock.{block}.conv{part + 1}", widths[part] * filters, widths[part + 1] * filters, kernel)
+    add("DeconvBlock.0", 4 * filters, 2 * filters, 3, "conv_transpose")
+    add("DeconvBlock.2", 2 * filters, filters, 3, "conv_transpose")
+    add("DeconvBlock.4", filters, 3, 9, norm=False)
+    state["DeconvBlock.4.conv_layer.weight"] *= 60
+    state["DeconvBlock.4.conv_layer.bias"] += 128
+    return state
+
+
+def rrmina_network(state, image, parts):
+    """The network in float64, from BGR 0..255 to BGR 0..255, by PyTorch's own padding and transposed convolution."""
+    state = {name: value.double() for name, value in state.items()}
+
+    def norm(x, name):
+        return functional.instance_norm(
+            x, weight=state[f"{name}.norm_layer.weight"], bias=state[f"{name}.norm_layer.bias"]
+        )
+
+    def conv(x, name, stride=1):
+        weight, margin = state[f"{name}.conv_layer.weight"], [state[f"{name}.conv_layer.weight"].shape[2] // 2] * 4
+        padded = functional.pad(x, margin, mode="reflect")
+        return functional.conv2d(padded, weight, state[f"{name}.conv_layer.bias"], stride)
+
+    x = image.double()
+    for index, stride in ((0, 1), (2, 2), (4, 2)):
+        x = norm(conv(x, f"ConvBlock.{index}", stride), f"ConvBlock.{index}").relu()
+    for block in range(5):
+        hidden = x
+        for part in range(1, parts + 1):
+            name = f"ResidualBlock.{block}.conv{part}"
+            hidden = norm(conv(hidden, name), name)
+            hidden = hidden.relu() if part < parts else hidden
+        x = x + hidden
+    for name in ("DeconvBlock.0", "DeconvBlock.2"):
+        weight, bias = (state[f"{name}.conv_transpose.{part}"] for part in ("weight", "bias"))
+        x = norm(functional.conv_transpose2d(x, weight, bias, 2, 1, 1), name).relu()
+    return conv(x, "DeconvBlock.4")
+
+
+@pytest.mark.parametrize("kernels", [(3, 3), (1, 3, 1)], ids=["plain", "resnext"])
+def test_networks_of_rrmina_give_what_their_definition_does(tmp_path, kernels):
+    state, image = rrmina_weights(kernels), torch.rand(2, 3, 32, 44)
+    expected = rrmina_network(state, image.flip(1) * 255, len(kernels)).flip(1) / 255
+    assert expected.std() > 0.02
+    net = load(state)
+    with torch.no_grad():
+        torch.testing.assert_close(net(image).double(), expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(stylise(net, image).double(), expected.clamp(0, 1), rtol=0, atol=1e-5)
+    tiled = stylise_tiled(net, image[:1], 16)
+    torch.testing.assert_close(tiled.double(), expected[:1], rtol=0, atol=1e-5)
+    path = tmp_path / "net.safetensors"
+    save(net, path, {})
+    assert torch.equal(stylise(read(path), image), stylise(net, image))
+
+
+def folder_of(tensors, folder):
+    folder.mkdir()
+    listed = {name: {"filename": name, "shape": list(tensor.shape)} for name, tensor in tensors.items()}
+    (folder / "manifest.json").write_text(json.dumps(listed))
+    for name, tensor in tensors.items():
+        (folder / name).write_bytes(tensor.numpy().astype("<f4").tobytes())
+    return folder
+
+
+def test_a_folder_of_variables_is_its_tensors(shared, tmp_path):
+    path = shared / "weights/style/v2_wave_lengstrom_layout.safetensors"
+    folder = folder_of(load_file(path), tmp_path / "wave")
+    image = torch.rand(1, 3, 16, 20)
+    assert torch.equal(stylise(read(folder), image), stylise(read(path), image))
+
+
+@pytest.mark.parametrize(
+    ("manifest", "said"),
+    [
+        ("[]", "no list of variables"),
+        ("nonsense", "no list of variables"),
+        ('{"Variable": {"filename": "../Variable", "shape": [4]}}', "no name of a file in this folder"),
+        ('{"Variable": {"filename": "Variable", "shape": [5]}}', "16 bytes are no 5 float32"),
+        ('{"Variable": {"filename": "Variable", "shape": [-4]}}', "16 bytes are no -4 float32"),
+        ('{"Variable": {"filename": "Other", "shape": [4]}}', "No such file"),
+        ('{"Variable": {"filename": "Variable", "shape": [4]}}', "no weights of a transformation network"),
+    ],
+)
+def test_a_damaged_folder_is_told_in_one_line(tmp_path, manifest, said):
+    (tmp_path / "manifest.json").write_text(manifest)
+    (tmp_path / "Variable").write_bytes(bytes(16))
+    with pytest.raises(UserError) as caught:
+        read(tmp_path)
+    assert said in str(caught.value) and str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_unused_running_statistics_of_old_files_are_dropped(tmp_path):
