@@ -207,3 +207,28 @@ def export(
     from retable.platform.exported import export
 
     export("style", run, storage, file, epoch=epoch, half=half, painting=painting, licence=licence)
+
+
+@app.command()
+def onnx(
+    style: Annotated[str, typer.Argument(help="A network: a name (`retable zoo style`), a file, a run, a:0.7,b:0.3.")],
+    file: Annotated[Path, typer.Argument(help="The file to write, e.g. wave.onnx.")],
+    bits: Annotated[int, typer.Option(help="Of a weight: 32, 16 or 8. Arithmetic is in float32.")] = 32,
+    storage: Where = "results",
+) -> None:
+    """Write a network as ONNX: pictures of any size, float32 (batch, 3, height, width) in [0, 1], on any runtime.
+
+    Example: `retable style onnx great_wave wave.onnx`
+    """
+    from typing import cast
+
+    from retable.tasks.style.onnx_file import Bits, pack
+    from retable.tasks.style.stylise import find_network
+
+    if bits not in (32, 16, 8):
+        raise typer.BadParameter(f"{bits} bits; 32, 16 or 8", param_hint="--bits")
+    data = pack(find_network(style, Storage.open(storage)), cast(Bits, bits))
+    with disk_errors(str(file)):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Storage.open(file.absolute().parent).write(file.name, data)
+    console.print(f"{file}: {len(data) / 1e6:.2f} MB", markup=False)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import psutil
 import torch
 from jaxtyping import Float, UInt8
 
@@ -155,9 +155,12 @@ class NetworkStyle:
     def tile_for(self, height: int, width: int, device: torch.device) -> int:
         """Return the side of tiles where a GPU does not hold the whole; else 0, as CPUs work in strips anyway."""
         needed = needed_bytes(self.network, height, width)
-        there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        if needed > there:
-            raise UserError(f"{width} x {height} pixels need {needed / 1e9:.0f} GB of memory; use a smaller --size")
+        free = psutil.virtual_memory().available
+        if needed > free:
+            raise UserError(
+                f"{width} x {height} pixels need {needed / 1e9:.1f} GB of memory, {free / 1e9:.1f} are free; "
+                "use a smaller --size"
+            )
         if device.type != "cuda" or fits(self.network, height, width, torch.cuda.mem_get_info(device)[0]):
             return 0
         return TILE

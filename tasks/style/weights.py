@@ -39,7 +39,7 @@ SQUEEZENET_MEAN = (104.0, 117.0, 123.0)
 CODES = 256
 """Entries of a codebook of the compressed SqueezeNet."""
 
-SMALL = Path(__file__).parent / "weights" / "small.safetensors"
+SMALL = Path(__file__).with_name("small_vgg19.safetensors")
 """The small VGG-19 that comes with the task."""
 
 Colour = tuple[float, float, float]

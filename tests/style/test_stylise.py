@@ -1,5 +1,6 @@
 import json
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,11 +12,12 @@ from retable.platform.batch import expand
 from retable.platform.errors import UserError
 from retable.tasks.style import assets, batches, images, transformer, weights
 from retable.tasks.style.backbones import build
-from retable.tasks.style.batches import SUFFIXES, Job, plan_jobs, sheet, stylise_files, stylise_jobs
+from retable.tasks.style.batches import SUFFIXES, Job, nothing, plan_jobs, sheet, stylise_files, stylise_jobs
 from retable.tasks.style.config import Alexnet, Objective, OptimiseImage, Vgg19
 from retable.tasks.style.losses import loss, targets
 from retable.tasks.style.regions import Mask, compose
 from retable.tasks.style.stylise import NetworkStyle, Options, find_network, open_style, painting_config, sized
+from retable.tasks.style.tiling import needed_bytes
 from retable.tasks.style.transformer import TransformerNetwork
 
 
@@ -308,3 +310,15 @@ def test_ray_gives_the_same(tmp_path, storage, photographs, weights_file):
     assert {o.job.source: bool(o.failure) for o in here} == {o.job.source: bool(o.failure) for o in there}
     for path in (tmp_path / "here").iterdir():
         assert np.array_equal(images.read(path).pixels, images.read(tmp_path / "there" / path.name).pixels)
+
+
+def test_a_picture_that_free_memory_does_not_hold_is_refused(weights_file, storage, monkeypatch):
+    style = open_style([str(weights_file)], Options(), storage)
+    needed = needed_bytes(style.network, 40, 60)
+    for free, fits in ((needed, True), (needed - 1, False)):
+        monkeypatch.setattr("psutil.virtual_memory", lambda free=free: SimpleNamespace(available=free, total=10**15))
+        if fits:
+            assert style([noise(40, 60)], nothing)[0].pixels.shape == (40, 60, 3)
+            continue
+        with pytest.raises(UserError, match=r"60 x 40 pixels need .* GB of memory, .* are free; use a smaller --size"):
+            style([noise(40, 60)], nothing)
