@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+import scipy.linalg
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -31,15 +32,18 @@ LAYERS = ("relu1_1", "relu1_2", "relu2_1", "relu2_2", "relu3_1")
 FILTERS = (32, 32, 64, 64, 128)
 """Of its convolutions: a half of VGG-19's."""
 BATCH, CROP = 8, 112
-NOISE = 0.2
+BEGIN = 2
+"""Batches that the first filters are chosen on."""
+NOISE = 0.05
 """Of the standard deviation of noise in a crop, at most: an image in the making is no photograph."""
-RATE = 2e-3
+RATE = 1e-3
 
 
 class Student(nn.Module):
     """The small network in training: convolutions, and the matrices that make the large one's features."""
 
-    def __init__(self, teacher: BackboneNetwork, wanted: Sequence[int]) -> None:
+    def __init__(self, teacher: BackboneNetwork, wanted: Sequence[int], deviation: float) -> None:
+        """Draw weights; `deviation` is the standard deviation of what the large one's first layer is given."""
         super().__init__()
         widths = (3, *FILTERS)
         self.convolutions = nn.ModuleList(
@@ -47,19 +51,55 @@ class Student(nn.Module):
             for inputs, outputs in zip(widths, FILTERS, strict=False)
         )
         self.heads = nn.ModuleList(nn.Conv2d(own, other, 1) for own, other in zip(FILTERS, wanted, strict=True))
-        self.prepare = teacher.prepare
-        for layer in (*self.convolutions, *self.heads):
-            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+        self.prepare, self.deviation = teacher.prepare, deviation
+
+    @torch.no_grad()
+    def begin(self, teacher: BackboneNetwork, image: Tensor) -> None:
+        """Begin with those of the large one's filters that say most of the others, on features that stand for its own.
+
+        A layer after the first sees what the matrix makes of the layer before, so matrix and kernel are one product.
+        """
+        wanted = teacher(image, LAYERS)
+        theirs = [layer for layer in teacher.features if isinstance(layer, nn.Conv2d)]
+        before, offset = torch.eye(3) * self.deviation, torch.zeros(3)
+        for index, (large, convolution, head) in enumerate(zip(theirs, self.convolutions, self.heads, strict=False)):
+            seen = rows(wanted[LAYERS[index]])
+            order = scipy.linalg.qr((seen - seen.mean(0)).numpy(), mode="r", pivoting=True, check_finite=False)[1]
+            chosen = torch.from_numpy(np.sort(order[: FILTERS[index]]).astype(np.int64))
+            kernel = large.weight[chosen]
+            assert large.bias is not None
+            convolution.weight.copy_(torch.einsum("ochw, ci -> oihw", kernel, before))
+            convolution.bias.copy_(large.bias[chosen] + torch.einsum("ochw, c -> o", kernel, offset))
+            solution = least_squares(rows(self.features(image)[index]), seen)
+            before, offset = solution[:-1].T.float(), solution[-1].float()
+            head.weight.copy_(before[:, :, None, None])
+            head.bias.copy_(offset)
+
+    def features(self, image: Tensor) -> list[Tensor]:
+        """Give each layer's features."""
+        features, found = self.prepare(image) / self.deviation, []
+        for name, convolution in zip(LAYERS, self.convolutions, strict=True):
+            if name in ("relu2_1", "relu3_1"):
+                features = functional.avg_pool2d(features, 2)
+            features = torch.relu(convolution(features))
+            found.append(features)
+        return found
 
     def forward(self, image: Tensor) -> list[Tensor]:
         """Give what the matrices make of each layer, in order."""
-        features, made = self.prepare(image), []
-        for index, (convolution, head) in enumerate(zip(self.convolutions, self.heads, strict=True)):
-            if LAYERS[index] in ("relu2_1", "relu3_1"):
-                features = functional.avg_pool2d(features, 2)
-            features = torch.relu(convolution(features))
-            made.append(head(features))
-        return made
+        return [head(features) for head, features in zip(self.heads, self.features(image), strict=True)]
+
+
+def rows(features: Tensor) -> Tensor:
+    """Return the features of each position as a row, in float64."""
+    return features.permute(0, 2, 3, 1).flatten(0, 2).double()
+
+
+def least_squares(own: Tensor, wanted: Tensor) -> Tensor:
+    """Return the matrix, its last row a constant, that makes the wanted rows of one's own best."""
+    own = torch.cat((own, torch.ones(len(own), 1, dtype=own.dtype)), 1)
+    solution: Tensor = torch.linalg.lstsq(own, wanted, driver="gelsd").solution
+    return solution
 
 
 def distil(
@@ -83,10 +123,12 @@ def distil(
         raise UserError(f"no picture is of {CROP} x {CROP} pixels or more")
     rng = np.random.default_rng(0)
     torch.manual_seed(0)
+    first = torch.cat([crops(pictures, rng) for _ in range(BEGIN)])
     with torch.no_grad():
-        seen = large(crops(pictures, rng), LAYERS)
+        seen = large(first, LAYERS)
     scales = [seen[layer].var() for layer in LAYERS]
-    student = Student(large, [seen[layer].shape[1] for layer in LAYERS])
+    student = Student(large, [seen[layer].shape[1] for layer in LAYERS], float(large.prepare(first).std()))
+    student.begin(large, first)
     optimizer = torch.optim.Adam(student.parameters(), lr=RATE)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     for step in range(1, steps + 1):
@@ -117,9 +159,9 @@ def unexplained(small: BackboneNetwork, large: BackboneNetwork, batch: Tensor) -
     found = []
     own, other = small(batch, LAYERS), large(batch, LAYERS)
     for layer in LAYERS:
-        x, y = (each[layer].permute(0, 2, 3, 1).flatten(0, 2).double() for each in (own, other))
-        x = torch.cat((x, torch.ones(len(x), 1, dtype=x.dtype)), 1)
-        left = y - x @ torch.linalg.lstsq(x, y, driver="gelsd").solution
+        x, y = rows(own[layer]), rows(other[layer])
+        solution = least_squares(x, y)
+        left = y - x @ solution[:-1] - solution[-1]
         found.append(float(left.square().sum() / (y - y.mean(0)).square().sum()))
     return found
 
@@ -141,9 +183,10 @@ def pack(student: Student, teacher: BackboneNetwork) -> bytes:
     """Return the file of a small network, in 16 bits, as imported weights are kept."""
     places = [f"features.{n[:-7]}" for n, _ in weights.architecture("vgg19").named_parameters() if n.endswith("weight")]
     tensors: dict[str, Tensor] = {}
-    for place, layer in zip(places, student.convolutions, strict=False):
+    for index, (place, layer) in enumerate(zip(places, student.convolutions, strict=False)):
         assert isinstance(layer, nn.Conv2d) and layer.bias is not None
-        tensors |= {f"{place}.weight": layer.weight.detach().half(), f"{place}.bias": layer.bias.detach().half()}
+        weight = layer.weight.detach() / (1.0 if index else student.deviation)
+        tensors |= {f"{place}.weight": weight.half(), f"{place}.bias": layer.bias.detach().half()}
     mean, std = (tuple(values.flatten().tolist()) for values in (teacher.mean, teacher.std))
     found = Weights("vgg19", {}, mean, std, "reflect")
     fields = {field.name: getattr(found, field.name) for field in dataclasses.fields(found) if field.name != "tensors"}
