@@ -62,12 +62,14 @@ class Student(nn.Module):
         wanted = teacher(image, LAYERS)
         theirs = [layer for layer in teacher.features if isinstance(layer, nn.Conv2d)]
         before, offset = torch.eye(3) * self.deviation, torch.zeros(3)
-        for index, (large, convolution, head) in enumerate(zip(theirs, self.convolutions, self.heads, strict=False)):
+        for index, large in enumerate(theirs[: len(LAYERS)]):
+            convolution, head = self.convolutions[index], self.heads[index]
+            assert isinstance(convolution, nn.Conv2d) and isinstance(head, nn.Conv2d)
             seen = rows(wanted[LAYERS[index]])
             order = scipy.linalg.qr((seen - seen.mean(0)).numpy(), mode="r", pivoting=True, check_finite=False)[1]
             chosen = torch.from_numpy(np.sort(order[: FILTERS[index]]).astype(np.int64))
             kernel = large.weight[chosen]
-            assert large.bias is not None
+            assert large.bias is not None and convolution.bias is not None and head.bias is not None
             convolution.weight.copy_(torch.einsum("ochw, ci -> oihw", kernel, before))
             convolution.bias.copy_(large.bias[chosen] + torch.einsum("ochw, c -> o", kernel, offset))
             solution = least_squares(rows(self.features(image)[index]), seen)

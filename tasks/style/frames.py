@@ -56,6 +56,27 @@ ACCURATE = Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT | Interpola
 
 
 @dataclass(frozen=True)
+class Part:
+    """A stretch of a file, in seconds of the file's own clock; what is written of it begins at zero."""
+
+    begin: Fraction
+    end: Fraction | None
+    """The first moment that is left out; none: to the end of the file."""
+
+    def holds(self, seconds: Fraction) -> bool:
+        """Say whether a moment lies within."""
+        return self.begin <= seconds and not self.is_over(seconds)
+
+    def is_over(self, seconds: Fraction) -> bool:
+        """Say whether a moment lies behind."""
+        return self.end is not None and seconds >= self.end
+
+    def enter(self, container: InputContainer) -> None:
+        """Go to the last key frame before the part; what is decoded before its beginning is to be dropped."""
+        container.seek(math.floor(self.begin * av.time_base))
+
+
+@dataclass(frozen=True)
 class Clip:
     """What a video's header and first frame say."""
 
@@ -77,6 +98,8 @@ class Clip:
     transfer: int
     turn: tuple[int, ...]
     """The display matrix's [a, b, c, d] in FFmpeg's 16.16 fixed point; empty: none."""
+    part: Part | None = None
+    """What of the file is read and written; none: all of it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,11 +166,16 @@ def _end(container: InputContainer, stream: VideoStream) -> Fraction:
     return Fraction((container.start_time or 0) + (container.duration or 0), av.time_base)
 
 
-def probe(path: Path) -> Clip:
+def probe(path: Path, start: float = 0.0, duration: float | None = None) -> Clip:
     """Say what a video is, from its header and its first frame.
 
+    Args:
+        path: any file that FFmpeg reads.
+        start: seconds of the video that are passed over.
+        duration: seconds that are wanted; none: all that are left.
+
     Raises:
-        UserError: in one line, where it is no video or no frame can be decoded.
+        UserError: in one line, where it is no video, no frame can be decoded, or it ends before `start`.
     """
     with _opened(path) as (container, stream):
         frame = next(_decoded(container, stream, []), None)
@@ -159,7 +187,15 @@ def probe(path: Path) -> Clip:
         width, height = (frame.height, frame.width) if sideways else (frame.width, frame.height)
         rate = stream.average_rate or stream.guessed_rate or Fraction(25)
         time_base = stream.time_base or 1 / rate
-        seconds = _end(container, stream) - (stream.start_time or 0) * time_base
+        origin = (stream.start_time or 0) * time_base
+        seconds, part = _end(container, stream) - origin, None
+        if start or duration is not None:
+            if 0 < seconds <= start:
+                raise UserError(f"{path}: ends after {float(seconds):.1f} s, and is to be read from {start:g} s on")
+            passed, wanted = (Fraction(each or 0).limit_denominator(10**6) for each in (start, duration))
+            begin = origin + passed
+            part = Part(begin, None if duration is None else begin + wanted)
+            seconds = min(seconds - passed, seconds if duration is None else wanted)
         aspect = stream.sample_aspect_ratio or None
         return Clip(
             path=path,
@@ -167,12 +203,13 @@ def probe(path: Path) -> Clip:
             height=height,
             rate=rate,
             time_base=finer(time_base, rate),
-            frames=stream.frames or round(seconds * rate),
+            frames=stream.frames if stream.frames and not part else max(0, round(seconds * rate)),
             aspect=1 / aspect if aspect and sideways else aspect,
             matrix=frame.colorspace if frame.colorspace in MATRICES else BT709 if max(width, height) > 1024 else BT601,
             primaries=frame.color_primaries,
             transfer=frame.color_trc,
             turn=turn,
+            part=part,
         )
 
 
@@ -189,17 +226,33 @@ def read(clip: Clip, notes: list[str], size: int = 0, reader: Reader = "pyav") -
     step = max(1, round(1 / (clip.rate * clip.time_base)))
     if reader == "opencv":
         for number, picture in enumerate(_read_opencv(clip, width, height)):
-            yield Frame(round(number / (clip.rate * clip.time_base)), step, picture)
+            seconds = number / clip.rate
+            if clip.part and clip.part.is_over(seconds):
+                return
+            if not clip.part or clip.part.holds(seconds):
+                yield Frame(_placed(seconds, clip), step, picture)
         return
     inner = (height, width) if _is_sideways(clip.turn) else (width, height)
     scaling = Interpolation.AREA if size and size < max(clip.width, clip.height) else Interpolation.BICUBIC
     with _opened(clip.path) as (container, stream):
         unit = stream.time_base or clip.time_base
+        if clip.part:
+            clip.part.enter(container)
         for frame, pts, duration in _timed(_decoded(container, stream, notes), clip, unit):
+            seconds = pts * clip.time_base
+            if clip.part and clip.part.is_over(seconds):
+                return
+            if clip.part and not clip.part.holds(seconds):
+                continue
             rgb = frame.reformat(
                 *inner, "rgb24", src_colorspace=MATRICES[clip.matrix], interpolation=scaling | ACCURATE
             )
-            yield Frame(pts, duration, upright(rgb.to_ndarray(), clip.turn))
+            yield Frame(_placed(seconds, clip), duration, upright(rgb.to_ndarray(), clip.turn))
+
+
+def _placed(seconds: Fraction, clip: Clip) -> int:
+    """Return the timestamp of a moment of the file in what is written, in the clip's time base."""
+    return round((seconds - (clip.part.begin if clip.part else 0)) / clip.time_base)
 
 
 def _timed(frames: Iterable[av.VideoFrame], clip: Clip, unit: Fraction) -> Iterator[tuple[av.VideoFrame, int, int]]:
@@ -311,7 +364,7 @@ def _encode(
     if first is None:
         raise UserError(f"{clip.path}: no frame can be decoded")
     stream = _add_video(container, clip, first.picture, path.suffix, crf)
-    sound = _Sound(container, source, path, notes)
+    sound = _Sound(container, source, path, notes, clip.part)
     count, durations = 0, deque[int]()
     for frame in chain([first], frames, [None]):
         if frame is not None:
@@ -357,8 +410,10 @@ def _to_yuv(frame: Frame, clip: Clip, stream: VideoStream) -> av.VideoFrame:
 class _Sound:
     """The sound tracks of one file, copied to another in step with its pictures."""
 
-    def __init__(self, target: OutputContainer, source: InputContainer, path: Path, notes: list[str]) -> None:
-        self.target, self.notes = target, notes
+    def __init__(
+        self, target: OutputContainer, source: InputContainer, path: Path, notes: list[str], part: Part | None
+    ) -> None:
+        self.target, self.notes, self.part = target, notes, part
         self.tracks: dict[int, AudioStream] = {}
         for stream in source.streams.audio:
             try:
@@ -370,15 +425,28 @@ class _Sound:
         dropped = sorted({s.type for s in source.streams if s.type not in ("audio", "video")})
         if dropped:
             notes.append(f"not kept: {', '.join(dropped)} tracks")
+        if part:
+            part.enter(source)
         self.packets = source.demux(*source.streams.audio) if self.tracks else iter(())
         self.next = self._read()
 
     def _read(self) -> Any:
-        """Return the next packet; none at the end, or where the file is cut off."""
+        """Return the next packet of the part; none at the end, or where the file is cut off."""
         try:
-            return next((packet for packet in self.packets if packet.size), None)
+            return next((packet for packet in self.packets if packet.size and self._holds(packet)), None)
         except av.FFmpegError:
             return None
+
+    def _holds(self, packet: Any) -> bool:
+        """Say whether a packet is of the part; its timestamps are then counted from the part's beginning."""
+        if self.part is None:
+            return True
+        if packet.pts is None or not self.part.holds(packet.pts * packet.time_base):
+            return False
+        shift = round(self.part.begin / packet.time_base)
+        packet.pts -= shift
+        packet.dts = packet.pts if packet.dts is None else packet.dts - shift
+        return True
 
     def mux_until(self, seconds: Fraction | None) -> None:
         """Copy the packets up to a time; none: all that are left."""

@@ -23,6 +23,7 @@ from jaxtyping import Float, UInt8
 
 from retable.platform.errors import UserError
 from retable.tasks.style import images, transformer
+from retable.tasks.style.regions import Mask, compose
 from retable.tasks.style.transformer import Statistics, TransformerNetwork
 from retable.tasks.style.video import Pictures, Piece, Stylise, on_cluster
 
@@ -103,9 +104,10 @@ class Stylist:
         precision: Literal["float32", "bfloat16"] = "float32",
         original_colours: bool = False,
         strength: float = 1.0,
+        mask: Mask | None = None,
     ) -> None:
         self.network, self.precision = network, precision
-        self.original_colours, self.strength = original_colours, strength
+        self.original_colours, self.strength, self.mask = original_colours, strength, mask
         self.shot: int | None = None
         self.statistics: Statistics | None = None
 
@@ -122,7 +124,7 @@ class Stylist:
         except torch.OutOfMemoryError as error:
             raise UserError(f"{len(image)} frames do not fit on the GPU; use --batch 1, or a smaller --size") from error
         pictures = (made.float().clamp(0, 1) * 255).round().to(torch.uint8).cpu()
-        if not self.original_colours and self.strength == 1:
+        if not self.original_colours and self.strength == 1 and self.mask is None:
             return pictures
         pairs = zip(pictures.permute(0, 2, 3, 1).numpy(), piece.pictures.permute(0, 2, 3, 1).numpy(), strict=True)
         finished = [self._finish(stylised, photograph) for stylised, photograph in pairs]
@@ -131,6 +133,8 @@ class Stylist:
     def _finish(self, stylised: Picture, photograph: Picture) -> Picture:
         if self.original_colours:
             stylised = images.original_colours(stylised, photograph)
+        if self.mask is not None:
+            stylised = compose(photograph, [stylised], self.mask.shares(*photograph.shape[:2]))
         return images.mix(stylised, photograph, self.strength)
 
     def _measure(self, reference: Pictures, device: str) -> Statistics:

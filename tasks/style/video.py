@@ -70,6 +70,8 @@ def stylise_video(
     reader: Reader = "pyav",
     overwrite: bool = False,
     progress: Callable[[int, int], None] | None = None,
+    start: float = 0.0,
+    duration: float | None = None,
 ) -> Written:
     """Decode a video, stylise its frames and encode them, with its sound.
 
@@ -83,13 +85,15 @@ def stylise_video(
         reader: pyav, or opencv: the paper's.
         overwrite: whether an existing `target` is replaced.
         progress: called with the frames done and in all (0: unknown).
+        start: seconds of the video that are passed over.
+        duration: seconds that are stylised; none: all that are left.
 
     Raises:
         UserError: where the source is no video or the target cannot be written.
     """
     started, notes = time.monotonic(), list[str]()
     with whole(source, target, overwrite) as path:
-        clip = files.probe(source)
+        clip = files.probe(source, start, duration)
         decoded = files.read(clip, notes, size, reader)
         with closing(stylised(decoded, stylise, batch)) as made:
             count = files.write(path, clip, counted(made, clip, progress), notes, crf)

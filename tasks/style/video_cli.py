@@ -31,8 +31,11 @@ def video(
     ] = "off",
     measure: Annotated[bool, typer.Option("--measure", help=f"Measure flicker on the first {SAMPLE} frames.")] = False,
     size: Annotated[int, typer.Option(help="Pixels of the longer side; 0: the video's own.", min=0)] = 0,
+    start: Annotated[float, typer.Option(help="Seconds of the video to pass over.", min=0)] = 0.0,
+    duration: Annotated[float | None, typer.Option(help="Seconds to stylise; none: to the end.", min=0.001)] = None,
     original_colours: Annotated[bool, typer.Option("--original-colours", help="Keep the video's colours.")] = False,
     strength: Annotated[float, typer.Option(help="Share of the stylised picture.", min=0, max=1)] = 1.0,
+    mask: Annotated[Path | None, typer.Option(help="A picture: what is stylised is white in it, black is not.")] = None,
     batch: Annotated[int, typer.Option(help="Frames that go through the network at once.", min=1)] = 4,
     precision: Annotated[Literal["float32", "bfloat16"], typer.Option(help="Arithmetic of the network.")] = "float32",
     workers: Annotated[int, typer.Option(help="Ray actors that stylise; 0: this process does.", min=0)] = 0,
@@ -47,13 +50,15 @@ def video(
     """
     from retable.platform.cluster import ray_cluster
     from retable.platform.storage import Storage
+    from retable.tasks.style.regions import open_mask
     from retable.tasks.style.steady import Flicker, Stylist, stylise_stream
     from retable.tasks.style.stylise import find_network
     from retable.tasks.style.video import stylise_video
 
     if not source.exists():
         raise UserError(f"{source}: no such file")
-    stylist = Stylist(find_network(style, Storage.open(storage)), precision, original_colours, strength)
+    network = find_network(style, Storage.open(storage))
+    stylist = Stylist(network, precision, original_colours, strength, open_mask(mask, [""]))
     meters: dict[str, Flicker] = {}
     stylise = stylise_stream(stylist, steady, workers, meters if measure else None, SAMPLE)
     with ray_cluster() if workers else nullcontext(), frame_bar(str(target)) as progress:
@@ -67,6 +72,8 @@ def video(
             reader=reader,
             overwrite=overwrite,
             progress=progress,
+            start=start,
+            duration=duration,
         )
     speed = written.frames / max(written.seconds, 1e-9)
     console.print(f"{target}: {written.frames} frames in {clock(written.seconds)}, {speed:.1f} frames/s", markup=False)

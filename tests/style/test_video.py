@@ -2,6 +2,7 @@
 
 import gc
 import hashlib
+import math
 import threading
 import time
 from contextlib import closing
@@ -412,3 +413,37 @@ def test_ray_actors_give_the_same_frames_in_order(tmp_path):
         stylise_video(source, tmp_path / "there.mp4", cluster, 2)
         assert (tmp_path / "here.mp4").read_bytes() == (tmp_path / "there.mp4").read_bytes()
         assert ray.is_initialized()
+
+
+@pytest.mark.parametrize("suffix", [".mp4", ".mkv", ".webm"])
+@pytest.mark.parametrize(("start", "duration"), [(0.0, 0.5), (0.5, None), (0.4, 0.6), (1.3, 9.0)])
+@pytest.mark.parametrize("reader", ["pyav", "opencv"])
+def test_a_part_is_what_the_whole_has_between(tmp_path, suffix, start, duration, reader):
+    """Key frames are six pictures apart, so a part begins within a group."""
+    source = make(tmp_path / f"in{suffix}", 40, rate=Fraction(25))
+    written = stylise_video(source, tmp_path / "out.mkv", same, start=start, duration=duration, reader=reader)
+    end = 40 if duration is None else min(40, math.ceil(round((start + duration) * 25, 3)))
+    wanted = range(math.ceil(round(start * 25, 3)), end)
+    times, pictures, *_ = look(tmp_path / "out.mkv")
+    assert written.frames == len(pictures) == len(wanted) and not written.notes
+    for shown, number in zip(times, wanted, strict=True):
+        assert abs(shown - (number / 25 - start)) < 1e-3, "counted from the part's beginning, as the sound is"
+    for made, number in zip(pictures, wanted, strict=True):
+        assert np.abs(made.astype(int) - picture(number)).mean() < 4
+
+
+def test_the_sound_of_a_part_is_that_part(tmp_path):
+    source = make(tmp_path / "in.mp4", 40, rate=Fraction(100), tracks=1)
+    stylise_video(source, tmp_path / "out.mp4", same, start=0.1, duration=0.05)
+    (whole,), (part,) = sound(source), sound(tmp_path / "out.mp4")
+    wanted = [(digest, time) for digest, time in whole if Fraction(1, 10) <= time < Fraction(15, 100)]
+    assert 1 <= len(wanted) < len(whole) and [digest for digest, _ in part] == [digest for digest, _ in wanted]
+    shifts = [time - got for (_, got), (_, time) in zip(part, wanted, strict=True)]
+    assert all(abs(shift - Fraction(1, 10)) < Fraction(1, 500) for shift in shifts)
+
+
+def test_a_part_that_is_not_there_is_told(tmp_path):
+    source = make(tmp_path / "in.mp4", 10, rate=Fraction(25))
+    with pytest.raises(UserError, match=r"ends after 0\.4 s, and is to be read from 3 s on"):
+        stylise_video(source, tmp_path / "out.mp4", same, start=3)
+    assert not (tmp_path / "out.mp4").exists()

@@ -1,5 +1,7 @@
 """`retable style video`, from the options to the file."""
 
+from fractions import Fraction
+
 import av
 import numpy as np
 import pytest
@@ -8,10 +10,10 @@ import typer
 from typer.testing import CliRunner
 
 from retable.platform.errors import UserError
-from retable.tasks.style import stylise, video_cli
+from retable.tasks.style import images, stylise, video_cli
 from retable.tasks.style.transformer import TransformerNetwork
 from retable.tasks.style.video_cli import flicker_lines, video
-from tests.style.test_video import look, make, sound
+from tests.style.test_video import far, look, make, sound
 
 app = typer.Typer()
 app.command()(video)
@@ -98,3 +100,17 @@ def test_frames_read_with_opencv_keep_their_sound(tmp_path):
     with av.open(str(tmp_path / "out.mp4")) as container:
         assert sum(1 for _ in container.decode(video=0)) == 5
     assert sound(tmp_path / "out.mp4") == sound(source)
+
+
+def test_a_mask_and_a_part(tmp_path):
+    images.write(tmp_path / "mask.png", np.repeat(np.array([[0, 0, 255, 255]], np.uint8)[..., None], 3, 2))
+    source, words = make(tmp_path / "in.mp4", 10, rate=Fraction(25)), ["--style", "toy", "--crf", 1, "--start", 0.2]
+    plain, masked = tmp_path / "plain.mp4", tmp_path / "masked.mp4"
+    assert run(source, plain, *words, "--duration", 0.12).exit_code == 0
+    assert run(source, masked, *words, "--duration", 0.12, "--mask", tmp_path / "mask.png").exit_code == 0
+    taken, whole, mixed = (look(path)[1] for path in (source, plain, masked))
+    assert len(whole) == len(mixed) == 3
+    left, right = np.s_[:, :16], np.s_[:, 48:]
+    for before, stylised, found in zip(taken[5:], whole, mixed, strict=False):
+        assert far(found[right], stylised[right]) < 4 and far(found[left], before[left]) < 4
+        assert far(stylised[left], before[left]) > 12
