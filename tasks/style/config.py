@@ -199,6 +199,9 @@ class TrainNetwork:
     saturation_weight: float = 0.0
     """Weight of what the last layer says beyond the range of colours (`tanh` of more than 1 in magnitude), a mean over
     pixels: there the loss has no gradient, and spots that have burnt out would stay."""
+    gradient_clip: float = 0.0
+    """Norm that a step's gradient is cut to; 0: none. Gram matrices' losses grow with the fourth power of features, so
+    that single pictures can throw a small network far off."""
     texture: NoTexture | Texture = field(default_factory=NoTexture)
     style_size: int = 0
     """Length of the painting's longer side; 0: its own."""

@@ -101,6 +101,8 @@ class NetworkLearner:
         self.optimizer.zero_grad(set_to_none=True)
         found = self._losses(batch, np.random.default_rng([self.config.seed, done, self.worker.rank]))
         found.total.mean().backward()  # type: ignore[no-untyped-call]
+        if self.method.gradient_clip:
+            torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.method.gradient_clip)
         self.optimizer.step()
         return {
             "loss": found.total.detach().mean(0, keepdim=True),
