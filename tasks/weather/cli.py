@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -86,7 +87,7 @@ def convert(
 
 
 def import_(
-    source: Annotated[Path, typer.Argument(help="A folder of ODIM_H5 rain rates or NWC-SAF CRR netCDF files.")],
+    source: Annotated[Path, typer.Argument(help="A folder of composites: ODIM_H5, NWC-SAF, KNMI, BOM or FMI.")],
     storage: Where = "results",
     name: Annotated[str, typer.Option(help="Name of the data set.")] = "imported",
     size: Annotated[int, typer.Option(help="Pixels across a region, a multiple of 12.")] = 36,
@@ -94,8 +95,14 @@ def import_(
     inputs: Annotated[int, typer.Option(help="Images a forecast starts from.", min=1)] = 4,
     forecast: Annotated[int, typer.Option(help="Lead times, 15 minutes each.", min=1)] = 8,
     seed: Annotated[int, typer.Option(help="Seed of the split by place and of the simulated clouds.", min=0)] = 0,
+    tolerance: Annotated[
+        float, typer.Option(help="Minutes by which a composite may miss its quarter of an hour.", min=0, max=7)
+    ] = 0.0,
 ) -> None:
     """Cut real rain composites into regions; the satellite images are simulated from the rain.
+
+    Finer pixels are averaged to 2 km, and of more frequent composites every quarter of an hour's is taken, which is
+    said. Reflectivity becomes a rate by Z = 200 R^1.6. Files that cannot be used are named and left out.
 
     Example: `retable data import weather opera_20180824 --name opera`
     """
@@ -116,13 +123,34 @@ def import_(
             inputs=inputs,
             forecast=forecast,
             seed=seed,
+            tolerance=tolerance,
             progress=show,
         )
+    for line in import_lines(said):
+        console.print(line, markup=False, highlight=False)
     info = index_folder(place, name, "imported", **{**said, "simulated_satellite": True})
     console.print(f"{place}: {describe(info)}")
     changes = {"data": name, "regions": info["regions"], "years": info["years"], "inputs": inputs, "forecast": forecast}
     console.print(f"train on it: retable train weather {set_line(changes)}", markup=False)
 
+
+def import_lines(said: Mapping[str, Any]) -> Iterator[str]:
+    """Say what was left out of an import, and what was done to the rest."""
+    skipped, dropped = said["skipped"], said["dropped"]
+    yield from (f"left out: {line}" for line in skipped[:LINES])
+    if len(skipped) > LINES:
+        yield f"left out: {len(skipped) - LINES} more files"
+    if dropped:
+        yield f"{said['frames']} composites, 15 minutes apart, are used; {len(dropped)} lie between or beside them"
+    if said["averaged"] > 1:
+        yield f"{said['averaged']} x {said['averaged']} pixels are averaged to one of {said['pixel']:,.0f} m"
+    if said["quantity"] != "rate":
+        how = {"accumulation": "by its minutes", "reflectivity": "by Z = 200 R^1.6, or the file's own relation"}
+        yield f"rain rates are made of {said['quantity']}, {how[said['quantity']]}"
+
+
+LINES = 5
+"""Files left out that are named, at most."""
 
 DATA = {"make": make, "check": check, "convert": convert, "import": import_}
 

@@ -1,5 +1,8 @@
 """Make a data set of real rain composites, in the competition's layout, with simulated satellite images.
 
+A file that is foreign or damaged, or of another kind than most, is left out with a line that says why. Composites that
+come more often than the layout's quarters of an hour are taken at those alone.
+
 Squares are cut out of the composites, each as wide as a satellite image of the competition (the context); the rain of
 its central sixth is what is forecast. Real images do not come with composites, so they are simulated from the rain of
 the whole square; the files say so.
@@ -12,10 +15,11 @@ from __future__ import annotations
 
 import csv
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import timedelta
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -26,15 +30,13 @@ import numpy.typing as npt
 
 from retable.platform.errors import UserError, disk_errors
 from retable.tasks.weather import layout
-from retable.tasks.weather.composites import PRODUCTS, SUFFIXES, Composite, describe
+from retable.tasks.weather.composites import PIXEL, PRODUCTS, SUFFIXES, Composite, describe
 from retable.tasks.weather.preprocess import HIGHEST_RATE, MASKED, RAIN, classify
 from retable.tasks.weather.satellite import AFTER, BEFORE, observe
 
 Array = npt.NDArray[Any]
 
 STEP = timedelta(minutes=layout.STEP)
-PIXEL = 2000.0
-"""Width of the layout's rain pixels in metres."""
 COVERED = 0.8
 """Share of a target's pixels that radar must see, over all frames of whole sequences."""
 DRIEST = 0.001
@@ -72,6 +74,7 @@ def import_composites(
     inputs: int,
     forecast: int,
     seed: int = 0,
+    tolerance: float = 0.0,
     progress: Callable[[int, int], None],
 ) -> dict[str, Any]:
     """Cut a folder of rain composites into regions and write them below `target` in the competition's layout.
@@ -81,27 +84,29 @@ def import_composites(
     equal files. `target` appears whole or not at all. In memory is one composite, or one day of one region.
 
     Args:
-        source: a folder of ODIM_H5 files with a RATE, or of NWC-SAF CRR files, all on one grid.
+        source: a folder of composites in a layout of `published`.
         target: where to write; missing or empty.
         size: width of a satellite image and of a target, in their own pixels; a multiple of 12.
-        regions: the most regions to cut, those with the most rain; at least 4.
+        regions: the most regions to cut, wet and dry ones; at least 4.
         inputs: satellite images that a forecast starts from.
         forecast: lead times forecast.
         seed: decides which regions go to which split, and the simulated cirrus.
+        tolerance: minutes by which a composite may miss its quarter of an hour.
         progress: called now and then with the work so far and in all.
 
     Returns:
-        What a data set must say of itself: product, date, start, year, frames, dropped (files not used), regions (by
-        split), coverage and rain (shares by region), grids (by region), pixel in metres, and that and how the images
-        are simulated.
+        What a data set must say of itself: product, quantity, date, start, year, frames, dropped (files not used),
+        skipped (lines on files that could not be), regions (by split), coverage and rain (shares by region), grids (by
+        region), pixel in metres, averaged (pixels across one), and that and how the images are simulated.
 
     Raises:
-        UserError: where a file is foreign, truncated or on another grid, the frames are too few, the squares too large
-            for the composites or fewer than four with radar and rain, or an argument is out of range.
+        UserError: where no file can be read, the frames are too few, the squares too large for the composites or fewer
+            than four with radar and rain, or an argument is out of range.
 
     """
     _check(target, size, regions, inputs, forecast, seed)
-    composites, dropped = stretch(survey(source))
+    found, skipped = survey(source)
+    composites, dropped = stretch(found, timedelta(minutes=tolerance))
     if len(composites) < inputs + forecast:
         longest = f"the longest stretch of 15-minute steps is {len(composites)} frames, from {composites[0].path.name}"
         raise UserError(f"{source}: {longest}, but {inputs + forecast} are needed; add files or lower the forecast")
@@ -118,7 +123,7 @@ def import_composites(
                 _write_region(folder, composites, place, splits[place.name], size, (inputs, forecast), seed)
                 progress(whole + whole * number // len(places), 2 * whole)
             folder.rename(target)
-    return _info(composites, dropped, places, splits, size)
+    return _info(composites, dropped, places, splits, size) | {"skipped": skipped}
 
 
 def _check(target: Path, size: int, regions: int, inputs: int, forecast: int, seed: int) -> None:
@@ -130,55 +135,95 @@ def _check(target: Path, size: int, regions: int, inputs: int, forecast: int, se
         raise UserError(f"{target}: exists already; remove it or choose another name")
 
 
-def survey(source: Path) -> list[Composite]:
-    """Return the composites of a folder in order of time.
+def survey(source: Path) -> tuple[list[Composite], list[str]]:
+    """Return the composites of a folder in order of time, all of one kind and grid, and a line on each other file.
 
     Raises:
-        UserError: where there are none, or one is foreign, truncated, on another grid, or of a time that another has.
+        UserError: where there are none, or none can be read.
 
     """
-    paths = sorted(path for path in source.glob("*") if path.suffix.lower() in SUFFIXES)
+    paths = sorted(path for path in source.glob("*") if path.name.lower().endswith(SUFFIXES))
     if not paths:
-        raise UserError(f"{source}: no composites ({', '.join(SUFFIXES)}); give a folder of ODIM_H5 or NWC-SAF files")
-    composites = [describe(path) for path in paths]
-    first = composites[0]
-    for other in composites[1:]:
-        if (other.product, other.grid) != (first.product, first.grid):
-            raise UserError(
-                f"{other.path}: another product or grid than {first.path.name} ({_grid_text(other)} against "
-                f"{_grid_text(first)}); keep one of each in a folder"
-            )
-    composites.sort(key=lambda composite: composite.time)
-    for before, after in pairwise(composites):
-        if before.time == after.time:
-            raise UserError(f"{after.path}: same time as {before.path.name}, {after.time}; remove one of them")
-    return composites
-
-
-def _grid_text(composite: Composite) -> str:
-    height, width = composite.grid.shape
-    return f"{height} x {width} pixels of {PRODUCTS[composite.product]}, upper left corner {composite.grid.corner}"
-
-
-def stretch(composites: Sequence[Composite]) -> tuple[list[Composite], list[str]]:
-    """Return the longest run of 15-minute steps within a year (the first of equals) and the names of other files."""
-    runs = [[composites[0]]]
-    for before, after in pairwise(composites):
-        if after.time - before.time == STEP and after.time.year == before.time.year:
-            runs[-1].append(after)
+        raise UserError(f"{source}: no composites ({', '.join(SUFFIXES)}); give a folder of them")
+    composites, skipped = [], []
+    for path in paths:
+        try:
+            composites.append(describe(path))
+        except UserError as error:
+            skipped.append(str(error))
+    if not composites:
+        raise UserError(skipped[0])
+    kinds = Counter(kind(composite) for composite in composites)
+    wanted = max(kinds, key=lambda each: (kinds[each], each[1] == "rate"))
+    first = next(composite for composite in composites if kind(composite) == wanted)
+    kept: dict[datetime, Composite] = {}
+    for composite in composites:
+        if kind(composite) != wanted:
+            skipped.append(f"{composite.path}: {_kind_text(composite)}; most are {_kind_text(first)}")
+        elif composite.time in kept:
+            skipped.append(f"{composite.path}: same time as {kept[composite.time].path.name}, {composite.time}")
         else:
-            runs.append([after])
-    longest = max(runs, key=len)
-    return longest, [composite.path.name for run in runs if run is not longest for composite in run]
+            kept[composite.time] = composite
+    return [kept[time] for time in sorted(kept)], skipped
+
+
+def kind(composite: Composite) -> tuple[Any, ...]:
+    """Return what composites of one data set have in common."""
+    return composite.product, composite.quantity, composite.grid
+
+
+def _kind_text(composite: Composite) -> str:
+    (height, width), corner = composite.grid.shape, composite.grid.corner
+    place = "" if corner is None else f" from {corner[0]:.0f}, {corner[1]:.0f} m"
+    return f"{PRODUCTS[composite.product]}: {composite.quantity}, {height} x {width} pixels{place}"
+
+
+def stretch(composites: Sequence[Composite], tolerance: timedelta = timedelta(0)) -> tuple[list[Composite], list[str]]:
+    """Return the longest run of 15-minute steps within a year (the first of equals) and the names of other files.
+
+    Steps need not begin at a full quarter of an hour. With a `tolerance` they do, each is the composite nearest to it,
+    and its time is then the quarter's.
+    """
+    best: list[Composite] = []
+    for steps in phases(composites, tolerance):
+        runs = [[steps[0]]]
+        for before, after in pairwise(steps):
+            if after.time - before.time == STEP and after.time.year == before.time.year:
+                runs[-1].append(after)
+            else:
+                runs.append([after])
+        best = max(best, *runs, key=len)
+    used = {composite.path for composite in best}
+    return best, [composite.path.name for composite in composites if composite.path not in used]
+
+
+def phases(composites: Sequence[Composite], tolerance: timedelta) -> Iterator[list[Composite]]:
+    """Yield composites that may be steps of 15 minutes: those of one phase of the quarter, or nearest to quarters."""
+    midnight = composites[0].time.replace(hour=0, minute=0, second=0, microsecond=0)
+    if not tolerance:
+        late = [(composite.time - midnight) % STEP for composite in composites]
+        for phase in dict.fromkeys(late):
+            yield [composite for composite, own in zip(composites, late, strict=True) if own == phase]
+        return
+    nearest: dict[datetime, Composite] = {}
+    for composite in composites:
+        quarter = midnight + (composite.time - midnight + STEP / 2) // STEP * STEP
+        miss = abs(composite.time - quarter)
+        if miss <= tolerance and (quarter not in nearest or miss < abs(nearest[quarter].time - quarter)):
+            nearest[quarter] = composite
+    if not nearest:
+        raise UserError(f"no composite is within {tolerance.total_seconds() / 60:g} minutes of a quarter of an hour")
+    yield [replace(nearest[quarter], time=quarter) for quarter in sorted(nearest)]
 
 
 def choose(
     source: Path, composites: Sequence[Composite], size: int, regions: int, progress: Callable[[int], None]
 ) -> list[Place]:
-    """Return the squares with radar and the most rain in their target, in order of place, row by row.
+    """Return squares with radar and rain in their target, in order of place, row by row.
 
     The squares tile the composite's middle. `composites` are those that every split keeps, so that none is left without
-    rain. Choosing rainy ones makes rain more frequent than it is in the composite.
+    rain. Of more than `regions` those are taken whose ranks by rain are evenly spaced, the wettest and the driest among
+    them: with the wettest alone, rain everywhere is the forecast to beat.
 
     Raises:
         UserError: where fewer than four squares fit, or fewer than four have radar and rain.
@@ -210,8 +255,9 @@ def choose(
     if len(places) < FEWEST:
         found = f"{len(places)} of {down * across} squares of {side} pixels have radar and rain in their middle"
         raise UserError(f"{source}: {found}, but {FEWEST} are needed; lower the size or give composites with more rain")
-    wettest = sorted(places, key=lambda place: (-place.rain, place.row, place.column))[:regions]
-    return sorted(wettest, key=lambda place: (place.row, place.column))
+    ranked = sorted(places, key=lambda place: (-place.rain, place.row, place.column))
+    ranks = np.linspace(0, len(ranked) - 1, min(regions, len(ranked))).round().astype(int)
+    return sorted((ranked[rank] for rank in ranks), key=lambda place: (place.row, place.column))
 
 
 def deal(places: Sequence[Place], seed: int) -> dict[str, str]:
@@ -235,6 +281,7 @@ def _info(
     first = composites[0]
     return {
         "product": PRODUCTS[first.product],
+        "quantity": first.quantity,
         "date": f"{first.time:%Y-%m-%d}",
         "start": f"{first.time:%Y-%m-%dT%H:%M:%SZ}",
         "year": first.time.year,
@@ -245,6 +292,7 @@ def _info(
         "rain": {place.name: place.rain for place in places},
         "grids": {place.name: _grid(first, place, size) for place in places},
         "pixel": first.grid.pixel,
+        "averaged": first.finer,
         "simulated_satellite": True,
         "simulated_by": SIMULATION,
     }

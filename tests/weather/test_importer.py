@@ -11,8 +11,9 @@ import pytest
 from retable.platform.errors import UserError
 from retable.platform.storage import Storage
 from retable.tasks.weather import importer, layout
-from retable.tasks.weather.composites import Composite, Grid, describe, project
+from retable.tasks.weather.composites import Composite, Grid, describe
 from retable.tasks.weather.importer import Place, deal, import_composites, stretch, survey
+from retable.tasks.weather.published import project
 
 START = datetime(2018, 8, 24, 18)
 NODATA, UNDETECT = -9999000.0, -8888000.0
@@ -277,7 +278,7 @@ def test_equal_arguments_give_equal_files_and_the_seed_matters(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "c", "source"]  # nothing left over
 
 
-def test_the_wettest_regions_stay(tmp_path):
+def test_wet_and_dry_regions_stay(tmp_path):
     rate = folder_of(tmp_path / "source", 3)
     (tmp_path / "set").mkdir()  # an empty folder is no obstacle
     info = run(tmp_path / "source", tmp_path / "set", regions=5)
@@ -287,7 +288,8 @@ def test_the_wettest_regions_stay(tmp_path):
         target = rate[:, top + 30 : top + 42, left + 30 : left + 42]
         measured = (target != NODATA) & (target <= 128)
         shares[f"opera_{i:03d}"] = ((target >= 0.2) & measured).sum() / measured.sum()
-    assert set(info["rain"]) == set(sorted(shares, key=shares.get)[-5:])
+    ranked = sorted(shares, key=shares.get)
+    assert set(info["rain"]) == {ranked[round(6 - 6 * k / 4)] for k in range(5)}, "evenly through the ranks"
 
 
 def test_files_do_not_depend_on_the_chunks(tmp_path, monkeypatch):
@@ -356,21 +358,19 @@ def test_a_crash_leaves_nothing(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
-def truncate(source):
-    path = source / "composite_01.hdf"
+def truncated(path):
     os.truncate(path, path.stat().st_size // 2)
 
 
+def truncate(source):
+    truncated(source / "composite_01.hdf")
+
+
 def link(source):
-    (source / "composite_02.hdf").rename(source.parent / "elsewhere")
-    with h5py.File(source / "composite_02.hdf", "w") as file:
+    (source / "composite_01.hdf").rename(source.parent / "elsewhere")
+    with h5py.File(source / "composite_01.hdf", "w") as file:
         for key in ("what", "where", "dataset1", "dataset2"):
             file[key] = h5py.ExternalLink(source.parent / "elsewhere", key)
-
-
-def without_gain(source):
-    with h5py.File(source / "composite_02.hdf", "r+") as file:
-        del file["dataset2/what"].attrs["gain"]
 
 
 @pytest.mark.parametrize(
@@ -379,18 +379,34 @@ def without_gain(source):
         (truncate, ("composite_01.hdf", "not a readable composite")),
         (lambda source: (source / "z.nc").write_text("netCDF, they said"), ("z.nc", "not a readable composite")),
         (lambda source: h5py.File(source / "z.h5", "w").close(), ("z.h5", "neither")),
-        (lambda source: odim(source / "z.h5", np.ones((9, 9)), quantity="DBZH"), ("z.h5", "QIND, DBZH but no RATE")),
+        (lambda source: odim(source / "z.h5", np.ones((9, 9)), quantity="VRAD"), ("z.h5", "QIND, VRAD but none of")),
         (lambda source: odim(source / "z.h5", np.ones((9, 9, 1))), ("z.h5", "no map of numbers")),
         (lambda source: odim(source / "z.h5", np.ones((9, 9))), ("z.h5", "9 x 9 pixels")),
-        (lambda source: netcdf(source / "z.nc", np.ones((HEIGHT, WIDTH), np.uint16)), ("z.nc", "another product")),
-        (lambda source: odim(source / "z.h5", np.ones((HEIGHT, WIDTH))), ("z.h5", "same time as composite_03.hdf")),
-        (link, ("composite_02.hdf", "another file")),
-        (without_gain, ("composite_02.hdf", "'gain'")),
+        (lambda source: netcdf(source / "z.nc", np.ones((HEIGHT, WIDTH), np.uint16)), ("z.nc", "NWC-SAF", "most are")),
+        (lambda source: odim(source / "z.h5", np.ones((HEIGHT, WIDTH))), ("z.h5", "same time as composite_04.hdf")),
+        (lambda source: odim(source / "z.h5", np.ones((HEIGHT, WIDTH)), quantity="DBZH"), ("z.h5", "reflectivity")),
+        (lambda source: (source / "z.pgm").write_bytes(b"P5 2 2 255 abc"), ("z.pgm", "not a readable composite")),
+        (link, ("composite_01.hdf", "another file")),
+    ],
+)
+def test_files_that_cannot_be_used_are_left_out_with_a_line(tmp_path, spoil, words):
+    folder_of(tmp_path / "source", 4)
+    spoil(tmp_path / "source")
+    info = run(tmp_path / "source", tmp_path / "set")
+    (line,) = info["skipped"]
+    assert all(word in line for word in words) and "\n" not in line, line
+    assert info["frames"] == (3 if "composite_01" in words[0] else 4)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda source: [truncated(path) for path in source.iterdir()], ("not a readable composite",)),
         (lambda source: [path.unlink() for path in source.iterdir()], ("no composites",)),
         (lambda source: (source / "composite_02.hdf").unlink(), ("stretch of 15-minute steps is 1 frames", "3 are")),
     ],
 )
-def test_bad_folders_are_refused_in_one_line(tmp_path, spoil, words):
+def test_folders_of_nothing_are_refused_in_one_line(tmp_path, spoil, words):
     folder_of(tmp_path / "source", 3)
     spoil(tmp_path / "source")
     with pytest.raises(UserError) as caught:
@@ -398,6 +414,23 @@ def test_bad_folders_are_refused_in_one_line(tmp_path, spoil, words):
     assert "\n" not in str(caught.value) and str(tmp_path / "source") in str(caught.value)
     assert all(word in str(caught.value) for word in words), str(caught.value)
     assert not (tmp_path / "set").exists()
+
+
+def test_of_five_minutes_every_third_is_taken(tmp_path):
+    chosen, dropped = stretch(composites_at(*range(5, 66, 5), 200))
+    assert [composite.path.name for composite in chosen] == ["5.h5", "20.h5", "35.h5", "50.h5", "65.h5"]
+    assert len(dropped) == 9
+
+
+def test_a_tolerance_takes_the_nearest_to_each_quarter():
+    """Steps of six minutes: 18:12 misses the quarter by three minutes as 18:18 does, and the first of equals stays."""
+    times = list(range(0, 61, 6))
+    chosen, _ = stretch(composites_at(*times), timedelta(minutes=3))
+    assert [composite.path.name for composite in chosen] == ["0.h5", "12.h5", "30.h5", "42.h5", "60.h5"]
+    assert [(composite.time - START) // timedelta(minutes=1) for composite in chosen] == [0, 15, 30, 45, 60]
+    assert len(stretch(composites_at(*times), timedelta(minutes=2))[0]) == 1
+    with pytest.raises(UserError, match="no composite is within 1 minutes of a quarter"):
+        stretch(composites_at(6, 24), timedelta(minutes=1))
 
 
 def test_arguments_are_checked(tmp_path):
@@ -427,7 +460,7 @@ def test_too_small_and_too_dry_composites_are_refused(tmp_path):
 def test_a_folder_is_sorted_by_the_files_own_times(tmp_path):
     folder_of(tmp_path / "source", 3)
     (tmp_path / "source" / "README.md").write_text("not a composite")
-    assert [composite.path.name for composite in survey(tmp_path / "source")] == [
+    assert [composite.path.name for composite in survey(tmp_path / "source")[0]] == [
         f"composite_{number:02d}.hdf" for number in (3, 2, 1)
     ]
 
