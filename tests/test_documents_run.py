@@ -40,7 +40,7 @@ ELSEWHERE = {
     r"export (RAY|RETABLE_TASKS)": "is set where it is wanted",
     r"RETABLE_TOKEN|curl -H": "opens a port to others; tests/serve/test_gate.py asks with and without the token",
     r"retable data convert rl hopper_expert": "reads D4RL's own file; tests/rl/test_d4rl.py reads small ones",
-    r"retable style image .*--style (my_)?painting.jpg": "downloads VGG-19's weights",
+    r"retable style image .*--style (my_)?painting.jpg": "makes 300 evaluations of 512 pixels: minutes",
     r"retable status --watch": "watches until it is stopped; tests/platform/test_listing.py looks at its table",
     r"retable (sweep (style|audio\w*|weather_\w+))$": "trains dozens of runs; tests/platform/test_sweep.py sweeps",
 }
@@ -94,6 +94,7 @@ def desk():
     for name, picture in {"lake": "mountain", "photograph": "coffee", "painting": "the_scream"}.items():
         shutil.copy(pictures[picture], FOLDER / f"{name}.jpg")
     shutil.copy(FOLDER / "painting.jpg", FOLDER / "my_painting.jpg")
+    Image.linear_gradient("L").save(FOLDER / "sky.png")
     for name in ("in", "holiday"):
         (FOLDER / f"{name}.mp4").write_bytes(generate.clip(0))
     captions = recordings(FOLDER / "home" / "Sounds")

@@ -120,6 +120,8 @@ def distil(
         UserError: where the weights do not reach relu3_1, or no picture is large enough.
     """
     large = build(Vgg19(weights=teacher, normalise=True), 0, storage)
+    for layer in LAYERS:
+        large.resolve(layer, "style")
     pictures = [pixels for path in photographs if min((pixels := images.read(path).pixels).shape[:2]) >= CROP]
     if not pictures:
         raise UserError(f"no picture is of {CROP} x {CROP} pixels or more")

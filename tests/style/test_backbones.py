@@ -245,7 +245,7 @@ def test_bfloat16():
 
 
 def test_weights_that_are_not_there(storage):
-    with pytest.raises(UserError, match="'imagnet' is none of imagenet, random, or the SHA-256"):
+    with pytest.raises(UserError, match="'imagnet' is none of imagenet, small, random, or the SHA-256"):
         build(Vgg19(weights="imagnet"), 0, storage)
     with pytest.raises(UserError, match="missing"):
         build(Vgg19(weights="ab" * 32), 0, storage)

@@ -37,8 +37,8 @@ def test_the_shipped_network_ends_where_it_says(storage):
     found = small(torch.rand(1, 3, 16, 24), LAYERS)
     assert [found[layer].shape[1] for layer in LAYERS] == list(FILTERS)
     assert found["relu3_1"].shape[2:] == (4, 6)
-    with pytest.raises(UserError, match="relu4_1"):
-        small(torch.rand(1, 3, 32, 32), ["relu4_1"])
+    with pytest.raises(UserError, match="relu4_1 is not among the layers of these weights"):
+        small.resolve("relu4_1", "style")
 
 
 def test_the_shipped_network_sees_what_the_large_one_sees(shared, storage, teacher):
