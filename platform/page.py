@@ -232,8 +232,13 @@ class Pictures:
 
     def size(self, part: FilledTable) -> tuple[int, int]:
         """Return a figure's width and height in CSS pixels, so that nothing moves when it has been read."""
-        width, height = struct.unpack(">II", self.into.read(f"{slug_of(part)}.png")[16:24])
-        return round(width / DENSITY), round(height / DENSITY)
+        return size_of(self.into.read(f"{slug_of(part)}.png"))
+
+
+def size_of(png: bytes) -> tuple[int, int]:
+    """Return the width and height in CSS pixels of a PNG that `report.pictures` drew."""
+    width, height = struct.unpack(">II", png[16:24])
+    return round(width / DENSITY), round(height / DENSITY)
 
 
 def render(parts: Sequence[FilledTable], storage: str, into: Storage, single: bool = False) -> tuple[str, str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -171,6 +171,11 @@ DARK: Any = STYLE | {
 
 def drawing(figure: Figure, results: Results) -> dict[str, bytes]:
     """Draw a figure: `png` and `svg`, and `dark.png` for a page in the dark."""
+    return pictures(lambda: figure.draw(results))
+
+
+def pictures(draw: Callable[[], Any]) -> dict[str, bytes]:
+    """Return what a function draws: `png` and `svg`, and `dark.png` for a page in the dark."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -179,7 +184,7 @@ def drawing(figure: Figure, results: Results) -> dict[str, bytes]:
     files = {}
     for style, kinds in ((STYLE, ("png", "svg")), (DARK, ("dark.png",))):
         with pyplot.rc_context(style):
-            drawn = figure.draw(results)
+            drawn = draw()
             for kind in kinds:
                 buffer = io.BytesIO()
                 form = kind.rpartition(".")[2]

@@ -22,6 +22,9 @@ Regions = Annotated[
     str, typer.Option(help="Regions, e.g. boxi_0015,roxi_0008, also such as it was not trained on; none: the run's.")
 ]
 Years = Annotated[str, typer.Option(help="Years, e.g. 2019,2021; none: the run's.")]
+Threshold = Annotated[
+    str, typer.Option(help="Probability from which on rain is forecast; or tuned, on validation: tuned_per_region, ...")
+]
 Epoch = Annotated[int, typer.Option(help="A kept epoch; 0: the last.", min=0)]
 
 
@@ -206,7 +209,7 @@ def score(
     storage: Where = "results",
     split: Split = "test",
     epoch: Epoch = 0,
-    threshold: Annotated[float, typer.Option(help="Probability from which on rain is forecast.")] = 0.5,
+    threshold: Threshold = "0.5",
     regions: Regions = "",
     years: Years = "",
 ) -> None:
@@ -217,9 +220,46 @@ def score(
     from retable.tasks.weather.exchange import opened
     from retable.tasks.weather.exchange import score as measured
 
-    found = measured(opened(run, storage, split, epoch, threshold, names(regions), numbers(years)))
+    found = measured(opened(run, storage, split, epoch, chosen(threshold), names(regions), numbers(years)))
     for name, value in found.items():
         console.print(f"{name}  {value:.4f}", markup=False, highlight=False)
+
+
+def chosen(threshold: str) -> float | str:
+    """Return a threshold as a number, or the word for how it is tuned."""
+    try:
+        return float(threshold)
+    except ValueError:
+        return threshold
+
+
+@app.command()
+def verify(
+    runs: Annotated[list[str], typer.Argument(help="Fingerprints, or their first digits; several: side by side.")],
+    out: Annotated[Path, typer.Option(help="The folder of the page.")] = Path("verification"),
+    storage: Where = "results",
+    split: Split = "test",
+    epoch: Epoch = 0,
+    threshold: Threshold = "0.5",
+    regions: Regions = "",
+    years: Years = "",
+) -> None:
+    """Write a page on how good forecasts are: scores with intervals, figures, cases beside the radar, all as CSV.
+
+    By lead time, year and region, scale and threshold: IoU (CSI), POD, FAR, bias, FSS; Brier score, reliability and
+    sharpness of the probabilities; of several runs, how often it rained where so many of them agree.
+
+    Example: `retable weather verify latest --threshold tuned`
+    """
+    from retable.platform.board import progress_bar
+    from retable.tasks.weather.exchange import opened
+    from retable.tasks.weather.verify import verify as written
+
+    places = names(regions), numbers(years)
+    found = [opened(run, storage, split, epoch, chosen(threshold), *places) for run in runs]
+    with progress_bar("forecasting") as show:
+        page = written(found, out, show)
+    console.print(f"{page}: open it in a browser", markup=False, highlight=False)
 
 
 @app.command()

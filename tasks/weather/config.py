@@ -256,11 +256,13 @@ class View:
     epoch: int = 0
     """The epoch whose weights forecast, counted from 1; 0 is the last (with patience: the best)."""
     split: Literal["test", "heldout", "validation"] = "test"
-    threshold: float | Literal["tuned", "tuned_per_region"] = 0.5
-    """Probability from which on rain is forecast, in steps of 0.005; or the best on the validation set, for all or for
-    each region and year."""
-    calibration: Literal["none", "difference_mask"] = "none"
-    """`difference_mask` lowers probabilities where training had more rain than validation (section 2.1)."""
+    threshold: float | Literal["tuned", "tuned_per_region", "tuned_per_region_and_lead"] = 0.5
+    """Probability from which on rain is forecast, in steps of 0.005; or the best on the validation set: for all, for
+    each region and year, or for each lead time of these."""
+    calibration: Literal["none", "difference_mask", "isotonic"] = "none"
+    """`difference_mask` lowers probabilities where training had more rain than validation (section 2.1). `isotonic`
+    (ours) gives each step of probability the share of validation pixels on which it rained: Brier score and
+    reliability change, the order of forecasts does not; a threshold is of the probabilities before it."""
 
     def __post_init__(self) -> None:
         if isinstance(self.threshold, float):

@@ -22,7 +22,7 @@ from retable.tasks.weather.data import sequences
 from retable.tasks.weather.layout import Index
 from retable.tasks.weather.metrics import cut
 from retable.tasks.weather.model import convert_reference
-from retable.tasks.weather.predict import evaluate, forecast_windows, load, shards, summarise
+from retable.tasks.weather.predict import evaluate, forecast_windows, load, reads, shards, summarise
 
 Array = npt.NDArray[Any]
 
@@ -46,7 +46,7 @@ def opened(
     storage: str,
     split: str,
     epoch: int,
-    threshold: float,
+    threshold: float | str,
     regions: Sequence[str] = (),
     years: Sequence[int] = (),
 ) -> Opened:
@@ -122,7 +122,7 @@ def score(what: Opened) -> dict[str, float]:
     config, source = what.config, what.source
     model = load(what.run.config, what.run.weights(what.view.epoch), int(source.info["size"]))
     summaries = {}
-    for shard in shards(config, what.view, source):
+    for shard in (shard for view in reads(what.view) for shard in shards(config, view, source)):
         windows = sequences(source, config, shard)
         steps = {"probability": forecast_windows(model, config, source, windows)}
         summaries[shard] = summarise(config, what.view, steps, source, shard)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from matplotlib.colors import ListedColormap
+from matplotlib.colors import LinearSegmentedColormap, ListedColormap
 from matplotlib.figure import Figure as Drawing
 
 from retable.platform.table import Replicate, Results
-from retable.tasks.weather.metrics import BINS, cut
+from retable.tasks.weather.config import STEPS
+from retable.tasks.weather.metrics import MINUTES, cut
+from retable.tasks.weather.predict import thresholds
+from retable.tasks.weather.verification import WIDTHS_KM, Band, Verification
 
 Array = npt.NDArray[Any]
 
@@ -72,52 +76,161 @@ def panels(replicate: Replicate) -> tuple[str, Array, Array] | None:
 
 
 def draw_verification(results: Results) -> Drawing:
-    """Draw how good forecasts are by lead time, by region and year, at coarser scales, and how reliable they are.
+    """Draw the verification of each row that has results; see `draw_scores`."""
+    parts = []
+    for label, replicates in results.replicates.items():
+        members: list[tuple[Any, Any]] = [(each.view, each.summaries()) for each in replicates]
+        if members:
+            chosen = [thresholds(view, summaries) for view, summaries in members]
+            own = [{shard: each[shard] for shard in by} for (_, each), by in zip(members, chosen, strict=True)]
+            parts.append(Verification(label, own, chosen))
+    return draw_scores(parts)
 
-    Lines are means over seeds, bands go from the lowest to the highest. FSS is the fractions skill score (Roberts and
-    Lean 2008); the last panel is the reliability diagram of Brier: how often it rained where so much was forecast.
+
+def draw_scores(parts: Sequence[Verification]) -> Drawing:
+    """Draw how good forecasts are by lead time, place, scale, threshold and probability, each with its interval.
+
+    Intervals: see `verification`. The dotted line is the IoU of forecasting rain always. FSS is the fractions skill
+    score (Roberts and Lean 2008), the reliability diagram that of Brier: how often it rained where so much was
+    forecast; the panel beside it, on a logarithmic axis, how often that was.
     """
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(2, 2, figsize=(10, 7.6))
-    metrics = sorted({name for each in results.replicates.values() for part in each for name in part.metrics})
-    leads = [name for name in metrics if name.startswith("iou/lead/")]
-    regions = [name for name in metrics if name.startswith("iou/") and name.count("/") == 2 and name not in leads]
-    widths = sorted((name for name in metrics if name.startswith("fss/")), key=lambda name: int(name[4:-2]))
-    tenths = [f"reliability/{part}" for part in range(BINS)]
-    middles = [(part + 0.5) / BINS for part in range(BINS)]
-    names = [" ".join(name.split("/")[1:]) for name in regions]
-    lines(axes[0, 0], results, leads, [int(name[-3:]) / 60 for name in leads])
-    axes[0, 0].set(title="by lead time", xlabel="hours from the start", ylabel="IoU")
-    lines(axes[0, 1], results, regions, range(len(regions)), linestyle="none")
-    axes[0, 1].set(title="by year and region", ylabel="IoU")
-    axes[0, 1].set_xticks(range(len(regions)), names, fontsize=7, rotation=90)
-    lines(axes[1, 0], results, widths, range(len(widths)))
-    axes[1, 0].set(title="at coarser scales", xlabel="neighbourhood", ylabel="FSS")
-    axes[1, 0].set_xticks(range(len(widths)), [f"{name[4:-2]} km" for name in widths])
-    axes[1, 1].plot([0, 1], [0, 1], linewidth=1, linestyle="--", color="#8d939c")
-    lines(axes[1, 1], results, tenths, middles)
-    axes[1, 1].set(title="reliability", xlabel="forecast probability of rain", ylabel="it rained", xlim=(0, 1))
-    for axis in axes.flat:
-        axis.set_ylim(0, None)
-        axis.grid(linewidth=0.6)
-        axis.spines[["top", "right"]].set_visible(False)
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="lower center", ncols=2, fontsize=9, frameon=False)
-    figure.tight_layout(rect=(0, 0.03 + 0.025 * -(-len(results.replicates) // 2), 1, 1))
+    figure, axes = pyplot.subplots(4, 2, figsize=(10, 14.5))
+    for part, look in zip(parts, itertools.cycle(STYLES), strict=False):
+        own: dict[str, Any] = {"markersize": 3.5, "linewidth": 1.4, "label": part.label, **look}
+        draw_leads(axes[0, 0], axes[0, 1], axes[1, 0], part, own)
+        places = part.by_place()
+        stacked = [np.array([getattr(band, end)[0] for band in places.values()]) for end in ("value", "low", "high")]
+        axes[1, 1].errorbar(range(len(places)), stacked[0], gaps(*stacked), **own | {"linestyle": "none"}, capsize=2)
+        axes[1, 1].set_xticks(range(len(places)), list(places), fontsize=7, rotation=90)
+        curve(axes[2, 0], range(len(WIDTHS_KM)), part.by_width(), own)
+        line = part.by_threshold()
+        axes[2, 1].plot(np.arange(1, len(line) + 1) / STEPS, line, **own | {"marker": "none"})
+        reliability, forecast, shares = part.reliability()
+        curve(axes[3, 0], forecast, reliability, own)
+        axes[3, 1].plot((np.arange(len(shares)) + 0.5) / len(shares), np.where(shares > 0, shares, np.nan), **own)
+    finish(axes, bool(parts))
+    handles = axes[0, 0].get_legend_handles_labels()
+    figure.legend(*handles, loc="lower center", ncols=2, fontsize=9, frameon=False)
+    figure.tight_layout(rect=(0, 0.015 + 0.014 * -(-len(handles[0]) // 2), 1, 1))
     return figure
 
 
-def lines(axis: Any, results: Results, metrics: Sequence[str], x: Sequence[float], **style: Any) -> None:
-    """Draw some metrics of each row: mean over seeds, a band from the lowest to the highest; gaps stay gaps."""
-    for (label, replicates), own in zip(results.replicates.items(), itertools.cycle(STYLES), strict=False):
-        look: dict[str, Any] = {"markersize": 3.5, "linewidth": 1.4, "label": label, **own, **style}
-        values = np.array([[each.metrics.get(name, np.nan) for name in metrics] for each in replicates])
-        there = ~np.isnan(values).all(0) if values.size else np.zeros(0, bool)
-        if there.any():
-            where, seen = np.asarray(x, float)[there], values[:, there]
-            axis.plot(where, np.nanmean(seen, 0), **look)
-            if style:
-                axis.vlines(where, np.nanmin(seen, 0), np.nanmax(seen, 0), color=own["color"], linewidth=1)
-            else:
-                band = (np.nanmin(seen, 0), np.nanmax(seen, 0))
-                axis.fill_between(where, *band, color=own["color"], alpha=0.15, linewidth=0)
+def finish(axes: Array, any_parts: bool) -> None:
+    """Name the panels of `draw_scores`."""
+    axes[0, 0].set(title="by lead time", ylabel="IoU")
+    axes[0, 1].set(title="detected (line), false alarms (dashed)", ylabel="POD, FAR")
+    axes[1, 0].set(title="forecasts of rain for each rain: 1 is unbiased", ylabel="bias")
+    axes[1, 1].set(title="by year and region", ylabel="IoU")
+    axes[2, 0].set(title="at coarser scales", xlabel="neighbourhood", ylabel="FSS")
+    axes[2, 0].set_xticks(range(len(WIDTHS_KM)), [f"{width} km" for width in WIDTHS_KM])
+    axes[2, 1].set(title="by threshold, one for all places", xlabel="rain from this probability on", ylabel="IoU")
+    axes[3, 0].set(title="reliability", xlabel="forecast probability of rain", ylabel="it rained", xlim=(0, 1))
+    axes[3, 1].set(title="sharpness", xlabel="forecast probability of rain", ylabel="share of forecasts", xlim=(0, 1))
+    axes[1, 0].axhline(1, linewidth=1, linestyle="--", color=GREY)
+    axes[3, 0].plot([0, 1], [0, 1], linewidth=1, linestyle="--", color=GREY)
+    for axis in (axes[0, 0], axes[0, 1], axes[1, 0]):
+        axis.set_xlabel("hours from the start")
+    for axis in axes.flat:
+        if axis is axes[3, 1] and any_parts:
+            axis.set_yscale("log")
+        else:
+            axis.set_ylim(0, None)
+        axis.grid(linewidth=0.6)
+        axis.spines[["top", "right"]].set_visible(False)
+
+
+GREY = "#8d939c"
+
+
+def draw_leads(overlap: Any, detection: Any, bias: Any, part: Verification, look: Mapping[str, Any]) -> None:
+    """Draw one forecast's scores by lead time into three panels."""
+    band = part.by_lead()
+    hours = MINUTES / 60 * np.arange(1, len(band.value) + 1)
+    floor = {"color": look["color"], "linewidth": 1, "linestyle": ":"}
+    for axis, column, style in ((overlap, 0, "-"), (detection, 1, "-"), (detection, 2, "--"), (bias, 3, "-")):
+        curve(axis, hours, band[:, column], {**look, "linestyle": style})
+    overlap.plot(hours, part.all_rain(), **floor)
+
+
+def gaps(value: Array, low: Array, high: Array) -> Array:
+    """Return how far an interval's ends lie from its value, below and above, at least 0."""
+    return np.stack([value - low, high - value]).clip(min=0)
+
+
+def curve(axis: Any, x: Sequence[float] | Array, band: Band, look: Mapping[str, Any]) -> None:
+    """Draw values with their interval as a band; what is not defined is a gap."""
+    axis.plot(x, band.value, **look)
+    axis.fill_between(x, band.low, band.high, color=look["color"], alpha=0.15, linewidth=0)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One sequence of a forecast, for a picture."""
+
+    title: str
+    probability: Array
+    """(leads, S, S), 0 to 1."""
+    events: Array
+    """(leads, S, S): 0 dry, 1 rain, 2 masked."""
+    threshold: Array
+    """From where on rain is forecast, of each lead time (leads,)."""
+
+
+def draw_cases(cases: Sequence[Case]) -> Drawing:
+    """Draw what the radar saw, and below it the probability of rain with a line around where rain is forecast."""
+    from matplotlib import pyplot
+
+    leads = len(cases[0].events)
+    shown = list(range(3, leads, 4)) if leads > 3 else [leads - 1]
+    figure, axes = pyplot.subplots(
+        2 * len(cases),
+        len(shown),
+        figsize=(1.35 * len(shown) + 1.6, 2.9 * len(cases)),
+        squeeze=False,
+        layout="constrained",
+    )
+    for number, case in enumerate(cases):
+        radar, forecast = axes[2 * number], axes[2 * number + 1]
+        for column, lead in enumerate(shown):
+            radar[column].imshow(case.events[lead], cmap=COLOURS, vmin=0, vmax=2, interpolation="nearest")
+            radar[column].set_title(f"{MINUTES * (lead + 1) / 60:g} h", fontsize=8)
+            hidden = np.ma.masked_where(case.events[lead] == 2, case.probability[lead])
+            forecast[column].set_facecolor("#c9c4b8")
+            image = forecast[column].imshow(hidden, cmap=PROBABLE, vmin=0, vmax=1, interpolation="nearest")
+            edge = case.probability[lead] >= case.threshold[lead] - 1e-6
+            if edge.any() and not edge.all():
+                forecast[column].contour(edge, levels=[0.5], colors="#b3261e", linewidths=0.9)
+        radar[0].set_ylabel(f"{case.title}\nradar", fontsize=8)
+        forecast[0].set_ylabel("forecast", fontsize=8)
+    for axis in axes.flat:
+        axis.set(xticks=[], yticks=[])
+        axis.grid(visible=False)
+    figure.colorbar(image, ax=axes, shrink=0.35, label="probability of rain", location="right")
+    return figure
+
+
+PROBABLE = LinearSegmentedColormap.from_list("rain", ["#f4f1ea", "#9db7ea", "#2457c5", "#122b63"])
+
+
+def draw_agreement(table: Array) -> Drawing:
+    """Draw how often it rained where k of n members forecast rain, and how often k members did; see `agreement`."""
+    from matplotlib import pyplot
+
+    members = len(table) - 1
+    figure, (axis, beside) = pyplot.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
+    share = np.arange(members + 1) / members
+    pixels = table.sum(axis=1)
+    axis.plot([0, 1], [0, 1], linewidth=1, linestyle="--", color=GREY)
+    rate = np.divide(table[:, 1], pixels, out=np.full(members + 1, np.nan), where=pixels > 0)
+    axis.plot(share, rate, color="#2457c5", marker="o")
+    axis.set(
+        title="it rained where so many agree", ylabel="it rained", ylim=(0, 1), xlabel="members that forecast rain"
+    )
+    beside.bar(range(members + 1), pixels / max(pixels.sum(), 1), color="#2457c5")
+    beside.set(title="how often so many agree", ylabel="share of pixels", xlabel="members that forecast rain")
+    beside.set_yscale("log")
+    beside.set_xticks(range(members + 1))
+    axis.set_xticks(share, [f"{k} of {members}" for k in range(members + 1)])
+    return figure

@@ -22,6 +22,8 @@ from retable.tasks.weather.preprocess import MASKED
 Array = npt.NDArray[Any]
 Summaries = Mapping[str, Mapping[str, Array]]
 Counts = Mapping[str, Array]
+Threshold = float | Array
+"""Probability from which on rain is forecast, a multiple of 1/200: one, or one for each lead time (L,)."""
 
 FSS_WIDTHS = (1, 3, 9, 27)
 """Widths of the fractions skill score's neighbourhoods, pixels of 2 km."""
@@ -29,6 +31,8 @@ MINUTES = 15
 """From one lead time to the next."""
 BINS = 10
 """Of the reliability diagram, equally wide."""
+MIDDLES: Array = np.minimum((np.arange(STEPS + 1) + 0.5) / STEPS, 1)
+"""What a step of probability stands for: its middle, at most 1."""
 
 
 def quantise(probability: Array) -> Array:
@@ -49,6 +53,11 @@ def quantise(probability: Array) -> Array:
 def cut(threshold: float) -> int:
     """Return the step from which on rain is forecast."""
     return round(STEPS * threshold)
+
+
+def cuts(thresholds: Threshold) -> Array:
+    """Return the steps from which on rain is forecast: of one threshold (), or of one for each lead time (L,)."""
+    return np.rint(STEPS * np.asarray(thresholds, np.float64)).astype(np.intp)
 
 
 def summarise(steps: Array, events: Array) -> dict[str, Array]:
@@ -112,16 +121,17 @@ def neighbourhoods(steps: Array, events: Array) -> tuple[Array, Array]:
     return error.clip(min=0), reference
 
 
-def confusion(histogram: Array, threshold: float) -> Array:
+def confusion(histogram: Array, threshold: Threshold) -> Array:
     """Return hits, false alarms, misses and correct negatives (tp, fp, fn, tn): int64 (..., 4).
 
     Args:
-        histogram: pixels by step and event (..., 201, 2).
-        threshold: probability from which on rain is forecast; a multiple of 1/200.
+        histogram: pixels by step and event (..., 201, 2); (..., L, 201, 2) for a threshold of each lead time.
+        threshold: from where on rain is forecast.
 
     """
-    wet = histogram[..., cut(threshold) :, :].sum(axis=-2, dtype=np.int64)
-    dry = histogram[..., : cut(threshold), :].sum(axis=-2, dtype=np.int64)
+    rain = np.arange(STEPS + 1) >= cuts(threshold)[..., None]  # (201,) or (L, 201)
+    wet = np.einsum("...se,...s->...e", histogram, rain, dtype=np.int64, casting="unsafe")
+    dry = histogram.sum(axis=-2, dtype=np.int64) - wet
     return np.stack([wet[..., 1], wet[..., 0], dry[..., 1], dry[..., 0]], axis=-1)
 
 
@@ -153,21 +163,54 @@ def best_threshold(histograms: Sequence[Array]) -> float:
     return (1 + int(np.argmax(scores))) / STEPS
 
 
-def sequence_counts(summaries: Summaries, thresholds: Mapping[str, float]) -> dict[str, Array]:
+def best_thresholds(histograms: Sequence[Array]) -> Array:
+    """Return the best threshold of each lead time, float64 (L,), of histograms (n, L, 201, 2); see `best_threshold`."""
+    leads = zip(*(np.moveaxis(table, 1, 0) for table in histograms), strict=True)
+    return np.array([best_threshold(list(lead)) for lead in leads])
+
+
+def isotonic(histograms: Sequence[Array]) -> Array:
+    """Return how often it rained at each step, made to rise with the step: float64 (201,).
+
+    Args:
+        histograms: pixels by step and event of a validation set, each (..., 201, 2).
+
+    The steps that no pixel had lie between their neighbours. A forecast of each step is so the share of pixels on
+    which it rained there: calibrated probabilities, with the order of all forecasts kept, and with it every IoU at a
+    threshold that was tuned. Nothing was forecast at all: the steps' own middles.
+
+    Source: Zadrozny and Elkan 2002 (pool adjacent violators, by SciPy).
+    """
+    from scipy.optimize import isotonic_regression
+
+    pooled = sum(table.reshape(-1, STEPS + 1, 2).sum(axis=0, dtype=np.int64) for table in histograms)
+    pixels = np.asarray(pooled).sum(axis=-1)
+    seen = np.flatnonzero(pixels)
+    if not len(seen):
+        return MIDDLES
+    found = isotonic_regression(np.asarray(pooled)[seen, 1] / pixels[seen], weights=pixels[seen].astype(np.float64))
+    risen: Array = np.interp(np.arange(STEPS + 1), seen, found.x)
+    return risen
+
+
+def sequence_counts(summaries: Summaries, thresholds: Mapping[str, Threshold]) -> dict[str, Array]:
     """Return tp, fp, fn of every sequence, int64 (n, 3), for each shard: what `paired_difference` compares."""
     return {
-        shard: confusion(summary["histogram"].sum(axis=1, dtype=np.int64), thresholds[shard])[:, :3]
+        shard: confusion(summary["histogram"], thresholds[shard]).sum(axis=1)[:, :3]
         for shard, summary in summaries.items()
     }
 
 
-def scores(summaries: Summaries, thresholds: Mapping[str, float], batch: int) -> dict[str, float]:
+def scores(
+    summaries: Summaries, thresholds: Mapping[str, Threshold], batch: int, probabilities: Array = MIDDLES
+) -> dict[str, float]:
     """Return all scores of one split.
 
     Args:
         summaries: shard -> what `summarise` returned, in the order of `iou_batched`.
-        thresholds: shard -> the probability from which on rain is forecast there.
+        thresholds: shard -> from where on rain is forecast there.
         batch: how many sequences `iou_batched` pools.
+        probabilities: what each step stands for, (201,), in the scores of probabilities but the FSS.
 
     Returns:
         `iou`: the leaderboard's, a plain mean over shards of the IoU of all their pixels; `iou/{year}`,
@@ -175,8 +218,8 @@ def scores(summaries: Summaries, thresholds: Mapping[str, float], batch: int) ->
         `pod`, `far`, `precision`, `bias`: means over the shards where they are defined. `fss/{km}km`: means over
         shards; see `neighbourhoods`. Of all pixels together: `brier`, `reliability/{bin}` (how often it rained in
         each tenth of probability), `reliability_error` (expected calibration error), `rain_ratio/predicted` and
-        `rain_ratio/observed`. `iou_batched`; see there. `threshold`: mean over shards, and `threshold/{year}/{region}`
-        where they differ. A score that is defined nowhere is left out.
+        `rain_ratio/observed`. `iou_batched`; see there. `threshold`: mean over shards and lead times, and
+        `threshold/{year}/{region}` where they differ. A score that is defined nowhere is left out.
 
     """
     counts = {shard: confusion(summary["histogram"], thresholds[shard]) for shard, summary in summaries.items()}
@@ -185,11 +228,12 @@ def scores(summaries: Summaries, thresholds: Mapping[str, float], batch: int) ->
         sums = [(s["fss_error"][..., column].sum(), s["fss_reference"][..., column].sum()) for s in summaries.values()]
         add_mean(found, f"fss/{2 * width}km", [1 - error / reference for error, reference in sums if reference > 0])
     histogram = sum(summary["histogram"].sum(axis=(0, 1), dtype=np.int64) for summary in summaries.values())
-    found |= calibration(np.asarray(histogram))
+    found |= calibration(np.asarray(histogram), probabilities)
     found["iou_batched"] = iou_batched(counts.values(), batch)
-    add_mean(found, "threshold", [thresholds[shard] for shard in summaries])
-    if len({thresholds[shard] for shard in summaries}) > 1:
-        found |= {f"threshold/{shard.partition('/')[2]}": thresholds[shard] for shard in summaries}
+    means = {shard: float(np.mean(thresholds[shard])) for shard in summaries}
+    add_mean(found, "threshold", list(means.values()))
+    if len(set(means.values())) > 1:
+        found |= {f"threshold/{shard.partition('/')[2]}": mean for shard, mean in means.items()}
     return found
 
 
@@ -229,20 +273,24 @@ def contingency(counts: Counts) -> dict[str, float]:
     return found
 
 
-def calibration(histogram: Array) -> dict[str, float]:
+def tenths(probabilities: Array = MIDDLES) -> Array:
+    """Return in which of the reliability diagram's bins each step's probability lies, int (201,)."""
+    return np.minimum((probabilities * BINS + 1e-9).astype(np.intp), BINS - 1)
+
+
+def calibration(histogram: Array, probabilities: Array = MIDDLES) -> dict[str, float]:
     """Return Brier score and reliability of pixels by step and event (201, 2); nothing where there are no pixels.
 
-    A step stands for its middle, at most 1, so a certain "dry" counts as 0.0025.
+    `probabilities` (201,) is what the steps stand for: as a rule their middles, so a certain "dry" counts as 0.0025.
     """
     pixels = histogram.sum()
     if not pixels:
         return {}
-    middle = np.minimum((np.arange(STEPS + 1) + 0.5) / STEPS, 1)
-    brier = (histogram[:, 0] * middle**2 + histogram[:, 1] * (1 - middle) ** 2).sum() / pixels
-    bins = np.minimum(np.arange(STEPS + 1) * BINS // STEPS, BINS - 1)
+    brier = (histogram[:, 0] * probabilities**2 + histogram[:, 1] * (1 - probabilities) ** 2).sum() / pixels
+    bins = tenths(probabilities)
     number, rain, forecast = (
         np.bincount(bins, weights, BINS)
-        for weights in (histogram.sum(axis=1), histogram[:, 1], histogram.sum(axis=1) * middle)
+        for weights in (histogram.sum(axis=1), histogram[:, 1], histogram.sum(axis=1) * probabilities)
     )
     found = {f"reliability/{k}": float(rain[k] / number[k]) for k in range(BINS) if number[k]}
     return found | {"brier": float(brier), "reliability_error": float(np.abs(forecast - rain).sum() / pixels)}

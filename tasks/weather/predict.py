@@ -19,6 +19,7 @@ from retable.tasks.weather.data import sequences
 from retable.tasks.weather.frames import Frames
 from retable.tasks.weather.layout import Index, Window
 from retable.tasks.weather.learner import PRECISION, sample_cost
+from retable.tasks.weather.metrics import Threshold
 from retable.tasks.weather.model import Forecaster, build
 from retable.tasks.weather.preprocess import classify, normalise
 
@@ -31,9 +32,10 @@ CHUNK = 256
 
 
 def reads(view: View) -> Sequence[View]:
-    """Return the views that a view is scored from: a threshold needs no forecast of its own, a tuned one validation."""
-    plain = replace(view, threshold=0.5)
-    if isinstance(view.threshold, float) or view.split == "validation":
+    """Return the views that a view is scored from: a threshold needs no own forecast, what is tuned validation."""
+    mask = view.calibration == "difference_mask"  # the one that changes forecasts
+    plain = replace(view, threshold=0.5, calibration="difference_mask" if mask else "none")
+    if (isinstance(view.threshold, float) and view.calibration != "isotonic") or view.split == "validation":
         return (plain,)
     return (plain, replace(plain, split="validation"))
 
@@ -137,22 +139,27 @@ def summarise(
     return metrics.summarise(predictions["probability"], events(config, source, shard))
 
 
-def thresholds(view: View, summaries: Mapping[str, Mapping[str, Array]]) -> dict[str, float]:
+def validated(summaries: Mapping[str, Mapping[str, Array]]) -> dict[str, Array]:
+    """Return the histograms of the validation shards by place, `year/region`: what anything is tuned on."""
+    return {
+        shard.partition("/")[2]: summary["histogram"]
+        for shard, summary in summaries.items()
+        if shard.startswith("validation/")
+    }
+
+
+def thresholds(view: View, summaries: Mapping[str, Mapping[str, Array]]) -> dict[str, Threshold]:
     """Return the threshold of each shard of the view's split; tuned ones are the best on the validation shards."""
     own = [shard for shard in summaries if shard.startswith(f"{view.split}/")]
     if isinstance(view.threshold, float):
         return dict.fromkeys(own, view.threshold)
-    histograms = {
-        shard.split("/", 1)[1]: summary["histogram"]
-        for shard, summary in summaries.items()
-        if shard.startswith("validation/")
-    }
-    best = metrics.best_threshold(list(histograms.values()))
+    histograms = validated(summaries)
     if view.threshold == "tuned":
-        return dict.fromkeys(own, best)
-    places = {shard: shard.split("/", 1)[1] for shard in own}
+        return dict.fromkeys(own, metrics.best_threshold(list(histograms.values())))
+    best = metrics.best_thresholds if view.threshold == "tuned_per_region_and_lead" else metrics.best_threshold
+    places = {shard: shard.partition("/")[2] for shard in own}
     return {
-        shard: metrics.best_threshold([histograms[place]]) if place in histograms else best
+        shard: best([histograms[place]] if place in histograms else list(histograms.values()))
         for shard, place in places.items()
     }
 
@@ -162,7 +169,10 @@ def evaluate(
 ) -> dict[str, float]:
     """Return the scores of a view; see `metrics.scores` for their names."""
     chosen = thresholds(view, summaries)
-    return metrics.scores({shard: summaries[shard] for shard in chosen}, chosen, config.batch)
+    own = {shard: summaries[shard] for shard in chosen}
+    if view.calibration == "isotonic":
+        return metrics.scores(own, chosen, config.batch, metrics.isotonic(list(validated(summaries).values())))
+    return metrics.scores(own, chosen, config.batch)
 
 
 def view_cost(config: Config, view: View) -> float:

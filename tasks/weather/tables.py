@@ -251,8 +251,9 @@ VERIFICATION = Figure(
     rows=[SWIN_BCE, BASELINE_IMPROVED, CONTEXT_TUNED, PERSISTENCE, CLIMATOLOGY],
     draw=figures.draw_verification,
     over={"seed": SEEDS},
-    note="On the test set. IoU and FSS of rain at 0.2 mm/h and more; the reliability diagram is of the probabilities, "
-    "before a threshold. Lines are means over seeds, bands go from the lowest to the highest.",
+    note="On the test set, rain at 0.2 mm/h and more; FSS, reliability and sharpness are of the probabilities, before "
+    "a threshold. Lines are means over seeds, bands their 95 % intervals: sequences drawn anew, training's noise is "
+    "not in them. Dotted: rain forecast always.",
 )
 
 TABLES: dict[str, Any] = {"table1": TABLE1, "table2": TABLE2, "figure1": FIGURE1, "verification": VERIFICATION}

@@ -12,8 +12,10 @@ from retable.platform.table import Combined, Replicate, Results, Row
 from retable.platform.task import scaled
 from retable.tasks.weather import TASK, claims, figures, tables
 from retable.tasks.weather.config import Config, View
+from retable.tasks.weather.metrics import scores, summarise
 from retable.tasks.weather.tables import SUBMISSIONS, TABLE1, TABLE2
 from tests.table_results import results_of
+from tests.weather.test_metrics import field
 
 TABLES = TASK.tables()
 SCALES = TASK.scales()
@@ -216,15 +218,19 @@ def test_figure_shows_radar_and_forecasts_with_their_rain_ratios():
     assert "2020/roxi_0004" in empty.texts[0].get_text()
 
 
-def test_verification_draws_means_over_seeds_and_leaves_gaps():
-    seeds = ({"iou/lead/015": 0.2, "reliability/0": 0.1, "fss/18km": 0.5}, {"iou/lead/015": 0.4, "fss/18km": 0.7})
-    places = {"iou/2019/boxi_0015": 0.3, "iou/lead/120": 0.1, "fss/2km": 0.2, "reliability/9": 0.8}
-    found = [replace(replicate("swin", seed, [1, 1]), metrics=each | places) for seed, each in enumerate(seeds)]
+def test_verification_draws_the_scores_that_are_computed_with_an_interval():
+    shards = {"test/2019/boxi_0015": field(1, n=4, leads=4), "test/2020/roxi_0004": field(2, n=4, leads=4)}
+    summaries = {shard: summarise(*each) for shard, each in shards.items()}
+    found = [replace(replicate("swin", seed, [1, 1], summaries), view=View(threshold=0.4)) for seed in (0, 1)]
     drawing = figures.draw_verification(results_of(TABLES, {"swin": found, "vivit": []}))
-    lead, region, scale, reliability = ([*axis.lines][-1].get_xydata() for axis in drawing.axes)
-    assert np.allclose(lead, [[0.25, 0.3], [2, 0.1]]) and np.allclose(region, [[0, 0.3]])
-    assert np.allclose(scale, [[0, 0.2], [1, 0.6]]) and np.allclose(reliability, [[0.05, 0.1], [0.95, 0.8]])
-    assert drawing.axes[1].get_xticklabels()[0].get_text() == "2019 boxi_0015"
+    expected = scores(summaries, dict.fromkeys(summaries, 0.4), 4)
+    lead = drawing.axes[0].lines[0].get_xydata()
+    assert np.allclose(lead[:, 0], [0.25, 0.5, 0.75, 1])
+    assert np.allclose(lead[:, 1], [expected[f"iou/lead/{minutes:03d}"] for minutes in (15, 30, 45, 60)])
+    widths = drawing.axes[4].lines[0].get_ydata()
+    assert np.allclose(widths, [expected[f"fss/{km}km"] for km in (2, 6, 18, 54)])
+    assert drawing.axes[3].get_xticklabels()[0].get_text() == "2019 boxi_0015"
+    assert len(drawing.axes) == 8 and [text.get_text() for text in drawing.legends[0].get_texts()] == ["swin"]
 
 
 def test_fields_of_every_row_are_known(tmp_path):
