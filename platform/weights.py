@@ -59,8 +59,7 @@ def read_tensors(file: Path, data: bytes, known: str, *names: str, integers: boo
         UserError: where they are no state dict.
     """
     try:
-        plain = metadata(data) is not None
-        state = load(data) if plain else torch.load(io.BytesIO(data), "cpu", weights_only=True)
+        state = load(data) if metadata(data) is not None else _loaded(data)
     except Exception as error:  # unpickling a broken file raises almost anything
         # torch's own message advises to load the file unsafely
         raise UserError(f"{file}: no file of tensors and plain values, or not the whole file; {known}") from error
@@ -76,6 +75,46 @@ def read_tensors(file: Path, data: bytes, known: str, *names: str, integers: boo
         if (integers or value.is_floating_point()) and value.layout == torch.strided and value.numel() <= len(data)
     }  # a repeated number can claim to be a tensor of any size
     return unwrapped(sound, *names)
+
+
+class _Unread:
+    """Stands for settings of a library that is not here: it takes what a file says of them, and does nothing."""
+
+    def __new__(cls, *_: object, **__: object) -> Any:
+        return super().__new__(cls)
+
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    def __setstate__(self, _: object) -> None:
+        pass
+
+
+class _UnreadDict(_Unread):
+    """The same for a subclass of `dict`: the reader fills nothing but a plain one."""
+
+    def __new__(cls, *_: object, **__: object) -> Any:
+        return {}
+
+
+SETTINGS = ("sacred.", "omegaconf.", "pytorch_lightning.", "lightning.", "argparse.Namespace", "pathlib.")
+"""What checkpoints hold besides numbers: settings of the training, in containers of these. They are not read."""
+
+
+def _loaded(data: bytes) -> Any:
+    """Unpickle plain values and tensors by PyTorch's safe reader; containers of settings become empty ones."""
+    try:
+        named = torch.serialization.get_unsafe_globals_in_checkpoint(io.BytesIO(data))
+    except ValueError:  # a file of before PyTorch 1.6: no archive
+        named = []
+    # One class for each name: the reader wants to know them apart.
+    unread = [
+        (type("Unread", (_UnreadDict if name.endswith("Dict") else _Unread,), {}), name)
+        for name in named
+        if name.startswith(SETTINGS)
+    ]
+    with torch.serialization.safe_globals(unread):  # type: ignore[arg-type]
+        return torch.load(io.BytesIO(data), "cpu", weights_only=True)
 
 
 def unwrapped(tensors: Mapping[str, Tensor], *names: str) -> dict[str, Tensor]:

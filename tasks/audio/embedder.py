@@ -20,7 +20,7 @@ from retable.platform import api, exported, zoo
 from retable.platform.config import flatten
 from retable.platform.errors import UserError
 from retable.platform.storage import Storage
-from retable.platform.weights import read_bytes
+from retable.platform.weights import metadata, read_bytes
 from retable.tasks.audio.config import SAMPLE_RATE, Config
 from retable.tasks.audio.files import Remarks, stream
 
@@ -148,11 +148,15 @@ def open_embedder(name: str, storage: Storage, device: str = "", words_alone: bo
         UserError: where there is none, the file is another's, or there is no such device.
     """
     from retable.tasks.audio.export import open_weights, read_export
+    from retable.tasks.audio.pairs import read_pair
 
     shipped = zoo.zoo("audio")
     file = Path(name) if Path(name).is_file() else shipped.get(name)
     if file is not None:
-        return read_export(read_bytes(file), str(file.absolute())).embedder(device, words_alone)
+        data, path = read_bytes(file), str(file.absolute())
+        theirs = file.suffix != ".safetensors" and metadata(data) is None
+        found = read_pair(data, path) if theirs else read_export(data, path)
+        return found.embedder(device, words_alone)
     if not re.fullmatch("[0-9a-f]+|latest", name):
         raise UserError(f"--model {name}: no such file, no run, and none of the zoo's: {', '.join(shipped)}")
     run = api.load(name, storage, task="audio")

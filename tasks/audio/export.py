@@ -87,13 +87,28 @@ def write_export(run: TrainedRun, epoch: int = 0, **more: Any) -> bytes:
     Raises:
         UserError: where the epoch was not kept.
     """
-    fields = {path: value for path, value in flatten(run.config).items() if path.split(".")[0] not in ITS_OWN}
+    return _one_file(run.config, exported.about(run, epoch, **more), run.weights(epoch))
+
+
+def write_adopted(pair: Exported, **more: Any) -> bytes:
+    """Return the one file of a pair of encoders that others trained; see `pairs.read_pair`.
+
+    Args:
+        pair: the two encoders.
+        **more: what else the file is to say of itself, such as `licence`.
+    """
+    said = {name: value for name, value in more.items() if value}
+    return _one_file(pair.config, {**pair.about, **said}, pair.weights)
+
+
+def _one_file(config: Config, said: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bytes:
+    fields = {path: value for path, value in flatten(config).items() if path.split(".")[0] not in ITS_OWN}
     metadata = {
         "format": FORMAT,
         "config": json.dumps(fields, sort_keys=True),
-        "provenance": json.dumps(exported.about(run, epoch, **more), sort_keys=True),
+        "provenance": json.dumps(said, sort_keys=True),
     }
-    return exported.sealed(run.weights(epoch), metadata)
+    return exported.sealed(tensors, metadata)
 
 
 def read_export(data: bytes, name: str) -> Exported:

@@ -110,6 +110,23 @@ def build_text(config: Config, captions: Sequence[str]) -> TextEncoder:
     return TextEncoder(network, train_tokenizer(config.text, captions), config.words)
 
 
+def outline(name: str, words: int) -> TextEncoder:
+    """Make an encoder of transformers without its weights: its architecture and its tokenizer are read.
+
+    Args:
+        name: a folder, or a name on the hub; without a network, what lies in the cache.
+        words: see `Config.words`.
+
+    Raises:
+        UserError: where it cannot be had, or is no text encoder.
+    """
+    with _quiet():
+        architecture, tokenizer = _described(name, words)
+    with torch.device("meta"):
+        network = _network(architecture)
+    return TextEncoder(network, tokenizer, words)
+
+
 def rebuild_text(config: Config, state: UInt8[Tensor, " byte"]) -> TextEncoder:
     """Make a text encoder, with random weights, from the extra state of one: nothing is downloaded."""
     from transformers import AutoConfig
@@ -236,24 +253,35 @@ def clean(caption: str) -> str:
 
 def _pretrained(text: Pretrained, words: int) -> TextEncoder:
     """Load an encoder of transformers: from a local folder, the cache, or the hub, in this order."""
-    from transformers import AutoConfig, AutoModel, AutoTokenizer
+    from transformers import AutoModel
 
     with _quiet():
-        architecture = _load(AutoConfig, text.name)
-        _check(text.name, architecture, words)
+        architecture, tokenizer = _described(text.name, words)
         for field in DROPOUTS:
             if hasattr(architecture, field):
                 setattr(architecture, field, text.dropout)
-        tokenizer = getattr(_load(AutoTokenizer, text.name), "backend_tokenizer", None)
-        if tokenizer is None:
-            raise UserError(f"text.name {text.name!r}: has no fast tokenizer; take another encoder")
         network, found = _load(AutoModel, text.name, config=architecture, dtype=torch.float32, output_loading_info=True)
     lacking = sorted(name for name in found["missing_keys"] if not name.startswith("pooler."))
     if lacking:
         raise UserError(f"text.name {text.name!r}: its weights lack {lacking[0]}; take a whole copy")
-    from tokenizers import Tokenizer
+    return TextEncoder(_without_pooler(network), tokenizer, words)
 
-    return TextEncoder(_without_pooler(network), Tokenizer.from_str(tokenizer.to_str()), words)
+
+def _described(name: str, words: int) -> tuple[Any, Any]:
+    """Read an encoder's architecture and tokenizer.
+
+    Raises:
+        UserError: where they cannot be had, or are of no text encoder.
+    """
+    from tokenizers import Tokenizer
+    from transformers import AutoConfig, AutoTokenizer
+
+    architecture = _load(AutoConfig, name)
+    _check(name, architecture, words)
+    tokenizer = getattr(_load(AutoTokenizer, name), "backend_tokenizer", None)
+    if tokenizer is None:
+        raise UserError(f"text.name {name!r}: has no fast tokenizer; take another encoder")
+    return architecture, Tokenizer.from_str(tokenizer.to_str())
 
 
 def _check(name: str, architecture: Any, words: int) -> None:
