@@ -15,7 +15,7 @@ from retable.tasks.weather.config import AllDry, AllRain, Climatology, Config, C
 from retable.tasks.weather.context import ContextForecaster
 from retable.tasks.weather.swin import SwinForecaster
 from retable.tasks.weather.unet import UNetForecaster
-from retable.tasks.weather.vivit import VivitForecaster
+from retable.tasks.weather.vivit import VivitForecaster, from_reference
 
 
 class Forecaster(nn.Module):
@@ -110,15 +110,13 @@ def convert_reference(
     """Turn a state dict of the reference's network, or of its Lightning module, into the forecaster's.
 
     Raises:
-        UserError: where the authors' network has other names than ours.
         ValueError: naming the first entry that is missing, unexpected or of another shape than the config's.
 
     """
-    if isinstance(config.model, Vivit):
-        raise UserError(
-            "model vivit: the authors' entries have other names than ours; their weights cannot be taken over"
-        )
     expected = build(config, size, regions).model.state_dict()
-    given = unwrapped(state, *expected)
+    if isinstance(config.model, Vivit):
+        given = from_reference(unwrapped(state, "pos_embedding", *expected), config.model)
+    else:
+        given = unwrapped(state, *expected)
     check(given, expected)
     return {f"model.{name}": value for name, value in given.items()}

@@ -10,6 +10,8 @@ pixels, 4 images, 32 lead times).
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
@@ -57,6 +59,44 @@ class Block(nn.Module):
 def transformer(dim: int, depth: int, heads: int) -> nn.Sequential:
     """Make `depth` blocks and the final layer normalization."""
     return nn.Sequential(*(Block(dim, heads) for _ in range(depth)), nn.LayerNorm(dim))
+
+
+REFERENCE = {
+    r"pos_embedding": "positions",
+    r"space_token": "space_token",
+    r"temporal_token": "time_token",
+    r"to_patch_embedding\.1\.(weight|bias)": r"embed.\1",
+    r"time_pred\.(weight|bias)": r"head.\1",
+    r"out_conv\.(weight|bias)": r"refine.\1",
+    r"(space|temporal)_transformer\.layers\.(\d+)\.0\.norm\.(.+)": r"\1.\2.attention.0.\3",
+    r"(space|temporal)_transformer\.layers\.(\d+)\.0\.fn\.to_qkv\.(.+)": r"\1.\2.attention.1.queries_keys_values.\3",
+    r"(space|temporal)_transformer\.layers\.(\d+)\.0\.fn\.to_out\.0\.(.+)": r"\1.\2.attention.1.out.\3",
+    r"(space|temporal)_transformer\.layers\.(\d+)\.1\.norm\.(.+)": r"\1.\2.feed_forward.0.\3",
+    r"(space|temporal)_transformer\.layers\.(\d+)\.1\.fn\.net\.0\.(.+)": r"\1.\2.feed_forward.1.\3",
+    r"(space|temporal)_transformer\.layers\.(\d+)\.1\.fn\.net\.3\.(.+)": r"\1.\2.feed_forward.3.\3",
+    r"(space|temporal)_transformer\.norm\.(.+)": r"\1.{depth}.\2",
+}
+"""The names that the authors' ViViT (rishikksh20/ViViT-pytorch) gives its weights, and ours."""
+
+
+def from_reference(state: Mapping[str, Tensor], model: Vivit) -> dict[str, Tensor]:
+    """Return the authors' weights by our names; entries of other names keep theirs.
+
+    Their patches are cut before a linear layer, rows, columns and channels in this order; here a convolution does both.
+    """
+    found = {}
+    for name, value in state.items():
+        ours = next((made for pattern, place in REFERENCE.items() if (made := _renamed(pattern, place, name))), name)
+        ours = ours.replace("{depth}", str(model.depth)).replace("temporal.", "time.")
+        if ours == "embed.weight" and value.shape[1:] == (model.patch**2 * len(CHANNELS),):
+            value = value.unflatten(1, (model.patch, model.patch, -1)).permute(0, 3, 1, 2)
+        found[ours] = value[None] if ours == "space_token" else value
+    return found
+
+
+def _renamed(pattern: str, place: str, name: str) -> str:
+    match = re.fullmatch(pattern, name)
+    return match.expand(place) if match else ""
 
 
 class VivitForecaster(nn.Module):

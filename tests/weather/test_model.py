@@ -234,10 +234,6 @@ def test_the_references_weights_load(reference, wrap):
 @pytest.mark.parametrize("model", NETWORKS, **by_name)
 @pytest.mark.parametrize("prefixed", [True, False])
 def test_every_networks_names_survive(model, prefixed):
-    if isinstance(model, Vivit):
-        with pytest.raises(UserError, match="cannot be taken over"):
-            convert_reference({}, config(model), SIZE, REGIONS)
-        return
     own = make(model).state_dict()
     state = own if prefixed else {name.removeprefix("model."): value for name, value in own.items()}
     converted = convert_reference(state, config(model), SIZE, REGIONS)

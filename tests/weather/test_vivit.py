@@ -3,8 +3,11 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
-from retable.tasks.weather.config import Vivit
+from retable.platform.config import override
+from retable.tasks.weather.config import PAPER_VIVIT, Config, Vivit
+from retable.tasks.weather.model import build, convert_reference
 from retable.tasks.weather.vivit import Attention, VivitForecaster, transformer
 
 SMALL = Vivit(dim=16, depth=2, heads=2, patch=8)
@@ -116,3 +119,86 @@ def test_the_last_class_token_becomes_one_picture_for_each_lead_time(enlarge):
 def test_heads_that_do_not_divide_are_refused():
     with pytest.raises(ValueError, match="heads 3 does not divide dim 16"):
         Vivit(dim=16, heads=3)
+
+
+def reference_shapes(dim, depth, patch, inputs, forecast, size):
+    """The official names and shapes, as models/vivit.py of the authors makes them."""
+    patches = math.ceil(size / patch) ** 2
+    yield from (("pos_embedding", (1, inputs, patches + 1, dim)),)
+    yield from ((f"{token}_token", (1, 1, dim)) for token in ("space", "temporal"))
+    layers = {"to_patch_embedding.1": (dim, 11 * patch**2), "time_pred": (forecast * dim, dim)}
+    for part in ("space", "temporal"):
+        for layer in range(depth):
+            where = f"{part}_transformer.layers.{layer}"
+            yield f"{where}.0.fn.to_qkv.weight", (3 * dim, dim)
+            layers[f"{where}.0.fn.to_out.0"] = (dim, dim)
+            layers |= {f"{where}.1.fn.net.0": (4 * dim, dim), f"{where}.1.fn.net.3": (dim, 4 * dim)}
+            layers |= {f"{where}.{half}.norm": (dim,) for half in (0, 1)}
+        layers[f"{part}_transformer.norm"] = (dim,)
+    layers["out_conv"] = (forecast, forecast, 3, 3)
+    for name, shape in layers.items():
+        yield f"{name}.weight", shape
+        yield f"{name}.bias", shape[:1]
+
+
+def reference(state, x, heads, patch, size, forecast):
+    """What the authors' ViViT computes, written out: x is (batch, input, 11, S, S)."""
+
+    def linear(tokens, name):
+        return functional.linear(tokens, state[f"{name}.weight"], state.get(f"{name}.bias"))
+
+    def norm(tokens, name):
+        return functional.layer_norm(tokens, tokens.shape[-1:], state[f"{name}.weight"], state[f"{name}.bias"])
+
+    def encode(tokens, name):
+        for layer in range(2):
+            own = f"{name}.layers.{layer}"
+            parts = linear(norm(tokens, f"{own}.0.norm"), f"{own}.0.fn.to_qkv").chunk(3, -1)
+            q, k, v = (part.unflatten(2, (heads, -1)).transpose(1, 2) for part in parts)
+            shares = (q @ k.transpose(2, 3) / q.shape[-1] ** 0.5).softmax(-1)
+            tokens = tokens + linear((shares @ v).transpose(1, 2).flatten(2), f"{own}.0.fn.to_out.0")
+            hidden = functional.gelu(linear(norm(tokens, f"{own}.1.norm"), f"{own}.1.fn.net.0"))
+            tokens = tokens + linear(hidden, f"{own}.1.fn.net.3")
+        return norm(tokens, f"{name}.norm")
+
+    batch, inputs, inner = *x.shape[:2], math.ceil(size / patch) * patch
+    x = functional.interpolate(x, (11, inner, inner), mode="nearest")
+    x = x.reshape(batch, inputs, 11, inner // patch, patch, inner // patch, patch)
+    tokens = linear(
+        x.permute(0, 1, 3, 5, 4, 6, 2).reshape(batch, inputs, -1, patch * patch * 11), "to_patch_embedding.1"
+    )
+    tokens = torch.cat((state["space_token"].expand(batch, inputs, 1, -1), tokens), 2) + state["pos_embedding"]
+    summaries = encode(tokens.flatten(0, 1), "space_transformer")[:, 0].unflatten(0, (batch, inputs))
+    summary = encode(torch.cat((state["temporal_token"].expand(batch, 1, -1), summaries), 1), "temporal_transformer")
+    side = math.isqrt(summary.shape[-1])
+    pictures = linear(summary[:, 0], "time_pred").view(batch, forecast, side, side)
+    large = functional.interpolate(pictures, (size, size), mode="nearest")
+    return functional.conv2d(large, state["out_conv.weight"], state["out_conv.bias"], padding=1)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("wrapped", ["", "model."])
+def test_the_authors_weights_forecast_as_in_their_code(wrapped):
+    torch.manual_seed(0)
+    size, forecast = 36, 3
+    state = {name: torch.randn(shape) / 4 for name, shape in reference_shapes(16, 2, 8, 4, forecast, size)}
+    changes = {"model.dim": 16, "model.depth": 2, "model.heads": 2, "model.patch": 8, "forecast": forecast}
+    config = override(Config(), {**PAPER_VIVIT, **changes})
+    given = {f"{wrapped}{name}": value for name, value in state.items()}
+    found = convert_reference(given, config, size, config.regions)
+    forecaster = build(config, size, config.regions).eval()
+    forecaster.load_state_dict(found)
+    x = torch.randn(2, 4, 11, size, size)
+    ours = forecaster(x.transpose(1, 2), torch.zeros(2, dtype=torch.long))
+    torch.testing.assert_close(ours, reference(state, x, 2, 8, size, forecast), atol=1e-4, rtol=1e-4)
+    with pytest.raises(ValueError, match=r"head\.bias is missing"):
+        convert_reference({k: v for k, v in given.items() if "time_pred.bias" not in k}, config, size, config.regions)
+
+
+def test_the_submitted_sizes_have_the_authors_shapes():
+    config = override(Config(), {**PAPER_VIVIT, "model.depth": 1})
+    state = {
+        name: torch.zeros(1).expand(shape)
+        for name, shape in reference_shapes(config.model.dim, 1, config.model.patch, 4, 32, 252)
+    }
+    assert len(convert_reference(state, config, 252, config.regions)) == len(state)
