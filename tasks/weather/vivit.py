@@ -89,8 +89,8 @@ def from_reference(state: Mapping[str, Tensor], model: Vivit) -> dict[str, Tenso
         ours = next((made for pattern, place in REFERENCE.items() if (made := _renamed(pattern, place, name))), name)
         ours = ours.replace("{depth}", str(model.depth)).replace("temporal.", "time.")
         if ours == "embed.weight" and value.shape[1:] == (model.patch**2 * len(CHANNELS),):
-            value = value.unflatten(1, (model.patch, model.patch, -1)).permute(0, 3, 1, 2)
-        found[ours] = value[None] if ours == "space_token" else value
+            value = value.reshape(-1, model.patch, model.patch, len(CHANNELS)).permute(0, 3, 1, 2)
+        found[ours] = value[None] if name == "space_token" and value.ndim == 3 else value
     return found
 
 
