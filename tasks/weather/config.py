@@ -187,6 +187,9 @@ class Config:
     crop: Literal["centre", "none"] = "centre"
     """The images show six times the forecast's width. `centre` cuts out its place and enlarges it; `none`, the
     reference's, lays the whole image over the forecast."""
+    initial_rain: float = 0.5
+    """Probability of rain that an untrained `unet`, `swin` or `vivit` forecasts, about; the reference's is a half. It
+    rains far more seldom, and a short training spends its steps on finding that out."""
     temporal_shift: bool = False
     """Logits are sums over lead time of what the model says (section 2.1)."""
     loss: Bce | SoftIou | DiceFocal = field(default_factory=Bce)
@@ -225,6 +228,10 @@ class Config:
     def _check_model(self) -> None:
         """Refuse what a model cannot do, before anything is trained."""
         model = self.model
+        if not 0 < self.initial_rain < 1:
+            raise ValueError(f"initial_rain {self.initial_rain} is outside (0, 1)")
+        if self.initial_rain != 0.5 and not isinstance(model, UNet | Swin | Vivit):
+            raise ValueError("initial_rain: this model starts from the climate by itself; leave it out")
         if isinstance(model, Retrieval | Climatology | AllDry | AllRain):
             if self.crop == "none":
                 raise ValueError("crop none: the baselines forecast the right place only; leave it out")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -25,12 +26,15 @@ class Forecaster(nn.Module):
     work on the images' grid (`UNet`, `Swin`, `Vivit`) forecast there; the central sixth is cut out and enlarged
     bilinearly. `Context` and the baselines deal with the scales by themselves.
 
+    Logits are added to that of the probability which training starts from (`initial_rain`).
+
     The network is the attribute `model`, so that state dicts have the names of the reference's checkpoints.
     """
 
     def __init__(self, config: Config, size: int, regions: Sequence[str]) -> None:
         super().__init__()
         self.temporal_shift = config.temporal_shift
+        self.start = math.log(config.initial_rain / (1 - config.initial_rain))
         self.crop = config.crop == "centre" and isinstance(config.model, UNet | Swin | Vivit)
         self.by_region = isinstance(config.model, Climatology | AllDry | AllRain)
         self.regions = tuple(regions)
@@ -61,7 +65,7 @@ class Forecaster(nn.Module):
             logits = baselines.enlarge_centre(logits)
         if self.temporal_shift:  # section 2.1: t'_0 = t_0, t'_i = t'_(i-1) + t_i
             logits = logits.cumsum(1)
-        return logits
+        return logits + self.start if self.start else logits
 
 
 def network(config: Config, size: int, regions: Sequence[str]) -> nn.Module:

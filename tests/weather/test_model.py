@@ -1,6 +1,7 @@
 """A network in its place: geometry, temporal shift, the reference's weights."""
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -173,6 +174,18 @@ def test_a_context_network_starts_at_the_climate_with_temporal_shift_too():
 def test_temporal_shift_of_a_baseline_is_refused(model):
     with pytest.raises(ValueError, match=r"temporal_shift.*leave it out"):
         make(model, temporal_shift=True)
+
+
+@pytest.mark.parametrize("shift", [False, True])
+def test_training_starts_from_the_probability_of_rain_that_is_asked_for(shift):
+    x, region = images()
+    plain, dry = (make(temporal_shift=shift, initial_rain=share) for share in (0.5, 0.2))
+    dry.load_state_dict(plain.state_dict())
+    torch.testing.assert_close(dry(x, region), plain(x, region) + math.log(0.2 / 0.8))
+    with pytest.raises(ValueError, match="starts from the climate by itself"):
+        make(Context(), initial_rain=0.2)
+    with pytest.raises(ValueError, match="initial_rain 1.0 is outside"):
+        make(initial_rain=1.0)
 
 
 @pytest.mark.parametrize("size", [0, 6, 30, 250])
