@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from retable.tasks.audio import nearest
+from retable.tasks.audio.search import nearest
 
 VECTORS = sorted({100_000, int(os.environ.get("RETABLE_BENCH_VECTORS", 100_000))})
 DIMENSION, RANK, CLUSTERS = 256, 48, 500

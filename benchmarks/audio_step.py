@@ -25,11 +25,11 @@ import torch
 from retable.platform.storage import Storage
 from retable.platform.task import Source
 from retable.platform.worker import Worker
+from retable.tasks.audio.collect.files import decode
+from retable.tasks.audio.collect.recordings import AudioShards, Recording, write_dataset
 from retable.tasks.audio.config import Config, Passt, Untrained
 from retable.tasks.audio.data import Recordings
-from retable.tasks.audio.files import decode
 from retable.tasks.audio.learner import RetrievalLearner
-from retable.tasks.audio.recordings import AudioShards, Recording, write_dataset
 
 DEVICE = os.environ.get("RETABLE_BENCH_DEVICE", "cpu")
 CLIPS, SECONDS, RATE = 64, 10, 44100

@@ -22,11 +22,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from retable.tasks.style.assets import paintings, photographs
-from retable.tasks.style.backbones import BackboneNetwork, build
+from retable.tasks.style.apply.optimise import ImageOptimisation
 from retable.tasks.style.config import Config, Lbfgs, Objective, OptimiseImage, Vgg19
-from retable.tasks.style.images import read, square, to_tensor
-from retable.tasks.style.optimise import ImageOptimisation
+from retable.tasks.style.files.assets import paintings, photographs
+from retable.tasks.style.files.images import read, square, to_tensor
+from retable.tasks.style.networks.backbones import BackboneNetwork, build
 
 SIZE, EVALUATIONS, BURST = 256, 40, 5
 """Side of the image; evaluations of each loop, by turns of a few."""

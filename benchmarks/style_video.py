@@ -43,9 +43,9 @@ def one(path: str, filters: int) -> None:
     """Stylise a clip by a network of so many filters, or by none; print frames a second and peak MB."""
     import torch
 
-    from retable.tasks.style.steady import Stylist, stylise_stream
-    from retable.tasks.style.transformer import TransformerNetwork
-    from retable.tasks.style.video import stylise_video
+    from retable.tasks.style.networks.transformer import TransformerNetwork
+    from retable.tasks.style.video.steady import Stylist, stylise_stream
+    from retable.tasks.style.video.video import stylise_video
 
     torch.manual_seed(0)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)))

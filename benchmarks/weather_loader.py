@@ -25,7 +25,7 @@ SERIES = [(2019, "boxi_0015"), (2019, "roxi_0004")]
 
 def write(root: Path, size: int) -> dict[str, Any]:
     """Write two regions' training frames, without a gap, and the CSV; return what `dataset.json` would say."""
-    from retable.tasks.weather.layout import CSV, rain_path, satellite_path
+    from retable.tasks.weather.w4c.layout import CSV, rain_path, satellite_path
 
     random = np.random.default_rng(0)
     for year, region in SERIES:
@@ -51,8 +51,8 @@ def write(root: Path, size: int) -> dict[str, Any]:
 def generated(root: Path, size: int) -> dict[str, Any]:
     """Generate two regions; at 252 x 252 pixels that would take minutes."""
     from retable.platform.storage import Storage
-    from retable.tasks.weather.generate import generate
-    from retable.tasks.weather.prepare import index_folder
+    from retable.tasks.weather.w4c.generate import generate
+    from retable.tasks.weather.w4c.prepare import index_folder
 
     generate(
         root,
@@ -69,8 +69,8 @@ def generated(root: Path, size: int) -> dict[str, Any]:
 
 def one_by_one(root: Path, windows: Any) -> Any:
     """Yield each window's images and events, every frame fetched and prepared on its own."""
-    from retable.tasks.weather.layout import rain_path, satellite_path
-    from retable.tasks.weather.preprocess import classify, normalise
+    from retable.tasks.weather.w4c.layout import rain_path, satellite_path
+    from retable.tasks.weather.w4c.preprocess import classify, normalise
 
     files: dict[str, Any] = {}
     for window in windows:
@@ -112,7 +112,7 @@ def measure_at(size: int, count: int) -> dict[str, float]:
     from retable.platform.task import Source
     from retable.tasks.weather.config import Config
     from retable.tasks.weather.data import Windows
-    from retable.tasks.weather.layout import Index
+    from retable.tasks.weather.w4c.layout import Index
 
     with tempfile.TemporaryDirectory(prefix="retable-bench-") as folder:
         root = Path(folder)

@@ -17,10 +17,10 @@ from retable.serve.held import Held
 from retable.serve.limits import LIMITS
 from retable.serve.ranges import send
 from retable.serve.recordings import folder_of, own_index, shown, take_in
-from retable.tasks.audio.embedder import BATCH, Embedder
 from retable.tasks.audio.export import read_export
-from retable.tasks.audio.index import indexed
-from retable.tasks.audio.search import Index, check_model, open_index, refresh, search
+from retable.tasks.audio.search.embedder import BATCH, Embedder
+from retable.tasks.audio.search.index import indexed
+from retable.tasks.audio.search.search import Index, check_model, open_index, refresh, search
 
 WAIT = 0.005
 """Seconds that the first query of a batch waits for others."""

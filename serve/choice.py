@@ -91,7 +91,7 @@ def with_index(models: Sequence[Model], index: str, anyway: bool, storage: Stora
     others = [model for model in models if model.task != "audio"]
     own = [model for model in models if model.task == "audio"]
     if index and own:
-        made_with = import_module("retable.tasks.audio.search").open_index(Path(index)).info["model"]
+        made_with = import_module("retable.tasks.audio.search.search").open_index(Path(index)).info["model"]
         own = [model for model in own if model.about.get("weights") == made_with]
         if not own:
             raise UserError(f"--index {index}: made with another model; name its run with --run, or index again")
@@ -207,7 +207,7 @@ def of_file(task: str, name: str, data: bytes, why: str, storage: Storage) -> Mo
 def known(task: str, exported: Any) -> dict[str, Any]:
     """Return what is to be known of a file beyond what it says of itself: how to ask its model."""
     if task == "audio":  # what tells whether an index was made with it
-        fingerprint = import_module("retable.tasks.audio.embedder").weights_fingerprint
+        fingerprint = import_module("retable.tasks.audio.search.embedder").weights_fingerprint
         return {"weights": fingerprint(exported.config, exported.weights)}
     if task == "rl":
         return {"states": int(exported.info["states"]), "actions": int(exported.info["actions"])}

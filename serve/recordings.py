@@ -19,10 +19,10 @@ from retable.platform.storage import Storage
 from retable.platform.task import folder as task_folder
 from retable.serve.answers import Problem
 from retable.serve.limits import LIMITS, Limits
-from retable.tasks.audio.embedder import Embedder
-from retable.tasks.audio.files import SUFFIXES, header
-from retable.tasks.audio.index import add, update
-from retable.tasks.audio.search import Index
+from retable.tasks.audio.collect.files import SUFFIXES, header
+from retable.tasks.audio.search.embedder import Embedder
+from retable.tasks.audio.search.index import add, update
+from retable.tasks.audio.search.search import Index
 
 FOLDER, INDEX = "served/audio/recordings", "served/audio/index"
 SHIPPED = task_folder("audio") / "zoo" / "recordings"

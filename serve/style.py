@@ -16,11 +16,11 @@ from retable.platform.errors import UserError
 from retable.serve.answers import Problem, Reply
 from retable.serve.held import Held
 from retable.serve.limits import LIMITS, Limits
-from retable.tasks.style import images
-from retable.tasks.style.batches import nothing, resized
+from retable.tasks.style.apply.stylise import BATCH_PIXELS, NetworkStyle, Pixels
 from retable.tasks.style.export import read_export
-from retable.tasks.style.images import Picture
-from retable.tasks.style.stylise import BATCH_PIXELS, NetworkStyle, Pixels
+from retable.tasks.style.files import images
+from retable.tasks.style.files.images import Picture
+from retable.tasks.style.video.batches import nothing, resized
 
 BATCH, WAIT = 8, 0.01
 """Requests of one batch, and the seconds that the first of them waits for others."""

@@ -125,9 +125,9 @@ def paint(
     from retable.platform.storage import Storage
     from retable.serve.models import Model, read
     from retable.tasks.style.export import read_export
-    from retable.tasks.style.frames import probe, scaled
-    from retable.tasks.style.steady import Stylist, stylise_stream
-    from retable.tasks.style.video import stylise_video
+    from retable.tasks.style.video.frames import probe, scaled
+    from retable.tasks.style.video.steady import Stylist, stylise_stream
+    from retable.tasks.style.video.video import stylise_video
 
     with suppress(OSError):  # where memory ends, this process goes first, and no replica
         Path("/proc/self/oom_score_adj").write_text("1000")

@@ -25,10 +25,10 @@ from retable.serve.limits import LIMITS, Limits
 from retable.tasks.weather.combine import majority_vote, mean_probability
 from retable.tasks.weather.config import View
 from retable.tasks.weather.export import Exported, read_export
-from retable.tasks.weather.frames import open_hdf5, read_hdf5
-from retable.tasks.weather.layout import SATELLITE
 from retable.tasks.weather.predict import BATCH
-from retable.tasks.weather.preprocess import CHANNELS
+from retable.tasks.weather.w4c.frames import open_hdf5, read_hdf5
+from retable.tasks.weather.w4c.layout import SATELLITE
+from retable.tasks.weather.w4c.preprocess import CHANNELS
 
 Array = npt.NDArray[Any]
 

@@ -18,7 +18,7 @@ from PIL import Image
 
 import retable
 from retable.serve.client import Client
-from retable.tasks.style import assets, generate
+from retable.tasks.style.files import assets, generate
 from tests import documents
 from tests.rl.d4rl_files import make_arrays, write
 from tests.terminal import Terminal

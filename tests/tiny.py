@@ -44,13 +44,13 @@ def rain(storage):
 
 
 def photographs(storage):
-    from retable.tasks.style.prepare import make_generated
+    from retable.tasks.style.files.prepare import make_generated
 
     make_generated(storage / "data/style/tiny", "tiny", photographs=12, seed=3)
 
 
 def tones(storage):
-    from retable.tasks.audio.recordings import Recording, write_dataset
+    from retable.tasks.audio.collect.recordings import Recording, write_dataset
 
     def items():
         for number in range(12):

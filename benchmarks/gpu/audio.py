@@ -30,10 +30,10 @@ from retable.platform.worker import Worker
 from retable.tasks.audio import TASK
 from retable.tasks.audio.config import SAMPLE_RATE, Config, Passt, Untrained
 from retable.tasks.audio.data import Batch
+from retable.tasks.audio.encoders.mel import BANDS, Mel, normalise
+from retable.tasks.audio.encoders.passt import PasstNetwork
 from retable.tasks.audio.learner import RetrievalLearner
-from retable.tasks.audio.mel import BANDS, Mel, normalise
 from retable.tasks.audio.model import DualEncoder
-from retable.tasks.audio.passt import PasstNetwork
 
 Results = Mapping[str, Value]
 

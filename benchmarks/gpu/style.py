@@ -23,8 +23,8 @@ from benchmarks.gpu.measure import closeness, free, peak_memory, per_second
 from benchmarks.gpu.training import MOVED, moves, numbers, resumed
 from benchmarks.gpu.ways import NO_CUDA, Opened, arithmetic, compared, compiled, graphed, shared_out
 from retable.platform.worker import Worker
-from retable.tasks.style import TASK, assets, images, losses
-from retable.tasks.style.backbones import BackboneNetwork, build
+from retable.tasks.style import TASK, losses
+from retable.tasks.style.apply.optimise import EVALUATIONS, ImageOptimisation
 from retable.tasks.style.config import (
     Alexnet,
     Backbone,
@@ -36,11 +36,12 @@ from retable.tasks.style.config import (
     Vgg16,
     Vgg19,
 )
+from retable.tasks.style.files import assets, images
 from retable.tasks.style.learner import NetworkLearner
 from retable.tasks.style.losses import Losses
-from retable.tasks.style.network import TransformerNetwork
-from retable.tasks.style.optimise import EVALUATIONS, ImageOptimisation
-from retable.tasks.style.transformer import untrained
+from retable.tasks.style.networks.backbones import BackboneNetwork, build
+from retable.tasks.style.networks.network import TransformerNetwork
+from retable.tasks.style.networks.transformer import untrained
 
 Results = Mapping[str, Value]
 Image = Float[Tensor, "batch 3 height width"]

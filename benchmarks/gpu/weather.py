@@ -42,10 +42,10 @@ from retable.platform.worker import Worker
 from retable.tasks.weather import TASK
 from retable.tasks.weather.config import Config
 from retable.tasks.weather.data import Batch, Windows
-from retable.tasks.weather.layout import CSV
 from retable.tasks.weather.learner import ForecastLearner, on
 from retable.tasks.weather.losses import build_loss
 from retable.tasks.weather.model import build
+from retable.tasks.weather.w4c.layout import CSV
 
 REGION, FRAMES, BATCH = "roxi_0004", 96, 4
 Changes = dict[str, Any]

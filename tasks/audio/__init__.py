@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from retable.platform.needs import Needs, Stage
 from retable.platform.table import Figure, Table, with_claims
 from retable.platform.task import Dataset, Scale, Task
+from retable.tasks.audio.collect.prepare import describe, prepare
 from retable.tasks.audio.config import Config, Pretrained, View
 from retable.tasks.audio.data import Recordings, arrays, read
 from retable.tasks.audio.learner import RetrievalLearner, cost, gpu_work, group, validate
 from retable.tasks.audio.predict import evaluate, predict, shards, summarise, view_cost
-from retable.tasks.audio.prepare import describe, prepare
 
 
 def tables() -> Mapping[str, Table | Figure]:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from retable.tasks.audio.embedder import Embedder, embed_file
+from retable.tasks.audio.collect.files import SUFFIXES as SUFFIXES
 from retable.tasks.audio.export import Exported
-from retable.tasks.audio.files import SUFFIXES as SUFFIXES
+from retable.tasks.audio.search.embedder import Embedder, embed_file
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -57,10 +57,10 @@ def index(
 
     Example: `retable audio index ~/Sounds --model passt-scenes --out sounds.index`
     """
-    from retable.tasks.audio import classes
-    from retable.tasks.audio.embedder import check_scale, open_embedder
-    from retable.tasks.audio.index import over_ray, update
-    from retable.tasks.audio.search import read_info
+    from retable.tasks.audio.search import classes
+    from retable.tasks.audio.search.embedder import check_scale, open_embedder
+    from retable.tasks.audio.search.index import over_ray, update
+    from retable.tasks.audio.search.search import read_info
 
     where, info = Storage.open(storage), read_info(out)
     if not (model or info):
@@ -105,10 +105,10 @@ def search(
 
     Example: `retable audio search "rain on a tin roof" --index sounds.index --page hits.html`
     """
-    from retable.tasks.audio.embedder import open_embedder
-    from retable.tasks.audio.hits import lines, write_page
-    from retable.tasks.audio.search import check_model, open_index, query_vector
-    from retable.tasks.audio.search import search as find
+    from retable.tasks.audio.search.embedder import open_embedder
+    from retable.tasks.audio.search.hits import lines, write_page
+    from retable.tasks.audio.search.search import check_model, open_index, query_vector
+    from retable.tasks.audio.search.search import search as find
 
     opened = open_index(place)
     embedder = open_embedder(model or opened.info["source"], Storage.open(storage), device, words_alone=like is None)
@@ -147,10 +147,10 @@ def shell(
     """
     import sys
 
-    from retable.tasks.audio.embedder import open_embedder
-    from retable.tasks.audio.hits import lines
-    from retable.tasks.audio.search import check_model, open_index, query_vector, refresh
-    from retable.tasks.audio.search import search as find
+    from retable.tasks.audio.search.embedder import open_embedder
+    from retable.tasks.audio.search.hits import lines
+    from retable.tasks.audio.search.search import check_model, open_index, query_vector, refresh
+    from retable.tasks.audio.search.search import search as find
 
     opened = open_index(place)
     embedder = open_embedder(model or opened.info["source"], Storage.open(storage), device, words_alone=True)
@@ -191,7 +191,7 @@ def finetune(
     from retable.platform.config import parse_set
     from retable.platform.launch import Resources
     from retable.tasks.audio.data_cli import import_table
-    from retable.tasks.audio.finetune import settings, train
+    from retable.tasks.audio.search.finetune import settings, train
 
     where = Storage.open(storage)
     chosen = name or re.sub(r"[^\w.-]+", "-", table.stem, flags=re.ASCII).strip("-._") or "own"
@@ -215,7 +215,7 @@ def weights(
 
     Example: `retable audio weights passt-s-f128-p16-s16-ap.468.pt`
     """
-    from retable.tasks.audio.checkpoints import import_file
+    from retable.tasks.audio.encoders.checkpoints import import_file
 
     console.print(f"--set audio.weights={import_file(file, Storage.open(storage))}")
 
@@ -238,8 +238,8 @@ def adopt(
     salsa.safetensors`
     """
     from retable.platform.weights import read_bytes
+    from retable.tasks.audio.encoders.pairs import read_pair
     from retable.tasks.audio.export import write_adopted
-    from retable.tasks.audio.pairs import read_pair
 
     data = write_adopted(read_pair(read_bytes(file), str(file), text), licence=licence)
     Storage.open(out.absolute().parent).write(out.name, data)
@@ -273,8 +273,8 @@ def augment(
 
     Example: `retable audio augment dcase2023 --model gpt-3.5-turbo`
     """
-    from retable.tasks.audio.augment import Endpoint, augment_dataset
-    from retable.tasks.audio.prepare import folder
+    from retable.tasks.audio.collect.prepare import folder
+    from retable.tasks.audio.rewrite.augment import Endpoint, augment_dataset
 
     asked = Endpoint(model=model, requests_per_minute=rate, concurrent=concurrent, price=price) if model else None
     provider = asked or rules or variations
@@ -302,8 +302,8 @@ def submit(
 
     Example: `retable audio submit passt-scenes --captions retrieval_captions.csv --audio retrieval_audio`
     """
-    from retable.tasks.audio.embedder import open_embedder
-    from retable.tasks.audio.submit import submit as write
+    from retable.tasks.audio.challenge.submit import submit as write
+    from retable.tasks.audio.search.embedder import open_embedder
 
     where = Storage.open(storage)
     models = [open_embedder(run, where, device).network for run in runs]
@@ -331,8 +331,8 @@ def export(
     Example: `retable audio export passt-scenes sounds.safetensors`
     """
     from retable.platform.exported import export
-    from retable.tasks.audio.classes import judge, line
-    from retable.tasks.audio.embedder import open_embedder
+    from retable.tasks.audio.search.classes import judge, line
+    from retable.tasks.audio.search.embedder import open_embedder
 
     if classes and epoch:
         raise UserError("--classes: judges the last epoch; leave --epoch out")

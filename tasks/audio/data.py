@@ -23,10 +23,10 @@ from retable.platform.errors import UserError
 from retable.platform.storage import Storage
 from retable.platform.stream import decode, encode, read_blocks, stream
 from retable.platform.task import Source
+from retable.tasks.audio.collect.recordings import BANDS, FRAME, AudioShards, Recording, read_recordings
 from retable.tasks.audio.config import SAMPLE_RATE, Config
-from retable.tasks.audio.mel import frames_of
-from retable.tasks.audio.recordings import BANDS, FRAME, AudioShards, Recording, read_recordings
-from retable.tasks.audio.variations import augmented
+from retable.tasks.audio.encoders.mel import frames_of
+from retable.tasks.audio.rewrite.variations import augmented
 
 if TYPE_CHECKING:
     import ray.data

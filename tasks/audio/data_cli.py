@@ -45,7 +45,7 @@ def make(
 
     Example: `retable data make audio --size small`, or `retable data make audio --scenes esc10 --name esc10-scenes`
     """
-    from retable.tasks.audio.prepare import GENERATED, folder, make_generated
+    from retable.tasks.audio.collect.prepare import GENERATED, folder, make_generated
 
     if layout and scenes:
         raise UserError("--layout and --scenes: name one of them")
@@ -66,8 +66,8 @@ def make(
 
 def write_layout(size: str, target: Path) -> None:
     """Write a world in the real collections' layouts."""
-    from retable.tasks.audio.generate import world
-    from retable.tasks.audio.generated_layout import write_layout as write
+    from retable.tasks.audio.world.generate import world
+    from retable.tasks.audio.world.generated_layout import write_layout as write
 
     with progress_bar(f"writing {target}") as show:
         planted = write(world(size), target, show)
@@ -92,9 +92,9 @@ def compose(
         features: what is kept of a scene.
         workers: processes.
     """
-    from retable.tasks.audio.augment import named, rewrite_items
-    from retable.tasks.audio.compose import Composition, clips, items
-    from retable.tasks.audio.recordings import write_dataset
+    from retable.tasks.audio.collect.recordings import write_dataset
+    from retable.tasks.audio.rewrite.augment import named, rewrite_items
+    from retable.tasks.audio.world.compose import Composition, clips, items
 
     if place.exists("dataset.json") and place.read_json("dataset.json").get("kind") != "generated":
         raise UserError(f"{place}: holds other data; choose another --name")
@@ -111,8 +111,8 @@ def compose(
 
 def tell(place: Storage, info: Mapping[str, Any]) -> None:
     """Print what a data set holds, and the files that are not in it."""
-    from retable.tasks.audio.prepare import describe
-    from retable.tasks.audio.recordings import LEFT_OUT
+    from retable.tasks.audio.collect.prepare import describe
+    from retable.tasks.audio.collect.recordings import LEFT_OUT
 
     for line in place.read_json(LEFT_OUT) if info["left_out"] else ():
         errors.print(f"left out: {line}", markup=False)
@@ -131,7 +131,7 @@ def check(
 
     Example: `retable data check audio ~/Sounds`
     """
-    from retable.tasks.audio.check import check as check_folder
+    from retable.tasks.audio.collect.check import check as check_folder
 
     where = Storage.open(storage)
     names = where.list("data/audio")
@@ -166,8 +166,8 @@ def import_(
 
     Example: `retable data import audio ~/collections`, or `retable data import audio sounds.csv --name sounds`
     """
-    from retable.tasks.audio import importer
-    from retable.tasks.audio.prepare import folder as data_folder
+    from retable.tasks.audio.collect import importer
+    from retable.tasks.audio.collect.prepare import folder as data_folder
 
     where = Storage.open(storage)
     if source.is_dir():
@@ -195,9 +195,9 @@ def import_table(
     Raises:
         UserError: where the name is another set's, the CSV is none, or none of its recordings can be read.
     """
-    from retable.tasks.audio import importer
-    from retable.tasks.audio.prepare import GENERATED
-    from retable.tasks.audio.prepare import folder as data_folder
+    from retable.tasks.audio.collect import importer
+    from retable.tasks.audio.collect.prepare import GENERATED
+    from retable.tasks.audio.collect.prepare import folder as data_folder
 
     if name == "dcase2023" or name.startswith(GENERATED):
         raise UserError(f"--name {name}: is the name of other recordings; choose another")

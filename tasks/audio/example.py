@@ -12,7 +12,7 @@ from matplotlib.figure import Figure as Drawing
 from retable.platform.table import Claim, Measurement, Results
 from retable.platform.verdicts import Verdict
 from retable.tasks.audio.config import Config
-from retable.tasks.audio.rewriter import rewrite
+from retable.tasks.audio.rewrite.rewriter import rewrite
 
 CAPTION = "A person is making noise by tapping their fingernails on a solid surface."
 KEYWORDS = "nails;metal;tapping;rhythm"

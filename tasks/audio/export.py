@@ -15,7 +15,7 @@ from retable.platform.api import TrainedRun
 from retable.platform.config import flatten, override
 from retable.platform.errors import UserError
 from retable.tasks.audio.config import Config
-from retable.tasks.audio.embedder import Embedder, weights_fingerprint
+from retable.tasks.audio.search.embedder import Embedder, weights_fingerprint
 
 FORMAT = "retable audio 1"
 ITS_OWN = ("data", "init")

@@ -11,9 +11,9 @@ from torch.nn import functional
 
 from retable.platform.errors import UserError
 from retable.platform.storage import Storage
-from retable.tasks.audio.audio_encoder import AudioEncoder, build_audio
 from retable.tasks.audio.config import Config
-from retable.tasks.audio.text import TextEncoder, build_text, rebuild_text
+from retable.tasks.audio.encoders.audio_encoder import AudioEncoder, build_audio
+from retable.tasks.audio.encoders.text import TextEncoder, build_text, rebuild_text
 
 TEXT_STATE = "text._extra_state"
 """Name, in a state dict, of the tensor with tokenizer and architecture of the text encoder."""

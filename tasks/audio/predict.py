@@ -17,10 +17,10 @@ from torch import Tensor
 from retable.platform.errors import UserError
 from retable.platform.task import Source
 from retable.tasks.audio import metrics
+from retable.tasks.audio.collect.recordings import AudioShards, Recording, read_recordings
 from retable.tasks.audio.config import Config, View
 from retable.tasks.audio.data import RATE, queries
-from retable.tasks.audio.generate import relevant
-from retable.tasks.audio.recordings import AudioShards, Recording, read_recordings
+from retable.tasks.audio.world.generate import relevant
 
 if TYPE_CHECKING:
     from retable.tasks.audio.model import DualEncoder
@@ -76,7 +76,7 @@ def predict(config: Config, view: View, weights: Mapping[str, Tensor], source: S
     All of a recording is heard, in float32 arithmetic whatever a run was trained in; repeated shards of a split embed
     its recordings once.
     """
-    from retable.tasks.audio.embedder import weights_fingerprint
+    from retable.tasks.audio.search.embedder import weights_fingerprint
 
     model, recordings = load(config, weights), split_recordings(source, view.split)
     key = (weights_fingerprint(config, weights), *name_of(source, view.split))

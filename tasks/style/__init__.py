@@ -9,9 +9,9 @@ from retable.platform.table import Figure, Table, with_claims
 from retable.platform.task import Dataset, Scale, Task
 from retable.tasks.style.config import Config, TrainNetwork, View
 from retable.tasks.style.data import Photographs, arrays, read
+from retable.tasks.style.files.prepare import describe, prepare
 from retable.tasks.style.learner import build_learner, cost, gpu_work, group, keep, validate
 from retable.tasks.style.predict import evaluate, predict, view_cost
-from retable.tasks.style.prepare import describe, prepare
 
 
 def tables() -> Mapping[str, Table | Figure]:

@@ -8,9 +8,9 @@ from typing import Any
 from retable.platform.api import TrainedRun
 from retable.platform.best import Choice, by_name, choose
 from retable.platform.errors import UserError
-from retable.tasks.style.assets import PHOTOGRAPHS
 from retable.tasks.style.config import TrainNetwork
 from retable.tasks.style.data import tests
+from retable.tasks.style.files.assets import PHOTOGRAPHS
 
 
 def best(runs: Sequence[TrainedRun]) -> dict[str, Choice]:

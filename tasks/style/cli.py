@@ -12,10 +12,10 @@ import typer
 from retable.platform.board import console, errors
 from retable.platform.errors import disk_errors
 from retable.platform.storage import Storage
+from retable.tasks.style.apply.judge_cli import judge
+from retable.tasks.style.apply.knobs import Knobs, Result, items, spread
 from retable.tasks.style.data_cli import DATA, Where
-from retable.tasks.style.judge_cli import judge
-from retable.tasks.style.knobs import Knobs, Result, items, spread
-from retable.tasks.style.video_cli import video
+from retable.tasks.style.video.video_cli import video
 
 __all__ = ["DATA", "app"]
 
@@ -58,8 +58,8 @@ def image(
 
     A folder: `retable style image holiday --style great_wave --out stylised`; again, it goes on where it stopped.
     """
-    from retable.tasks.style.batches import stylise_files
-    from retable.tasks.style.stylise import Options
+    from retable.tasks.style.apply.stylise import Options
+    from retable.tasks.style.video.batches import stylise_files
 
     options = Options(
         size=result.size,
@@ -130,8 +130,9 @@ def compare(
 
     Example: `retable style compare latest lake.jpg --epochs 1,5,10 -o sheet.png`
     """
-    from retable.tasks.style import batches, images
-    from retable.tasks.style.stylise import Options
+    from retable.tasks.style.apply.stylise import Options
+    from retable.tasks.style.files import images
+    from retable.tasks.style.video import batches
 
     images.check_suffix(out)
     with disk_errors(str(out)):
@@ -154,8 +155,8 @@ def weights(
 
     Example: `retable style weights vgg19-dcbb9e9d.pth`, then `retable style image ... --weights SHA256`
     """
-    from retable.tasks.style.stylise import network_name
-    from retable.tasks.style.weights import import_weights
+    from retable.tasks.style.apply.stylise import network_name
+    from retable.tasks.style.networks.weights import import_weights
 
     where = Storage.open(storage)
     digest = import_weights(file, where)
@@ -177,8 +178,8 @@ def distil(
     `retable style weights small.safetensors` says
     """
     from retable.platform.batch import expand
-    from retable.tasks.style.batches import SUFFIXES
-    from retable.tasks.style.distil import distil as train
+    from retable.tasks.style.networks.distil import distil as train
+    from retable.tasks.style.video.batches import SUFFIXES
 
     found, notes = expand(photographs, SUFFIXES, "pictures")
     for note in notes:
@@ -222,8 +223,8 @@ def onnx(
     """
     from typing import cast
 
-    from retable.tasks.style.onnx_file import Bits, pack
-    from retable.tasks.style.stylise import find_network
+    from retable.tasks.style.apply.stylise import find_network
+    from retable.tasks.style.networks.onnx_file import Bits, pack
 
     if bits not in (32, 16, 8):
         raise typer.BadParameter(f"{bits} bits; 32, 16 or 8", param_hint="--bits")

@@ -33,8 +33,8 @@ from retable.platform.storage import Storage
 from retable.platform.stream import decode as decode_table
 from retable.platform.stream import encode, read_blocks, stream
 from retable.platform.task import Source
-from retable.tasks.style import assets, images
 from retable.tasks.style.config import Config, TrainNetwork
+from retable.tasks.style.files import assets, images
 
 if TYPE_CHECKING:
     import ray.data

@@ -24,7 +24,7 @@ def make(
 
     Example: `retable data make style`
     """
-    from retable.tasks.style.prepare import GENERATED, PHOTOGRAPHS, describe, folder, make_generated
+    from retable.tasks.style.files.prepare import GENERATED, PHOTOGRAPHS, describe, folder, make_generated
 
     if name == GENERATED and (photographs, seed) != (PHOTOGRAPHS, 0):
         raise UserError(f"--name {name}: this set has {PHOTOGRAPHS} photographs and seed 0; choose another --name")
@@ -42,7 +42,7 @@ def check(
 
     Example: `retable data check style ~/Pictures`
     """
-    from retable.tasks.style.check import check as check_folder
+    from retable.tasks.style.files.check import check as check_folder
 
     where = Storage.open(storage)
     names = where.list("data/style")
@@ -70,8 +70,8 @@ def import_(
     Example: `retable data import style ~/Pictures --name mine`
     """
     from retable.platform.config import set_line
-    from retable.tasks.style.prepare import describe, import_folder
-    from retable.tasks.style.prepare import folder as data_folder
+    from retable.tasks.style.files.prepare import describe, import_folder
+    from retable.tasks.style.files.prepare import folder as data_folder
 
     place = data_folder(Storage.open(storage), name)
     info = import_folder(folder, place, name, test, every)

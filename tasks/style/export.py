@@ -9,9 +9,9 @@ from typing import Any
 from retable.platform import exported, weights
 from retable.platform.api import TrainedRun
 from retable.platform.errors import UserError
-from retable.tasks.style import transformer
-from retable.tasks.style.stylise import NetworkStyle, Options, check_network, run_network
-from retable.tasks.style.transformer import TransformerNetwork
+from retable.tasks.style.apply.stylise import NetworkStyle, Options, check_network, run_network
+from retable.tasks.style.networks import transformer
+from retable.tasks.style.networks.transformer import TransformerNetwork
 
 REMEDY = "`retable style export RUN FILE` writes one"
 

@@ -16,11 +16,12 @@ from retable.platform.config import flatten
 from retable.platform.errors import UserError
 from retable.platform.runs import sample_path
 from retable.platform.worker import Worker
-from retable.tasks.style import images, losses
-from retable.tasks.style.backbones import BackboneNetwork, build
+from retable.tasks.style import losses
+from retable.tasks.style.apply.optimise import ImageOptimisation
 from retable.tasks.style.config import Backbone, Config, Objective, OptimiseImage, Texture, TrainNetwork
-from retable.tasks.style.optimise import ImageOptimisation
-from retable.tasks.style.transformer import untrained
+from retable.tasks.style.files import images
+from retable.tasks.style.networks.backbones import BackboneNetwork, build
+from retable.tasks.style.networks.transformer import untrained
 
 VALIDATION = 4
 """Test photographs on which the losses are looked at with every checkpoint."""

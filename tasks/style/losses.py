@@ -26,8 +26,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-from retable.tasks.style.backbones import BackboneNetwork, Features, Image
 from retable.tasks.style.config import Convention, Criterion, Objective
+from retable.tasks.style.networks.backbones import BackboneNetwork, Features, Image
 
 CRITERIA: dict[Criterion, Callable[..., Tensor]] = {
     "mse": functional.mse_loss,

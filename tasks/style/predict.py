@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from retable.platform.task import Source
-from retable.tasks.style import images
-from retable.tasks.style.backbones import build
+from retable.tasks.style.apply.judge import errors
 from retable.tasks.style.config import Config, OptimiseImage, TrainNetwork, View
 from retable.tasks.style.data import painting, photograph, tests
-from retable.tasks.style.judge import errors
+from retable.tasks.style.files import images
 from retable.tasks.style.learner import RATE, TRANSFORMER
-from retable.tasks.style.transformer import chosen, stylise, trained
+from retable.tasks.style.networks.backbones import build
+from retable.tasks.style.networks.transformer import chosen, stylise, trained
 
 Array = npt.NDArray[Any]
 

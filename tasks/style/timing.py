@@ -16,13 +16,13 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from retable.tasks.style.assets import paintings, photographs
-from retable.tasks.style.backbones import build
+from retable.tasks.style.apply.optimise import EVALUATIONS, ImageOptimisation
+from retable.tasks.style.apply.tiling import stylise
 from retable.tasks.style.config import Config, Lbfgs, OptimiseImage, TrainNetwork
-from retable.tasks.style.images import read, square, to_tensor
-from retable.tasks.style.optimise import EVALUATIONS, ImageOptimisation
-from retable.tasks.style.tiling import stylise
-from retable.tasks.style.transformer import untrained
+from retable.tasks.style.files.assets import paintings, photographs
+from retable.tasks.style.files.images import read, square, to_tensor
+from retable.tasks.style.networks.backbones import build
+from retable.tasks.style.networks.transformer import untrained
 
 FEWEST, MOST = 3, 50
 """Timings of one measurement: as many as its budget allows, within these."""

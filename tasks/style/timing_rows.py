@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from retable.platform.config import override
+from retable.tasks.style.apply.optimise import EVALUATIONS
 from retable.tasks.style.config import Config, OptimiseImage
-from retable.tasks.style.optimise import EVALUATIONS
 from retable.tasks.style.timing import seconds_per_evaluation, seconds_per_image
 
 BUDGET = 20.0

@@ -15,11 +15,11 @@ import numpy.typing as npt
 
 from retable.platform.errors import UserError, nearest
 from retable.tasks.weather.export import Exported
-from retable.tasks.weather.frames import open_hdf5, read_hdf5
-from retable.tasks.weather.layout import SATELLITE
+from retable.tasks.weather.forecasts.netcdf import export
 from retable.tasks.weather.metrics import MINUTES
-from retable.tasks.weather.netcdf import export
-from retable.tasks.weather.preprocess import CHANNELS
+from retable.tasks.weather.w4c.frames import open_hdf5, read_hdf5
+from retable.tasks.weather.w4c.layout import SATELLITE
+from retable.tasks.weather.w4c.preprocess import CHANNELS
 
 SUFFIXES = (".npz", ".h5", ".hdf5")
 NAME = "images"

@@ -38,7 +38,7 @@ def make(
 
     Example: `retable data make weather --size 36`
     """
-    from retable.tasks.weather.prepare import GENERATED, describe, folder, make_generated
+    from retable.tasks.weather.w4c.prepare import GENERATED, describe, folder, make_generated
 
     if size not in GENERATED:
         raise UserError(f"--size {size}: use {', '.join(map(str, GENERATED))}")
@@ -58,8 +58,8 @@ def check(
 
     Example: `retable data check weather submission.zip`
     """
-    from retable.tasks.weather.check import check as check_folder
-    from retable.tasks.weather.submission import check as check_submission
+    from retable.tasks.weather.forecasts.submission import check as check_submission
+    from retable.tasks.weather.w4c.check import check as check_folder
 
     where = Storage.open(storage)
     names = where.list("data/weather")
@@ -82,7 +82,7 @@ def convert(
     Example: `retable data convert weather w4c22`, then `retable reproduce weather --set data=w4c22-parquet`
     """
     from retable.platform.cluster import ray_cluster
-    from retable.tasks.weather.convert import convert as run
+    from retable.tasks.weather.w4c.convert import convert as run
 
     with ray_cluster():
         info = run(Storage.open(storage), name, target)
@@ -111,8 +111,8 @@ def import_(
     """
     from retable.platform.board import progress_bar
     from retable.platform.config import set_line
-    from retable.tasks.weather.importer import import_composites
-    from retable.tasks.weather.prepare import describe, folder, index_folder
+    from retable.tasks.weather.composites.importer import import_composites
+    from retable.tasks.weather.w4c.prepare import describe, folder, index_folder
 
     place = folder(Storage.open(storage), name)
     if not place.is_local:
@@ -174,8 +174,8 @@ def submit(
 
     Example: `retable weather submit latest --out core.zip`
     """
-    from retable.tasks.weather import submission
-    from retable.tasks.weather.exchange import official_forecasts, opened
+    from retable.tasks.weather.forecasts import submission
+    from retable.tasks.weather.forecasts.exchange import official_forecasts, opened
 
     wanted = submission.TRANSFER if transfer else ()
     years, regions = (tuple(dict.fromkeys(each)) for each in zip(*wanted, strict=True)) if wanted else ((), ())
@@ -217,8 +217,8 @@ def score(
 
     Example: `retable weather score latest --regions roxi_0008 --years 2019,2020`
     """
-    from retable.tasks.weather.exchange import opened
-    from retable.tasks.weather.exchange import score as measured
+    from retable.tasks.weather.forecasts.exchange import opened
+    from retable.tasks.weather.forecasts.exchange import score as measured
 
     found = measured(opened(run, storage, split, epoch, chosen(threshold), names(regions), numbers(years)))
     for name, value in found.items():
@@ -252,8 +252,8 @@ def verify(
     Example: `retable weather verify latest --threshold tuned`
     """
     from retable.platform.board import progress_bar
-    from retable.tasks.weather.exchange import opened
-    from retable.tasks.weather.verify import verify as written
+    from retable.tasks.weather.forecasts.exchange import opened
+    from retable.tasks.weather.forecasts.verify import verify as written
 
     places = names(regions), numbers(years)
     found = [opened(run, storage, split, epoch, chosen(threshold), *places) for run in runs]
@@ -276,7 +276,7 @@ def netcdf(
 
     Example: `retable weather netcdf latest --out forecasts`
     """
-    from retable.tasks.weather.exchange import opened, write_netcdf
+    from retable.tasks.weather.forecasts.exchange import opened, write_netcdf
 
     for path in write_netcdf(opened(run, storage, split, epoch, 0.5, names(regions), numbers(years)), out):
         console.print(str(path))
@@ -292,7 +292,7 @@ def weights(
 
     Example: `retable weather weights epoch=3.ckpt --set model=swin`
     """
-    from retable.tasks.weather.exchange import take_over
+    from retable.tasks.weather.forecasts.exchange import take_over
 
     digest = take_over(file, Storage.open(storage), set or [])
     console.print(f"--set init=weights --set init.sha256={digest}")
@@ -313,8 +313,8 @@ def adopt(
     Example: `retable weather adopt checkpoints --table weather/table2`
     """
     from retable.platform.config import parse_set, set_line
-    from retable.tasks.weather.adopt import SEED
-    from retable.tasks.weather.adopt import adopt as take
+    from retable.tasks.weather.forecasts.adopt import SEED
+    from retable.tasks.weather.forecasts.adopt import adopt as take
 
     changes = parse_set(set or [])
     for line in take(folder, table, Storage.open(storage), changes):

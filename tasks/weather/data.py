@@ -25,9 +25,9 @@ from retable.platform.storage import Storage
 from retable.platform.stream import decode, encode, read_blocks, stream
 from retable.platform.task import Source
 from retable.tasks.weather.config import Config
-from retable.tasks.weather.frames import Frames
-from retable.tasks.weather.layout import Index, Window
-from retable.tasks.weather.preprocess import CHANNELS, classify, normalise
+from retable.tasks.weather.w4c.frames import Frames
+from retable.tasks.weather.w4c.layout import Index, Window
+from retable.tasks.weather.w4c.preprocess import CHANNELS, classify, normalise
 
 if TYPE_CHECKING:
     import ray.data

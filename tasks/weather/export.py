@@ -20,7 +20,7 @@ from retable.tasks.weather import metrics
 from retable.tasks.weather.config import Config
 from retable.tasks.weather.model import Forecaster, build
 from retable.tasks.weather.predict import BATCH, forecast, load
-from retable.tasks.weather.preprocess import CHANNELS, normalise
+from retable.tasks.weather.w4c.preprocess import CHANNELS, normalise
 
 Array = npt.NDArray[Any]
 

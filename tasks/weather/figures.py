@@ -14,9 +14,9 @@ from matplotlib.figure import Figure as Drawing
 
 from retable.platform.table import Replicate, Results
 from retable.tasks.weather.config import STEPS
+from retable.tasks.weather.forecasts.verification import WIDTHS_KM, Band, Verification
 from retable.tasks.weather.metrics import MINUTES, cut
 from retable.tasks.weather.predict import thresholds
-from retable.tasks.weather.verification import WIDTHS_KM, Band, Verification
 
 Array = npt.NDArray[Any]
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from retable.tasks.weather.config import Bce, Config, DiceFocal, SoftIou
-from retable.tasks.weather.preprocess import MASKED, RAIN
+from retable.tasks.weather.w4c.preprocess import MASKED, RAIN
 
 SMOOTH = 1e-5
 """MONAI adds this to the numerator and the denominator of the Dice coefficient."""

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from retable.platform.verdicts import seed_mean, widen
 from retable.tasks.weather.config import STEPS
-from retable.tasks.weather.preprocess import MASKED
+from retable.tasks.weather.w4c.preprocess import MASKED
 
 Array = npt.NDArray[Any]
 Summaries = Mapping[str, Mapping[str, Array]]

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from retable.platform.errors import UserError
 from retable.platform.weights import check, unwrapped
-from retable.tasks.weather import baselines
 from retable.tasks.weather.config import AllDry, AllRain, Climatology, Config, Context, Retrieval, Swin, UNet, Vivit
-from retable.tasks.weather.context import ContextForecaster
-from retable.tasks.weather.swin import SwinForecaster
-from retable.tasks.weather.unet import UNetForecaster
-from retable.tasks.weather.vivit import VivitForecaster, from_reference
+from retable.tasks.weather.models import baselines
+from retable.tasks.weather.models.context import ContextForecaster
+from retable.tasks.weather.models.swin import SwinForecaster
+from retable.tasks.weather.models.unet import UNetForecaster
+from retable.tasks.weather.models.vivit import VivitForecaster, from_reference
 
 
 class Forecaster(nn.Module):

@@ -16,12 +16,12 @@ from retable.platform.task import Source
 from retable.tasks.weather import metrics
 from retable.tasks.weather.config import Config, View
 from retable.tasks.weather.data import sequences
-from retable.tasks.weather.frames import Frames
-from retable.tasks.weather.layout import Index, Window
 from retable.tasks.weather.learner import PRECISION, sample_cost
 from retable.tasks.weather.metrics import Threshold
 from retable.tasks.weather.model import Forecaster, build
-from retable.tasks.weather.preprocess import classify, normalise
+from retable.tasks.weather.w4c.frames import Frames
+from retable.tasks.weather.w4c.layout import Index, Window
+from retable.tasks.weather.w4c.preprocess import classify, normalise
 
 Array = npt.NDArray[Any]
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from retable.platform.errors import UserError
-from retable.tasks.audio.audio_encoder import AT_ONCE, build_audio
 from retable.tasks.audio.config import Cnn14, Config, MeanMel, Passt
-from retable.tasks.audio.mel import Mel, frames_of, normalise
+from retable.tasks.audio.encoders.audio_encoder import AT_ONCE, build_audio
+from retable.tasks.audio.encoders.mel import Mel, frames_of, normalise
 
 PASST = Passt(
     weights="random", frames=100, width=16, depth=1, heads=2, patchout_frequency=0, patchout_time=0, stride=16

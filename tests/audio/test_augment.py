@@ -7,9 +7,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from retable.platform.errors import UserError
-from retable.tasks.audio import augment, variations
-from retable.tasks.audio.augment import Endpoint, Pace, augment_dataset, rewrite_items
-from retable.tasks.audio.recordings import Recording, digest, read_recordings, write_recordings
+from retable.tasks.audio.collect.recordings import Recording, digest, read_recordings, write_recordings
+from retable.tasks.audio.rewrite import augment, variations
+from retable.tasks.audio.rewrite.augment import Endpoint, Pace, augment_dataset, rewrite_items
 
 SOUND = "of three files"
 CAPTIONS = tuple(f"A dog barks {number} times." for number in range(2, 8))

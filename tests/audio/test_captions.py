@@ -8,8 +8,8 @@ from itertools import pairwise, permutations
 import numpy as np
 import pytest
 
-from retable.tasks.audio import scenes
-from retable.tasks.audio.captions import (
+from retable.tasks.audio.world import scenes
+from retable.tasks.audio.world.captions import (
     ADJECTIVES,
     ADVERBS,
     CLOTHO,
@@ -25,8 +25,8 @@ from retable.tasks.audio.captions import (
     third_person,
     write,
 )
-from retable.tasks.audio.generate import AMBIENT, TRAITS
-from retable.tasks.audio.scenes import (
+from retable.tasks.audio.world.generate import AMBIENT, TRAITS
+from retable.tasks.audio.world.scenes import (
     OPPOSITE,
     Claim,
     Event,

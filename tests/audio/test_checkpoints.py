@@ -14,10 +14,10 @@ from scipy.special import erf
 from torch.nn import functional
 
 from retable.platform.errors import UserError
-from retable.tasks.audio import checkpoints
-from retable.tasks.audio.audio_encoder import build_audio
-from retable.tasks.audio.cnn14 import Cnn14Network, slaney_bank
 from retable.tasks.audio.config import Cnn14, Config, Passt
+from retable.tasks.audio.encoders import checkpoints
+from retable.tasks.audio.encoders.audio_encoder import build_audio
+from retable.tasks.audio.encoders.cnn14 import Cnn14Network, slaney_bank
 
 NAMES = {
     "passt-n": "passt-s-f128-p16-s16-ap.468.pt",

@@ -5,8 +5,8 @@ import pytest
 import soundfile
 
 from retable.platform.errors import UserError
-from retable.tasks.audio.classes import class_map, judge, line, sentences
 from retable.tasks.audio.config import SAMPLE_RATE, Config
+from retable.tasks.audio.search.classes import class_map, judge, line, sentences
 
 
 def by_all_orders(similarity, relevance):

@@ -10,9 +10,11 @@ import soundfile
 from typer.testing import CliRunner
 
 from retable.platform.errors import UserError
-from retable.tasks.audio import checkpoints, embedder, submit
+from retable.tasks.audio.challenge import submit
 from retable.tasks.audio.cli import app
 from retable.tasks.audio.config import SAMPLE_RATE, Config
+from retable.tasks.audio.encoders import checkpoints
+from retable.tasks.audio.search import embedder
 
 
 class Toy:

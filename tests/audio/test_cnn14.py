@@ -5,9 +5,9 @@ import torch
 from torch.nn import functional
 from transformers.audio_utils import mel_filter_bank
 
-from retable.tasks.audio import mel
-from retable.tasks.audio.cnn14 import BAND, Cnn14Network, PannsMel, from_passt_mel, slaney_bank
 from retable.tasks.audio.config import Cnn14
+from retable.tasks.audio.encoders import mel
+from retable.tasks.audio.encoders.cnn14 import BAND, Cnn14Network, PannsMel, from_passt_mel, slaney_bank
 
 
 def test_bank_equals_another_library():

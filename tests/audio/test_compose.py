@@ -20,14 +20,14 @@ from retable.platform.storage import Storage
 from retable.platform.task import Source
 from retable.platform.worker import Worker
 from retable.tasks.audio import TASK
-from retable.tasks.audio.captions import LEXICON
-from retable.tasks.audio.compose import CLASSES, Composition, audible, clips, compose, items
+from retable.tasks.audio.collect.recordings import write_dataset, write_recordings
 from retable.tasks.audio.config import View
 from retable.tasks.audio.data import Recordings
-from retable.tasks.audio.generate import relevant
 from retable.tasks.audio.learner import RetrievalLearner
-from retable.tasks.audio.recordings import write_dataset, write_recordings
-from retable.tasks.audio.scenes import Event, Scene, from_json
+from retable.tasks.audio.world.captions import LEXICON
+from retable.tasks.audio.world.compose import CLASSES, Composition, audible, clips, compose, items
+from retable.tasks.audio.world.generate import relevant
+from retable.tasks.audio.world.scenes import Event, Scene, from_json
 
 RATE = 32000
 TONES = {category: 300.0 * 1.4**number for number, category in enumerate(CLASSES)}

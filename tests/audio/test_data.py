@@ -12,8 +12,8 @@ from retable.platform.cluster import ray_cluster
 from retable.platform.errors import UserError
 from retable.platform.task import Source
 from retable.tasks.audio import data
+from retable.tasks.audio.collect.recordings import Recording, read_recordings, write_dataset, write_recordings
 from retable.tasks.audio.config import Config
-from retable.tasks.audio.recordings import Recording, read_recordings, write_dataset, write_recordings
 
 CONFIG = Config(batch=4, clip=0.1, seed=3)
 LENGTHS = [1600, 3200, 4800, 6400, 8000, 9600, 4000, 2000, 5000]

@@ -6,8 +6,8 @@ import typer
 from retable.platform.errors import UserError
 from retable.platform.storage import Storage
 from retable.tasks.audio import data_cli
+from retable.tasks.audio.collect.recordings import AudioShards, read_recordings
 from retable.tasks.audio.config import SAMPLE_RATE
-from retable.tasks.audio.recordings import AudioShards, read_recordings
 
 
 @pytest.fixture

@@ -12,14 +12,14 @@ from retable.platform.config import Parent
 from retable.platform.errors import UserError
 from retable.platform.runs import RunFolder
 from retable.platform.task import Scale, folder
-from retable.tasks.audio import embedder as embedding
-from retable.tasks.audio.classes import class_map, sentences
-from retable.tasks.audio.compose import CLASSES
+from retable.tasks.audio.collect.files import Remarks
 from retable.tasks.audio.config import SAMPLE_RATE, Config, Passt, Untrained
-from retable.tasks.audio.embedder import check_scale, embed_file, open_embedder, pieces, weights_fingerprint
 from retable.tasks.audio.export import read_export, write_export
-from retable.tasks.audio.files import Remarks
 from retable.tasks.audio.model import build
+from retable.tasks.audio.search import embedder as embedding
+from retable.tasks.audio.search.classes import class_map, sentences
+from retable.tasks.audio.search.embedder import check_scale, embed_file, open_embedder, pieces, weights_fingerprint
+from retable.tasks.audio.world.compose import CLASSES
 
 CONFIG = Config(
     audio=Passt(weights="random", width=24, depth=1, patchout_time=2),

@@ -5,7 +5,7 @@ import pytest
 import soundfile
 
 from retable.platform.errors import UserError
-from retable.tasks.audio.files import decode, duration, header, is_sound
+from retable.tasks.audio.collect.files import decode, duration, header, is_sound
 
 SECONDS = 1.5
 TONE = 440.0

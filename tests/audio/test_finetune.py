@@ -12,8 +12,9 @@ from retable.platform.errors import UserError
 from retable.platform.runs import RunFolder
 from retable.platform.task import find
 from retable.platform.weights import stored
-from retable.tasks.audio import export, finetune
+from retable.tasks.audio import export
 from retable.tasks.audio.config import Config, MeanMel, Untrained
+from retable.tasks.audio.search import finetune
 
 INFO = {"name": "mine", "captions": {"training": 40, "validation": 5, "test": 5}, "rewrites": ""}
 BEFORE = Config(

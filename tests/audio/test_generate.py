@@ -18,7 +18,9 @@ import soundfile
 from retable.platform.errors import UserError
 from retable.platform.storage import Storage
 from retable.platform.task import Source
-from retable.tasks.audio.generate import (
+from retable.tasks.audio.collect.layouts import challenge
+from retable.tasks.audio.collect.recordings import Recording, write_recordings
+from retable.tasks.audio.world.generate import (
     SIZES,
     World,
     describe,
@@ -31,9 +33,7 @@ from retable.tasks.audio.generate import (
     waveform,
     world,
 )
-from retable.tasks.audio.generated_layout import AUTHOR, place, write_layout
-from retable.tasks.audio.layouts import challenge
-from retable.tasks.audio.recordings import Recording, write_recordings
+from retable.tasks.audio.world.generated_layout import AUTHOR, place, write_layout
 
 Array = npt.NDArray[Any]
 TINY = world("tiny")

@@ -7,15 +7,15 @@ import pytest
 import soundfile
 
 from retable.platform.errors import UserError
-from retable.tasks.audio import importer, leaks
-from retable.tasks.audio.augment import augment_dataset
-from retable.tasks.audio.check import check
+from retable.tasks.audio.collect import importer, leaks
+from retable.tasks.audio.collect.check import check
+from retable.tasks.audio.collect.files import decode
+from retable.tasks.audio.collect.prepare import describe, folder, prepare
+from retable.tasks.audio.collect.recordings import AudioShards, read_recordings
 from retable.tasks.audio.config import Config
-from retable.tasks.audio.files import decode
-from retable.tasks.audio.generate import World
-from retable.tasks.audio.generated_layout import write_layout
-from retable.tasks.audio.prepare import describe, folder, prepare
-from retable.tasks.audio.recordings import AudioShards, read_recordings
+from retable.tasks.audio.rewrite.augment import augment_dataset
+from retable.tasks.audio.world.generate import World
+from retable.tasks.audio.world.generated_layout import write_layout
 
 LITTLE = World(
     name="little",

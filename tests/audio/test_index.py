@@ -6,12 +6,12 @@ import pytest
 import soundfile
 
 from retable.platform.errors import UserError
-from retable.tasks.audio import index as indexing
-from retable.tasks.audio import nearest
 from retable.tasks.audio.config import SAMPLE_RATE, Config
-from retable.tasks.audio.index import QUERIES, scan, update
-from retable.tasks.audio.search import open_index, query_vector, read_info
-from retable.tasks.audio.search import search as find
+from retable.tasks.audio.search import index as indexing
+from retable.tasks.audio.search import nearest
+from retable.tasks.audio.search.index import QUERIES, scan, update
+from retable.tasks.audio.search.search import open_index, query_vector, read_info
+from retable.tasks.audio.search.search import search as find
 
 SEGMENT = 1.0
 NOTES = {"low": 200, "middle": 1200, "high": 6000}

@@ -9,10 +9,10 @@ import pytest
 
 from retable.platform.errors import UserError
 from retable.platform.storage import Storage
-from retable.tasks.audio import index as indexing
-from retable.tasks.audio.index import add, update, writing
-from retable.tasks.audio.search import open_index, query_vector, refresh
-from retable.tasks.audio.search import search as find
+from retable.tasks.audio.search import index as indexing
+from retable.tasks.audio.search.index import add, update, writing
+from retable.tasks.audio.search.search import open_index, query_vector, refresh
+from retable.tasks.audio.search.search import search as find
 from tests.audio.test_index import Toy, folder, record, tone  # noqa: F401
 
 ROOT = Path(__file__).parents[2]
@@ -128,8 +128,8 @@ def test_a_second_writer_is_told_who_writes(folder, out):  # noqa: F811
 ADD = """
 import sys
 from pathlib import Path
-from retable.tasks.audio.index import add
-from retable.tasks.audio.search import open_index
+from retable.tasks.audio.search.index import add
+from retable.tasks.audio.search.search import open_index
 from tests.audio.test_index import Toy
 index = open_index(Path(sys.argv[1]))
 print("ready", flush=True)

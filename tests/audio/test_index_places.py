@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from retable.platform.errors import UserError
-from retable.tasks.audio import index as indexing
-from retable.tasks.audio.index import add, update
-from retable.tasks.audio.places import digest, identify, scan
-from retable.tasks.audio.search import open_index, query_vector, refresh
-from retable.tasks.audio.search import search as find
+from retable.tasks.audio.search import index as indexing
+from retable.tasks.audio.search.index import add, update
+from retable.tasks.audio.search.places import digest, identify, scan
+from retable.tasks.audio.search.search import open_index, query_vector, refresh
+from retable.tasks.audio.search.search import search as find
 from tests.audio.test_index import Toy, folder, record, tone  # noqa: F401
 
 ROOT = Path(__file__).parents[2]
@@ -44,7 +44,7 @@ def test_contents_are_hashes_and_known_files_are_not_read_again(folder, monkeypa
     found, failures = identify(folder, files, [])
     assert failures == []
     assert [f.content for f in found] == [hashlib.sha256((folder / f.path).read_bytes()).hexdigest() for f in files]
-    monkeypatch.setattr("retable.tasks.audio.places.digest", lambda path: pytest.fail(f"{path} was read"))
+    monkeypatch.setattr("retable.tasks.audio.search.places.digest", lambda path: pytest.fail(f"{path} was read"))
     assert identify(folder, files, found) == (found, [])
 
 
@@ -79,7 +79,7 @@ def test_a_folder_that_moved_is_heard_no_second_time(folder, out, tmp_path, monk
     before = hits(out)
     moved = folder.rename(tmp_path / "elsewhere")
     with monkeypatch.context() as patch:
-        patch.setattr("retable.tasks.audio.places.digest", lambda path: pytest.fail(f"{path} was read"))
+        patch.setattr("retable.tasks.audio.search.places.digest", lambda path: pytest.fail(f"{path} was read"))
         heard, made = heard_by(moved, out)
     assert (heard, made.added, made.found, made.removed) == (0, 0, 0, 0)
     assert hits(out) == before and open_index(out).folder == moved
@@ -185,7 +185,7 @@ def test_an_index_answers_after_an_update_that_was_stopped(folder, out, monkeypa
 SLOW = """
 import sys, time
 from pathlib import Path
-from retable.tasks.audio import index
+from retable.tasks.audio.search import index
 from tests.audio.test_index import Toy
 class Slow(Toy):
     def sounds(self, segments):

@@ -9,14 +9,14 @@ from safetensors.torch import save_file
 
 from retable.platform.config import override
 from retable.platform.runs import contiguous
-from retable.tasks.audio import index as indexing
 from retable.tasks.audio.config import SAMPLE_RATE, Config
-from retable.tasks.audio.embedder import open_embedder
 from retable.tasks.audio.export import FORMAT
-from retable.tasks.audio.index import File, Worker, over_ray, update
 from retable.tasks.audio.model import build
-from retable.tasks.audio.places import identify, scan
-from retable.tasks.audio.search import open_index
+from retable.tasks.audio.search import index as indexing
+from retable.tasks.audio.search.embedder import open_embedder
+from retable.tasks.audio.search.index import File, Worker, over_ray, update
+from retable.tasks.audio.search.places import identify, scan
+from retable.tasks.audio.search.search import open_index
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from retable.platform.errors import UserError
-from retable.tasks.audio import layouts
+from retable.tasks.audio.collect import layouts
 
 
 def touch(*paths):

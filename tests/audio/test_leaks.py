@@ -10,11 +10,11 @@ import soundfile
 import torch
 
 from retable.platform.errors import UserError
-from retable.tasks.audio import leaks
-from retable.tasks.audio.files import decode
-from retable.tasks.audio.leaks import HeldOut, Leak
-from retable.tasks.audio.mel import Mel
-from retable.tasks.audio.recordings import Recording
+from retable.tasks.audio.collect import leaks
+from retable.tasks.audio.collect.files import decode
+from retable.tasks.audio.collect.leaks import HeldOut, Leak
+from retable.tasks.audio.collect.recordings import Recording
+from retable.tasks.audio.encoders.mel import Mel
 
 
 def recording(number, split, source):

@@ -5,7 +5,7 @@ import pytest
 import torch
 from transformers.audio_utils import mel_filter_bank
 
-from retable.tasks.audio import mel
+from retable.tasks.audio.encoders import mel
 
 
 def noise(*shape, seed=0):

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from retable.platform.errors import UserError
-from retable.tasks.audio import nearest
+from retable.tasks.audio.search import nearest
 
 
 def units(rows, dimension, seed):

@@ -9,7 +9,7 @@ import pytest
 import soundfile
 
 from retable.platform.errors import UserError
-from retable.tasks.audio.files import SAMPLE_RATE, Remarks, decode, header, stream
+from retable.tasks.audio.collect.files import SAMPLE_RATE, Remarks, decode, header, stream
 
 RATE = 44_100
 PAGE = Path(__file__).parents[2] / "docs/tasks/audio_files.md"
@@ -188,7 +188,7 @@ def test_a_part_of_what_ffmpeg_reads_is_that_part(tmp_path, kind):
 def test_a_stream_is_the_whole_file(tmp_path, monkeypatch, rate, channels):
     noise = np.random.default_rng(0).normal(0, 0.1, (5 * rate, channels)).clip(-0.9, 0.9)
     soundfile.write(tmp_path / "a.wav", noise, rate, subtype="FLOAT")
-    monkeypatch.setattr("retable.tasks.audio.files.STEP", 0.07)
+    monkeypatch.setattr("retable.tasks.audio.collect.files.STEP", 0.07)
     remarks = Remarks()
     found = np.concatenate(list(stream(tmp_path / "a.wav", remarks)))
     whole = decode(tmp_path / "a.wav")

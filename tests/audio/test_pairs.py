@@ -14,13 +14,13 @@ from typer.testing import CliRunner
 
 from retable.platform.errors import UserError
 from retable.platform.storage import Storage
-from retable.tasks.audio import pairs
-from retable.tasks.audio.audio_encoder import AudioEncoder
 from retable.tasks.audio.cli import app
 from retable.tasks.audio.config import SAMPLE_RATE, Config, Pretrained, Untrained
-from retable.tasks.audio.embedder import open_embedder
-from retable.tasks.audio.passt import PasstNetwork
-from retable.tasks.audio.text import train_tokenizer
+from retable.tasks.audio.encoders import pairs
+from retable.tasks.audio.encoders.audio_encoder import AudioEncoder
+from retable.tasks.audio.encoders.passt import PasstNetwork
+from retable.tasks.audio.encoders.text import train_tokenizer
+from retable.tasks.audio.search.embedder import open_embedder
 from tests.audio.test_checkpoints import config_of, passt_state, shapes_of
 
 CAPTIONS = ["A dog barks, twice!", "rain falls on a roof", "waves break on the shore while people talk"]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from retable.tasks.audio.config import Passt
-from retable.tasks.audio.passt import PasstNetwork, columns_of, grid
+from retable.tasks.audio.encoders.passt import PasstNetwork, columns_of, grid
 
 TINY = {"width": 8, "depth": 1, "heads": 2}
 

@@ -11,9 +11,9 @@ from retable.platform.errors import UserError
 from retable.platform.storage import Storage
 from retable.platform.task import Source
 from retable.tasks.audio import metrics
+from retable.tasks.audio.collect.recordings import Recording, write_dataset
 from retable.tasks.audio.config import Config, MeanMel, Untrained, View
 from retable.tasks.audio.model import build
-from retable.tasks.audio.recordings import Recording, write_dataset
 
 predict = import_module("retable.tasks.audio.predict")  # the package may have a function of this name
 

@@ -1,6 +1,6 @@
 import pytest
 
-from retable.tasks.audio.prompts import LONGEST, WANTED, parse, prompt, script
+from retable.tasks.audio.rewrite.prompts import LONGEST, WANTED, parse, prompt, script
 
 CAPTION = "A person is making noise by tapping their fingernails on a solid surface."
 FORMS = (

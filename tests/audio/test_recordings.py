@@ -7,8 +7,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from retable.platform.errors import UserError
-from retable.tasks.audio import recordings
-from retable.tasks.audio.recordings import AudioShards, Recording, read_recordings, write_dataset
+from retable.tasks.audio.collect import recordings
+from retable.tasks.audio.collect.recordings import AudioShards, Recording, read_recordings, write_dataset
 
 
 def recording(number, split="training", seconds=0.1, **changes):

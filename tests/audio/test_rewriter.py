@@ -4,9 +4,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from retable.tasks.audio.captions import ADVERBS, CLOTHO, LEXICON, WRITERS, write
-from retable.tasks.audio.rewriter import LONGEST, rewrite, sounds
-from retable.tasks.audio.scenes import Claim, Statement
+from retable.tasks.audio.rewrite.rewriter import LONGEST, rewrite, sounds
+from retable.tasks.audio.world.captions import ADVERBS, CLOTHO, LEXICON, WRITERS, write
+from retable.tasks.audio.world.scenes import Claim, Statement
 
 KINDS = ("dog", "bell", "rain", "frog", "engine", "glass")
 UNMISTAKABLE = {"dog": ("bark", "yap", "woof", "yelp", "bay"), "frog": ("croak", "ribbit", "toad", "frog", "amphibian")}

@@ -9,8 +9,8 @@ import numpy.typing as npt
 import pytest
 from scipy.signal import find_peaks, stft
 
-from retable.tasks.audio.scenes import Event, Scene
-from retable.tasks.audio.sounds import (
+from retable.tasks.audio.world.scenes import Event, Scene
+from retable.tasks.audio.world.sounds import (
     COUNT,
     SOUNDS,
     Recorder,

@@ -6,7 +6,7 @@ import pandas
 import pytest
 
 from retable.platform.errors import UserError
-from retable.tasks.audio import submission
+from retable.tasks.audio.challenge import submission
 
 NAMES = tuple(f"sound {n}, loud &amp; clear.wav" for n in range(12))
 ROWS = [("a dog barks, twice", NAMES[:10]), ('he says "hé"', NAMES[2:]), ("雨が降る", NAMES[1:11])]

@@ -6,7 +6,7 @@ import soundfile
 import torch
 
 from retable.platform.errors import UserError
-from retable.tasks.audio import submission, submit
+from retable.tasks.audio.challenge import submission, submit
 
 
 class Listener(torch.nn.Module):

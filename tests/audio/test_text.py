@@ -16,7 +16,7 @@ from transformers import (
 
 from retable.platform.errors import UserError
 from retable.tasks.audio.config import Config, Pretrained, Untrained
-from retable.tasks.audio.text import build_text, rebuild_text, train_tokenizer
+from retable.tasks.audio.encoders.text import build_text, rebuild_text, train_tokenizer
 
 CAPTIONS = [
     "A dog barks while rain is falling on a tin roof.",

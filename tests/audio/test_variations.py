@@ -4,9 +4,9 @@ from dataclasses import replace
 import pytest
 
 from retable.platform.errors import UserError
-from retable.tasks.audio import variations
-from retable.tasks.audio.recordings import Recording
-from retable.tasks.audio.variations import Variation
+from retable.tasks.audio.collect.recordings import Recording
+from retable.tasks.audio.rewrite import variations
+from retable.tasks.audio.rewrite.variations import Variation
 
 FORMS = ["A hound bays.", "A dog yaps.", "A puppy barks.", "A canine woofs.", "A dog is barking."]
 

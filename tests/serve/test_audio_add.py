@@ -16,8 +16,8 @@ from retable.serve.answers import Problem, Reply
 from retable.serve.client import Client, ServeError
 from retable.serve.limits import LIMITS, Limits
 from retable.serve.recordings import shown, suffix_of, take_in
-from retable.tasks.audio.index import update, writing
-from retable.tasks.audio.search import open_index
+from retable.tasks.audio.search.index import update, writing
+from retable.tasks.audio.search.search import open_index
 from tests.audio.test_index import Toy, record, tone
 from tests.serve.test_parts import ask, made, problem
 

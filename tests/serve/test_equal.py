@@ -17,14 +17,14 @@ from retable.platform.task import find
 from retable.serve import audio, maps, style, weather
 from retable.tasks.audio import export as audio_export
 from retable.tasks.audio.config import View as AudioView
-from retable.tasks.audio.index import update
+from retable.tasks.audio.search.index import update
 from retable.tasks.style import export as style_export
-from retable.tasks.style import images
 from retable.tasks.style.config import View as StyleView
+from retable.tasks.style.files import images
 from retable.tasks.weather import export as weather_export
 from retable.tasks.weather.config import View as WeatherView
 from retable.tasks.weather.data import sequences
-from retable.tasks.weather.frames import Frames
+from retable.tasks.weather.w4c.frames import Frames
 from tests.tiny import DATA, UNET, tiny, trained
 
 

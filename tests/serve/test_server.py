@@ -14,9 +14,10 @@ from retable.platform.errors import UserError
 from retable.platform.storage import Storage
 from retable.serve import address, command, models
 from retable.serve.client import Client, ServeError
-from retable.tasks.style import assets, images, transformer
-from retable.tasks.style.batches import nothing
-from retable.tasks.style.stylise import NetworkStyle, Options
+from retable.tasks.style.apply.stylise import NetworkStyle, Options
+from retable.tasks.style.files import assets, images
+from retable.tasks.style.networks import transformer
+from retable.tasks.style.video.batches import nothing
 from tests.serve import toys
 
 # Of Ray's own: sockets and subprocesses that it leaves to the garbage collector, and its use of old names of asyncio.

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from retable.tasks.style import assets
+from retable.tasks.style.files import assets
 
 
 def test_the_shipped_pictures_are_small_and_their_licences_are_given():

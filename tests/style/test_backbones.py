@@ -10,9 +10,9 @@ from torch import nn
 from torch.nn import functional
 
 from retable.platform.errors import UserError
-from retable.tasks.style import backbones, weights
-from retable.tasks.style.backbones import build
 from retable.tasks.style.config import Alexnet, Squeezenet, Vgg16, Vgg19
+from retable.tasks.style.networks import backbones, weights
+from retable.tasks.style.networks.backbones import build
 
 CONFIGS = {"vgg16": Vgg16, "vgg19": Vgg19, "alexnet": Alexnet, "squeezenet1_0": Squeezenet}
 SIZES = {"vgg16": 40, "vgg19": 36, "alexnet": 71, "squeezenet1_0": 50}

@@ -11,9 +11,9 @@ from retable.platform.errors import UserError
 from retable.platform.runs import RunFolder
 from retable.platform.table import resolve
 from retable.platform.task import find
-from retable.tasks.style import assets
 from retable.tasks.style.best import best
 from retable.tasks.style.config import View
+from retable.tasks.style.files import assets
 from tests.tiny import IMAGE, tiny
 
 TASK = find("style")

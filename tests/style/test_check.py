@@ -5,8 +5,8 @@ import pytest
 from PIL import Image
 
 from retable.platform.storage import Storage
-from retable.tasks.style.check import SMALLEST, check, defect
-from retable.tasks.style.prepare import index_folder
+from retable.tasks.style.files.check import SMALLEST, check, defect
+from retable.tasks.style.files.prepare import index_folder
 
 
 def encoded(kind="JPEG", size=(48, 40), mode="RGB"):

@@ -18,10 +18,11 @@ from retable.platform.config import override
 from retable.platform.errors import UserError
 from retable.platform.storage import Storage
 from retable.platform.task import Source
-from retable.tasks.style import assets, data
-from retable.tasks.style.check import check
+from retable.tasks.style import data
 from retable.tasks.style.config import Config, OptimiseImage
-from retable.tasks.style.prepare import index_folder
+from retable.tasks.style.files import assets
+from retable.tasks.style.files.check import check
+from retable.tasks.style.files.prepare import index_folder
 
 COUNT = 7
 

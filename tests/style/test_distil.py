@@ -6,10 +6,11 @@ import torch
 
 from retable.platform.errors import UserError
 from retable.platform.storage import Storage
-from retable.tasks.style import assets, images, weights
-from retable.tasks.style.backbones import build
 from retable.tasks.style.config import Vgg19
-from retable.tasks.style.distil import FILTERS, LAYERS, Student, distil, rows, unexplained
+from retable.tasks.style.files import assets, images
+from retable.tasks.style.networks import weights
+from retable.tasks.style.networks.backbones import build
+from retable.tasks.style.networks.distil import FILTERS, LAYERS, Student, distil, rows, unexplained
 
 torch.set_num_threads(1)
 KNOWN = (0.02, 0.04, 0.06, 0.18, 0.2)

@@ -5,7 +5,7 @@ import av
 import numpy as np
 import pytest
 
-from retable.tasks.style import generate
+from retable.tasks.style.files import generate
 
 
 def test_a_picture_follows_from_seed_split_and_number_alone():

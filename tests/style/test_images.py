@@ -12,7 +12,7 @@ import torch
 from PIL import Image, ImageCms, ImageOps
 
 from retable.platform.errors import UserError
-from retable.tasks.style import images
+from retable.tasks.style.files import images
 
 
 def noise(height, width, seed=0, channels=3):

@@ -5,12 +5,14 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from retable.tasks.style import assets, images, judge, transformer
-from retable.tasks.style.backbones import build
+from retable.tasks.style.apply import judge
+from retable.tasks.style.apply.judge import burnt, errors, flicker, lattice
 from retable.tasks.style.cli import app
 from retable.tasks.style.config import Squeezenet
-from retable.tasks.style.judge import burnt, errors, flicker, lattice
-from retable.tasks.style.network import TransformerNetwork
+from retable.tasks.style.files import assets, images
+from retable.tasks.style.networks import transformer
+from retable.tasks.style.networks.backbones import build
+from retable.tasks.style.networks.network import TransformerNetwork
 
 torch.set_num_threads(1)
 

@@ -18,11 +18,12 @@ from retable.platform.stages import predict_and_score, summaries
 from retable.platform.storage import Storage
 from retable.platform.task import Source, find
 from retable.platform.worker import Worker
-from retable.tasks.style import images, losses
+from retable.tasks.style import losses
 from retable.tasks.style.config import Config, View
 from retable.tasks.style.data import Photographs
+from retable.tasks.style.files import images
+from retable.tasks.style.files.prepare import make_generated
 from retable.tasks.style.learner import build_learner, cost, keep, rate
-from retable.tasks.style.prepare import make_generated
 
 WAIT = 120
 predict = import_module("retable.tasks.style.predict").predict  # the package has a function of the module's name

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from retable.platform.errors import UserError
-from retable.tasks.style import losses, weights
-from retable.tasks.style.backbones import BackboneNetwork
+from retable.tasks.style import losses
 from retable.tasks.style.config import Objective
+from retable.tasks.style.networks import weights
+from retable.tasks.style.networks.backbones import BackboneNetwork
 
 LAYERS = ("relu1_1", "relu2_1")
 CONVENTIONS = ["gatys", "frobenius", "mean", "sum", "relative"]

@@ -4,9 +4,9 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from retable.tasks.style import transformer
-from retable.tasks.style.onnx_file import pack
-from retable.tasks.style.transformer import TransformerNetwork, read, stylise
+from retable.tasks.style.networks import transformer
+from retable.tasks.style.networks.onnx_file import pack
+from retable.tasks.style.networks.transformer import TransformerNetwork, read, stylise
 
 KINDS = {
     "transposed": {},

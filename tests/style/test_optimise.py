@@ -8,10 +8,10 @@ from torch import nn
 from torch.nn import functional
 
 from retable.tasks.style import lbfgs, losses
-from retable.tasks.style.backbones import BackboneNetwork
+from retable.tasks.style.apply.optimise import ImageOptimisation
 from retable.tasks.style.config import Adam, Config, Lbfgs, Objective, OptimiseImage, Sgd, TrainNetwork
-from retable.tasks.style.images import fit, square, to_tensor
-from retable.tasks.style.optimise import ImageOptimisation
+from retable.tasks.style.files.images import fit, square, to_tensor
+from retable.tasks.style.networks.backbones import BackboneNetwork
 
 OBJECTIVE = Objective(content_layers=("relu2_2",), style_layers=("relu1_1", "relu2_1"), style_weight=1e5)
 OPTIMIZERS = {

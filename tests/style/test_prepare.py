@@ -12,12 +12,13 @@ from pyarrow import fs
 
 from retable.platform.errors import UserError
 from retable.platform.storage import Storage
-from retable.tasks.style import assets, data, generate
-from retable.tasks.style.check import check
+from retable.tasks.style import data
 from retable.tasks.style.config import Config
-from retable.tasks.style.prepare import describe, folder, import_folder, index_folder, make_generated, prepare
+from retable.tasks.style.files import assets, generate
+from retable.tasks.style.files.check import check
+from retable.tasks.style.files.prepare import describe, folder, import_folder, index_folder, make_generated, prepare
 
-module = importlib.import_module("retable.tasks.style.prepare")  # the task exports a function so named
+module = importlib.import_module("retable.tasks.style.files.prepare")  # the task exports a function so named
 
 
 def picture(path, number=0, height=40, width=48):

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from retable.tasks.style import steady, transformer
-from retable.tasks.style.steady import Flicker, Stylist, by_shot, flicker, measured, smooth, stylise_stream
-from retable.tasks.style.transformer import TransformerNetwork
-from retable.tasks.style.video import Piece
+from retable.tasks.style.networks import transformer
+from retable.tasks.style.networks.transformer import TransformerNetwork
+from retable.tasks.style.video import steady
+from retable.tasks.style.video.steady import Flicker, Stylist, by_shot, flicker, measured, smooth, stylise_stream
+from retable.tasks.style.video.video import Piece
 
 
 def scene(seed, height=48, width=64):

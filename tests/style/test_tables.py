@@ -9,10 +9,12 @@ from retable.platform.space import find_space, point_config
 from retable.platform.storage import Storage
 from retable.platform.table import Measurement, Row, expand
 from retable.platform.task import config_at, scaled
-from retable.tasks.style import TASK, assets, backbones, figures, images, timing, timing_rows, weights
+from retable.tasks.style import TASK, figures, timing, timing_rows
+from retable.tasks.style.apply.optimise import ImageOptimisation
 from retable.tasks.style.config import Alexnet, Config, OptimiseImage, Vgg16, Vgg19, View
+from retable.tasks.style.files import assets, images
 from retable.tasks.style.learner import cost
-from retable.tasks.style.optimise import ImageOptimisation
+from retable.tasks.style.networks import backbones, weights
 from retable.tasks.style.tables import IMAGE, UHD
 from tests.table_results import results_of
 

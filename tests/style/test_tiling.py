@@ -1,10 +1,10 @@
 import pytest
 import torch
 
-from retable.tasks.style import tiling
-from retable.tasks.style.network import Architecture, Layer
-from retable.tasks.style.tiling import Moments, fast_convolution, fits, needed_bytes, stylise_tiled
-from retable.tasks.style.transformer import TransformerNetwork, read, stylise
+from retable.tasks.style.apply import tiling
+from retable.tasks.style.apply.tiling import Moments, fast_convolution, fits, needed_bytes, stylise_tiled
+from retable.tasks.style.networks.network import Architecture, Layer
+from retable.tasks.style.networks.transformer import TransformerNetwork, read, stylise
 from tests.style.test_transformer import network, picture
 
 torch.set_num_threads(1)

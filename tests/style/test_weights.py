@@ -16,7 +16,7 @@ from safetensors.torch import save
 from torch.nn import functional
 
 from retable.platform.errors import UserError
-from retable.tasks.style import weights
+from retable.tasks.style.networks import weights
 
 BGR = [[0, 0, 255], [0, 255, 0], [255, 0, 0]]
 SQUEEZENET = {  # squeeze, expand (each of two): Iandola et al. 2016, table 1

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from retable.tasks.style import winograd
+from retable.tasks.style.networks import winograd
 
 
 def drawn(inputs, outputs, height, width, padding_mode="zeros", batch=1):

@@ -12,7 +12,7 @@ from retable.platform.filled import adopted
 from retable.platform.plan import compile_plan
 from retable.platform.runs import RunFolder
 from retable.platform.task import find, find_table, table_at
-from retable.tasks.weather.adopt import adopt, rows_of
+from retable.tasks.weather.forecasts.adopt import adopt, rows_of
 from retable.tasks.weather.model import build
 from retable.tasks.weather.tables import CLIMATOLOGY_HELDOUT, OFFICIAL_HELDOUT, VOTERS
 from tests.weather.toys import make

@@ -6,7 +6,8 @@ from scipy.ndimage import gaussian_filter, map_coordinates
 from torch import nn
 
 from retable.platform.errors import UserError
-from retable.tasks.weather.baselines import (
+from retable.tasks.weather.config import Retrieval
+from retable.tasks.weather.models.baselines import (
     DRY_LOGIT,
     Always,
     Climatology,
@@ -16,8 +17,7 @@ from retable.tasks.weather.baselines import (
     motion,
     optical_flow,
 )
-from retable.tasks.weather.config import Retrieval
-from retable.tasks.weather.preprocess import MEAN, STD
+from retable.tasks.weather.w4c.preprocess import MEAN, STD
 
 INFRARED = 4
 

@@ -3,9 +3,9 @@ import numpy as np
 import pytest
 
 from retable.platform.storage import Storage
-from retable.tasks.weather.check import check, gaps
-from retable.tasks.weather.convert import transfer
-from retable.tasks.weather.prepare import index_folder
+from retable.tasks.weather.w4c.check import check, gaps
+from retable.tasks.weather.w4c.convert import transfer
+from retable.tasks.weather.w4c.prepare import index_folder
 from tests.weather.files import Layout, frames, hdf5_path, write_hdf5
 
 SERIES = "2019/boxi_0015/training"

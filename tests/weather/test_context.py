@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from retable.tasks.weather.config import Context
-from retable.tasks.weather.context import RAIN_SHARE, Body, ContextForecaster
+from retable.tasks.weather.models.context import RAIN_SHARE, Body, ContextForecaster
 
 
 def network(size=36, inputs=2, forecast=3, crop=True, filters=8, levels=3, seed=0):

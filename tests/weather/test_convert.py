@@ -9,15 +9,15 @@ from pyarrow import fs
 
 from retable.platform.errors import UserError
 from retable.platform.storage import Storage
-from retable.tasks.weather import frames as frames_module
-from retable.tasks.weather.convert import convert, encode, encoding, parts, transfer, write_part
-from retable.tasks.weather.frames import Frames, decode, part_path
-from retable.tasks.weather.layout import Index
-from retable.tasks.weather.prepare import index_folder
-from retable.tasks.weather.preprocess import HIGH, LOW, normalise
+from retable.tasks.weather.w4c import frames as frames_module
+from retable.tasks.weather.w4c.convert import convert, encode, encoding, parts, transfer, write_part
+from retable.tasks.weather.w4c.frames import Frames, decode, part_path
+from retable.tasks.weather.w4c.layout import Index
+from retable.tasks.weather.w4c.prepare import index_folder
+from retable.tasks.weather.w4c.preprocess import HIGH, LOW, normalise
 from tests.weather.files import Layout
 
-module = importlib.import_module("retable.tasks.weather.convert")
+module = importlib.import_module("retable.tasks.weather.w4c.convert")
 SERIES = "2019/boxi_0015/training"
 
 

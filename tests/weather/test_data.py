@@ -16,9 +16,9 @@ from retable.platform.storage import Storage
 from retable.platform.task import Source
 from retable.tasks.weather import data
 from retable.tasks.weather.config import Config
-from retable.tasks.weather.frames import Frames
-from retable.tasks.weather.layout import Index, Window
-from retable.tasks.weather.preprocess import HIGH, LOW, MEAN, STD
+from retable.tasks.weather.w4c.frames import Frames
+from retable.tasks.weather.w4c.layout import Index, Window
+from retable.tasks.weather.w4c.preprocess import HIGH, LOW, MEAN, STD
 from tests.weather.files import Layout, hdf5_path
 
 CHANGES = {

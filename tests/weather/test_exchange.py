@@ -13,10 +13,11 @@ from retable.platform.config import override
 from retable.platform.errors import UserError
 from retable.platform.storage import Storage
 from retable.platform.task import Source
-from retable.tasks.weather import cli, submission
+from retable.tasks.weather import cli
 from retable.tasks.weather.config import Config, View
-from retable.tasks.weather.layout import Index
+from retable.tasks.weather.forecasts import submission
 from retable.tasks.weather.model import build
+from retable.tasks.weather.w4c.layout import Index
 from tests.weather.toys import config, make, run
 
 

@@ -19,7 +19,7 @@ from retable.tasks.weather import cli
 from retable.tasks.weather.config import Config, View
 from retable.tasks.weather.data import sequences
 from retable.tasks.weather.export import read_export, write_export
-from retable.tasks.weather.frames import Frames
+from retable.tasks.weather.w4c.frames import Frames
 from tests.weather.toys import SMALL, config, make, run
 
 predict = import_module("retable.tasks.weather.predict")

@@ -10,8 +10,8 @@ from pyarrow import fs
 
 from retable.platform.errors import UserError
 from retable.platform.storage import Storage
-from retable.tasks.weather import frames
-from retable.tasks.weather.frames import Frames, part_path
+from retable.tasks.weather.w4c import frames
+from retable.tasks.weather.w4c.frames import Frames, part_path
 from tests.weather.files import Layout, hdf5_path, write_hdf5
 from tests.weather.files import frames as written_frames
 

@@ -14,12 +14,12 @@ from scipy.ndimage import map_coordinates
 
 from retable.platform.errors import UserError
 from retable.platform.storage import Storage
-from retable.tasks.weather.frames import open_hdf5, read_hdf5
-from retable.tasks.weather.generate import REGIONS, Slot, climate, generate, schedule, times
-from retable.tasks.weather.layout import RAIN, SATELLITE, Index, rain_path, satellite_path
-from retable.tasks.weather.preprocess import CHANNELS, MISSING, UNDETECTED, classify
-from retable.tasks.weather.rainfall import Climate, advect, block_mean, simulate
-from retable.tasks.weather.satellite import observe
+from retable.tasks.weather.w4c.frames import open_hdf5, read_hdf5
+from retable.tasks.weather.w4c.generate import REGIONS, Slot, climate, generate, schedule, times
+from retable.tasks.weather.w4c.layout import RAIN, SATELLITE, Index, rain_path, satellite_path
+from retable.tasks.weather.w4c.preprocess import CHANNELS, MISSING, UNDETECTED, classify
+from retable.tasks.weather.w4c.rainfall import Climate, advect, block_mean, simulate
+from retable.tasks.weather.w4c.satellite import observe
 
 Array = npt.NDArray[Any]
 SIZE, TRAINING = 24, 330

@@ -10,10 +10,11 @@ import pytest
 
 from retable.platform.errors import UserError
 from retable.platform.storage import Storage
-from retable.tasks.weather import importer, layout
-from retable.tasks.weather.composites import Composite, Grid, describe
-from retable.tasks.weather.importer import Place, deal, import_composites, stretch, survey
-from retable.tasks.weather.published import project
+from retable.tasks.weather.composites import importer
+from retable.tasks.weather.composites.composites import Composite, Grid, describe
+from retable.tasks.weather.composites.importer import Place, deal, import_composites, stretch, survey
+from retable.tasks.weather.composites.published import project
+from retable.tasks.weather.w4c import layout
 
 START = datetime(2018, 8, 24, 18)
 NODATA, UNDETECT = -9999000.0, -8888000.0

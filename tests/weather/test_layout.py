@@ -8,8 +8,8 @@ import pytest
 
 from retable.platform.errors import UserError
 from retable.platform.storage import Storage
-from retable.tasks.weather import layout
-from retable.tasks.weather.layout import Index, Window, local_holdout, rain_path, satellite_path
+from retable.tasks.weather.w4c import layout
+from retable.tasks.weather.w4c.layout import Index, Window, local_holdout, rain_path, satellite_path
 from tests.weather.files import Layout
 
 

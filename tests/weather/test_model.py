@@ -22,7 +22,7 @@ from retable.tasks.weather.config import (
     Vivit,
 )
 from retable.tasks.weather.model import build, convert_reference
-from retable.tasks.weather.unet import UNetForecaster
+from retable.tasks.weather.models.unet import UNetForecaster
 
 SIZE, INPUTS, FORECAST, REGIONS = 24, 4, 8, ("boxi_0015", "roxi_0004")
 SMALL = UNet(filters=2, levels=3)
@@ -184,7 +184,7 @@ def test_training_starts_from_the_probability_of_rain_that_is_asked_for(shift):
     torch.testing.assert_close(dry(x, region), plain(x, region) + math.log(0.2 / 0.8))
     with pytest.raises(ValueError, match="starts from the climate by itself"):
         make(Context(), initial_rain=0.2)
-    with pytest.raises(ValueError, match="initial_rain 1.0 is outside"):
+    with pytest.raises(ValueError, match=r"initial_rain 1\.0 is outside"):
         make(initial_rain=1.0)
 
 

@@ -9,7 +9,7 @@ import h5py
 import numpy as np
 import pytest
 
-from retable.tasks.weather.netcdf import equal_area, export
+from retable.tasks.weather.forecasts.netcdf import equal_area, export
 
 PROJDEF = "+proj=laea +lat_0=55.0 +lon_0=10.0 +x_0=1950000.0 +y_0=-2100000.0 +units=m +ellps=WGS84"
 GRID = {"projdef": PROJDEF, "x0": 1_000_000.0, "y0": -2_000_000.0, "step": 2000.0}

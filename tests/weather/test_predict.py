@@ -14,10 +14,10 @@ from retable.platform.storage import Storage
 from retable.platform.task import Source, find
 from retable.tasks.weather.config import View
 from retable.tasks.weather.data import sequences
-from retable.tasks.weather.frames import Frames
-from retable.tasks.weather.layout import Index
 from retable.tasks.weather.model import build
-from retable.tasks.weather.preprocess import classify, normalise
+from retable.tasks.weather.w4c.frames import Frames
+from retable.tasks.weather.w4c.layout import Index
+from retable.tasks.weather.w4c.preprocess import classify, normalise
 from tests.weather.files import Layout
 from tests.weather.toys import config, make
 

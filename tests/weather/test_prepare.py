@@ -11,12 +11,12 @@ from pyarrow import fs
 from retable.platform.errors import UserError
 from retable.platform.storage import Storage
 from retable.tasks.weather.config import Config
-from retable.tasks.weather.frames import Frames
-from retable.tasks.weather.layout import Index, read_csv
-from retable.tasks.weather.prepare import GENERATED, Preset, describe, folder, index_folder, lengths, prepare
+from retable.tasks.weather.w4c.frames import Frames
+from retable.tasks.weather.w4c.layout import Index, read_csv
+from retable.tasks.weather.w4c.prepare import GENERATED, Preset, describe, folder, index_folder, lengths, prepare
 from tests.weather.files import Layout, frames, hdf5_path, write_hdf5
 
-prepare_module = importlib.import_module("retable.tasks.weather.prepare")  # the task exports a function so named
+prepare_module = importlib.import_module("retable.tasks.weather.w4c.prepare")  # the task exports a function so named
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retable.tasks.weather.preprocess import CHANNELS, HIGH, LOW, MEAN, STD, classify, normalise
+from retable.tasks.weather.w4c.preprocess import CHANNELS, HIGH, LOW, MEAN, STD, classify, normalise
 
 
 def test_channels_are_in_the_order_of_the_files() -> None:

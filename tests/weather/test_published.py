@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from retable.platform.errors import UserError
-from retable.tasks.weather.composites import Composite, coarse, describe
-from retable.tasks.weather.preprocess import MISSING, UNDETECTED
+from retable.tasks.weather.composites.composites import Composite, coarse, describe
+from retable.tasks.weather.w4c.preprocess import MISSING, UNDETECTED
 
 TIME = datetime(2021, 7, 14, 6, 20)
 RAW = np.random.default_rng(1).integers(0, 200, (6, 8))

@@ -13,8 +13,8 @@ from retable.platform.storage import Storage
 from retable.platform.task import Source, find
 from retable.platform.worker import Worker
 from retable.tasks.weather.config import Config, View
-from retable.tasks.weather.frames import Frames
-from retable.tasks.weather.preprocess import classify
+from retable.tasks.weather.w4c.frames import Frames
+from retable.tasks.weather.w4c.preprocess import classify
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def config(source, **changes):
 
 
 def test_the_set_is_fine_and_says_what_it_is(storage, source):
-    from retable.tasks.weather.check import check
+    from retable.tasks.weather.w4c.check import check
 
     assert check(storage / "data/weather/opera") == []
     words = find("weather").dataset.describe(source.info)

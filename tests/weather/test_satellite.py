@@ -6,9 +6,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from retable.tasks.weather.preprocess import CHANNELS, HIGH, normalise
-from retable.tasks.weather.rainfall import Climate, block_mean, simulate
-from retable.tasks.weather.satellite import AFTER, BEFORE, observe
+from retable.tasks.weather.w4c.preprocess import CHANNELS, HIGH, normalise
+from retable.tasks.weather.w4c.rainfall import Climate, block_mean, simulate
+from retable.tasks.weather.w4c.satellite import AFTER, BEFORE, observe
 
 SIZE, FRAMES = 24, 96
 CHANNEL = {name: number for number, name in enumerate(CHANNELS)}

@@ -6,7 +6,7 @@ from monai.networks.nets.swin_unetr import SwinTransformerBlock, SwinUNETR
 from torch import nn
 
 from retable.tasks.weather.config import Swin
-from retable.tasks.weather.swin import (
+from retable.tasks.weather.models.swin import (
     KEEPING_TIME,
     REFERENCE,
     ChannelConvolution,

@@ -8,7 +8,7 @@ from torch import nn
 
 from retable.platform.errors import UserError
 from retable.tasks.weather.config import UNet
-from retable.tasks.weather.unet import UNetForecaster
+from retable.tasks.weather.models.unet import UNetForecaster
 from tests.weather import reference_unet
 
 IMPROVED = {"attention": True, "activation": "rrelu", "normalization": "instance"}

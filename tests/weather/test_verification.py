@@ -7,7 +7,7 @@ import pytest
 
 from retable.platform.errors import UserError
 from retable.tasks.weather import cli, figures, metrics
-from retable.tasks.weather.verification import (
+from retable.tasks.weather.forecasts.verification import (
     Verification,
     agreement,
     banded,

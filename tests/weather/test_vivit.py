@@ -8,7 +8,7 @@ from torch.nn import functional
 from retable.platform.config import override
 from retable.tasks.weather.config import PAPER_VIVIT, Config, Vivit
 from retable.tasks.weather.model import build, convert_reference
-from retable.tasks.weather.vivit import Attention, VivitForecaster, transformer
+from retable.tasks.weather.models.vivit import Attention, VivitForecaster, transformer
 
 SMALL = Vivit(dim=16, depth=2, heads=2, patch=8)
 

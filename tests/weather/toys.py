@@ -9,7 +9,7 @@ from retable.platform.storage import Storage
 from retable.platform.task import Source, find
 from retable.platform.worker import Worker
 from retable.tasks.weather.config import Config
-from retable.tasks.weather.prepare import index_folder
+from retable.tasks.weather.w4c.prepare import index_folder
 from tests.weather.files import Layout
 
 SMALL = {

@@ -1,0 +1,276 @@
+"""Make a data set of recordings with captions: of the challenge's collections, or of one's own CSV."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from retable.platform.board import progress_bar
+from retable.platform.errors import UserError
+from retable.platform.storage import Storage
+from retable.tasks.audio.collect import layouts, leaks
+from retable.tasks.audio.collect.files import decode, duration
+from retable.tasks.audio.collect.layouts import Entry
+from retable.tasks.audio.collect.recordings import (
+    AudioShards,
+    Features,
+    Item,
+    Kind,
+    Recording,
+    Waveform,
+    Written,
+    finish,
+    read_recordings,
+    write_shards,
+)
+from retable.tasks.audio.config import SAMPLE_RATE
+from retable.tasks.audio.rewrite import variations
+
+SHORTEST = 0.1
+"""Seconds below which a file is left out."""
+LONGEST = 300.0
+"""Seconds that are kept of a file, from its beginning; WavCaps' longest lasts 18 hours."""
+THREADS = 8
+"""Files whose headers are read at once."""
+CUT = "cut.json"
+"""The recordings that were longer, with their seconds."""
+LEAKS = "leaks.json"
+"""The training recordings that are also held out, and how that is known."""
+GUARD = "guard"
+"""Folder of what the leak guard heard in each shard, so that it need not listen again."""
+
+
+def import_challenge(
+    root: Path,
+    place: Storage,
+    name: str,
+    *,
+    features: Features = "waveform",
+    exclusions: Sequence[Path] = (),
+    workers: int = 1,
+) -> dict[str, Any]:
+    """Import Clotho, AudioCaps and WavCaps, whichever lie below `root`; see `import_entries`."""
+    entries = layouts.challenge(root)
+    return import_entries(entries, place, name, "dcase2023", features=features, exclusions=exclusions, workers=workers)
+
+
+def import_own(
+    table: Path,
+    place: Storage,
+    name: str,
+    *,
+    folder: Path | None = None,
+    features: Features = "waveform",
+    workers: int = 1,
+) -> dict[str, Any]:
+    """Import the recordings of a CSV (`layouts.own`); see `import_entries`."""
+    return import_entries(layouts.own(table, folder), place, name, "own", features=features, workers=workers)
+
+
+def import_entries(
+    entries: Sequence[Entry],
+    place: Storage,
+    name: str,
+    kind: Kind,
+    *,
+    features: Features = "waveform",
+    exclusions: Sequence[Path] = (),
+    workers: int = 1,
+) -> dict[str, Any]:
+    """Write a data set of what a layout lists.
+
+    Recordings without a caption and files that are missing, broken, silent or shorter than 0.1 s are left out, a line
+    each in `left_out.json`; of long files the first 300 s are kept, and `cut.json` lists them. Leaks are marked, and
+    listed in `leaks.json`. An interrupted import goes on when repeated; shards with files that have changed since are
+    written again. Captions keep the rewritten forms that they have.
+
+    Args:
+        entries: training first, then validation, then test.
+        place: the data set's folder.
+        name: the data set's name.
+        kind: where it comes from.
+        features: whether waveforms or mel spectrograms are kept.
+        exclusions: published lists of what must not be trained on (`leaks.read_exclusions`).
+        workers: processes that decode.
+
+    Returns:
+        Beside what `dataset.json` holds, `cut`: how many recordings were longer, and which, in one line; or "".
+
+    Raises:
+        UserError: where the folder holds a data set of another kind, a list is broken, or nothing can be imported.
+    """
+    place.check_writable()
+    old = place.read_json("dataset.json") if place.exists("dataset.json") else {}
+    if old and old.get("kind") != kind:
+        raise UserError(f"{place}: holds other data; choose another --name")
+    excluded = frozenset(source for path in exclusions for source in leaks.read_exclusions(path))
+    with progress_bar(f"looking for the files of {name}") as show:
+        found, broken = survey(entries, show)
+    if not found:
+        more = f"; the first: {broken[0]}" if broken else ""
+        raise UserError(f"{name}: none of {len(entries)} recordings can be imported{more}")
+    items = [_item(number, entry, min(seconds, LONGEST)) for number, (entry, seconds) in enumerate(found)]
+    before: list[Recording] = []
+    with suppress(UserError):  # none yet, or a broken table: this import is what mends it
+        before = read_recordings(place)
+    with progress_bar(f"importing {name}") as show:
+        written = write_shards(place, features, items, show, workers, [_stamp(entry) for entry, _ in found])
+    titles = [found[item][0].title for item in written.places]
+    cut = [(entry.file, seconds) for entry, seconds in (found[item] for item in written.places) if seconds > LONGEST]
+    place.write_json(CUT, cut)
+    with progress_bar(f"looking for leaks in {name}") as show:
+        marked = guard(place, features, written, titles, excluded, show)
+    recordings, rewritten = variations.carry_over(before, marked)
+    written = replace(written, recordings=recordings, left_out=[*broken, *written.left_out])
+    rewrites = (old.get("rewrites") or "an earlier `audio augment`") if rewritten else ""
+    return {**finish(place, name, kind, features, written, rewrites), "cut": _cut_line(place, cut)}
+
+
+def _cut_line(place: Storage, cut: Sequence[tuple[str, float]]) -> str:
+    """Say which recordings were cut: the first few by name, the others by where they are listed."""
+    named = ", ".join(f"{file} ({seconds:.0f} s)" for file, seconds in cut[:3])
+    more = f", ...: see {place}/{CUT}" if len(cut) > 3 else ""
+    return f"cut to their first {LONGEST:.0f} s ({len(cut)}): {named}{more}" if cut else ""
+
+
+def survey(entries: Sequence[Entry], show: Callable[[int, int], None]) -> tuple[list[tuple[Entry, float]], list[str]]:
+    """Return the entries whose files seem fine, with their seconds, and a line for each of the others."""
+    found, broken = [], []
+    with ThreadPoolExecutor(THREADS) as pool:
+        for done, (entry, seconds) in enumerate(zip(entries, pool.map(_seconds, entries), strict=True), 1):
+            if isinstance(seconds, str):
+                broken.append(seconds)
+            else:
+                found.append((entry, seconds))
+            show(done, len(entries))
+    return found, broken
+
+
+def _stamp(entry: Entry) -> str:
+    """Return what is otherwise once a file was replaced by another."""
+    assert entry.path is not None
+    said = entry.path.stat()
+    return f"{entry.path.absolute()} {said.st_size} {said.st_mtime_ns}"
+
+
+def _seconds(entry: Entry) -> float | str:
+    """Return the seconds that a file's header says, or what is wrong."""
+    if not entry.captions:
+        return f"{entry.file}: no caption"
+    if entry.path is None:
+        return f"{entry.file}: missing"
+    try:
+        return duration(entry.path)
+    except UserError as error:
+        return str(error)
+
+
+def load(path: Path) -> Waveform:
+    """Return a file's sound, at most its first 300 s.
+
+    Raises:
+        UserError: where it cannot be decoded, is silent or shorter than 0.1 s.
+    """
+    waveform = decode(path, 0.0, LONGEST)
+    if len(waveform) < round(SHORTEST * SAMPLE_RATE):
+        raise UserError(f"{path}: too short ({len(waveform) / SAMPLE_RATE:.3f} s, {SHORTEST} s are needed)")
+    if not waveform.any():
+        raise UserError(f"{path}: silent")
+    return waveform
+
+
+def _item(number: int, entry: Entry, seconds: float) -> Item:
+    """Return a recording and what decodes it."""
+    assert entry.path is not None
+    recording = Recording(
+        recording=number,
+        file=entry.file,
+        corpus=entry.corpus,
+        split=entry.split,
+        source=entry.source,
+        seconds=seconds,
+        captions=entry.captions,
+        keywords=entry.keywords,
+        rewrites=((),) * len(entry.captions),
+    )
+    return recording, partial(load, entry.path)
+
+
+def guard(
+    place: Storage,
+    features: Features,
+    written: Written,
+    titles: Sequence[str],
+    excluded: frozenset[str],
+    show: Callable[[int, int], None],
+) -> list[Recording]:
+    """Find training recordings that are also held out; write `leaks.json` and return the recordings with their marks.
+
+    Args:
+        place: the data set's folder.
+        features: what its shards keep.
+        written: its recordings and shards.
+        titles: of each recording.
+        excluded: sources that must not be trained on.
+        show: called with the shards listened to and in all.
+    """
+    recordings = written.recordings
+    found = [
+        *leaks.same_source(recordings),
+        *leaks.same_title(recordings, titles),
+        *leaks.listed(recordings, excluded),
+        *_same_sound(place, features, written, show),
+    ]
+    signs: dict[int, dict[str, int | None]] = {}
+    for leak in found:
+        signs.setdefault(leak.recording, {})[leak.sign] = leak.other
+    lines = [
+        {
+            "recording": number,
+            "file": recordings[number].file,
+            "signs": list(here),
+            "of": sorted({recordings[other].file for other in here.values() if other is not None}),
+        }
+        for number, here in sorted(signs.items())
+    ]
+    place.write_json(LEAKS, lines)
+    return [replace(each, leak=each.recording in signs) for each in recordings]
+
+
+def _same_sound(
+    place: Storage, features: Features, written: Written, show: Callable[[int, int], None]
+) -> Iterator[leaks.Leak]:
+    """Yield the leaks that are heard; shards that were listened to are not listened to again.
+
+    What was heard is noted by the sound on both sides, as places in the shard and among what is held out: numbers of
+    recordings move with what comes before them.
+    """
+    shards = AudioShards(place, {"features": features, "starts": written.starts})
+    held = [each for each in written.recordings if each.split != "training"]
+    asked_of = [written.sounds[file] for split in ("validation", "test") for file in written.shards[split]]
+    files = written.shards["training"]
+    known: leaks.HeldOut | None = None
+    for done, file in enumerate(files, 1):
+        numbers = _numbers(written, file)
+        asked = hashlib.sha256(" ".join((written.sounds[file], *asked_of)).encode()).hexdigest()
+        note = f"{GUARD}/{file}.json"
+        said: Mapping[str, Any] = place.read_json(note) if place.exists(note) else {}
+        if said.get("asked") != asked:
+            known = known or leaks.HeldOut((where, shards.mel(each.recording)) for where, each in enumerate(held))
+            heard = [(row, known.find(shards.mel(number))) for row, number in enumerate(numbers)]
+            said = {"asked": asked, "heard": [pair for pair in heard if pair[1] is not None]}
+            place.write_json(note, said)
+        yield from (leaks.Leak(numbers[row], held[where].recording, "sound") for row, where in said["heard"])
+        show(done, len(files))
+
+
+def _numbers(written: Written, file: str) -> range:
+    first = written.starts[file]
+    later = [start for start in written.starts.values() if start > first]
+    return range(first, min(later, default=len(written.recordings)))

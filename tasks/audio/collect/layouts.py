@@ -1,0 +1,396 @@
+"""The layouts that recordings with captions come in: Clotho, AudioCaps, WavCaps, and one's own CSV.
+
+Facts about the files: Clotho v2.1 (Zenodo 4783391), AudioCaps (github.com/cdjkim/audiocaps), WavCaps (Hugging Face
+cvssp/WavCaps). Names in the tables and on disk differ by spaces, HTML entities and characters that file systems refuse.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import html
+import io
+import json
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from os.path import isfile
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from retable.platform.errors import UserError
+from retable.tasks.audio.collect.files import is_sound
+
+CLOTHO = {"development": "training", "validation": "validation", "evaluation": "test"}
+"""Clotho's names of the splits, and ours."""
+AUDIOCAPS = ("train", "val", "test")
+WAVCAPS = {
+    "FreeSound": ("fsd_final.json", "freesound"),
+    "BBC_Sound_Effects": ("bbc_final.json", "bbc"),
+    "SoundBible": ("sb_final.json", "soundbible"),
+    "AudioSet_SL": ("as_final.json", "youtube"),
+}
+"""Folder -> its table, and how its sources are called."""
+FILE_COLUMNS = ("file", "file_name", "filename", "path", "audio")
+CAPTION = r"captions?(_\d+)?"
+"""How columns of captions are called."""
+SHARES = {"test": 0.1, "validation": 0.1}
+"""Of one's own recordings that no column deals out."""
+SPLIT_NAMES = {
+    **{name: "training" for name in ("training", "train", "development", "dev")},
+    **{name: "validation" for name in ("validation", "valid", "val")},
+    **{name: "test" for name in ("test", "evaluation", "eval")},
+}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A recording that a layout lists; whether its file is there and sound is not known yet."""
+
+    file: str
+    """Its name in the layout."""
+    path: Path | None
+    """Where it lies; None: there is no such file."""
+    title: str
+    """What its author called it: two recordings of one title are probably the same sound."""
+    corpus: str
+    split: str
+    source: str
+    captions: tuple[str, ...]
+    keywords: str = ""
+
+
+def normalised(name: str) -> str:
+    """Return a file's name as it is compared: no entities, no case, no characters that file systems refuse."""
+    name = unicodedata.normalize("NFKC", html.unescape(html.unescape(name))).casefold()
+    return " ".join(re.sub(r'[:/\\?*"<>|_\s]+', " ", name).split())
+
+
+def cleaned(caption: str) -> str:
+    """Return a caption on one line without spaces around it."""
+    return " ".join(caption.split())
+
+
+def challenge(root: Path) -> list[Entry]:
+    """Return the recordings of the folders clotho/, audiocaps/ and wavcaps/ below `root`, whichever are there.
+
+    Training comes first, then validation, then test.
+
+    Raises:
+        UserError: where there is none of the three, or a table is missing or broken.
+    """
+    readers = {"clotho": clotho, "audiocaps": audiocaps, "wavcaps": wavcaps}
+    there = [name for name in readers if (root / name).is_dir()]
+    if not there:
+        raise UserError(f"{root}: none of the folders {', '.join(readers)}; put the unpacked data sets there")
+    return by_split(entry for name in there for entry in readers[name](root / name))
+
+
+def by_split(entries: Iterable[Entry]) -> list[Entry]:
+    """Return entries with training first, then validation, then test; else in order."""
+    return sorted(entries, key=lambda entry: ("training", "validation", "test").index(entry.split))
+
+
+def clotho(root: Path) -> list[Entry]:
+    """Return Clotho's recordings: `clotho_captions_<split>.csv`, `clotho_metadata_<split>.csv`, `<split>/*.wav`.
+
+    The tables may lie in any folder below `root`, the sounds in any folder below one that is named like the split.
+
+    Raises:
+        UserError: where no table of captions is there, or one lacks a column.
+    """
+    found = []
+    sounds = [path for path in sorted(root.rglob("*")) if is_sound(path)]
+    for theirs, split in CLOTHO.items():
+        table = _first(root, f"clotho_captions_{theirs}.csv")
+        if table is None:
+            continue
+        on_disk = Names(path for path in sounds if theirs in path.relative_to(root).parts[:-1])
+        metadata = _first(root, f"clotho_metadata_{theirs}.csv")
+        said = {normalised(row["file_name"]): row for row in rows(metadata, ["file_name"])} if metadata else {}
+        for row in rows(table, ["file_name", "caption_1"]):
+            about = said.get(normalised(row["file_name"]), {})
+            found.append(
+                Entry(
+                    file=row["file_name"].strip(),
+                    path=on_disk.find(row["file_name"]),
+                    title=PurePosixPath(normalised(row["file_name"])).stem,
+                    corpus="clotho",
+                    split=split,
+                    source=freesound_source(about),
+                    captions=_captions(row),
+                    keywords=";".join(word.strip() for word in about.get("keywords", "").split(";") if word.strip()),
+                )
+            )
+    if not found:
+        raise UserError(f"{root}: no clotho_captions_development.csv (or validation, evaluation); take Zenodo 4783391")
+    return found
+
+
+def freesound_source(about: Mapping[str, str]) -> str:
+    """Return a source from a row of Clotho's metadata; "" where it says `Not found` and its link leads nowhere."""
+    number = about.get("sound_id", "").strip()
+    if re.fullmatch(r"\d+(\.0+)?", number):
+        return f"freesound:{int(float(number))}"
+    link = re.search(r"/(?:sounds|s)/(\d+)", about.get("sound_link", ""))
+    return f"freesound:{link[1]}" if link else ""
+
+
+def audiocaps(root: Path) -> list[Entry]:
+    """Return AudioCaps' recordings, all for training as in the paper; rows of one clip are its captions.
+
+    `train.csv`, `val.csv`, `test.csv` with audiocap_id, youtube_id, start_time, caption; sounds named `Y<youtube_id>`,
+    `<youtube_id>`, `<youtube_id>_<start_time>` or `<audiocap_id>`, anywhere below `root`.
+
+    Raises:
+        UserError: where no table is there, or one lacks a column.
+    """
+    on_disk = {path.stem: path for path in sorted(root.rglob("*")) if is_sound(path)}
+    clips: dict[tuple[str, str], list[dict[str, str]]] = {}
+    tables = [table for name in AUDIOCAPS if (table := _first(root, f"{name}.csv"))]
+    if not tables:
+        raise UserError(f"{root}: no train.csv, val.csv or test.csv; take them from github.com/cdjkim/audiocaps")
+    for table in tables:
+        for row in rows(table, ["youtube_id", "start_time", "caption"]):
+            clips.setdefault((row["youtube_id"].strip(), row["start_time"].strip()), []).append(row)
+    found = []
+    for (video, start), here in clips.items():
+        names = [f"Y{video}", video, f"{video}_{start}", f"Y{video}_{start}"]
+        names += [row["audiocap_id"].strip() for row in here if row.get("audiocap_id")]
+        path = next((on_disk[name] for name in names if name in on_disk), None)
+        captions = tuple(text for row in here if (text := cleaned(row["caption"])))
+        file = path.name if path else f"Y{video}"
+        found.append(Entry(file, path, f"Y{video}", "audiocaps", "training", f"youtube:{video}@{start}", captions))
+    return found
+
+
+def wavcaps(root: Path) -> list[Entry]:
+    """Return WavCaps' recordings, all for training: `json_files/<source>/*.json`, `<id>.flac` below `<source>/`.
+
+    The sounds may be of any format; AudioSet's are named after the id without `.wav`.
+
+    Raises:
+        UserError: where no table is there, or one is broken.
+    """
+    found = []
+    sounds = [path for path in sorted(root.rglob("*")) if is_sound(path)]
+    for folder, (name, kind) in WAVCAPS.items():
+        table = _first(root, name)
+        if table is None:
+            continue
+        on_disk = {path.stem: path for path in sounds if folder in path.relative_to(root).parts[:-1]}
+        for item in _json_items(table):
+            number = str(item["id"]).strip().removesuffix(".wav")
+            file = f"{folder}/{number}"
+            title = str(item.get("file_name") or item.get("title") or number)
+            video = number.removeprefix("Y") if kind == "youtube" else number
+            caption = cleaned(str(item.get("caption") or ""))
+            found.append(
+                Entry(
+                    file=file,
+                    path=on_disk.get(number),
+                    title=_stem(title) if title != number else number,
+                    corpus="wavcaps",
+                    split="training",
+                    source=f"{kind}:{video}",
+                    captions=(caption,) if caption else (),
+                    keywords=";".join(map(str, item["tags"])) if isinstance(item.get("tags"), list) else "",
+                )
+            )
+    if not found:
+        raise UserError(f"{root}: no {', '.join(name for name, _ in WAVCAPS.values())}; take cvssp/WavCaps' json_files")
+    return found
+
+
+def own(table: Path, folder: Path | None = None) -> list[Entry]:
+    """Return the recordings of a CSV: a column `file` (or `file_name`), and `caption` or `caption_1`, `caption_2`, ....
+
+    Rows of one file are its captions. Columns `split`, `source` and `keywords` are heeded. Without `split`, a tenth
+    becomes the test and a tenth the validation set, by a hash of the source, or of the name where there is none: the
+    same each time, and what shares a source stays together. They stand in Clotho's place: what a system is fine-tuned
+    and scored on. A name without a folder may lie in any folder below, where exactly one file is called so.
+
+    Args:
+        table: the CSV.
+        folder: what names of files are relative to; None: the CSV's own, or the one named like the CSV beside it.
+
+    Raises:
+        UserError: where the CSV is missing or lacks a column, or names a split that does not exist.
+    """
+    listed = rows(table, [])
+    columns = list(listed[0]) if listed else []
+    file_column = _file_column(columns)
+    if file_column is None:
+        raise UserError(f"{table}: needs columns file and caption (or caption_1, ...), has {', '.join(columns) or '-'}")
+    places = [folder] if folder else [table.parent, table.with_suffix(""), table.parent / "audio"]
+    grouped: dict[str, list[dict[str, str]]] = {}
+    for row in listed:
+        grouped.setdefault(row[file_column].strip(), []).append(row)
+    on_disk = _below(places)
+    entries = []
+    for file, here in grouped.items():
+        path = next((place / file for place in places if isfile(place / file)), None)  # false of too long names as well
+        entries.append(
+            Entry(
+                file=file,
+                path=path or _find(file, on_disk),
+                title=normalised(str(PurePosixPath(file).with_suffix("")) if PurePosixPath(file).name else ""),
+                corpus="clotho",
+                split=_split(table, here[0].get("split", "")),
+                source=here[0].get("source", "").strip(),
+                captions=tuple(dict.fromkeys(text for row in here for text in _captions(row))),
+                keywords=here[0].get("keywords", "").strip(),
+            )
+        )
+    return by_split(entries if "split" in columns else _deal(entries))
+
+
+def _below(places: Sequence[Path]) -> dict[tuple[str, str], set[Path]]:
+    """Return the sounds below folders by their normalised path there, by their name, and by their normalised name."""
+    found: dict[tuple[str, str], set[Path]] = {}
+    for place in places:
+        for path in filter(is_sound, place.rglob("*") if place.is_dir() else ()):
+            relative = "/".join(map(normalised, path.relative_to(place).parts))
+            for key in (("path", relative), ("name", path.name), ("loose", normalised(path.name))):
+                found.setdefault(key, set()).add(path)
+    return found
+
+
+def _find(file: str, on_disk: Mapping[tuple[str, str], set[Path]]) -> Path | None:
+    """Return the one file that a listed name can mean where none is called exactly so; None where none or several.
+
+    A name with a folder means no file of another folder: that would be another recording.
+    """
+    parts = [part for part in re.split(r"[/\\]", file) if part != "."]
+    path = "/".join(map(normalised, parts))
+    keys = [("path", path)] if len(parts) > 1 else [("name", "".join(parts)), ("loose", path)]
+    found = next((on_disk[key] for key in keys if key in on_disk), set())
+    return next(iter(found)) if len(found) == 1 else None
+
+
+def describes(table: Path) -> bool:
+    """Say whether a CSV lists files with captions.
+
+    Raises:
+        UserError: where it cannot be read.
+    """
+    listed = rows(table, [])
+    return bool(listed) and _file_column(list(listed[0])) is not None
+
+
+def _file_column(columns: Sequence[str]) -> str | None:
+    """Return the column with names of files; None where that or a column of captions is missing."""
+    captioned = any(re.fullmatch(CAPTION, name) for name in columns)
+    return next((name for name in FILE_COLUMNS if captioned and name in columns), None)
+
+
+def _split(table: Path, name: str) -> str:
+    if name.strip().lower() in SPLIT_NAMES:
+        return SPLIT_NAMES[name.strip().lower()]
+    if name.strip():
+        raise UserError(f"{table}: there is no split {name!r}; write training, validation or test")
+    return "training"
+
+
+def _deal(entries: Sequence[Entry]) -> Iterator[Entry]:
+    """Yield entries with their splits: whole sources, in the order of their hashes, until a split has its share."""
+    groups: dict[str, list[Entry]] = {}
+    for entry in entries:
+        groups.setdefault(entry.source.split("@")[0] or normalised(entry.file), []).append(entry)
+    order = sorted(groups, key=lambda key: hashlib.sha256(key.encode()).digest())
+    wanted = {split: max(round(share * len(entries)), 1) for split, share in SHARES.items()}
+    if len(groups) < 3:
+        wanted = {}
+    for number, key in enumerate(order):
+        open_splits = [split for split, count in wanted.items() if count > 0]
+        split = open_splits[0] if open_splits and number < len(order) - 1 else "training"
+        if split in wanted:
+            wanted[split] -= len(groups[key])
+        for entry in groups[key]:
+            yield replace(entry, split=split)
+
+
+class Names:
+    """Files by name, found also where spaces, case, entities or refused characters differ."""
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        """Take files; of two with one name the first counts."""
+        self._exact: dict[str, Path] = {}
+        self._loose: dict[str, Path] = {}
+        for path in paths:
+            self._exact.setdefault(path.name, path)
+            self._loose.setdefault(normalised(path.name), path)
+
+    def find(self, name: str) -> Path | None:
+        """Return where a file lies; None where there is none."""
+        name = re.split(r"[/\\]", name)[-1]
+        return self._exact.get(name) or self._loose.get(normalised(name))
+
+
+def rows(table: Path, columns: Sequence[str]) -> list[dict[str, str]]:
+    """Return the rows of a CSV with a header; UTF-8 or Latin-1, separated by ',', ';' or tabs.
+
+    Raises:
+        UserError: where it is missing, no text, or lacks one of `columns`, or a row has more cells than the header.
+    """
+    text = _text(table)
+    first = text.split("\n", 1)[0]
+    delimiter = max(",;\t", key=first.count)
+    try:
+        reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=False)
+        names = [(name or "").strip().lower() for name in reader.fieldnames or ()]
+        reader.fieldnames = names
+        found = []
+        for row in reader:
+            if any(cell.strip() for cell in row.pop(None, ())):
+                remedy = f"put text that holds {delimiter!r} into double quotes"
+                raise UserError(f"{table}: line {reader.line_num} has more cells than the header; {remedy}")
+            found.append({key: value or "" for key, value in row.items()})
+    except csv.Error as error:
+        raise UserError(f"{table}: not a CSV file ({error})") from error
+    absent = [column for column in columns if column not in names]
+    if absent:
+        raise UserError(f"{table}: no column {', '.join(absent)}; it has {', '.join(names) or 'none'}")
+    return found
+
+
+def _text(table: Path) -> str:
+    try:
+        data = table.read_bytes()
+    except OSError as error:
+        raise UserError(f"{table}: cannot be read ({error.strerror}); give a CSV file") from error
+    if b"\0" in data:
+        raise UserError(f"{table}: not a text file; give a CSV file")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        return data.decode("latin-1")
+
+
+def _json_items(table: Path) -> list[dict[str, Any]]:
+    try:
+        items = json.loads(table.read_text(encoding="utf-8"))["data"]
+        if not all("id" in item for item in items):
+            raise KeyError("id")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{table}: not a table of WavCaps ({error!r}); download it again") from error
+    found: list[dict[str, Any]] = items
+    return found
+
+
+def _captions(row: Mapping[str, str]) -> tuple[str, ...]:
+    names = sorted(
+        (name for name in row if re.fullmatch(CAPTION, name)),
+        key=lambda name: int(name.rpartition("_")[2]) if "_" in name else 0,
+    )
+    return tuple(text for name in names if (text := cleaned(row[name])))
+
+
+def _stem(name: str) -> str:
+    """Return a normalised name without a sound file's ending; titles may hold dots."""
+    return normalised(re.sub(r"\.(wav|flac|ogg|mp3|aiff?|m4a)\s*$", "", name, flags=re.IGNORECASE))
+
+
+def _first(root: Path, name: str) -> Path | None:
+    return next(iter(sorted(root.rglob(name), key=lambda path: len(path.parts))), None)

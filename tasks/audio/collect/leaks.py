@@ -1,0 +1,206 @@
+"""The leak guard: training recordings that are also in the validation or test set, and how that is known.
+
+Four signs: the same source (a Freesound id), the same title, a published list of exclusions, the same sound. Sounds are
+compared by a fingerprint of the mel spectrogram after Haitsma and Kalker (2002, *A Highly Robust Audio Fingerprinting
+System*): whether the energy's difference between neighbouring bands grows or falls over time, 32 bits for every 10 ms.
+It survives cropping at any place, another loudness and lossy encoding; not another speed or pitch, a cut below 2 s, or
+resampling below 22 kHz.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from jaxtyping import Bool, Float, UInt32
+
+from retable.platform.errors import UserError
+from retable.tasks.audio.collect.recordings import Recording
+
+Array = npt.NDArray[Any]
+Bits = UInt32[np.ndarray, " frames"]
+
+FIRST_BAND, BANDS_JOINED, GROUPS = 14, 3, 33
+"""Mel bands 14 to 112, about 0.3 to 10.5 kHz, in groups of three."""
+WINDOW = 37
+"""Frames (10 ms each) whose energy is added up: so long that a shift by half a frame hardly matters."""
+STEP = 8
+"""Every so many frames of a training recording are looked up among all frames of the held-out ones."""
+WEAKEST = 4
+"""Bits that are closest to turning, of which every combination is looked up."""
+ERRORS = 0.3
+"""Share of differing bits below which two stretches are the same sound; unrelated ones differ in about half."""
+SHORTEST = 16
+"""Compared frames, `STEP` apart, that a match needs: 1.3 s and the window."""
+CANDIDATES = 20
+"""Alignments of a recording that are compared in full, those with the most hits first."""
+QUIET = 1e-4
+"""Mean energy of a band below which a frame is taken for silence: it has no fingerprint."""
+
+
+@dataclass(frozen=True)
+class Leak:
+    """A training recording that is also held out."""
+
+    recording: int
+    other: int | None
+    """The held-out recording; None where only a list says so."""
+    sign: str
+    """source, title, list or sound."""
+
+
+def same_source(recordings: Sequence[Recording]) -> list[Leak]:
+    """Return training recordings whose source is that of a held-out one; of a video any part counts."""
+    return _equal([each.source.split("@")[0] for each in recordings], recordings, "source")
+
+
+def same_title(recordings: Sequence[Recording], titles: Sequence[str]) -> list[Leak]:
+    """Return training recordings whose normalised title is that of a held-out one; mere numbers say nothing."""
+    return _equal([title if re.search(r"[^\W\d]", title) else "" for title in titles], recordings, "title")
+
+
+def listed(recordings: Sequence[Recording], excluded: frozenset[str]) -> list[Leak]:
+    """Return training recordings whose source is on a list of exclusions (`read_exclusions`)."""
+    return [
+        Leak(each.recording, None, "list")
+        for each in recordings
+        if each.split == "training" and each.source.split("@")[0] in excluded
+    ]
+
+
+def _equal(keys: Sequence[str], recordings: Sequence[Recording], sign: str) -> list[Leak]:
+    held = {key: each.recording for key, each in zip(keys, recordings, strict=True) if key and each.split != "training"}
+    return [
+        Leak(each.recording, held[key], sign)
+        for key, each in zip(keys, recordings, strict=True)
+        if each.split == "training" and key in held
+    ]
+
+
+def read_exclusions(path: Path) -> frozenset[str]:
+    """Return the sources of a published list: WavCaps' JSON, or a CSV of Freesound ids or YouTube ids.
+
+    Raises:
+        UserError: where the file is missing or holds no ids.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        found = _json_sources(json.loads(text)) if path.suffix == ".json" else _csv_sources(text)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read as a list of exclusions ({error})") from error
+    if not found:
+        raise UserError(f"{path}: no Freesound or YouTube ids; give a CSV with a column of ids, or WavCaps' JSON")
+    return found
+
+
+def _json_sources(content: Any) -> frozenset[str]:
+    """Return the sources of `{"AudioSet": ["Y<id>.wav", ...], "FreeSound": [<id>, ...]}`."""
+    kinds = {"AudioSet": "youtube", "FreeSound": "freesound"}
+    if not isinstance(content, dict):
+        raise ValueError("no object with AudioSet and FreeSound")
+    return frozenset(
+        f"{kind}:{_identity(str(value), kind)}" for key, kind in kinds.items() for value in content.get(key, ())
+    )
+
+
+def _csv_sources(text: str) -> frozenset[str]:
+    """Return the sources of the first column whose name ends in `id`, or of the first of a table without names."""
+    lines = list(csv.reader(io.StringIO(text)))
+    names = [name.strip().lower() for name in lines[0]] if lines else []
+    named = [place for place, name in enumerate(names) if re.fullmatch(r"(.*_)?ids?|file_?name|fname", name)]
+    column = named[0] if named else 0
+    values = [line[column].strip() for line in lines[bool(named) :] if len(line) > column and line[column].strip()]
+    kinds = [(value, "freesound" if value.isdecimal() else "youtube") for value in values]
+    return frozenset(f"{kind}:{_identity(value, kind)}" for value, kind in kinds)
+
+
+def _identity(value: str, kind: str) -> str:
+    value = value.strip().removesuffix(".wav").removesuffix(".flac")
+    return value.removeprefix("Y") if kind == "youtube" and len(value) == 12 else value
+
+
+def fingerprint(
+    mel: Float[np.ndarray, "frames 128"],
+) -> tuple[Bits, Float[np.ndarray, "frames 32"], Bool[np.ndarray, " frames"]]:
+    """Return the fingerprint of a log-mel spectrogram.
+
+    Returns:
+        The 32 bits of each frame as a number; how far each bit is from turning; and which frames hold sound.
+    """
+    if len(mel) < WINDOW + 2:
+        return np.zeros(0, np.uint32), np.zeros((0, GROUPS - 1), np.float32), np.zeros(0, bool)
+    chosen = np.exp(mel[:, FIRST_BAND : FIRST_BAND + BANDS_JOINED * GROUPS].astype(np.float64))
+    energy = chosen.reshape(len(mel), GROUPS, BANDS_JOINED).sum(-1)
+    total = np.concatenate([np.zeros((1, GROUPS)), np.cumsum(energy, axis=0)])
+    summed = total[WINDOW:] - total[:-WINDOW]
+    logarithm = np.log(summed)
+    across = logarithm[:, :-1] - logarithm[:, 1:]
+    growth = across[STEP:] - across[:-STEP]
+    bits = np.ascontiguousarray(np.packbits(growth > 0, axis=1, bitorder="little")).view("<u4")[:, 0]
+    loud = summed.mean(axis=1) > QUIET * WINDOW * BANDS_JOINED
+    return bits, np.abs(growth), loud[STEP:] & loud[:-STEP]
+
+
+class HeldOut:
+    """The fingerprints of the validation and test recordings, to look others up in; 400 bytes a second."""
+
+    def __init__(self, mels: Iterable[tuple[int, Array]]) -> None:
+        """Take (recording, log-mel spectrogram) of each; one is in memory at a time."""
+        self._bits: dict[int, Bits] = {}
+        keys, owners, frames = [], [], []
+        for recording, mel in mels:
+            bits, _, loud = fingerprint(mel)
+            self._bits[recording] = bits
+            places = np.flatnonzero(loud)
+            keys.append(bits[places])
+            owners.append(np.full(len(places), recording, np.int64))
+            frames.append(places)
+        key = np.concatenate(keys) if keys else np.zeros(0, np.uint32)
+        order = np.argsort(key, kind="stable")
+        self._key = key[order]
+        self._owner = np.concatenate(owners)[order] if keys else np.zeros(0, np.int64)
+        self._frame = np.concatenate(frames)[order] if keys else np.zeros(0, np.int64)
+
+    def find(self, mel: Float[np.ndarray, "frames 128"]) -> int | None:
+        """Return the held-out recording that a sound shares at least about 2 s with; None where there is none."""
+        bits, margins, loud = fingerprint(mel)
+        places = np.flatnonzero(loud)[::STEP]
+        if not len(places) or not len(self._key):
+            return None
+        for owner, shift in self._alignments(bits, margins, places):
+            held = self._bits[owner]
+            there = places + shift
+            both = (there >= 0) & (there < len(held))
+            if _agree(np.bitwise_count(bits[places[both]] ^ held[there[both]])):
+                return owner
+        return None
+
+    def _alignments(self, bits: Bits, margins: Array, places: Array) -> list[tuple[int, int]]:
+        """Return (recording, frames to add) of stretches that share a frame's bits, the most frequent first."""
+        weak = np.argsort(margins[places], axis=1)[:, :WEAKEST].astype(np.uint32)
+        flips = np.zeros((len(places), 1), np.uint32)
+        for bit in range(weak.shape[1]):
+            flips = np.concatenate([flips, flips ^ (np.uint32(1) << weak[:, bit : bit + 1])], axis=1)
+        wanted = (bits[places][:, None] ^ flips).ravel()
+        frame = np.repeat(places, flips.shape[1])
+        low, high = np.searchsorted(self._key, wanted, "left"), np.searchsorted(self._key, wanted, "right")
+        count = high - low
+        rows = np.repeat(low, count) + np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
+        shifts = self._frame[rows] - np.repeat(frame, count)
+        pairs, votes = np.unique(np.stack([self._owner[rows], shifts]), axis=1, return_counts=True)
+        best = np.argsort(-votes, kind="stable")[:CANDIDATES]
+        return [(int(owner), int(shift)) for owner, shift in pairs[:, best].T]
+
+
+def _agree(differing: Array) -> bool:
+    """Say whether anywhere in an alignment `SHORTEST` frames one after another differ in few bits."""
+    total = np.concatenate([[0], np.cumsum(differing)])
+    return bool((total[SHORTEST:] - total[:-SHORTEST] < ERRORS * 32 * SHORTEST).any())

@@ -1,0 +1,452 @@
+"""A data set in the storage: a table of recordings with their captions, and their sound in Parquet shards."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import multiprocessing
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache, partial
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+from jaxtyping import Float16, Float32, Int16
+
+from retable.platform.errors import UserError
+from retable.platform.storage import Storage
+from retable.tasks.audio.config import SAMPLE_RATE
+
+Array = npt.NDArray[Any]
+Waveform = Float32[np.ndarray, " samples"]
+
+Kind = Literal["generated", "dcase2023", "own"]
+Features = Literal["waveform", "mel"]
+
+SPLITS = ("training", "validation", "test")
+TABLE = "recordings.parquet"
+LEFT_OUT = "left_out.json"
+"""A line for each recording that could not be decoded."""
+SHARD = 64 << 20
+"""Bytes of sound in a shard, about."""
+GROUP = 1 << 20
+"""Bytes of sound that are read at once to get at one recording, about."""
+FRAME = 320
+"""Samples from one frame of the mel spectrogram to the next."""
+BANDS = 128
+SECOND = {"waveform": 2 * SAMPLE_RATE, "mel": 2 * BANDS * SAMPLE_RATE // FRAME}
+"""Bytes of a second of sound in memory."""
+OPEN = 16
+"""Shards whose tables of contents are kept."""
+RECORDING = pa.schema(
+    [
+        ("recording", pa.int64()),
+        ("file", pa.string()),
+        ("corpus", pa.string()),
+        ("split", pa.string()),
+        ("source", pa.string()),
+        ("seconds", pa.float64()),
+        ("captions", pa.list_(pa.string())),
+        ("keywords", pa.string()),
+        ("leak", pa.bool_()),
+        ("rewrites", pa.list_(pa.list_(pa.string()))),
+        ("facts", pa.string()),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Recording:
+    """One audio file with its captions."""
+
+    recording: int
+    """Its number in the data set, from 0 on."""
+    file: str
+    """Its name in the original data."""
+    corpus: str
+    split: str
+    """training, validation or test."""
+    source: str
+    """Where the sound comes from, such as `freesound:12345`; "" where unknown. Equal ones are the same sound."""
+    seconds: float
+    captions: tuple[str, ...]
+    keywords: str = ""
+    """Separated by ';'."""
+    leak: bool = False
+    """Whether it is a training recording that is also in the validation or test set."""
+    rewrites: tuple[tuple[str, ...], ...] = ()
+    """Rewritten forms of each caption; empty where there are none."""
+    facts: str = ""
+    """JSON: what a generated recording truly holds."""
+
+
+Item = tuple[Recording, Callable[[], Waveform]]
+"""A recording and what decodes it. The decoder raises UserError where the file is broken."""
+
+
+def read_recordings(folder: Storage) -> list[Recording]:
+    """Return a data set's recordings in order.
+
+    Raises:
+        UserError: where the table is missing or broken.
+    """
+    path = f"{folder.root}/{TABLE}"
+    try:
+        table = pq.read_table(path, filesystem=folder.filesystem, schema=RECORDING, page_checksum_verification=True)
+    except (OSError, pa.ArrowException) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{folder}/{TABLE}: missing or broken ({reason}); make or import the data set again") from error
+    return [
+        Recording(**{**row, "captions": tuple(row["captions"]), "rewrites": tuple(map(tuple, row["rewrites"]))})
+        for row in table.to_pylist()
+    ]
+
+
+def write_recordings(folder: Storage, recordings: Sequence[Recording]) -> None:
+    """Write the table of recordings."""
+    table = pa.table({name: [getattr(each, name) for each in recordings] for name in RECORDING.names}, RECORDING)
+    folder.write(TABLE, _parquet(table, len(recordings)))
+
+
+def encode(waveform: Waveform) -> Int16[np.ndarray, " samples"]:
+    """Return samples as 16-bit integers, little-endian: a file of 16 bits comes back exactly."""
+    return np.clip(np.rint(waveform * 32768.0), -32768, 32767).astype("<i2")
+
+
+def write_dataset(
+    folder: Storage,
+    name: str,
+    kind: Kind,
+    features: Features,
+    items: Iterable[Item],
+    show: Callable[[int, int], None] = lambda done, total: None,
+    workers: int = 1,
+    rewrites: str = "",
+) -> dict[str, Any]:
+    """Write a data set whose leaks are known, and return what `dataset.json` holds; see `write_shards` and `finish`."""
+    written = write_shards(folder, features, items, show, workers)
+    return finish(folder, name, kind, features, written, rewrites)
+
+
+@dataclass(frozen=True)
+class Written:
+    """What lies in the shards of a data set."""
+
+    recordings: list[Recording]
+    shards: dict[str, list[str]]
+    """Split -> names of files."""
+    starts: dict[str, int]
+    """Name of a file -> number of its first recording; the others follow."""
+    sounds: dict[str, str]
+    """Name of a file -> SHA-256 of the sound in it."""
+    left_out: list[str]
+    """A line for each recording that could not be decoded."""
+    places: list[int]
+    """Each recording's place among the items."""
+
+
+def write_shards(
+    folder: Storage,
+    features: Features,
+    items: Iterable[Item],
+    show: Callable[[int, int], None] = lambda done, total: None,
+    workers: int = 1,
+    stamps: Sequence[str] = (),
+) -> Written:
+    """Write the sound of a data set, shard by shard.
+
+    A recording that cannot be decoded is left out; those after it move up. Else the numbers of the recordings are
+    their places among the items. A shard that an interrupted call wrote is not written again. One shard's sound is in
+    memory at a time.
+
+    Args:
+        folder: of the data set.
+        features: whether waveforms are kept or their mel spectrograms, which take 2.5 times less and need no
+            transform in training, but allow no shift of the mel bands.
+        items: the recordings, those of a split together.
+        show: called with the recordings done and in all.
+        workers: processes that decode; with more than one, decoders must be picklable.
+        stamps: what each recording's sound depends on besides what is known of it, such as its file's time of change:
+            where one has changed, the shard is written again.
+    """
+    everything = list(items)
+    folder.remove("dataset.json")
+    written = Written([], {split: [] for split in SPLITS}, {}, {}, [], [])
+    done = 0
+    with _pool(workers) as work:
+        for plan in _plans(everything):
+            split = plan[0][0].split
+            file = f"{split}-{len(written.shards[split]):05d}.parquet"
+            path, first, own = f"audio/{file}", len(written.recordings), stamps[done : done + len(plan)]
+            recordings, said = _write_shard(folder, path, features, plan, own, first, work)
+            if recordings:
+                written.shards[split].append(file)
+                written.starts[file] = first
+                written.sounds[file] = said["sound"]
+            written.recordings.extend(recordings)
+            written.left_out.extend(said["broken"].values())
+            written.places.extend(done + place for place in range(len(plan)) if str(place) not in said["broken"])
+            done += len(plan)
+            show(done, len(everything))
+    for old in set(folder.list("audio")) - {*written.starts}:
+        folder.remove(f"audio/{old}")
+    return written
+
+
+def finish(
+    folder: Storage, name: str, kind: Kind, features: Features, written: Written, rewrites: str = ""
+) -> dict[str, Any]:
+    """Write the table of recordings and `dataset.json`, and return what that holds.
+
+    Args:
+        folder: of the data set.
+        name: the data set's.
+        kind: where it comes from.
+        features: what its shards keep.
+        written: its recordings and shards.
+        rewrites: who or what rewrote captions; none: they have no other forms.
+    """
+    recordings, sound = written.recordings, _sha256([each.encode() for each in written.sounds.values()])
+    write_recordings(folder, recordings)
+    folder.write_json(LEFT_OUT, written.left_out)
+    info = {
+        "name": name,
+        "kind": kind,
+        "features": features,
+        "rows": {split: sum(each.split == split for each in recordings) for split in SPLITS},
+        "captions": {split: sum(len(each.captions) for each in recordings if each.split == split) for split in SPLITS},
+        "corpora": dict(sorted(Counter(each.corpus for each in recordings).items())),
+        "seconds": sum(each.seconds for each in recordings),
+        "bytes": round(sum(each.seconds for each in recordings if each.split != "test") * SECOND[features]),
+        "leaks": sum(each.leak for each in recordings),
+        "shards": written.shards,
+        "starts": written.starts,
+        "sound": sound,
+        "left_out": len(written.left_out),
+        "rewrites": rewrites,
+        "digest": digest(recordings, [sound]),
+    }
+    folder.write_json("dataset.json", info)
+    return info
+
+
+def digest(recordings: Iterable[Recording], sounds: Iterable[str]) -> str:
+    """Return the SHA-256 of what is known of recordings, and of words that stand for their sound."""
+    lines = (json.dumps(asdict(each), sort_keys=True) for each in recordings)
+    return hashlib.sha256("\n".join((*lines, *sounds)).encode()).hexdigest()
+
+
+def _plans(items: Sequence[Item]) -> Iterator[list[Item]]:
+    """Yield the items of each shard: a run of one split that is full by the lengths its recordings claim."""
+    plan: list[Item] = []
+    filled = 0.0
+    for recording, decode in items:
+        size = 2 * SAMPLE_RATE * recording.seconds
+        if plan and (recording.split != plan[0][0].split or filled + size > SHARD):
+            yield plan
+            plan, filled = [], 0.0
+        plan.append((recording, decode))
+        filled += size
+    if plan:
+        yield plan
+
+
+Kept = tuple[float, bytes] | UserError
+"""A recording's seconds and what is kept of its sound, or why it could not be decoded."""
+Work = Callable[[Callable[[Callable[[], Waveform]], Kept], Sequence[Callable[[], Waveform]]], Iterator[Kept]]
+"""What maps a function over decoders, in order."""
+
+
+@contextmanager
+def _pool(workers: int) -> Iterator[Work]:
+    """Yield what maps in so many processes; with one, in this one. They start when there is work."""
+    if workers == 1:
+        yield map
+        return
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _one_thread) as pool:
+        yield partial(pool.map, chunksize=4)
+
+
+def _one_thread() -> None:
+    """Leave the other cores to the other processes."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
+def _write_shard(
+    folder: Storage,
+    path: str,
+    features: Features,
+    plan: Sequence[Item],
+    stamps: Sequence[str],
+    first: int,
+    work: Work,
+) -> tuple[list[Recording], dict[str, Any]]:
+    """Write one shard unless it is there as wanted; return its recordings, and what it says of itself.
+
+    That is what was wanted, the recordings' seconds, a line for each place that is left out, and the SHA-256 of the
+    sound.
+    """
+    wanted = f"{digest([recording for recording, _ in plan], stamps)} {features} {first}"
+    said = _said(folder, path)
+    if said.get("wanted") != wanted:
+        said = {"wanted": wanted, "seconds": [], "broken": {}}
+        sounds = []
+        for place, kept in enumerate(work(partial(_keep, features), [decode for _, decode in plan])):
+            if isinstance(kept, UserError):
+                said["broken"][str(place)] = str(kept)
+                continue
+            said["seconds"].append(kept[0])
+            sounds.append(kept[1])
+        said["sound"] = _sha256(sounds)
+        if sounds:
+            numbers = np.arange(first, first + len(sounds))
+            table = pa.table({"recording": numbers, "audio": pa.array(sounds, pa.binary())})
+            table = table.replace_schema_metadata({"shard": json.dumps(said)})
+            rows = max(1, GROUP * len(sounds) // max(sum(map(len, sounds)), 1))
+            folder.write(path, _parquet(table, rows))
+    left = [recording for place, (recording, _) in enumerate(plan) if str(place) not in said["broken"]]
+    numbered = zip(left, said["seconds"], strict=True)
+    written = [replace(each, recording=first + n, seconds=seconds) for n, (each, seconds) in enumerate(numbered)]
+    return written, said
+
+
+def _sha256(parts: Sequence[bytes | pa.Buffer]) -> str:
+    """Return the SHA-256 of several pieces of data, and of where each ends."""
+    hashed = hashlib.sha256(json.dumps([len(part) for part in parts]).encode())
+    for part in parts:
+        hashed.update(part)
+    return hashed.hexdigest()
+
+
+def _keep(features: Features, decode: Callable[[], Waveform]) -> Kept:
+    """Decode a recording and return what a shard keeps of it."""
+    try:
+        waveform = decode()
+    except UserError as error:
+        return error
+    kept = encode(waveform) if features == "waveform" else _mel(waveform)
+    return len(waveform) / SAMPLE_RATE, kept.tobytes()
+
+
+def _said(folder: Storage, path: str) -> dict[str, Any]:
+    """Return what a shard says of itself; nothing where it is missing or damaged."""
+    try:
+        table = pq.read_table(f"{folder.root}/{path}", filesystem=folder.filesystem, page_checksum_verification=True)
+        said: dict[str, Any] = json.loads(table.schema.metadata[b"shard"])
+        whole = _sha256([each.as_buffer() for each in table["audio"]]) == said["sound"]
+    except (OSError, pa.ArrowException, KeyError, TypeError, ValueError):
+        return {}
+    return said if whole else {}
+
+
+def _mel(waveform: Waveform) -> Float16[np.ndarray, "frames 128"]:
+    import torch
+
+    with torch.no_grad():
+        mel: Array = _mel_module()(torch.from_numpy(waveform)[None])[0].T.numpy()
+    return mel.astype("<f2")
+
+
+@lru_cache(maxsize=1)
+def _mel_module() -> Any:
+    from retable.tasks.audio.encoders.mel import Mel
+
+    return Mel().eval()
+
+
+def _parquet(table: pa.Table, rows: int) -> bytes:
+    sink = pa.BufferOutputStream()
+    pq.write_table(
+        table, sink, row_group_size=max(rows, 1), compression="zstd", use_dictionary=False, write_page_checksum=True
+    )
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+class AudioShards:
+    """The sound of a data set, by the recordings' numbers; a recording costs the reading of about 1 MB."""
+
+    def __init__(self, folder: Storage, info: Mapping[str, Any]) -> None:
+        """Take a data set's folder and its `dataset.json`."""
+        self._folder = folder
+        self._type = "<i2" if info["features"] == "waveform" else "<f2"
+        self._files = sorted(info["starts"], key=info["starts"].__getitem__)
+        self._starts = np.array([info["starts"][file] for file in self._files])
+        self._open: OrderedDict[str, tuple[pq.ParquetFile, Array]] = OrderedDict()
+
+    def waveform(self, recording: int) -> Waveform:
+        """Return a recording's waveform at 32 kHz, in [-1, 1].
+
+        Raises:
+            UserError: where the shard is missing or broken.
+        """
+        if self._type != "<i2":
+            raise ValueError("this data set keeps mel spectrograms, no waveforms")
+        return self.stored(recording).astype(np.float32) / np.float32(32768)
+
+    def mel(self, recording: int) -> Float32[np.ndarray, "frames 128"]:
+        """Return a recording's log-mel spectrogram, not normalised, 100 frames a second.
+
+        Raises:
+            UserError: where the shard is missing or broken.
+        """
+        if self._type == "<i2":
+            return _mel(self.waveform(recording)).astype(np.float32)
+        return self.stored(recording).astype(np.float32).reshape(-1, BANDS)
+
+    def stored(self, recording: int) -> Array:
+        """Return a recording's values as they are stored, int16 samples or float16 mel, one-dimensional and read-only.
+
+        Raises:
+            UserError: where the shard is missing or broken.
+        """
+        name = self._files[int(np.searchsorted(self._starts, recording, "right")) - 1]
+        row = recording - int(self._starts[self._files.index(name)])
+        with self._reading(name):
+            file, ends = self._opened(name)
+            group = int(np.searchsorted(ends, row, "right"))
+            table = file.read_row_group(group)
+            row -= int(ends[group - 1]) if group else 0
+            if table["recording"][row].as_py() != recording:
+                raise IndexError(recording)
+            return np.frombuffer(table["audio"][row].as_buffer(), self._type)
+
+    def all_of(self, name: str) -> tuple[list[int], list[Array]]:
+        """Return the numbers of a shard's recordings and what is stored of each; see `stored`.
+
+        Raises:
+            UserError: where the shard is missing or broken.
+        """
+        with self._reading(name):
+            table = self._opened(name)[0].read()
+            return table["recording"].to_pylist(), [np.frombuffer(x.as_buffer(), self._type) for x in table["audio"]]
+
+    @contextmanager
+    def _reading(self, name: str) -> Iterator[None]:
+        where = f"{self._folder}/audio/{name}"
+        try:
+            yield
+        except (OSError, pa.ArrowException, IndexError) as error:
+            raise UserError(f"{where}: missing, broken or of another set; make or import it again") from error
+
+    def _opened(self, name: str) -> tuple[pq.ParquetFile, Array]:
+        if name not in self._open:
+            file = pq.ParquetFile(
+                f"{self._folder.root}/audio/{name}",
+                filesystem=self._folder.filesystem,
+                page_checksum_verification=True,
+            )
+            groups = range(file.metadata.num_row_groups)
+            self._open[name] = file, np.cumsum([file.metadata.row_group(group).num_rows for group in groups])
+            if len(self._open) > OPEN:
+                self._open.popitem(last=False)
+        self._open.move_to_end(name)
+        return self._open[name]

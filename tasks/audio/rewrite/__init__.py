@@ -1,0 +1,1 @@
+"""Captions rewritten: by a language model, by rules, from published files."""

@@ -1,0 +1,144 @@
+"""Rewritten captions in the published form, `variations.json`, and their way into a data set.
+
+The form is that of the paper's code: a JSON list with one object for each training caption of Clotho, in order, of the
+keys idx, path, caption, query, response, variations, finish_reason and usage.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from retable.platform.errors import UserError, disk_errors
+from retable.tasks.audio.collect.recordings import Recording
+from retable.tasks.audio.rewrite.prompts import WANTED, parse, words
+
+
+@dataclass(frozen=True)
+class Variation:
+    """What was made of one caption."""
+
+    idx: int
+    """The caption's place among all that are rewritten: 5 * recording + caption in Clotho."""
+    path: str
+    """The recording's file."""
+    caption: str
+    query: str
+    """What the model was asked; "" where there was none."""
+    response: Mapping[str, Any] | None
+    """The endpoint's answer as it came."""
+    variations: tuple[str, ...]
+    finish_reason: str
+    usage: Mapping[str, Any]
+    """Tokens: `prompt_tokens`, `completion_tokens`."""
+
+
+def augmented(recording: Recording) -> bool:
+    """Say whether a recording's captions are rewritten: those of Clotho's training set, as in the paper."""
+    return recording.corpus == "clotho" and recording.split == "training"
+
+
+def captions(recordings: Sequence[Recording]) -> Iterator[tuple[Recording, str]]:
+    """Yield each caption that is rewritten, with its recording, in order: the places are the published `idx`."""
+    for recording in filter(augmented, recordings):
+        for caption in recording.captions:
+            yield recording, caption
+
+
+def read(path: Path) -> list[Variation]:
+    """Read a `variations.json`; answers that its writer did not split into five captions are split again.
+
+    Raises:
+        UserError: where the file is missing or not of the published form.
+    """
+    try:
+        with disk_errors(str(path)):
+            rows = json.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        raise UserError(f"{path}: no such file") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: not a JSON file; download it again") from error
+    if not isinstance(rows, list):
+        raise UserError(f"{path}: not a list; variations.json holds one object for each caption")
+    return [variation(row, f"{path}: object {place}") for place, row in enumerate(rows)]
+
+
+def write(path: Path, variations: Sequence[Variation]) -> None:
+    """Write variations in the published form, the whole file at once."""
+    text = json.dumps([asdict(each) for each in variations], indent=1) + "\n"
+    with disk_errors(str(path)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        writing = path.with_name(f".writing-{path.name}")
+        writing.write_text(text, encoding="utf-8")
+        writing.replace(path)
+
+
+def fill(recordings: Sequence[Recording], variations: Sequence[Variation]) -> tuple[list[Recording], int]:
+    """Give recordings their rewritten captions, and return them with the number of captions that have some.
+
+    Captions are found by file name and words, not by place: a copy of Clotho with other files left out, or in another
+    order, takes the same file.
+    """
+    known = {_key(each.path, each.caption): each.variations for each in variations}
+    filled, count = [], 0
+    for each in recordings:
+        if augmented(each):
+            rewrites = tuple(known.get(_key(each.file, caption), ()) for caption in each.captions)
+            count += sum(map(bool, rewrites))
+            each = replace(each, rewrites=rewrites)
+        filled.append(each)
+    return filled, count
+
+
+def carry_over(before: Sequence[Recording], recordings: Sequence[Recording]) -> tuple[list[Recording], int]:
+    """Give recordings the rewritten forms that they had in an earlier data set; see `fill`."""
+    known = [
+        Variation(0, each.file, caption, "", None, forms, "", {})
+        for each in filter(augmented, before)
+        for caption, forms in zip(each.captions, each.rewrites, strict=False)
+    ]
+    return fill(recordings, known)
+
+
+def variation(row: Any, where: str) -> Variation:
+    """Check an object of the published form.
+
+    Raises:
+        UserError: where it is none; it begins with `where`.
+    """
+    if not isinstance(row, dict) or not all(isinstance(row.get(key), str) for key in ("path", "caption")):
+        raise UserError(f"{where} has no path and caption; use the published form")
+    lines = row.get("variations")
+    if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
+        raise UserError(f"{where}: variations are no list of sentences; use the published form")
+    response = row["response"] if isinstance(row.get("response"), dict) else None
+    reason = str(row.get("finish_reason") or "")
+    answer = content(response) if len(lines) != WANTED else ""
+    kept = parse(answer, row["caption"], reason == "length").captions if answer else ()
+    return Variation(
+        idx=row["idx"] if isinstance(row.get("idx"), int) else 0,
+        path=row["path"],
+        caption=row["caption"],
+        query=str(row.get("query") or ""),
+        response=response,
+        variations=kept or tuple(line.strip() for line in lines if line.strip()),
+        finish_reason=reason,
+        usage=row["usage"] if isinstance(row.get("usage"), dict) else {},
+    )
+
+
+def content(response: Mapping[str, Any] | None) -> str:
+    """Return the text of a chat completion; "" where there is none."""
+    try:
+        text = response["choices"][0]["message"]["content"]  # type: ignore[index]
+    except (KeyError, IndexError, TypeError):
+        return ""
+    return text if isinstance(text, str) else ""
+
+
+def _key(path: str, caption: str) -> tuple[str, tuple[str, ...]]:
+    """Return what names a caption however its file's path and its punctuation are written."""
+    return path.replace("\\", "/").rsplit("/", 1)[-1].rsplit(".", 1)[0].strip(), words(caption)

@@ -1,0 +1,1 @@
+"""An index of recordings, searched with words and with sounds."""

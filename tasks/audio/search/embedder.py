@@ -1,0 +1,189 @@
+"""A trained pair of encoders as what embeds: a run, or the one file that `retable audio export` writes of it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float32
+from torch import Tensor
+
+from retable.platform import api, exported, zoo
+from retable.platform.config import flatten
+from retable.platform.errors import UserError
+from retable.platform.storage import Storage
+from retable.platform.weights import metadata, read_bytes
+from retable.tasks.audio.collect.files import Remarks, stream
+from retable.tasks.audio.config import SAMPLE_RATE, Config
+
+if TYPE_CHECKING:
+    from retable.tasks.audio.model import DualEncoder
+
+Waveform = Float32[np.ndarray, " samples"]
+
+SHAPING = ("audio", "text", "segment", "words", "projection")
+"""Fields of a config that say what a network computes; the others say how it was trained."""
+BATCH = 16
+"""Segments, or captions, that are encoded at once."""
+SHORTEST = 0.1
+"""Seconds of a last piece that is worth a segment of its own, where there are others."""
+
+
+@dataclass(frozen=True)
+class Embedder:
+    """A network that embeds segments and words as unit vectors of one space."""
+
+    config: Config
+    network: DualEncoder
+    fingerprint: str
+    """SHA-256 of the weights and of what they compute with; a run and its exported file share it."""
+    source: str
+    """What opens it again: a run's fingerprint, or a file's absolute path."""
+    scale: str = ""
+    """At which the run was trained; empty where it is not known."""
+    score: Mapping[str, Any] = field(default_factory=dict)
+    """How well it did on data that it never heard, as its file says; empty where it says nothing."""
+
+    @property
+    def dimension(self) -> int:
+        """Length of the vectors."""
+        return self.config.projection
+
+    @torch.inference_mode()
+    def sounds(self, segments: Sequence[Waveform]) -> Float32[np.ndarray, "segments dimension"]:
+        """Embed segments of sound at 32 kHz, none longer than `config.segment` seconds."""
+        vectors = [self._sounds(segments[start : start + BATCH]) for start in range(0, len(segments), BATCH)]
+        return np.concatenate([np.empty((0, self.dimension), np.float32), *vectors])
+
+    def _sounds(self, segments: Sequence[Waveform]) -> Float32[np.ndarray, "segments dimension"]:
+        lengths = torch.tensor([len(segment) for segment in segments])
+        audio = torch.zeros(len(segments), round(self.config.segment * SAMPLE_RATE))
+        for row, segment in zip(audio, segments, strict=True):
+            row[: len(segment)] = torch.from_numpy(segment)
+        return _array(self.network.embed_audio(audio.to(self._device), lengths.to(self._device), "waveform"))
+
+    @torch.inference_mode()
+    def words(self, captions: Sequence[str]) -> Float32[np.ndarray, "captions dimension"]:
+        """Embed captions."""
+        blocks = (captions[start : start + BATCH] for start in range(0, len(captions), BATCH))
+        vectors = [_array(self.network.embed_text(block)) for block in blocks]
+        return np.concatenate([np.empty((0, self.dimension), np.float32), *vectors])
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self.network.parameters()).device
+
+
+def _array(vectors: Tensor) -> Float32[np.ndarray, "rows dimension"]:
+    array: Float32[np.ndarray, "rows dimension"] = vectors.float().cpu().numpy()
+    return array
+
+
+def pieces(path: Path, segment: float, remarks: Remarks) -> Iterator[tuple[float, Waveform]]:
+    """Yield a recording's segments with their offsets, without holding more than one and a block.
+
+    The file is decoded once; what is odd about it goes into `remarks`.
+
+    Raises:
+        UserError: where the file is none that can be read.
+    """
+    length, number = round(segment * SAMPLE_RATE), 0
+    rest = np.zeros(0, np.float32)
+    for block in stream(path, remarks):
+        rest = np.concatenate([rest, block])
+        while len(rest) > length:  # one that ends here may be the last
+            yield number * segment, rest[:length]
+            rest, number = rest[length:], number + 1
+    if len(rest) >= SHORTEST * SAMPLE_RATE or not number:
+        yield number * segment, rest
+
+
+class Heard(NamedTuple):
+    """What a model heard in a recording."""
+
+    starts: list[float]
+    """Seconds at which its segments begin."""
+    vectors: Float32[np.ndarray, "segments dimension"]
+    """Unit vectors."""
+    remarks: list[str]
+    """What is odd about the file, a clause each."""
+
+
+def embed_file(embedder: Embedder, path: Path) -> Heard:
+    """Embed one recording's segments, a batch of them at once.
+
+    Raises:
+        UserError: where the file is none that can be read, or the model makes no numbers of it.
+    """
+    found: list[float] = []
+    vectors, remarks = [], Remarks()
+    rest = pieces(path, embedder.config.segment, remarks)
+    while batch := list(islice(rest, BATCH)):
+        found += [offset for offset, _ in batch]
+        vectors.append(embedder.sounds([waveform for _, waveform in batch]))
+    joined = np.concatenate(vectors)
+    if not np.isfinite(joined).all():
+        raise UserError(f"{path}: the model makes no numbers of it; look at the file, or use another model")
+    return Heard(found, joined, remarks.lines())
+
+
+def open_embedder(name: str, storage: Storage, device: str = "", words_alone: bool = False) -> Embedder:
+    """Open an exported file, a model of the zoo, or a run (its first digits, `latest`) with its last weights.
+
+    Args:
+        name: which one.
+        storage: where runs lie.
+        device: cpu, cuda, ...; none: a GPU where there is one.
+        words_alone: leave out what embeds sounds, which takes seconds to build.
+
+    Raises:
+        UserError: where there is none, the file is another's, or there is no such device.
+    """
+    from retable.tasks.audio.encoders.pairs import read_pair
+    from retable.tasks.audio.export import open_weights, read_export
+
+    shipped = zoo.zoo("audio")
+    file = Path(name) if Path(name).is_file() else shipped.get(name)
+    if file is not None:
+        data, path = read_bytes(file), str(file.absolute())
+        theirs = file.suffix != ".safetensors" and metadata(data) is None
+        found = read_pair(data, path) if theirs else read_export(data, path)
+        return found.embedder(device, words_alone)
+    if not re.fullmatch("[0-9a-f]+|latest", name):
+        raise UserError(f"--model {name}: no such file, no run, and none of the zoo's: {', '.join(shipped)}")
+    run = api.load(name, storage, task="audio")
+    scale = exported.scale_of(run)
+    return open_weights(run.config, run.weights(), run.fingerprint, scale, device, words_alone)
+
+
+def check_scale(embedder: Embedder, anyway: bool) -> None:
+    """Refuse a model of the smoke scale, to which all words are alike, unless it is wanted anyway.
+
+    Raises:
+        UserError: saying so.
+    """
+    if embedder.scale == "smoke" and not anyway:
+        why = "is of the smoke scale: it has not learnt to tell sounds apart"
+        raise UserError(f"{embedder.source} {why}; use a run of --scale small or more, or add --anyway")
+
+
+def weights_fingerprint(config: Config, weights: Mapping[str, Tensor]) -> str:
+    """Return what tells one network from any other: a SHA-256."""
+    digest = hashlib.sha256(json.dumps(_shape(flatten(config)), sort_keys=True).encode())
+    for name in sorted(weights):
+        tensor = weights[name].detach().cpu().contiguous()
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)  # no copy: weights are gigabytes
+    return digest.hexdigest()
+
+
+def _shape(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {path: value for path, value in fields.items() if path.split(".")[0] in SHAPING}

@@ -1,0 +1,305 @@
+"""Search an index: the recordings whose best segment lies nearest to some words, or to a sound.
+
+An index is a folder: `index.json` says what it is, `embeddings-*.arrow` hold a row and a unit vector for each segment,
+`index-*.faiss` finds the nearest of them, and `places-*.arrow` say where the recordings lie; see `index.py`. Segments
+that were added since the FAISS index was built are compared one by one; who holds an index open sees them with
+`refresh`. Nobody who reads waits for who writes: the files that `index.json` names are there until another one is.
+
+A recording's score is the cosine of its best segment. Where a recording is one segment, that is the score an evaluation
+ranks by; of a long one an evaluation takes the mean of all segments, and a search wants the place.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from jaxtyping import Float32
+
+from retable.platform.errors import UserError
+from retable.platform.storage import Storage
+from retable.tasks.audio.search import nearest, places
+from retable.tasks.audio.search.embedder import Embedder, embed_file
+
+INFO, FORMAT = "index.json", 2
+BUILT = ("shards", "faiss")
+"""Entries of `index.json` that are others once the FAISS index was built anew."""
+TRIES = 3
+"""How often an index is opened that is being written."""
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A recording that was found."""
+
+    file: str
+    """Below the folder that was indexed; of a recording that was added from elsewhere, its absolute path."""
+    also: tuple[str, ...]
+    """The other places of the very same recording."""
+    score: float
+    """Cosine between the query and the recording's best segment."""
+    offset: float
+    """Second at which that segment begins."""
+
+
+@dataclass(frozen=True)
+class Index:
+    """An index that was opened; vectors stay on the disk but for those of FAISS."""
+
+    out: Path
+    """Where it lies."""
+    stamp: tuple[int, int, int]
+    """Of `index.json`: another one is there as soon as something was added."""
+    info: dict[str, Any]
+    folder: Path
+    """Of the recordings, as it lies now."""
+    tables: Sequence[pa.Table]
+    """Of the shards that `faiss` was built of, then of those that were added since."""
+    vectors: nearest.Vectors
+    faiss: Any
+    files: Sequence[places.File]
+    """The places of the recordings."""
+
+    @cached_property
+    def paths(self) -> Mapping[str, tuple[str, ...]]:
+        """The paths of each recording, by its content."""
+        found: dict[str, tuple[str, ...]] = {}
+        for file in sorted(self.files, key=lambda file: file.path):
+            found[file.content] = (*found.get(file.content, ()), file.path)
+        return found
+
+    @property
+    def built(self) -> int:
+        """Return how many of the tables `faiss` was built of."""
+        return len(self.info["shards"])
+
+    def holds(self, path: str) -> bool:
+        """Say whether a recording is in the index at this place."""
+        return any(file.path == path for file in self.files)
+
+
+def schema(dimension: int) -> pa.Schema:
+    """Return the columns of a shard: a row is a segment."""
+    return pa.schema(
+        [
+            ("content", pa.string()),
+            ("offset", pa.float64()),
+            ("vector", pa.list_(pa.float32(), dimension)),
+        ]
+    )
+
+
+def read_shard(path: Path, dimension: int) -> pa.Table:
+    """Map a shard into memory.
+
+    Raises:
+        UserError: where the file is none, or its vectors have another length.
+    """
+    return _mapped(path, schema(dimension), f"vectors of {dimension} numbers")
+
+
+def _mapped(path: Path, columns: pa.Schema, what: str) -> pa.Table:
+    again = "remove it and run `retable audio index` again"
+    try:
+        table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+        table.validate(full=True)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise UserError(f"{path}: damaged or missing; {again}") from error
+    if table.schema != columns:
+        raise UserError(f"{path}: holds no {what}; {again}")
+    return table
+
+
+def read_places(out: Path, info: dict[str, Any]) -> list[places.File]:
+    """Return where the recordings of an index lie.
+
+    Raises:
+        UserError: where a file of them is missing or damaged.
+    """
+    return places.files_of(_mapped(out / name, places.SCHEMA, "places") for name in info.get("places", ()))
+
+
+def folder_of(out: Path, info: dict[str, Any]) -> Path:
+    """Return the folder of an index: as it lies from the index where both moved together, else where it was."""
+    beside = Path(os.path.normpath(out.resolve() / info["beside"]))
+    return beside if beside.is_dir() else Path(info["folder"])
+
+
+def shard_vectors(table: pa.Table) -> Float32[np.ndarray, "rows dimension"]:
+    """Return a shard's vectors without copying them."""
+    column = table["vector"]
+    flat = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    found: Float32[np.ndarray, "rows dimension"] = flat.flatten().to_numpy().reshape(-1, column.type.list_size)
+    return found
+
+
+def read_info(out: Path) -> dict[str, Any] | None:
+    """Return what an index says of itself; None where there is none.
+
+    Raises:
+        UserError: where `index.json` is not one of ours.
+    """
+    try:
+        info = Storage.open(out).read_json(INFO)
+    except FileNotFoundError:
+        return None
+    if not isinstance(info, dict) or info.get("format") != FORMAT:
+        raise UserError(f"{out / INFO}: no index of this version; choose another folder, or remove {out}")
+    return info
+
+
+def open_index(out: Path) -> Index:
+    """Open an index, as it was before or after what another process writes just now.
+
+    Raises:
+        UserError: where there is none, it was never finished, or its files are not those that were written.
+    """
+    for left in reversed(range(TRIES)):
+        stamp = _stamp(out)
+        try:
+            return _opened(out, stamp)
+        except UserError:  # somebody removes files that another index.json named
+            if not left or _stamp(out) == stamp:
+                raise
+    raise AssertionError("TRIES is 0")
+
+
+def _opened(out: Path, stamp: tuple[int, int, int] | None) -> Index:
+    info = read_info(out)
+    if info is None or stamp is None:
+        raise UserError(f"{out}: no index; `retable audio index FOLDER --model RUN --out {out}` makes one")
+    if not info["finished"]:
+        raise UserError(f"{out}: unfinished; run `retable audio index {info['folder']} --out {out}` again")
+    tables = _tables(out, info, [*info["shards"], *info["added"]])
+    index = nearest.read(out / info["faiss"]["name"], info["faiss"]["bytes"], info["segments"], info["dimension"])
+    vectors = [shard_vectors(table) for table in tables]
+    return Index(out, stamp, info, folder_of(out, info), tables, vectors, index, read_places(out, info))
+
+
+def refresh(index: Index) -> Index:
+    """Return an index as it lies there now; the same one where nothing was written since.
+
+    What was there before is not read again, unless the index was built anew.
+    """
+    for _ in range(TRIES):
+        if _stamp(index.out) == index.stamp:
+            break
+        try:
+            return _reread(index)
+        except UserError:  # somebody joins shards just now
+            continue
+    return index
+
+
+def _reread(index: Index) -> Index:
+    stamp, info = _stamp(index.out), read_info(index.out)
+    if stamp is None or info is None or not info["finished"]:
+        return index
+    if any(info[entry] != index.info[entry] for entry in BUILT):
+        return open_index(index.out)
+    tables = [*index.tables[: index.built], *_tables(index.out, info, info["added"])]
+    vectors = [*index.vectors[: index.built], *map(shard_vectors, tables[index.built :])]
+    folder, files = folder_of(index.out, info), read_places(index.out, info)
+    return replace(index, stamp=stamp, info=info, folder=folder, tables=tables, vectors=vectors, files=files)
+
+
+def _stamp(out: Path) -> tuple[int, int, int] | None:
+    """Return what changes whenever `index.json` is written; None where there is none."""
+    try:
+        said = (out / INFO).stat()
+    except OSError:
+        return None
+    return said.st_ino, said.st_mtime_ns, said.st_size
+
+
+def _tables(out: Path, info: dict[str, Any], shards: Sequence[dict[str, Any]]) -> list[pa.Table]:
+    """Map shards into memory, which must be those that were written."""
+    tables = [read_shard(out / shard["name"], info["dimension"]) for shard in shards]
+    for shard, table in zip(shards, tables, strict=True):
+        if table.num_rows != shard["rows"]:
+            raise UserError(f"{out / shard['name']}: not what was written; run `retable audio index` again")
+    return tables
+
+
+def check_model(info: dict[str, Any], embedder: Embedder, out: Path) -> None:
+    """Refuse a model that an index was not made with: its vectors would mean nothing there.
+
+    Raises:
+        UserError: naming both.
+    """
+    if info["model"] != embedder.fingerprint:
+        made, given = f"{info['source']} ({info['model'][:8]})", f"{embedder.source} ({embedder.fingerprint[:8]})"
+        raise UserError(f"{out}: was made with the model {made}, not {given}; use that one, or another index")
+
+
+def query_vector(embedder: Embedder, words: str, like: Path | None) -> Float32[np.ndarray, " dimension"]:
+    """Return the unit vector to search for: of words, of a recording's mean segment, or of both added.
+
+    Raises:
+        UserError: where there is neither, or the recording cannot be read.
+    """
+    said = any(letter.isalnum() for letter in words)  # punctuation is not heard
+    if not said and like is None:
+        raise UserError("nothing to search for; give words, or a recording with --like")
+    parts = [] if like is None else [_unit(embed_file(embedder, like).vectors.mean(0))]
+    if said:
+        parts.append(embedder.words([words])[0])
+    return _unit(np.stack(parts).sum(0))
+
+
+def _unit(vector: Float32[np.ndarray, " dimension"]) -> Float32[np.ndarray, " dimension"]:
+    unit: Float32[np.ndarray, " dimension"] = (vector / max(float(np.linalg.norm(vector)), 1e-12)).astype(np.float32)
+    return unit
+
+
+def search(index: Index, query: Float32[np.ndarray, " dimension"], top: int) -> list[Hit]:
+    """Return the recordings nearest to a unit vector, best first, each once, with its best segment and all its places.
+
+    A place that is gone from the folder is left out; where the folder itself is not there, nothing is looked up.
+    """
+    rows = sum(map(len, index.vectors))
+    look = index.folder.is_dir()
+    wanted = min(rows, 4 * top)
+    while True:
+        hits = []
+        for content, score, offset in _contents(index, *_found(index, query, wanted)) if rows else ():
+            paths = index.paths.get(content, ())
+            there = [path for path in paths if not look or (index.folder / path).is_file()]
+            if there:
+                hits.append(Hit(there[0], tuple(there[1:]), score, offset))
+            if len(hits) == top:
+                return hits
+        if wanted >= rows:
+            return hits
+        wanted = min(rows, 4 * wanted)
+
+
+def _found(index: Index, query: Float32[np.ndarray, " dimension"], count: int) -> tuple[Any, Any]:
+    """Return the scores and numbers of the nearest segments: those that FAISS knows, and those added since."""
+    built, added = index.vectors[: index.built], index.vectors[index.built :]
+    found = nearest.nearest(index.faiss, built, query[None], count, index.info["effort"])
+    if added:
+        scores, numbers = nearest.exact(added, query[None], count)
+        found = nearest.merged(found, (scores, np.where(numbers < 0, -1, numbers + index.faiss.ntotal)), count)
+    return found[0][0], found[1][0]
+
+
+def _contents(index: Index, scores: Any, numbers: Any) -> list[tuple[str, float, float]]:
+    """Return the contents of segments in the order of their scores, each with the score and offset of its best one."""
+    ends = np.cumsum([table.num_rows for table in index.tables])
+    best: dict[str, tuple[str, float, float]] = {}
+    for score, number in zip(scores.tolist(), numbers.tolist(), strict=True):
+        if number < 0:
+            continue
+        shard = int(np.searchsorted(ends, number, side="right"))
+        table = index.tables[shard]
+        row = number - int(ends[shard]) + table.num_rows
+        content = table["content"][row].as_py()
+        best.setdefault(content, (content, score, table["offset"][row].as_py()))
+    return list(best.values())

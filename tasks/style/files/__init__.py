@@ -1,0 +1,1 @@
+"""Pictures: read, written, checked, generated, and those that come along."""

@@ -1,0 +1,117 @@
+"""Look for defects of pictures: of a data set, or of any folder."""
+
+from __future__ import annotations
+
+import io
+import zlib
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import cv2
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
+from retable.platform.errors import UserError
+from retable.platform.storage import Storage
+from retable.tasks.style.data import SUFFIXES, pictures_below, read_index, threaded, training_files
+from retable.tasks.style.files import images
+
+SMALLEST = 32
+"""Pixels that a picture's shorter side must have."""
+REMEDY = "remove or replace it"
+AGAIN = "remove dataset.json, and the files are indexed again"
+
+
+def defect(data: bytes) -> str | None:
+    """Say what is wrong with a picture's file, in a few words; None if it is fine. It is decoded whole."""
+    if not data:
+        return "zero bytes"
+    try:
+        with Image.open(io.BytesIO(data)) as picture:
+            width, height = picture.size
+            if width * height > images.PIXELS:
+                return f"{width} x {height} pixels: too large"
+            if min(width, height) < SMALLEST:
+                return f"{width} x {height} pixels: too small, {SMALLEST} are needed"
+            picture.load()
+        decoded = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_REDUCED_COLOR_8)
+    except UnidentifiedImageError:
+        return "no picture, whatever its name says"
+    except Image.DecompressionBombError:
+        return "too large"
+    except Exception as error:  # decoders raise anything on broken bytes
+        return "truncated" if "truncated" in str(error) else f"broken ({(str(error) or repr(error)).splitlines()[0]})"
+    return None if decoded is not None else "broken: OpenCV cannot decode it"
+
+
+def check(where: Storage | Path, progress: Callable[[int, int], None] = lambda done, total: None) -> list[str]:
+    """Return one line for each defect of a data set, or of any folder's pictures; an empty list if all is fine.
+
+    Every picture is decoded: missing ones, empty files, what is no picture, truncated or broken ones and those below 32
+    pixels are found.
+
+    Args:
+        where: the folder of a data set, or a folder of pictures.
+        progress: called now and then with the pictures done and in all.
+
+    """
+    folder = where if isinstance(where, Storage) else Storage.open(where)
+    sizes: dict[str, int] = {}
+    crc32: dict[str, int | None] = {}
+    found = []
+    if folder.exists("dataset.json"):
+        try:
+            sizes, crc32 = _indexed(folder)
+        except UserError as error:
+            return [str(error)]
+        there = {*crc32, *pictures_below(folder, "paintings")}
+        unknown = [path for top in ("training", "test") for path in pictures_below(folder, top) if path not in there]
+        if unknown:
+            found.append(f"{folder}: {len(unknown)} pictures, such as {unknown[0]}, that dataset.json lacks; {AGAIN}")
+    else:
+        there = set(pictures_below(folder))
+    if not there:
+        return [f"{folder}: no pictures ({', '.join(SUFFIXES)})"]
+    paths = sorted(there)
+    for done, line in enumerate(threaded(partial(_line, folder, sizes, crc32), paths), 1):
+        found += [line] if line else []
+        progress(done, len(paths))
+    return [*found, *_twice(folder, paths)]
+
+
+def _indexed(folder: Storage) -> tuple[dict[str, int], dict[str, int | None]]:
+    """Return, by path, the sizes of training pictures, and the CRC-32 of each picture that has one; tests are there."""
+    info = folder.read_json("dataset.json")
+    if not isinstance(info, dict) or not isinstance(info.get("test"), list):
+        raise UserError(f"{folder}/dataset.json: not a data set's; {AGAIN}")
+    sizes = dict(zip(*(read_index(folder)[name].to_pylist() for name in ("path", "bytes")), strict=True))
+    crc32: dict[str, int | None] = {**dict.fromkeys([*sizes, *info["test"]]), **training_files(folder)}
+    return sizes, crc32 | info.get("crc32", {})
+
+
+def _line(folder: Storage, sizes: dict[str, int], crc32: dict[str, int | None], path: str) -> str | None:
+    try:
+        data = folder.read(path)
+    except FileNotFoundError:
+        return f"{folder}/{path}: missing; put it back, or {AGAIN}"
+    except UserError as error:
+        return str(error)
+    if what := defect(data):
+        return f"{folder}/{path}: {what}; {REMEDY}"
+    if sizes.get(path, len(data)) != len(data):
+        return f"{folder}/{path}: {len(data)} bytes, not the {sizes[path]} that were indexed; {AGAIN}"
+    if crc32.get(path) not in (None, zlib.crc32(data)):
+        return f"{folder}/{path}: not the file that was indexed (checksum); put that back, or {AGAIN}"
+    return None
+
+
+def _twice(folder: Storage, paths: list[str]) -> Iterator[str]:
+    """Yield photographs and paintings that share a name."""
+    first: dict[tuple[str, str], str] = {}
+    for path in paths:
+        place, _, name = path.rpartition("/")
+        if place in ("test", "paintings"):
+            other = first.setdefault((place, name.rsplit(".", 1)[0]), path)
+            if other != path:
+                yield f"{folder}/{path}: has the name of {other}; rename one of them"

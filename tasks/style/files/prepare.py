@@ -1,0 +1,341 @@
+"""Come by data: generate landscapes, index photographs that lie in a folder, or import them from anywhere."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import zlib
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import closing, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from retable.platform.board import progress_bar
+from retable.platform.errors import UserError, disk_errors
+from retable.platform.storage import Storage
+from retable.platform.task import data_folder
+from retable.tasks.style.config import Config
+from retable.tasks.style.data import INDEX, SUFFIXES, files_below, is_picture, pictures_below, threaded
+from retable.tasks.style.files import assets
+from retable.tasks.style.files.check import defect
+
+Array = npt.NDArray[Any]
+
+GENERATED = "generated"
+PHOTOGRAPHS = 400
+"""Training pictures of the data set `generated`."""
+LANDSCAPES = 5
+"""Generated test photographs, beside those shipped."""
+COCO, COCO_PHOTOGRAPHS = "coco2017", 118_287
+COCO_TESTS = 100
+"""So many of val2017 are the tests of COCO: the paper times 100 of its photographs."""
+UNFINISHED = "unfinished.json"
+"""Lies in a folder while it is being written."""
+SAMPLED = 4096
+"""Bytes at a file's beginning and end that the data set's digest covers; its checksum covers all of them."""
+VIDEOS = (".mp4", ".mov", ".mkv", ".avi", ".webm", ".m4v")
+QUALITY = 95
+"""Of JPEGs written here, of 100."""
+
+
+def folder(storage: Storage, name: str) -> Storage:
+    """Return the folder of a data set below the storage's root.
+
+    Raises:
+        UserError: where a name would leave that folder.
+
+    """
+    return data_folder(storage, "style", name)
+
+
+def prepare(config: Config, storage: Storage) -> None:
+    """Generate the data set `generated`; of any other name, index the photographs that lie in its folder.
+
+    Raises:
+        UserError: where there are none, saying where to get them, or they are not those of COCO 2017 but named so.
+
+    """
+    place = folder(storage, config.data)
+    if config.data == GENERATED:
+        make_generated(place, GENERATED, PHOTOGRAPHS, 0)
+        return
+    if place.exists(UNFINISHED):
+        made = place.read_json(UNFINISHED)["command"]
+        raise UserError(f"{place} is unfinished; run `{made}` again")
+    if not (pictures_below(place, "training") or pictures_below(place, "train2017")):
+        raise UserError(
+            f"{place} has no photographs; unzip http://images.cocodataset.org/zips/train2017.zip (118,287 images, "
+            "18 GB) and val2017.zip there, or put any pictures into training/ and test/, or "
+            f"`retable data import style FOLDER --name mine` and --set data=mine, or --set data={GENERATED}"
+        )
+    index_folder(place, config.data)
+
+
+def index_folder(place: Storage, name: str, **extra: Any) -> dict[str, Any]:
+    """Index the pictures in a data set's folder; write `index.parquet` and `dataset.json`, and return what that holds.
+
+    Training pictures are those in `training/` or COCO's `train2017/`; test photographs those in `test/`, or the first
+    100 of `val2017/`; paintings those in `paintings/`. The digest covers names, sizes, and 4 KB at both ends of each.
+    Every file is read once, for the CRC-32 that it is compared with whenever it is read again.
+
+    Args:
+        place: the data set's folder.
+        name: the data set's name.
+        **extra: what else a data set says of itself.
+
+    Raises:
+        UserError: where there is no training picture, a file is empty, two tests share a name, or `coco2017` is not
+            whole.
+
+    """
+    training = pictures_below(place, "training")
+    coco = {} if training else pictures_below(place, "train2017")
+    training = training or coco
+    tests = pictures_below(place, "test") or dict(list(pictures_below(place, "val2017").items())[:COCO_TESTS])
+    everything = {**training, **tests, **pictures_below(place, "paintings")}
+    _refuse(place, name, training, tests, everything)
+    digest, crc32 = hashlib.sha256(), dict[str, int]()
+    with progress_bar(f"indexing {name}") as show:
+        read = threaded(partial(_digest, place), everything.items())
+        for done, (path, (one, crc)) in enumerate(zip(everything, read, strict=True), 1):
+            digest.update(one)
+            crc32[path] = crc
+            show(done, len(everything))
+    sink = pa.BufferOutputStream()
+    sums = [crc32.pop(path) for path in training]
+    table = pa.table({"path": list(training), "bytes": list(training.values()), "crc32": sums})
+    pq.write_table(table, sink, write_page_checksum=True)
+    place.write(INDEX, sink.getvalue().to_pybytes())
+    info = {
+        "source": "coco" if len(coco) == COCO_PHOTOGRAPHS else "folder",
+        **extra,
+        "name": name,
+        "training": len(training),
+        "bytes": sum(training.values()),
+        "test": list(tests),
+        "crc32": crc32,
+        "digest": digest.hexdigest(),
+    }
+    place.write_json("dataset.json", info)
+    place.remove(UNFINISHED)
+    return info
+
+
+def _refuse(
+    place: Storage,
+    name: str,
+    training: Mapping[str, int],
+    tests: Iterable[str],
+    everything: Mapping[str, int],
+) -> None:
+    if not training:
+        raise UserError(f"{place}/training: no pictures ({', '.join(SUFFIXES)})")
+    if name == COCO and len(training) != COCO_PHOTOGRAPHS:
+        wrong = f"{len(training):,} training pictures, not COCO 2017's {COCO_PHOTOGRAPHS:,}"
+        raise UserError(f"{place}: {wrong}; unzip train2017.zip again, or choose another name")
+    empty = [path for path, size in everything.items() if not size]
+    if empty:
+        more = f" (and {len(empty) - 1} more)" if len(empty) > 1 else ""
+        raise UserError(f"{place}/{empty[0]}: zero bytes{more}; `retable data check style {place}` lists all defects")
+    first: dict[str, str] = {}
+    for path in tests:
+        other = first.setdefault(Path(path).stem, path)
+        if other != path:
+            raise UserError(f"{place}/{path}: has the name of {other}; rename one of them")
+
+
+def _digest(place: Storage, item: tuple[str, int]) -> tuple[bytes, int]:
+    """Return what the data set's digest covers of a file, and the CRC-32 of all of it."""
+    path, size = item
+    data = place.read(path)
+    ends = data[:SAMPLED] + data[max(size - SAMPLED, 0) :][:SAMPLED]
+    return hashlib.sha256(f"{path} {size} ".encode() + ends).digest(), zlib.crc32(data)
+
+
+def make_generated(place: Storage, name: str, photographs: int, seed: int) -> dict[str, Any]:
+    """Generate landscapes and a clip into `place`, beside the shipped pictures; return its info.
+
+    Raises:
+        UserError: where the folder holds other data, the disk is full, or nothing can be written there.
+
+    """
+    from retable.tasks.style.files import generate
+
+    _check_own(place, name)
+    _begin(place, f"retable data make style --name {name} --photographs {photographs} --seed {seed}")
+    place.write("clip.mp4", generate.clip(seed))
+    for name_of in assets.PAPER:
+        place.write(f"paintings/{name_of}.jpg", assets.paintings()[name_of].read_bytes())
+    for path in assets.photographs().values():
+        place.write(f"test/{path.name}", path.read_bytes())
+    for number in range(LANDSCAPES):
+        place.write(f"test/landscape_{number}.jpg", encode_jpeg(generate.landscape(seed, 1, number)))
+    with progress_bar(f"generating {name}") as show:
+        made = threaded(lambda number: encode_jpeg(generate.landscape(seed, 0, number)), range(photographs))
+        for number, data in enumerate(made):
+            place.write(f"training/{number:06d}.jpg", data)
+            show(number + 1, photographs)
+    return index_folder(place, name, source="generated", seed=seed, generator=generate.VERSION)
+
+
+def encode_jpeg(pixels: Array) -> bytes:
+    """Return a picture (red, green, blue) as the bytes of a JPEG file."""
+    encoded: bytes = cv2.imencode(".jpg", pixels[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, QUALITY])[1].tobytes()
+    return encoded
+
+
+def _check_own(place: Storage, name: str) -> None:
+    """Refuse a folder that cannot be written, or whose files were not put there by `retable data`."""
+    info = place.read_json("dataset.json") if place.exists("dataset.json") else {}
+    own = name == GENERATED or place.exists(UNFINISHED) or info.get("source") in ("generated", "imported")
+    if place.list() and not own:
+        raise UserError(f"{place} holds other data; choose another --name")
+    place.check_writable()
+
+
+def _begin(place: Storage, command: str) -> None:
+    """Empty a data set's folder to write it anew, and note how to go on after an interruption."""
+    place.write_json(UNFINISHED, {"command": command})
+    for old in ("dataset.json", INDEX, "training", "test"):
+        place.remove(old)
+
+
+def import_folder(source: Path, place: Storage, name: str, tests: int = 10, every: int = 24) -> dict[str, Any]:
+    """Make a data set of the pictures, and of the videos' frames, in a folder and those below it; return its info.
+
+    The tests are those whose paths have the lowest SHA-256, so adding pictures changes few of them. Frames of videos
+    are for training only: tests would be too like them. Files are linked where that can be done, else copied.
+
+    Args:
+        source: the folder.
+        place: the data set's folder; an older import there is replaced.
+        name: the data set's name.
+        tests: how many pictures become test photographs.
+        every: of each video, the first frame of so many is taken.
+
+    Returns:
+        `dataset.json`; its `left_out` says of each file that is broken or too small what is wrong with it.
+
+    Raises:
+        UserError: where there is no such folder, too few pictures, or other data in the target's.
+
+    """
+    if not source.is_dir():
+        raise UserError(f"{source}: no folder; give one that holds pictures")
+    if name in (GENERATED, COCO):
+        raise UserError(f"--name {name}: is the name of other pictures, which tables are made with; choose another")
+    _check_own(place, name)
+    origin = Storage.open(source)
+    inside = f"{place.root}/" if place.is_local else None  # the target may lie in the folder that is imported
+    files = [path for path in files_below(origin) if not (inside and f"{origin.root}/{path}".startswith(inside))]
+    pictures = [path for path in files if is_picture(path)]
+    videos = [path for path in files if Path(path).suffix.lower() in VIDEOS]
+    sound, left_out = _sound(origin, pictures, name)
+    videos, broken = _playable(origin, videos)
+    left_out += broken
+    if tests > len(sound) or not (len(sound) > tests or videos):
+        raise UserError(
+            f"{source}: {len(sound)} sound pictures and {len(videos)} videos, too few to train on beside {tests} tests"
+            "; lower --test or add pictures"
+        )
+    chosen = set(sorted(sound, key=lambda path: hashlib.sha256(path.encode()).digest())[:tests])
+    import av  # here and below: a machine that only trains may lack it
+
+    _begin(place, f"retable data import style {source} --name {name} --test {tests} --every {every}")
+    moves = [(path, f"{'test' if path in chosen else 'training'}/{flat}") for path, flat in _flat(sound).items()]
+    for _ in threaded(lambda move: _transfer(Path(origin.root) / move[0], place, move[1]), moves):
+        pass
+    for path, flat in _flat(videos).items():
+        try:
+            for number, pixels in video_frames(Path(origin.root) / path, every):
+                place.write(f"training/videos/{Path(flat).stem}/{number:06d}.jpg", encode_jpeg(pixels))
+        except av.FFmpegError as error:
+            left_out.append(f"{origin.root}/{path}: {error.strerror}; frames before that are taken")
+    return index_folder(place, name, source="imported", origin=origin.root, left_out=left_out)
+
+
+def _playable(origin: Storage, videos: list[str]) -> tuple[list[str], list[str]]:
+    """Return the videos whose first frame can be decoded, and of each other one what is wrong with it."""
+    import av
+
+    playable, left_out = [], []
+    for path in videos:
+        try:
+            with closing(video_frames(Path(origin.root) / path, 1)) as frames:
+                next(frames)
+            playable.append(path)
+        except StopIteration:
+            left_out.append(f"{origin.root}/{path}: no frames")
+        except (av.FFmpegError, UserError) as error:
+            left_out.append(f"{origin.root}/{path}: {getattr(error, 'strerror', error)}")
+    return playable, left_out
+
+
+def _sound(origin: Storage, pictures: list[str], name: str) -> tuple[list[str], list[str]]:
+    """Return the pictures that can be used, and what is wrong with each of the others."""
+    sound, left_out = [], []
+    with progress_bar(f"checking {name}") as show:
+        found = threaded(lambda path: defect(origin.read(path)), pictures)
+        for done, (path, what) in enumerate(zip(pictures, found, strict=True), 1):
+            if what:
+                left_out.append(f"{origin.root}/{path}: {what}")
+            else:
+                sound.append(path)
+            show(done, len(pictures))
+    return sound, left_out
+
+
+def _flat(paths: Iterable[str]) -> dict[str, str]:
+    """Name each file for a folder without folders, so that no two share a stem: `a/b.jpg` becomes `a-b.jpg`."""
+    names, taken = {}, set()
+    for path in sorted(paths):
+        flat = Path(path.replace("/", "-"))
+        stem, number = flat.stem, 1
+        while stem in taken:
+            number += 1
+            stem = f"{flat.stem}-{number}"
+        taken.add(stem)
+        names[path] = f"{stem}{flat.suffix}"
+    return names
+
+
+def _transfer(file: Path, place: Storage, path: str) -> None:
+    """Put a local file into a data set: as a hard link where possible, else as a copy."""
+    if not place.is_local:
+        place.write(path, file.read_bytes())
+        return
+    target = Path(place.root) / path
+    with disk_errors(str(target)):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(OSError):
+            os.link(file.resolve(), target)
+            return
+        shutil.copyfile(file, target)
+
+
+def video_frames(path: Path, every: int) -> Generator[tuple[int, Array], None, None]:
+    """Yield number and pixels, uint8 (height, width, 3), of the first of every so many frames of a video."""
+    import av
+
+    with av.open(str(path)) as container:
+        for number, frame in enumerate(container.decode(video=0) if container.streams.video else ()):
+            if number % every == 0:
+                yield number, np.asarray(frame.to_ndarray(format="rgb24"))
+
+
+def describe(info: Mapping[str, Any]) -> str:
+    """Say in one clause where a data set comes from, for reports."""
+    count = f"{info['training']:,}"
+    if info["source"] == "generated":
+        return f"{count} generated landscapes (seed {info['seed']})"
+    if info["source"] == "coco":
+        return f"COCO 2017, {count} photographs"
+    return f"own pictures, {count} for training"

@@ -1,0 +1,1 @@
+"""Transformer networks and backbones: their layers, their weights, and files of others."""

@@ -1,0 +1,1 @@
+"""Videos: their frames, several at once, and what keeps them steady."""

@@ -1,0 +1,306 @@
+"""Steadier videos: statistics fixed over a shot, outputs carried along the motion, and flicker measured.
+
+The paper's network stylises each frame alone and claims that it "keeps the consistency and flow". But instance
+normalisation takes mean and variance from every frame anew, so a change anywhere recolours the frame everywhere.
+`statistics` takes them from a shot's first frames and keeps them: what is far from a change then stays as it is, to the
+bit. Against the noise of cameras and codecs, which is amplified where it is, that does nothing, and a flickering light
+shows more. `flow` also blends each frame with the one before, moved along the optical flow, except where it is occluded
+(Ruder, Dosovitskiy and Brox 2016, *Artistic Style Transfer for Videos*, section 4). The paper has neither, so both are
+off unless asked for; `flicker` says what they bring.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
+from typing import Any, Literal
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+import torch
+from jaxtyping import Float, UInt8
+
+from retable.platform.errors import UserError
+from retable.tasks.style.apply.regions import Mask, compose
+from retable.tasks.style.files import images
+from retable.tasks.style.networks import transformer
+from retable.tasks.style.networks.transformer import Statistics, TransformerNetwork
+from retable.tasks.style.video.video import Pictures, Piece, Stylise, on_cluster
+
+Array = npt.NDArray[Any]
+Picture = UInt8[np.ndarray, "height width 3"]
+Flow = Float[np.ndarray, "height width 2"]
+Pairs = Iterator[tuple[Piece, Pictures]]
+"""Pieces of a video and what the network made of them."""
+Steadiness = Literal["off", "statistics", "flow"]
+
+LOOK_AHEAD = 8
+"""Frames of a shot that its statistics are taken from."""
+REFERENCE_PIXELS = 4_000_000
+"""Pixels, in all, of the pictures that statistics are measured on at once: 8 at 640 x 360, one at 4K."""
+CUT = 0.4
+"""Share of a frame's pixels that must change colour (of 64) for a new shot to begin."""
+STATIC = 2
+"""Levels of 255 by which a pixel that stands still may change: noise of cameras and codecs."""
+CHANGED = 32
+"""Levels of 255 by which a moved pixel may differ from the frame before and still be blended with it."""
+
+
+def by_shot(batches: Iterable[Pictures], look_ahead: int = LOOK_AHEAD) -> Iterator[Piece]:
+    """Cut batches where a new shot begins, and give each piece the first pictures of its shot.
+
+    At most `look_ahead` pictures, and the batch that completes them, wait at the start of a shot.
+    """
+    shot, reference, before = 0, None, None
+    waiting: list[Pictures] = []
+    for batch in batches:
+        colours = [colour_histogram(picture) for picture in batch.permute(0, 2, 3, 1).numpy()]
+        starts = {n for n, pair in enumerate(pairwise([before, *colours])) if is_cut(*pair)}
+        before = colours[-1]
+        for begin, end in pairwise(sorted({0, *starts, len(batch)})):
+            if begin in starts:
+                yield from _pieces(waiting, shot, look_ahead)
+                shot, reference, waiting = shot + 1, None, []
+            if reference is not None:
+                yield Piece(batch[begin:end], shot, reference)
+                continue
+            waiting.append(batch[begin:end])
+            if sum(map(len, waiting)) >= look_ahead:
+                for piece in _pieces(waiting, shot, look_ahead):
+                    reference = piece.reference
+                    yield piece
+                waiting = []
+    yield from _pieces(waiting, shot, look_ahead)
+
+
+def _pieces(waiting: list[Pictures], shot: int, look_ahead: int) -> Iterator[Piece]:
+    if waiting:
+        reference = torch.cat(waiting)[:look_ahead].clone()
+        yield from (Piece(pictures, shot, reference) for pictures in waiting)
+
+
+def colour_histogram(picture: Picture) -> Array:
+    """Return the shares of 4 x 4 x 4 colours among the pixels, of which a few thousand are counted."""
+    step = max(1, min(picture.shape[:2]) // 64)
+    levels = picture[::step, ::step].reshape(-1, 3).astype(np.int64) >> 6
+    counts = np.bincount(levels @ np.array([16, 4, 1]), minlength=64)
+    return np.asarray(counts / counts.sum())
+
+
+def is_cut(before: Array | None, after: Array | None) -> bool:
+    """Say whether two neighbouring frames' histograms are of different shots: half their L1 distance exceeds `CUT`."""
+    return before is not None and after is not None and bool(np.abs(before - after).sum() / 2 > CUT)
+
+
+class Stylist:
+    """A network, and what is done to its pictures: what stylises a piece of a video, here or in a Ray actor.
+
+    It moves to a GPU where it is first called, if there is one, and keeps the statistics of the shot it is at.
+    """
+
+    def __init__(
+        self,
+        network: TransformerNetwork,
+        precision: Literal["float32", "bfloat16"] = "float32",
+        original_colours: bool = False,
+        strength: float = 1.0,
+        mask: Mask | None = None,
+    ) -> None:
+        self.network, self.precision = network, precision
+        self.original_colours, self.strength, self.mask = original_colours, strength, mask
+        self.shot: int | None = None
+        self.statistics: Statistics | None = None
+
+    def __call__(self, piece: Piece) -> Pictures:
+        """Stylise a piece; its pictures come back as uint8, rounded to the nearest level."""
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.network.to(device)
+        if piece.reference is not None and piece.shot != self.shot:
+            self.shot, self.statistics = piece.shot, self._measure(piece.reference, device)
+        image = piece.pictures.to(device).float() / 255
+        statistics = None if piece.reference is None else self.statistics
+        try:
+            made = transformer.stylise(self.network, image, self.precision, statistics=statistics)
+        except torch.OutOfMemoryError as error:
+            raise UserError(f"{len(image)} frames do not fit on the GPU; use --batch 1, or a smaller --size") from error
+        pictures = (made.float().clamp(0, 1) * 255).round().to(torch.uint8).cpu()
+        if not self.original_colours and self.strength == 1 and self.mask is None:
+            return pictures
+        pairs = zip(pictures.permute(0, 2, 3, 1).numpy(), piece.pictures.permute(0, 2, 3, 1).numpy(), strict=True)
+        finished = [self._finish(stylised, photograph) for stylised, photograph in pairs]
+        return torch.from_numpy(np.stack(finished)).permute(0, 3, 1, 2).contiguous()
+
+    def _finish(self, stylised: Picture, photograph: Picture) -> Picture:
+        if self.original_colours:
+            stylised = images.original_colours(stylised, photograph)
+        if self.mask is not None:
+            stylised = compose(photograph, [stylised], self.mask.shares(*photograph.shape[:2]))
+        return images.mix(stylised, photograph, self.strength)
+
+    def _measure(self, reference: Pictures, device: str) -> Statistics:
+        """Measure a shot's statistics, on as many of its first pictures as memory has room for."""
+        most = max(1, REFERENCE_PIXELS // (reference.shape[2] * reference.shape[3]))
+        chosen = reference[:: -(-len(reference) // most)]
+        return self.network.statistics(chosen.to(device).float() / 255)
+
+
+def stylise_pieces(function: Callable[[Piece], Pictures], pieces: Iterable[Piece]) -> Pairs:
+    """Apply `function` to pieces, in this process."""
+    return ((piece, function(piece)) for piece in pieces)
+
+
+def optical_flow(source: Picture, target: Picture) -> Flow:
+    """Return where each pixel of `source` lies in `target`, as offsets (x, y), by dense inverse search."""
+    if min(source.shape[:2]) < 16:  # too small for its pyramid
+        return np.zeros((*source.shape[:2], 2), np.float32)
+    search = cv2.DISOpticalFlow.create(cv2.DISOPTICAL_FLOW_PRESET_MEDIUM)
+    grey = [cv2.cvtColor(np.ascontiguousarray(picture), cv2.COLOR_RGB2GRAY) for picture in (source, target)]
+    return np.asarray(search.calc(grey[0], grey[1], np.zeros((*grey[0].shape, 2), np.float32)))
+
+
+def warp(picture: Array, flow: Flow) -> Array:
+    """Return `picture` read where `flow` points to, bilinearly; outside of it the border is repeated."""
+    height, width = flow.shape[:2]
+    rows, columns = np.mgrid[:height, :width].astype(np.float32)
+    moved = cv2.remap(
+        picture, columns + flow[..., 0], rows + flow[..., 1], cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE
+    )
+    return np.asarray(moved)
+
+
+def is_visible(flow: Flow, back: Flow) -> Array:
+    """Say which pixels can be seen in both frames: there the flow and the flow back cancel out.
+
+    Ruder et al. 2016, equation 5 (after Sundaram et al. 2010): |w + v|^2 <= 0.01 (|w|^2 + |v|^2) + 0.5, where v is the
+    flow back at the place that w points to. Pixels that come from outside the frame count as hidden.
+
+    Returns:
+        bool (height, width).
+    """
+    height, width = flow.shape[:2]
+    rows, columns = np.mgrid[:height, :width]
+    x, y = columns + flow[..., 0], rows + flow[..., 1]
+    inside = (x >= -0.5) & (x <= width - 0.5) & (y >= -0.5) & (y <= height - 0.5)
+    returned = warp(back, flow)
+    gap = ((flow + returned) ** 2).sum(-1)
+    return np.asarray(inside & (gap <= 0.01 * ((flow**2).sum(-1) + (returned**2).sum(-1)) + 0.5))
+
+
+def smooth(pairs: Pairs, share: float = 0.7) -> Pairs:
+    """Blend each stylised picture with the one before it, moved along the flow, where the pixel was visible.
+
+    Beyond Ruder's check, the source's pixel must have kept its colour: flows of things that appear can cancel out too.
+
+    Args:
+        pairs: in the video's order.
+        share: of the picture before in the blend; more is steadier and softer.
+    """
+    source, result, shot = None, None, None
+    for piece, stylised in pairs:
+        blended = []
+        sources = piece.pictures.permute(0, 2, 3, 1).numpy()
+        for picture, new in zip(sources, stylised.permute(0, 2, 3, 1).numpy(), strict=True):
+            new = new.astype(np.float32)
+            if source is not None and result is not None and piece.shot == shot:
+                flow = optical_flow(picture, source)
+                same = np.abs(warp(source, flow).astype(np.int16) - picture).max(-1) <= CHANGED
+                kept = (same & is_visible(flow, optical_flow(source, picture)))[..., None]
+                new = np.where(kept, share * warp(result, flow) + (1 - share) * new, new)
+            source, result, shot = picture, new, piece.shot
+            blended.append(np.rint(new).astype(np.uint8))
+        yield piece, torch.from_numpy(np.stack(blended)).permute(0, 3, 1, 2).contiguous()
+
+
+class Flicker:
+    """What changes in a stylised video though nothing does in its source, summed frame by frame."""
+
+    def __init__(self) -> None:
+        self.before: tuple[Picture, Picture] | None = None
+        self.static_change = self.static_count = self.squares = self.count = 0.0
+
+    def add(self, frame: Picture, stylised: Picture) -> None:
+        """Take the next frame and what became of it."""
+        if self.before is not None:
+            old, old_stylised = self.before
+            difference = stylised.astype(np.float32) - old_stylised
+            static = np.abs(frame.astype(np.int16) - old).max(-1) <= STATIC
+            self.static_change += float(np.abs(difference[static]).sum(dtype=np.float64))
+            self.static_count += 3 * int(static.sum())
+            flow = optical_flow(frame, old)
+            visible = is_visible(flow, optical_flow(old, frame))
+            moved = stylised.astype(np.float32) - warp(old_stylised.astype(np.float32), flow)
+            self.squares += float((moved[visible].astype(np.float64) ** 2).sum()) / 255**2
+            self.count += 3 * int(visible.sum())
+        self.before = frame, stylised
+
+    def result(self) -> dict[str, float]:
+        """Return the mean change of static pixels, in levels of 255, and the warp error; not a number: none such.
+
+        The warp error is the root mean square, in [0, 1], of what is left between a frame and the frame before it
+        moved along the source's optical flow, over pixels visible in both: the temporal loss of Ruder et al., rooted.
+        """
+        return {
+            "static_change": self.static_change / self.static_count if self.static_count else float("nan"),
+            "warp_error": (self.squares / self.count) ** 0.5 if self.count else float("nan"),
+        }
+
+
+def flicker(frames: Iterable[Picture], stylised: Iterable[Picture]) -> dict[str, float]:
+    """Measure how much a stylised video flickers, two frames in memory at a time; see `Flicker.result`."""
+    meter = Flicker()
+    for frame, picture in zip(frames, stylised, strict=True):
+        meter.add(frame, picture)
+    return meter.result()
+
+
+def measured(pairs: Pairs, free: Callable[[Piece], Pictures] | None, meters: dict[str, Flicker], frames: int) -> Pairs:
+    """Pass pairs on, and measure the flicker of the first ones.
+
+    Args:
+        pairs: in the video's order.
+        free: stylises every picture with its own statistics, for comparison; none: not compared.
+        meters: gets `source` (what no stylisation can fall below), `off` where compared, and `result`.
+        frames: how many frames are looked at.
+    """
+    seen = 0
+    for piece, stylised in pairs:
+        if seen < frames:
+            made = {"source": piece.pictures, "result": stylised}
+            if free:
+                made["off"] = free(Piece(piece.pictures))
+            for name, pictures in made.items():
+                meter = meters.setdefault(name, Flicker())
+                for frame, picture in zip(piece.pictures, pictures, strict=True):
+                    meter.add(frame.permute(1, 2, 0).numpy(), picture.permute(1, 2, 0).numpy())
+        seen += len(stylised)
+        yield piece, stylised
+
+
+def stylise_stream(
+    stylist: Callable[[Piece], Pictures],
+    steady: Steadiness = "off",
+    workers: int = 0,
+    meters: dict[str, Flicker] | None = None,
+    sample: int = 48,
+) -> Stylise:
+    """Put together what `stylise_video` stylises with.
+
+    Args:
+        stylist: stylises a piece.
+        steady: statistics: fixed over a shot; flow: also blended along the motion.
+        workers: Ray actors; 0: none, this process does the work.
+        meters: gets the flicker of the first `sample` frames; none: not measured.
+        sample: see `meters`.
+    """
+
+    def stylise(batches: Iterator[Pictures]) -> Iterator[Pictures]:
+        pieces = map(Piece, batches) if steady == "off" else by_shot(batches)
+        pairs = on_cluster(stylist, pieces, workers) if workers else stylise_pieces(stylist, pieces)
+        if steady == "flow":
+            pairs = smooth(pairs)
+        if meters is not None:
+            pairs = measured(pairs, None if steady == "off" else stylist, meters, sample)
+        return (pictures for _, pictures in pairs)
+
+    return stylise

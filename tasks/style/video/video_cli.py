@@ -1,0 +1,121 @@
+"""`retable style video`."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.progress import Progress, TextColumn
+
+from retable.platform.board import clock, console
+from retable.platform.errors import UserError
+
+SAMPLE = 48
+"""Frames that --measure looks at."""
+EVERY = 10.0
+"""Seconds between two lines of progress where there is no terminal."""
+
+
+def video(
+    source: Annotated[Path, typer.Argument(help="The video to stylise.")],
+    target: Annotated[Path, typer.Argument(help="The video to write: .mp4, .mov, .mkv (H.264) or .webm (VP9).")],
+    style: Annotated[str, typer.Option(help="A style of the zoo, a weights file, or a run's fingerprint.")],
+    steady: Annotated[
+        Literal["off", "statistics", "flow"],
+        typer.Option(help="Against flicker: statistics fixed over a shot; flow also blends along the motion."),
+    ] = "off",
+    measure: Annotated[bool, typer.Option("--measure", help=f"Measure flicker on the first {SAMPLE} frames.")] = False,
+    size: Annotated[int, typer.Option(help="Pixels of the longer side; 0: the video's own.", min=0)] = 0,
+    start: Annotated[float, typer.Option(help="Seconds of the video to pass over.", min=0)] = 0.0,
+    duration: Annotated[float | None, typer.Option(help="Seconds to stylise; none: to the end.", min=0.001)] = None,
+    original_colours: Annotated[bool, typer.Option("--original-colours", help="Keep the video's colours.")] = False,
+    strength: Annotated[float, typer.Option(help="Share of the stylised picture.", min=0, max=1)] = 1.0,
+    mask: Annotated[Path | None, typer.Option(help="A picture: what is stylised is white in it, black is not.")] = None,
+    batch: Annotated[int, typer.Option(help="Frames that go through the network at once.", min=1)] = 4,
+    precision: Annotated[Literal["float32", "bfloat16"], typer.Option(help="Arithmetic of the network.")] = "float32",
+    workers: Annotated[int, typer.Option(help="Ray actors that stylise; 0: this process does.", min=0)] = 0,
+    crf: Annotated[int, typer.Option(help="Quality of the encoder: lower is better.", min=0, max=51)] = 18,
+    reader: Annotated[Literal["pyav", "opencv"], typer.Option(help="opencv: the paper's, constant rate.")] = "pyav",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the target.")] = False,
+    storage: Annotated[str, typer.Option(envvar="RETABLE_STORAGE", help="Where runs lie.")] = "results",
+) -> None:
+    """Stylise a video; sound, frame rate, timestamps and size are kept.
+
+    Example: `retable style video holiday.mp4 waves.mp4 --style great_wave --steady flow`
+    """
+    from retable.platform.cluster import ray_cluster
+    from retable.platform.storage import Storage
+    from retable.tasks.style.apply.regions import open_mask
+    from retable.tasks.style.apply.stylise import find_network
+    from retable.tasks.style.video.steady import Flicker, Stylist, stylise_stream
+    from retable.tasks.style.video.video import stylise_video
+
+    if not source.exists():
+        raise UserError(f"{source}: no such file")
+    network = find_network(style, Storage.open(storage))
+    stylist = Stylist(network, precision, original_colours, strength, open_mask(mask, [""]))
+    meters: dict[str, Flicker] = {}
+    stylise = stylise_stream(stylist, steady, workers, meters if measure else None, SAMPLE)
+    with ray_cluster() if workers else nullcontext(), frame_bar(str(target)) as progress:
+        written = stylise_video(
+            source,
+            target,
+            stylise,
+            batch=batch,
+            size=size,
+            crf=crf,
+            reader=reader,
+            overwrite=overwrite,
+            progress=progress,
+            start=start,
+            duration=duration,
+        )
+    speed = written.frames / max(written.seconds, 1e-9)
+    console.print(f"{target}: {written.frames} frames in {clock(written.seconds)}, {speed:.1f} frames/s", markup=False)
+    for note in written.notes:
+        console.print(f"{source}: {note}", markup=False)
+    for line in flicker_lines({name: meter.result() for name, meter in meters.items()}, steady):
+        console.print(line, markup=False)
+
+
+def flicker_lines(found: Mapping[str, Mapping[str, float]], steady: str) -> Iterator[str]:
+    """Write measured flicker, a line each: the source, without steadiness, and as written."""
+    for name, values in found.items():
+        said = {"source": "source", "off": "--steady off", "result": f"--steady {steady}"}[name]
+        static, warp = values["static_change"], values["warp_error"]
+        yield f"flicker of the first frames, {said}: static pixels {static:.2f}/255, warp error {warp:.4f}"
+
+
+@contextmanager
+def frame_bar(title: str) -> Iterator[Callable[[int, int], None]]:
+    """Show frames done, frames a second and the time left: a bar in a terminal, else a line now and then.
+
+    The function given to the block takes the frames so far and in all (0: unknown).
+    """
+    started = said = time.monotonic()
+    bar = Progress(
+        *Progress.get_default_columns(),
+        TextColumn("{task.fields[speed]:.1f} frames/s"),
+        console=console,
+        transient=True,
+        disable=not sys.stdout.isatty(),
+    )
+    job = bar.add_task(title, total=None, speed=0.0)
+
+    def advance(done: int, total: int) -> None:
+        nonlocal said
+        now = time.monotonic()
+        speed = done / max(now - started, 1e-9)
+        bar.update(job, completed=done, total=total or None, speed=speed)
+        if bar.disable and now - said >= EVERY:
+            said = now
+            left = f", about {clock((total - done) / speed)} left" if total else ""
+            console.print(f"{title}: {done}/{total or '?'} frames, {speed:.1f} frames/s{left}", markup=False)
+
+    with bar:
+        yield advance

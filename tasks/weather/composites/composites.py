@@ -1,0 +1,95 @@
+"""Real rain composites as rain rates on pixels of about 2 km; `published` knows the layouts of their providers.
+
+Reflectivity becomes a rate by Z = 200 R^1.6 where the file gives no other relation (Marshall and Palmer 1948), an
+accumulation by its own minutes. Pixels finer than the layout's are averaged.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from retable.tasks.weather.composites import published
+from retable.tasks.weather.composites.published import Grid, Quantity
+from retable.tasks.weather.w4c.preprocess import MISSING, UNDETECTED
+
+Array = npt.NDArray[Any]
+
+PIXEL = 2000.0
+"""Width of the layout's rain pixels in metres."""
+MEASURED = 0.5
+"""Share of the fine pixels of a coarse one that must be measured."""
+PRODUCTS = published.PRODUCTS
+SUFFIXES = published.SUFFIXES
+
+
+@dataclass(frozen=True)
+class Composite:
+    """One file, its rain not yet read."""
+
+    path: Path
+    product: str
+    """Whose layout it is, of `PRODUCTS`; region names begin with it."""
+    time: datetime
+    """What the file calls its own (nominal) time, UTC; of an accumulation, its end."""
+    grid: Grid
+    """The pixels that `read` gives."""
+    quantity: Quantity = "rate"
+    """What the file holds."""
+    finer: int = 1
+    """How many of the file's pixels lie across one."""
+
+    def read(self, rows: slice = slice(None), columns: slice = slice(None)) -> Array:
+        """Return the rain rate of a window, float32 (rows, columns) in mm/h, with `MISSING` and `UNDETECTED`.
+
+        A pixel of several is the mean of those that were measured, and `MISSING` where they are less than half; dry
+        ones count as 0. NWC-SAF's and others' dry pixels are 0 where they have no other word for them.
+
+        Raises:
+            UserError: where the file cannot be read.
+
+        """
+        fine = (scaled(window, size, self.finer) for window, size in zip((rows, columns), self.grid.shape, strict=True))
+        return coarse(published.read(self.path, *fine), self.finer)
+
+
+def scaled(window: slice, size: int, factor: int) -> slice:
+    """Return the window of fine pixels that one of coarse pixels means."""
+    start, stop, _ = window.indices(size)
+    return slice(start * factor, stop * factor)
+
+
+def coarse(rate: Array, factor: int) -> Array:
+    """Average blocks of `factor` x `factor` pixels, which fit without a rest; see `Composite.read`."""
+    if factor == 1:
+        return rate
+    height, width = (length // factor for length in rate.shape)
+    blocks = rate.reshape(height, factor, width, factor).swapaxes(1, 2).reshape(height, width, -1)
+    missing = blocks == MISSING
+    measured = (~missing).sum(-1)
+    total = np.where(missing | (blocks == UNDETECTED), 0, blocks).sum(-1, dtype=np.float64)
+    mean: Array = (total / np.maximum(measured, 1)).astype(np.float32)
+    mean[(blocks == UNDETECTED).sum(-1) == measured] = UNDETECTED
+    mean[measured < MEASURED * factor**2] = MISSING
+    return mean
+
+
+def describe(path: Path) -> Composite:
+    """Read what a file says of itself.
+
+    Raises:
+        UserError: where the file is truncated, foreign, or holds nothing that is rain.
+
+    """
+    found = published.describe(path)
+    finer = max(1, round(PIXEL / found.grid.pixel)) if found.grid.pixel else 1
+    height, width = found.grid.shape
+    shape, pixel = (height // finer, width // finer), found.grid.pixel and found.grid.pixel * finer
+    return Composite(
+        path, found.product, found.time, replace(found.grid, shape=shape, pixel=pixel), found.quantity, finer
+    )

@@ -1,0 +1,397 @@
+"""Make a data set of real rain composites, in the competition's layout, with simulated satellite images.
+
+A file that is foreign or damaged, or of another kind than most, is left out with a line that says why. Composites that
+come more often than the layout's quarters of an hour are taken at those alone.
+
+Squares are cut out of the composites, each as wide as a satellite image of the competition (the context); the rain of
+its central sixth is what is forecast. Real images do not come with composites, so they are simulated from the rain of
+the whole square; the files say so.
+
+An event lasts hours, a composite archive often no longer: splitting by time would test on the rain trained on. So a
+square belongs to one split only, with all its frames; the competition splits by time instead, each region in all.
+"""
+
+from __future__ import annotations
+
+import csv
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+
+from retable.platform.errors import UserError, disk_errors
+from retable.tasks.weather.composites.composites import PIXEL, PRODUCTS, SUFFIXES, Composite, describe
+from retable.tasks.weather.w4c import layout
+from retable.tasks.weather.w4c.preprocess import HIGHEST_RATE, MASKED, RAIN, classify
+from retable.tasks.weather.w4c.satellite import AFTER, BEFORE, observe
+
+Array = npt.NDArray[Any]
+
+STEP = timedelta(minutes=layout.STEP)
+COVERED = 0.8
+"""Share of a target's pixels that radar must see, over all frames of whole sequences."""
+DRIEST = 0.001
+"""Share of rainy pixels below which a target has nothing to learn from or to score."""
+THRESHOLD = 0.2
+"""Rain rate in mm/h from which on squares are compared by their rain, the competition's."""
+CHUNK = 96
+"""Frames of a region that are in memory at a time, a day's, besides those around them that their images show."""
+FEWEST = 4
+"""Regions needed for four splits."""
+CUT_SPLITS = ("validation", "test", "heldout")
+SIMULATION = "computed from the rain of the whole square by retable.tasks.weather.w4c.satellite.observe; not observed"
+
+
+@dataclass(frozen=True)
+class Place:
+    """A square of 6 size x 6 size pixels, and what its target saw over all frames of whole sequences."""
+
+    name: str
+    row: int
+    column: int
+    """The upper left pixel of the square in the composite."""
+    coverage: float
+    """Share of the target's pixels with a measurement."""
+    rain: float
+    """Share of rainy pixels among those."""
+
+
+def import_composites(
+    source: Path,
+    target: Path,
+    *,
+    size: int,
+    regions: int = 12,
+    inputs: int,
+    forecast: int,
+    seed: int = 0,
+    tolerance: float = 0.0,
+    progress: Callable[[int, int], None],
+) -> dict[str, Any]:
+    """Cut a folder of rain composites into regions and write them below `target` in the competition's layout.
+
+    Frames are the longest stretch of 15-minute steps within one year. Training regions keep all of them; validation,
+    test and heldout regions keep sequences of `inputs + forecast` frames that do not overlap. Equal arguments give
+    equal files. `target` appears whole or not at all. In memory is one composite, or one day of one region.
+
+    Args:
+        source: a folder of composites in a layout of `published`.
+        target: where to write; missing or empty.
+        size: width of a satellite image and of a target, in their own pixels; a multiple of 12.
+        regions: the most regions to cut, wet and dry ones; at least 4.
+        inputs: satellite images that a forecast starts from.
+        forecast: lead times forecast.
+        seed: decides which regions go to which split, and the simulated cirrus.
+        tolerance: minutes by which a composite may miss its quarter of an hour.
+        progress: called now and then with the work so far and in all.
+
+    Returns:
+        What a data set must say of itself: product, quantity, date, start, year, frames, dropped (files not used),
+        skipped (lines on files that could not be), regions (by split), coverage and rain (shares by region), grids (by
+        region), pixel in metres, averaged (pixels across one), and that and how the images are simulated.
+
+    Raises:
+        UserError: where no file can be read, the frames are too few, the squares too large for the composites or fewer
+            than four with radar and rain, or an argument is out of range.
+
+    """
+    _check(target, size, regions, inputs, forecast, seed)
+    found, skipped = survey(source)
+    composites, dropped = stretch(found, timedelta(minutes=tolerance))
+    if len(composites) < inputs + forecast:
+        longest = f"the longest stretch of 15-minute steps is {len(composites)} frames, from {composites[0].path.name}"
+        raise UserError(f"{source}: {longest}, but {inputs + forecast} are needed; add files or lower the forecast")
+    whole = len(composites) // (inputs + forecast) * (inputs + forecast)
+    places = choose(source, composites[:whole], size, regions, lambda done: progress(done, 2 * whole))
+    splits = deal(places, seed)
+    with disk_errors(str(target)):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".import-", dir=target.parent) as scratch:
+            folder = Path(scratch) / "set"
+            folder.mkdir()
+            _write_csv(folder / layout.CSV, composites, inputs, forecast)
+            for number, place in enumerate(places, 1):
+                _write_region(folder, composites, place, splits[place.name], size, (inputs, forecast), seed)
+                progress(whole + whole * number // len(places), 2 * whole)
+            folder.rename(target)
+    return _info(composites, dropped, places, splits, size) | {"skipped": skipped}
+
+
+def _check(target: Path, size: int, regions: int, inputs: int, forecast: int, seed: int) -> None:
+    """Refuse arguments out of range and a target that is there."""
+    if size < 12 or size % 12 or regions < FEWEST or min(inputs, forecast) < 1 or seed < 0:
+        given = f"size {size}, {regions} regions, {inputs} inputs, forecast {forecast}, seed {seed}"
+        raise UserError(f"cannot import with {given}; size is a multiple of 12, regions {FEWEST} or more")
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise UserError(f"{target}: exists already; remove it or choose another name")
+
+
+def survey(source: Path) -> tuple[list[Composite], list[str]]:
+    """Return the composites of a folder in order of time, all of one kind and grid, and a line on each other file.
+
+    Raises:
+        UserError: where there are none, or none can be read.
+
+    """
+    paths = sorted(path for path in source.glob("*") if path.name.lower().endswith(SUFFIXES))
+    if not paths:
+        raise UserError(f"{source}: no composites ({', '.join(SUFFIXES)}); give a folder of them")
+    composites, skipped = [], []
+    for path in paths:
+        try:
+            composites.append(describe(path))
+        except UserError as error:
+            skipped.append(str(error))
+    if not composites:
+        raise UserError(skipped[0])
+    kinds = Counter(kind(composite) for composite in composites)
+    wanted = max(kinds, key=lambda each: (kinds[each], each[1] == "rate"))
+    first = next(composite for composite in composites if kind(composite) == wanted)
+    kept: dict[datetime, Composite] = {}
+    for composite in composites:
+        if kind(composite) != wanted:
+            skipped.append(f"{composite.path}: {_kind_text(composite)}; most are {_kind_text(first)}")
+        elif composite.time in kept:
+            skipped.append(f"{composite.path}: same time as {kept[composite.time].path.name}, {composite.time}")
+        else:
+            kept[composite.time] = composite
+    return [kept[time] for time in sorted(kept)], skipped
+
+
+def kind(composite: Composite) -> tuple[Any, ...]:
+    """Return what composites of one data set have in common."""
+    return composite.product, composite.quantity, composite.grid
+
+
+def _kind_text(composite: Composite) -> str:
+    (height, width), corner = composite.grid.shape, composite.grid.corner
+    place = "" if corner is None else f" from {corner[0]:.0f}, {corner[1]:.0f} m"
+    return f"{PRODUCTS[composite.product]}: {composite.quantity}, {height} x {width} pixels{place}"
+
+
+def stretch(composites: Sequence[Composite], tolerance: timedelta = timedelta(0)) -> tuple[list[Composite], list[str]]:
+    """Return the longest run of 15-minute steps within a year (the first of equals) and the names of other files.
+
+    Steps need not begin at a full quarter of an hour. With a `tolerance` they do, each is the composite nearest to it,
+    and its time is then the quarter's.
+    """
+    best: list[Composite] = []
+    for steps in phases(composites, tolerance):
+        runs = [[steps[0]]]
+        for before, after in pairwise(steps):
+            if after.time - before.time == STEP and after.time.year == before.time.year:
+                runs[-1].append(after)
+            else:
+                runs.append([after])
+        best = max(best, *runs, key=len)
+    used = {composite.path for composite in best}
+    return best, [composite.path.name for composite in composites if composite.path not in used]
+
+
+def phases(composites: Sequence[Composite], tolerance: timedelta) -> Iterator[list[Composite]]:
+    """Yield composites that may be steps of 15 minutes: those of one phase of the quarter, or nearest to quarters."""
+    midnight = composites[0].time.replace(hour=0, minute=0, second=0, microsecond=0)
+    if not tolerance:
+        late = [(composite.time - midnight) % STEP for composite in composites]
+        for phase in dict.fromkeys(late):
+            yield [composite for composite, own in zip(composites, late, strict=True) if own == phase]
+        return
+    nearest: dict[datetime, Composite] = {}
+    for composite in composites:
+        quarter = midnight + (composite.time - midnight + STEP / 2) // STEP * STEP
+        miss = abs(composite.time - quarter)
+        if miss <= tolerance and (quarter not in nearest or miss < abs(nearest[quarter].time - quarter)):
+            nearest[quarter] = composite
+    if not nearest:
+        raise UserError(f"no composite is within {tolerance.total_seconds() / 60:g} minutes of a quarter of an hour")
+    yield [replace(nearest[quarter], time=quarter) for quarter in sorted(nearest)]
+
+
+def choose(
+    source: Path, composites: Sequence[Composite], size: int, regions: int, progress: Callable[[int], None]
+) -> list[Place]:
+    """Return squares with radar and rain in their target, in order of place, row by row.
+
+    The squares tile the composite's middle. `composites` are those that every split keeps, so that none is left without
+    rain. Of more than `regions` those are taken whose ranks by rain are evenly spaced, the wettest and the driest among
+    them: with the wettest alone, rain everywhere is the forecast to beat.
+
+    Raises:
+        UserError: where fewer than four squares fit, or fewer than four have radar and rain.
+
+    """
+    (height, width), side = composites[0].grid.shape, 6 * size
+    down, across = height // side, width // side
+    if down * across < FEWEST:
+        fits = [s for s in range(12, size, 12) if (height // (6 * s)) * (width // (6 * s)) >= FEWEST]
+        remedy = f"the largest size that fits is {fits[-1]}" if fits else "no size fits"
+        squares = f"{FEWEST} squares of {side} pixels do not fit into {height} x {width}"
+        raise UserError(f"{composites[0].path}: {squares}; {remedy}")
+    top, left = (height - down * side) // 2, (width - across * side) // 2
+    centre = slice(5 * size // 2, 7 * size // 2)
+    seen = np.zeros((down, across), np.int64)
+    rainy = np.zeros((down, across), np.int64)
+    for done, composite in enumerate(composites, 1):
+        rate = composite.read(slice(top, top + down * side), slice(left, left + across * side))
+        events = classify(rate.reshape(down, side, across, side)[:, centre, :, centre], THRESHOLD)
+        seen += (events != MASKED).sum(axis=(1, 3))
+        rainy += (events == RAIN).sum(axis=(1, 3))
+        progress(done)
+    coverage, rain = seen / (len(composites) * size**2), rainy / np.maximum(seen, 1)
+    places = []
+    for i, (row, column) in enumerate(np.ndindex(down, across)):
+        if coverage[row, column] > COVERED and rain[row, column] >= DRIEST:
+            name, shares = f"{composites[0].product}_{i:03d}", (float(coverage[row, column]), float(rain[row, column]))
+            places.append(Place(name, top + row * side, left + column * side, *shares))
+    if len(places) < FEWEST:
+        found = f"{len(places)} of {down * across} squares of {side} pixels have radar and rain in their middle"
+        raise UserError(f"{source}: {found}, but {FEWEST} are needed; lower the size or give composites with more rain")
+    ranked = sorted(places, key=lambda place: (-place.rain, place.row, place.column))
+    ranks = np.linspace(0, len(ranked) - 1, min(regions, len(ranked))).round().astype(int)
+    return sorted((ranked[rank] for rank in ranks), key=lambda place: (place.row, place.column))
+
+
+def deal(places: Sequence[Place], seed: int) -> dict[str, str]:
+    """Deal squares to splits: half to training, the rest to validation, test and heldout in turn, by name.
+
+    The rest is spread evenly along a line that winds through the rows, so that no split keeps to a corner.
+    """
+    rows = sorted({place.row for place in places})
+    line = sorted(places, key=lambda place: (place.row, place.column * (-1) ** rows.index(place.row)))
+    first, rest = int(np.random.default_rng(seed).integers(len(line))), max(len(CUT_SPLITS), len(line) // 2)
+    splits = dict.fromkeys((place.name for place in places), "training")
+    for k in range(rest):
+        splits[line[(first + k * len(line) // rest) % len(line)].name] = CUT_SPLITS[k % len(CUT_SPLITS)]
+    return splits
+
+
+def _info(
+    composites: Sequence[Composite], dropped: list[str], places: Sequence[Place], splits: Mapping[str, str], size: int
+) -> dict[str, Any]:
+    """Return what `import_composites` returns."""
+    first = composites[0]
+    return {
+        "product": PRODUCTS[first.product],
+        "quantity": first.quantity,
+        "date": f"{first.time:%Y-%m-%d}",
+        "start": f"{first.time:%Y-%m-%dT%H:%M:%SZ}",
+        "year": first.time.year,
+        "frames": len(composites),
+        "dropped": dropped,
+        "regions": {split: [place.name for place in places if splits[place.name] == split] for split in layout.SPLITS},
+        "coverage": {place.name: place.coverage for place in places},
+        "rain": {place.name: place.rain for place in places},
+        "grids": {place.name: _grid(first, place, size) for place in places},
+        "pixel": first.grid.pixel,
+        "averaged": first.finer,
+        "simulated_satellite": True,
+        "simulated_by": SIMULATION,
+    }
+
+
+def _grid(composite: Composite, place: Place, size: int) -> dict[str, Any]:
+    """Return where a target lies: row and column in the composite and, where the file says it, in metres.
+
+    `x0`, `y0` is the upper left corner of the upper left pixel, `step` a pixel's width; y falls with the row.
+    """
+    row, column, grid = place.row + 5 * size // 2, place.column + 5 * size // 2, composite.grid
+    found: dict[str, Any] = {"row": row, "column": column}
+    if grid.pixel is not None:
+        found["step"] = grid.pixel
+        if grid.pixel != PIXEL:
+            found["note"] = f"pixels are {grid.pixel:.0f} m wide, not the {PIXEL:.0f} m that the layout is made for"
+        if grid.corner is not None:
+            x, y = grid.corner
+            found |= {"projdef": grid.projdef, "x0": x + column * grid.pixel, "y0": y - row * grid.pixel}
+    return found
+
+
+def _write_region(
+    folder: Path,
+    composites: Sequence[Composite],
+    place: Place,
+    split: str,
+    size: int,
+    lengths: tuple[int, int],
+    seed: int,
+) -> None:
+    """Write a region's two files, with the frames that belong to its split, some frames at a time."""
+    kept, year = slots(len(composites), split, *lengths), composites[0].time.year
+    rows = np.array([frame for frame, _ in kept])
+    seen = np.array([frame for frame, kind in kept if not (split in ("test", "heldout") and kind.endswith("_target"))])
+    cirrus = int(np.random.SeedSequence([seed, place.row, place.column]).generate_state(1)[0])
+    about = {"product": PRODUCTS[composites[0].product], "region": place.name, "split": split}
+    about |= _grid(composites[0], place, size)
+    simulation = {"simulated": True, "simulated_by": SIMULATION, "cirrus_seed": cirrus}
+    names = np.array([composite.path.name.encode() for composite in composites])
+    image_path = folder / layout.satellite_path(year, place.name, split)
+    rain_path = folder / layout.rain_path(year, place.name, split)
+    with (
+        _written(image_path, layout.SATELLITE, (11, size, size), names[seen], about | simulation) as images,
+        _written(rain_path, layout.RAIN, (1, size, size), names[rows], about | {"simulated": False}) as rates,
+    ):
+        for first in range(0, len(composites), CHUNK):
+            targets, views = _cut(composites, first, place, size, cirrus)
+            for data, frames, part in ((rates, rows, targets[:, None]), (images, seen, views)):
+                low, high = np.searchsorted(frames, [first, first + CHUNK])
+                data[low:high] = part[frames[low:high] - first]
+
+
+def _cut(composites: Sequence[Composite], first: int, place: Place, size: int, cirrus: int) -> tuple[Array, Array]:
+    """Return rates (n, S, S) and images (n, 11, S, S) of the frames from `first` on, at most `CHUNK`."""
+    low, last = max(0, first - BEFORE), min(len(composites), first + CHUNK)
+    nearby = composites[low : last + AFTER]
+    square = slice(place.row, place.row + 6 * size), slice(place.column, place.column + 6 * size)
+    rates = np.stack([composite.read(*square) for composite in nearby])
+    centre = slice(5 * size // 2, 7 * size // 2)
+    targets = rates[first - low : last - low, centre, centre].copy()
+    rates[(rates < 0) | (rates > HIGHEST_RATE)] = 0  # what nobody measured shows no cloud
+    start = nearby[0].time - composites[0].time.replace(hour=0, minute=0)  # clouds go on past midnight
+    images = observe(rates, cirrus_seed=cirrus, start_minutes=int(start.total_seconds()) // 60)
+    return targets, images[first - low : last - low]
+
+
+@contextmanager
+def _written(
+    path: Path, key: str, shape: tuple[int, ...], sources: Array, attributes: Mapping[str, Any]
+) -> Iterator[h5py.Dataset]:
+    """Make one file of the layout, a chunk for each frame; `sources` names the composite behind each row."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with h5py.File(path, "w", libver="latest") as file:  # its indices have checksums too
+        file["sources"] = sources
+        file.attrs.update(attributes)
+        yield file.create_dataset(key, (len(sources), *shape), np.float32, chunks=(1, *shape), fletcher32=True)
+
+
+def slots(frames: int, split: str, inputs: int, forecast: int) -> list[tuple[int, str]]:
+    """Return a split's frames, 0 to `frames - 1`, each with its `split_type` in the CSV.
+
+    Training has all; the others have as many sequences of inputs and targets as fit one after another.
+    """
+    if split == "training":
+        return [(frame, "-") for frame in range(frames)]
+    length = inputs + forecast
+    kinds = [f"{split}_in"] * inputs + [f"{split}_target"] * forecast
+    return [(frame, kinds[frame % length]) for frame in range(frames // length * length)]
+
+
+def _write_csv(path: Path, composites: Sequence[Composite], inputs: int, forecast: int) -> None:
+    """Write the CSV; unlike in the competition's, a slot stands there once for each split, as splits are places."""
+    with path.open("w", newline="") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(layout.COLUMNS)
+        for split in layout.SPLITS:
+            for frame, kind in slots(len(composites), split, inputs, forecast):
+                time = composites[frame].time
+                # Accumulated rain and reflectivity are not there; readers ask for `all_vars`, the layout's two.
+                there = (1, 0, 0, 1, 1)
+                table.writerow((f"{time:%H%M%S}", f"{time:%Y%m%d}", f"{time:%Y-%m-%d}", *there, split, kind))

@@ -1,0 +1,131 @@
+"""Weights that others trained stand in for the runs of a table: nothing is trained, and the report says so.
+
+The authors of the paper publish the checkpoints of their vote; each is the outcome of a run that a row of a table
+names. `adopt` writes such a run as if it had been trained: its config is the row's, its weights are the file's, its
+provenance says which file, by SHA-256, and that no step was made here. `retable reproduce` then finds it finished.
+Weights are read, never changed: the running statistics of batch normalisation are the file's too.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+from retable.platform import provenance, weights
+from retable.platform.errors import UserError, nearest
+from retable.platform.runs import RunFolder
+from retable.platform.storage import Storage
+from retable.platform.table import Row, expand
+from retable.platform.task import Source, find_table, table_at
+from retable.tasks.weather.config import Config
+from retable.tasks.weather.model import convert_reference
+from retable.tasks.weather.w4c.prepare import prepare
+
+LIST = "rows.csv"
+"""In the folder of checkpoints: columns `row` and `file`."""
+SEED = 0
+"""Of the replicate that published weights stand for: their authors name none."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a row of a table reads: an epoch of a run."""
+
+    row: str
+    config: Config
+    epoch: int
+
+
+def adopt(folder: Path, table: str, storage: Storage, changes: Mapping[str, object]) -> list[str]:
+    """Write the runs that checkpoints of others stand for; return a line for each row that is filled by one.
+
+    Args:
+        folder: where the checkpoints lie, and `rows.csv`, which says which row each is of.
+        table: such as `weather/table2`.
+        storage: where the data set lies and the runs go.
+        changes: fields that all rows change, as `retable reproduce --set`.
+
+    Raises:
+        UserError: where a row or file is not there, does not fit its row, or a run was trained already.
+    """
+    wanted = rows_of(table, changes)
+    files = listed(folder, wanted)
+    lines = []
+    for name, path in files.items():
+        want = wanted[name]
+        prepare(want.config, storage)
+        source = Source.of(storage, f"weather/{want.config.data}")
+        data = weights.read_bytes(path)
+        state = weights.read_tensors(path, data, "save `model.state_dict()` alone", integers=True)
+        try:
+            found = convert_reference(state, want.config, int(source.info["size"]), want.config.regions)
+        except ValueError as error:
+            raise UserError(f"{path}: no weights of {name!r}: {error}") from error
+        task, _ = find_table(table)
+        run = RunFolder.of(storage, task, want.config)
+        result = run.result() or {"weights": {}}
+        if run.folder.exists("provenance.json") and "adopted" not in run.folder.read_json("provenance.json"):
+            raise UserError(f"{name}: run {run.fingerprint} was trained here; remove {run.folder}, or leave it be")
+        said = {"file": path.name, "sha256": sha256(data).hexdigest(), "row": name}
+        before = run.folder.read_json("provenance.json")["adopted"] if result["weights"] else {}
+        run.folder.remove("provenance.json")
+        about = {"adopted": {**before, str(want.epoch): said}, "data": source.info, "versions": provenance.versions()}
+        run.begin(want.config, task.version, about)
+        digest = run.save_weights(want.epoch, found)
+        ended = {"epoch": want.config.epochs, "step": 0, "seconds": 0.0}
+        kept = {**result["weights"], str(want.epoch): digest}
+        written = {"task": task.name, "fingerprint": run.fingerprint, "data": source.info["digest"], "metrics": ended}
+        run.folder.write_json(
+            "result.json", {**written, "weights": kept, "seconds": 0.0, "used": {}, "attempts": 0, "adopted": True}
+        )
+        lines.append(f"{name}: {path.name} ({said['sha256'][:12]}) as epoch {want.epoch} of run {run.fingerprint}")
+    return lines
+
+
+def rows_of(table: str, changes: Mapping[str, object]) -> dict[str, Wanted]:
+    """Return what the trained rows of a table read, by label, for the first seed.
+
+    Raises:
+        UserError: where there is no such table of this task, or no such field.
+    """
+    task, found = find_table(table)
+    if task.name != "weather":
+        raise UserError(f"{table}: is of {task.name}; name a table of weather")
+    whole = table_at(task, found, "paper", {"seed": SEED, **changes})
+    made = {}
+    for row in whole.rows:
+        if isinstance(row, Row) and not row.absent:
+            (replicate, *_) = expand(whole, row, task.config(), task.view())
+            assert replicate.config is not None and replicate.view is not None
+            made[row.label] = Wanted(row.label, replicate.config, replicate.view.epoch)
+    return made
+
+
+def listed(folder: Path, wanted: Mapping[str, Wanted]) -> dict[str, Path]:
+    """Return the file of each row that `rows.csv` names.
+
+    Raises:
+        UserError: where the list is missing, or names a row or file that is not there.
+    """
+    place = folder / LIST
+    try:
+        text = place.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        names = "; ".join(f'"{name}"' for name in wanted)
+        raise UserError(f"{place}: missing; columns row,file, a line for each checkpoint; rows: {names}") from error
+    lines = list(csv.DictReader(io.StringIO(text)))
+    if not lines or {"row", "file"} - lines[0].keys():
+        raise UserError(f"{place}: holds no columns row and file")
+    found = {}
+    for line in lines:
+        name, path = str(line["row"]), folder / str(line["file"])
+        if name not in wanted:
+            raise UserError(f"{place}: no row {name!r} in this table{nearest(name, wanted)}")
+        if not path.is_file():
+            raise UserError(f"{place}: {path} is missing")
+        found[name] = path
+    return found

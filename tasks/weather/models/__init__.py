@@ -1,0 +1,1 @@
+"""The networks: the paper's, a context network of ours, and what any network should beat."""

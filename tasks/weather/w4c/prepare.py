@@ -1,0 +1,315 @@
+"""Come by data: generate what can be generated, index the competition's files, and say where to get them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+
+from retable.platform.board import progress_bar
+from retable.platform.errors import UserError
+from retable.platform.storage import Storage
+from retable.platform.task import data_folder
+from retable.tasks.weather.config import Config
+from retable.tasks.weather.w4c import preprocess
+from retable.tasks.weather.w4c.convert import transfer
+from retable.tasks.weather.w4c.frames import open_hdf5, read_hdf5
+from retable.tasks.weather.w4c.layout import (
+    CSV_NAMES,
+    INPUT,
+    RAIN,
+    SATELLITE,
+    SPLITS,
+    TARGET,
+    Index,
+    Slots,
+    find_csv,
+    rain_path,
+    read_csv,
+    satellite_path,
+    series_name,
+)
+
+Array = npt.NDArray[Any]
+
+CENTRAL = ("boxi_0015", "roxi_0004", "roxi_0007")
+"""A region with some rain, the one with most and the one with least."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preset:
+    """How much data are generated for a size."""
+
+    regions: tuple[str, ...]
+    years: tuple[int, ...] = (2019, 2020)
+    training: int
+    """Training frames of a region and year."""
+    validation: int
+    """Validation sequences of a region and year."""
+    tests: int
+    """Sequences of a region and year in each of test and heldout."""
+
+
+GENERATED = {
+    24: Preset(regions=CENTRAL[:2], training=96, validation=1, tests=1),
+    36: Preset(regions=CENTRAL, training=2000, validation=40, tests=16),
+    60: Preset(regions=CENTRAL, training=1200, validation=40, tests=16),
+    252: Preset(regions=("roxi_0004",), years=(2019,), training=120, validation=2, tests=2),
+}
+"""Size -> the data set `generated-<size>`."""
+RAIN_THRESHOLD = 0.2
+"""Rain rate in mm/h from which on shares of rain are counted, the competition's."""
+RAIN_FRAMES = 512
+"""Shares of rain are counted on at most so many frames of a series, evenly spread."""
+REAL_SIZE = 252
+HDF5_SATELLITE = re.compile(rf"(?P<region>.+)\.(?P<split>{'|'.join(SPLITS.values())})\.reflbt0\.ns\.h5")
+
+
+def folder(storage: Storage, name: str) -> Storage:
+    """Return the folder of a data set below the storage's root.
+
+    Raises:
+        UserError: where a name would leave that folder.
+
+    """
+    return data_folder(storage, "weather", name)
+
+
+def prepare(config: Config, storage: Storage) -> None:
+    """Generate the data set `generated-<size>`; of any other name, index the files that lie in its folder.
+
+    Raises:
+        UserError: where there are no such files, saying where to put them, or they are damaged.
+
+    """
+    place = folder(storage, config.data)
+    if config.data.startswith("generated-"):
+        size = config.data.removeprefix("generated-")
+        if size not in map(str, GENERATED):
+            there = ", ".join(f"generated-{size}" for size in GENERATED)
+            raise UserError(f"data {config.data}: there is no such preset; use {there}")
+        make_generated(place, config.data, int(size))
+        return
+    if not place.is_local:
+        raise UserError(
+            f"{place} has no data; convert them on a local --storage and copy them, or --set data=generated-36"
+        )
+    if not any(place.exists(name) for name in CSV_NAMES):
+        wanted = f"{CSV_NAMES[0]}, {satellite_path(2019, 'boxi_0015', 'training')}, ..."
+        raise UserError(
+            f"{place} has no data; put or link the competition's files there ({wanted}), or --set data=generated-36"
+        )
+    index_folder(place, config.data, "w4c22" if config.data == "w4c22" else "own")
+
+
+def make_generated(place: Storage, name: str, size: int, seed: int = 0) -> dict[str, Any]:
+    """Generate a preset's data set into `place`, as HDF5, or as Parquet where it is not local; return its info.
+
+    Raises:
+        UserError: where the disk is full or the folder cannot be written.
+
+    """
+    place.check_writable()
+    ours = place.exists("truth")  # only generated data have it, from their first moment on
+    if place.list() and not ours and not name.startswith("generated-"):
+        raise UserError(f"{place} holds other data; choose another --name")
+    if place.is_local:
+        return _generate(place, name, size, seed)
+    with tempfile.TemporaryDirectory(prefix="retable-") as scratch:
+        source = Storage.open(scratch)
+        _generate(source, name, size, seed)
+        return transfer(source, place, name)
+
+
+def _generate(place: Storage, name: str, size: int, seed: int) -> dict[str, Any]:
+    from retable.tasks.weather.w4c.generate import generate
+
+    preset = GENERATED[size]
+    for old in ("dataset.json", "truth", *(name for name in place.list() if name.isdecimal())):
+        place.remove(old)
+    with progress_bar(f"generating {name}") as show:
+        said = generate(
+            Path(place.root),
+            size=size,
+            regions=preset.regions,
+            years=preset.years,
+            training=preset.training,
+            sequences={"validation": preset.validation, "test": preset.tests, "heldout": preset.tests},
+            seed=seed,
+            workers=(os.cpu_count() or 1) if size > 24 else 1,  # starting a process takes seconds
+            progress=show,
+        )
+    slots = {str(year): count for year, count in said["slots"].items()}
+    return index_folder(place, name, "generated", seed=seed, slots=slots, simulated_satellite=True)
+
+
+def index_folder(folder: Storage, name: str, source: str, **extra: Any) -> dict[str, Any]:
+    """Index the files in the competition's layout in `folder`; write `dataset.json` and return what it holds.
+
+    A file's shape is read, and a few frames: its digest is that of its path, size, shape, type and first, middle and
+    last frame, as hashing 870 GB at each start is not an option. `digest` is that of all of them and of the CSV.
+
+    Args:
+        folder: a local folder, root of the layout.
+        name: the data set's name.
+        source: `w4c22`, `generated`, `imported`, or `own` (somebody's own files).
+        **extra: what else a data set says of itself; the index' own entries win.
+
+    Raises:
+        UserError: where a file or the CSV is missing, damaged or foreign, sizes differ, or other data pass for w4c22.
+
+    """
+    slots = read_csv(folder)
+    inputs, forecast = lengths(slots)
+    root, table = Path(folder.root), find_csv(folder)
+    found = _survey(root)
+    if source == "w4c22" and (found["size"] != REAL_SIZE or found["simulated_satellite"]):
+        what = "simulated" if found["simulated_satellite"] else f"{found['size']} pixels wide, not {REAL_SIZE}"
+        raise UserError(f"{root}: these images are {what}, so this is not the competition's set; choose another name")
+    files = {table: hashlib.sha256(folder.read(table)).hexdigest(), **found["files"]}
+    names = [name.split("/") for name in found["series"]]
+    tests = [rows["rain"] for name, rows in found["series"].items() if name.endswith(("/test", "/heldout"))]
+    info = {
+        **extra,
+        **found,
+        "name": name,
+        "source": source,
+        "simulated_satellite": bool(found["simulated_satellite"] or extra.get("simulated_satellite", False)),
+        "format": "hdf5",
+        "regions": sorted({region for _, region, _ in names}),
+        "years": sorted({int(year) for year, _, _ in names}),
+        "inputs": inputs,
+        "forecast": forecast,
+        "holdout": "official" if any(tests) else "local",
+        "rain_threshold": RAIN_THRESHOLD,
+        "rain_frames": RAIN_FRAMES,
+        "files": files,
+        "digest": hashlib.sha256("\n".join(f"{path} {files[path]}" for path in sorted(files)).encode()).hexdigest(),
+    }
+    index = Index(slots, info)
+    info["rain"] = {
+        series: rain_share(open_hdf5(root / rain_path(int(year), region, split), RAIN, 1), index.free(series))
+        for series in found["series"]
+        for year, region, split in [series.split("/")]
+        if split == "training" and found["series"][series]["rain"]
+    }
+    folder.write_json("dataset.json", info)
+    return info
+
+
+def _survey(root: Path) -> dict[str, Any]:
+    """Return what files themselves say: series, files, size, bytes, simulated_satellite (see `index_folder`)."""
+    series: dict[str, dict[str, int | None]] = {}
+    files, sizes, total, simulated = {}, {}, 0, False
+    for year, region, split in scan(root):
+        name = series_name(year, region, split)
+        series[name] = {"satellite": None, "rain": None}
+        for kind, path, key, channels in layout_files(year, region, split):
+            if kind == "rain" and not (root / path).exists():
+                continue
+            data = open_hdf5(root / path, key, channels)
+            series[name][kind], sizes[path], files[path] = len(data), data.shape[-1], file_digest(path, data)
+            total += 4 * int(np.prod(data.shape))
+            simulated |= any(data.file.attrs.get(mark, False) for mark in ("generated", "simulated"))
+    return {
+        "series": series,
+        "files": files,
+        "size": _one_size(root, sizes),
+        "bytes": total,
+        "simulated_satellite": simulated,
+    }
+
+
+def scan(root: Path) -> Iterator[tuple[int, str, str]]:
+    """Yield (year, region, split) of each file of satellite images below `root`, sorted."""
+    split_of = {short: split for split, short in SPLITS.items()}
+    for path in sorted(root.glob("[0-9][0-9][0-9][0-9]/HRIT/*.h5")):
+        if named := HDF5_SATELLITE.fullmatch(path.name):
+            yield int(path.parts[-3]), named["region"], split_of[named["split"]]
+
+
+def layout_files(year: int, region: str, split: str) -> list[tuple[str, str, str, int]]:
+    """Return a series' two files: kind, path, key and channels."""
+    return [
+        ("satellite", satellite_path(year, region, split), SATELLITE, len(preprocess.CHANNELS)),
+        ("rain", rain_path(year, region, split), RAIN, 1),
+    ]
+
+
+def file_digest(path: str, data: h5py.Dataset) -> str:
+    """Return the SHA-256 of a file's path, size in bytes, shape, type and first, middle and last frame."""
+    size = Path(data.file.filename).stat().st_size
+    digest = hashlib.sha256(f"{path} {size} {data.shape} {data.dtype.str}".encode())
+    for row in sorted({0, len(data) // 2, len(data) - 1}) if len(data) else []:
+        digest.update(read_hdf5(data, slice(row, row + 1)).tobytes())
+    return digest.hexdigest()
+
+
+def rain_share(data: h5py.Dataset, free: Array) -> float:
+    """Return the share of rainy pixels (0.2 mm/h or more) among those measured, on frames evenly spread; 0 of none.
+
+    `free` says which frames count, bool (n,): those of local hold-outs do not.
+    """
+    rainy = measured = 0
+    rows = np.flatnonzero(free[: len(data)])
+    for row in rows[:: max(-(-len(rows) // RAIN_FRAMES), 1)].tolist():
+        events = preprocess.classify(read_hdf5(data, slice(row, row + 1))[:, 0], RAIN_THRESHOLD)
+        rainy += int((events == preprocess.RAIN).sum())
+        measured += int((events != preprocess.MASKED).sum())
+    return rainy / max(measured, 1)
+
+
+def _one_size(root: Path, sizes: Mapping[str, int]) -> int:
+    if not sizes:
+        where = satellite_path(2019, "boxi_0015", "training")
+        raise UserError(f"{root}: no satellite images; put the competition's files there, such as {where}")
+    first = next(iter(sizes))
+    for path, size in sizes.items():
+        if size != sizes[first]:
+            raise UserError(f"{root / path}: {size} pixels wide, {first} has {sizes[first]}; keep one size in a folder")
+    if sizes[first] % 12:
+        raise UserError(f"{root / first}: {sizes[first]} pixels wide, not a multiple of 12; give other files")
+    return sizes[first]
+
+
+def lengths(slots: Mapping[tuple[int, str], Slots]) -> tuple[int, int]:
+    """Return how many inputs and targets most sequences of the CSV have; the competition's 4 and 32 where it has none.
+
+    Only the validation's and tests' rows are looked at.
+    """
+    runs: dict[int, list[int]] = {INPUT: [], TARGET: []}
+    for here in slots.values():
+        kind = here.kind[here.rain_rows]
+        for run in np.split(kind, np.flatnonzero(np.diff(kind)) + 1) if len(kind) else []:
+            runs[int(run[0])].append(len(run))
+    inputs, forecast = (int(np.bincount(runs[kind]).argmax()) if runs[kind] else 0 for kind in (INPUT, TARGET))
+    return inputs or 4, forecast or 32
+
+
+def describe(info: Mapping[str, Any]) -> str:
+    """Say in one clause where a data set comes from, for reports."""
+    size, regions, years = info["size"], len(info["regions"]), len(info["years"])
+    extent = f"{size} x {size}, {_count(regions, 'region')}, {_count(years, 'year')}"
+    if info["source"] == "generated":
+        return f"generated rain and satellite images, {extent} (seed {info.get('seed', 0)})"
+    if info["source"] == "imported":
+        product, date = info.get("product", "rain composites"), info.get("date", ", ".join(map(str, info["years"])))
+        return f"{product} of {date} with simulated satellite images, split by place"
+    images = "own files, simulated satellite images" if info["simulated_satellite"] else "own files"
+    what = "Weather4cast 2022" if info["source"] == "w4c22" else f"{images}, {extent}"
+    if info["holdout"] == "local":
+        return f"{what}; test and heldout are local hold-outs, as the organisers keep the targets"
+    return what
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
