@@ -126,7 +126,7 @@ def paint(
     from retable.serve.models import Model, read
     from retable.tasks.style.export import read_export
     from retable.tasks.style.video.frames import probe, scaled
-    from retable.tasks.style.video.steady import Stylist, stylise_stream
+    from retable.tasks.style.video.steady import Finish, Stylist, stylise_stream
     from retable.tasks.style.video.video import stylise_video
 
     with suppress(OSError):  # where memory ends, this process goes first, and no replica
@@ -143,7 +143,7 @@ def paint(
     network = read_export(read(style, Storage.open(storage)), "the style").network
     clip = probe(source)
     width, height = scaled(clip.width, clip.height, order.size)
-    stylist = Stylist(network, "float32", order.original, order.strength)
+    stylist = Stylist(network, "float32", Finish(order.original, order.strength))
     batch = max(1, min(4, BATCH_PIXELS // (width * height)))
     stylise = stylise_stream(stylist, order.steady)
     return stylise_video(source, target, stylise, batch=batch, size=order.size, progress=progress).notes

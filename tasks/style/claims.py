@@ -21,6 +21,7 @@ from retable.tasks.style.tables import (
     LOSSES,
     OPTIMIZED,
     SPEEDS,
+    STARTED,
     STYLISED1,
     STYLISED2,
     TIMES,
@@ -283,6 +284,13 @@ FIGURE6 = [
         check=order(("L-BFGS", "SGD", "content_error"), ("Adam", "SGD", "content_error")),
     ),
 ]
+STARTS = [
+    Claim(
+        text="Begun with the photograph, a picture keeps more of it than begun with noise.",
+        check=lambda results: lower(results, (STARTED["the photograph"], STARTED["noise"], "content_error")),
+        ours=True,
+    ),
+]
 
 
 def keeps_size(results: Results) -> Verdict:
@@ -309,4 +317,5 @@ CLAIMS = {
     "figure5": FIGURE5,
     "figure6": FIGURE6,
     "figure8": FIGURE8,
+    "starts": STARTS,
 }

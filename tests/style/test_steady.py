@@ -10,7 +10,16 @@ import torch
 from retable.tasks.style.networks import transformer
 from retable.tasks.style.networks.transformer import TransformerNetwork
 from retable.tasks.style.video import steady
-from retable.tasks.style.video.steady import Flicker, Stylist, by_shot, flicker, measured, smooth, stylise_stream
+from retable.tasks.style.video.steady import (
+    Finish,
+    Flicker,
+    Stylist,
+    by_shot,
+    flicker,
+    measured,
+    smooth,
+    stylise_stream,
+)
 from retable.tasks.style.video.video import Piece
 
 
@@ -130,11 +139,11 @@ def test_batches_do_not_change_a_frame(network):
 def test_colours_and_strength(network):
     pictures = stack([scene(0), scene(1)])
     plain = Stylist(network)(Piece(pictures))
-    assert torch.equal(Stylist(network, strength=0.0)(Piece(pictures)), pictures)
-    half = Stylist(network, strength=0.5)(Piece(pictures))
+    assert torch.equal(Stylist(network, finish=Finish(strength=0.0))(Piece(pictures)), pictures)
+    half = Stylist(network, finish=Finish(strength=0.5))(Piece(pictures))
     assert (half.float() - (plain.float() + pictures.float()) / 2).abs().max() <= 0.5
     luma = torch.tensor([0.299, 0.587, 0.114]).view(1, 3, 1, 1)
-    kept = Stylist(network, original_colours=True)(Piece(pictures)).float()
+    kept = Stylist(network, finish=Finish(original_colours=True))(Piece(pictures)).float()
     inside = ((kept > 0) & (kept < 255)).all(1)
     difference = (kept - pictures.float()).diff(dim=1).abs().amax(1)
     assert inside.float().mean() > 0.2 and difference[inside].max() <= 1, "colour differences are the photograph's"

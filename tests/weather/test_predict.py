@@ -22,7 +22,7 @@ from tests.weather.files import Layout
 from tests.weather.toys import config, make
 
 # The package has functions of these names.
-predict, prepare = (import_module(f"retable.tasks.weather.{name}") for name in ("predict", "prepare"))
+predict, prepare = (import_module(f"retable.tasks.weather.{name}") for name in ("predict", "w4c.prepare"))
 
 
 @pytest.fixture(scope="module")

@@ -178,7 +178,10 @@ def items(option: str, text: str, kind: type[Any] = float) -> list[Any]:
 
 
 def spread(command: Callable[..., None]) -> Callable[..., None]:
-    """Let a command's parameters that are dataclasses be options, one for each of their fields."""
+    """Let a command's parameters that are dataclasses be options, one for each of their fields.
+
+    A field that is called as one of the command's own options keeps its default.
+    """
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, Any] = {name: kind for name, kind in hints.items() if dataclasses.is_dataclass(kind)}
     parameters, owner = [], {}
@@ -188,6 +191,8 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
             continue
         inner = get_type_hints(groups[name], include_extras=True)
         for each in dataclasses.fields(groups[name]):
+            if each.name in hints:
+                continue
             owner[each.name] = name
             parameters.append(
                 inspect.Parameter(

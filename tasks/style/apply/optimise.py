@@ -40,9 +40,17 @@ class ImageOptimisation:
     """
 
     def __init__(
-        self, config: Config, content: Pixels, paintings: Sequence[Pixels], network: BackboneNetwork, device: str
+        self,
+        config: Config,
+        content: Pixels,
+        paintings: Sequence[Pixels],
+        network: BackboneNetwork,
+        device: str,
+        begin: Image | None = None,
     ) -> None:
         """Prepare the first stage; the network is moved to the device.
+
+        `begin`, of the first stage's shape, is what is begun with in place of what the config says.
 
         Raises:
             UserError: where the backbone has no such layer, or the image is too small for it.
@@ -60,7 +68,7 @@ class ImageOptimisation:
         self._loss: Any = torch.compile(loss) if config.compile else loss
         self._history: list[Tensor] = []
         self._enter(self._stage(0))
-        self._place(self._start())
+        self._place(self._start() if begin is None else begin)
 
     def step(self) -> Losses:
         """Evaluate the image once, and move it. The losses, each of shape (1,), are those before the move."""

@@ -12,6 +12,7 @@ off unless asked for; `flicker` says what they bring.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -93,6 +94,30 @@ def is_cut(before: Array | None, after: Array | None) -> bool:
     return before is not None and after is not None and bool(np.abs(before - after).sum() / 2 > CUT)
 
 
+@dataclass(frozen=True)
+class Finish:
+    """What is done to stylised pictures, given those that they were made of."""
+
+    original_colours: bool = False
+    strength: float = 1.0
+    mask: Mask | None = None
+
+    def __call__(self, pictures: Pictures, piece: Piece) -> Pictures:
+        """Bring back colours, what the mask leaves out, and a share of the photographs."""
+        if not self.original_colours and self.strength == 1 and self.mask is None:
+            return pictures
+        pairs = zip(pictures.permute(0, 2, 3, 1).numpy(), piece.pictures.permute(0, 2, 3, 1).numpy(), strict=True)
+        finished = [self._one(stylised, photograph) for stylised, photograph in pairs]
+        return torch.from_numpy(np.stack(finished)).permute(0, 3, 1, 2).contiguous()
+
+    def _one(self, stylised: Picture, photograph: Picture) -> Picture:
+        if self.original_colours:
+            stylised = images.original_colours(stylised, photograph)
+        if self.mask is not None:
+            stylised = compose(photograph, [stylised], self.mask.shares(*photograph.shape[:2]))
+        return images.mix(stylised, photograph, self.strength)
+
+
 class Stylist:
     """A network, and what is done to its pictures: what stylises a piece of a video, here or in a Ray actor.
 
@@ -103,12 +128,9 @@ class Stylist:
         self,
         network: TransformerNetwork,
         precision: Literal["float32", "bfloat16"] = "float32",
-        original_colours: bool = False,
-        strength: float = 1.0,
-        mask: Mask | None = None,
+        finish: Finish | None = None,
     ) -> None:
-        self.network, self.precision = network, precision
-        self.original_colours, self.strength, self.mask = original_colours, strength, mask
+        self.network, self.precision, self.finish = network, precision, finish or Finish()
         self.shot: int | None = None
         self.statistics: Statistics | None = None
 
@@ -124,19 +146,7 @@ class Stylist:
             made = transformer.stylise(self.network, image, self.precision, statistics=statistics)
         except torch.OutOfMemoryError as error:
             raise UserError(f"{len(image)} frames do not fit on the GPU; use --batch 1, or a smaller --size") from error
-        pictures = (made.float().clamp(0, 1) * 255).round().to(torch.uint8).cpu()
-        if not self.original_colours and self.strength == 1 and self.mask is None:
-            return pictures
-        pairs = zip(pictures.permute(0, 2, 3, 1).numpy(), piece.pictures.permute(0, 2, 3, 1).numpy(), strict=True)
-        finished = [self._finish(stylised, photograph) for stylised, photograph in pairs]
-        return torch.from_numpy(np.stack(finished)).permute(0, 3, 1, 2).contiguous()
-
-    def _finish(self, stylised: Picture, photograph: Picture) -> Picture:
-        if self.original_colours:
-            stylised = images.original_colours(stylised, photograph)
-        if self.mask is not None:
-            stylised = compose(photograph, [stylised], self.mask.shares(*photograph.shape[:2]))
-        return images.mix(stylised, photograph, self.strength)
+        return self.finish((made.float().clamp(0, 1) * 255).round().to(torch.uint8).cpu(), piece)
 
     def _measure(self, reference: Pictures, device: str) -> Statistics:
         """Measure a shot's statistics, on as many of its first pictures as memory has room for."""
@@ -187,10 +197,21 @@ def is_visible(flow: Flow, back: Flow) -> Array:
     return np.asarray(inside & (gap <= 0.01 * ((flow**2).sum(-1) + (returned**2).sum(-1)) + 0.5))
 
 
+def moved(picture: Picture, source: Picture, result: Array) -> tuple[Array, Array]:
+    """Move what became of a frame, `source`, to where the same things are in the next one, `picture`.
+
+    Returns:
+        The moved result (height, width, 3), and where it holds, bool (height, width, 1): see `is_visible`; beyond that,
+        the source's pixel must have kept its colour, as flows of things that appear can cancel out too.
+    """
+    flow = optical_flow(picture, source)
+    same = np.abs(warp(source, flow).astype(np.int16) - picture).max(-1) <= CHANGED
+    kept = (same & is_visible(flow, optical_flow(source, picture)))[..., None]
+    return warp(result.astype(np.float32), flow), kept
+
+
 def smooth(pairs: Pairs, share: float = 0.7) -> Pairs:
     """Blend each stylised picture with the one before it, moved along the flow, where the pixel was visible.
-
-    Beyond Ruder's check, the source's pixel must have kept its colour: flows of things that appear can cancel out too.
 
     Args:
         pairs: in the video's order.
@@ -203,10 +224,8 @@ def smooth(pairs: Pairs, share: float = 0.7) -> Pairs:
         for picture, new in zip(sources, stylised.permute(0, 2, 3, 1).numpy(), strict=True):
             new = new.astype(np.float32)
             if source is not None and result is not None and piece.shot == shot:
-                flow = optical_flow(picture, source)
-                same = np.abs(warp(source, flow).astype(np.int16) - picture).max(-1) <= CHANGED
-                kept = (same & is_visible(flow, optical_flow(source, picture)))[..., None]
-                new = np.where(kept, share * warp(result, flow) + (1 - share) * new, new)
+                warped, kept = moved(picture, source, result)
+                new = np.where(kept, share * warped + (1 - share) * new, new)
             source, result, shot = picture, new, piece.shot
             blended.append(np.rint(new).astype(np.uint8))
         yield piece, torch.from_numpy(np.stack(blended)).permute(0, 3, 1, 2).contiguous()

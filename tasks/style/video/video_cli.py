@@ -7,13 +7,20 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.progress import Progress, TextColumn
 
 from retable.platform.board import clock, console
 from retable.platform.errors import UserError
+from retable.platform.storage import Storage
+from retable.tasks.style.apply.knobs import Knobs, spread
+from retable.tasks.style.files import assets
+
+if TYPE_CHECKING:
+    from retable.tasks.style.video.steady import Finish
+    from retable.tasks.style.video.video import Pictures, Piece
 
 SAMPLE = 48
 """Frames that --measure looks at."""
@@ -21,10 +28,17 @@ EVERY = 10.0
 """Seconds between two lines of progress where there is no terminal."""
 
 
+@spread
 def video(
     source: Annotated[Path, typer.Argument(help="The video to stylise.")],
     target: Annotated[Path, typer.Argument(help="The video to write: .mp4, .mov, .mkv (H.264) or .webm (VP9).")],
-    style: Annotated[str, typer.Option(help="A style of the zoo, a weights file, or a run's fingerprint.")],
+    style: Annotated[
+        str, typer.Option(help="A style of the zoo, a weights file, or a run's fingerprint; by version1 a painting.")
+    ],
+    by: Annotated[
+        Literal["network", "version1"],
+        typer.Option(help="version1: optimise each frame, begun with the one before: a painting, and minutes a frame."),
+    ] = "network",
     steady: Annotated[
         Literal["off", "statistics", "flow"],
         typer.Option(help="Against flicker: statistics fixed over a shot; flow also blends along the motion."),
@@ -43,22 +57,24 @@ def video(
     reader: Annotated[Literal["pyav", "opencv"], typer.Option(help="opencv: the paper's, constant rate.")] = "pyav",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the target.")] = False,
     storage: Annotated[str, typer.Option(envvar="RETABLE_STORAGE", help="Where runs lie.")] = "results",
+    *,
+    knobs: Knobs,
 ) -> None:
     """Stylise a video; sound, frame rate, timestamps and size are kept.
 
     Example: `retable style video holiday.mp4 waves.mp4 --style great_wave --steady flow`
     """
     from retable.platform.cluster import ray_cluster
-    from retable.platform.storage import Storage
     from retable.tasks.style.apply.regions import open_mask
-    from retable.tasks.style.apply.stylise import find_network
-    from retable.tasks.style.video.steady import Flicker, Stylist, stylise_stream
+    from retable.tasks.style.video.steady import Finish, Flicker, stylise_stream
     from retable.tasks.style.video.video import stylise_video
 
     if not source.exists():
         raise UserError(f"{source}: no such file")
-    network = find_network(style, Storage.open(storage))
-    stylist = Stylist(network, precision, original_colours, strength, open_mask(mask, [""]))
+    if by == "version1" and (workers or measure or steady == "statistics"):
+        raise UserError("--by version1 makes one frame after the other; leave out --workers, --measure, statistics")
+    finish = Finish(original_colours, strength, open_mask(mask, [""]))
+    stylist = by_name(by, style, precision, finish, knobs, Storage.open(storage))
     meters: dict[str, Flicker] = {}
     stylise = stylise_stream(stylist, steady, workers, meters if measure else None, SAMPLE)
     with ray_cluster() if workers else nullcontext(), frame_bar(str(target)) as progress:
@@ -81,6 +97,32 @@ def video(
         console.print(f"{source}: {note}", markup=False)
     for line in flicker_lines({name: meter.result() for name, meter in meters.items()}, steady):
         console.print(line, markup=False)
+
+
+def by_name(
+    by: str, style: str, precision: Literal["float32", "bfloat16"], finish: Finish, knobs: Knobs, storage: Storage
+) -> Callable[[Piece], Pictures]:
+    """Return what stylises pieces of a video: a network, or an optimisation of each frame.
+
+    Raises:
+        UserError: where there is no such style, or options are of the other way.
+    """
+    from retable.tasks.style.apply.stylise import Options, find_network, find_painting, open_paintings
+    from retable.tasks.style.video.painted import Painter
+    from retable.tasks.style.video.steady import Stylist
+
+    changes = knobs.changes()
+    if knobs.history:
+        raise UserError("--history is of one picture: retable style image")
+    if by == "network":
+        if changes or knobs.like:
+            raise UserError(f"{min(changes, default=f'--like {knobs.like}')} is of paintings; add --by version1")
+        return Stylist(find_network(style, storage), precision, finish)
+    painting = find_painting(style) or assets.paintings().get(style)
+    if painting is None:
+        raise UserError(f"--style {style}: by version1, a picture's file or one of {', '.join(assets.paintings())}")
+    options = Options(size=0, precision=precision, like=knobs.like or "", changes=changes)
+    return Painter(open_paintings([painting], options, storage), finish)
 
 
 def flicker_lines(found: Mapping[str, Mapping[str, float]], steady: str) -> Iterator[str]:
