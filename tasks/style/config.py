@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from retable.platform.config import Parent, Scratch, Weights
+from retable.platform.config import Parent, Scratch, Weights, added
 
 Convention = Literal["gatys", "frobenius", "mean", "sum", "relative"]
 """How layer losses are scaled; G = F F^T over M positions of N filters, C H W = N M.
@@ -191,6 +191,9 @@ class TrainNetwork:
     conditional: bool = False
     """Whether each painting is a style of its own, told apart by the scales and shifts of the normalisations (Dumoulin
     et al. 2017), which can be blended afterwards; else several paintings make one style."""
+    new_styles: int = added(0)
+    """So many of the last paintings are new to the network that `init` names, whose own come first, in its order: their
+    scales and shifts alone are learnt, and the others' styles stay as they were. 0: everything is learnt."""
     shift: int = 0
     """Losses look at images from a place that is drawn anew for each step, less than so many pixels from the corner:
     the loss network's poolings then leave no lattice."""
@@ -224,6 +227,8 @@ class TrainNetwork:
             raise ValueError(f"size {self.size} is below 32 pixels")
         if not 0 <= self.shift <= self.size - 32:
             raise ValueError(f"shift {self.shift} leaves fewer than 32 of {self.size} pixels")
+        if self.new_styles and not self.conditional:
+            raise ValueError("new_styles are learnt by a network of several styles; set method.conditional=true")
         if isinstance(self.texture, Texture) and not 32 <= self.texture.crop <= self.size - self.shift:
             raise ValueError(f"texture.crop {self.texture.crop} is outside [32, {self.size - self.shift}]")
 
@@ -262,6 +267,13 @@ class Config:
             raise ValueError(f"blend {list(self.blend)} should hold {len(self.style)} weights, not negative")
         if isinstance(self.method, OptimiseImage) and not isinstance(self.init, Scratch):
             raise ValueError("method=optimise_image starts from an image (method.start), not from weights")
+        if isinstance(self.method, TrainNetwork) and self.method.new_styles:
+            if not 0 < self.method.new_styles < len(self.style):
+                raise ValueError(
+                    f"new_styles {self.method.new_styles} leaves none of {len(self.style)} paintings known"
+                )
+            if isinstance(self.init, Scratch):
+                raise ValueError("new_styles are added to a trained network; name it by init=parent or init=weights")
 
 
 @dataclass(frozen=True, kw_only=True)

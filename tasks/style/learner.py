@@ -77,10 +77,15 @@ class NetworkLearner:
         torch.manual_seed(config.seed)
         # Channels last: a CPU's convolutions of few filters, the last layer's above all, take less time so.
         self.network = untrained(self.method, len(config.style)).to(memory_format=torch.channels_last)
+        if self.method.new_styles:
+            self.network.requires_grad_(False)
+            for norm in self.network.norms():
+                norm.requires_grad_(True)  # rows of styles that no image is given get no gradient, and stay
         self.forward: Any = worker.wrap(self.network)
         if config.compile:
             self.forward = torch.compile(self.forward)
-        self.optimizer = torch.optim.Adam(self.network.parameters(), lr=self.method.learning_rate)
+        learnt = [parameter for parameter in self.network.parameters() if parameter.requires_grad]
+        self.optimizer = torch.optim.Adam(learnt, lr=self.method.learning_rate)
         paintings = [images.fit(data.painting(name), self.method.style_size) for name in config.style]
         self.judges = judges(config, [images.to_tensor(pixels) for pixels in paintings], data.storage, worker.device)
         self.last: Tensor | None = None
@@ -135,11 +140,16 @@ class NetworkLearner:
         return found
 
     def _styles(self, count: int, rng: np.random.Generator | None) -> Tensor | None:
-        """Return which painting each image of a share is to look like: in turn from one drawn, or from the first."""
+        """Return which painting each image of a share is to look like: in turn from one drawn, or from the first.
+
+        Only of new ones, where there are such.
+        """
         if not self.method.conditional:
             return None
-        first = int(rng.integers(len(self.config.style))) if rng is not None else 0
-        return (torch.arange(count, device=self.worker.device) + first) % len(self.config.style)
+        paintings = len(self.config.style)
+        choice = self.method.new_styles or paintings
+        first = int(rng.integers(choice)) if rng is not None else 0
+        return paintings - choice + (torch.arange(count, device=self.worker.device) + first) % choice
 
     def _stylised(self, photographs: Tensor, chosen: Tensor | None) -> Tensor:
         if chosen is None or len(self.config.style) == 1:
@@ -176,7 +186,7 @@ class NetworkLearner:
 
     def _steps(self) -> int:
         """Return the updates so far, which the optimiser counts."""
-        state = self.optimizer.state.get(next(self.network.parameters()))
+        state = self.optimizer.state.get(self.optimizer.param_groups[0]["params"][0])
         return int(state["step"]) if state else 0
 
     def _side_by_side(self, batch: Tensor) -> bytes:
@@ -197,15 +207,27 @@ class NetworkLearner:
         self.optimizer.load_state_dict(states[0]["optimizer"])
 
     def load_weights(self, weights: Sequence[Mapping[str, Tensor]]) -> None:
-        """Start from a network's weights.
+        """Start from a network's weights; styles that it does not have begin as the mean of those it has.
 
         Raises:
             UserError: where it has another shape.
         """
         try:
-            self.network.load_state_dict(weights[0])
+            self.network.load_state_dict(with_styles(weights[0], self.network.state_dict()))
         except RuntimeError as error:
             raise UserError("init: a network of another shape (method.filters, method.upsampling)") from error
+
+
+def with_styles(weights: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Give a network's weights as many styles as another's have; each new one is the mean of those that are there."""
+    found = dict(weights)
+    for name, value in weights.items():
+        wanted = like[name].shape if name in like else value.shape
+        if ".norm." in name and len(wanted) == 2 and value.shape[-1] == wanted[1]:
+            there = value.reshape(-1, wanted[1])
+            more = wanted[0] - len(there)
+            found[name] = torch.cat([there, there.mean(0, keepdim=True).expand(more, -1)]) if more > 0 else there
+    return found
 
 
 @dataclass(frozen=True, eq=False)

@@ -241,6 +241,50 @@ def test_larger_trainings_cost_more():
         assert cost(override(base, changes)) > cost(base)
 
 
+def test_a_new_style_is_learnt_by_its_scales_and_shifts_and_leaves_the_others_as_they_were(storage, tmp_path):
+    several = NETWORK | {"method.conditional": True, "style": ["great_wave", "the_scream"]}
+    before = run(storage, tmp_path, override(Config(), several)).weights(2)
+    child = several | {"style": [*several["style"], "starry_night"], "method.new_styles": 1, "epochs": 1, "steps": 6}
+    child |= {"init": "parent", "init.overrides": list(several.items())}
+    config = override(Config(), child)
+    after = run(storage, tmp_path, config).weights(1)
+    for name, value in after.items():
+        if ".norm." in name:
+            assert torch.equal(value[:2], before[name]), name
+            assert not torch.equal(value[2], before[name].mean(0)), name
+        else:
+            assert torch.equal(value, before[name]), name
+    learner = build_learner([config], opened(storage, config), Worker())
+    assert learner._styles(3, None).tolist() == [2, 2, 2]
+
+
+def test_a_network_of_several_styles_starts_from_one_of_one(storage, tmp_path):
+    one = run(storage, tmp_path, override(Config(), NETWORK)).weights(2)
+    child = NETWORK | {"method.conditional": True, "style": ["great_wave", "the_scream"], "init": "parent"}
+    config = override(Config(), child | {"init.overrides": list(NETWORK.items())})
+    learner = build_learner([config], opened(storage, config), Worker())
+    learner.load_weights([one])
+    image = torch.rand(1, 3, 48, 48)
+    alone = build_learner([override(Config(), NETWORK)], opened(storage, override(Config(), NETWORK)), Worker())
+    alone.load_weights([one])
+    for shares in ([1.0, 0.0], [0.0, 1.0]):
+        made = learner.network.blended(shares)(image)
+        torch.testing.assert_close(made, alone.network(image), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"method.new_styles": 1}, "set method.conditional=true"),
+        ({"method.new_styles": 2, "method.conditional": True, "init": "weights"}, "leaves none of 2"),
+        ({"method.new_styles": 1, "method.conditional": True}, "name it by init"),
+    ],
+)
+def test_new_styles_that_cannot_be_are_refused(changes, message):
+    with pytest.raises(UserError, match=message):
+        override(Config(), {"style": ["great_wave", "the_scream"], **changes})
+
+
 def test_a_network_starts_from_another_paintings(storage, tmp_path):
     parent = override(Config(), NETWORK)
     trained = run(storage, tmp_path, parent).weights(2)

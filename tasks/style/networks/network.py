@@ -254,11 +254,14 @@ class TransformerNetwork(nn.Module):
         A network of several styles needs `shares`: what each image takes of each, best of sum one. It is for training;
         to stylise, `blended` gives a network of one style.
         """
-        for module in self.modules():
-            if isinstance(module, ConditionalNorm):
-                assert shares is not None, "a network of several styles, none of which is chosen"
-                module.shares = shares
+        for norm in self.norms():
+            assert shares is not None, "a network of several styles, none of which is chosen"
+            norm.shares = shares
         return self._walk(image, lambda index, features: None if statistics is None else statistics[index])
+
+    def norms(self) -> list[ConditionalNorm]:
+        """Return what tells several styles apart; of one style, nothing."""
+        return [module for module in self.modules() if isinstance(module, ConditionalNorm)]
 
     @torch.no_grad()
     def blended(self, shares: Sequence[float]) -> TransformerNetwork:
