@@ -127,7 +127,7 @@ def find_model(task: str, name: str, storage: Storage) -> tuple[bytes, str]:
         with disk_errors(name):
             return Path(name).read_bytes(), name
     if name in shipped:
-        return shipped[name].read_bytes(), name
+        return zoo.read(task, name), name
     if not set(name) <= set("0123456789abcdef"):
         raise UserError(f"--model {name}: no file, no run, and not in the zoo{nearest(name, shipped)}")
     data: bytes = import_module(f"retable.tasks.{task}.export").write_export(api.load(name, storage, task=task))

@@ -188,8 +188,8 @@ def of_run(run: api.TrainedRun, why: str, storage: Storage, name: str = "") -> M
 
 
 def of_zoo(task: str, storage: Storage) -> list[Model]:
-    """Return the files of a task's zoo."""
-    return [of_file(task, name, file.read_bytes(), "from the zoo", storage) for name, file in zoo.zoo(task).items()]
+    """Return the models of a task's zoo."""
+    return [of_file(task, name, zoo.read(task, name), "from the zoo", storage) for name in zoo.zoo(task)]
 
 
 def of_file(task: str, name: str, data: bytes, why: str, storage: Storage) -> Model:

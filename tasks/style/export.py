@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from safetensors.torch import load
+
 from retable.platform import exported, weights
 from retable.platform.api import TrainedRun
 from retable.platform.errors import UserError
@@ -63,6 +66,18 @@ def read_export(data: bytes, name: str) -> Exported:
         raise UserError(f"{name}: no network of this task, or not the whole file; {REMEDY}")
     said = exported.read_json(metadata, "provenance", name, REMEDY) if "provenance" in metadata else {}
     return Exported(_whole(said), transformer.read_bytes(data, name, painting=None))
+
+
+def one_of(data: bytes, painting: str) -> bytes:
+    """Return, of a file of several styles, a file of one, with what the whole says of itself.
+
+    Raises:
+        UserError: where it has no such style.
+    """
+    said = exported.read_json(weights.metadata(data) or {}, "provenance", painting, REMEDY)
+    network = transformer.read_bytes(data, painting, painting)
+    half = all(tensor.dtype == torch.float16 for tensor in load(data).values())
+    return transformer.pack(network, {**said, "paintings": [painting]}, half)
 
 
 def _whole(said: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from retable.platform.api import TrainedRun
 from retable.platform.errors import UserError
 from retable.platform.storage import Storage
 from retable.platform.task import Source, find
-from retable.platform.zoo import find as find_file
+from retable.platform.zoo import zoo
 from retable.tasks.rl.config import Bc, View
 from retable.tasks.rl.evaluate import check_sizes, rollout
 from retable.tasks.rl.export import read_export, read_policy, write_export, write_policy
@@ -158,7 +158,7 @@ def test_damaged_foreign_and_large_files_are_one_line(run):
 
 @pytest.mark.parametrize("name", ["dense", "snip-95", "random-95"])
 def test_the_zoo_has_policies_that_say_how_they_play(name):
-    opened = read_export(find_file("rl", f"HalfCheetah-{name}").read_bytes(), name)
+    opened = read_export(zoo("rl")[f"HalfCheetah-{name}"].read_bytes(), name)
     said, kept = opened.about, [w != 0 for key, w in opened.weights.items() if key.startswith("vae.d") and w.dim() == 2]
     assert said["command"].startswith("retable train rl --scale small") and said["scale"] == "small"
     assert said["score"]["metric"] == "return" and said["score"]["value"] > 1000 and said["licence"]

@@ -14,8 +14,11 @@ from retable.platform.errors import UserError
 from retable.platform.storage import Storage
 from retable.platform.task import find
 from retable.platform.weights import metadata
+from retable.tasks.style.apply.stylise import find_network, find_painting
 from retable.tasks.style.config import View
 from retable.tasks.style.export import read_export, write_export
+from retable.tasks.style.networks import transformer
+from retable.tasks.style.networks.network import TransformerNetwork
 from tests.tiny import IMAGE, photographs, tiny, trained
 
 
@@ -91,4 +94,33 @@ def test_the_zoo_speaks_todays_words():
         said["data"] == "free" and said["data_description"].startswith("own pictures") and "Apache" in said["licence"]
     )
     with pytest.raises(UserError, match="the zoo of style has no 'great_waves'; did you mean 'great_wave'"):
-        zoo.find("style", "great_waves")
+        zoo.read("style", "great_waves")
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_a_file_of_several_styles_is_a_zoo_of_as_many(half, tmp_path, monkeypatch):
+    torch.manual_seed(0)
+    network = TransformerNetwork(4, "transposed", "tanh", styles=2)
+    for norm in network.norms():
+        torch.nn.init.normal_(norm.weight)
+    (tmp_path / "zoo").mkdir()
+    about = {"task": "style", "paintings": ["great_wave", "the_scream"], "licence": "ours"}
+    transformer.save(network, tmp_path / "zoo" / "both.safetensors", about, half)
+    monkeypatch.setattr(zoo, "folder", lambda task: tmp_path)
+    assert list(zoo.zoo("style")) == ["great_wave", "the_scream"]
+    assert zoo.show("style")[0].endswith("one file with 1 more")
+    image = torch.rand(1, 3, 32, 32)
+    made = {}
+    for place, name in enumerate(zoo.zoo("style")):
+        alone = read_export(zoo.read("style", name), name)
+        assert (alone.about["paintings"], alone.about["licence"]) == ([name], "ours")
+        kept = network.half().float() if half else network
+        expected = kept.blended([float(place == other) for other in range(2)]).eval()(image)
+        made[name] = alone.network(image)
+        assert torch.equal(made[name], expected) and torch.equal(transformer.find(name)(image), expected)
+        assert (len(zoo.read("style", name)) < 1.1 * len(zoo.read("style", "great_wave"))) and find_painting(
+            name
+        ) is None
+    assert not torch.equal(*made.values())
+    blend = find_network("great_wave:0.5,the_scream:0.5", Storage.open(tmp_path))
+    assert torch.equal(blend(image), kept.blended([0.5, 0.5]).eval()(image))

@@ -17,6 +17,7 @@ from torch import Tensor
 from retable.platform import exported, weights
 from retable.platform.errors import UserError, nearest
 from retable.platform.storage import Storage
+from retable.platform.zoo import names
 from retable.platform.zoo import zoo as files
 from retable.tasks.style.apply.tiling import Precision, layers, stylise
 from retable.tasks.style.config import Config, TrainNetwork
@@ -200,6 +201,8 @@ def pack(network: TransformerNetwork, provenance: Mapping[str, object], half: bo
         "input": json.dumps("rgb01"),
         "provenance": json.dumps(provenance),
     }
+    if network.architecture.styles > 1:
+        metadata["models"] = json.dumps(styles(metadata))  # by which a zoo knows them
     return exported.sealed(state, metadata)
 
 
@@ -221,7 +224,8 @@ def find(name: str, painting: str = "") -> TransformerNetwork:
     """
     networks = zoo()
     if name in networks:
-        return read(networks[name], painting)
+        several = names(networks[name])
+        return read(networks[name], painting or (name if len(several) > 1 else ""))
     if not Path(name).exists():
         raise UserError(f"{name}: neither a file nor a network of the zoo{nearest(name, networks)}")
     return read(Path(name), painting)
