@@ -52,13 +52,37 @@ def opened(
 ) -> Opened:
     """Find a run by its fingerprint's first digits; regions and years to read are the run's, where none are named.
 
+    Args:
+        run: `RUN`, or `RUN@EPOCH` for another epoch than `epoch`.
+        storage: where it lies.
+        split: what is read.
+        epoch: a kept one, of a run that names none; 0: the last.
+        threshold: from where on rain is forecast, or how that is tuned.
+        regions: to be read.
+        years: to be read.
+
     Raises:
         UserError: where there is no finished one of this task, its data are gone, or a value is wrong.
     """
-    found = api.load(run, storage, task="weather")
-    view = resolve(override(View(), {"split": split, "epoch": epoch, "threshold": threshold}), found.config)
+    name, own = at_epoch(run)
+    found = api.load(name, storage, task="weather")
+    view = resolve(override(View(), {"split": split, "epoch": own or epoch, "threshold": threshold}), found.config)
     chosen = {"regions": tuple(regions) or found.config.regions, "years": tuple(years) or found.config.years}
     return Opened(found, override(found.config, chosen), view, found.source)
+
+
+def at_epoch(run: str) -> tuple[str, int]:
+    """Split `RUN@EPOCH`, such as `1f3a@4` or `latest@4`; the epoch is 0 where a run names none.
+
+    Raises:
+        UserError: where what follows the last `@` is no epoch.
+    """
+    name, mark, epoch = run.rpartition("@")
+    if not mark:
+        return run, 0
+    if not (name and epoch.isdecimal() and int(epoch)):
+        raise UserError(f"run {run!r}: write RUN@EPOCH, such as latest@4; epochs count from 1")
+    return name, int(epoch)
 
 
 def official_forecasts(
@@ -74,8 +98,9 @@ def official_forecasts(
         UserError: where the data set has no such inputs, or the runs are of different data.
     """
     first = members[0]
-    if any(m.config.data != first.config.data or m.config.regions != first.config.regions for m in members):
-        raise UserError("submit: the runs are of different data or regions; choose runs of one data set")
+    for name in ("data", "regions", "inputs", "forecast"):
+        if any(getattr(m.config, name) != getattr(first.config, name) for m in members):
+            raise UserError(f"submit: the runs differ in {name}; choose runs that forecast the same sequences")
     config, source, view = first.config, first.source, first.view
     index = Index.read(source.folder, source.info, config.holdout)
     lengths = (config.inputs, config.forecast)
@@ -99,6 +124,7 @@ def write_netcdf(what: Opened, out: Path) -> Iterator[Path]:
     """Write each shard's forecasts to `<out>/<split>-<year>-<region>.nc`, and yield the files' names."""
     config, source = what.config, what.source
     out.mkdir(parents=True, exist_ok=True)
+    made_by = f"retable run {what.run.fingerprint}, epoch {what.view.epoch}"
     index = Index.read(source.folder, source.info, config.holdout)
     model = load(what.run.config, what.run.weights(what.view.epoch), int(source.info["size"]))
     for shard in shards(config, what.view, source):
@@ -111,7 +137,7 @@ def write_netcdf(what: Opened, out: Path) -> Iterator[Path]:
             times=index.reference_times(windows, config.inputs),
             region=region,
             year=int(year),
-            attributes={"source": f"retable run {what.run.fingerprint}", "data": str(source.info["name"])},
+            attributes={"source": made_by, "data": str(source.info["name"])},
             grid=source.info.get("grids", {}).get(region),
         )
         yield path

@@ -75,7 +75,8 @@ def per_lead(threshold: metrics.Threshold, leads: int) -> Array:
 
 def name_of(run: Opened) -> str:
     """Return what a run is called on the page."""
-    return f"{type(run.config.model).__name__} {run.run.fingerprint[:8]}, seed {run.config.seed}"
+    epoch = f", epoch {run.view.epoch}" if run.view.epoch != run.config.epochs else ""
+    return f"{type(run.config.model).__name__} {run.run.fingerprint[:8]}{epoch}, seed {run.config.seed}"
 
 
 def chosen_cases(run: Opened, model: Forecaster, part: Verification) -> Iterator[Case]:
