@@ -165,12 +165,14 @@ def submit(
     storage: Where = "results",
     split: Split = "test",
     epoch: Epoch = 0,
-    threshold: Annotated[float, typer.Option(help="Probability from which on rain is forecast.")] = 0.5,
+    threshold: Threshold = "0.5",
     transfer: Annotated[
         bool, typer.Option("--transfer", help="The transfer challenge's 16 files: three more regions, and 2021.")
     ] = False,
 ) -> None:
     """Write forecasts of the organisers' inputs as a submission, and say what their server would refuse.
+
+    A threshold that is tuned is each run's own best on validation; a place without any has the best of all places.
 
     Examples: `retable weather submit latest --out core.zip` · a vote in which one run has two voices, its epochs 4 and
     5: `retable weather submit 1f3a 77c0 9b2e@4 9b2e@5`
@@ -180,7 +182,7 @@ def submit(
 
     wanted = submission.TRANSFER if transfer else ()
     years, regions = (tuple(dict.fromkeys(each)) for each in zip(*wanted, strict=True)) if wanted else ((), ())
-    loaded = [opened(run, storage, split, epoch, threshold, regions, years) for run in runs]
+    loaded = [opened(run, storage, split, epoch, chosen(threshold), regions, years) for run in runs]
     out.parent.mkdir(parents=True, exist_ok=True)
     submission.write(out, official_forecasts(loaded, wanted), 0.5)
     console.print(f"{out}: {out.stat().st_size / 1e6:.1f} MB")

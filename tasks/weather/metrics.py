@@ -60,6 +60,11 @@ def cuts(thresholds: Threshold) -> Array:
     return np.rint(STEPS * np.asarray(thresholds, np.float64)).astype(np.intp)
 
 
+def rain(steps: Array, threshold: Threshold) -> Array:
+    """Return where steps (n, L, S, S) are a forecast of rain: bool, of the same shape."""
+    return np.asarray(steps >= np.broadcast_to(cuts(threshold), (steps.shape[1],))[:, None, None])
+
+
 def summarise(steps: Array, events: Array) -> dict[str, Array]:
     """Return the small tables of one shard from which every score follows.
 

@@ -1,5 +1,6 @@
 """What leaves the platform and what comes in, through the commands a user types."""
 
+from dataclasses import replace
 from importlib import import_module
 from itertools import pairwise
 
@@ -14,7 +15,7 @@ from retable.platform.config import override
 from retable.platform.errors import UserError
 from retable.platform.storage import Storage
 from retable.platform.task import Source
-from retable.tasks.weather import cli
+from retable.tasks.weather import cli, metrics
 from retable.tasks.weather.config import Config, View
 from retable.tasks.weather.forecasts import submission
 from retable.tasks.weather.forecasts.exchange import opened, write_netcdf
@@ -114,6 +115,38 @@ def test_epochs_of_one_run_vote_beside_other_runs(trained, epochs, tmp_path, cap
         assert f"run {epochs}, epoch 2" in str(file.attrs["source"])
     cli.export(f"{epochs}@2", tmp_path / "one.safetensors", 0, "", storage.root)
     capsys.readouterr()
+
+
+@pytest.mark.parametrize("how", ["tuned", "tuned_per_region_and_lead"])
+def test_a_submissions_threshold_is_tuned_on_validation(trained, tmp_path, monkeypatch, how):
+    storage, folder = trained
+    places = tuple((year, region) for year in (2019, 2020) for region in ("boxi_0015", "roxi_0004"))
+    monkeypatch.setattr(submission, "TRANSFER", places[1:])
+    cli.submit([folder.fingerprint], tmp_path / "a.zip", storage.root, "test", 0, how, True)
+    found = {f"test/{year}/{region}": rain for year, region, rain in submission.read(tmp_path / "a.zip")}
+    assert len(found) == len(places) - 1
+    predict, source = import_module("retable.tasks.weather.predict"), Source.of(storage, "weather/tiny")
+    chosen, view = config(epochs=1), View(epoch=1, threshold=how)
+    both = {}
+    for split in ("validation", "test"):
+        for shard in predict.shards(chosen, replace(view, split=split), source):
+            both[shard] = predict.predict(chosen, view, folder.weights(1), source, shard)["probability"]
+    summaries = {
+        shard: metrics.summarise(steps, predict.events(chosen, source, shard)) for shard, steps in both.items()
+    }
+    by = predict.thresholds(view, summaries)
+    for shard, rain in found.items():
+        leads = np.broadcast_to(by[shard], (8,))
+        assert all(np.array_equal(rain[:, k], both[shard][:, k] >= round(200 * leads[k])) for k in range(8))
+    if how == "tuned":  # a place without validation has the threshold of all
+        validated = {place: histogram for place, histogram in predict.validated(summaries).items()}
+        for each in ("tuned_per_region", "tuned_per_region_and_lead"):
+            apart = predict.thresholds_of(["test/2021/roxi_0008"], replace(view, threshold=each), validated)
+            assert np.shape(apart["test/2021/roxi_0008"]) == (() if each == "tuned_per_region" else (8,))
+        alone = predict.thresholds_of(["test/2021/roxi_0008"], replace(view, threshold="tuned_per_region"), validated)
+        assert alone["test/2021/roxi_0008"] == by["test/2019/boxi_0015"]
+    with pytest.raises(UserError, match="threshold"):
+        cli.submit([folder.fingerprint], tmp_path / "b.zip", storage.root, "test", 0, "best")
 
 
 @pytest.mark.parametrize("name", ["latest@", "latest@0", "latest@last", "@3", "latest@-1"])
