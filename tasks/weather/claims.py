@@ -1,11 +1,12 @@
 """The paper's findings, and ours, as functions of the measured rows.
 
-Every comparison is of the headline IoU, by a paired bootstrap over sequences, with Student's interval over
-training seeds.
+Every comparison is of the headline IoU, or of the Brier score, by a paired bootstrap over sequences, with Student's
+interval over training seeds.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import pairwise
@@ -13,8 +14,8 @@ from typing import Any
 
 from retable.platform.table import AnyRow, Claim, Replicate, Results
 from retable.platform.verdicts import Estimate, Verdict, join, judge, plural, too_few, untested
-from retable.tasks.weather.metrics import paired_difference, sequence_counts
-from retable.tasks.weather.predict import thresholds
+from retable.tasks.weather.metrics import isotonic, paired_brier, paired_difference, sequence_counts, squared_errors
+from retable.tasks.weather.predict import thresholds, validated
 from retable.tasks.weather.tables import (
     ALL_DRY,
     ALL_RAIN,
@@ -25,6 +26,8 @@ from retable.tasks.weather.tables import (
     BASELINE_MASKED,
     BASELINE_RIGHT,
     CLIMATOLOGY,
+    CONTEXT_BY_LEAD,
+    CONTEXT_CALIBRATED,
     CONTEXT_TUNED,
     CONTEXT_UNCROPPED,
     IMPROVED_HELDOUT,
@@ -74,6 +77,27 @@ def compare(results: Results, better: AnyRow, worse: AnyRow, year: int | None = 
     sequences = sum(len(table) for table in sides[0][0].values())
     about = f"IoU, {plural(len(pairs), 'seed')}, {plural(sequences, 'sequence')}"
     return Estimate(*paired_difference(sides[0], sides[1]), about, "+.3f")
+
+
+def squared_errors_of(replicate: Replicate) -> dict[str, Any]:
+    """Return the squared errors and pixels of each sequence, by shard, of the probabilities that a view reports."""
+    summaries = replicate.summaries()
+    view: Any = replicate.view
+    own = {shard: summary for shard, summary in summaries.items() if shard.startswith(f"{view.split}/")}
+    if view.calibration != "isotonic":
+        return squared_errors(own)
+    return squared_errors(own, isotonic(list(validated(summaries).values())))
+
+
+def lowers_brier(results: Results, better: AnyRow, worse: AnyRow) -> Verdict:
+    """Say whether one row's Brier score is lower than another's, which is better."""
+    pairs = results.lines(better, worse)
+    if refused := too_few(len(pairs)):
+        return refused
+    sides = [[squared_errors_of(pair[side]) for pair in pairs] for side in (0, 1)]
+    sequences = sum(len(table) for table in sides[0][0].values())
+    about = f"Brier score, {plural(len(pairs), 'seed')}, {plural(sequences, 'sequence')}"
+    return Estimate(*paired_brier(*sides), about, "+.4f").verdict(-math.inf, 0.0)
 
 
 def unlearnt(results: Results, rows: Sequence[AnyRow]) -> Verdict | None:
@@ -175,6 +199,12 @@ CLAIMS: Mapping[str, Sequence[Claim]] = {
         ours("The context network beats the retrieval moved by optical flow.", CONTEXT_TUNED, MOVED),
         ours("The context network beats rain everywhere and always.", CONTEXT_TUNED, ALL_RAIN),
         ours("The context network beats the same network without the crop.", CONTEXT_TUNED, CONTEXT_UNCROPPED),
+        ours("A threshold for each region, year and lead time beats one for all.", CONTEXT_BY_LEAD, CONTEXT_TUNED),
+        Claim(
+            text="Isotonic calibration lowers the Brier score of the context network.",
+            check=partial(lowers_brier, better=CONTEXT_CALIBRATED, worse=CONTEXT_TUNED),
+            ours=True,
+        ),
         ours("The official baseline gains from the crop and the mask put right.", BASELINE_RIGHT, OFFICIAL_ROW),
         Claim(
             text="The difference mask changes nothing.",

@@ -16,7 +16,7 @@ app = typer.Typer(no_args_is_help=True, help="Weather4cast: submissions, forecas
 
 Where = Annotated[str, typer.Option("--storage", envvar="RETABLE_STORAGE", help="Where data and runs lie.")]
 Name = Annotated[str | None, typer.Option(help="Name of the data set.")]
-Fingerprint = Annotated[str, typer.Argument(help="A run's fingerprint, or its first digits.")]
+Fingerprint = Annotated[str, typer.Argument(help="A run's fingerprint, or its first digits; RUN@EPOCH: at an epoch.")]
 Split = Annotated[str, typer.Option(help="test, heldout or validation.")]
 Regions = Annotated[
     str, typer.Option(help="Regions, e.g. boxi_0015,roxi_0008, also such as it was not trained on; none: the run's.")
@@ -25,7 +25,7 @@ Years = Annotated[str, typer.Option(help="Years, e.g. 2019,2021; none: the run's
 Threshold = Annotated[
     str, typer.Option(help="Probability from which on rain is forecast; or tuned, on validation: tuned_per_region, ...")
 ]
-Epoch = Annotated[int, typer.Option(help="A kept epoch; 0: the last.", min=0)]
+Epoch = Annotated[int, typer.Option(help="A kept epoch, of runs that name none; 0: the last.", min=0)]
 
 
 def make(
@@ -160,26 +160,29 @@ DATA = {"make": make, "check": check, "convert": convert, "import": import_}
 
 @app.command()
 def submit(
-    runs: Annotated[list[str], typer.Argument(help="Fingerprints, or their first digits; several: a majority vote.")],
+    runs: Annotated[list[str], typer.Argument(help="First digits of runs, or RUN@EPOCH; several: a majority vote.")],
     out: Annotated[Path, typer.Option(help="The zip to write.")] = Path("submission.zip"),
     storage: Where = "results",
     split: Split = "test",
     epoch: Epoch = 0,
-    threshold: Annotated[float, typer.Option(help="Probability from which on rain is forecast.")] = 0.5,
+    threshold: Threshold = "0.5",
     transfer: Annotated[
         bool, typer.Option("--transfer", help="The transfer challenge's 16 files: three more regions, and 2021.")
     ] = False,
 ) -> None:
     """Write forecasts of the organisers' inputs as a submission, and say what their server would refuse.
 
-    Example: `retable weather submit latest --out core.zip`
+    A threshold that is tuned is each run's own best on validation; a place without any has the best of all places.
+
+    Examples: `retable weather submit latest --out core.zip` · a vote in which one run has two voices, its epochs 4 and
+    5: `retable weather submit 1f3a 77c0 9b2e@4 9b2e@5`
     """
     from retable.tasks.weather.forecasts import submission
     from retable.tasks.weather.forecasts.exchange import official_forecasts, opened
 
     wanted = submission.TRANSFER if transfer else ()
     years, regions = (tuple(dict.fromkeys(each)) for each in zip(*wanted, strict=True)) if wanted else ((), ())
-    loaded = [opened(run, storage, split, epoch, threshold, regions, years) for run in runs]
+    loaded = [opened(run, storage, split, epoch, chosen(threshold), regions, years) for run in runs]
     out.parent.mkdir(parents=True, exist_ok=True)
     submission.write(out, official_forecasts(loaded, wanted), 0.5)
     console.print(f"{out}: {out.stat().st_size / 1e6:.1f} MB")
@@ -235,7 +238,7 @@ def chosen(threshold: str) -> float | str:
 
 @app.command()
 def verify(
-    runs: Annotated[list[str], typer.Argument(help="Fingerprints, or their first digits; several: side by side.")],
+    runs: Annotated[list[str], typer.Argument(help="First digits of runs, or RUN@EPOCH; several: side by side.")],
     out: Annotated[Path, typer.Option(help="The folder of the page.")] = Path("verification"),
     storage: Where = "results",
     split: Split = "test",
@@ -249,7 +252,7 @@ def verify(
     By lead time, year and region, scale and threshold: IoU (CSI), POD, FAR, bias, FSS; Brier score, reliability and
     sharpness of the probabilities; of several runs, how often it rained where so many of them agree.
 
-    Example: `retable weather verify latest --threshold tuned`
+    Example: `retable weather verify latest --threshold tuned`, `retable weather verify 1f3a@4 1f3a@5`
     """
     from retable.platform.board import progress_bar
     from retable.tasks.weather.forecasts.exchange import opened
@@ -336,5 +339,7 @@ def export(
     Example: `retable weather export latest rain.safetensors`
     """
     from retable.platform.exported import export
+    from retable.tasks.weather.forecasts.exchange import at_epoch
 
-    export("weather", run, storage, file, epoch=epoch, licence=licence)
+    name, own = at_epoch(run)
+    export("weather", name, storage, file, epoch=own or epoch, licence=licence)

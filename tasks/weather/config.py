@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from retable.platform.config import Parent, Scratch, Weights
+from retable.platform.config import Parent, Scratch, Weights, added
 
 CORE_REGIONS = ("boxi_0015", "boxi_0034", "boxi_0076", "roxi_0004", "roxi_0005", "roxi_0006", "roxi_0007")
 TRANSFER_REGIONS = ("roxi_0008", "roxi_0009", "roxi_0010")
@@ -179,7 +179,7 @@ class Config:
     rain_threshold: float = 0.2
     """Rain rate from which on it rains, mm/h; 0 (the competition's first stage): any rain."""
     train_on: Literal["training", "training_and_validation"] = "training"
-    holdout: int = 60
+    holdout: int = added(60)
     """Where the organisers keep the targets of test and heldout: so many sequences of each, at most, are held back of a
     region's and year's training set in their place, and what lies around them. 0: none, and nothing but validation can
     be scored."""
@@ -187,7 +187,7 @@ class Config:
     crop: Literal["centre", "none"] = "centre"
     """The images show six times the forecast's width. `centre` cuts out its place and enlarges it; `none`, the
     reference's, lays the whole image over the forecast."""
-    initial_rain: float = 0.5
+    initial_rain: float = added(0.5)
     """Probability of rain that an untrained `unet`, `swin` or `vivit` forecasts, about; the reference's is a half. It
     rains far more seldom, and a short training spends its steps on finding that out."""
     temporal_shift: bool = False

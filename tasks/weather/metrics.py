@@ -9,7 +9,7 @@ Arrays, with n sequences of L lead times on S x S pixels of 2 km:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,9 @@ Summaries = Mapping[str, Mapping[str, Array]]
 Counts = Mapping[str, Array]
 Threshold = float | Array
 """Probability from which on rain is forecast, a multiple of 1/200: one, or one for each lead time (L,)."""
+
+Interval = tuple[float, float, float]
+"""A number, and the lower and upper end of its 95 % interval."""
 
 FSS_WIDTHS = (1, 3, 9, 27)
 """Widths of the fractions skill score's neighbourhoods, pixels of 2 km."""
@@ -58,6 +61,11 @@ def cut(threshold: float) -> int:
 def cuts(thresholds: Threshold) -> Array:
     """Return the steps from which on rain is forecast: of one threshold (), or of one for each lead time (L,)."""
     return np.rint(STEPS * np.asarray(thresholds, np.float64)).astype(np.intp)
+
+
+def rain(steps: Array, threshold: Threshold) -> Array:
+    """Return where steps (n, L, S, S) are a forecast of rain: bool, of the same shape."""
+    return np.asarray(steps >= np.broadcast_to(cuts(threshold), (steps.shape[1],))[:, None, None])
 
 
 def summarise(steps: Array, events: Array) -> dict[str, Array]:
@@ -314,7 +322,7 @@ def iou_batched(counts: Iterable[Array], batch: int) -> float:
 
 def paired_difference(
     a: Counts | Sequence[Counts], b: Counts | Sequence[Counts], draws: int = 2000, seed: int = 0
-) -> tuple[float, float, float]:
+) -> Interval:
     """Return by how much the headline IoU of `a` exceeds that of `b`, with a 95 % paired bootstrap interval.
 
     Args:
@@ -334,22 +342,73 @@ def paired_difference(
     Raises ValueError where forecasts differ in seeds, shards or sequences.
 
     """
-    pairs = list(zip(as_list(a), as_list(b), strict=True))
+    difference, drawn = [], []
+    for whole, resampled in drawn_anew(as_list(a), as_list(b), draws, seed):
+        difference.append(np.subtract(*np.moveaxis(iou(whole), -1, 0)))
+        drawn.append(np.subtract(*np.moveaxis(iou(resampled), -1, 0)))
+    return interval(np.mean(difference, axis=0), np.mean(drawn, axis=0))
+
+
+def drawn_anew(a: Sequence[Counts], b: Sequence[Counts], draws: int, seed: int) -> Iterator[tuple[Array, Array]]:
+    """Yield, shard by shard, sums over the sequences, and sums over sequences drawn anew, of two forecasts.
+
+    Args:
+        a: what is summed of each sequence, (n, k) for each shard; of each training seed.
+        b: the same of another forecast of the same sequences.
+        draws: how often to resample.
+        seed: of the resampling.
+
+    Yields:
+        float64 (training seeds, 2, k) and (draws, training seeds, 2, k); drawn alike for all of them.
+
+    Raises ValueError where forecasts differ in seeds, shards or sequences.
+    """
+    pairs = list(zip(a, b, strict=True))
     shards = list(pairs[0][0])
     if any(set(side) != set(shards) for pair in pairs for side in pair):
         raise ValueError("the forecasts are not of the same shards")
     random = np.random.default_rng(seed)
-    difference, resampled = np.zeros(len(pairs)), np.zeros((draws, len(pairs)))
     for shard in shards:
-        sides = np.stack([[side[shard][:, :3] for side in pair] for pair in pairs]).astype(np.float64)
+        sides = np.stack([[side[shard] for side in pair] for pair in pairs]).astype(np.float64)
         sequences = sides.shape[2]
         times = random.multinomial(sequences, np.full(sequences, 1 / sequences), size=draws).astype(np.float64)
-        drawn = np.tensordot(times, sides, axes=(1, 2))  # (draws, seeds, 2, 3)
-        difference += np.subtract(*iou(sides.sum(axis=2)).T) / len(shards)
-        resampled += np.subtract(*np.moveaxis(iou(drawn), -1, 0)) / len(shards)
+        yield sides.sum(axis=2), np.tensordot(times, sides, axes=(1, 2))
+
+
+def interval(difference: Array, resampled: Array) -> Interval:
+    """Return the mean over training seeds (seeds,), and the ends of its interval by draws (draws, seeds)."""
     low, high = np.percentile(resampled.mean(axis=1), [2.5, 97.5])
     mean, margin = seed_mean([difference])
     return mean, *widen(mean, float(low), float(high), margin)
+
+
+def squared_errors(summaries: Summaries, probabilities: Array = MIDDLES) -> dict[str, Array]:
+    """Return the sum of squared errors and the pixels of every sequence, float64 (n, 2), for each shard.
+
+    `probabilities` (201,) is what the steps stand for (`isotonic`). The Brier score of all is the one over the other.
+    """
+    found = {}
+    for shard, summary in summaries.items():
+        table = summary["histogram"].sum(axis=1, dtype=np.int64)
+        errors = table[..., 0] @ probabilities**2 + table[..., 1] @ (1 - probabilities) ** 2
+        found[shard] = np.stack([errors, table.sum(axis=(1, 2))], axis=-1)
+    return found
+
+
+def paired_brier(a: Sequence[Counts], b: Sequence[Counts], draws: int = 2000, seed: int = 0) -> Interval:
+    """Return by how much the Brier score of `a` exceeds that of `b`, with its interval: below 0, `a` is better.
+
+    Args:
+        a: `squared_errors` of a forecast, of each training seed.
+        b: the same of another forecast of the same sequences.
+        draws: how often to resample.
+        seed: of the resampling.
+
+    Drawn as `paired_difference` does; the pixels of all shards count together, as in `calibration`.
+    """
+    sums = (np.sum(parts, axis=0) for parts in zip(*drawn_anew(a, b, draws, seed), strict=True))
+    difference, resampled = (np.subtract(*np.moveaxis(each[..., 0] / each[..., 1], -1, 0)) for each in sums)
+    return interval(difference, resampled)
 
 
 def as_list(counts: Counts | Sequence[Counts]) -> Sequence[Counts]:

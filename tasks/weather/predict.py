@@ -151,13 +151,24 @@ def validated(summaries: Mapping[str, Mapping[str, Array]]) -> dict[str, Array]:
 def thresholds(view: View, summaries: Mapping[str, Mapping[str, Array]]) -> dict[str, Threshold]:
     """Return the threshold of each shard of the view's split; tuned ones are the best on the validation shards."""
     own = [shard for shard in summaries if shard.startswith(f"{view.split}/")]
+    return thresholds_of(own, view, validated(summaries))
+
+
+def thresholds_of(shards: Sequence[str], view: View, histograms: Mapping[str, Array]) -> dict[str, Threshold]:
+    """Return the threshold of each of some shards, whose own events need not be known.
+
+    Args:
+        shards: names `split/year/region`.
+        view: how the threshold is chosen.
+        histograms: of the validation shards, by `year/region` (`validated`); needed where it is tuned. A place that has
+            none, as those of the transfer challenge, has the best threshold of all of them together.
+    """
     if isinstance(view.threshold, float):
-        return dict.fromkeys(own, view.threshold)
-    histograms = validated(summaries)
+        return dict.fromkeys(shards, view.threshold)
     if view.threshold == "tuned":
-        return dict.fromkeys(own, metrics.best_threshold(list(histograms.values())))
+        return dict.fromkeys(shards, metrics.best_threshold(list(histograms.values())))
     best = metrics.best_thresholds if view.threshold == "tuned_per_region_and_lead" else metrics.best_threshold
-    places = {shard: shard.partition("/")[2] for shard in own}
+    places = {shard: shard.partition("/")[2] for shard in shards}
     return {
         shard: best([histograms[place]] if place in histograms else list(histograms.values()))
         for shard, place in places.items()

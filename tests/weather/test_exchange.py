@@ -1,8 +1,10 @@
 """What leaves the platform and what comes in, through the commands a user types."""
 
+from dataclasses import replace
 from importlib import import_module
 from itertools import pairwise
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -13,9 +15,10 @@ from retable.platform.config import override
 from retable.platform.errors import UserError
 from retable.platform.storage import Storage
 from retable.platform.task import Source
-from retable.tasks.weather import cli
+from retable.tasks.weather import cli, metrics
 from retable.tasks.weather.config import Config, View
 from retable.tasks.weather.forecasts import submission
+from retable.tasks.weather.forecasts.exchange import opened, write_netcdf
 from retable.tasks.weather.model import build
 from retable.tasks.weather.w4c.layout import Index
 from tests.weather.toys import config, make, run
@@ -84,6 +87,82 @@ def test_several_runs_submit_their_majority_vote(trained, tmp_path):
         found = np.stack([forecast for _, _, forecast in submission.read(tmp_path / "deep/vote.zip")])
         if count == 3:
             assert np.array_equal(found, votes >= 2) and 0 < found.mean() < 1
+
+
+@pytest.fixture(scope="module")
+def epochs(trained):
+    """Three epochs of one run."""
+    return run(trained[0], config(epochs=3, seed=5), keep=(1, 2)).fingerprint
+
+
+def test_epochs_of_one_run_vote_beside_other_runs(trained, epochs, tmp_path, capsys):
+    storage, folder = trained
+
+    def submitted(*runs, epoch=0):
+        cli.submit(list(runs), tmp_path / "vote.zip", storage.root, "test", epoch, 0.5)
+        return np.stack([forecast for _, _, forecast in submission.read(tmp_path / "vote.zip")]).astype(int)
+
+    alone = {each: submitted(each) for each in (f"{epochs}@1", f"{epochs}@2", epochs, folder.fingerprint)}
+    assert np.array_equal(alone[f"{epochs}@1"], submitted(epochs, epoch=1))
+    assert not np.array_equal(alone[f"{epochs}@1"], alone[epochs])
+    assert np.array_equal(alone[epochs], submitted(f"{epochs}@3", epoch=1))  # a run that names none has --epoch
+    votes = sum(alone[each] for each in (f"{epochs}@1", f"{epochs}@2", folder.fingerprint))
+    assert np.array_equal(submitted(f"{epochs[:12]}@1", f"{epochs}@2", folder.fingerprint), votes >= 2)
+    cli.verify([f"{epochs}@1", f"{epochs}@2"], tmp_path / "page", storage.root, regions="roxi_0004", years="2019")
+    assert all(f"epoch {epoch}" in (tmp_path / "page/index.html").read_text() for epoch in (1, 2))
+    [one] = write_netcdf(opened(f"{epochs}@2", storage.root, "test", 0, 0.5, ["roxi_0004"], [2019]), tmp_path / "nc")
+    with h5py.File(one) as file:
+        assert f"run {epochs}, epoch 2" in str(file.attrs["source"])
+    cli.export(f"{epochs}@2", tmp_path / "one.safetensors", 0, "", storage.root)
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize("how", ["tuned", "tuned_per_region_and_lead"])
+def test_a_submissions_threshold_is_tuned_on_validation(trained, tmp_path, monkeypatch, how):
+    storage, folder = trained
+    places = tuple((year, region) for year in (2019, 2020) for region in ("boxi_0015", "roxi_0004"))
+    monkeypatch.setattr(submission, "TRANSFER", places[1:])
+    cli.submit([folder.fingerprint], tmp_path / "a.zip", storage.root, "test", 0, how, True)
+    found = {f"test/{year}/{region}": rain for year, region, rain in submission.read(tmp_path / "a.zip")}
+    assert len(found) == len(places) - 1
+    predict, source = import_module("retable.tasks.weather.predict"), Source.of(storage, "weather/tiny")
+    chosen, view = config(epochs=1), View(epoch=1, threshold=how)
+    both = {}
+    for split in ("validation", "test"):
+        for shard in predict.shards(chosen, replace(view, split=split), source):
+            both[shard] = predict.predict(chosen, view, folder.weights(1), source, shard)["probability"]
+    summaries = {
+        shard: metrics.summarise(steps, predict.events(chosen, source, shard)) for shard, steps in both.items()
+    }
+    by = predict.thresholds(view, summaries)
+    for shard, rain in found.items():
+        leads = np.broadcast_to(by[shard], (8,))
+        assert all(np.array_equal(rain[:, k], both[shard][:, k] >= round(200 * leads[k])) for k in range(8))
+    if how == "tuned":  # a place without validation has the threshold of all
+        validated = {place: histogram for place, histogram in predict.validated(summaries).items()}
+        for each in ("tuned_per_region", "tuned_per_region_and_lead"):
+            apart = predict.thresholds_of(["test/2021/roxi_0008"], replace(view, threshold=each), validated)
+            assert np.shape(apart["test/2021/roxi_0008"]) == (() if each == "tuned_per_region" else (8,))
+        alone = predict.thresholds_of(["test/2021/roxi_0008"], replace(view, threshold="tuned_per_region"), validated)
+        assert alone["test/2021/roxi_0008"] == by["test/2019/boxi_0015"]
+    with pytest.raises(UserError, match="threshold"):
+        cli.submit([folder.fingerprint], tmp_path / "b.zip", storage.root, "test", 0, "best")
+
+
+@pytest.mark.parametrize("name", ["latest@", "latest@0", "latest@last", "@3", "latest@-1"])
+def test_what_is_no_epoch_of_a_run_is_one_line(trained, name):
+    with pytest.raises(UserError, match=r"write RUN@EPOCH, such as latest@4; epochs count from 1"):
+        opened(name, trained[0].root, "test", 0, 0.5)
+
+
+def test_an_epoch_that_was_not_kept_and_other_lengths_are_refused(trained, epochs, tmp_path):
+    storage, folder = trained
+    with pytest.raises(UserError, match="epoch 7"):
+        cli.submit([f"{epochs}@7"], tmp_path / "a.zip", storage.root, "test", 0, 0.5)
+    short = run(storage, config(epochs=1, forecast=4)).fingerprint
+    with pytest.raises(UserError, match="the runs differ in forecast"):
+        cli.submit([folder.fingerprint, short], tmp_path / "a.zip", storage.root, "test", 0, 0.5)
+    assert not list(tmp_path.iterdir())
 
 
 def test_check_says_why_a_submission_would_be_refused(trained, tmp_path, capsys):

@@ -17,10 +17,13 @@ from retable.tasks.weather.metrics import (
     confusion,
     difference_mask,
     iou,
+    isotonic,
+    paired_brier,
     paired_difference,
     quantise,
     scores,
     sequence_counts,
+    squared_errors,
     summarise,
 )
 
@@ -335,6 +338,36 @@ def test_paired_difference_is_a_naive_bootstrap_and_students_interval_of_the_see
     difference, found_low, found_high = paired_difference(a, b, draws=4000)
     assert difference == pytest.approx(seeds.mean())
     assert (found_low, found_high) == pytest.approx((low, high), abs=0.1 * (high - low))
+
+
+def test_paired_brier_is_the_difference_of_the_scores_and_a_naive_bootstrap() -> None:
+    found = [
+        {shard: summarise(*field(seed + k, n=12, rain=0.1 * (k + 1))) for k, shard in enumerate(SHARDS)}
+        for seed in (70, 80, 90)
+    ]
+    risen = [isotonic([each["histogram"] for each in one.values()]) for one in found]
+    a = [squared_errors(one, probabilities) for one, probabilities in zip(found, risen, strict=True)]
+    b = [squared_errors(one) for one in found]
+    half = dict.fromkeys(SHARDS, 0.5)
+    gaps = [
+        scores(one, half, 1, probabilities)["brier"] - scores(one, half, 1)["brier"]
+        for one, probabilities in zip(found, risen, strict=True)
+    ]
+    assert max(gaps) < 0  # on its own data calibration is better
+    random, drawn = np.random.default_rng(5), []
+    for _ in range(1500):
+        rows = {shard: random.integers(0, 12, 12) for shard in SHARDS}
+        sides = [
+            [sum(side[s][rows[s]].sum(axis=0) for s in SHARDS) for side in pair] for pair in zip(a, b, strict=True)
+        ]
+        drawn.append(np.mean([ours[0] / ours[1] - plain[0] / plain[1] for ours, plain in sides]))
+    margin = 4.302653 * np.std(gaps, ddof=1) / np.sqrt(3)
+    low, high = np.percentile(drawn, [2.5, 97.5])
+    mean = float(np.mean(gaps))
+    wanted = mean - np.hypot(mean - low, margin), mean + np.hypot(high - mean, margin)
+    difference, *ends = paired_brier(a, b, draws=4000)
+    assert difference == pytest.approx(mean)
+    assert ends == pytest.approx(wanted, abs=0.1 * (wanted[1] - wanted[0]))
 
 
 def test_pairing_narrows_the_interval() -> None:

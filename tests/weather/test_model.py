@@ -1,5 +1,6 @@
 """A network in its place: geometry, temporal shift, the reference's weights."""
 
+import hashlib
 import itertools
 import math
 
@@ -8,8 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from retable.platform.config import override
+from retable.platform.config import CANONICAL, fingerprint, flatten, override
 from retable.platform.errors import UserError
+from retable.tasks.weather import TASK
 from retable.tasks.weather.config import (
     AllDry,
     AllRain,
@@ -23,6 +25,7 @@ from retable.tasks.weather.config import (
 )
 from retable.tasks.weather.model import build, convert_reference
 from retable.tasks.weather.models.unet import UNetForecaster
+from retable.tasks.weather.w4c.layout import HOLDOUT
 
 SIZE, INPUTS, FORECAST, REGIONS = 24, 4, 8, ("boxi_0015", "roxi_0004")
 SMALL = UNet(filters=2, levels=3)
@@ -266,3 +269,14 @@ def test_weights_that_do_not_fit_are_refused_by_name(reference, wrap):
         convert(reference | {"down_convs.3.conv1.weight": torch.ones(1)})
     with pytest.raises(ValueError, match=r"reduce_channels\.weight has shape \(3, 8, 1, 1, 1\), not \(8, 8, 1, 1, 1\)"):
         convert(reference | {"reduce_channels.weight": torch.ones(3, 8, 1, 1, 1)})
+
+
+def test_fields_that_came_later_leave_the_names_of_runs_as_they_were():
+    later = {"holdout": 60, "initial_rain": 0.5}
+    flat = flatten(Config())
+    assert later.items() <= flat.items() and HOLDOUT == later["holdout"]
+    text = CANONICAL.encode(["weather", TASK.version, {path: flat[path] for path in flat.keys() - later.keys()}])
+    name = fingerprint("weather", TASK.version, Config())
+    assert name == hashlib.sha256(text.encode()).hexdigest()[:16]
+    for changes in ({"holdout": 10}, {"initial_rain": 0.05}):
+        assert fingerprint("weather", TASK.version, override(Config(), changes)) != name

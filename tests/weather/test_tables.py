@@ -182,6 +182,43 @@ def test_a_sentence_holds_if_every_part_does():
     )
 
 
+def uncertain(label, seed, split_rain, calibration):
+    """A run that says 0.9 where it rains on 3 of 10 pixels, or as `split_rain` has it for validation and test."""
+    found = {}
+    for split, rain in zip(("validation", "test"), split_rain, strict=True):
+        histogram = np.zeros((4, 2, 201, 2), np.int32)
+        histogram[:, :, 180] = [100 - rain, rain]
+        histogram[:, :, 4] = [900 + seed, 1]
+        found[f"{split}/2019/roxi_0004"] = {"histogram": histogram}
+    view = View(epoch=1, threshold="tuned", calibration=calibration)
+    need = Replicate(label, {"seed": seed}, Config(seed=seed), view)
+    return replace(need, metrics={}, summaries=lambda: found)
+
+
+@pytest.mark.parametrize(
+    ("rain", "seeds", "status"),
+    [((30, 30), 3, "holds"), ((30, 90), 3, "does not hold"), ((30, 30), 2, "not tested at this scale")],
+)
+def test_calibration_holds_where_the_brier_score_falls(rain, seeds, status):
+    rows = {"calibrated": "isotonic", "plain": "none"}
+    found = results_of(TABLES, {k: [uncertain(k, s, rain, how) for s in range(seeds)] for k, how in rows.items()})
+    verdict = claims.lowers_brier(found, "calibrated", "plain")
+    assert verdict.status == status
+    assert verdict.because.startswith(("-0.", "+0.")[status != "holds"]) == (seeds == 3)
+    assert "3 seeds, 4 sequences" in verdict.because or seeds == 2
+
+
+def test_what_thresholds_and_calibration_gain_is_claimed_of_views_of_one_training(tmp_path):
+    plan = api.plan("weather/table1", scale="smoke", storage=str(tmp_path))
+    own = [plan.replicates["weather/table1"][row.label][0] for row in (tables.CONTEXT_TUNED, tables.CONTEXT_BY_LEAD)]
+    calibrated = plan.replicates["weather/table1"][tables.CONTEXT_CALIBRATED.label][0]
+    assert len({fingerprint("weather", TASK.version, each.config) for each in (*own, calibrated)}) == 1
+    assert [each.view.threshold for each in own] == ["tuned", "tuned_per_region_and_lead"]
+    assert calibrated.view == replace(own[0].view, calibration="isotonic")
+    texts = [claim.text for claim in TABLES["table1"].claims if claim.ours]
+    assert any("lead time" in text for text in texts) and any("Brier" in text for text in texts)
+
+
 def test_every_claim_names_rows_of_its_table():
     for table in TABLES.values():
         empty = Results({row.label: [] for row in table.rows})

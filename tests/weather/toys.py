@@ -41,13 +41,13 @@ def make(where, **layout):
     return storage
 
 
-def run(storage, chosen, place=None):
-    """Train to the end."""
+def run(storage, chosen, place=None, keep=()):
+    """Train to the end; the weights of the epochs in `keep` stay too."""
     task = find("weather")
     folder = RunFolder.of(storage, task, chosen)
     source = Source.of(storage, "weather/tiny")
     if (place or Worker()).rank == 0:
         folder.begin(chosen, task.version, {})
     data = task.dataset.open(None, source, [chosen])
-    train(task, [chosen], data, [folder], source.info["digest"], place or Worker(), [()])
+    train(task, [chosen], data, [folder], source.info["digest"], place or Worker(), [keep])
     return folder

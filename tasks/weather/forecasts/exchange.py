@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,21 @@ from retable.platform.errors import UserError
 from retable.platform.storage import Storage
 from retable.platform.table import resolve
 from retable.platform.task import Source
+from retable.tasks.weather import metrics
 from retable.tasks.weather.config import STEPS, Config, View
 from retable.tasks.weather.data import sequences
 from retable.tasks.weather.forecasts import netcdf
-from retable.tasks.weather.metrics import cut
-from retable.tasks.weather.model import convert_reference
-from retable.tasks.weather.predict import evaluate, forecast_windows, load, reads, shards, summarise
+from retable.tasks.weather.model import Forecaster, convert_reference
+from retable.tasks.weather.predict import (
+    evaluate,
+    forecast_windows,
+    load,
+    reads,
+    shards,
+    summarise,
+    thresholds_of,
+    validated,
+)
 from retable.tasks.weather.w4c.layout import Index
 
 Array = npt.NDArray[Any]
@@ -52,13 +61,37 @@ def opened(
 ) -> Opened:
     """Find a run by its fingerprint's first digits; regions and years to read are the run's, where none are named.
 
+    Args:
+        run: `RUN`, or `RUN@EPOCH` for another epoch than `epoch`.
+        storage: where it lies.
+        split: what is read.
+        epoch: a kept one, of a run that names none; 0: the last.
+        threshold: from where on rain is forecast, or how that is tuned.
+        regions: to be read.
+        years: to be read.
+
     Raises:
         UserError: where there is no finished one of this task, its data are gone, or a value is wrong.
     """
-    found = api.load(run, storage, task="weather")
-    view = resolve(override(View(), {"split": split, "epoch": epoch, "threshold": threshold}), found.config)
+    name, own = at_epoch(run)
+    found = api.load(name, storage, task="weather")
+    view = resolve(override(View(), {"split": split, "epoch": own or epoch, "threshold": threshold}), found.config)
     chosen = {"regions": tuple(regions) or found.config.regions, "years": tuple(years) or found.config.years}
     return Opened(found, override(found.config, chosen), view, found.source)
+
+
+def at_epoch(run: str) -> tuple[str, int]:
+    """Split `RUN@EPOCH`, such as `1f3a@4` or `latest@4`; the epoch is 0 where a run names none.
+
+    Raises:
+        UserError: where what follows the last `@` is no epoch.
+    """
+    name, mark, epoch = run.rpartition("@")
+    if not mark:
+        return run, 0
+    if not (name and epoch.isdecimal() and int(epoch)):
+        raise UserError(f"run {run!r}: write RUN@EPOCH, such as latest@4; epochs count from 1")
+    return name, int(epoch)
 
 
 def official_forecasts(
@@ -67,38 +100,63 @@ def official_forecasts(
     """Yield year, region and forecast (sequences, leads, S, S) for the organisers' inputs of a split.
 
     The forecast is 200 where rain is forecast, else 0; by several runs, where at least half of them forecast rain
-    (section 3.5). The organisers' targets are not needed, and not public. One region and year is held at a time.
+    (section 3.5). The organisers' targets are not needed, and not public: tuned thresholds are the best of each run on
+    validation. One region and year is held at a time.
     `wanted` names the years and regions, of those that are read; none: all.
 
     Raises:
         UserError: where the data set has no such inputs, or the runs are of different data.
     """
     first = members[0]
-    if any(m.config.data != first.config.data or m.config.regions != first.config.regions for m in members):
-        raise UserError("submit: the runs are of different data or regions; choose runs of one data set")
+    for name in ("data", "regions", "inputs", "forecast"):
+        if any(getattr(m.config, name) != getattr(first.config, name) for m in members):
+            raise UserError(f"submit: the runs differ in {name}; choose runs that forecast the same sequences")
     config, source, view = first.config, first.source, first.view
     index = Index.read(source.folder, source.info, config.holdout)
     lengths = (config.inputs, config.forecast)
     found = index.official(view.split, config.regions, config.years, *lengths, targets=False)
     if not found:
         raise UserError(f"{source.folder}: no {view.split} inputs; a submission needs the organisers' files")
+    asked = {shard: windows for shard, windows in found.items() if not wanted or place_of(shard) in wanted}
     models = [load(m.run.config, m.run.weights(m.view.epoch), int(source.info["size"])) for m in members]
-    for shard, windows in found.items():
-        _, year, region = shard.split("/")
-        if wanted and (int(year), region) not in wanted:
-            continue
+    chosen = [thresholds_of(list(asked), m.view, tuned_on(m, model)) for m, model in zip(members, models, strict=True)]
+    for shard, windows in asked.items():
         forecasts = (
-            forecast_windows(model, m.config, source, windows) >= cut(m.view.threshold)  # type: ignore[arg-type]
-            for model, m in zip(models, members, strict=True)
+            metrics.rain(forecast_windows(model, m.config, source, windows), by[shard])
+            for model, m, by in zip(models, members, chosen, strict=True)
         )
         votes: Array = sum(forecast.astype(np.uint8) for forecast in forecasts)
-        yield int(year), region, np.where(2 * votes >= len(members), STEPS, 0).astype(np.uint8)
+        yield *place_of(shard), np.where(2 * votes >= len(members), STEPS, 0).astype(np.uint8)
+
+
+def place_of(shard: str) -> tuple[int, str]:
+    """Return year and region of a shard `split/year/region`."""
+    _, year, region = shard.split("/")
+    return int(year), region
+
+
+def tuned_on(what: Opened, model: Forecaster) -> dict[str, Array]:
+    """Return the histograms of the validation shards that a threshold is tuned on; nothing where it is a number."""
+    if isinstance(what.view.threshold, float):
+        return {}
+    return validated(summaries_of(what, model, [replace(what.view, split="validation")]))
+
+
+def summaries_of(what: Opened, model: Forecaster, views: Sequence[View]) -> dict[str, dict[str, Array]]:
+    """Forecast the shards of some views, and return what their scores are computed from."""
+    found = {}
+    for shard in (shard for view in views for shard in shards(what.config, view, what.source)):
+        windows = sequences(what.source, what.config, shard)
+        steps = {"probability": forecast_windows(model, what.config, what.source, windows)}
+        found[shard] = summarise(what.config, what.view, steps, what.source, shard)
+    return found
 
 
 def write_netcdf(what: Opened, out: Path) -> Iterator[Path]:
     """Write each shard's forecasts to `<out>/<split>-<year>-<region>.nc`, and yield the files' names."""
     config, source = what.config, what.source
     out.mkdir(parents=True, exist_ok=True)
+    made_by = f"retable run {what.run.fingerprint}, epoch {what.view.epoch}"
     index = Index.read(source.folder, source.info, config.holdout)
     model = load(what.run.config, what.run.weights(what.view.epoch), int(source.info["size"]))
     for shard in shards(config, what.view, source):
@@ -111,7 +169,7 @@ def write_netcdf(what: Opened, out: Path) -> Iterator[Path]:
             times=index.reference_times(windows, config.inputs),
             region=region,
             year=int(year),
-            attributes={"source": f"retable run {what.run.fingerprint}", "data": str(source.info["name"])},
+            attributes={"source": made_by, "data": str(source.info["name"])},
             grid=source.info.get("grids", {}).get(region),
         )
         yield path
@@ -119,14 +177,8 @@ def write_netcdf(what: Opened, out: Path) -> Iterator[Path]:
 
 def score(what: Opened) -> dict[str, float]:
     """Return the scores of a run on its view's split of the regions and years that are read; see `metrics.scores`."""
-    config, source = what.config, what.source
-    model = load(what.run.config, what.run.weights(what.view.epoch), int(source.info["size"]))
-    summaries = {}
-    for shard in (shard for view in reads(what.view) for shard in shards(config, view, source)):
-        windows = sequences(source, config, shard)
-        steps = {"probability": forecast_windows(model, config, source, windows)}
-        summaries[shard] = summarise(config, what.view, steps, source, shard)
-    return evaluate(config, what.view, summaries, source)
+    model = load(what.run.config, what.run.weights(what.view.epoch), int(what.source.info["size"]))
+    return evaluate(what.config, what.view, summaries_of(what, model, reads(what.view)), what.source)
 
 
 def take_over(file: Path, storage: Storage, changes: list[str]) -> str:

@@ -56,7 +56,7 @@ def verify(runs: Sequence[Opened], out: Path, show: Show) -> Path:
             summaries[shard] = metrics.summarise(steps, truth)
             if shard.startswith(f"{run.view.split}/"):
                 chosen = thresholds(run.view, summaries)[shard]
-                rain = rain + (steps >= per_lead(chosen, steps.shape[1])).astype(np.uint8)
+                rain = rain + metrics.rain(steps, chosen).astype(np.uint8)
         if not isinstance(rain, int):
             votes += agreement(rain, truth, len(runs))
     show(len(wanted), len(wanted))
@@ -68,14 +68,10 @@ def verify(runs: Sequence[Opened], out: Path, show: Show) -> Path:
     return write_page(runs, parts, shown, votes, out)
 
 
-def per_lead(threshold: metrics.Threshold, leads: int) -> Array:
-    """Return the steps from which on rain is forecast, to compare with (n, L, S, S)."""
-    return np.broadcast_to(metrics.cuts(threshold), (leads,))[:, None, None]
-
-
 def name_of(run: Opened) -> str:
     """Return what a run is called on the page."""
-    return f"{type(run.config.model).__name__} {run.run.fingerprint[:8]}, seed {run.config.seed}"
+    epoch = f", epoch {run.view.epoch}" if run.view.epoch != run.config.epochs else ""
+    return f"{type(run.config.model).__name__} {run.run.fingerprint[:8]}{epoch}, seed {run.config.seed}"
 
 
 def chosen_cases(run: Opened, model: Forecaster, part: Verification) -> Iterator[Case]:
