@@ -12,7 +12,7 @@ from retable.platform.storage import Storage
 from retable.tasks.style.apply.stylise import Options, open_paintings
 from retable.tasks.style.files import assets, images
 from retable.tasks.style.video.painted import SHARE, Painter
-from retable.tasks.style.video.steady import flicker
+from retable.tasks.style.video.steady import flicker, stylise_stream
 from retable.tasks.style.video.video import Piece
 from retable.tasks.style.video.video_cli import video
 from tests.style.test_video import look, make, sound
@@ -62,6 +62,15 @@ def test_frames_that_follow_hold_still_and_take_a_third(tmp_path):
     assert following.style.config.steps // SHARE == 10
     again = following(piece(frames[0], shot=1))[0].permute(1, 2, 0).numpy()
     assert np.array_equal(again, alone[0]), "another shot begins anew"
+
+
+@pytest.mark.parametrize("steady", ["off", "flow"])
+def test_a_frame_after_a_cut_is_begun_anew(tmp_path, steady):
+    frames = [photograph(), 255 - photograph() // 4]
+    batches = iter([torch.from_numpy(np.stack(frames)).permute(0, 3, 1, 2)])
+    made = torch.cat(list(stylise_stream(painter(tmp_path, 6), steady)(batches)))
+    alone = [painter(tmp_path, 6)(piece(frame))[0] for frame in frames]
+    assert torch.equal(made, torch.stack(alone)), "as a picture of its own would be"
 
 
 def test_the_command_paints_a_video(tmp_path):

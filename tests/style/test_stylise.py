@@ -314,8 +314,9 @@ def test_ray_gives_the_same(tmp_path, storage, photographs, weights_file):
         assert np.array_equal(images.read(path).pixels, images.read(tmp_path / "there" / path.name).pixels)
 
 
-def test_a_picture_that_free_memory_does_not_hold_is_refused(weights_file, storage, monkeypatch):
-    style = open_style([str(weights_file)], Options(), storage)
+@pytest.mark.parametrize("tile", [0, 32])
+def test_a_picture_that_free_memory_does_not_hold_is_refused(weights_file, storage, monkeypatch, tile):
+    style = open_style([str(weights_file)], Options(tile=tile), storage)
     needed = needed_bytes(style.network, 40, 60)
     for free, fits in ((needed, True), (needed - 1, False)):
         monkeypatch.setattr("psutil.virtual_memory", lambda free=free: SimpleNamespace(available=free, total=10**15))

@@ -83,6 +83,8 @@ def test_a_processor_without_bfloat16_computes_in_float32(monkeypatch):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": False})
     net, image = network(), torch.rand(1, 3, 16, 16)
     assert torch.equal(stylise(net, image, "bfloat16"), stylise(net, image))
+    tiled = [stylise_tiled(net, image, 8, precision=precision) for precision in ("bfloat16", "float32")]
+    assert torch.equal(*tiled), "in tiles too"
 
 
 def test_needed_bytes_of_tiles_are_the_largest_layers():

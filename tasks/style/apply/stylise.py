@@ -140,6 +140,7 @@ class NetworkStyle:
         """
         device, precision = self.options.where, self.options.precision
         height, width = photographs[0].shape[:2]
+        self.check_memory(len(photographs) * height, width)
         tile = self.options.tile or self.tile_for(len(photographs) * height, width, device)
         batch = torch.cat([images.to_tensor(pixels) for pixels in photographs])
         if not tile:
@@ -154,8 +155,12 @@ class NetworkStyle:
         )
         return [Stylised(images.to_pixels(single)) for single in tiled]
 
-    def tile_for(self, height: int, width: int, device: torch.device) -> int:
-        """Return the side of tiles where a GPU does not hold the whole; else 0, as CPUs work in strips anyway."""
+    def check_memory(self, height: int, width: int) -> None:
+        """Refuse what free memory does not hold; in tiles too a layer's whole features lie in the host's memory.
+
+        Raises:
+            UserError: with what is needed and what is free.
+        """
         needed = needed_bytes(self.network, height, width)
         free = psutil.virtual_memory().available
         if needed > free:
@@ -163,6 +168,9 @@ class NetworkStyle:
                 f"{width} x {height} pixels need {needed / 1e9:.1f} GB of memory, {free / 1e9:.1f} are free; "
                 "use a smaller --size"
             )
+
+    def tile_for(self, height: int, width: int, device: torch.device) -> int:
+        """Return the side of tiles where a GPU does not hold the whole; else 0, as CPUs work in strips anyway."""
         if device.type != "cuda" or fits(self.network, height, width, torch.cuda.mem_get_info(device)[0]):
             return 0
         return TILE

@@ -82,19 +82,29 @@ def stylise(
     """Stylise images on the network's device by the fastest way that is right; the result is clamped to [0, 1].
 
     On a CPU in strips of whole rows: large buffers that are made anew for every layer cost more there than arithmetic
-    can save. `bfloat16` is used there where the processor multiplies matrices in it (AMX), else float32 is taken: with
-    AVX-512's bfloat16 it is no faster, emulated many times slower.
+    can save.
     """
     device = next(network.parameters()).device
     if device.type == "cpu":
-        usable = precision == "float32" or torch.cpu.get_capabilities().get("amx_bf16", False)
         side = (max(8, STRIP // image.shape[3] // 8 * 8), -(-image.shape[3] // 8) * 8)
-        strips = partial(_run, network, side=side, precision=precision if usable else "float32", statistics=statistics)
+        strips = partial(_run, network, side=side, precision=precision, statistics=statistics)
         return torch.cat([strips(single) for single in torch.split(image, 1)]).clamp_(0, 1)
     image = image.to(device, memory_format=torch.channels_last)
-    with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
+    with torch.autocast(device.type, torch.bfloat16, enabled=arithmetic(precision, device) == torch.bfloat16):
         result: Tensor = network(image, statistics)
     return result.clamp_(0, 1)
+
+
+def arithmetic(precision: Precision, device: str | torch.device) -> torch.dtype:
+    """Return the type that a network's convolutions are computed in on a device.
+
+    bfloat16 is used on a CPU where the processor multiplies matrices in it (AMX), else float32 is taken: elsewhere
+    bfloat16 is emulated, many times slower.
+    """
+    if precision == "float32":
+        return torch.float32
+    usable = torch.device(device).type != "cpu" or torch.cpu.get_capabilities().get("amx_bf16", False)
+    return torch.bfloat16 if usable else torch.float32
 
 
 def needed_bytes(network: TransformerNetwork, height: int, width: int, tiled: bool = True) -> int:
@@ -145,11 +155,11 @@ def _run(
     """Apply the layers, each to all tiles of `side` (rows, columns in pixels of the image) before the next."""
     x = network.enlarge(image.float().cpu()).contiguous(memory_format=torch.channels_last)
     height, width = x.shape[2:]
-    stack, done = layers(network), 0
+    stack, done, dtype = layers(network), 0, arithmetic(precision, device)
     total = len(stack) * sum(1 for _ in _tiles(height, width, side))
     before = x
     for index, layer in enumerate(stack):
-        convolve = fast_convolution(layer, device, getattr(torch, precision))
+        convolve = fast_convolution(layer, device, dtype)
         rows, columns = (layer.size(length) for length in x.shape[2:])
         features, moments = torch.empty((1, layer.outputs, rows, columns), memory_format=torch.channels_last), Moments()
         for area in _tiles(rows, columns, (side[0] * rows // height, side[1] * columns // width)):
