@@ -17,9 +17,7 @@ UHD = (2480, 4032)
 ENDS = ("", "_low", "_high")
 
 
-def seconds_of_versions(
-    config: Config, photographs: int = SHIPPED, source: Source | None = None
-) -> dict[str, float]:
+def seconds_of_versions(config: Config, photographs: int = SHIPPED, source: Source | None = None) -> dict[str, float]:
     """Time both versions on squares of the size of a version 1's config, whatever its backbone.
 
     Version 2 is timed over so many photographs of the data set; see `seconds_per_image`.

@@ -9,10 +9,11 @@ from typer.testing import CliRunner
 
 from retable.platform.errors import UserError
 from retable.platform.storage import Storage
+from retable.tasks.style.apply.regions import Mask
 from retable.tasks.style.apply.stylise import Options, open_paintings
 from retable.tasks.style.files import assets, images
 from retable.tasks.style.video.painted import SHARE, Painter
-from retable.tasks.style.video.steady import flicker, stylise_stream
+from retable.tasks.style.video.steady import Regional, flicker, stylise_stream
 from retable.tasks.style.video.video import Piece
 from retable.tasks.style.video.video_cli import video
 from tests.style.test_video import look, make, sound
@@ -79,6 +80,17 @@ def test_the_command_paints_a_video(tmp_path):
     result = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert result.exit_code == 0 and "3 frames" in result.output
     assert len(look(target)[1]) == 3 and sound(target) == sound(source)
+
+
+def test_paintings_of_regions(tmp_path):
+    mask = np.zeros((48, 64, 3), np.uint8)
+    mask[:, :24], mask[:, 24:44] = (255, 0, 0), (0, 0, 255)
+    stylists = [painter(tmp_path, 3), painter(tmp_path, 6)]
+    pictures = piece(photograph(48, 64))
+    found = Regional(stylists, Mask(mask, ["ff0000", "0000ff"]))(pictures)
+    first, second = (painter(tmp_path, evaluations)(pictures) for evaluations in (3, 6))
+    assert torch.equal(found[..., :24], first[..., :24]) and torch.equal(found[..., 24:44], second[..., 24:44])
+    assert torch.equal(found[..., 44:], pictures.pictures[..., 44:])
 
 
 @pytest.mark.parametrize(

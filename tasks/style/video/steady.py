@@ -11,7 +11,7 @@ off unless asked for; `flicker` says what they bring.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Float, UInt8
 
 from retable.platform.errors import UserError
-from retable.tasks.style.apply.regions import Mask, compose
+from retable.tasks.style.apply.regions import Mask, Share, compose
 from retable.tasks.style.files import images
 from retable.tasks.style.networks import transformer
 from retable.tasks.style.networks.transformer import Statistics, TransformerNetwork
@@ -153,6 +153,28 @@ class Stylist:
         most = max(1, REFERENCE_PIXELS // (reference.shape[2] * reference.shape[3]))
         chosen = reference[:: -(-len(reference) // most)]
         return self.network.statistics(chosen.to(device).float() / 255)
+
+
+class Regional:
+    """Styles of a mask's regions: each makes whole frames, and the mask, the same for all, says where it is seen."""
+
+    def __init__(self, stylists: Sequence[Callable[[Piece], Pictures]], mask: Mask, strength: float = 1.0) -> None:
+        self.stylists, self.mask, self.strength = stylists, mask, strength
+        self.shape: tuple[int, int] | None = None
+        self.shares: list[Share] = []
+
+    def __call__(self, piece: Piece) -> Pictures:
+        """Stylise a piece by each in turn, put the regions together, and mix in a share of the photographs."""
+        made = [stylist(piece).permute(0, 2, 3, 1).numpy() for stylist in self.stylists]
+        frames = piece.pictures.permute(0, 2, 3, 1).numpy()
+        if frames.shape[1:3] != self.shape:
+            self.shape = frames.shape[1:3]
+            self.shares = self.mask.shares(*self.shape)
+        together = [
+            images.mix(compose(frame, several, self.shares), frame, self.strength)
+            for frame, several in zip(frames, zip(*made, strict=True), strict=True)
+        ]
+        return torch.from_numpy(np.stack(together)).permute(0, 3, 1, 2).contiguous()
 
 
 def stylise_pieces(function: Callable[[Piece], Pictures], pieces: Iterable[Piece]) -> Pairs:
