@@ -28,6 +28,7 @@ def network(monkeypatch):
     made = TransformerNetwork(filters=4).eval()
     known = {"toy": made, "other": TransformerNetwork(filters=4).eval()}
     with torch.no_grad():
+        known["other"].layers[-1].convolution.weight *= 50
         known["other"].layers[-1].convolution.bias += 128
     monkeypatch.setattr(stylise, "find_network", lambda name, storage: known.get(name) or stop(name))
     return made
@@ -119,6 +120,15 @@ def test_a_mask_and_a_part(tmp_path):
     for before, stylised, found in zip(taken[5:], whole, mixed, strict=False):
         assert far(found[right], stylised[right]) < 4 and far(found[left], before[left]) < 4
         assert far(stylised[left], before[left]) > 12
+
+
+def test_strokes_of_a_network_are_as_large_as_is_said(tmp_path, network):
+    source = make(tmp_path / "in.mp4", 3)
+    for number, scale in enumerate((1, 4)):
+        words = ["--style", "other", "--style-scale", scale, "--crf", 1]
+        assert run(source, tmp_path / f"{number}.mp4", *words).exit_code == 0
+    plain, large = (look(tmp_path / f"{number}.mp4")[1][2] for number in (0, 1))
+    assert plain.shape == large.shape == (48, 64, 3) and far(plain, large) > 1
 
 
 def regions(path):

@@ -19,6 +19,9 @@ LOSS = "For paintings: the loss"
 NETWORK = "For paintings: the network that looks"
 OPTIMISER = "For paintings: the optimiser"
 
+STYLE_SCALE = "method.style_scale"
+"""The one field of an optimisation that networks know too."""
+
 Like = Literal["gatys", "johnson", "paper"]
 
 
@@ -71,8 +74,8 @@ class Knobs:
     ] = None
     style_scale: Annotated[
         float | None,
-        Sets("method.style_scale"),
-        panel(PAINTINGS, "Size of the strokes: the painting's over the picture's.", min=0.05),
+        Sets(STYLE_SCALE),
+        typer.Option(help="Size of the strokes, 2: twice as large; a network then works at half the size.", min=0.05),
     ] = None
     scales: Annotated[str, Sets("method.scales", int), panel(PAINTINGS, "Sizes to begin with, coarse to fine.")] = ""
     evaluations: Annotated[

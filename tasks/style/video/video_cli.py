@@ -16,7 +16,7 @@ from rich.progress import Progress, TextColumn
 from retable.platform.board import clock, console
 from retable.platform.errors import UserError
 from retable.platform.storage import Storage
-from retable.tasks.style.apply.knobs import Knobs, spread
+from retable.tasks.style.apply.knobs import STYLE_SCALE, Knobs, spread
 from retable.tasks.style.files import assets
 
 if TYPE_CHECKING:
@@ -164,9 +164,11 @@ def by_name(
     if knobs.history:
         raise UserError("--history is of one picture: retable style image")
     if by == "network":
+        scale = knobs.style_scale or 1.0
+        changes.pop(STYLE_SCALE, None)
         if changes or knobs.like:
             raise UserError(f"{min(changes, default=f'--like {knobs.like}')} is of paintings; add --by version1")
-        return Stylist(find_network(style, storage), precision, finish)
+        return Stylist(find_network(style, storage), precision, finish, scale)
     painting = find_painting(style) or assets.paintings().get(style)
     if painting is None:
         raise UserError(f"--style {style}: by version1, a picture's file or one of {', '.join(assets.paintings())}")
