@@ -128,7 +128,7 @@ def test_a_style_scale_goes_with_mask_strength_and_colours(tmp_path, storage, we
     assert np.array_equal(mixed[:, :30], source[:, :30]), "what is kept is as sharp as it was"
     wanted = images.mix(images.original_colours(plain, source), source, 0.5)
     assert np.abs(mixed[:, 30:].astype(int) - wanted[:, 30:]).max() <= 1
-    with pytest.raises(UserError, match="style_scale 0.0 is not above 0"):
+    with pytest.raises(UserError, match=r"style_scale 0\.0 is not above 0"):
         Options(changes={"method.style_scale": 0.0})
 
 
@@ -259,6 +259,7 @@ def test_imported_weights_name_their_network(tmp_path, storage):
     assert gatys.method.backbone == Vgg19() and gatys.steps == 500
     plain = painting_config(["x"], Options(changes={"method.objective.convention": "mean"}), storage)
     assert plain.method.objective == Objective(convention="mean") and plain.method.backbone == Vgg19()
+    assert painting_config(["x"], Options(like="paper", precision="auto"), storage).precision == "float32"
     own = painting_config(["x"], Options(like="paper"), storage)
     assert own.method == OptimiseImage(shape="keep") and own.steps == 300
 

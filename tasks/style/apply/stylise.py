@@ -84,6 +84,7 @@ class Options:
     """Share of the stylised picture in the result; the rest is the photograph."""
     original_colours: bool = False
     precision: Precision = "float32"
+    """auto: bfloat16 by networks where the device multiplies matrices in it, else float32."""
     device: str = ""
     """As torch names it; none: a GPU where there is one."""
     tile: int = 0
@@ -419,7 +420,8 @@ def painting_config(names: Sequence[str], options: Options, storage: Storage) ->
     if preset and not options.like and not source and changes.get("method.backbone", "vgg19") == "vgg19":
         preset["method.backbone.weights"] = "small"
     fixed = {"method": "optimise_image", "method.shape": "keep", "style": list(names), "epochs": 1}
-    return override(Config(), {**fixed, "precision": options.precision, "steps": EVALUATIONS, **preset, **changes})
+    precision = "float32" if options.precision == "auto" else options.precision
+    return override(Config(), {**fixed, "precision": precision, "steps": EVALUATIONS, **preset, **changes})
 
 
 def sized(pixels: Pixels, options: Options) -> dict[str, object]:

@@ -247,7 +247,7 @@ def square(pixels: UInt8[np.ndarray, "height width 3"], side: int) -> UInt8[np.n
 def stretch(
     pixels: UInt8[np.ndarray, "height width 3"], height: int, width: int
 ) -> UInt8[np.ndarray, "new_height new_width 3"]:
-    """Resize to this height and width, at least one each: by area where it shrinks, by Lanczos' kernel where it grows."""
+    """Resize to this height and width, at least one each: by area where it shrinks, by Lanczos' kernel elsewhere."""
     size = max(1, width), max(1, height)
     if size == (pixels.shape[1], pixels.shape[0]):
         return pixels

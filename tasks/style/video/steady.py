@@ -25,6 +25,7 @@ from jaxtyping import Float, UInt8
 from retable.platform.errors import UserError
 from retable.tasks.style.apply.regions import Mask, Share, compose
 from retable.tasks.style.apply.stylise import scaled
+from retable.tasks.style.apply.tiling import Precision
 from retable.tasks.style.files import images
 from retable.tasks.style.networks import transformer
 from retable.tasks.style.networks.transformer import Statistics, TransformerNetwork
@@ -136,7 +137,7 @@ class Stylist:
     def __init__(
         self,
         network: TransformerNetwork,
-        precision: Literal["float32", "bfloat16"] = "float32",
+        precision: Precision = "float32",
         finish: Finish | None = None,
         scale: float = 1.0,
     ) -> None:

@@ -16,10 +16,11 @@ from rich.progress import Progress, TextColumn
 from retable.platform.board import clock, console
 from retable.platform.errors import UserError
 from retable.platform.storage import Storage
-from retable.tasks.style.apply.knobs import STYLE_SCALE, Knobs, spread
+from retable.tasks.style.apply.knobs import STYLE_SCALE, Knobs, Precision, spread
 from retable.tasks.style.files import assets
 
 if TYPE_CHECKING:
+    from retable.tasks.style.apply.tiling import Precision as Arithmetic
     from retable.tasks.style.video.steady import Finish
     from retable.tasks.style.video.video import Pictures, Piece
 
@@ -60,7 +61,7 @@ def video(
         typer.Option(help="A picture: what is stylised is white, black is not. Or regions: --style NAME@COLOUR."),
     ] = None,
     batch: Annotated[int, typer.Option(help="Frames that go through the network at once.", min=1)] = 4,
-    precision: Annotated[Literal["float32", "bfloat16"], typer.Option(help="Arithmetic of the network.")] = "float32",
+    precision: Precision = "auto",
     workers: Annotated[int, typer.Option(help="Ray actors that stylise; 0: this process does.", min=0)] = 0,
     crf: Annotated[int, typer.Option(help="Quality of the encoder: lower is better.", min=0, max=51)] = 18,
     reader: Annotated[Literal["pyav", "opencv"], typer.Option(help="opencv: the paper's, constant rate.")] = "pyav",
@@ -121,7 +122,7 @@ class Look:
 def by_names(
     by: str,
     styles: Sequence[str],
-    precision: Literal["float32", "bfloat16"],
+    precision: Arithmetic,
     look: Look,
     knobs: Knobs,
     storage: Storage,
@@ -149,7 +150,7 @@ def by_names(
 
 
 def by_name(
-    by: str, style: str, precision: Literal["float32", "bfloat16"], finish: Finish, knobs: Knobs, storage: Storage
+    by: str, style: str, precision: Arithmetic, finish: Finish, knobs: Knobs, storage: Storage
 ) -> Callable[[Piece], Pictures]:
     """Return what stylises pieces of a video: a network, or an optimisation of each frame.
 
