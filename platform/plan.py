@@ -5,6 +5,7 @@ Compiling a plan reads the storage and starts nothing.
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import json
 import re
@@ -486,9 +487,15 @@ def _add_timing(plan: Plan, task: Task, row: Measurement, replicate: Replicate) 
 
 
 def timing_path(plan: Plan, task: Task, row: Measurement, replicate: Replicate) -> str:
-    """Return where a measurement lies: named by the function, the config and this kind of device."""
+    """Return where a measurement lies: named by the function, what it is told, the config and this kind of device."""
     run = RunFolder.of(plan.storage, task, replicate.config).fingerprint
-    return f"measurements/{task.name}/{row.measure.__name__}-{run}-{device_slug()}.json"
+    told = "".join(f"-{name}={row.arguments[name]}" for name in sorted(row.arguments) if is_told(row, name))
+    return f"measurements/{task.name}/{row.measure.__name__}{told}-{run}-{device_slug()}.json"
+
+
+def is_told(row: Measurement, name: str) -> bool:
+    """Say whether an argument of a measurement differs from its function's default."""
+    return bool(inspect.signature(row.measure).parameters[name].default != row.arguments[name])
 
 
 def device_slug() -> str:

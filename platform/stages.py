@@ -17,6 +17,7 @@ from retable.platform.plan import Plan, Prediction, Scoring, device_slug, name_o
 from retable.platform.provenance import collect
 from retable.platform.runs import RunFolder, read_arrays, view_key, write_arrays
 from retable.platform.storage import Storage
+from retable.platform.table import Measurement
 from retable.platform.task import Source, Task, find
 
 
@@ -266,7 +267,8 @@ def measure_all(plan: Plan) -> dict[str, str]:
         for timing in todo:
             name = f"{timing.row.label} ({name_of(timing, plan.shared)})"
             board.start(name)
-            taken = remote.remote(timing.row.measure, timing.config, plan.storage, timing.stem, plan.measure_on)
+            data = timing.task.dataset.where(timing.config) if timing.row.reads_data else ""
+            taken = remote.remote(timing.row, timing.config, plan.storage, timing.stem, data, plan.measure_on)
             show(board, name, ended(taken))
         return board.failures
 
@@ -287,10 +289,15 @@ def here() -> str:
     return str(ray.get_runtime_context().get_node_id())
 
 
-def measure_one(measure: Any, config: Config, storage: Storage, stem: str, measured_on: str = "") -> str | None:
-    """Take one measurement and keep it, named by the device it was taken on."""
+def measure_one(
+    row: Measurement, config: Config, storage: Storage, stem: str, data: str = "", measured_on: str = ""
+) -> str | None:
+    """Take one measurement and keep it, named by the device it was taken on; `data`: the data set that it reads."""
     try:
-        found = {"metrics": dict(measure(config)), "provenance": collect(), "measured on": measured_on}
+        given = dict(row.arguments)
+        if row.reads_data:
+            given["source"] = Source.of(storage, data) if storage.exists(f"data/{data}/dataset.json") else None
+        found = {"metrics": dict(row.measure(config, **given)), "provenance": collect(), "measured on": measured_on}
         storage.write_json(f"{stem}{device_slug()}.json", found)
     except Exception as error:
         return one_line(error)

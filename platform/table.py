@@ -81,8 +81,12 @@ class Measurement:
     """A line whose result is seconds or bytes: it has its node to itself and counts for that kind of device only."""
 
     label: str
-    measure: Callable[[Any], Mapping[str, float]]
+    measure: Callable[..., Mapping[str, float]]
     """Config -> metrics; a function of a module, so that a worker can import it."""
+    arguments: Mapping[str, object] = field(default_factory=dict)
+    """What else `measure` is told, by name; those that differ from its defaults tell measurements apart."""
+    reads_data: bool = False
+    """Whether `measure` also takes the config's data set, as `source`: a `Source`, or None where it is not there."""
     overrides: Mapping[str, object] = field(default_factory=dict)
     published: Mapping[str, float] = field(default_factory=dict)
     absent: str = ""

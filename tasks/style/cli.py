@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -13,7 +13,7 @@ from retable.platform.board import console, errors
 from retable.platform.errors import disk_errors
 from retable.platform.storage import Storage
 from retable.tasks.style.apply.judge_cli import judge
-from retable.tasks.style.apply.knobs import Knobs, Result, items, spread
+from retable.tasks.style.apply.knobs import Knobs, Precision, Result, items, spread
 from retable.tasks.style.data_cli import DATA, Where
 from retable.tasks.style.video.video_cli import video
 
@@ -24,9 +24,6 @@ app.command("video")(video)
 app.command("judge")(judge)
 
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1; none: a GPU where there is one.")]
-Precision = Annotated[
-    Literal["float32", "bfloat16"], typer.Option(help="bfloat16: faster on GPUs, and off by a few levels of 255.")
-]
 
 
 @app.command()
@@ -123,7 +120,7 @@ def compare(
     epochs: Annotated[str, typer.Option(help="Kept epochs: 1,5,10; none: all of them.")] = "",
     size: Annotated[int, typer.Option(help="Pixels of the longer side; 0: the photograph's.", min=0)] = 512,
     storage: Where = "results",
-    precision: Precision = "float32",
+    precision: Precision = "auto",
     device: Device = "",
 ) -> None:
     """Stylise one photograph by several checkpoints of a run, on one labelled sheet.

@@ -26,6 +26,8 @@ class Reduced:
     """Length of the longer side of a stylised picture: published -> here."""
     timed: int
     """Largest size that is timed."""
+    passes: int
+    """Photographs that version 2 is timed over."""
 
     def row(self, row: Row | Measurement) -> Row | Measurement | str:
         """Return a row at this size, or why it is left out."""
@@ -51,7 +53,9 @@ class Reduced:
         size = int(str(row.overrides.get("method.size", self.image["method.size"])))
         if row.overrides["method"] == "train_network" or size > self.timed:
             return f"larger than {self.timed} pixels"
-        return dataclasses.replace(row, overrides={**row.overrides, "method.size": size})
+        overrides = {**row.overrides, "method.size": size, "data": "generated"}
+        arguments = {name: self.passes if name == "photographs" else value for name, value in row.arguments.items()}
+        return dataclasses.replace(row, arguments=arguments, overrides=overrides)
 
     def note(self, table: AnyTable) -> str:
         """Return what rows change at this scale, in words."""
@@ -65,6 +69,8 @@ class Reduced:
         if times:
             own = any("method.size" in row.overrides for row in times)
             words.append(f"timed up to {self.timed} pixels" if own else f"timed at {self.image['method.size']} pixels")
+        if any("photographs" in row.arguments for row in times):
+            words.append(f"version 2 timed over {self.passes} photographs for 100")
         return f"Settings of this scale: {'; '.join(words)}."
 
 
@@ -84,6 +90,7 @@ SMOKE = Reduced(
     photographs=("mountain",),
     sizes={512: 64, 4032: 256},
     timed=256,
+    passes=3,
 )
 SMALL = Reduced(
     image={**UNTRAINED, "method.objective.style_weight": 50.0, "method.size": 192, "epochs": 20, "steps": 5},
@@ -100,6 +107,7 @@ SMALL = Reduced(
     photographs=("mountain", "astronaut", "coffee"),
     sizes={512: 192, 4032: 1024},
     timed=1024,
+    passes=10,
 )
 
 

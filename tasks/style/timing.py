@@ -1,6 +1,6 @@
 """Seconds that version 1 takes for one evaluation, and version 2 for one image: what Table I is made of.
 
-Nothing is trained or read but the shipped pictures: backbones have random weights, which take the same time.
+Nothing is trained, and nothing but pictures is read: backbones have random weights, which take the same time.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from retable.tasks.style.apply.optimise import EVALUATIONS, ImageOptimisation
+from retable.platform.task import Source
+from retable.tasks.style.apply.optimise import EVALUATIONS, ImageOptimisation, Pixels
 from retable.tasks.style.apply.tiling import stylise
 from retable.tasks.style.config import Config, Lbfgs, OptimiseImage, TrainNetwork
+from retable.tasks.style.data import photograph, tests
 from retable.tasks.style.files.assets import paintings, photographs
 from retable.tasks.style.files.images import read, square, to_tensor
 from retable.tasks.style.networks.backbones import build
@@ -26,6 +28,8 @@ from retable.tasks.style.networks.transformer import untrained
 
 FEWEST, MOST = 3, 50
 """Timings of one measurement: as many as its budget allows, within these."""
+SHIPPED = 3
+"""Photographs that come with the task."""
 
 
 def seconds_per_evaluation(config: Config, budget: float = 60.0) -> dict[str, float]:
@@ -56,13 +60,21 @@ def seconds_per_evaluation(config: Config, budget: float = 60.0) -> dict[str, fl
     return {**found, "seconds": EVALUATIONS * found["seconds_per_evaluation"]}
 
 
-def seconds_per_image(config: Config, shape: tuple[int, int] | None = None, budget: float = 60.0) -> dict[str, float]:
-    """Time passes of version 2, in turn on the shipped photographs, on squares of the method's size or at `shape`.
+def seconds_per_image(
+    config: Config,
+    shape: tuple[int, int] | None = None,
+    budget: float = 60.0,
+    photographs: int = SHIPPED,
+    source: Source | None = None,
+) -> dict[str, float]:
+    """Time passes of version 2, on squares of the method's size or at `shape`, one on each of some photographs.
 
-    Pictures lie on the device and stay there. The network is untrained.
+    They are a data set's test photographs; where it has not so many, or there is none, the shipped ones in turn. Where
+    the budget allows, there are more passes. Pictures lie on the device and stay there. The network is untrained.
 
     Returns:
-        `seconds_per_image` and the rest as `seconds_per_evaluation` has them, without `seconds`.
+        `seconds_per_image` and the rest as `seconds_per_evaluation` has them, without `seconds`; and `photographs`, how
+        many different ones there were.
 
     Raises:
         ValueError: where the config does not train a network.
@@ -72,18 +84,26 @@ def seconds_per_image(config: Config, shape: tuple[int, int] | None = None, budg
         raise ValueError(f"{type(method).__name__} does not train a network")
     side = max(shape or (method.size,))
     network = untrained(method).eval().to(device())
-    pictures = [to_tensor(square(read(path).pixels, side)) for path in photographs().values()]
+    pictures = [to_tensor(square(pixels, side)) for pixels in pictures_of(source, photographs)]
     pictures = [functional.interpolate(each, shape or (side, side), mode="bilinear").to(device()) for each in pictures]
     turn = cycle(pictures)
     with all_cores():
-        times = timed(lambda: stylise(network, next(turn), config.precision), len(pictures), budget)
-    return summary("seconds_per_image", times)
+        times = timed(lambda: stylise(network, next(turn), config.precision), SHIPPED, budget, photographs)
+    return {**summary("seconds_per_image", times), "photographs": float(len(pictures))}
 
 
-def timed(work: Callable[[], object], warm_up: int, budget: float) -> list[float]:
+def pictures_of(source: Source | None, count: int) -> Iterator[Pixels]:
+    """Yield so many test photographs of a data set; the shipped ones where it has not so many, or there is none."""
+    names = tests(source) if source else ()
+    if source is None or len(names) < count:
+        return (read(path).pixels for path in list(photographs().values())[:count])
+    return (photograph(source, name) for name in names[:count])
+
+
+def timed(work: Callable[[], object], warm_up: int, budget: float, fewest: int = FEWEST) -> list[float]:
     """Return the seconds of single calls, the device's work included, until `budget` seconds are spent.
 
-    Before them come `warm_up` calls, at least one, as a third of the budget allows.
+    Before them come `warm_up` calls, at least one, as a third of the budget allows. There are at least `fewest`.
     """
     begun = time.perf_counter()
     for _ in range(warm_up):
@@ -91,7 +111,7 @@ def timed(work: Callable[[], object], warm_up: int, budget: float) -> list[float
         if time.perf_counter() - begun > budget / 3:
             break
     found: list[float] = []
-    while len(found) < FEWEST or (len(found) < MOST and time.perf_counter() - begun < budget):
+    while len(found) < fewest or (len(found) < MOST and time.perf_counter() - begun < budget):
         found.append(once(work))
     return found
 

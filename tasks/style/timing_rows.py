@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from retable.platform.config import override
+from retable.platform.task import Source
 from retable.tasks.style.apply.optimise import EVALUATIONS
 from retable.tasks.style.config import Config, OptimiseImage
-from retable.tasks.style.timing import seconds_per_evaluation, seconds_per_image
+from retable.tasks.style.timing import SHIPPED, seconds_per_evaluation, seconds_per_image
 
 BUDGET = 20.0
 """Seconds for each system; a GPU needs fewer for as many timings as are taken at most."""
@@ -16,13 +17,15 @@ UHD = (2480, 4032)
 ENDS = ("", "_low", "_high")
 
 
-def seconds_of_versions(config: Config) -> dict[str, float]:
+def seconds_of_versions(config: Config, photographs: int = SHIPPED, source: Source | None = None) -> dict[str, float]:
     """Time both versions on squares of the size of a version 1's config, whatever its backbone.
+
+    Version 2 is timed over so many photographs of the data set; see `seconds_per_image`.
 
     Returns:
         `alexnet_seconds` and `vgg_seconds` of a run of `EVALUATIONS`, `network_seconds` of one image, and their ratios
-        `speedup_alexnet`, `speedup_vgg` and `vgg_over_alexnet`: medians, with quartiles (`_low`, `_high`); and `gpu`,
-        0 or 1.
+        `speedup_alexnet`, `speedup_vgg` and `vgg_over_alexnet`: medians, with quartiles (`_low`, `_high`); `gpu`, 0 or
+        1; and `photographs`, how many different ones version 2 was timed over.
 
     Raises:
         ValueError: where the config does not optimise an image.
@@ -34,7 +37,7 @@ def seconds_of_versions(config: Config) -> dict[str, float]:
     for name, backbone in (("alexnet", "alexnet"), ("vgg", "vgg19")):
         times = seconds_per_evaluation(override(config, {"method.backbone": backbone}), BUDGET)
         found |= {f"{name}_seconds{end}": EVALUATIONS * times[f"seconds_per_evaluation{end}"] for end in ENDS}
-    found |= network(config, (method.size, method.size))
+    found |= network(config, (method.size, method.size), photographs, source)
     ratios = {"speedup_alexnet": ("alexnet", "network"), "speedup_vgg": ("vgg", "network")}
     for name, (slow, fast) in {**ratios, "vgg_over_alexnet": ("vgg", "alexnet")}.items():
         found |= ratio(found, name, f"{slow}_seconds", f"{fast}_seconds")
@@ -42,16 +45,19 @@ def seconds_of_versions(config: Config) -> dict[str, float]:
 
 
 def seconds_of_4k(config: Config) -> dict[str, float]:
-    """Time version 2 on 4032 x 2480 pixels: `network_seconds` with quartiles, and `gpu`."""
+    """Time version 2 on 4032 x 2480 pixels: `network_seconds` with quartiles, `gpu` and `photographs`."""
     return network(config, UHD)
 
 
-def network(config: Config, shape: tuple[int, int]) -> dict[str, float]:
+def network(
+    config: Config, shape: tuple[int, int], photographs: int = SHIPPED, source: Source | None = None
+) -> dict[str, float]:
     """Time version 2 at the config's precision, with the paper's network unless the config has another."""
     if isinstance(config.method, OptimiseImage):
         config = override(config, {"method": "train_network"})
-    times = seconds_per_image(config, shape, BUDGET)
-    return {**{f"network_seconds{end}": times[f"seconds_per_image{end}"] for end in ENDS}, "gpu": times["gpu"]}
+    times = seconds_per_image(config, shape, BUDGET, photographs, source)
+    seconds = {f"network_seconds{end}": times[f"seconds_per_image{end}"] for end in ENDS}
+    return {**seconds, "gpu": times["gpu"], "photographs": times["photographs"]}
 
 
 def ratio(found: Mapping[str, float], name: str, above: str, below: str) -> dict[str, float]:

@@ -10,6 +10,7 @@ from retable.platform import plan as planning
 from retable.platform.config import override
 from retable.platform.plan import compile_configs, compile_plan, name_of, name_of_view
 from retable.platform.runs import RunFolder
+from retable.platform.stages import measure_one
 from retable.platform.table import Combined, Measurement, Row, resolve
 from retable.platform.task import find, find_table
 from retable.tasks.line import mean
@@ -219,6 +220,29 @@ def test_a_measurement_counts_for_its_device_its_config_and_its_function(storage
     assert len(planned(storage, replace(row, measure=len)).unmeasured) == 1
     monkeypatch.setattr(planning, "device_name", lambda: "Chip 6")
     assert len(planned(storage, row).unmeasured) == 1
+
+
+def measured_over(config, pictures=3, source=None):
+    return {"pictures": float(pictures), "digest": float(source.info["digest"] if source else 0)}
+
+
+def test_what_a_measurement_is_told_counts_where_it_is_not_the_default(storage):
+    row = Measurement(label="m", measure=measured_over)
+    plain, same, more = (
+        planned(storage, replace(row, arguments=told)).unmeasured[0].path
+        for told in ({}, {"pictures": 3}, {"pictures": 100})
+    )
+    assert plain == same != more and "measured_over-pictures=100-" in more
+
+
+def test_a_measurement_may_read_the_data_set(storage):
+    row = Measurement(label="m", measure=measured_over, arguments={"pictures": 5}, reads_data=True)
+    for number, digest in enumerate(("0", "7")):
+        assert measure_one(row, Config(), storage, f"measurements/line/{number}-", "line/set") is None
+        (name,) = [each for each in storage.list("measurements/line") if each.startswith(f"{number}-")]
+        found = storage.read_json(f"measurements/line/{name}")["metrics"]
+        assert found == {"pictures": 5.0, "digest": float(digest)}
+        storage.write_json("data/line/set/dataset.json", {"digest": "7"})
 
 
 def test_a_measurement_of_another_device_is_shown_but_is_still_to_be_taken_here(storage, monkeypatch):

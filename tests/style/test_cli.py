@@ -58,13 +58,29 @@ def refused(found):
 
 
 def test_a_network(style, tmp_path):
-    found = style("image", "lake.png", "--out", "out.png", "--style", "net.safetensors")
+    found = style("image", "lake.png", "--out", "out.png", "--style", "net.safetensors", "--precision", "float32")
     assert found.exit_code == 0 and "out.png" in found.output, found.output
     with torch.no_grad():
         expected = network(0)(images.to_tensor(noise(40, 52)))
     assert np.abs(images.read("out.png").pixels.astype(int) - images.to_pixels(expected)).max() <= 1
     again = style("image", "lake.png", "--out", "out.png", "--style", "net.safetensors")
     assert again.exit_code == 0 and "is there already" in again.output
+
+
+def test_bfloat16_is_taken_where_it_is_fast(style, tmp_path, monkeypatch):
+    made = {}
+    for name, fast, words in (("a", True, ()), ("b", False, ()), ("c", True, ("--precision", "float32"))):
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda fast=fast: {"amx_bf16": fast})
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        assert style("image", "lake.png", "-o", f"{name}.png", "--style", "net.safetensors", *words).exit_code == 0
+        made[name] = images.read(f"{name}.png").pixels
+    assert np.array_equal(made["b"], made["c"]) and not np.array_equal(made["a"], made["b"])
+    painting = next(iter(assets.paintings().values()))
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": True})
+    for name, words in (("d", ()), ("e", ("--precision", "float32"))):
+        assert style("image", "lake.png", "-o", f"{name}.png", "--style", painting, *RANDOM, *words).exit_code == 0
+        made[name] = images.read(f"{name}.png").pixels
+    assert np.array_equal(made["d"], made["e"]), "paintings are optimised in float32"
 
 
 def test_a_folder_with_a_broken_picture(style, tmp_path):

@@ -9,10 +9,11 @@ from typer.testing import CliRunner
 
 from retable.platform.errors import UserError
 from retable.platform.storage import Storage
+from retable.tasks.style.apply.regions import Mask
 from retable.tasks.style.apply.stylise import Options, open_paintings
 from retable.tasks.style.files import assets, images
 from retable.tasks.style.video.painted import SHARE, Painter
-from retable.tasks.style.video.steady import flicker
+from retable.tasks.style.video.steady import Regional, flicker, stylise_stream
 from retable.tasks.style.video.video import Piece
 from retable.tasks.style.video.video_cli import video
 from tests.style.test_video import look, make, sound
@@ -64,12 +65,32 @@ def test_frames_that_follow_hold_still_and_take_a_third(tmp_path):
     assert np.array_equal(again, alone[0]), "another shot begins anew"
 
 
+@pytest.mark.parametrize("steady", ["off", "flow"])
+def test_a_frame_after_a_cut_is_begun_anew(tmp_path, steady):
+    frames = [photograph(), 255 - photograph() // 4]
+    batches = iter([torch.from_numpy(np.stack(frames)).permute(0, 3, 1, 2)])
+    made = torch.cat(list(stylise_stream(painter(tmp_path, 6), steady)(batches)))
+    alone = [painter(tmp_path, 6)(piece(frame))[0] for frame in frames]
+    assert torch.equal(made, torch.stack(alone)), "as a picture of its own would be"
+
+
 def test_the_command_paints_a_video(tmp_path):
     source, target = make(tmp_path / "in.mp4", 3, (48, 64), tracks=1), tmp_path / "out.mp4"
     arguments = [str(source), str(target), "--by", "version1", "--style", "great_wave", "--evaluations", "6"]
     result = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert result.exit_code == 0 and "3 frames" in result.output
     assert len(look(target)[1]) == 3 and sound(target) == sound(source)
+
+
+def test_paintings_of_regions(tmp_path):
+    mask = np.zeros((48, 64, 3), np.uint8)
+    mask[:, :24], mask[:, 24:44] = (255, 0, 0), (0, 0, 255)
+    stylists = [painter(tmp_path, 3), painter(tmp_path, 6)]
+    pictures = piece(photograph(48, 64))
+    found = Regional(stylists, Mask(mask, ["ff0000", "0000ff"]))(pictures)
+    first, second = (painter(tmp_path, evaluations)(pictures) for evaluations in (3, 6))
+    assert torch.equal(found[..., :24], first[..., :24]) and torch.equal(found[..., 24:44], second[..., 24:44])
+    assert torch.equal(found[..., 44:], pictures.pictures[..., 44:])
 
 
 @pytest.mark.parametrize(

@@ -150,6 +150,16 @@ def test_colours_and_strength(network):
     assert ((kept - plain.float()) * luma).sum(1).abs()[inside].max() <= 1, "the luma is the result's"
 
 
+@pytest.mark.parametrize("steady", ["off", "statistics"])
+def test_a_style_scale_works_at_that_part_of_the_size(network, steady):
+    frames = [scene(seed) for seed in (0, 0)]
+    small = [cv2.resize(frame, (32, 24), interpolation=cv2.INTER_AREA) for frame in frames]
+    found = torch.cat(list(stylise_stream(Stylist(network, scale=2.0), steady)(split(frames, 2))))
+    made = torch.cat(list(stylise_stream(Stylist(network), steady)(split(small, 2)))).permute(0, 2, 3, 1).numpy()
+    wanted = stack([cv2.resize(each, (64, 48), interpolation=cv2.INTER_LANCZOS4) for each in made])
+    assert torch.equal(found, wanted)
+
+
 def test_identical_frames_do_not_flicker():
     assert flicker([scene(0)] * 4, [scene(1)] * 4) == {"static_change": 0, "warp_error": 0}
 

@@ -2,6 +2,7 @@ import json
 import math
 from types import SimpleNamespace
 
+import cv2
 import numpy as np
 import pytest
 import torch
@@ -97,6 +98,38 @@ def test_tiles_give_the_same(tmp_path):
     pixels = noise(70, 90)
     whole, tiled = (NetworkStyle(network(), Options(tile=tile))([pixels], batches.nothing) for tile in (0, 32))
     assert np.abs(whole[0].pixels.astype(int) - tiled[0].pixels).max() <= 1
+
+
+@pytest.mark.parametrize(("scale", "size"), [(2.0, (30, 40)), (0.5, (120, 162)), (3.0, (20, 27))])
+@pytest.mark.parametrize("tile", [0, 24])
+def test_strokes_are_larger_where_the_network_sees_less(scale, size, tile):
+    pixels = [noise(60, 81, seed) for seed in range(2)]
+    options = Options(tile=tile, changes={"method.style_scale": scale})
+    found = [result.pixels.astype(int) for result in NetworkStyle(network(), options)(pixels, nothing)]
+    for picture, made in zip(pixels, found, strict=True):
+        there, back = (cv2.INTER_AREA, cv2.INTER_LANCZOS4) if scale > 1 else (cv2.INTER_LANCZOS4, cv2.INTER_AREA)
+        seen = cv2.resize(picture, size[::-1], interpolation=there)
+        with torch.no_grad():
+            small = images.to_pixels(network()(images.to_tensor(seen)))
+        assert np.abs(made - cv2.resize(small, (81, 60), interpolation=back)).max() <= 2
+
+
+def test_a_style_scale_goes_with_mask_strength_and_colours(tmp_path, storage, weights_file):
+    source, half, whole = noise(40, 60), np.zeros((40, 60, 3), np.uint8), {"method.style_scale": 2.0}
+    half[:, 30:] = 255
+    for name, pixels in (("a", source), ("mask", half)):
+        images.write(tmp_path / f"{name}.png", pixels)
+    for name, options in {
+        "plain": Options(changes=whole),
+        "mixed": Options(changes=whole, mask=tmp_path / "mask.png", strength=0.5, original_colours=True),
+    }.items():
+        outcomes([str(tmp_path / "a.png")], [str(weights_file)], tmp_path / f"{name}.png", options, storage)
+    plain, mixed = (images.read(tmp_path / f"{name}.png").pixels for name in ("plain", "mixed"))
+    assert np.array_equal(mixed[:, :30], source[:, :30]), "what is kept is as sharp as it was"
+    wanted = images.mix(images.original_colours(plain, source), source, 0.5)
+    assert np.abs(mixed[:, 30:].astype(int) - wanted[:, 30:]).max() <= 1
+    with pytest.raises(UserError, match=r"style_scale 0\.0 is not above 0"):
+        Options(changes={"method.style_scale": 0.0})
 
 
 def test_strength_colours_alpha_and_profile(tmp_path, storage, weights_file):
@@ -226,6 +259,7 @@ def test_imported_weights_name_their_network(tmp_path, storage):
     assert gatys.method.backbone == Vgg19() and gatys.steps == 500
     plain = painting_config(["x"], Options(changes={"method.objective.convention": "mean"}), storage)
     assert plain.method.objective == Objective(convention="mean") and plain.method.backbone == Vgg19()
+    assert painting_config(["x"], Options(like="paper", precision="auto"), storage).precision == "float32"
     own = painting_config(["x"], Options(like="paper"), storage)
     assert own.method == OptimiseImage(shape="keep") and own.steps == 300
 
@@ -314,8 +348,9 @@ def test_ray_gives_the_same(tmp_path, storage, photographs, weights_file):
         assert np.array_equal(images.read(path).pixels, images.read(tmp_path / "there" / path.name).pixels)
 
 
-def test_a_picture_that_free_memory_does_not_hold_is_refused(weights_file, storage, monkeypatch):
-    style = open_style([str(weights_file)], Options(), storage)
+@pytest.mark.parametrize("tile", [0, 32])
+def test_a_picture_that_free_memory_does_not_hold_is_refused(weights_file, storage, monkeypatch, tile):
+    style = open_style([str(weights_file)], Options(tile=tile), storage)
     needed = needed_bytes(style.network, 40, 60)
     for free, fits in ((needed, True), (needed - 1, False)):
         monkeypatch.setattr("psutil.virtual_memory", lambda free=free: SimpleNamespace(available=free, total=10**15))

@@ -62,21 +62,30 @@ def test_a_line_of_the_table_has_every_column_and_ratios_of_its_seconds(monkeypa
         asked.append((config.method.size, config.method.objective.convention))
         return dict(zip(figures.SPREAD, (value, value * 0.9, value * 1.2), strict=True))
 
-    def image(config, shape, budget):
+    def image(config, shape, budget, photographs, source):
         asked.append((shape, config.method))
         name = "seconds_per_image"
-        return {name: 0.2, f"{name}_low": 0.16, f"{name}_high": 0.25, "gpu": 0.0}
+        return {name: 0.2, f"{name}_low": 0.16, f"{name}_high": 0.25, "gpu": 0.0, "photographs": float(photographs)}
 
     monkeypatch.setattr(timing_rows, "seconds_per_evaluation", evaluation)
     monkeypatch.setattr(timing_rows, "seconds_per_image", image)
     row, need = needs("table1", "smoke", "256 x 256")[0]
-    found = row.measure(need.config)
+    found = row.measure(need.config, 7)
     assert asked == [(256, "relative"), (256, "relative"), ((256, 256), Config().method)]
-    assert [found[column.metric] for column in TABLES["table1"].columns] == pytest.approx([30, 150, 0.2, 150, 750])
+    assert [found[column.metric] for column in TABLES["table1"].columns] == pytest.approx([30, 150, 0.2, 150, 750, 7])
     assert (found["vgg_over_alexnet"], found["gpu"]) == (pytest.approx(5), 0.0)
     assert (found["speedup_vgg_low"], found["speedup_vgg_high"]) == pytest.approx((135 / 0.25, 180 / 0.16))
     large, need = needs("table1", "paper", UHD.label)[0]
     assert large.measure(need.config)["network_seconds"] == 0.2 and asked[-1][0] == (2480, 4032)
+
+
+def test_version_2_is_timed_over_as_many_photographs_as_a_scale_says():
+    names = {"smoke": ("generated", 3), "small": ("generated", 10), "paper": ("coco2017", 100)}
+    for scale, wanted in names.items():
+        row, need = needs("table1", scale, "256 x 256")[0]
+        assert (need.config.data, row.arguments["photographs"]) == wanted and row.reads_data
+        assert scale == "paper" or f"timed over {wanted[1]} photographs" in scaled(TABLES["table1"], SCALES[scale]).note
+    assert "100 test photographs" in TABLES["table1"].note
 
 
 PAPERS = ["table1", *(f"figure{number}" for number in range(1, 9))]

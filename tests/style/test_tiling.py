@@ -1,8 +1,9 @@
 import pytest
 import torch
+from torch.nn import functional
 
 from retable.tasks.style.apply import tiling
-from retable.tasks.style.apply.tiling import Moments, fast_convolution, fits, needed_bytes, stylise_tiled
+from retable.tasks.style.apply.tiling import Moments, fast_convolution, fits, needed_bytes, stylise_mixed, stylise_tiled
 from retable.tasks.style.networks.network import Architecture, Layer
 from retable.tasks.style.networks.transformer import TransformerNetwork, read, stylise
 from tests.style.test_transformer import network, picture
@@ -69,20 +70,81 @@ def test_rewritten_convolutions_equal_the_plain_ones(arguments):
         torch.testing.assert_close(fast_convolution(layer, "cpu", torch.float64)(window), layer.convolve(window))
 
 
-def test_bfloat16_is_close_to_float32(shared, monkeypatch):
-    monkeypatch.setattr(tiling, "STRIP", 16 * 48)
+@pytest.fixture
+def amx(monkeypatch):
+    """A processor that multiplies matrices in bfloat16."""
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": True})
+
+
+def psnr(one, other):
+    return float(-10 * torch.log10((one - other).square().mean()))
+
+
+@pytest.mark.parametrize("arguments", VARIANTS)
+@pytest.mark.parametrize("way", ["strips", "tiles", "whole", "whole, statistics given"])
+def test_bfloat16_is_close_and_both_ends_are_in_float32(monkeypatch, amx, arguments, way):
+    net, image = contrasty(**arguments)
+    statistics = net.statistics(image.flip(3)) if way.endswith("given") else None
+    with torch.no_grad():
+        exact = net(image, statistics).clamp(0, 1)
+    kinds = []
+    if way in ("strips", "tiles"):
+        conv2d = functional.conv2d
+        monkeypatch.setattr(functional, "conv2d", lambda x, *rest: kinds.append(x.dtype) or conv2d(x, *rest))
+    if way == "strips":
+        rounded = stylise(net, image, "auto")
+    elif way == "tiles":
+        rounded = stylise_tiled(net, image, 16, precision="auto").clamp(0, 1)
+    else:
+        for layer in net.layers:
+            layer.convolution.register_forward_hook(lambda _, x, y: kinds.append(y.dtype))
+        rounded = torch.inference_mode()(stylise_mixed)(net, image, statistics).clamp(0, 1)
+    changes = [kind for kind, before in zip(kinds, [None, *kinds], strict=False) if kind != before]
+    assert changes == [torch.float32, torch.bfloat16, torch.float32], "in order, without repetitions"
+    assert not torch.equal(exact, rounded) and psnr(exact, rounded) > 45
+
+
+def contrasty(**arguments):
+    """A network of random weights whose results have a picture's contrast, and a smooth image."""
+    net = network(**{**arguments, "filters": 8})
+    image = functional.interpolate(torch.rand(1, 3, 10, 9), (40, 36), mode="bilinear")
+    with torch.no_grad():
+        wanted = 0.4 if net.architecture.output == "tanh" else 60 / 255  # tanh(0.4): 57 levels
+        last = net.layers[-1]
+        if last.norm is not None:
+            last.norm.weight.fill_(wanted)
+            last.norm.bias.zero_()
+        else:
+            last.convolution.weight.mul_(wanted / net(image).std())
+    return net, image
+
+
+def test_the_arithmetic_of_a_device(monkeypatch):
+    asked = ("auto", "float32", "bfloat16")
+    for capable in (True, False):
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda capable=capable: {"amx_bf16": capable})
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation, capable=capable: capable)
+        on = torch.bfloat16 if capable else torch.float32
+        assert [tiling.arithmetic(each, "cpu") for each in asked] == [on, torch.float32, on]
+        assert [tiling.arithmetic(each, "cuda:0") for each in asked] == [on, torch.float32, torch.bfloat16]
+    assert tiling.arithmetic("auto", "mps") == torch.float32
+
+
+def test_bfloat16_of_a_trained_network_is_close_to_float32(shared, monkeypatch, amx):
+    monkeypatch.setattr(tiling, "STRIP", 16 * 48)
     net = read(shared / "weights/style/v2_wave_lengstrom_layout.safetensors")
     image = picture(shared, 32, 48)
     exact, rounded = stylise(net, image), stylise(net, image, "bfloat16")
     assert not torch.equal(exact, rounded)
-    assert -10 * torch.log10((exact - rounded).square().mean()) > 50
+    assert psnr(exact, rounded) > 54
 
 
 def test_a_processor_without_bfloat16_computes_in_float32(monkeypatch):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": False})
     net, image = network(), torch.rand(1, 3, 16, 16)
     assert torch.equal(stylise(net, image, "bfloat16"), stylise(net, image))
+    tiled = [stylise_tiled(net, image, 8, precision=precision) for precision in ("bfloat16", "auto", "float32")]
+    assert torch.equal(tiled[0], tiled[2]) and torch.equal(tiled[1], tiled[2]), "in tiles too"
 
 
 def test_needed_bytes_of_tiles_are_the_largest_layers():

@@ -5,8 +5,11 @@ import numpy as np
 import pytest
 import torch
 
+from retable.platform.storage import Storage
+from retable.platform.task import Source
 from retable.tasks.style import timing
 from retable.tasks.style.config import Alexnet, Config, Objective, OptimiseImage, Sgd, TrainNetwork
+from retable.tasks.style.files import images
 
 OPTIMISE = Config(method=OptimiseImage(size=64, scales=(32,), backbone=Alexnet()))
 
@@ -47,7 +50,7 @@ def called(monkeypatch):
     """Let each measurement call what it times six times, for 1 to 6 seconds: calls, results and threads are kept."""
     seen = []
 
-    def six(work, warm_up, budget):
+    def six(work, warm_up, budget, fewest=0):
         seen.extend((work, work(), torch.get_num_threads()) for _ in range(6))
         return [float(n) for n in range(1, 7)]
 
@@ -80,6 +83,27 @@ def test_an_image_is_a_pass_at_the_size_asked_for(called):
     results = [result for _, result, _ in called]
     assert [tuple(result.shape[2:]) for result in results] == [(32, 32)] * 6 + [(40, 24)] * 6
     assert torch.equal(results[0], results[3]) and not torch.equal(results[0], results[1])  # three in turn
+
+
+@pytest.mark.parametrize(("asked", "different"), [(4, 4), (5, 3), (2, 2)])
+def test_photographs_of_the_data_set_are_timed_where_there_are_so_many(tmp_path, called, asked, different):
+    (tmp_path / "test").mkdir()
+    for number in range(4):
+        images.write(tmp_path / f"test/{number}.png", np.full((40, 40, 3), 10 * number, np.uint8))
+    source = Source(Storage.open(tmp_path), {"test": [f"test/{number}.png" for number in range(4)]})
+    config = Config(method=TrainNetwork(filters=4, size=32))
+    found = timing.seconds_per_image(config, photographs=asked, source=source)
+    assert found["photographs"] == different, "the shipped ones in turn where the data set has not so many"
+    same = [torch.equal(called[0][1], result) for _, result, _ in called]
+    assert same == [number % different == 0 for number in range(6)]
+    plain = [pixels.std() == 0 for pixels in timing.pictures_of(source, asked)]
+    assert plain == [asked <= 4] * different
+
+
+def test_a_pass_is_timed_on_each_photograph_whatever_the_budget():
+    calls = []
+    assert len(timing.timed(lambda: calls.append(1), 1, 0.0, fewest=7)) == 7
+    assert len(timing.timed(lambda: calls.append(1), 1, 60.0, fewest=70)) == 70
 
 
 def test_the_other_version_is_refused():

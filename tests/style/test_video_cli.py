@@ -26,7 +26,11 @@ def network(monkeypatch):
     """What every name of a style means here."""
     torch.manual_seed(0)
     made = TransformerNetwork(filters=4).eval()
-    monkeypatch.setattr(stylise, "find_network", lambda name, storage: made if name == "toy" else stop(name))
+    known = {"toy": made, "other": TransformerNetwork(filters=4).eval()}
+    with torch.no_grad():
+        known["other"].layers[-1].convolution.weight *= 50
+        known["other"].layers[-1].convolution.bias += 128
+    monkeypatch.setattr(stylise, "find_network", lambda name, storage: known.get(name) or stop(name))
     return made
 
 
@@ -116,3 +120,52 @@ def test_a_mask_and_a_part(tmp_path):
     for before, stylised, found in zip(taken[5:], whole, mixed, strict=False):
         assert far(found[right], stylised[right]) < 4 and far(found[left], before[left]) < 4
         assert far(stylised[left], before[left]) > 12
+
+
+def test_strokes_of_a_network_are_as_large_as_is_said(tmp_path, network):
+    source = make(tmp_path / "in.mp4", 3)
+    for number, scale in enumerate((1, 4)):
+        words = ["--style", "other", "--style-scale", scale, "--crf", 1]
+        assert run(source, tmp_path / f"{number}.mp4", *words).exit_code == 0
+    plain, large = (look(tmp_path / f"{number}.mp4")[1][2] for number in (0, 1))
+    assert plain.shape == large.shape == (48, 64, 3) and far(plain, large) > 1
+
+
+def regions(path):
+    """A mask: red at the left, blue in the middle, black at the right."""
+    map_of = np.zeros((48, 64, 3), np.uint8)
+    map_of[:, :16], map_of[:, 16:40] = (255, 0, 0), (0, 0, 255)
+    images.write(path, map_of)
+    return path
+
+
+@pytest.mark.parametrize("steady", ["off", "flow"])
+def test_regions_of_a_mask_have_their_own_styles(tmp_path, steady):
+    source, mask = make(tmp_path / "in.mp4", 5), regions(tmp_path / "regions.png")
+    words, made = ["--crf", 1, "--steady", steady, "--original-colours", "--strength", 0.9], {}
+    for name in ("toy", "other"):
+        assert run(source, tmp_path / f"{name}.mp4", "--style", name, *words).exit_code == 0
+    both = ["--style", "toy@ff0000", "--style", "other@#0000FF", "--mask", mask]
+    assert run(source, tmp_path / "both.mp4", *both, *words).exit_code == 0
+    made = {name: look(tmp_path / f"{name}.mp4")[1] for name in ("in", "toy", "other", "both")}
+    for photograph, toy, other, found in zip(*made.values(), strict=True):
+        assert far(found[:, :12], toy[:, :12]) < 4 and far(found[:, 20:36], other[:, 20:36]) < 4
+        assert far(found[:, 44:], photograph[:, 44:]) < 7 < 10 < far(other[:, 44:], photograph[:, 44:])
+        assert far(toy, other) > 10
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--style", "toy@ff0000"], "needs --mask"),
+        (["--style", "toy", "--style", "other"], "several --style are of a mask's regions"),
+        (["--style", "toy@ff0000", "--style", "other", "--mask", "regions.png"], "give each its own colour"),
+        (["--style", "toy@ff0000", "--style", "nobody@0000ff", "--mask", "regions.png"], "--style nobody"),
+    ],
+)
+def test_regions_that_do_not_fit_are_one_line(tmp_path, monkeypatch, words, said):
+    monkeypatch.chdir(tmp_path)
+    regions(tmp_path / "regions.png")
+    source = make(tmp_path / "in.mp4", 2)
+    with pytest.raises(UserError, match=said):
+        run(source, tmp_path / "out.mp4", *words)

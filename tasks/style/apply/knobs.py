@@ -19,6 +19,15 @@ LOSS = "For paintings: the loss"
 NETWORK = "For paintings: the network that looks"
 OPTIMISER = "For paintings: the optimiser"
 
+STYLE_SCALE = "method.style_scale"
+"""The one field of an optimisation that networks know too."""
+
+Precision = Annotated[
+    Literal["auto", "float32", "bfloat16"],
+    typer.Option(
+        help="bfloat16: off by a level or two of 255. auto: that by a network on a GPU or AMX, where it is fast."
+    ),
+]
 Like = Literal["gatys", "johnson", "paper"]
 
 
@@ -50,9 +59,7 @@ class Result:
         typer.Option(help="What is stylised: white is, black is not. Or regions: --style NAME@COLOUR."),
     ] = None
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Make results anew that are there.")] = False
-    precision: Annotated[
-        Literal["float32", "bfloat16"], typer.Option(help="bfloat16: faster on GPUs, and off by a few levels of 255.")
-    ] = "float32"
+    precision: Precision = "auto"
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1; none: a GPU where there is one.")] = ""
     tile: Annotated[int, typer.Option(help="For networks: work in tiles of so many pixels; same result.", min=0)] = 0
     ray: Annotated[bool, typer.Option("--ray", help="Share the pictures out over the Ray cluster.")] = False
@@ -71,8 +78,8 @@ class Knobs:
     ] = None
     style_scale: Annotated[
         float | None,
-        Sets("method.style_scale"),
-        panel(PAINTINGS, "Size of the strokes: the painting's over the picture's.", min=0.05),
+        Sets(STYLE_SCALE),
+        typer.Option(help="Size of the strokes, 2: twice as large; a network then works at half the size.", min=0.05),
     ] = None
     scales: Annotated[str, Sets("method.scales", int), panel(PAINTINGS, "Sizes to begin with, coarse to fine.")] = ""
     evaluations: Annotated[

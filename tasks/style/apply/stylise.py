@@ -17,6 +17,7 @@ from retable.platform.config import override
 from retable.platform.errors import UserError
 from retable.platform.storage import Storage
 from retable.tasks.style.apply import regions
+from retable.tasks.style.apply.knobs import STYLE_SCALE
 from retable.tasks.style.apply.optimise import EVALUATIONS, ImageOptimisation
 from retable.tasks.style.apply.regions import Mask
 from retable.tasks.style.apply.tiling import Precision, fits, needed_bytes, stylise_tiled
@@ -83,6 +84,7 @@ class Options:
     """Share of the stylised picture in the result; the rest is the photograph."""
     original_colours: bool = False
     precision: Precision = "float32"
+    """auto: bfloat16 by networks where the device multiplies matrices in it, else float32."""
     device: str = ""
     """As torch names it; none: a GPU where there is one."""
     tile: int = 0
@@ -92,13 +94,20 @@ class Options:
     like: str = ""
     """Of an optimisation (version 1), the preset that is begun with; see `PRESETS`."""
     changes: Mapping[str, object] = field(default_factory=dict)
-    """Fields of its config, such as `method.start`, and their values."""
+    """Fields of its config, such as `method.start`, and their values; a network has the scale of the style alone."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.strength <= 1:
             raise UserError(f"strength {self.strength} is outside [0, 1]")
         if (self.size or 0) < 0 or self.tile < 0:
             raise UserError("size and tile are numbers of pixels; 0: the picture's own, and as memory asks")
+        if self.style_scale <= 0:
+            raise UserError(f"style_scale {self.style_scale} is not above 0")
+
+    @property
+    def style_scale(self) -> float:
+        """How many times as large strokes are as the style's own; of a network, it works at that part of the size."""
+        return float(str(self.changes.get(STYLE_SCALE, 1.0)))
 
     @property
     def where(self) -> torch.device:
@@ -119,6 +128,11 @@ class Stylised:
     losses: Float[np.ndarray, "evaluations 3"] | None = None
 
 
+def scaled(height: int, width: int, scale: float) -> tuple[int, int]:
+    """Return the height and width at which a network works so that its strokes come out `scale` times as large."""
+    return max(1, round(height / scale)), max(1, round(width / scale))
+
+
 @dataclass(frozen=True)
 class NetworkStyle:
     """Version 2: one pass of a network for a batch of photographs of one size."""
@@ -133,18 +147,25 @@ class NetworkStyle:
         return self.options.size or 0
 
     def __call__(self, photographs: Sequence[Pixels], report: Report) -> list[Stylised]:
-        """Stylise; in tiles, with the same result, where memory does not hold the features of the whole picture.
+        """Stylise at the style's scale; results have the photographs' size.
 
         Raises:
-            UserError: where not even tiles would fit.
+            UserError: where memory does not hold the features, not even in tiles.
         """
+        height, width = photographs[0].shape[:2]
+        at = [images.stretch(each, *scaled(height, width, self.options.style_scale)) for each in photographs]
+        return [Stylised(images.stretch(each, height, width)) for each in self.passed(at, report)]
+
+    def passed(self, photographs: Sequence[Pixels], report: Report) -> list[Pixels]:
+        """Pass pictures through the network; in tiles, with the same result, where a GPU does not hold the features."""
         device, precision = self.options.where, self.options.precision
         height, width = photographs[0].shape[:2]
+        self.check_memory(len(photographs) * height, width)
         tile = self.options.tile or self.tile_for(len(photographs) * height, width, device)
         batch = torch.cat([images.to_tensor(pixels) for pixels in photographs])
         if not tile:
             made = transformer.stylise(self.network, batch.to(device), precision)
-            return [Stylised(images.to_pixels(single)) for single in torch.split(made, 1)]
+            return [images.to_pixels(single) for single in torch.split(made, 1)]
 
         def progress(done: int, total: int) -> None:
             report(done, total, "in tiles")
@@ -152,10 +173,14 @@ class NetworkStyle:
         tiled = (
             stylise_tiled(self.network, one, tile, str(device), precision, progress) for one in torch.split(batch, 1)
         )
-        return [Stylised(images.to_pixels(single)) for single in tiled]
+        return [images.to_pixels(single) for single in tiled]
 
-    def tile_for(self, height: int, width: int, device: torch.device) -> int:
-        """Return the side of tiles where a GPU does not hold the whole; else 0, as CPUs work in strips anyway."""
+    def check_memory(self, height: int, width: int) -> None:
+        """Refuse what free memory does not hold; in tiles too a layer's whole features lie in the host's memory.
+
+        Raises:
+            UserError: with what is needed and what is free.
+        """
         needed = needed_bytes(self.network, height, width)
         free = psutil.virtual_memory().available
         if needed > free:
@@ -163,6 +188,9 @@ class NetworkStyle:
                 f"{width} x {height} pixels need {needed / 1e9:.1f} GB of memory, {free / 1e9:.1f} are free; "
                 "use a smaller --size"
             )
+
+    def tile_for(self, height: int, width: int, device: torch.device) -> int:
+        """Return the side of tiles where a GPU does not hold the whole; else 0, as CPUs work in strips anyway."""
         if device.type != "cuda" or fits(self.network, height, width, torch.cuda.mem_get_info(device)[0]):
             return 0
         return TILE
@@ -269,8 +297,9 @@ def open_one(styles: Sequence[str], options: Options, storage: Storage) -> Netwo
         other = next(name for name in styles if not find_painting(name))
         raise UserError(f"--style {other}: no painting; several styles are blended from paintings alone")
     network = find_network(styles[0], storage)
-    if options.changes or options.like:
-        named = min(options.changes, default=f"--like {options.like}")
+    foreign = options.changes.keys() - {STYLE_SCALE}
+    if foreign or options.like:
+        named = min(foreign, default=f"--like {options.like}")
         raise UserError(f"{named} is of paintings (version 1), and {styles[0]} is a network")
     return NetworkStyle(network.to(options.where), options)
 
@@ -391,7 +420,8 @@ def painting_config(names: Sequence[str], options: Options, storage: Storage) ->
     if preset and not options.like and not source and changes.get("method.backbone", "vgg19") == "vgg19":
         preset["method.backbone.weights"] = "small"
     fixed = {"method": "optimise_image", "method.shape": "keep", "style": list(names), "epochs": 1}
-    return override(Config(), {**fixed, "precision": options.precision, "steps": EVALUATIONS, **preset, **changes})
+    precision = "float32" if options.precision == "auto" else options.precision
+    return override(Config(), {**fixed, "precision": precision, "steps": EVALUATIONS, **preset, **changes})
 
 
 def sized(pixels: Pixels, options: Options) -> dict[str, object]:

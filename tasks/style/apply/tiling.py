@@ -20,7 +20,8 @@ from torch.nn import functional
 from retable.tasks.style.networks import winograd
 from retable.tasks.style.networks.network import Features, Image, Layer, Range, Statistics, TransformerNetwork
 
-Precision = Literal["float32", "bfloat16"]
+Precision = Literal["auto", "float32", "bfloat16"]
+"""auto: bfloat16 where the device multiplies matrices in it, else float32."""
 
 STRIP = 65536
 """Pixels of a strip on a CPU: with smaller ones margins weigh, larger buffers the allocator returns to the system."""
@@ -82,19 +83,57 @@ def stylise(
     """Stylise images on the network's device by the fastest way that is right; the result is clamped to [0, 1].
 
     On a CPU in strips of whole rows: large buffers that are made anew for every layer cost more there than arithmetic
-    can save. `bfloat16` is used there where the processor multiplies matrices in it (AMX), else float32 is taken: with
-    AVX-512's bfloat16 it is no faster, emulated many times slower.
+    can save.
     """
     device = next(network.parameters()).device
     if device.type == "cpu":
-        usable = precision == "float32" or torch.cpu.get_capabilities().get("amx_bf16", False)
         side = (max(8, STRIP // image.shape[3] // 8 * 8), -(-image.shape[3] // 8) * 8)
-        strips = partial(_run, network, side=side, precision=precision if usable else "float32", statistics=statistics)
+        strips = partial(_run, network, side=side, precision=precision, statistics=statistics)
         return torch.cat([strips(single) for single in torch.split(image, 1)]).clamp_(0, 1)
     image = image.to(device, memory_format=torch.channels_last)
-    with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
-        result: Tensor = network(image, statistics)
+    if arithmetic(precision, device) == torch.bfloat16:
+        return stylise_mixed(network, image, statistics).clamp_(0, 1)
+    result: Tensor = network(image, statistics)
     return result.clamp_(0, 1)
+
+
+def stylise_mixed(network: TransformerNetwork, image: Image, statistics: Statistics | None = None) -> Image:
+    """Do what the network does, its convolutions but the first and the last in bfloat16; the result is not clamped.
+
+    bfloat16 has eight bits: by the first the photograph's levels would be rounded to them, by the last the result's.
+    """
+    x = before = network.enlarge(image)
+    stack = layers(network)
+    for index, layer in enumerate(stack):
+        whole = [(0, layer.size(length)) for length in x.shape[2:]]
+        rounded = index not in (0, len(stack) - 1)
+        with torch.autocast(image.device.type, torch.bfloat16, enabled=rounded):
+            features = layer.convolve(layer.window(x if rounded else x.float(), *whole))
+        given = None if statistics is None or layer.norm is None else statistics[index]
+        features = layer.normalise(features, given)
+        if layer.branches:
+            before = x
+        if layer.residual:
+            features = features + before
+        x = torch.relu(features) if layer.rectified else features
+    return network.colours(x, *image.shape[2:])
+
+
+def arithmetic(precision: Precision, device: str | torch.device) -> torch.dtype:
+    """Return the type that a network's convolutions, but the first and the last, are computed in on a device.
+
+    On a CPU bfloat16 is used where the processor multiplies matrices in it (AMX), whatever was asked for: elsewhere it
+    is emulated, many times slower, or no faster. On a GPU `auto` takes it where it is not emulated either.
+    """
+    if precision == "float32":
+        return torch.float32
+    kind = torch.device(device).type
+    if kind == "cpu":
+        usable = torch.cpu.get_capabilities().get("amx_bf16", False)
+    else:
+        native = kind == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+        usable = precision == "bfloat16" or native
+    return torch.bfloat16 if usable else torch.float32
 
 
 def needed_bytes(network: TransformerNetwork, height: int, width: int, tiled: bool = True) -> int:
@@ -145,11 +184,12 @@ def _run(
     """Apply the layers, each to all tiles of `side` (rows, columns in pixels of the image) before the next."""
     x = network.enlarge(image.float().cpu()).contiguous(memory_format=torch.channels_last)
     height, width = x.shape[2:]
-    stack, done = layers(network), 0
+    stack, done, dtype = layers(network), 0, arithmetic(precision, device)
     total = len(stack) * sum(1 for _ in _tiles(height, width, side))
     before = x
     for index, layer in enumerate(stack):
-        convolve = fast_convolution(layer, device, getattr(torch, precision))
+        ends = index in (0, len(stack) - 1)  # see `stylise_mixed`
+        convolve = fast_convolution(layer, device, torch.float32 if ends else dtype)
         rows, columns = (layer.size(length) for length in x.shape[2:])
         features, moments = torch.empty((1, layer.outputs, rows, columns), memory_format=torch.channels_last), Moments()
         for area in _tiles(rows, columns, (side[0] * rows // height, side[1] * columns // width)):

@@ -19,7 +19,7 @@ from retable.platform.errors import UserError
 from retable.tasks.style.apply.optimise import ImageOptimisation
 from retable.tasks.style.apply.stylise import PaintingStyle, sized
 from retable.tasks.style.files import images
-from retable.tasks.style.video.steady import Finish, Picture, moved
+from retable.tasks.style.video.steady import Finish, Picture, colour_histogram, is_cut, moved
 from retable.tasks.style.video.video import Pictures, Piece
 
 SHARE = 3
@@ -51,6 +51,8 @@ class Painter:
         """Optimise one frame."""
         config = override(self.style.config, sized(picture, self.style.options))
         begin = None
+        if self.before is not None and is_cut(*map(colour_histogram, (self.before[0], picture))):
+            self.before = None  # found here too: without steadiness pieces know of no shots
         if self.before is not None:
             begin = images.to_tensor(self.begun(picture, *self.before))
             config = override(config, {"method.scales": [], "steps": max(1, config.steps // SHARE)})

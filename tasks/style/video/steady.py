@@ -11,7 +11,7 @@ off unless asked for; `flicker` says what they bring.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
@@ -23,7 +23,9 @@ import torch
 from jaxtyping import Float, UInt8
 
 from retable.platform.errors import UserError
-from retable.tasks.style.apply.regions import Mask, compose
+from retable.tasks.style.apply.regions import Mask, Share, compose
+from retable.tasks.style.apply.stylise import scaled
+from retable.tasks.style.apply.tiling import Precision
 from retable.tasks.style.files import images
 from retable.tasks.style.networks import transformer
 from retable.tasks.style.networks.transformer import Statistics, TransformerNetwork
@@ -118,6 +120,14 @@ class Finish:
         return images.mix(stylised, photograph, self.strength)
 
 
+def stretched(pictures: Pictures, height: int, width: int) -> Pictures:
+    """Resize pictures; see `images.stretch`."""
+    if pictures.shape[2:] == (height, width):
+        return pictures
+    made = [images.stretch(each, height, width) for each in pictures.permute(0, 2, 3, 1).numpy()]
+    return torch.from_numpy(np.stack(made)).permute(0, 3, 1, 2).contiguous()
+
+
 class Stylist:
     """A network, and what is done to its pictures: what stylises a piece of a video, here or in a Ray actor.
 
@@ -127,10 +137,12 @@ class Stylist:
     def __init__(
         self,
         network: TransformerNetwork,
-        precision: Literal["float32", "bfloat16"] = "float32",
+        precision: Precision = "float32",
         finish: Finish | None = None,
+        scale: float = 1.0,
     ) -> None:
-        self.network, self.precision, self.finish = network, precision, finish or Finish()
+        """Take a network, its arithmetic, what is done to its pictures, and how many times as large strokes are."""
+        self.network, self.precision, self.finish, self.scale = network, precision, finish or Finish(), scale
         self.shot: int | None = None
         self.statistics: Statistics | None = None
 
@@ -140,19 +152,46 @@ class Stylist:
         self.network.to(device)
         if piece.reference is not None and piece.shot != self.shot:
             self.shot, self.statistics = piece.shot, self._measure(piece.reference, device)
-        image = piece.pictures.to(device).float() / 255
+        image = stretched(piece.pictures, *self._size(piece.pictures)).to(device).float() / 255
         statistics = None if piece.reference is None else self.statistics
         try:
             made = transformer.stylise(self.network, image, self.precision, statistics=statistics)
         except torch.OutOfMemoryError as error:
             raise UserError(f"{len(image)} frames do not fit on the GPU; use --batch 1, or a smaller --size") from error
-        return self.finish((made.float().clamp(0, 1) * 255).round().to(torch.uint8).cpu(), piece)
+        pictures = (made.float().clamp(0, 1) * 255).round().to(torch.uint8).cpu()
+        return self.finish(stretched(pictures, *piece.pictures.shape[2:]), piece)
+
+    def _size(self, pictures: Pictures) -> tuple[int, int]:
+        return scaled(pictures.shape[2], pictures.shape[3], self.scale)
 
     def _measure(self, reference: Pictures, device: str) -> Statistics:
         """Measure a shot's statistics, on as many of its first pictures as memory has room for."""
-        most = max(1, REFERENCE_PIXELS // (reference.shape[2] * reference.shape[3]))
-        chosen = reference[:: -(-len(reference) // most)]
+        height, width = self._size(reference)
+        most = max(1, REFERENCE_PIXELS // (height * width))
+        chosen = stretched(reference[:: -(-len(reference) // most)], height, width)
         return self.network.statistics(chosen.to(device).float() / 255)
+
+
+class Regional:
+    """Styles of a mask's regions: each makes whole frames, and the mask, the same for all, says where it is seen."""
+
+    def __init__(self, stylists: Sequence[Callable[[Piece], Pictures]], mask: Mask, strength: float = 1.0) -> None:
+        self.stylists, self.mask, self.strength = stylists, mask, strength
+        self.shape: tuple[int, int] | None = None
+        self.shares: list[Share] = []
+
+    def __call__(self, piece: Piece) -> Pictures:
+        """Stylise a piece by each in turn, put the regions together, and mix in a share of the photographs."""
+        made = [stylist(piece).permute(0, 2, 3, 1).numpy() for stylist in self.stylists]
+        frames = piece.pictures.permute(0, 2, 3, 1).numpy()
+        if frames.shape[1:3] != self.shape:
+            self.shape = frames.shape[1:3]
+            self.shares = self.mask.shares(*self.shape)
+        together = [
+            images.mix(compose(frame, several, self.shares), frame, self.strength)
+            for frame, several in zip(frames, zip(*made, strict=True), strict=True)
+        ]
+        return torch.from_numpy(np.stack(together)).permute(0, 3, 1, 2).contiguous()
 
 
 def stylise_pieces(function: Callable[[Piece], Pictures], pieces: Iterable[Piece]) -> Pairs:

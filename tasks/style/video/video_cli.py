@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -15,10 +16,11 @@ from rich.progress import Progress, TextColumn
 from retable.platform.board import clock, console
 from retable.platform.errors import UserError
 from retable.platform.storage import Storage
-from retable.tasks.style.apply.knobs import Knobs, spread
+from retable.tasks.style.apply.knobs import STYLE_SCALE, Knobs, Precision, spread
 from retable.tasks.style.files import assets
 
 if TYPE_CHECKING:
+    from retable.tasks.style.apply.tiling import Precision as Arithmetic
     from retable.tasks.style.video.steady import Finish
     from retable.tasks.style.video.video import Pictures, Piece
 
@@ -33,7 +35,12 @@ def video(
     source: Annotated[Path, typer.Argument(help="The video to stylise.")],
     target: Annotated[Path, typer.Argument(help="The video to write: .mp4, .mov, .mkv (H.264) or .webm (VP9).")],
     style: Annotated[
-        str, typer.Option(help="A style of the zoo, a weights file, or a run's fingerprint; by version1 a painting.")
+        list[str],
+        typer.Option(
+            "--style",
+            help="A style of the zoo, a weights file, or a run's fingerprint; by version1 a painting. "
+            "Several: of a mask's colours, NAME@ff0000.",
+        ),
     ],
     by: Annotated[
         Literal["network", "version1"],
@@ -49,9 +56,12 @@ def video(
     duration: Annotated[float | None, typer.Option(help="Seconds to stylise; none: to the end.", min=0.001)] = None,
     original_colours: Annotated[bool, typer.Option("--original-colours", help="Keep the video's colours.")] = False,
     strength: Annotated[float, typer.Option(help="Share of the stylised picture.", min=0, max=1)] = 1.0,
-    mask: Annotated[Path | None, typer.Option(help="A picture: what is stylised is white in it, black is not.")] = None,
+    mask: Annotated[
+        Path | None,
+        typer.Option(help="A picture: what is stylised is white, black is not. Or regions: --style NAME@COLOUR."),
+    ] = None,
     batch: Annotated[int, typer.Option(help="Frames that go through the network at once.", min=1)] = 4,
-    precision: Annotated[Literal["float32", "bfloat16"], typer.Option(help="Arithmetic of the network.")] = "float32",
+    precision: Precision = "auto",
     workers: Annotated[int, typer.Option(help="Ray actors that stylise; 0: this process does.", min=0)] = 0,
     crf: Annotated[int, typer.Option(help="Quality of the encoder: lower is better.", min=0, max=51)] = 18,
     reader: Annotated[Literal["pyav", "opencv"], typer.Option(help="opencv: the paper's, constant rate.")] = "pyav",
@@ -63,18 +73,19 @@ def video(
     """Stylise a video; sound, frame rate, timestamps and size are kept.
 
     Example: `retable style video holiday.mp4 waves.mp4 --style great_wave --steady flow`
+
+    Two regions: `... --style great_wave@ff0000 --style the_scream@0000ff --mask regions.png`
     """
     from retable.platform.cluster import ray_cluster
-    from retable.tasks.style.apply.regions import open_mask
-    from retable.tasks.style.video.steady import Finish, Flicker, stylise_stream
+    from retable.tasks.style.video.steady import Flicker, stylise_stream
     from retable.tasks.style.video.video import stylise_video
 
     if not source.exists():
         raise UserError(f"{source}: no such file")
     if by == "version1" and (workers or measure or steady == "statistics"):
         raise UserError("--by version1 makes one frame after the other; leave out --workers, --measure, statistics")
-    finish = Finish(original_colours, strength, open_mask(mask, [""]))
-    stylist = by_name(by, style, precision, finish, knobs, Storage.open(storage))
+    look = Look(original_colours, strength, mask)
+    stylist = by_names(by, style, precision, look, knobs, Storage.open(storage))
     meters: dict[str, Flicker] = {}
     stylise = stylise_stream(stylist, steady, workers, meters if measure else None, SAMPLE)
     with ray_cluster() if workers else nullcontext(), frame_bar(str(target)) as progress:
@@ -99,8 +110,47 @@ def video(
         console.print(line, markup=False)
 
 
+@dataclass(frozen=True)
+class Look:
+    """What is done to stylised frames, as it was asked for; see `Finish`."""
+
+    original_colours: bool = False
+    strength: float = 1.0
+    mask: Path | None = None
+
+
+def by_names(
+    by: str,
+    styles: Sequence[str],
+    precision: Arithmetic,
+    look: Look,
+    knobs: Knobs,
+    storage: Storage,
+) -> Callable[[Piece], Pictures]:
+    """Return what stylises pieces of a video by one style, or by one of each colour of the mask.
+
+    Raises:
+        UserError: where there is no such style, options are of the other way, or colours and mask do not fit.
+    """
+    from retable.tasks.style.apply import regions
+    from retable.tasks.style.video.steady import Finish, Regional
+
+    named = [regions.split(style) for style in styles]
+    colours = [colour for _, colour in named]
+    if len(named) > 1 and look.mask is None:
+        raise UserError("several --style are of a mask's regions: --mask PICTURE --style A@ff0000 --style B@0000ff")
+    mask = regions.open_mask(look.mask, colours)
+    if not any(colours):
+        finish = Finish(look.original_colours, look.strength, mask)
+        return by_name(by, styles[0], precision, finish, knobs, storage)
+    assert mask is not None
+    finish = Finish(look.original_colours)
+    stylists = [by_name(by, name, precision, finish, knobs, storage) for name, _ in named]
+    return Regional(stylists, mask, look.strength)
+
+
 def by_name(
-    by: str, style: str, precision: Literal["float32", "bfloat16"], finish: Finish, knobs: Knobs, storage: Storage
+    by: str, style: str, precision: Arithmetic, finish: Finish, knobs: Knobs, storage: Storage
 ) -> Callable[[Piece], Pictures]:
     """Return what stylises pieces of a video: a network, or an optimisation of each frame.
 
@@ -115,9 +165,11 @@ def by_name(
     if knobs.history:
         raise UserError("--history is of one picture: retable style image")
     if by == "network":
+        scale = knobs.style_scale or 1.0
+        changes.pop(STYLE_SCALE, None)
         if changes or knobs.like:
             raise UserError(f"{min(changes, default=f'--like {knobs.like}')} is of paintings; add --by version1")
-        return Stylist(find_network(style, storage), precision, finish)
+        return Stylist(find_network(style, storage), precision, finish, scale)
     painting = find_painting(style) or assets.paintings().get(style)
     if painting is None:
         raise UserError(f"--style {style}: by version1, a picture's file or one of {', '.join(assets.paintings())}")
