@@ -11,6 +11,7 @@ import pytest
 
 from retable.platform.errors import UserError
 from retable.platform.storage import Storage
+from retable.tasks.weather import cli
 from retable.tasks.weather.composites import importer
 from retable.tasks.weather.composites.composites import Composite, Grid, describe
 from retable.tasks.weather.composites.importer import Place, deal, import_composites, stretch, survey
@@ -520,6 +521,39 @@ def test_too_small_and_too_dry_composites_are_refused(tmp_path):
         run(tmp_path / "small", tmp_path / "set")
     with pytest.raises(UserError, match="0 of 8 squares"):
         run(tmp_path / "dry", tmp_path / "set")
+
+
+@pytest.mark.parametrize(
+    ("scale", "words"),
+    [
+        (2000.0, []),
+        (1500.0, ["pixels of 1,500 m are taken as they are, not resampled to the layout's 2,000 m"]),
+        (3000.0, ["pixels of 3,000 m are taken as they are, not resampled to the layout's 2,000 m"]),
+        (1000.0, ["2 x 2 pixels are averaged to one of 2,000 m"]),
+        (
+            700.0,
+            [
+                "3 x 3 pixels are averaged to one of 2,100 m",
+                "pixels of 2,100 m are taken as they are, not resampled to the layout's 2,000 m",
+            ],
+        ),
+        (None, ["the files do not say how wide their pixels are; they are taken as 2,000 m"]),
+    ],
+)
+def test_what_becomes_of_pixels_is_said(tmp_path, capsys, scale, words):
+    finer = max(1, round(2000 / (scale or 2000)))
+    rate = rates(3, HEIGHT * finer, WIDTH * finer)
+    (tmp_path / "source").mkdir()
+    for frame in range(3):
+        path = odim(tmp_path / "source" / f"{frame}.h5", rate[frame], START + frame * timedelta(minutes=15))
+        with h5py.File(path, "r+") as file:
+            for axis in ("xscale", "yscale"):
+                del file["where"].attrs[axis]
+                file["where"].attrs.update({axis: scale} if scale else {})
+    cli.import_(tmp_path / "source", str(tmp_path / "results"), "real", SIZE, 4, 2, 1)
+    said = " ".join(capsys.readouterr().out.split())
+    assert all(line in said for line in words), said
+    assert said.count("are taken as") + said.count("are averaged") == len(words), said
 
 
 def test_a_folder_is_sorted_by_the_files_own_times(tmp_path):
