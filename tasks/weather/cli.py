@@ -222,12 +222,18 @@ def score(
 ) -> None:
     """Print a run's scores on any regions and years of its data set, those that it was not trained on too.
 
+    The first line says what the data are, of imported ones the second what these scores leave open.
+
     Example: `retable weather score latest --regions roxi_0008 --years 2019,2020`
     """
     from retable.tasks.weather.forecasts.exchange import opened
     from retable.tasks.weather.forecasts.exchange import score as measured
+    from retable.tasks.weather.w4c.prepare import caution, describe
 
-    found = measured(opened(run, storage, split, epoch, chosen(threshold), names(regions), numbers(years)))
+    what = opened(run, storage, split, epoch, chosen(threshold), names(regions), numbers(years))
+    found = measured(what)
+    for line in (f"data  {describe(what.source.info)}", caution(what.source.info)):
+        console.print(line, markup=False, highlight=False, soft_wrap=True, end="\n" if line else "")
     for name, value in found.items():
         console.print(f"{name}  {value:.4f}", markup=False, highlight=False)
 
