@@ -104,8 +104,9 @@ def import_(
 ) -> None:
     """Cut real rain composites into regions; the satellite images are simulated from the rain.
 
-    Finer pixels are averaged to 2 km, and of more frequent composites every quarter of an hour's is taken, which is
-    said. Reflectivity becomes a rate by Z = 200 R^1.6. Files that cannot be used are named and left out.
+    Pixels of about 1 km or less are averaged to about 2 km, others are taken as they are, and of more frequent
+    composites every quarter of an hour's is taken, which is said. Reflectivity becomes a rate by Z = 200 R^1.6. Files
+    that cannot be used are named and left out.
 
     Example: `retable data import weather opera_20180824 --name opera`
     """
@@ -139,6 +140,8 @@ def import_(
 
 def import_lines(said: Mapping[str, Any]) -> Iterator[str]:
     """Say what was left out of an import, and what was done to the rest."""
+    from retable.tasks.weather.composites.composites import PIXEL
+
     skipped, dropped = said["skipped"], said["dropped"]
     yield from (f"left out: {line}" for line in skipped[:LINES])
     if len(skipped) > LINES:
@@ -147,6 +150,10 @@ def import_lines(said: Mapping[str, Any]) -> Iterator[str]:
         yield f"{said['frames']} composites, 15 minutes apart, are used; {len(dropped)} lie between or beside them"
     if said["averaged"] > 1:
         yield f"{said['averaged']} x {said['averaged']} pixels are averaged to one of {said['pixel']:,.0f} m"
+    if said["pixel"] is None:
+        yield f"the files do not say how wide their pixels are; they are taken as {PIXEL:,.0f} m"
+    elif round(said["pixel"]) != PIXEL:
+        yield f"pixels of {said['pixel']:,.0f} m are taken as they are, not resampled to the layout's {PIXEL:,.0f} m"
     if said["quantity"] != "rate":
         how = {"accumulation": "by its minutes", "reflectivity": "by Z = 200 R^1.6, or the file's own relation"}
         yield f"rain rates are made of {said['quantity']}, {how[said['quantity']]}"
@@ -218,12 +225,18 @@ def score(
 ) -> None:
     """Print a run's scores on any regions and years of its data set, those that it was not trained on too.
 
+    The first line says what the data are, of imported ones the second what these scores leave open.
+
     Example: `retable weather score latest --regions roxi_0008 --years 2019,2020`
     """
     from retable.tasks.weather.forecasts.exchange import opened
     from retable.tasks.weather.forecasts.exchange import score as measured
+    from retable.tasks.weather.w4c.prepare import caution, describe
 
-    found = measured(opened(run, storage, split, epoch, chosen(threshold), names(regions), numbers(years)))
+    what = opened(run, storage, split, epoch, chosen(threshold), names(regions), numbers(years))
+    found = measured(what)
+    for line in (f"data  {describe(what.source.info)}", caution(what.source.info)):
+        console.print(line, markup=False, highlight=False, soft_wrap=True, end="\n" if line else "")
     for name, value in found.items():
         console.print(f"{name}  {value:.4f}", markup=False, highlight=False)
 

@@ -1,9 +1,11 @@
 """What leaves the platform and what comes in, through the commands a user types."""
 
+import csv
 from dataclasses import replace
 from importlib import import_module
 from itertools import pairwise
 
+import h5netcdf
 import h5py
 import numpy as np
 import pytest
@@ -21,6 +23,7 @@ from retable.tasks.weather.forecasts import submission
 from retable.tasks.weather.forecasts.exchange import opened, write_netcdf
 from retable.tasks.weather.model import build
 from retable.tasks.weather.w4c.layout import Index
+from retable.tasks.weather.w4c.prepare import index_folder
 from tests.weather.toys import config, make, run
 
 
@@ -57,7 +60,9 @@ def test_regions_and_years_that_a_run_was_not_trained_on(trained, tmp_path, caps
     assert [path.name for path in (tmp_path / "nc").iterdir()] == ["test-2019-roxi_0004.nc"]
     capsys.readouterr()
     cli.score(alone.fingerprint, storage.root, "test", 0, 0.5, "roxi_0004", "2019,2020")
-    said = dict(line.split() for line in capsys.readouterr().out.splitlines())
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert first == "data  own files, 12 x 12, 2 regions, 2 years"
+    said = dict(line.split() for line in lines)
     source = Source.of(storage, "weather/tiny")
     events = import_module("retable.tasks.weather.predict").events
     rain = events(config(epochs=1), source, "test/2019/roxi_0004")
@@ -67,6 +72,28 @@ def test_regions_and_years_that_a_run_was_not_trained_on(trained, tmp_path, caps
         cli.score(alone.fingerprint, storage.root, regions="roxi_0008", years="")
     with pytest.raises(UserError, match="'20x9' is no year"):
         cli.score(alone.fingerprint, storage.root, regions="", years="20x9")
+
+
+def test_scores_and_forecasts_of_imported_data_say_that_images_are_simulated(tmp_path, capsys):
+    storage = make(tmp_path / "results")
+    place, about = storage / "data/weather/tiny", {"product": "OPERA composites", "date": "2018-08-24"}
+    index_folder(place, "tiny", "imported", **about, simulated_satellite=True)
+    words = "OPERA composites of 2018-08-24 with simulated satellite images, split by place"
+    warning = "The rain is real, the satellite images were simulated from it"
+    name = run(storage, config(epochs=1)).fingerprint
+    capsys.readouterr()
+    cli.score(name, storage.root, regions="", years="")
+    first, second, third, *_ = capsys.readouterr().out.splitlines()
+    assert first == f"data  {words}" and second.startswith(warning) and len(third.split()) == 2
+    cli.netcdf(name, tmp_path / "nc", storage.root, "test", 0, "", "")
+    for path in (tmp_path / "nc").iterdir():
+        with h5netcdf.File(path) as file:
+            assert file.attrs["data_description"] == words and file.attrs["comment"].startswith(warning)
+    cli.verify([name], tmp_path / "page", storage.root, regions="", years="")
+    rows = list(csv.DictReader((tmp_path / "page/scores.csv").read_text().splitlines()))
+    assert rows and {row["data"] for row in rows} == {words}
+    page = (tmp_path / "page/index.html").read_text()
+    assert words in page and warning in page
 
 
 def test_the_challenges_ask_for_14_and_16_files():

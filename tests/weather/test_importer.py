@@ -1,4 +1,5 @@
 import csv
+import gzip
 import os
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from retable.platform.errors import UserError
 from retable.platform.storage import Storage
+from retable.tasks.weather import cli
 from retable.tasks.weather.composites import importer
 from retable.tasks.weather.composites.composites import Composite, Grid, describe
 from retable.tasks.weather.composites.importer import Place, deal, import_composites, stretch, survey
@@ -262,7 +264,7 @@ def test_info_counts_rain_and_progress_reaches_its_end(imported):
         measured = (target != NODATA) & (target <= 128)
         assert share == pytest.approx(((target >= 0.2) & measured).sum() / measured.sum())
         assert info["coverage"][region] == pytest.approx(measured.mean())
-    assert imported.calls == sorted(imported.calls) and imported.calls[-1] == (12, 12)
+    assert imported.calls == sorted(imported.calls) and imported.calls[-1] == (14, 14)
 
 
 def test_equal_arguments_give_equal_files_and_the_seed_matters(tmp_path):
@@ -374,6 +376,36 @@ def link(source):
             file[key] = h5py.ExternalLink(source.parent / "elsewhere", key)
 
 
+def deflated(source):
+    """What unpacks to nothing: the bytes after the header are no deflated ones."""
+    (source / "z.pgm.gz").write_bytes(gzip.compress(b"")[:10] + b"\xff" * 50)
+
+
+def elsewhere(source):
+    """A corner that the projection sends to infinity."""
+    with h5py.File(odim(source / "z.h5", np.ones((9, 9))), "r+") as file:
+        file["where"].attrs.update({"UL_lon": 0.0, "UL_lat": 95.0})
+
+
+def zoned(path):
+    """A time with its zone, which others lack."""
+    with h5py.File(netcdf(path, np.ones((9, 9), np.uint16)), "r+") as file:
+        file.attrs["nominal_product_time"] = np.bytes_("2018-08-24T20:00:00+02:00")
+
+
+def broken(source, number=1):
+    """Data damaged behind a good header: a checksum that is wrong."""
+    path = source / f"composite_{number:02d}.hdf"
+    with h5py.File(path, "r+") as file:
+        raw = np.ones(file["dataset2/data1/data"].shape)
+        del file["dataset2/data1/data"]
+        data = file.create_dataset("dataset2/data1/data", data=raw, chunks=raw.shape, fletcher32=True)
+        place = data.id.get_chunk_info(0).byte_offset
+    with path.open("r+b") as file:
+        file.seek(place + 1000)
+        file.write(b"damaged")
+
+
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
@@ -388,6 +420,15 @@ def link(source):
         (lambda source: odim(source / "z.h5", np.ones((HEIGHT, WIDTH)), quantity="DBZH"), ("z.h5", "reflectivity")),
         (lambda source: (source / "z.pgm").write_bytes(b"P5 2 2 255 abc"), ("z.pgm", "not a readable composite")),
         (link, ("composite_01.hdf", "another file")),
+        (deflated, ("z.pgm.gz", "not a readable composite")),
+        (lambda source: odim(source / "z.h5", np.ones((9, 9)), scale=1e-320), ("z.h5", "pixels of 9.99989e-321 m")),
+        (lambda source: odim(source / "z.h5", np.ones((9, 9)), scale=np.nan), ("z.h5", "not square")),
+        (lambda source: odim(source / "z.h5", np.ones((9, 9)), scale=-2000.0), ("z.h5", "pixels of -2000 m")),
+        (lambda source: odim(source / "z.h5", np.ones((9, 9)), scale=1.0), ("z.h5", "pixels of 1 m")),
+        (elsewhere, ("z.h5", "not a readable composite")),
+        (lambda source: odim(source / "z.h5", np.ones((9, 9)), datetime(9999, 12, 31, 23, 59)), ("z.h5", "9999")),
+        (lambda source: zoned(source / "z.nc"), ("z.nc", "NWC-SAF", "most are")),
+        (broken, ("composite_01.hdf", "not a readable composite")),
     ],
 )
 def test_files_that_cannot_be_used_are_left_out_with_a_line(tmp_path, spoil, words):
@@ -397,6 +438,30 @@ def test_files_that_cannot_be_used_are_left_out_with_a_line(tmp_path, spoil, wor
     (line,) = info["skipped"]
     assert all(word in line for word in words) and "\n" not in line, line
     assert info["frames"] == (3 if "composite_01" in words[0] else 4)
+
+
+def test_what_is_damaged_in_the_middle_splits_the_stretch(tmp_path):
+    folder_of(tmp_path / "source", 7)
+    for number in (3, 5):
+        broken(tmp_path / "source", number)
+    words = r"steps is 2 frames, .*; 2 files cannot be read: .*composite_05\.hdf: not a"
+    with pytest.raises(UserError, match=words) as caught:
+        run(tmp_path / "source", tmp_path / "set")
+    assert "\n" not in str(caught.value)
+    info = run(tmp_path / "source", tmp_path / "set", inputs=1)
+    assert (info["frames"], len(info["skipped"])) == (2, 2)
+    for number in range(1, 8):
+        broken(tmp_path / "source", number)
+    with pytest.raises(UserError, match="not a readable composite"):
+        run(tmp_path / "source", tmp_path / "other")
+
+
+def test_with_a_tolerance_the_next_nearest_stands_for_what_is_damaged(tmp_path):
+    rate = folder_of(tmp_path / "source", 4)
+    odim(tmp_path / "source" / "late.hdf", rate[1], START + timedelta(minutes=17))
+    broken(tmp_path / "source", 3)
+    info = run(tmp_path / "source", tmp_path / "set", tolerance=3)
+    assert (info["frames"], len(info["skipped"]), info["dropped"]) == (4, 1, [])
 
 
 @pytest.mark.parametrize(
@@ -456,6 +521,39 @@ def test_too_small_and_too_dry_composites_are_refused(tmp_path):
         run(tmp_path / "small", tmp_path / "set")
     with pytest.raises(UserError, match="0 of 8 squares"):
         run(tmp_path / "dry", tmp_path / "set")
+
+
+@pytest.mark.parametrize(
+    ("scale", "words"),
+    [
+        (2000.0, []),
+        (1500.0, ["pixels of 1,500 m are taken as they are, not resampled to the layout's 2,000 m"]),
+        (3000.0, ["pixels of 3,000 m are taken as they are, not resampled to the layout's 2,000 m"]),
+        (1000.0, ["2 x 2 pixels are averaged to one of 2,000 m"]),
+        (
+            700.0,
+            [
+                "3 x 3 pixels are averaged to one of 2,100 m",
+                "pixels of 2,100 m are taken as they are, not resampled to the layout's 2,000 m",
+            ],
+        ),
+        (None, ["the files do not say how wide their pixels are; they are taken as 2,000 m"]),
+    ],
+)
+def test_what_becomes_of_pixels_is_said(tmp_path, capsys, scale, words):
+    finer = max(1, round(2000 / (scale or 2000)))
+    rate = rates(3, HEIGHT * finer, WIDTH * finer)
+    (tmp_path / "source").mkdir()
+    for frame in range(3):
+        path = odim(tmp_path / "source" / f"{frame}.h5", rate[frame], START + frame * timedelta(minutes=15))
+        with h5py.File(path, "r+") as file:
+            for axis in ("xscale", "yscale"):
+                del file["where"].attrs[axis]
+                file["where"].attrs.update({axis: scale} if scale else {})
+    cli.import_(tmp_path / "source", str(tmp_path / "results"), "real", SIZE, 4, 2, 1)
+    said = " ".join(capsys.readouterr().out.split())
+    assert all(line in said for line in words), said
+    assert said.count("are taken as") + said.count("are averaged") == len(words), said
 
 
 def test_a_folder_is_sorted_by_the_files_own_times(tmp_path):

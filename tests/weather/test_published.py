@@ -68,9 +68,9 @@ def bom(path, raw, pixel=0.5, north=True):
     return path
 
 
-def fmi(path, levels, parameter="CorrectedReflectivity", across=999.674053):
+def fmi(path, levels, parameter="CorrectedReflectivity", across=999.674053, down=999.62859):
     lines = ["# composite_area FIN", f"# obstime {TIME:%Y%m%d%H%M}", f"# param {parameter}", "# missingval 255"]
-    lines += [f"# metersperpixel_x {across}", "# metersperpixel_y 999.62859", "# projection radar {"]
+    lines += [f"# metersperpixel_x {across}", f"# metersperpixel_y {down}", "# projection radar {"]
     lines += ["# type stereographic", "# centrallongitude 25", "# centrallatitude 90", "# truelatitude 60"]
     lines += ["# bottomleft 18.600000 57.930000", "# topright 34.903000 69.005000", "# }"]
     height, width = levels.shape
@@ -176,12 +176,26 @@ def test_fmi(tmp_path, suffix):
         (lambda path: odim(path, RAW, "RATE", where={"yscale": 1000.0}), "pixels are not square"),
         (lambda path: fmi(path.with_suffix(".pgm"), RAW, "RadialVelocity"), "not reflectivity"),
         (lambda path: fmi(path.with_suffix(".pgm"), RAW, across=500.0), "projection is not FMI's"),
+        (lambda path: fmi(path.with_suffix(".pgm"), RAW, down=0.0), "projection is not FMI's"),
+        (lambda path: fmi(path.with_suffix(".pgm"), RAW, across="nan"), "projection is not FMI's"),
     ],
 )
 def test_what_is_no_rain_is_told(tmp_path, make, said):
     with pytest.raises(UserError, match=said) as caught:
         describe(make(tmp_path / "a.h5"))
     assert str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_numbers_out_of_range_are_no_measurement_or_an_error(tmp_path):
+    huge = describe(odim(tmp_path / "a.h5", RAW, "RATE", data={"gain": 1e308, "offset": 1e308}))
+    assert (huge.read() == MISSING).all()
+    with pytest.raises(UserError, match=r"b\.h5: not a readable composite \(float division by zero\)"):
+        describe(odim(tmp_path / "b.h5", RAW, "DBZH", how={"zr_a": 200.0, "zr_b": 0.0})).read()
+    with h5py.File(odim(tmp_path / "c.h5", RAW, "RATE"), "r+") as file:
+        del file["dataset1/data1/data"]
+        file.create_dataset("dataset1/data1/data", (1 << 15, 1 << 15), np.uint8, chunks=(64, 64))
+    with pytest.raises(UserError, match="32768 x 32768 pixels"):
+        describe(tmp_path / "c.h5")
 
 
 def test_blocks_of_pixels_are_naive_means():

@@ -187,7 +187,7 @@ def test_the_command_writes_a_page_that_agrees_with_score(tmp_path, capsys):
     rows = list(csv.DictReader((out / "scores.csv").read_text().splitlines()))
     capsys.readouterr()
     cli.score(first, storage.root, threshold="0.4", regions="", years="")
-    said = dict(line.rsplit(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    said = dict(line.rsplit(maxsplit=1) for line in capsys.readouterr().out.splitlines()[1:])
     mine = {(row["about"], row["where"], row["score"]): row for row in rows if first[:8] in row["run"]}
     assert float(mine["all", "", "IoU"]["value"]) == pytest.approx(float(said["iou"]), abs=1e-4)
     assert float(mine["minutes", "15", "IoU"]["value"]) == pytest.approx(float(said["iou/lead/015"]), abs=1e-4)

@@ -79,9 +79,10 @@ def import_composites(
 ) -> dict[str, Any]:
     """Cut a folder of rain composites into regions and write them below `target` in the competition's layout.
 
-    Frames are the longest stretch of 15-minute steps within one year. Training regions keep all of them; validation,
-    test and heldout regions keep sequences of `inputs + forecast` frames that do not overlap. Equal arguments give
-    equal files. `target` appears whole or not at all. In memory is one composite, or one day of one region.
+    Frames are the longest stretch of 15-minute steps within one year whose files can all be read. Training regions keep
+    all of them; validation, test and heldout regions keep sequences of `inputs + forecast` frames that do not overlap.
+    Equal arguments give equal files. `target` appears whole or not at all. In memory is one composite, or one day of
+    one region.
 
     Args:
         source: a folder of composites in a layout of `published`.
@@ -106,12 +107,11 @@ def import_composites(
     """
     _check(target, size, regions, inputs, forecast, seed)
     found, skipped = survey(source)
-    composites, dropped = stretch(found, timedelta(minutes=tolerance))
-    if len(composites) < inputs + forecast:
-        longest = f"the longest stretch of 15-minute steps is {len(composites)} frames, from {composites[0].path.name}"
-        raise UserError(f"{source}: {longest}, but {inputs + forecast} are needed; add files or lower the forecast")
+    composites, dropped, counts, damaged = count(
+        source, found, size, inputs + forecast, timedelta(minutes=tolerance), progress
+    )
     whole = len(composites) // (inputs + forecast) * (inputs + forecast)
-    places = choose(source, composites[:whole], size, regions, lambda done: progress(done, 2 * whole))
+    places = choose(source, composites[:whole], counts, size, regions)
     splits = deal(places, seed)
     with disk_errors(str(target)):
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -121,9 +121,9 @@ def import_composites(
             _write_csv(folder / layout.CSV, composites, inputs, forecast)
             for number, place in enumerate(places, 1):
                 _write_region(folder, composites, place, splits[place.name], size, (inputs, forecast), seed)
-                progress(whole + whole * number // len(places), 2 * whole)
+                progress(len(composites) + len(composites) * number // len(places), 2 * len(composites))
             folder.rename(target)
-    return _info(composites, dropped, places, splits, size) | {"skipped": skipped}
+    return _info(composites, dropped, places, splits, size) | {"skipped": skipped + damaged}
 
 
 def _check(target: Path, size: int, regions: int, inputs: int, forecast: int, seed: int) -> None:
@@ -216,8 +216,106 @@ def phases(composites: Sequence[Composite], tolerance: timedelta) -> Iterator[li
     yield [replace(nearest[quarter], time=quarter) for quarter in sorted(nearest)]
 
 
+@dataclass(frozen=True)
+class Tiles:
+    """The squares that tile a composite's middle."""
+
+    down: int
+    across: int
+    top: int
+    left: int
+    size: int
+    """Pixels across a target; a square is six times as wide."""
+
+    @property
+    def side(self) -> int:
+        """Pixels across a square."""
+        return 6 * self.size
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Pixels of the targets of all squares in one frame: how many radar saw and on how many it rained, (down, across).
+
+    Of whole numbers, so that sums do not depend on their order.
+    """
+
+    seen: Array
+    rainy: Array
+
+
+def count(
+    source: Path,
+    found: Sequence[Composite],
+    size: int,
+    shortest: int,
+    tolerance: timedelta,
+    progress: Callable[[int, int], None],
+) -> tuple[list[Composite], list[str], dict[Path, Counts], list[str]]:
+    """Read the longest stretch; where files are damaged behind a good header, the longest stretch without them.
+
+    Returns:
+        The stretch, the names of files not used, what each frame shows, and a line on each damaged file.
+
+    Raises:
+        UserError: where the stretch has fewer than `shortest` frames, or fewer than four squares fit.
+
+    """
+    counts: dict[Path, Counts] = {}
+    damaged: dict[Path, str] = {}
+    while left := [composite for composite in found if composite.path not in damaged]:
+        composites, dropped = stretch(left, tolerance)
+        _check_length(source, composites, shortest, list(damaged.values()))
+        tiles, before = tile(composites[0], size), len(damaged)
+        for done, composite in enumerate(composites, 1):
+            try:
+                if composite.path not in counts:
+                    counts[composite.path] = count_frame(composite, tiles)
+            except UserError as error:
+                damaged[composite.path] = str(error)
+            progress(done, 2 * len(composites))
+        if len(damaged) == before:
+            return composites, dropped, counts, list(damaged.values())
+    raise UserError(next(iter(damaged.values())))
+
+
+def _check_length(source: Path, composites: Sequence[Composite], shortest: int, damaged: Sequence[str]) -> None:
+    """Refuse a stretch that holds no sequence."""
+    if len(composites) < shortest:
+        longest = f"the longest stretch of 15-minute steps is {len(composites)} frames, from {composites[0].path.name}"
+        why = f"; {len(damaged)} files cannot be read: {damaged[0]}" if damaged else ""
+        raise UserError(f"{source}: {longest}, but {shortest} are needed; add files or lower the forecast{why}")
+
+
+def tile(composite: Composite, size: int) -> Tiles:
+    """Return the squares that tile a composite's middle.
+
+    Raises:
+        UserError: where fewer than four fit.
+
+    """
+    (height, width), side = composite.grid.shape, 6 * size
+    down, across = height // side, width // side
+    if down * across < FEWEST:
+        fits = [s for s in range(12, size, 12) if (height // (6 * s)) * (width // (6 * s)) >= FEWEST]
+        remedy = f"the largest size that fits is {fits[-1]}" if fits else "no size fits"
+        squares = f"{FEWEST} squares of {side} pixels do not fit into {height} x {width}"
+        raise UserError(f"{composite.path}: {squares}; {remedy}")
+    return Tiles(down, across, (height - down * side) // 2, (width - across * side) // 2, size)
+
+
+def count_frame(composite: Composite, tiles: Tiles) -> Counts:
+    """Read all squares of a composite, which is all that is read later, and count the pixels of their targets."""
+    down, across, side = tiles.down, tiles.across, tiles.side
+    centre = slice(5 * tiles.size // 2, 7 * tiles.size // 2)
+    square = slice(tiles.top, tiles.top + down * side), slice(tiles.left, tiles.left + across * side)
+    rate = composite.read(*square).reshape(down, side, across, side)
+    events = classify(rate[:, centre, :, centre], THRESHOLD)
+    return Counts((events != MASKED).sum(axis=(1, 3)), (events == RAIN).sum(axis=(1, 3)))
+
+
 def choose(
-    source: Path, composites: Sequence[Composite], size: int, regions: int, progress: Callable[[int], None]
+    source: Path, composites: Sequence[Composite], counts: Mapping[Path, Counts], size: int, regions: int
 ) -> list[Place]:
     """Return squares with radar and rain in their target, in order of place, row by row.
 
@@ -226,32 +324,19 @@ def choose(
     them: with the wettest alone, rain everywhere is the forecast to beat.
 
     Raises:
-        UserError: where fewer than four squares fit, or fewer than four have radar and rain.
+        UserError: where fewer than four squares have radar and rain.
 
     """
-    (height, width), side = composites[0].grid.shape, 6 * size
-    down, across = height // side, width // side
-    if down * across < FEWEST:
-        fits = [s for s in range(12, size, 12) if (height // (6 * s)) * (width // (6 * s)) >= FEWEST]
-        remedy = f"the largest size that fits is {fits[-1]}" if fits else "no size fits"
-        squares = f"{FEWEST} squares of {side} pixels do not fit into {height} x {width}"
-        raise UserError(f"{composites[0].path}: {squares}; {remedy}")
-    top, left = (height - down * side) // 2, (width - across * side) // 2
-    centre = slice(5 * size // 2, 7 * size // 2)
-    seen = np.zeros((down, across), np.int64)
-    rainy = np.zeros((down, across), np.int64)
-    for done, composite in enumerate(composites, 1):
-        rate = composite.read(slice(top, top + down * side), slice(left, left + across * side))
-        events = classify(rate.reshape(down, side, across, side)[:, centre, :, centre], THRESHOLD)
-        seen += (events != MASKED).sum(axis=(1, 3))
-        rainy += (events == RAIN).sum(axis=(1, 3))
-        progress(done)
+    tiles = tile(composites[0], size)
+    down, across, side = tiles.down, tiles.across, tiles.side
+    seen = np.sum([counts[composite.path].seen for composite in composites], axis=0)
+    rainy = np.sum([counts[composite.path].rainy for composite in composites], axis=0)
     coverage, rain = seen / (len(composites) * size**2), rainy / np.maximum(seen, 1)
     places = []
     for i, (row, column) in enumerate(np.ndindex(down, across)):
         if coverage[row, column] > COVERED and rain[row, column] >= DRIEST:
             name, shares = f"{composites[0].product}_{i:03d}", (float(coverage[row, column]), float(rain[row, column]))
-            places.append(Place(name, top + row * side, left + column * side, *shares))
+            places.append(Place(name, tiles.top + row * side, tiles.left + column * side, *shares))
     if len(places) < FEWEST:
         found = f"{len(places)} of {down * across} squares of {side} pixels have radar and rain in their middle"
         raise UserError(f"{source}: {found}, but {FEWEST} are needed; lower the size or give composites with more rain")

@@ -13,7 +13,7 @@ import gzip
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
@@ -43,7 +43,11 @@ WANTED: Mapping[str, Quantity] = {"RATE": "rate", "ACRR": "accumulation", "DBZH"
 MARSHALL_PALMER = (200.0, 1.6)
 """a and b of Z = a R^b."""
 LARGEST = 1 << 28
-"""Bytes of a packed picture, at the most."""
+"""Pixels of a composite and bytes of a packed picture, at the most."""
+WIDTHS = (50.0, 50_000.0)
+"""Widths in metres that a pixel may have; what says another is damaged."""
+YEARS = (1950, 2100)
+"""Years that a composite may be of."""
 
 
 @dataclass(frozen=True)
@@ -90,14 +94,14 @@ class Field:
 
 def rates(raw: Array, field: Field) -> Array:
     """Turn the numbers of a map into rain rates, float32 in mm/h, with sentinels."""
-    value: Array = raw * field.scale + field.offset
-    if field.quantity == "accumulation":
-        value = value * (60 / field.minutes)
-    elif field.quantity == "reflectivity":
-        a, b = field.relation
-        with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):  # what is out of range is no measurement
+        value: Array = raw * field.scale + field.offset
+        if field.quantity == "accumulation":
+            value = value * (60 / field.minutes)
+        elif field.quantity == "reflectivity":
+            a, b = field.relation
             value = (10 ** (value / 10) / a) ** (1 / b)
-    rate: Array = value.astype(np.float32)
+        rate: Array = value.astype(np.float32)
     rate[~np.isfinite(rate)] = MISSING
     for number, sentinel in field.sentinels.items():
         rate[raw == number] = sentinel
@@ -110,17 +114,39 @@ def describe(path: Path) -> Described:
     Raises:
         UserError: where the file is truncated, foreign, or holds nothing that is rain.
     """
-    if path.suffix.lower() != ".gz" and path.suffix.lower() != ".pgm":
-        with _opened(path) as file:
-            product = _product(path, file)
-            found = field_of(path, file, product)
-            _check_own(path, file, found.key)
-            time, grid = MEASURES[product](path, file, file[found.key].shape)
-            return Described(product, time, grid, found.quantity)
-    said, pixels = _picture(path)
-    return Described(
-        "fmi", datetime.strptime(said["obstime"], "%Y%m%d%H%M"), _fmi_grid(path, said, pixels.shape), "reflectivity"
-    )
+    with _told(path):
+        found = _described(path)
+        if found.time.tzinfo is not None:
+            found = replace(found, time=found.time.astimezone(UTC).replace(tzinfo=None))
+        _check_range(path, found)
+        return found
+
+
+def _described(path: Path) -> Described:
+    if _is_picture(path):
+        said, pixels = _picture(path)
+        time, grid = datetime.strptime(said["obstime"], "%Y%m%d%H%M"), _fmi_grid(path, said, pixels.shape)
+        return Described("fmi", time, grid, "reflectivity")
+    with h5py.File(path, "r") as file:
+        product = _product(path, file)
+        found = field_of(path, file, product)
+        _check_own(path, file, found.key)
+        time, grid = MEASURES[product](path, file, file[found.key].shape)
+        return Described(product, time, grid, found.quantity)
+
+
+def _check_range(path: Path, found: Described) -> None:
+    """Refuse what no composite says of itself, and what would not fit into memory."""
+    (height, width), pixel = found.grid.shape, found.grid.pixel
+    said = ""
+    if pixel is not None and not WIDTHS[0] <= pixel <= WIDTHS[1]:
+        said = f"pixels of {pixel:g} m"
+    elif height * width > LARGEST:
+        said = f"{height} x {width} pixels"
+    elif not YEARS[0] <= found.time.year < YEARS[1]:
+        said = f"to be of {found.time}"
+    if said:
+        raise UserError(f"{path}: says {said}, which no composite has; download it again or remove it")
 
 
 def read(path: Path, rows: slice, columns: slice) -> Array:
@@ -129,14 +155,19 @@ def read(path: Path, rows: slice, columns: slice) -> Array:
     Raises:
         UserError: where the file cannot be read.
     """
-    if path.suffix.lower() not in (".gz", ".pgm"):
-        with _opened(path) as file:
+    with _told(path):
+        if _is_picture(path):
+            said, pixels = _picture(path)
+            missing = {float(said.get("missingval", 255)): MISSING}
+            return rates(pixels[rows, columns], Field("", "reflectivity", 0.5, -32.0, missing | {0.0: UNDETECTED}))
+        with h5py.File(path, "r") as file:
             found = field_of(path, file, _product(path, file))
             _check_own(path, file, found.key)
             return found.rate(file[found.key][rows, columns])
-    said, pixels = _picture(path)
-    missing = {float(said.get("missingval", 255)): MISSING}
-    return rates(pixels[rows, columns], Field("", "reflectivity", 0.5, -32.0, missing | {0.0: UNDETECTED}))
+
+
+def _is_picture(path: Path) -> bool:
+    return path.name.lower().endswith((".pgm", ".pgm.gz"))
 
 
 def _product(path: Path, file: h5py.File) -> str:
@@ -297,23 +328,19 @@ def _picture(path: Path) -> tuple[Mapping[str, str], Array]:
 
     Levels are 0.5 dBZ above -32, 255 is no measurement (`missingval`).
     """
-    try:
-        with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as file:
-            data = file.read(LARGEST)
-        header = re.match(rb"P5\s((?:#[^\n]*\n|\s)*)(\d+)\s+(\d+)\s+(\d+)\s", data)
-        if not header:
-            raise ValueError("no PGM")
-        width, height, most = (int(header[group]) for group in (2, 3, 4))
-        if most > 255 or width * height != len(data) - header.end():
-            raise ValueError(f"{len(data) - header.end()} bytes of pixels, not {width} x {height}")
-        pixels = np.frombuffer(data, np.uint8, width * height, header.end()).reshape(height, width)
-        lines = (line.strip("# ").partition(" ") for line in header[1].decode("ascii", "replace").splitlines())
-        said = {name: value.strip() for name, _, value in lines}
-        if "Reflectivity" not in said["param"] or "obstime" not in said:
-            raise ValueError(f"holds {said['param']}, not reflectivity, or says no obstime")
-    except (OSError, EOFError, ValueError, KeyError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"{path}: not a readable composite ({reason}); download it again or remove it") from error
+    with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as file:
+        data = file.read(LARGEST)
+    header = re.match(rb"P5\s((?:#[^\n]*\n|\s)*)(\d+)\s+(\d+)\s+(\d+)\s", data)
+    if not header:
+        raise ValueError("no PGM")
+    width, height, most = (int(header[group]) for group in (2, 3, 4))
+    if most > 255 or width * height != len(data) - header.end():
+        raise ValueError(f"{len(data) - header.end()} bytes of pixels, not {width} x {height}")
+    pixels = np.frombuffer(data, np.uint8, width * height, header.end()).reshape(height, width)
+    lines = (line.strip("# ").partition(" ") for line in header[1].decode("ascii", "replace").splitlines())
+    said = {name: value.strip() for name, _, value in lines}
+    if "Reflectivity" not in said["param"] or "obstime" not in said:
+        raise ValueError(f"holds {said['param']}, not reflectivity, or says no obstime")
     return said, pixels
 
 
@@ -321,7 +348,7 @@ def _fmi_grid(path: Path, said: Mapping[str, str], shape: tuple[int, int]) -> Gr
     """Read FMI's grid: polar stereographic; its two widths differ by some hundred thousandths."""
     try:
         across, down = (float(said[f"metersperpixel_{axis}"]) for axis in "xy")
-        if said["type"] != "stereographic" or abs(across / down - 1) > 0.001:
+        if said["type"] != "stereographic" or not abs(across / down - 1) <= 0.001:
             raise ValueError(said["type"])
         projection = (
             f"+proj=stere +lon_0={float(said['centrallongitude']):g} +lat_0={float(said['centrallatitude']):g} "
@@ -329,20 +356,25 @@ def _fmi_grid(path: Path, said: Mapping[str, str], shape: tuple[int, int]) -> Gr
         )
         longitude, latitude = (float(word) for word in said["bottomleft"].split())
         lower = project(projection, longitude, latitude)
-    except (KeyError, ValueError) as error:
+    except (KeyError, ValueError, ZeroDivisionError) as error:
         raise UserError(f"{path}: its projection is not FMI's stereographic one ({error}); remove it") from error
     corner = None if lower is None else (lower[0], lower[1] + down * shape[0])
     return Grid(shape, across, projection, corner)
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[h5py.File]:
-    """Open a composite; whatever fails inside for want of valid contents becomes one line."""
+def _told(path: Path) -> Iterator[None]:
+    """Make one line of whatever a file makes its reader raise.
+
+    A file of anybody's may hold anything: numbers that overflow, text for numbers, packed data that do not unpack. To
+    list what libraries raise of it would leave out the next one.
+    """
     try:
-        with h5py.File(path, "r") as file:
-            yield file
-    except (OSError, RuntimeError, KeyError, ValueError, TypeError, IndexError) as error:
-        reason = " ".join(str(error).split())
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
         raise UserError(f"{path}: not a readable composite ({reason}); download it again or remove it") from error
 
 

@@ -32,6 +32,7 @@ from retable.tasks.weather.predict import (
     validated,
 )
 from retable.tasks.weather.w4c.layout import Index
+from retable.tasks.weather.w4c.prepare import caution, describe
 
 Array = npt.NDArray[Any]
 
@@ -153,12 +154,17 @@ def summaries_of(what: Opened, model: Forecaster, views: Sequence[View]) -> dict
 
 
 def write_netcdf(what: Opened, out: Path) -> Iterator[Path]:
-    """Write each shard's forecasts to `<out>/<split>-<year>-<region>.nc`, and yield the files' names."""
+    """Write each shard's forecasts to `<out>/<split>-<year>-<region>.nc`, and yield the files' names.
+
+    The files say what data the run read, and where images were simulated.
+    """
     config, source = what.config, what.source
     out.mkdir(parents=True, exist_ok=True)
-    made_by = f"retable run {what.run.fingerprint}, epoch {what.view.epoch}"
     index = Index.read(source.folder, source.info, config.holdout)
     model = load(what.run.config, what.run.weights(what.view.epoch), int(source.info["size"]))
+    made_by = f"retable run {what.run.fingerprint}, epoch {what.view.epoch}"
+    attributes = {"source": made_by, "data": str(source.info["name"]), "data_description": describe(source.info)}
+    attributes |= {"comment": warning} if (warning := caution(source.info)) else {}
     for shard in shards(config, what.view, source):
         split, year, region = shard.split("/")
         path = out / f"{split}-{year}-{region}.nc"
@@ -169,7 +175,7 @@ def write_netcdf(what: Opened, out: Path) -> Iterator[Path]:
             times=index.reference_times(windows, config.inputs),
             region=region,
             year=int(year),
-            attributes={"source": made_by, "data": str(source.info["name"])},
+            attributes=attributes,
             grid=source.info.get("grids", {}).get(region),
         )
         yield path

@@ -23,6 +23,7 @@ from retable.tasks.weather.metrics import MINUTES
 from retable.tasks.weather.model import Forecaster
 from retable.tasks.weather.predict import events, forecast_windows, load, reads, shards, thresholds
 from retable.tasks.weather.w4c.layout import Index
+from retable.tasks.weather.w4c.prepare import caution, describe
 
 Array = npt.NDArray[Any]
 Show = Callable[[int, int], None]
@@ -131,10 +132,11 @@ def write_page(
         sizes[name] = size_of(files["png"])
     table = io.StringIO()
     writer = csv.writer(table, lineterminator="\n")
-    writer.writerow(("run", "about", "where", "score", "value", "low", "high"))
+    writer.writerow(("run", "about", "where", "score", "value", "low", "high", "data"))
     for part in parts:
         for about, where, name, *numbers in lines(part):
-            writer.writerow((part.label, about, where, name, *(f"{number:.6g}" for number in numbers)))
+            said = (f"{number:.6g}" for number in numbers)
+            writer.writerow((part.label, about, where, name, *said, describe(runs[0].source.info)))
     folder.write("scores.csv", table.getvalue())
     place = FileSystemLoader([Path(__file__).parent])
     environment = Environment(loader=place, autoescape=True, trim_blocks=True, lstrip_blocks=True)
@@ -147,8 +149,8 @@ def write_page(
         pictures=list(draw),
         sizes=sizes,
         split=runs[0].view.split,
-        data=data_line(runs[0]),
-        simulated=runs[0].source.info["source"] == "imported" and runs[0].source.info.get("simulated_satellite"),
+        data=describe(runs[0].source.info),
+        caution=caution(runs[0].source.info),
         sequences=sum(each.shape[1] for each in counts.values()),
         places=len(counts),
         threshold=runs[0].view.threshold,
@@ -156,13 +158,6 @@ def write_page(
     )
     folder.write("index.html", page)
     return out / "index.html"
-
-
-def data_line(run: Opened) -> str:
-    """Return what a run's data are, in words."""
-    from retable.tasks.weather.w4c.prepare import describe
-
-    return describe(run.source.info)
 
 
 def facts(part: Verification) -> Mapping[str, Any]:

@@ -311,5 +311,15 @@ def describe(info: Mapping[str, Any]) -> str:
     return what
 
 
+def caution(info: Mapping[str, Any]) -> str:
+    """Say in a sentence what scores on imported data leave open; nothing of other data."""
+    if info["source"] != "imported" or not info.get("simulated_satellite"):
+        return ""
+    return (
+        "The rain is real, the satellite images were simulated from it: these scores say nothing of a forecast from "
+        "real images."
+    )
+
+
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
