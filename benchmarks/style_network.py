@@ -1,7 +1,10 @@
 """Seconds an image of version 2: `stylise` against the same network in plain eager float32 PyTorch; PSNR; peak memory.
 
 The reference is written as it usually is (pytorch/examples' `fast_neural_style`, and its transposed sibling), with
-PyTorch's defaults and the same weights, which are random; calls alternate in one process. On a GPU
+PyTorch's defaults and the same weights, which are random; calls alternate in one process, many times, and the least
+seconds of each way count: what else the machine does only adds to them. Where onnxruntime is installed, it runs the
+file that `retable style onnx` writes, on as many threads. On a CPU the smaller size is also timed beside processes that
+keep cores busy with products of NumPy's matrices: there the median counts, as neighbours are what is measured. On a GPU
 (`RETABLE_BENCH_DEVICE=cuda`) sizes go up to 4K, the settings are those that pay there, and the reference's convolutions
 are in TF32, as is PyTorch's default. Memory is that of a process of its own on a CPU, the allocator's on a GPU.
 """
@@ -13,8 +16,10 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +33,12 @@ from retable.tasks.style.networks.transformer import stylise
 
 DEVICE = os.environ.get("RETABLE_BENCH_DEVICE", "cpu")
 SHAPES = ((256, 256), (512, 512), (1024, 1024), (2160, 3840)) if DEVICE == "cuda" else ((512, 512), (1024, 1024))
-ROUNDS = {512: 7, 1024: 5} if DEVICE == "cpu" else {}
-"""Calls of each way, by the shorter side; the median counts."""
+ROUNDS = {512: 30, 1024: 15} if DEVICE == "cpu" else {}
+"""Calls of each way, by the shorter side; the least seconds count."""
+NEIGHBOURS = (0, 1, 2, 4) if DEVICE == "cpu" else ()
+"""Busy processes beside this one."""
+START = 3.0
+"""Seconds that neighbours are given to start."""
 FILTERS, UPSAMPLING = 32, ("transposed", "resize")
 
 
@@ -108,11 +117,72 @@ def ways(network: TransformerNetwork) -> dict[str, Callable[[Tensor], Tensor]]:
     found: dict[str, Callable[[Tensor], Tensor]] = {"eager": eager, "float32": partial(stylise, network)}
     if DEVICE == "cuda" or torch.cpu.get_capabilities().get("amx_bf16", False):
         found["bfloat16"] = partial(stylise, network, precision="bfloat16")
+    if DEVICE == "cpu" and find_spec("onnxruntime") and find_spec("onnx"):
+        found["onnxruntime"] = onnx_way(network)
     if DEVICE == "cuda":
         for name, mode in (("compiled", "default"), ("CUDA graph", "reduce-overhead")):
             compiled: Any = torch.compile(network, mode=mode)
             found[f"bfloat16, {name}"] = partial(half, compiled)
     return found
+
+
+def onnx_way(network: TransformerNetwork) -> Callable[[Tensor], Tensor]:
+    """Give what onnxruntime makes of the network's file, on as many threads as PyTorch has."""
+    import onnxruntime
+
+    from retable.tasks.style.networks import onnx_file
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    file = onnx_file.pack(network)
+    session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+    (given,) = session.get_inputs()
+
+    def run(image: Tensor) -> Tensor:
+        (made,) = session.run(None, {given.name: image.contiguous().numpy()})
+        return torch.from_numpy(made).clamp(0, 1)
+
+    return run
+
+
+@contextmanager
+def busy(count: int) -> Iterator[None]:
+    """Let so many processes multiply matrices, each on a core, while the block runs."""
+    spin = "import numpy as np\na = np.ones((256, 256), np.float32)\nwhile True: a = a @ a * 1e-3"
+    alone = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    neighbours = [subprocess.Popen([sys.executable, "-c", spin], env=alone) for _ in range(count)]
+    try:
+        if neighbours:
+            time.sleep(START)
+        yield
+    finally:
+        for one in neighbours:
+            one.kill()
+            one.wait()
+
+
+@torch.inference_mode()
+def beside(count: int) -> dict[str, float]:
+    """Time the first network's ways at the smaller size, in turn, beside so many busy processes."""
+    shape, upsampling = SHAPES[0], UPSAMPLING[0]
+    image, calls = picture(shape), ways(untrained(upsampling))
+    with busy(count):
+        times = interleaved(calls, image, ROUNDS.get(shape[0], 20) // 2 + 1)
+    middle = {way: statistics.median(values) for way, values in times.items()}
+    name = f"{upsampling}, {shape[1]} x {shape[0]}, {count} busy neighbours"
+    found = {f"{name}, {way}: median s": value for way, value in middle.items()}
+    return found | {f"{name}, {way}: times as fast": middle["eager"] / middle[way] for way in middle if way != "eager"}
+
+
+def interleaved(calls: Mapping[str, Callable[[Tensor], Tensor]], image: Tensor, rounds: int) -> dict[str, list[float]]:
+    """Return the seconds of so many calls of each way, taken in turn, forwards and backwards."""
+    times: dict[str, list[float]] = {way: [] for way in calls}
+    for call in calls.values():
+        call(image)
+    for number in range(rounds):
+        for way in sorted(calls, reverse=number % 2 == 1):
+            times[way].append(seconds(partial(calls[way], image)))
+    return times
 
 
 def half(network: Callable[[Tensor], Tensor], image: Tensor) -> Tensor:
@@ -144,14 +214,11 @@ def compare(upsampling: str, shape: tuple[int, int]) -> dict[str, float]:
     found: dict[str, float] = {
         f"{name}, {way}: PSNR, dB": psnr(result, made["eager"]) for way, result in made.items() if way != "eager"
     }
-    times: dict[str, list[float]] = {way: [] for way in calls}
-    for number in range(ROUNDS.get(shape[0], 20)):
-        for way in sorted(calls, reverse=number % 2 == 1):
-            times[way].append(seconds(partial(calls[way], image)))
+    times = interleaved(calls, image, ROUNDS.get(shape[0], 20))
     for way, values in times.items():
-        found[f"{name}, {way}: s"] = middle = statistics.median(values)
+        found[f"{name}, {way}: s"] = min(values)
         if way != "eager":
-            found[f"{name}, {way}: times as fast"] = statistics.median(times["eager"]) / middle
+            found[f"{name}, {way}: times as fast"] = min(times["eager"]) / min(values)
     return found
 
 
@@ -184,6 +251,8 @@ def measure() -> dict[str, Any]:
     for upsampling in UPSAMPLING:
         for shape in SHAPES:
             found |= compare(upsampling, shape)
+    for count in NEIGHBOURS:
+        found |= beside(count)
     height, width = SHAPES[-1]
     for way in ("eager", "float32", "bfloat16") if DEVICE == "cuda" else ("eager", "float32"):
         command = f"from benchmarks.style_network import peak; peak('transposed', {height}, {width}, {way!r})"

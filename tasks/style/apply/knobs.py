@@ -24,9 +24,7 @@ STYLE_SCALE = "method.style_scale"
 
 Precision = Annotated[
     Literal["auto", "float32", "bfloat16"],
-    typer.Option(
-        help="bfloat16: off by a level or two of 255. auto: that by a network on a GPU or AMX, where it is fast."
-    ),
+    typer.Option(help="bfloat16: off by a level or two of 255. auto: that by networks where it is fast, GPU or AMX."),
 ]
 Like = Literal["gatys", "johnson", "paper"]
 

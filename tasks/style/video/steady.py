@@ -184,9 +184,9 @@ class Regional:
         """Stylise a piece by each in turn, put the regions together, and mix in a share of the photographs."""
         made = [stylist(piece).permute(0, 2, 3, 1).numpy() for stylist in self.stylists]
         frames = piece.pictures.permute(0, 2, 3, 1).numpy()
-        if frames.shape[1:3] != self.shape:
-            self.shape = frames.shape[1:3]
-            self.shares = self.mask.shares(*self.shape)
+        shape = frames.shape[1], frames.shape[2]
+        if shape != self.shape:
+            self.shape, self.shares = shape, self.mask.shares(*shape)
         together = [
             images.mix(compose(frame, several, self.shares), frame, self.strength)
             for frame, several in zip(frames, zip(*made, strict=True), strict=True)
