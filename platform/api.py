@@ -49,10 +49,11 @@ def plan(
     set: Set = None,
     storage: Where = STORAGE,
     retry_diverged: bool = False,
+    train: bool = True,
 ) -> Plan:
     """Compile tables (such as `rl/table1`; a task's name stands for all of its tables) into the work they need.
 
-    Reads the storage and starts nothing.
+    Reads the storage and starts nothing. Without `train` it is what finished runs give, and nothing else.
 
     Raises:
         UserError: on an unknown table, scale or field.
@@ -62,7 +63,7 @@ def plan(
     for name in expand_names(tables):
         task, table = find_table(name)
         chosen[name] = (task, table_at(task, table, scale, changes))
-    return compile_plan(chosen, Storage.open(storage), scale, changes, retry_diverged)
+    return compile_plan(chosen, Storage.open(storage), scale, changes, retry_diverged, train)
 
 
 def expand_names(tables: Sequence[str]) -> list[str]:
@@ -86,10 +87,12 @@ def reproduce(
     storage: Where = STORAGE,
     resources: Resources | None = None,
     retry_diverged: bool = False,
+    train: bool = True,
 ) -> Tables:
     """Fill tables: train what is missing, predict, score, combine, measure, and write the report; return them by name.
 
     What is already on the storage is used; what was interrupted goes on. Failures are shown, and leave the rest alone.
+    Without `train` tables are filled from finished runs alone: the other rows stay empty (`plan.left_out`).
 
     Raises:
         UserError: on a mistake of the user's, or where runs failed (each named on the screen).
@@ -97,7 +100,7 @@ def reproduce(
     filled = {} if retry_diverged else complete(*tables, scale=scale, set=set, storage=storage)
     if filled:
         return Tables(filled)
-    work = plan(*tables, scale=scale, set=set, storage=storage, retry_diverged=retry_diverged)
+    work = plan(*tables, scale=scale, set=set, storage=storage, retry_diverged=retry_diverged, train=train)
     filled, failures = carry_out(work, resources or Resources())
     if failures:
         raise UserError(f"failed: {len(failures)} (see above); mend the cause and run the same command again")
@@ -141,7 +144,7 @@ def execute(work: Plan, resources: Resources) -> dict[str, str]:
         work.storage.check_writable()
         if prepare_data(at_once(work), work.storage) and work.tables:  # of other data, finished runs no longer count
             on = work.measure_on
-            work = compile_plan(work.tables, work.storage, work.scale, work.changes, work.retry)
+            work = compile_plan(work.tables, work.storage, work.scale, work.changes, work.retry, work.train)
             work.measure_on = on
         with ray_cluster(nested=in_groups(work, resources)):
             check_nodes(work.storage)

@@ -213,6 +213,7 @@ def print_plan(work: Any, wanted: Any = None) -> None:
     """Print a plan's counts and cost, and what its trainings take (`wanted`: what the options say of that)."""
     from retable.platform import learnt
     from retable.platform.needs import told
+    from retable.platform.plan import left_out
     from retable.platform.verdicts import and_more
 
     rows = sum(len(table.rows) for _, table in work.tables.values())
@@ -228,6 +229,8 @@ def print_plan(work: Any, wanted: Any = None) -> None:
     grid.add_row("groups to train", f"{len(work.groups)} stackable, in {waves} wave{'s' if waves != 1 else ''}")
     for number, line in enumerate(told(work, wanted)):
         grid.add_row("" if number else "a training takes", line)
+    for number, line in enumerate(work.data_notes()):
+        grid.add_row("" if number else "data", line)
     grid.add_row("evaluations", f"{len(work.scorings)} ({len(work.unscored)} to do)")
     grid.add_row("measurements", f"{len(work.timings)} ({len(work.unmeasured)} to do)")
     known = learnt.learn(work)
@@ -247,6 +250,8 @@ def print_plan(work: Any, wanted: Any = None) -> None:
                 absent.setdefault(row.absent, []).append(row.label)
         for why, labels in absent.items():
             say(f"{name}: absent, {why}: {and_more(labels, 6, '; ')}")
+        for why, labels in left_out(work, name).items():
+            say(f"{name}: left out, {why}: {and_more(labels, 6, '; ')}")
 
 
 @app.command()
@@ -264,10 +269,14 @@ def reproduce(
     measure_on: On = "",
     track: Track = "",
     retry_diverged: Retry = False,
+    train: Annotated[
+        bool, typer.Option("--train/--no-train", help="Train what is missing, or fill from finished runs alone.")
+    ] = True,
 ) -> None:
     """Fill tables and figures, measured beside published, and write the report.
 
-    Runs that are finished are used; what was interrupted goes on.
+    Runs that are finished are used; what was interrupted goes on. With --no-train nothing is trained or measured: rows
+    without finished runs are named and stay empty.
 
     Examples: `retable reproduce rl` · `retable reproduce rl/figure1 --scale small --set batch=50`
     """
@@ -277,11 +286,14 @@ def reproduce(
     wanted = resources(workers, cpus_per_run, gpus_per_run, checkpoint_every, stream, stack, measure_on, track)
     names, changes = tables or (), parse_set(set or [])
     failures: dict[str, str] = {}
+    if retry_diverged and not train:
+        raise UserError("--retry-diverged trains, --no-train does not; leave one out")
     filled = {} if retry_diverged else api.complete(*names, scale=scale, set=changes, storage=storage)
     if filled:
         console.print("nothing to do: all is there, as it was filled before")
     else:
-        work = api.plan(*names, scale=scale, set=changes, storage=storage, retry_diverged=retry_diverged)
+        options = {"retry_diverged": retry_diverged, "train": train}
+        work = api.plan(*names, scale=scale, set=changes, storage=storage, **options)
         print_plan(work, wanted)
         filled, failures = api.carry_out(work, wanted)
     for part in filled.values():

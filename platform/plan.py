@@ -153,6 +153,10 @@ class Plan:
     changes: Mapping[str, object] = field(default_factory=dict)
     retry: bool = False
     """Whether runs that diverged are to be tried again."""
+    train: bool = True
+    """Whether to train what is not trained, and measure; if not, only what finished runs give is done."""
+    untrained: dict[str, Training] = field(default_factory=dict)
+    """By run path: what is left undone, where nothing is trained."""
     measure_on: str = ""
     """What the nodes have that measurements are to be taken on; nothing: this machine."""
     trainings: dict[str, Training] = field(default_factory=dict)
@@ -216,6 +220,8 @@ class Plan:
     @property
     def unmeasured(self) -> list[Timing]:
         """Measurements still to be taken: on this kind of device, or on a node as `measure_on` says."""
+        if not self.train:
+            return []
         if not self.measure_on:
             return [timing for timing in self.timings.values() if not timing.done]
         return [timing for timing in self.timings.values() if not self._taken(timing)]
@@ -229,6 +235,24 @@ class Plan:
     def nothing_to_do(self) -> bool:
         """Whether everything is there."""
         return not (self.missing or self.unscored or self.uncombined or self.unmeasured)
+
+    def data_notes(self) -> list[str]:
+        """Return what tasks say of the data sets that trainings read, each line once; nothing of those not there yet.
+
+        Raises:
+            UserError: where a data set is damaged.
+        """
+        from retable.platform.task import Source
+
+        readers: dict[str, list[Training]] = {}
+        for each in self.trainings.values():
+            readers.setdefault(each.task.dataset.where(each.config), []).append(each)
+        lines: list[str] = []
+        for where, several in readers.items():
+            if data_digest(self.storage, where) is not None:
+                configs = [each.config for each in several]
+                lines += several[0].task.dataset.notes(configs, Source.of(self.storage, where))
+        return list(dict.fromkeys(lines))
 
     @property
     def groups(self) -> dict[Hashable, list[Training]]:
@@ -262,19 +286,62 @@ def compile_plan(
     scale: str = "smoke",
     changes: Mapping[str, object] | None = None,
     retry: bool = False,
+    train: bool = True,
 ) -> Plan:
     """Expand tables (already at their scale, with the changes) and find out what of them is there."""
-    plan = Plan(storage, tables, scale, changes or {}, retry)
+    plan = Plan(storage, tables, scale, changes or {}, retry, train)
     with unswept(), storage.snapshot() as taken:
         for name, (task, table) in tables.items():
             _add_table(plan, name, task, table, taken)
             plan.first = dict.fromkeys((*plan.trainings, *plan.scorings), name) | plan.first
+        if not train:
+            _leave_untrained(plan)
         _add_predictions(plan)
         for combining in plan.uncombined:
             for member in combining.members:
                 for view in combining.reads(member):
                     _add_prediction(plan, member, view, joined=True)
     return plan
+
+
+def _leave_untrained(plan: Plan) -> None:
+    """Take from a plan the trainings that are still to be done, and what would be made of them."""
+    plan.untrained = {path: training for path, training in plan.trainings.items() if training.status not in ENDED}
+    plan.trainings = {path: each for path, each in plan.trainings.items() if path not in plan.untrained}
+    plan.scorings = {key: each for key, each in plan.scorings.items() if each.folder.path in plan.trainings}
+    plan.combinings = [c for c in plan.combinings if all(m.folder.path in plan.trainings for m in c.members)]
+
+
+LACKING = {
+    "new": "not trained",
+    "to be continued": "not trained to the end",
+    "data changed": "trained on other data",
+    "weights not kept": "trained, but an epoch's weights were not kept",
+    "to be retried": "diverged",
+}
+"""Status -> why a row is left out where nothing is trained."""
+
+
+def left_out(plan: Plan, name: str) -> dict[str, list[str]]:
+    """Return the rows of a table that lack runs, or are not measured, where nothing is trained, by the reason."""
+    task, table = plan.tables[name]
+    if plan.train:
+        return {}
+    found: dict[str, list[str]] = {}
+    for row in table.rows:
+        replicates = plan.replicates[name].get(row.label, [])
+        if isinstance(row, Measurement):
+            taken = [plan.timings[timing_path(plan, task, row, each)].done for each in replicates]
+            lacking = ["not measured" for done in taken if not done]
+        else:
+            paths = [RunFolder.of(plan.storage, task, each.config).path for each in replicates]
+            lacking = [LACKING[plan.untrained[path].status] for path in paths if path in plan.untrained]
+        if lacking:
+            part = f"{len(lacking)} of {len(replicates)} runs " if len(lacking) < len(replicates) else ""
+            found.setdefault(part + lacking[0], []).append(row.label)
+    without = {label for labels in found.values() for label in labels}
+    joined = [row.label for row in table.rows if isinstance(row, Combined) and without & {*row.of} and not row.absent]
+    return found | ({"of rows that are left out": joined} if joined else {})
 
 
 def _add_table(plan: Plan, name: str, task: Task, table: Table | Figure, taken: Snapshot) -> None:

@@ -115,6 +115,8 @@ class Dataset:
     """(arrays, the data set, configs of the members) -> data. No arrays: it reads the data set itself, as a stream."""
     describe: Callable[[Mapping[str, Any]], str]
     """`dataset.json` -> the words a report puts beside every number that came from these data."""
+    notes: Callable[[Sequence[Any], Source], Sequence[str]] = lambda configs, source: ()
+    """(configs that read a data set, the data set) -> lines that a plan says of that, such as what is held back."""
     streams: bool = False
     """Whether sets that are too large for memory (`bytes` in `dataset.json`) can be read as a stream."""
 

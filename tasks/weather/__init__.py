@@ -11,7 +11,7 @@ from retable.tasks.weather.config import AllDry, AllRain, Climatology, Config, S
 from retable.tasks.weather.data import Windows, arrays, read
 from retable.tasks.weather.learner import ForecastLearner, cost, gpu_work, group, validate
 from retable.tasks.weather.predict import evaluate, predict, reads, shards, summarise, view_cost
-from retable.tasks.weather.w4c.prepare import describe, prepare
+from retable.tasks.weather.w4c.prepare import describe, notes, prepare
 
 
 def tables() -> Mapping[str, Table | Figure]:
@@ -56,6 +56,7 @@ TASK = Task(
         arrays=arrays,
         open=Windows,
         describe=describe,
+        notes=notes,
         streams=True,
     ),
     learner=ForecastLearner,

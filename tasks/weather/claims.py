@@ -94,10 +94,10 @@ def lowers_brier(results: Results, better: AnyRow, worse: AnyRow) -> Verdict:
     pairs = results.lines(better, worse)
     if refused := too_few(len(pairs)):
         return refused
-    sides = [[squared_errors_of(pair[side]) for pair in pairs] for side in (0, 1)]
-    sequences = sum(len(table) for table in sides[0][0].values())
+    calibrated, plain = ([squared_errors_of(pair[side]) for pair in pairs] for side in (0, 1))
+    sequences = sum(len(table) for table in calibrated[0].values())
     about = f"Brier score, {plural(len(pairs), 'seed')}, {plural(sequences, 'sequence')}"
-    return Estimate(*paired_brier(*sides), about, "+.4f").verdict(-math.inf, 0.0)
+    return Estimate(*paired_brier(calibrated, plain), about, "+.4f").verdict(-math.inf, 0.0)
 
 
 def unlearnt(results: Results, rows: Sequence[AnyRow]) -> Verdict | None:

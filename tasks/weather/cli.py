@@ -336,7 +336,7 @@ def adopt(
     for line in take(folder, table, Storage.open(storage), changes):
         console.print(line, markup=False, highlight=False)
     words = set_line({**changes, "seed": SEED})
-    console.print(f"fill the table: retable reproduce {table} --scale paper {words}", markup=False)
+    console.print(f"fill the table: retable reproduce {table} --scale paper --no-train {words}", markup=False)
 
 
 @app.command()

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 import retable
-from retable.platform import api, launch
+from retable.platform import api, cli, launch
 from retable.platform.cluster import ray_cluster
 from retable.platform.config import override
 from retable.platform.errors import UserError
@@ -61,6 +61,25 @@ def test_a_table_is_filled_and_the_second_call_trains_nothing(cluster, tmp_path,
     assert "to do" not in capfd.readouterr().out
     page, details = (Path(where, "report", name).read_text() for name in ("index.html", "details.js"))
     assert "A fast rate fits better." in page and run.fingerprint in details
+
+
+def test_without_training_a_table_is_filled_from_finished_runs_alone(cluster, tmp_path, capsys):
+    where = str(tmp_path)
+    fast = [retable.train("line", {"rate": 0.1, "seed": k}, storage=where, keep=[1]).fingerprint for k in (0, 1)]
+    capsys.readouterr()
+    cli.reproduce(["line/table1"], storage=where, train=False)
+    said = capsys.readouterr().out
+    assert "line/table1: left out, not trained: slow; fine-tuned" in said
+    assert {path.name for path in Path(where, "runs/line").iterdir()} == set(fast)
+    part = retable.reproduce("line/table1", storage=where, train=False)["line/table1"]
+    rows = {row.label: len(row.replicates) for row in part.rows}
+    assert rows["fast"] == 2 and rows["slow"] == rows["mean of both"] == 0
+    whole = retable.reproduce("line/table1", storage=where)[
+        "line/table1"
+    ]  # what was left out is not taken for complete
+    assert [len(row.replicates) for row in whole.rows] == [2, 2, 2, 2, 2, 0]
+    with pytest.raises(UserError, match="leave one out"):
+        cli.reproduce(["line/table1"], storage=where, train=False, retry_diverged=True)
 
 
 def wait_for(condition, seconds=300):

@@ -8,7 +8,7 @@ import pytest
 from retable.platform import api, cli
 from retable.platform import plan as planning
 from retable.platform.config import override
-from retable.platform.plan import compile_configs, compile_plan, name_of, name_of_view
+from retable.platform.plan import compile_configs, compile_plan, left_out, name_of, name_of_view
 from retable.platform.runs import RunFolder
 from retable.platform.stages import measure_one
 from retable.platform.table import Combined, Measurement, Row, resolve
@@ -313,3 +313,38 @@ def test_names_say_what_tells_pieces_apart_and_fit_a_line(storage):
     long = override(task.config(), {"rate": 0.123456, "pause": 0.001234, "batch": 16, "epochs": 30, "seed": 12345})
     (training,) = compile_configs(task, [long], storage).trainings.values()
     assert len(name_of(training)) < 50 and "…" in name_of(training)
+
+
+def test_without_training_only_what_finished_runs_give_is_done(storage):
+    rows = [*TABLE.rows, Measurement(label="time", overrides={}, measure=measure)]
+    tables = {"line/t": (LINE, replace(TABLE, rows=rows))}
+    assert compile_plan(tables, storage, train=False).nothing_to_do
+    for seed in (0, 1):
+        finish(folder_of(storage, rate=0.1, seed=seed), epochs=(1, 3))
+    finish(folder_of(storage, rate=0.001, seed=1))
+    plan = compile_plan(tables, storage, train=False)
+    assert {(t.config.rate, t.config.seed) for t in plan.trainings.values()} == {(0.1, 0), (0.1, 1), (0.001, 1)}
+    assert not plan.missing and not plan.unmeasured and len(plan.unscored) == 5
+    assert {c.axes["seed"] for c in plan.combinings} == {1}  # of both, one seed has all its members
+    assert left_out(plan, "line/t") == {
+        "1 of 2 runs not trained": ["slow"],
+        "not trained": ["fine-tuned"],
+        "not measured": ["time"],
+        "of rows that are left out": ["mean of both"],
+    }
+    finish(folder_of(storage, rate=0.1, seed=0), epochs=(3,))
+    left = left_out(compile_plan(tables, storage, train=False), "line/t")
+    assert left["1 of 2 runs trained, but an epoch's weights were not kept"] == ["fast", "fast, first epoch"]
+    assert left_out(compile_plan(tables, storage), "line/t") == {}
+
+
+def test_a_task_says_a_line_about_its_data_once_they_are_there(storage, monkeypatch, capsys):
+    told = replace(LINE.dataset, notes=lambda configs, source: [f"{source.info['points']} points, {len(configs)} runs"])
+    task = replace(LINE, dataset=told)
+    tables = {"line/t": (task, TABLE)}
+    assert compile_plan(tables, storage).data_notes() == []
+    task.dataset.prepare(task.config(), storage)
+    plan = compile_plan(tables, storage)
+    assert plan.data_notes() == ["64 points, 6 runs"]
+    cli.print_plan(plan)
+    assert "64 points, 6 runs" in capsys.readouterr().out

@@ -24,7 +24,7 @@ SIZE = 24
 LABELS = [OFFICIAL_HELDOUT.label, *(voter.label for voter in VOTERS)]
 
 
-def published(folder, labels=LABELS):
+def published(folder, labels=LABELS, changes=CHANGES):
     """Write checkpoints as Lightning does, with the authors' names and shapes, and the list of them."""
     folder.mkdir()
     states = {}
@@ -32,7 +32,7 @@ def published(folder, labels=LABELS):
         lines = csv.writer(file)
         lines.writerow(["row", "file"])
         for number, label in enumerate(labels):
-            want = rows_of(TABLE, CHANGES)[label]
+            want = rows_of(TABLE, changes)[label]
             torch.manual_seed(number)
             network = build(want.config, SIZE, want.config.regions).model
             for name, buffer in network.named_buffers():

@@ -8,8 +8,11 @@ import pytest
 
 from retable.platform.errors import UserError
 from retable.platform.storage import Storage
+from retable.platform.task import Source
+from retable.tasks.weather.config import Config
 from retable.tasks.weather.w4c import layout
 from retable.tasks.weather.w4c.layout import Index, Window, local_holdout, rain_path, satellite_path
+from retable.tasks.weather.w4c.prepare import notes
 from tests.weather.files import Layout
 
 
@@ -219,6 +222,25 @@ def test_a_holdout_of_none_leaves_every_window_to_training(tmp_path):
     with pytest.raises(UserError, match="holdout 0 holds no sequences back for test"):
         whole.sequences("test", ("a",), (2019,), 4, 8)
     assert whole.sequences("validation", ("a",), (2019,), 4, 8)
+
+
+@pytest.mark.parametrize("holdout", [60, 3, 0])
+def test_a_plan_says_what_the_holdout_costs_and_gives(tmp_path, holdout):
+    written, _ = local(tmp_path, gap=10)
+    source = Source(Storage.open(tmp_path), {**written.info(), "name": "own"})
+    config = Config(data="own", regions=("a",), years=(2019,), forecast=8, holdout=holdout)
+    index = Index.read(source.folder, source.info, holdout)
+    windows = len(index.training(("a",), (2019,), 4, 8, False))
+    every = len(naive_starts(rows_of(written, 2019, "training"), 12))
+    [line] = notes([config, replace(config, seed=1, regions=("b",))], source)
+    assert f"own: hold-out of {holdout}: {windows:,} of {every:,} training windows a region stay; " in line
+    if holdout:
+        counts = [len(index.sequences(s, ("a",), (2019,), 4, 8)[f"{s}/2019/a"]) for s in ("test", "heldout")]
+        assert line.endswith("{} test and {} heldout sequences a region".format(*counts)) and windows < every
+    else:
+        assert line.endswith("only validation can be scored") and windows == every
+    assert len(notes([config, replace(config, holdout=1)], source)) == 2
+    assert notes([config], Source(source.folder, {**source.info, "holdout": "official"})) == []
 
 
 def test_local_holdouts_alternate_and_spread_over_the_year(tmp_path):

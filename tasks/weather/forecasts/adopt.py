@@ -3,17 +3,22 @@
 The authors of the paper publish the checkpoints of their vote; each is the outcome of a run that a row of a table
 names. `adopt` writes such a run as if it had been trained: its config is the row's, its weights are the file's, its
 provenance says which file, by SHA-256, and that no step was made here. `retable reproduce` then finds it finished.
-Weights are read, never changed: the running statistics of batch normalisation are the file's too.
+Weights are read, never changed: the running statistics of batch normalisation are the file's too. The log holds what a
+training's would of validation, forecast here, as some rows are chosen by it.
 """
 
 from __future__ import annotations
 
 import csv
 import io
+import json
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+
+from torch import Tensor
 
 from retable.platform import provenance, weights
 from retable.platform.errors import UserError, nearest
@@ -21,8 +26,10 @@ from retable.platform.runs import RunFolder
 from retable.platform.storage import Storage
 from retable.platform.table import Row, expand
 from retable.platform.task import Source, find_table, table_at
-from retable.tasks.weather.config import Config
+from retable.tasks.weather.config import Config, View
+from retable.tasks.weather.data import sequences
 from retable.tasks.weather.model import convert_reference
+from retable.tasks.weather.predict import evaluate, forecast_windows, load, shards, summarise, validated
 from retable.tasks.weather.w4c.prepare import prepare
 
 LIST = "rows.csv"
@@ -67,23 +74,60 @@ def adopt(folder: Path, table: str, storage: Storage, changes: Mapping[str, obje
             raise UserError(f"{path}: no weights of {name!r}: {error}") from error
         task, _ = find_table(table)
         run = RunFolder.of(storage, task, want.config)
-        result = run.result() or {"weights": {}}
         if run.folder.exists("provenance.json") and "adopted" not in run.folder.read_json("provenance.json"):
             raise UserError(f"{name}: run {run.fingerprint} was trained here; remove {run.folder}, or leave it be")
         said = {"file": path.name, "sha256": sha256(data).hexdigest(), "row": name}
-        before = run.folder.read_json("provenance.json")["adopted"] if result["weights"] else {}
-        run.folder.remove("provenance.json")
-        about = {"adopted": {**before, str(want.epoch): said}, "data": source.info, "versions": provenance.versions()}
-        run.begin(want.config, task.version, about)
-        digest = run.save_weights(want.epoch, found)
-        ended = {"epoch": want.config.epochs, "step": 0, "seconds": 0.0}
-        kept = {**result["weights"], str(want.epoch): digest}
-        written = {"task": task.name, "fingerprint": run.fingerprint, "data": source.info["digest"], "metrics": ended}
-        run.folder.write_json(
-            "result.json", {**written, "weights": kept, "seconds": 0.0, "used": {}, "attempts": 0, "adopted": True}
-        )
+        write(run, task.version, want, found, said, source)
         lines.append(f"{name}: {path.name} ({said['sha256'][:12]}) as epoch {want.epoch} of run {run.fingerprint}")
     return lines
+
+
+def write(
+    run: RunFolder, version: int, want: Wanted, state: Mapping[str, Tensor], said: Mapping[str, str], source: Source
+) -> None:
+    """Write one epoch of a run as if it had been trained, beside those that are there."""
+    line = {"epoch": want.epoch, "step": 0, "seconds": 0.0, **validation_scores(want.config, state, source)}
+    result = run.result() or {"weights": {}, "metrics": {}}
+    there = bool(result["weights"])
+    before, log = (run.folder.read_json("provenance.json")["adopted"], run.history()) if there else ({}, [])
+    run.folder.remove("provenance.json")
+    about = {"adopted": {**before, str(want.epoch): said}, "data": source.info, "versions": provenance.versions()}
+    run.begin(want.config, version, about)
+    digest = run.save_weights(want.epoch, state)
+    rows = [*(row for row in log if row["epoch"] != want.epoch), {**line, "time": time.time(), "weights": digest}]
+    run.folder.write("metrics.jsonl", "".join(f"{json.dumps(row)}\n" for row in rows))
+    last = want.epoch == want.config.epochs
+    ended = line if last else {**result["metrics"], "epoch": want.config.epochs, "step": 0, "seconds": 0.0}
+    run.folder.write_json(
+        "result.json",
+        {
+            "task": run.task,
+            "fingerprint": run.fingerprint,
+            "data": source.info["digest"],
+            "metrics": ended,
+            "weights": {**result["weights"], str(want.epoch): digest},
+            "seconds": 0.0,
+            "used": {},
+            "attempts": 0,
+            "adopted": True,
+        },
+    )
+
+
+def validation_scores(config: Config, state: Mapping[str, Tensor], source: Source) -> dict[str, float]:
+    """Return the IoU on validation, in all and by year and region, as a training logs it: rows are chosen by that.
+
+    None of a network that was trained on validation too.
+    """
+    if config.train_on == "training_and_validation":
+        return {}
+    view, model = View(split="validation"), load(config, state, int(source.info["size"]))
+    summaries = {}
+    for shard in shards(config, view, source):
+        steps = {"probability": forecast_windows(model, config, source, sequences(source, config, shard))}
+        summaries[shard] = summarise(config, view, steps, source, shard)
+    found = evaluate(config, view, summaries, source)
+    return {f"validation_{name}": found[name] for name in ("iou", *(f"iou/{place}" for place in validated(summaries)))}
 
 
 def rows_of(table: str, changes: Mapping[str, object]) -> dict[str, Wanted]:

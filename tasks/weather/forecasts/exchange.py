@@ -126,7 +126,7 @@ def official_forecasts(
             metrics.rain(forecast_windows(model, m.config, source, windows), by[shard])
             for model, m, by in zip(models, members, chosen, strict=True)
         )
-        votes: Array = sum(forecast.astype(np.uint8) for forecast in forecasts)
+        votes = np.asarray(sum(forecast.astype(np.uint8) for forecast in forecasts))
         yield *place_of(shard), np.where(2 * votes >= len(members), STEPS, 0).astype(np.uint8)
 
 

@@ -212,6 +212,19 @@ def blocks(slots: Slots, split: str, inputs: int, forecast: int, whole: bool) ->
     return images.astype(np.int64), starts.astype(np.int64)
 
 
+@dataclass(frozen=True)
+class Holdout:
+    """What local hold-outs take of a region's training set, and give."""
+
+    windows: int
+    """Training windows that stay."""
+    of: int
+    """Training windows without a hold-out."""
+    test: int
+    heldout: int
+    """Sequences of each."""
+
+
 class Index:
     """Which windows a data set has. It knows times and rows, and reads no frame."""
 
@@ -308,6 +321,13 @@ class Index:
                     self._check_rows(name, year, split)
                     shards[f"{split}/{year}/{region}"] = [Window(name, *pair) for pair in pairs]
         return shards
+
+    def holdout(self, years: Sequence[int], inputs: int, forecast: int) -> Holdout:
+        """Return what the local hold-outs of some years cost and give in a region."""
+        windows = sum(len(self._training_starts(year, inputs, forecast)[0]) for year in years)
+        every = sum(len(contiguous(self._slot(year, "training").time, inputs + forecast)) for year in years)
+        chosen = [len(self._local(year)[0]) for year in years]
+        return Holdout(windows, every, sum((count + 1) // 2 for count in chosen), sum(count // 2 for count in chosen))
 
     def free(self, series: str) -> Array:
         """Return which rain rows of a series belong to no local hold-out or its buffer, bool (n,)."""

@@ -6,7 +6,7 @@ import hashlib
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import numpy.typing as npt
 from retable.platform.board import progress_bar
 from retable.platform.errors import UserError
 from retable.platform.storage import Storage
-from retable.platform.task import data_folder
+from retable.platform.task import Source, data_folder
 from retable.tasks.weather.config import Config
 from retable.tasks.weather.w4c import preprocess
 from retable.tasks.weather.w4c.convert import transfer
@@ -319,6 +319,25 @@ def caution(info: Mapping[str, Any]) -> str:
         "The rain is real, the satellite images were simulated from it: these scores say nothing of a forecast from "
         "real images."
     )
+
+
+def notes(configs: Sequence[Config], source: Source) -> list[str]:
+    """Say what local hold-outs take of a region's training windows and give, once for each kind of config.
+
+    Raises:
+        UserError: where the layout's CSV is missing, foreign or damaged.
+    """
+    name, slots = source.info["name"], None
+    if source.info["holdout"] != "local":
+        return []
+    lines = []
+    for config in {(each.holdout, each.years, each.inputs, each.forecast): each for each in configs}.values():
+        slots = slots or read_csv(source.folder)
+        found = Index(slots, source.info, config.holdout).holdout(config.years, config.inputs, config.forecast)
+        kept = f"{name}: hold-out of {config.holdout}: {found.windows:,} of {found.of:,} training windows a region stay"
+        scored = f"{found.test} test and {found.heldout} heldout sequences a region"
+        lines.append(f"{kept}; {scored if found.test else 'only validation can be scored'}")
+    return lines
 
 
 def _count(number: int, noun: str) -> str:
