@@ -90,7 +90,7 @@ def convert(
 
 
 def import_(
-    source: Annotated[Path, typer.Argument(help="A folder of composites: ODIM_H5, NWC-SAF, KNMI, BOM or FMI.")],
+    source: Annotated[Path, typer.Argument(help="A folder of composites: ODIM_H5, NWC-SAF, KNMI, BOM, FMI, MRMS.")],
     storage: Where = "results",
     name: Annotated[str, typer.Option(help="Name of the data set.")] = "imported",
     size: Annotated[int, typer.Option(help="Pixels across a region, a multiple of 12.")] = 36,
@@ -106,7 +106,8 @@ def import_(
 
     Pixels of about 1 km or less are averaged to about 2 km, others are taken as they are, and of more frequent
     composites every quarter of an hour's is taken, which is said. Reflectivity becomes a rate by Z = 200 R^1.6. Files
-    that cannot be used are named and left out.
+    that cannot be used are named and left out. MRMS's GRIB2 needs `pip install 'retable[grib]'`, and, as it comes every
+    two minutes, `--tolerance 1`.
 
     Example: `retable data import weather opera_20180824 --name opera`
     """
@@ -140,7 +141,7 @@ def import_(
 
 def import_lines(said: Mapping[str, Any]) -> Iterator[str]:
     """Say what was left out of an import, and what was done to the rest."""
-    from retable.tasks.weather.composites.composites import PIXEL
+    from retable.tasks.weather.composites.resample import PIXEL
 
     skipped, dropped = said["skipped"], said["dropped"]
     yield from (f"left out: {line}" for line in skipped[:LINES])
@@ -150,6 +151,8 @@ def import_lines(said: Mapping[str, Any]) -> Iterator[str]:
         yield f"{said['frames']} composites, 15 minutes apart, are used; {len(dropped)} lie between or beside them"
     if said["averaged"] > 1:
         yield f"{said['averaged']} x {said['averaged']} pixels are averaged to one of {said['pixel']:,.0f} m"
+    if said["resampled"]:
+        yield said["resampled"]
     if said["pixel"] is None:
         yield f"the files do not say how wide their pixels are; they are taken as {PIXEL:,.0f} m"
     elif round(said["pixel"]) != PIXEL:

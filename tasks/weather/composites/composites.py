@@ -1,7 +1,7 @@
 """Real rain composites as rain rates on pixels of about 2 km; `published` knows the layouts of their providers.
 
 Reflectivity becomes a rate by Z = 200 R^1.6 where the file gives no other relation (Marshall and Palmer 1948), an
-accumulation by its own minutes. Pixels finer than the layout's are averaged.
+accumulation by its own minutes. Pixels finer than the layout's are averaged, those of equal angle resampled.
 """
 
 from __future__ import annotations
@@ -11,19 +11,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from retable.tasks.weather.composites import published
 from retable.tasks.weather.composites.published import Grid, Quantity
-from retable.tasks.weather.w4c.preprocess import MISSING, UNDETECTED
+from retable.tasks.weather.composites.resample import PIXEL, coarse
 
 Array = npt.NDArray[Any]
 
-PIXEL = 2000.0
-"""Width of the layout's rain pixels in metres."""
-MEASURED = 0.5
-"""Share of the fine pixels of a coarse one that must be measured."""
 PRODUCTS = published.PRODUCTS
 SUFFIXES = published.SUFFIXES
 
@@ -43,6 +38,8 @@ class Composite:
     """What the file holds."""
     finer: int = 1
     """How many of the file's pixels lie across one."""
+    resampled: str = ""
+    """What the reader did to the file's pixels, in words; empty: nothing."""
 
     def read(self, rows: slice = slice(None), columns: slice = slice(None)) -> Array:
         """Return the rain rate of a window, float32 (rows, columns) in mm/h, with `MISSING` and `UNDETECTED`.
@@ -64,21 +61,6 @@ def scaled(window: slice, size: int, factor: int) -> slice:
     return slice(start * factor, stop * factor)
 
 
-def coarse(rate: Array, factor: int) -> Array:
-    """Average blocks of `factor` x `factor` pixels, which fit without a rest; see `Composite.read`."""
-    if factor == 1:
-        return rate
-    height, width = (length // factor for length in rate.shape)
-    blocks = rate.reshape(height, factor, width, factor).swapaxes(1, 2).reshape(height, width, -1)
-    missing = blocks == MISSING
-    measured = (~missing).sum(-1)
-    total = np.where(missing | (blocks == UNDETECTED), 0, blocks).sum(-1, dtype=np.float64)
-    mean: Array = (total / np.maximum(measured, 1)).astype(np.float32)
-    mean[(blocks == UNDETECTED).sum(-1) == measured] = UNDETECTED
-    mean[measured < MEASURED * factor**2] = MISSING
-    return mean
-
-
 def describe(path: Path) -> Composite:
     """Read what a file says of itself.
 
@@ -90,6 +72,5 @@ def describe(path: Path) -> Composite:
     finer = max(1, round(PIXEL / found.grid.pixel)) if found.grid.pixel else 1
     height, width = found.grid.shape
     shape, pixel = (height // finer, width // finer), found.grid.pixel and found.grid.pixel * finer
-    return Composite(
-        path, found.product, found.time, replace(found.grid, shape=shape, pixel=pixel), found.quantity, finer
-    )
+    grid = replace(found.grid, shape=shape, pixel=pixel)
+    return Composite(path, found.product, found.time, grid, found.quantity, finer, found.resampled)

@@ -29,7 +29,8 @@ import numpy as np
 import numpy.typing as npt
 
 from retable.platform.errors import UserError, disk_errors
-from retable.tasks.weather.composites.composites import PIXEL, PRODUCTS, SUFFIXES, Composite, describe
+from retable.tasks.weather.composites.composites import PRODUCTS, SUFFIXES, Composite, describe
+from retable.tasks.weather.composites.resample import PIXEL
 from retable.tasks.weather.w4c import layout
 from retable.tasks.weather.w4c.preprocess import HIGHEST_RATE, MASKED, RAIN, classify
 from retable.tasks.weather.w4c.satellite import AFTER, BEFORE, observe
@@ -98,7 +99,8 @@ def import_composites(
     Returns:
         What a data set must say of itself: product, quantity, date, start, year, frames, dropped (files not used),
         skipped (lines on files that could not be), regions (by split), coverage and rain (shares by region), grids (by
-        region), pixel in metres, averaged (pixels across one), and that and how the images are simulated.
+        region), pixel in metres, averaged (pixels across one), resampled (how, in words), and that and how the images
+        are simulated.
 
     Raises:
         UserError: where no file can be read, the frames are too few, the squares too large for the composites or fewer
@@ -283,8 +285,9 @@ def _check_length(source: Path, composites: Sequence[Composite], shortest: int, 
     """Refuse a stretch that holds no sequence."""
     if len(composites) < shortest:
         longest = f"the longest stretch of 15-minute steps is {len(composites)} frames, from {composites[0].path.name}"
+        remedy = "add files, lower the forecast or raise the tolerance"
         why = f"; {len(damaged)} files cannot be read: {damaged[0]}" if damaged else ""
-        raise UserError(f"{source}: {longest}, but {shortest} are needed; add files or lower the forecast{why}")
+        raise UserError(f"{source}: {longest}, but {shortest} are needed; {remedy}{why}")
 
 
 def tile(composite: Composite, size: int) -> Tiles:
@@ -378,6 +381,7 @@ def _info(
         "grids": {place.name: _grid(first, place, size) for place in places},
         "pixel": first.grid.pixel,
         "averaged": first.finer,
+        "resampled": first.resampled,
         "simulated_satellite": True,
         "simulated_by": SIMULATION,
     }

@@ -1,7 +1,7 @@
 """The layouts in which composites of rain are published: what a file says of itself, and its rain rate.
 
 Read are OPERA's and others' ODIM_H5 (rate, accumulation or reflectivity), NWC-SAF's netCDF-4, KNMI's HDF5, the netCDF
-of Australia's Bureau of Meteorology and the PGM of Finland's FMI.
+of Australia's Bureau of Meteorology, the PGM of Finland's FMI and, by `grib`, MRMS's GRIB2.
 
 Sources: Michelson et al. 2014, *EUMETNET OPERA weather radar information model for implementation with the HDF5 file
 format*, version 2.2; NWC SAF, *Data output format for the NWC/GEO*, 2016; of the others what their files say.
@@ -25,6 +25,8 @@ import numpy.typing as npt
 import pyproj
 
 from retable.platform.errors import UserError
+from retable.tasks.weather.composites import grib
+from retable.tasks.weather.composites.resample import PIXEL, plane
 from retable.tasks.weather.w4c.preprocess import MISSING, UNDETECTED
 
 Array = npt.NDArray[Any]
@@ -36,8 +38,9 @@ PRODUCTS = {
     "knmi": "KNMI radar composites",
     "bom": "rainfields of the Bureau of Meteorology",
     "fmi": "FMI radar composites",
+    "mrms": "MRMS rain rates",
 }
-SUFFIXES = (".h5", ".hdf", ".hdf5", ".nc", ".nc4", ".pgm", ".pgm.gz")
+SUFFIXES = (".h5", ".hdf", ".hdf5", ".nc", ".nc4", ".pgm", ".pgm.gz", *grib.SUFFIXES)
 WANTED: Mapping[str, Quantity] = {"RATE": "rate", "ACRR": "accumulation", "DBZH": "reflectivity", "TH": "reflectivity"}
 """ODIM's quantities that are rain, the best first."""
 MARSHALL_PALMER = (200.0, 1.6)
@@ -71,6 +74,8 @@ class Described:
     time: datetime
     grid: Grid
     quantity: Quantity
+    resampled: str = ""
+    """What the reader does to the file's pixels, in words; empty: nothing."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +128,10 @@ def describe(path: Path) -> Described:
 
 
 def _described(path: Path) -> Described:
+    if path.name.lower().endswith(grib.SUFFIXES):
+        message = grib.describe(path)
+        flat = plane(message.grid)
+        return Described("mrms", message.time, Grid(flat.shape, PIXEL, flat.projdef, flat.corner), "rate", grib.METHOD)
     if _is_picture(path):
         said, pixels = _picture(path)
         time, grid = datetime.strptime(said["obstime"], "%Y%m%d%H%M"), _fmi_grid(path, said, pixels.shape)
@@ -150,12 +159,14 @@ def _check_range(path: Path, found: Described) -> None:
 
 
 def read(path: Path, rows: slice, columns: slice) -> Array:
-    """Return the rain rate of a window of the file's own pixels, float32 (rows, columns) in mm/h, with sentinels.
+    """Return the rain rate of a window of the described grid, float32 (rows, columns) in mm/h, with sentinels.
 
     Raises:
         UserError: where the file cannot be read.
     """
     with _told(path):
+        if path.name.lower().endswith(grib.SUFFIXES):
+            return grib.read(path)[rows, columns]
         if _is_picture(path):
             said, pixels = _picture(path)
             missing = {float(said.get("missingval", 255)): MISSING}
