@@ -37,7 +37,7 @@ def names(file: Path) -> list[str]:
     """Return the names of what a file holds: those that it says, else its own."""
     if file.suffix != ".safetensors":
         return [file.stem]
-    with safe_open(file, "numpy") as opened:  # type: ignore[no-untyped-call]
+    with safe_open(file, "numpy") as opened:
         said = (opened.metadata() or {}).get("models")
     return [str(name) for name in json.loads(said)] if said else [file.stem]
 

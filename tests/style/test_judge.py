@@ -5,6 +5,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from retable.platform.storage import Storage
 from retable.tasks.style.apply import judge
 from retable.tasks.style.apply.judge import burnt, errors, flicker, lattice
 from retable.tasks.style.cli import app
@@ -13,6 +14,7 @@ from retable.tasks.style.files import assets, images
 from retable.tasks.style.networks import transformer
 from retable.tasks.style.networks.backbones import build
 from retable.tasks.style.networks.network import TransformerNetwork
+from retable.tasks.style.networks.weights import import_weights
 
 torch.set_num_threads(1)
 
@@ -92,3 +94,26 @@ def test_the_command_prints_networks_and_pictures(tmp_path):
     assert "style error" in found.output and "3 photographs, longer side 256 pixels" in found.output
     bare = CliRunner().invoke(app, ["judge", str(tmp_path / "mine.safetensors"), "--storage", str(tmp_path)])
     assert "say which painting it is after" in str(bare.exception)
+
+
+def test_the_zoo_is_held_to_what_others_publish(shared, tmp_path):
+    """Bounds are what a published network of the same painting has, by a judge that trained neither.
+
+    Ours has fewer filters and saw fewer pictures: its style error may be half as large again, all else no larger.
+    """
+    storage, weights = Storage.open(tmp_path), shared / "weights/style"
+    digest = import_weights(weights / "squeezenet1_0_compressed.net", storage)
+    network = build(Squeezenet(weights=digest, normalise=False), 0, storage)
+    shown = [images.fit(images.read(assets.photographs()[name]).pixels, 288) for name in ("astronaut", "coffee")]
+    painting = images.read(assets.paintings()["great_wave"]).pixels
+    ours, published = (
+        judge.judge_network(found, shown, [painting], network)
+        for found in (
+            transformer.find("great_wave"),
+            transformer.read(weights / "v2_wave_lengstrom_layout.safetensors"),
+        )
+    )
+    assert ours.lattice <= published.lattice and ours.flicker <= published.flicker
+    assert ours.content_error <= 1.02 * published.content_error
+    assert ours.style_error <= 1.5 * published.style_error
+    assert ours.burnt <= 0.001
