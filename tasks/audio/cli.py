@@ -27,6 +27,7 @@ Model = Annotated[
     ),
 ]
 LLM = "For a language model"
+ANYWAY = "Show the nearest, too, where nothing sounds like the words."
 
 
 @app.command()
@@ -97,36 +98,44 @@ def search(
     top: Annotated[int, typer.Option(help="Recordings to show.", min=1)] = 10,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     page: Annotated[Path | None, typer.Option(help="Write a page, too, on which the hits can be played.")] = None,
+    anyway: Annotated[bool, typer.Option("--anyway", help=ANYWAY)] = False,
     model: Model = "",
     storage: Where = "results",
     device: Device = "",
 ) -> None:
     """Find recordings by words, by a recording, or by both: score (a cosine), second of the best segment, file.
 
+    Where words at random do as well in more than 20 % of cases, nothing here sounds like that; in more than 5 %, it is
+    doubtful.
+
     Example: `retable audio search "rain on a tin roof" --index sounds.index --page hits.html`
     """
     from retable.tasks.audio.search.embedder import open_embedder
-    from retable.tasks.audio.search.hits import lines, write_page
-    from retable.tasks.audio.search.search import check_model, open_index, query_vector
+    from retable.tasks.audio.search.hits import judged, lines, told, write_page
+    from retable.tasks.audio.search.search import check_model, open_index, p_value, query_vector
     from retable.tasks.audio.search.search import search as find
 
     opened = open_index(place)
     embedder = open_embedder(model or opened.info["source"], Storage.open(storage), device, words_alone=like is None)
     check_model(opened.info, embedder, place)
-    hits = find(opened, query_vector(embedder, words, like), top)
+    query = query_vector(embedder, words, like)
+    hits, p = find(opened, query, top), p_value(opened, query) if like is None else None
+    said, given = told(opened, hits, p, like is None), judged(hits, p)
+    shown = anyway or given["verdict"] != "nothing"
     if page:
-        write_page(page, opened, words, like, hits)
+        write_page(page, opened, words, like, hits, said, shown)
     if as_json:
         found = {
             "words": words,
             "like": str(like or ""),
             "folder": str(opened.folder),
+            **given,
             "hits": list(map(vars, hits)),
         }
         typer.echo(json.dumps(found, ensure_ascii=False, indent=2))
         return
-    for line in lines(hits):
-        console.print(line, markup=False)
+    for line in (*([said] if said else []), *(lines(hits) if shown else [])):
+        console.print(line, markup=False, highlight=False)
     if page:
         console.print(str(page), markup=False)
 
@@ -135,6 +144,7 @@ def search(
 def shell(
     place: Annotated[Path, typer.Option("--index", "-i", help="The index.")] = Path("index"),
     top: Annotated[int, typer.Option(help="Recordings to show.", min=1)] = 10,
+    anyway: Annotated[bool, typer.Option("--anyway", help=ANYWAY)] = False,
     model: Model = "",
     storage: Where = "results",
     device: Device = "",
@@ -148,8 +158,8 @@ def shell(
     import sys
 
     from retable.tasks.audio.search.embedder import open_embedder
-    from retable.tasks.audio.search.hits import lines
-    from retable.tasks.audio.search.search import check_model, open_index, query_vector, refresh
+    from retable.tasks.audio.search.hits import judged, lines, told
+    from retable.tasks.audio.search.search import check_model, open_index, p_value, query_vector, refresh
     from retable.tasks.audio.search.search import search as find
 
     opened = open_index(place)
@@ -161,8 +171,12 @@ def shell(
             continue
         opened = refresh(opened)
         try:
-            for line in lines(find(opened, query_vector(embedder, typed.strip(), None), top)):
-                console.print(line, markup=False)
+            query = query_vector(embedder, typed.strip(), None)
+            hits, p = find(opened, query, top), p_value(opened, query)
+            shown = anyway or judged(hits, p)["verdict"] != "nothing"
+            said = told(opened, hits, p)
+            for line in (*([said] if said else []), *(lines(hits) if shown else [])):
+                console.print(line, markup=False, highlight=False)
         except UserError as error:
             errors.print(str(error), markup=False)
         console.print()

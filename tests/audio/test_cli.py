@@ -106,7 +106,24 @@ def test_a_shell_answers_line_by_line(audio):
     lines = [line for line in found.output.splitlines() if line]
     assert lines[0] == "index: 2 recordings; what is to be heard?"
     assert lines[1].endswith("1:10  [red]Hund.wav") and "nothing to search for" in lines[2]
-    assert lines[3].endswith("Rain &amp; wind, 1.wav")
+    assert lines[3].startswith("nothing here sounds like that (best: Rain &amp; wind, 1.wav, 0.995; ") and len(lines) == 4
+    anyway = audio("shell", "--anyway", typed="silence\n").output.splitlines()
+    assert anyway[1] == lines[3] and anyway[2].endswith("Rain &amp; wind, 1.wav")
+
+
+def test_what_is_not_there_is_said(audio):
+    audio("index", "in", "--model", "one")
+    found = audio("search", "silence", "--page", "hits.html").output.splitlines()
+    assert found[0].startswith("nothing here sounds like that") and found[1:] == ["hits.html"]
+    page = Path("hits.html").read_text()
+    assert "nothing here sounds like that" in page and "Show the nearest all the same" in page
+    assert len(audio("search", "silence", "--anyway").output.splitlines()) == 3
+    said = json.loads(audio("search", "silence", "--json").output)
+    assert said["verdict"] == "nothing" and said["p"] > 0.2 and len(said["hits"]) == 2
+    said = json.loads(audio("search", "loud", "--json").output)
+    assert said["verdict"] == "found" and said["p"] <= 0.05
+    like = json.loads(audio("search", "loud", "--like", "in/[red]Hund.wav", "--json").output)
+    assert like["p"] is like["verdict"] is None  # what sounds like a recording is not judged
 
 
 def test_kinds(audio):

@@ -196,6 +196,7 @@ def test_what_a_kill_leaves_twice_counts_once(folder, tmp_path):
         "embeddings",
         "index",
         "index.json",
+        "null",
         "places",
     ]
     assert not (out / ".writing-x").exists() and len(info["shards"]) == len(list(out.glob("embeddings-*"))) == 1

@@ -71,10 +71,10 @@ def build(kind: Kind, vectors: Vectors, dimension: int) -> Any:
 def _sample(vectors: Vectors, wanted: int) -> Float32[np.ndarray, "sample dimension"]:
     """Return evenly spread vectors."""
     rows = sum(map(len, vectors))
-    return _gather(vectors, np.unique(np.linspace(0, rows - 1, min(rows, wanted)).astype(np.int64)))
+    return gather(vectors, np.unique(np.linspace(0, rows - 1, min(rows, wanted)).astype(np.int64)))
 
 
-def _gather(vectors: Vectors, numbers: Int64[np.ndarray, " count"]) -> Float32[np.ndarray, "count dimension"]:
+def gather(vectors: Vectors, numbers: Int64[np.ndarray, " count"]) -> Float32[np.ndarray, "count dimension"]:
     """Return the vectors of some numbers."""
     ends = np.cumsum([len(block) for block in vectors])
     blocks = np.searchsorted(ends, numbers, side="right")
@@ -131,7 +131,7 @@ def nearest(
     there = numbers >= 0
     scores = np.full(numbers.shape, -np.inf, np.float32)
     owner = np.nonzero(there)[0]
-    scores[there] = np.einsum("nd,nd->n", _gather(vectors, numbers[there]), queries[owner])
+    scores[there] = np.einsum("nd,nd->n", gather(vectors, numbers[there]), queries[owner])
     return _padded(*_best(scores, numbers, count), count)
 
 
