@@ -85,7 +85,8 @@ def index(
         f"{out}: {said['files']} files{copies}, {said['segments']} segments of {said['segment']:g} s", markup=False
     )
     console.print(f"{made.added} embedded, {made.found} known by their content, {made.removed} removed{left}")
-    console.print(f"{said['kind']}, recall@10 of {said['recall']:.3f} with queries in words")
+    part = f"the index finds {said['recall']:.1%} of the ten nearest that an exact search would"
+    console.print("exact search" if said["kind"] == "flat" else f"{said['kind']}: {part}")
     if judged := classes.line(embedder.score):
         console.print(f"the model: {judged}", markup=False, highlight=False)
 
@@ -273,6 +274,9 @@ def augment(
     variations: Annotated[Path | None, typer.Option(help="Take the forms of a published variations.json.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write the forms as variations.json too.")] = None,
     seed: Annotated[int, typer.Option(help="Of the rules.", min=0)] = 0,
+    prompt: Annotated[
+        Literal["paper", "code"], typer.Option(help="The paper's wording, or its code's.", rich_help_panel=LLM)
+    ] = "paper",
     rate: Annotated[float, typer.Option(help="Requests a minute; 0: no limit.", min=0, rich_help_panel=LLM)] = 0,
     concurrent: Annotated[int, typer.Option(help="Requests at once.", min=1, rich_help_panel=LLM)] = 8,
     price: Annotated[
@@ -290,7 +294,9 @@ def augment(
     from retable.tasks.audio.collect.prepare import folder
     from retable.tasks.audio.rewrite.augment import Endpoint, augment_dataset
 
-    asked = Endpoint(model=model, requests_per_minute=rate, concurrent=concurrent, price=price) if model else None
+    asked = None
+    if model:
+        asked = Endpoint(model=model, prompt=prompt, requests_per_minute=rate, concurrent=concurrent, price=price)
     provider = asked or rules or variations
     if provider is None or [bool(asked), bool(rules), bool(variations)].count(True) != 1:
         raise UserError("augment: name one of --rules, --model and --variations")

@@ -65,7 +65,7 @@ def test_index_and_search(audio):
     Path("in/letter.mp3").write_text("Dear Sir")
     made = audio("index", "in", "--model", "one", "--out", "my index")
     assert made.exit_code == 0, made.output
-    assert "my index: 2 files, 72 segments of 1 s" in made.output and "recall@10 of 1.000" in made.output
+    assert "my index: 2 files, 72 segments of 1 s" in made.output and "exact search" in made.output
     assert "the model: class mAP 0.70 [0.60, 0.80], by chance 0.14; some fold" in made.output
     assert (
         "left out: in/letter.mp3" in made.output
@@ -106,7 +106,9 @@ def test_a_shell_answers_line_by_line(audio):
     lines = [line for line in found.output.splitlines() if line]
     assert lines[0] == "index: 2 recordings; what is to be heard?"
     assert lines[1].endswith("1:10  [red]Hund.wav") and "nothing to search for" in lines[2]
-    assert lines[3].startswith("nothing here sounds like that (best: Rain &amp; wind, 1.wav, 0.995; ") and len(lines) == 4
+    assert (
+        lines[3].startswith("nothing here sounds like that (best: Rain &amp; wind, 1.wav, 0.995; ") and len(lines) == 4
+    )
     anyway = audio("shell", "--anyway", typed="silence\n").output.splitlines()
     assert anyway[1] == lines[3] and anyway[2].endswith("Rain &amp; wind, 1.wav")
 
@@ -128,7 +130,10 @@ def test_what_is_not_there_is_said(audio):
 
 def test_kinds(audio):
     for kind in ("sq8", "hnsw", "ivf"):
-        assert f"{kind}, recall@10 of" in audio("index", "in", "--model", "one", "--kind", kind).output
+        assert (
+            f"{kind}: the index finds 100.0% of the ten nearest"
+            in audio("index", "in", "--model", "one", "--kind", kind).output
+        )
     found = audio("search", "loud").output
     assert "Hund" in found.splitlines()[0]
 
