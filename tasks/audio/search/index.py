@@ -490,7 +490,12 @@ def _sweep(out: Path, info: dict[str, Any]) -> None:
 
     Who is reading has the older files mapped: they stay until they are closed.
     """
-    named = {info["faiss"]["name"], info["null"]["name"], *info["places"], *(shard["name"] for shard in [*info["shards"], *info["added"]])}
+    named = {
+        info["faiss"]["name"],
+        info["null"]["name"],
+        *info["places"],
+        *(shard["name"] for shard in [*info["shards"], *info["added"]]),
+    }
     with disk_errors(str(out)):
         for pattern in ("embeddings-*.arrow", "places-*.arrow", "index-*.faiss", "null-*.arrow", ".writing-*"):
             for path in out.glob(pattern):

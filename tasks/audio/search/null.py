@@ -10,10 +10,10 @@ keeps the *null*, what word salads of the task's own lexicon ("hum newborn over 
    counted among them, (1 + those) / (1 + all).
 
 A query that is itself a salad is exchangeable with the null, so its p value is at most 0.05 in 5 % of cases, for an
-archive of any size and an index of any kind: the null is searched in the same way. The limit: a caption that makes sense
-is more to a point than a salad, and one whose sound is absent may be near to what sounds alike, so that more than 5 % of
-those are found; how many is the model's affair (`docs/tasks/audio.md` says it for the zoo's). A p value says nothing of
-which hit is right. No number below 1 / (1 + `CAPTIONS`) can come of it. Sounds as queries have no such null.
+archive of any size and an index of any kind: the null is searched in the same way. The limit: a caption that makes
+sense is more to a point than a salad, and one whose sound is absent may be near to what sounds alike, so that more than
+5 % of those are found; how many is the model's affair (`docs/tasks/audio.md` says it for the zoo's). A p value says
+nothing of which hit is right. No number below 1 / (1 + `CAPTIONS`) can come of it. Sounds as queries have no such null.
 
 Source of the p value: Davison and Hinkley 1997, *Bootstrap Methods and their Application*, section 4.2 (Monte Carlo
 tests); of taking a segment's mean over queries off: hubness, as in Bogolin et al. 2022, *Cross Modal Retrieval with
@@ -38,6 +38,8 @@ DEPTH = 10
 """Nearest segments of a query that are looked at."""
 SHORTEST, LONGEST = 3, 8
 """Words of a salad."""
+LEAST, SAME = 1e-3, 1e-3
+"""The least deviation that a segment is given, and statistics that differ by less are equal: rounding is no finding."""
 FOUND, DOUBTFUL = 0.05, 0.2
 """The largest p value of what counts as found, and as doubtful; beyond, nothing here sounds like that."""
 
@@ -59,7 +61,7 @@ class Null:
     def p_value(self, query: Float32[np.ndarray, " dimension"], vectors: Vectors, search: Search) -> float:
         """Return the share of meaningless captions that find at least as much as a query in words."""
         score = statistics(query[None], self.captions, vectors, search)[0]
-        return float((1 + np.count_nonzero(self.scores >= score)) / (1 + len(self.scores)))
+        return float((1 + np.count_nonzero(self.scores >= score - SAME)) / (1 + len(self.scores)))
 
 
 def salads(count: int, seed: int = 0) -> list[str]:
@@ -90,7 +92,7 @@ def statistics(queries: Query, captions: Query, vectors: Vectors, search: Search
     segments = gather(vectors, numbers[there])
     usual = segments @ captions.T
     above = np.full(scores.shape, -np.inf)
-    above[owner, place] = (scores[there] - usual.mean(1)) / np.maximum(usual.std(1), 1e-6)
+    above[owner, place] = (scores[there] - usual.mean(1)) / np.maximum(usual.std(1), LEAST)
     best: Float[np.ndarray, " queries"] = above.max(axis=1)
     return best
 
