@@ -13,7 +13,7 @@ segment by segment, until the index is built anew. Who has the index open sees i
                          the files below; `added` lists the shards since
     embeddings-*.arrow   a row a segment: content of the recording, offset, unit vector
     places-*.arrow       a row a file: path, bytes, time of change, content
-    index-*.faiss        see `nearest.py`
+    index-*.faiss        see `nearest.py`; none for an exact index
     null-*.arrow         what a hit must surpass; see `null.py`
     .lock                held by the process that writes
 """
@@ -461,17 +461,24 @@ def _built(out: Path, before: dict[str, Any], names: Sequence[str], embedder: Em
     shards = [
         {"name": n, "rows": len(v), "bytes": (out / n).stat().st_size} for n, v in zip(names, vectors, strict=True)
     ]
-    there = before.get("faiss", {"name": "", "bytes": 0})
-    whole = (out / there["name"]).is_file() and (out / there["name"]).stat().st_size == there["bytes"]
+    there = before.get("faiss")
+    whole = there is not None and not there if kind == "flat" else bool(there) and _is_whole(out / there["name"], there)
     if whole and shards == before["shards"] and before["kind"] == kind and "null" in before:
         return {"added": []}
-    index = nearest.build(kind, vectors, embedder.dimension)
-    effort, recall = nearest.tune(index, vectors, embedder.words(QUERIES))
-    name = _next(out, "index", "faiss")
-    size = nearest.write(index, out / name)
+    index, file, effort, recall = None, {}, 0, 1.0
+    if kind != "flat":
+        index = nearest.build(kind, vectors, embedder.dimension)
+        effort, recall = nearest.tune(index, vectors, embedder.words(QUERIES))
+        name = _next(out, "index", "faiss")
+        file = {"name": name, "bytes": nearest.write(index, out / name)}
     found = {"kind": kind, "effort": effort, "recall": recall, "segments": rows}
     found |= {"null": _null(out, embedder, vectors, partial(nearest.nearest, index, vectors, effort=effort))}
-    return {**found, "shards": shards, "faiss": {"name": name, "bytes": size}, "added": []}
+    return {**found, "shards": shards, "faiss": file, "added": []}
+
+
+def _is_whole(path: Path, said: dict[str, Any]) -> bool:
+    """Say whether a file is there as it was written."""
+    return path.is_file() and path.stat().st_size == said["bytes"]
 
 
 def _null(out: Path, embedder: Embedder, vectors: nearest.Vectors, search: null.Search) -> dict[str, Any]:
@@ -491,7 +498,7 @@ def _sweep(out: Path, info: dict[str, Any]) -> None:
     Who is reading has the older files mapped: they stay until they are closed.
     """
     named = {
-        info["faiss"]["name"],
+        info["faiss"].get("name"),
         info["null"]["name"],
         *info["places"],
         *(shard["name"] for shard in [*info["shards"], *info["added"]]),

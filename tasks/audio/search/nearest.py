@@ -116,14 +116,14 @@ def nearest(
     """Return what an index holds nearest to each query, ranked by exact scores; ties by number.
 
     Args:
-        index: of `build`.
+        index: of `build`, or None: all vectors are compared, which is what a flat one comes to.
         vectors: what it was built of.
         queries: unit vectors.
         count: how many are wanted.
         effort: of `tune`: lists looked into (IVF), or candidates kept (HNSW).
     """
-    rows = int(index.ntotal)
-    if not rows or _is_flat(index):  # NumPy's product and selection are twice as fast as FAISS' flat index
+    rows = sum(map(len, vectors))
+    if index is None or not rows or _is_flat(index):  # NumPy is twice as fast as FAISS' flat index
         return exact(vectors, queries, count)
     spare = min(rows, SPARE * count)
     _set_effort(index, max(effort, spare if hasattr(index, "hnsw") else 1))

@@ -65,6 +65,7 @@ class Index:
     """Of the shards that `faiss` was built of, then of those that were added since."""
     vectors: nearest.Vectors
     faiss: Any
+    """None where the index is exact."""
     files: Sequence[places.File]
     """The places of the recordings."""
     null: Null | None
@@ -199,7 +200,9 @@ def _opened(out: Path, stamp: tuple[int, int, int] | None) -> Index:
     if not info["finished"]:
         raise UserError(f"{out}: unfinished; run `retable audio index {info['folder']} --out {out}` again")
     tables = _tables(out, info, [*info["shards"], *info["added"]])
-    index = nearest.read(out / info["faiss"]["name"], info["faiss"]["bytes"], info["segments"], info["dimension"])
+    index, file = None, info["faiss"]
+    if info["kind"] != "flat":  # which is the vectors themselves, though older indexes keep a file of it
+        index = nearest.read(out / file["name"], file["bytes"], info["segments"], info["dimension"])
     vectors = [shard_vectors(table) for table in tables]
     files, null = read_places(out, info), read_null(out, info)
     return Index(out, stamp, info, folder_of(out, info), tables, vectors, index, files, null)
@@ -321,7 +324,7 @@ def _found(index: Index, queries: Float32[np.ndarray, "queries dimension"], coun
     found = nearest.nearest(index.faiss, built, queries, count, index.info["effort"])
     if added:
         scores, numbers = nearest.exact(added, queries, count)
-        found = nearest.merged(found, (scores, np.where(numbers < 0, -1, numbers + index.faiss.ntotal)), count)
+        found = nearest.merged(found, (scores, np.where(numbers < 0, -1, numbers + sum(map(len, built)))), count)
     return found
 
 
