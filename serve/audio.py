@@ -19,8 +19,9 @@ from retable.serve.ranges import send
 from retable.serve.recordings import folder_of, own_index, shown, take_in
 from retable.tasks.audio.export import read_export
 from retable.tasks.audio.search.embedder import BATCH, Embedder
+from retable.tasks.audio.search.hits import judged
 from retable.tasks.audio.search.index import indexed
-from retable.tasks.audio.search.search import Index, check_model, open_index, refresh, search
+from retable.tasks.audio.search.search import Index, check_model, open_index, p_value, refresh, search
 
 WAIT = 0.005
 """Seconds that the first query of a batch waits for others."""
@@ -47,7 +48,8 @@ def recordings(index: Index) -> dict[str, Path]:
 
 
 def found(index: Index, vector: Float32[np.ndarray, " dimension"], top: int) -> Reply:
-    """Return the recordings nearest to a vector."""
+    """Return the recordings nearest to a vector of words, and how unusual that is (`p`, `verdict`; see `null.py`)."""
+    listed = search(index, vector, top)
     hits = [
         {
             "id": identity(hit.file),
@@ -55,9 +57,10 @@ def found(index: Index, vector: Float32[np.ndarray, " dimension"], top: int) -> 
             "score": round(hit.score, 6),
             "offset": hit.offset,
         }
-        for hit in search(index, vector, top)
+        for hit in listed
     ]
-    return Reply(json.dumps({"hits": hits}).encode(), "application/json")
+    found = {"hits": hits, **judged(listed, p_value(index, vector))}
+    return Reply(json.dumps(found).encode(), "application/json")
 
 
 class Shelf:

@@ -23,10 +23,16 @@ export function audio(models, paths) {
 function search(words) {
   return shown($("heard"), async (signal) => {
     const since = performance.now();
-    const { hits } = await (await ask(`/v1/audio?${new URLSearchParams({ q: words, top: 10 })}`, { signal })).json();
-    say($("heard"), `${hits.length} recordings for “${words}”, in ${seconds(since)}; the best first.`);
+    const { hits, p, verdict } = await (await ask(`/v1/audio?${new URLSearchParams({ q: words, top: 10 })}`, { signal })).json();
+    say($("heard"), `${judged(verdict, p)}${hits.length} recordings for “${words}”, in ${seconds(since)}; the best first.`);
     $("hits").replaceChildren(...hits.map(hit));
   });
+}
+
+function judged(verdict, p) {
+  const random = `words at random find as much in ${(100 * p).toFixed(0)} % of cases`;
+  if (verdict === "nothing") return `Nothing here sounds like that (${random}). All the same: `;
+  return verdict === "doubtful" ? `Doubtful: ${random}. ` : "";
 }
 
 function hit(found, place) {

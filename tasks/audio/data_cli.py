@@ -20,9 +20,6 @@ def make(
     size: Annotated[Literal["tiny", "small", "large"], typer.Option(help="tiny: seconds; large: hours.")] = "tiny",
     storage: Where = "results",
     name: Annotated[str, typer.Option(help="Name of the data set; none: generated-SIZE.")] = "",
-    layout: Annotated[
-        Path | None, typer.Option(help="Write the real collections' layouts there instead, with defects planted.")
-    ] = None,
     scenes: Annotated[
         Path | None, typer.Option(help="Compose scenes of the recordings in this folder, such as ESC-10, instead.")
     ] = None,
@@ -47,11 +44,6 @@ def make(
     """
     from retable.tasks.audio.collect.prepare import GENERATED, folder, make_generated
 
-    if layout and scenes:
-        raise UserError("--layout and --scenes: name one of them")
-    if layout:
-        write_layout(size, layout)
-        return
     if scenes and (not name or name.startswith(GENERATED)):
         raise UserError(f"--name: name the data set of the scenes, not {GENERATED}...")
     chosen = name or f"{GENERATED}{size}"
@@ -62,16 +54,6 @@ def make(
         tell(place, compose(scenes, place, chosen, numbers, features, workers))
     else:
         tell(place, make_generated(place, chosen, size))
-
-
-def write_layout(size: str, target: Path) -> None:
-    """Write a world in the real collections' layouts."""
-    from retable.tasks.audio.world.generate import world
-    from retable.tasks.audio.world.generated_layout import write_layout as write
-
-    with progress_bar(f"writing {target}") as show:
-        planted = write(world(size), target, show)
-    console.print(f"{target}: {len(planted['defects'])} defects planted, see planted.json", markup=False)
 
 
 def compose(

@@ -181,8 +181,9 @@ def test_a_file_of_other_sizes_says_what_is_wrong(tmp_path, storage, changes, me
 def test_an_absent_checkpoint_says_where_it_is(storage, variant):
     release = {"passt-n": "v0.0.2-audioset", "passt-s": "v.0.0.9", "passt-s15": "v0.0.5"}[variant]
     message = f"download {NAMES[variant]} of release {release} of kkoutini/PaSST and run `retable audio weights FILE`"
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=message) as error:
         checkpoints.load_state(config_of(variant), storage)
+    assert str(error.value).endswith(f"(https://github.com/kkoutini/PaSST/releases/tag/{release})")
 
 
 def test_names_that_mean_nothing(storage):

@@ -65,7 +65,7 @@ def test_index_and_search(audio):
     Path("in/letter.mp3").write_text("Dear Sir")
     made = audio("index", "in", "--model", "one", "--out", "my index")
     assert made.exit_code == 0, made.output
-    assert "my index: 2 files, 72 segments of 1 s" in made.output and "recall@10 of 1.000" in made.output
+    assert "my index: 2 files, 72 segments of 1 s" in made.output and "exact search" in made.output
     assert "the model: class mAP 0.70 [0.60, 0.80], by chance 0.14; some fold" in made.output
     assert (
         "left out: in/letter.mp3" in made.output
@@ -106,12 +106,34 @@ def test_a_shell_answers_line_by_line(audio):
     lines = [line for line in found.output.splitlines() if line]
     assert lines[0] == "index: 2 recordings; what is to be heard?"
     assert lines[1].endswith("1:10  [red]Hund.wav") and "nothing to search for" in lines[2]
-    assert lines[3].endswith("Rain &amp; wind, 1.wav")
+    assert (
+        lines[3].startswith("nothing here sounds like that (best: Rain &amp; wind, 1.wav, 0.995; ") and len(lines) == 4
+    )
+    anyway = audio("shell", "--anyway", typed="silence\n").output.splitlines()
+    assert anyway[1] == lines[3] and anyway[2].endswith("Rain &amp; wind, 1.wav")
+
+
+def test_what_is_not_there_is_said(audio):
+    audio("index", "in", "--model", "one")
+    found = audio("search", "silence", "--page", "hits.html").output.splitlines()
+    assert found[0].startswith("nothing here sounds like that") and found[1:] == ["hits.html"]
+    page = Path("hits.html").read_text()
+    assert "nothing here sounds like that" in page and "Show the nearest all the same" in page
+    assert len(audio("search", "silence", "--anyway").output.splitlines()) == 3
+    said = json.loads(audio("search", "silence", "--json").output)
+    assert said["verdict"] == "nothing" and said["p"] > 0.2 and len(said["hits"]) == 2
+    said = json.loads(audio("search", "loud", "--json").output)
+    assert said["verdict"] == "found" and said["p"] <= 0.05
+    like = json.loads(audio("search", "loud", "--like", "in/[red]Hund.wav", "--json").output)
+    assert like["p"] is like["verdict"] is None  # what sounds like a recording is not judged
 
 
 def test_kinds(audio):
     for kind in ("sq8", "hnsw", "ivf"):
-        assert f"{kind}, recall@10 of" in audio("index", "in", "--model", "one", "--kind", kind).output
+        assert (
+            f"{kind}: the index finds 100.0% of the ten nearest"
+            in audio("index", "in", "--model", "one", "--kind", kind).output
+        )
     found = audio("search", "loud").output
     assert "Hund" in found.splitlines()[0]
 

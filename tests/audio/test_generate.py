@@ -33,7 +33,7 @@ from retable.tasks.audio.world.generate import (
     waveform,
     world,
 )
-from retable.tasks.audio.world.generated_layout import AUTHOR, place, write_layout
+from tests.audio.generated_layout import AUTHOR, place, write_layout
 
 Array = npt.NDArray[Any]
 TINY = world("tiny")

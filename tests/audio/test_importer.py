@@ -15,7 +15,7 @@ from retable.tasks.audio.collect.recordings import AudioShards, read_recordings
 from retable.tasks.audio.config import Config
 from retable.tasks.audio.rewrite.augment import augment_dataset
 from retable.tasks.audio.world.generate import World
-from retable.tasks.audio.world.generated_layout import write_layout
+from tests.audio.generated_layout import write_layout
 
 LITTLE = World(
     name="little",

@@ -8,7 +8,6 @@ import soundfile
 from retable.platform.errors import UserError
 from retable.tasks.audio.config import SAMPLE_RATE, Config
 from retable.tasks.audio.search import index as indexing
-from retable.tasks.audio.search import nearest
 from retable.tasks.audio.search.index import QUERIES, scan, update
 from retable.tasks.audio.search.search import open_index, query_vector, read_info
 from retable.tasks.audio.search.search import search as find
@@ -144,7 +143,7 @@ def test_twice_the_same_bytes(folder, tmp_path):
         assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes(), path
 
 
-@pytest.mark.parametrize("moment", ["write", "_tidy", "_join", "build", "_finish"])
+@pytest.mark.parametrize("moment", ["write", "_tidy", "_join", "_built", "_finish"])
 def test_an_interrupted_command_goes_on(folder, tmp_path, monkeypatch, moment):
     for number in range(5):
         record(folder / f"{number}.wav", tone("middle", loud=0.1 + number / 100))
@@ -163,8 +162,6 @@ def test_an_interrupted_command_goes_on(folder, tmp_path, monkeypatch, moment):
                 return real(*arguments) if len(calls) < 3 else stopped()
 
             patch.setattr(indexing, "embed_files", twice)
-        elif moment == "build":
-            patch.setattr(nearest, "build", stopped)
         else:
             patch.setattr(indexing, moment, stopped)
         with pytest.raises(KeyboardInterrupt):
@@ -194,8 +191,8 @@ def test_what_a_kill_leaves_twice_counts_once(folder, tmp_path):
     assert sorted(path.name.split("-")[0] for path in out.iterdir()) == [
         ".lock",
         "embeddings",
-        "index",
         "index.json",
+        "null",
         "places",
     ]
     assert not (out / ".writing-x").exists() and len(info["shards"]) == len(list(out.glob("embeddings-*"))) == 1
@@ -211,7 +208,7 @@ def test_small_shards_are_joined_until_they_are_full(folder, tmp_path, monkeypat
     assert len(info["shards"]) <= 5
     record(folder / "last.wav", tone("high"))
     info = update(folder, tmp_path / "out", Toy()).info
-    assert sum(s["rows"] for s in info["shards"]) == 19 == open_index(tmp_path / "out").faiss.ntotal
+    assert sum(s["rows"] for s in info["shards"]) == 19 == sum(map(len, open_index(tmp_path / "out").vectors))
 
 
 def test_broken_files_are_lines_and_no_work_the_next_time(folder, tmp_path):
@@ -267,7 +264,7 @@ def test_foreign_and_damaged_files_are_refused(folder, tmp_path):
     out = tmp_path / "out"
     with pytest.raises(UserError, match="no index"):
         open_index(out)
-    update(folder, out, Toy())
+    update(folder, out, Toy(), kind="sq8")
     (faiss,) = out.glob("index-*.faiss")
     data = faiss.read_bytes()
     faiss.write_bytes(data + b"x")
@@ -310,3 +307,18 @@ def test_enough_different_files_are_found_beside_a_long_one(tmp_path):
 
 def test_queries_are_many_and_different():
     assert len(QUERIES) == len(set(QUERIES)) == 120
+
+
+def test_an_exact_index_has_no_second_copy_and_an_older_one_loses_it(folder, tmp_path):
+    import json
+
+    out = tmp_path / "out"
+    update(folder, out, Toy(), kind="sq8")
+    assert len(list(out.glob("index-*.faiss"))) == 1 and open_index(out).faiss is not None
+    (out / "index.json").write_text(json.dumps({**read_info(out), "kind": "flat", "asked": "flat"}))  # as older ones
+    query = query_vector(Toy(), "high", None)
+    before = find(open_index(out), query, 3)
+    heard = Toy()
+    assert update(folder, out, heard).info["faiss"] == {} and heard.heard == 0
+    assert not list(out.glob("index-*.faiss")) and open_index(out).faiss is None
+    assert find(open_index(out), query, 3) == before

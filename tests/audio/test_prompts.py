@@ -172,3 +172,11 @@ def test_the_question_is_the_papers():
     assert asked.endswith(f"Start each output sentence with its index. '{CAPTION}' [metal, finger nails, tapping]")
     assert "[" not in prompt(CAPTION, " ; ") and "tags" not in prompt(CAPTION, "")
     assert "'A dog\nbarks'" not in prompt("A dog\nbarks", "") and "'A dog barks'" in prompt("A dog\nbarks", "")
+
+
+def test_the_code_asks_in_its_own_words():
+    paper, code = (prompt(CAPTION, "tapping", wording) for wording in ("paper", "code"))
+    assert paper == prompt(CAPTION, "tapping") and "the sound event. " in paper and '"heard" or "recorded"' in paper
+    assert "the sound events. " in code and "“heard” or “recorded”" in code and '"' not in code.replace(CAPTION, "")
+    assert code.endswith(f"'{CAPTION}' [tapping]")
+    assert prompt('a "heard" dog', "x", "code").endswith("'a \"heard\" dog' [x]")  # the caption stays as it is

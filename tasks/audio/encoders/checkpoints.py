@@ -31,6 +31,7 @@ PUBLISHED = {
     "passt-s15": ("passt-s-f128-20sec-p16-s10-ap.474-swa.pt", "v0.0.5"),
 }
 """File and release of kkoutini/PaSST."""
+RELEASES = "https://github.com/kkoutini/PaSST/releases/tag"
 STRIDES = {12: 10, 10: 12, 9: 14, 8: 16}
 """Rows of patches, and the stride that published networks of so many rows have."""
 DEIT = "deit_base_distilled_patch16_384"
@@ -192,7 +193,7 @@ def _published(name: str, storage: Storage) -> str:
         file, release = PUBLISHED[name]
         raise UserError(
             f"audio.weights {name}: not in {storage}/weights; download {file} of release {release} of "
-            "kkoutini/PaSST and run `retable audio weights FILE`"
+            f"kkoutini/PaSST and run `retable audio weights FILE` ({RELEASES}/{release})"
         )
     return str(storage.read_json(path)["digest"])
 

@@ -25,7 +25,7 @@ from retable.platform.errors import UserError
 from retable.platform.storage import Storage
 from retable.tasks.audio.collect.recordings import Item, Recording, digest, read_recordings, write_recordings
 from retable.tasks.audio.rewrite import variations
-from retable.tasks.audio.rewrite.prompts import parse, prompt
+from retable.tasks.audio.rewrite.prompts import Wording, parse, prompt
 from retable.tasks.audio.rewrite.rewriter import Rules, rewrite
 from retable.tasks.audio.rewrite.variations import Variation
 
@@ -61,6 +61,8 @@ class Endpoint:
     """Requests for one caption, at most."""
     pause: float = 1.0
     """Seconds after the first failure; twice as many after each further one."""
+    prompt: Wording = "paper"
+    """Whose words it is asked in."""
     price: tuple[float, float] = (0.0, 0.0)
     """Of a million tokens read and a million written, in any currency."""
 
@@ -181,7 +183,7 @@ def _ruled(
 def named(provider: Rules | Endpoint | Path) -> str:
     """Return what `dataset.json` says of who rewrote the captions."""
     if isinstance(provider, Endpoint):
-        return provider.model
+        return provider.model + (" (the code's prompt)" if provider.prompt == "code" else "")
     return provider.name if isinstance(provider, Path) else f"rules ({provider})"
 
 
@@ -189,7 +191,9 @@ def _asked(
     folder: Storage, wanted: Sequence[tuple[Recording, str]], endpoint: Endpoint, report: Report, show: Show
 ) -> tuple[list[Variation], Report]:
     """Ask for every caption that there is no answer to yet; return all answers."""
-    queries = [prompt(caption, recording.keywords) if caption.strip() else "" for recording, caption in wanted]
+    queries = [
+        prompt(caption, recording.keywords, endpoint.prompt) if caption.strip() else "" for recording, caption in wanted
+    ]
     answers = Answers(folder / f"rewrites/{re.sub(r'[^A-Za-z0-9._-]+', '-', endpoint.model)}", endpoint.model)
     missing = {query: caption for query, (_, caption) in zip(queries, wanted, strict=True) if query}
     missing = {query: caption for query, caption in missing.items() if query not in answers.known}

@@ -1,8 +1,10 @@
 """What a language model is asked to do with a caption, and what is made of its answer.
 
 Source: Primus, Koutini and Widmer 2023, Table 1, and its code, which asks the same with "sound events" for "sound
-event". Its parser takes the lines of an answer as they come; this one has to survive models of any make, so it looks
-for the captions, keeps at most five, and says what it left out.
+event" and curly quotes round "heard" and "recorded" (`Wording`; of its question about captions without keywords only
+the beginning is known to us: here it is the paper's with those quotes). Its parser takes the lines of an answer as they
+come; this one has to survive models of any make, so it looks for the captions, keeps at most five, and says what it
+left out.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import re
 import unicodedata
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 WANTED = 5
 """Rewritten forms of a caption."""
@@ -29,6 +31,10 @@ WITH_KEYWORDS = (
     "I will give a description of an audio recording and tags associated with the audio recording. Generate 5 audio "
     "captions describing the sound event."
 )
+Wording = Literal["paper", "code"]
+"""Whose words a model is asked in: Table 1's, or those of the authors' code."""
+CODE = {"sound event.": "sound events.", '"heard"': "“heard”", '"recorded"': "“recorded”"}
+"""What the code writes for what the paper prints."""
 WITHOUT_KEYWORDS = "I will give a description of an audio recording. Rephrase it 5 times."
 
 REFUSALS = tuple(
@@ -60,19 +66,20 @@ class Parsed:
     """What was left out and why, a line each: `introduction: Sure, here ...`."""
 
 
-def prompt(caption: str, keywords: str) -> str:
-    """Return the paper's question about one caption.
+def prompt(caption: str, keywords: str, wording: Wording = "paper") -> str:
+    """Return the question about one caption.
 
     Args:
         caption: the sentence to rephrase.
         keywords: what the recording is tagged with, ';'-separated; without any, the model is asked to rephrase only.
-
+        wording: the paper's or the code's.
     """
     sentence = " ".join(caption.split())
     tags = [" ".join(word.split()) for word in keywords.split(";") if word.strip()]
-    if not tags:
-        return f"{WITHOUT_KEYWORDS} {RULES} '{sentence}'"
-    return f"{WITH_KEYWORDS} {RULES} '{sentence}' [{', '.join(tags)}]"
+    asked = f"{WITH_KEYWORDS if tags else WITHOUT_KEYWORDS} {RULES}"
+    for printed, written in CODE.items() if wording == "code" else ():
+        asked = asked.replace(printed, written)
+    return f"{asked} '{sentence}'" + (f" [{', '.join(tags)}]" if tags else "")
 
 
 def parse(answer: str, caption: str, cut: bool = False) -> Parsed:

@@ -8,6 +8,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from retable.platform.storage import Storage
+from retable.tasks.audio.search.null import verdict
 from retable.tasks.audio.search.search import Hit, Index
 
 
@@ -20,14 +21,50 @@ def lines(hits: Sequence[Hit]) -> list[str]:
     return found
 
 
+def told(index: Index, hits: Sequence[Hit], p: float | None, words: bool = True) -> str:
+    """Say how much a query's hits are to be trusted; empty where they are.
+
+    Args:
+        index: which was searched.
+        hits: best first.
+        p: of `search.p_value`.
+        words: whether the query was words alone; what sounds like a recording is not judged.
+    """
+    if not (words and hits):
+        return ""
+    if p is None:
+        again = f"retable audio index {index.folder} --out {index.out}"
+        return f"how unusual this is, an index of before does not say; bring it up to date: {again}"
+    best = f"{hits[0].file}, {hits[0].score:.3f}"
+    if verdict(p) == "nothing":
+        return f"nothing here sounds like that (best: {best}; words at random find as much in {p:.0%} of cases)"
+    return f"doubtful: words at random find as much in {p:.0%} of cases" if verdict(p) == "doubtful" else ""
+
+
+def judged(hits: Sequence[Hit], p: float | None) -> dict[str, object]:
+    """Return what programs are told: `p`, `verdict` (found, doubtful, nothing; null where it is not known)."""
+    return {"p": None if p is None else round(p, 4), "verdict": verdict(p) if hits and p is not None else None}
+
+
 def clock(seconds: float) -> str:
     """Write a second as a player shows it: `0:00`, `12:30`, `1:02:05`."""
     minutes, rest = divmod(int(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"
 
 
-def write_page(path: Path, index: Index, words: str, like: Path | None, hits: Sequence[Hit]) -> None:
+def write_page(
+    path: Path, index: Index, words: str, like: Path | None, hits: Sequence[Hit], said: str = "", shown: bool = True
+) -> None:
     """Write a static page with a player for each hit; recordings are named relative to it, and stay where they are.
+
+    Args:
+        path: of the page.
+        index: which was searched.
+        words: that were searched for.
+        like: the recording that was searched for.
+        hits: best first.
+        said: of `told`.
+        shown: whether the hits are seen at once; else behind a button.
 
     Raises:
         UserError: where it cannot be written.
@@ -54,6 +91,8 @@ def write_page(path: Path, index: Index, words: str, like: Path | None, hits: Se
         recordings=index.info["recordings"],
         segment=index.info["segment"],
         hits=hits,
+        said=said,
+        shown=shown,
         clock=clock,
         address=address,
     )

@@ -13,7 +13,8 @@ segment by segment, until the index is built anew. Who has the index open sees i
                          the files below; `added` lists the shards since
     embeddings-*.arrow   a row a segment: content of the recording, offset, unit vector
     places-*.arrow       a row a file: path, bytes, time of change, content
-    index-*.faiss        see `nearest.py`
+    index-*.faiss        see `nearest.py`; none for an exact index
+    null-*.arrow         what a hit must surpass; see `null.py`
     .lock                held by the process that writes
 """
 
@@ -27,6 +28,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,7 +38,7 @@ import pyarrow as pa
 from retable.platform.errors import UserError, disk_errors
 from retable.platform.storage import Storage
 from retable.platform.stream import map_over
-from retable.tasks.audio.search import nearest, places
+from retable.tasks.audio.search import nearest, null, places
 from retable.tasks.audio.search.embedder import Embedder, Heard, embed_file, open_embedder
 from retable.tasks.audio.search.places import File, digest, file_at, identify, scan
 from retable.tasks.audio.search.search import (
@@ -45,6 +47,7 @@ from retable.tasks.audio.search.search import (
     Index,
     check_model,
     folder_of,
+    null_schema,
     read_info,
     read_places,
     read_shard,
@@ -458,16 +461,35 @@ def _built(out: Path, before: dict[str, Any], names: Sequence[str], embedder: Em
     shards = [
         {"name": n, "rows": len(v), "bytes": (out / n).stat().st_size} for n, v in zip(names, vectors, strict=True)
     ]
-    there = before.get("faiss", {"name": "", "bytes": 0})
-    whole = (out / there["name"]).is_file() and (out / there["name"]).stat().st_size == there["bytes"]
-    if whole and shards == before["shards"] and before["kind"] == kind:
+    there = before.get("faiss")
+    whole = there is not None and not there if kind == "flat" else bool(there) and _is_whole(out / there["name"], there)
+    if whole and shards == before["shards"] and before["kind"] == kind and "null" in before:
         return {"added": []}
-    index = nearest.build(kind, vectors, embedder.dimension)
-    effort, recall = nearest.tune(index, vectors, embedder.words(QUERIES))
-    name = _next(out, "index", "faiss")
-    size = nearest.write(index, out / name)
+    index, file, effort, recall = None, {}, 0, 1.0
+    if kind != "flat":
+        index = nearest.build(kind, vectors, embedder.dimension)
+        effort, recall = nearest.tune(index, vectors, embedder.words(QUERIES))
+        name = _next(out, "index", "faiss")
+        file = {"name": name, "bytes": nearest.write(index, out / name)}
     found = {"kind": kind, "effort": effort, "recall": recall, "segments": rows}
-    return {**found, "shards": shards, "faiss": {"name": name, "bytes": size}, "added": []}
+    found |= {"null": _null(out, embedder, vectors, partial(nearest.nearest, index, vectors, effort=effort))}
+    return {**found, "shards": shards, "faiss": file, "added": []}
+
+
+def _is_whole(path: Path, said: dict[str, Any]) -> bool:
+    """Say whether a file is there as it was written."""
+    return path.is_file() and path.stat().st_size == said["bytes"]
+
+
+def _null(out: Path, embedder: Embedder, vectors: nearest.Vectors, search: null.Search) -> dict[str, Any]:
+    """Measure and write what captions without a meaning find; return what `index.json` says of it."""
+    measured = null.measure(embedder.words(null.salads(2 * null.CAPTIONS)), vectors, search)
+    flat = pa.array(np.ascontiguousarray(measured.captions).reshape(-1))
+    columns = null_schema(embedder.dimension)
+    name = _next(out, "null", "arrow")
+    table = pa.table({"vector": pa.FixedSizeListArray.from_arrays(flat, embedder.dimension)}, schema=columns)
+    Storage.open(out).write(name, _ipc(table))
+    return {"name": name, "scores": [round(score, 6) for score in measured.scores.tolist()]}
 
 
 def _sweep(out: Path, info: dict[str, Any]) -> None:
@@ -475,9 +497,14 @@ def _sweep(out: Path, info: dict[str, Any]) -> None:
 
     Who is reading has the older files mapped: they stay until they are closed.
     """
-    named = {info["faiss"]["name"], *info["places"], *(shard["name"] for shard in [*info["shards"], *info["added"]])}
+    named = {
+        info["faiss"].get("name"),
+        info["null"]["name"],
+        *info["places"],
+        *(shard["name"] for shard in [*info["shards"], *info["added"]]),
+    }
     with disk_errors(str(out)):
-        for pattern in ("embeddings-*.arrow", "places-*.arrow", "index-*.faiss", ".writing-*"):
+        for pattern in ("embeddings-*.arrow", "places-*.arrow", "index-*.faiss", "null-*.arrow", ".writing-*"):
             for path in out.glob(pattern):
                 if path.name not in named:
                     path.unlink()

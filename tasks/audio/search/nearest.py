@@ -71,10 +71,10 @@ def build(kind: Kind, vectors: Vectors, dimension: int) -> Any:
 def _sample(vectors: Vectors, wanted: int) -> Float32[np.ndarray, "sample dimension"]:
     """Return evenly spread vectors."""
     rows = sum(map(len, vectors))
-    return _gather(vectors, np.unique(np.linspace(0, rows - 1, min(rows, wanted)).astype(np.int64)))
+    return gather(vectors, np.unique(np.linspace(0, rows - 1, min(rows, wanted)).astype(np.int64)))
 
 
-def _gather(vectors: Vectors, numbers: Int64[np.ndarray, " count"]) -> Float32[np.ndarray, "count dimension"]:
+def gather(vectors: Vectors, numbers: Int64[np.ndarray, " count"]) -> Float32[np.ndarray, "count dimension"]:
     """Return the vectors of some numbers."""
     ends = np.cumsum([len(block) for block in vectors])
     blocks = np.searchsorted(ends, numbers, side="right")
@@ -116,14 +116,14 @@ def nearest(
     """Return what an index holds nearest to each query, ranked by exact scores; ties by number.
 
     Args:
-        index: of `build`.
+        index: of `build`, or None: all vectors are compared, which is what a flat one comes to.
         vectors: what it was built of.
         queries: unit vectors.
         count: how many are wanted.
         effort: of `tune`: lists looked into (IVF), or candidates kept (HNSW).
     """
-    rows = int(index.ntotal)
-    if not rows or _is_flat(index):  # NumPy's product and selection are twice as fast as FAISS' flat index
+    rows = sum(map(len, vectors))
+    if index is None or not rows or _is_flat(index):  # NumPy is twice as fast as FAISS' flat index
         return exact(vectors, queries, count)
     spare = min(rows, SPARE * count)
     _set_effort(index, max(effort, spare if hasattr(index, "hnsw") else 1))
@@ -131,7 +131,7 @@ def nearest(
     there = numbers >= 0
     scores = np.full(numbers.shape, -np.inf, np.float32)
     owner = np.nonzero(there)[0]
-    scores[there] = np.einsum("nd,nd->n", _gather(vectors, numbers[there]), queries[owner])
+    scores[there] = np.einsum("nd,nd->n", gather(vectors, numbers[there]), queries[owner])
     return _padded(*_best(scores, numbers, count), count)
 
 

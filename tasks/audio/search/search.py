@@ -1,7 +1,8 @@
 """Search an index: the recordings whose best segment lies nearest to some words, or to a sound.
 
 An index is a folder: `index.json` says what it is, `embeddings-*.arrow` hold a row and a unit vector for each segment,
-`index-*.faiss` finds the nearest of them, and `places-*.arrow` say where the recordings lie; see `index.py`. Segments
+`index-*.faiss` finds the nearest of them, `places-*.arrow` say where the recordings lie, and `null-*.arrow` what it
+takes to say how unusual a hit is; see `index.py`. Segments
 that were added since the FAISS index was built are compared one by one; who holds an index open sees them with
 `refresh`. Nobody who reads waits for who writes: the files that `index.json` names are there until another one is.
 
@@ -14,7 +15,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,10 @@ from retable.platform.errors import UserError
 from retable.platform.storage import Storage
 from retable.tasks.audio.search import nearest, places
 from retable.tasks.audio.search.embedder import Embedder, embed_file
+from retable.tasks.audio.search.null import Null
 
 INFO, FORMAT = "index.json", 2
-BUILT = ("shards", "faiss")
+BUILT = ("shards", "faiss", "null")
 """Entries of `index.json` that are others once the FAISS index was built anew."""
 TRIES = 3
 """How often an index is opened that is being written."""
@@ -63,8 +65,11 @@ class Index:
     """Of the shards that `faiss` was built of, then of those that were added since."""
     vectors: nearest.Vectors
     faiss: Any
+    """None where the index is exact."""
     files: Sequence[places.File]
     """The places of the recordings."""
+    null: Null | None
+    """What captions without a meaning find in it; None in an index of before there was one."""
 
     @cached_property
     def paths(self) -> Mapping[str, tuple[str, ...]]:
@@ -125,6 +130,24 @@ def read_places(out: Path, info: dict[str, Any]) -> list[places.File]:
     return places.files_of(_mapped(out / name, places.SCHEMA, "places") for name in info.get("places", ()))
 
 
+def null_schema(dimension: int) -> pa.Schema:
+    """Return the columns of the null: a row is a caption."""
+    return pa.schema([("vector", pa.list_(pa.float32(), dimension))])
+
+
+def read_null(out: Path, info: dict[str, Any]) -> Null | None:
+    """Return what captions without a meaning find in an index; None where it was made before there was that.
+
+    Raises:
+        UserError: where its file is missing or damaged.
+    """
+    said = info.get("null")
+    if not said:
+        return None
+    table = _mapped(out / said["name"], null_schema(info["dimension"]), "captions' vectors")
+    return Null(shard_vectors(table), np.array(said["scores"]))
+
+
 def folder_of(out: Path, info: dict[str, Any]) -> Path:
     """Return the folder of an index: as it lies from the index where both moved together, else where it was."""
     beside = Path(os.path.normpath(out.resolve() / info["beside"]))
@@ -177,9 +200,12 @@ def _opened(out: Path, stamp: tuple[int, int, int] | None) -> Index:
     if not info["finished"]:
         raise UserError(f"{out}: unfinished; run `retable audio index {info['folder']} --out {out}` again")
     tables = _tables(out, info, [*info["shards"], *info["added"]])
-    index = nearest.read(out / info["faiss"]["name"], info["faiss"]["bytes"], info["segments"], info["dimension"])
+    index, file = None, info["faiss"]
+    if info["kind"] != "flat":  # which is the vectors themselves, though older indexes keep a file of it
+        index = nearest.read(out / file["name"], file["bytes"], info["segments"], info["dimension"])
     vectors = [shard_vectors(table) for table in tables]
-    return Index(out, stamp, info, folder_of(out, info), tables, vectors, index, read_places(out, info))
+    files, null = read_places(out, info), read_null(out, info)
+    return Index(out, stamp, info, folder_of(out, info), tables, vectors, index, files, null)
 
 
 def refresh(index: Index) -> Index:
@@ -201,7 +227,7 @@ def _reread(index: Index) -> Index:
     stamp, info = _stamp(index.out), read_info(index.out)
     if stamp is None or info is None or not info["finished"]:
         return index
-    if any(info[entry] != index.info[entry] for entry in BUILT):
+    if any(info.get(entry) != index.info.get(entry) for entry in BUILT):
         return open_index(index.out)
     tables = [*index.tables[: index.built], *_tables(index.out, info, info["added"])]
     vectors = [*index.vectors[: index.built], *map(shard_vectors, tables[index.built :])]
@@ -268,7 +294,8 @@ def search(index: Index, query: Float32[np.ndarray, " dimension"], top: int) -> 
     wanted = min(rows, 4 * top)
     while True:
         hits = []
-        for content, score, offset in _contents(index, *_found(index, query, wanted)) if rows else ():
+        scores, numbers = (each[0] for each in _found(index, query[None], wanted))
+        for content, score, offset in _contents(index, scores, numbers) if rows else ():
             paths = index.paths.get(content, ())
             there = [path for path in paths if not look or (index.folder / path).is_file()]
             if there:
@@ -280,14 +307,25 @@ def search(index: Index, query: Float32[np.ndarray, " dimension"], top: int) -> 
         wanted = min(rows, 4 * wanted)
 
 
-def _found(index: Index, query: Float32[np.ndarray, " dimension"], count: int) -> tuple[Any, Any]:
+def p_value(index: Index, query: Float32[np.ndarray, " dimension"]) -> float | None:
+    """Return how often captions without a meaning find as much as a query in words; see `null.py`.
+
+    Recordings that were added since the index was built are searched, but the null is that of the index as built. None
+    where the index was made before there was a null: `retable audio index` brings it up to date.
+    """
+    if index.null is None:
+        return None
+    return index.null.p_value(query, index.vectors, partial(_found, index))
+
+
+def _found(index: Index, queries: Float32[np.ndarray, "queries dimension"], count: int) -> nearest.Found:
     """Return the scores and numbers of the nearest segments: those that FAISS knows, and those added since."""
     built, added = index.vectors[: index.built], index.vectors[index.built :]
-    found = nearest.nearest(index.faiss, built, query[None], count, index.info["effort"])
+    found = nearest.nearest(index.faiss, built, queries, count, index.info["effort"])
     if added:
-        scores, numbers = nearest.exact(added, query[None], count)
-        found = nearest.merged(found, (scores, np.where(numbers < 0, -1, numbers + index.faiss.ntotal)), count)
-    return found[0][0], found[1][0]
+        scores, numbers = nearest.exact(added, queries, count)
+        found = nearest.merged(found, (scores, np.where(numbers < 0, -1, numbers + sum(map(len, built)))), count)
+    return found
 
 
 def _contents(index: Index, scores: Any, numbers: Any) -> list[tuple[str, float, float]]:

@@ -1,0 +1,96 @@
+"""Whether a query's best hit is told from what captions without a meaning find."""
+
+import json
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from retable.platform.storage import Storage
+from retable.tasks.audio.search import nearest, null
+from retable.tasks.audio.search.embedder import open_embedder
+from retable.tasks.audio.search.hits import told
+from retable.tasks.audio.search.index import update
+from retable.tasks.audio.search.search import open_index, p_value, query_vector
+from retable.tasks.audio.search.search import search as find
+from tests.audio.test_index import Toy, record, tone
+
+RECORDINGS = Path(null.__file__).parents[1] / "zoo" / "recordings"
+
+
+def units(rows, seed, dimension=16, towards=0.5):
+    """Return vectors that lie on one side, as embeddings do."""
+    vectors = np.random.default_rng(seed).normal(size=(rows, dimension)).astype(np.float32)
+    vectors[:, 0] += towards * dimension**0.5
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize(
+    ("rows", "kind"), [(1, "flat"), (5, "flat"), (200, "flat"), (3000, "ivf"), (20_000, "flat"), (100_000, "flat")]
+)
+def test_the_null_itself_is_found_in_five_of_a_hundred_cases(rows, kind):
+    vectors = [units(rows, 1)]
+    search = partial(nearest.nearest, nearest.build(kind, vectors, 16), vectors, effort=8)
+    shares = []
+    for seed in range(4):
+        captions = units(2 * null.CAPTIONS + 250, 10 + seed)
+        measured = null.measure(captions[: 2 * null.CAPTIONS], vectors, search)
+        own = null.statistics(captions[2 * null.CAPTIONS :], measured.captions, vectors, search)
+        p = (1 + (measured.scores[None] >= own[:, None] - null.SAME).sum(1)) / (1 + null.CAPTIONS)
+        assert measured.p_value(captions[-1], vectors, search) == p[-1]
+        shares.append((p <= 0.05).mean())
+    assert 0.02 <= np.mean(shares) <= 0.08  # 1,000 queries against four nulls: 0.05, give or take 0.015 twice
+
+
+@pytest.mark.parametrize("rows", [5, 1000, 100_000])
+def test_what_is_there_is_found_among_segments_near_to_everything(rows):
+    vectors = units(rows, 1, 64)
+    vectors[0] = units(1, 2, 64, towards=6)[0]  # the nearest of all captions
+    search = partial(nearest.nearest, None if rows < 0 else nearest.build("flat", [vectors], 64), [vectors], effort=0)
+    measured = null.measure(units(2 * null.CAPTIONS, 3, 64), [vectors], search)
+    meant = (vectors[3] + 0.2 * units(1, 4, 64)[0]).astype(np.float32)
+    assert measured.p_value(meant / np.linalg.norm(meant), [vectors], search) <= 0.01
+
+
+def test_salads_are_the_same_every_time():
+    made = null.salads(50)
+    assert made == null.salads(50) and len(set(made)) == 50
+    assert {len(caption.split()) for caption in made} <= set(range(null.SHORTEST, null.LONGEST + 1))
+
+
+def test_an_index_of_before_answers_says_so_and_is_brought_up_to_date(tmp_path):
+    record(tmp_path / "in" / "low.wav", tone("low"))
+    update(tmp_path / "in", tmp_path / "out", Toy())
+    path = tmp_path / "out" / "index.json"
+    info = json.loads(path.read_text())
+    next((tmp_path / "out").glob("null-*")).unlink()
+    path.write_text(json.dumps({key: value for key, value in info.items() if key != "null"}))
+    opened = open_index(tmp_path / "out")
+    query = query_vector(Toy(), "low", None)
+    hits = find(opened, query, 3)
+    assert len(hits) == 1 and p_value(opened, query) is None
+    assert "retable audio index" in told(opened, hits, None)
+    heard = Toy()
+    update(tmp_path / "in", tmp_path / "out", heard)
+    again = open_index(tmp_path / "out")
+    assert heard.heard == 0 and p_value(again, query) <= 0.05
+    assert told(again, hits, 0.01) == "" == told(again, hits, None, words=False)
+    assert told(again, hits, 0.6) == f"nothing here sounds like that (best: low.wav, {hits[0].score:.3f}; words at " + (
+        "random find as much in 60% of cases)"
+    )
+    assert "doubtful" in told(again, hits, 0.1)
+
+
+def test_the_zoo_tells_a_dog_from_a_violin_and_a_train(tmp_path):
+    embedder = open_embedder("passt-scenes", Storage.open(tmp_path))
+    update(RECORDINGS, tmp_path / "out", embedder)
+    opened = open_index(tmp_path / "out")
+    p = {
+        words: p_value(opened, query_vector(embedder, words, None))
+        for words in ("a dog barks", "a train passes", "a violin plays a concerto")
+    }
+    print(p)
+    assert null.verdict(p["a dog barks"]) == "found"
+    assert null.verdict(p["a train passes"]) != "found"
+    assert null.verdict(p["a violin plays a concerto"]) == "nothing"
