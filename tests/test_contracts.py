@@ -196,13 +196,19 @@ def others(hint, value):
     return [value + 1, 2 * value, 4 * value, value / 2 if isinstance(value, float) else value - 1]
 
 
+TOGETHER = {
+    "method.new_styles": {"style": ["great_wave", "the_scream"], "method.conditional": True, "init": "weights"},
+}
+"""What a field can be set together with alone."""
+
+
 @pytest.mark.parametrize("name", TASKS)
 def test_every_field_of_a_config_changes_the_fingerprint(name):
     task, seen = find(name), set()
     for chosen, path, values in points(task.config):
         if not values:
             continue  # its own fields follow
-        config = override(task.config(), dict(chosen))
+        config = override(task.config(), dict(chosen) | TOGETHER.get(path, {}))
         prints = {fingerprint(task.name, task.version, config)}
         for value in values:
             try:
