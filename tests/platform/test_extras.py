@@ -19,7 +19,7 @@ BLOCKED = {
     "rl": ("gymnasium", "h5py", "mujoco"),
     "weather": ("adabelief_pytorch", "einops", "h5netcdf", "h5py", "monai", "cv2", "pyproj"),
     "style": ("av", "cv2", "torchvision"),  # not PIL: matplotlib brings it
-    "audio": ("faiss", "openai", "soundfile", "soxr", "timm", "tokenizers", "transformers"),
+    "audio": ("av", "faiss", "openai", "soundfile", "soxr", "timm", "tokenizers", "transformers"),
     "serve": ("fastapi",),
 }
 """Extra -> the modules of its packages: written down here, not read from what is tested."""

@@ -462,7 +462,9 @@ def _built(out: Path, before: dict[str, Any], names: Sequence[str], embedder: Em
         {"name": n, "rows": len(v), "bytes": (out / n).stat().st_size} for n, v in zip(names, vectors, strict=True)
     ]
     there = before.get("faiss")
-    whole = there is not None and not there if kind == "flat" else bool(there) and _is_whole(out / there["name"], there)
+    whole = there is not None and (
+        not there if kind == "flat" else bool(there) and _is_whole(out / there["name"], there)
+    )
     if whole and shards == before["shards"] and before["kind"] == kind and "null" in before:
         return {"added": []}
     index, file, effort, recall = None, {}, 0, 1.0
