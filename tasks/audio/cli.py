@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -13,6 +13,9 @@ from retable.platform.board import console, errors, progress_bar
 from retable.platform.errors import UserError
 from retable.platform.storage import Storage
 from retable.tasks.audio.data_cli import DATA, Where
+
+if TYPE_CHECKING:
+    from retable.tasks.audio.search.search import Hit
 
 __all__ = ["DATA", "app"]
 
@@ -100,6 +103,7 @@ def search(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     page: Annotated[Path | None, typer.Option(help="Write a page, too, on which the hits can be played.")] = None,
     anyway: Annotated[bool, typer.Option("--anyway", help=ANYWAY)] = False,
+    aloud: Annotated[bool, typer.Option("--play", help="Play the best hit's seconds.")] = False,
     model: Model = "",
     storage: Where = "results",
     device: Device = "",
@@ -113,6 +117,7 @@ def search(
     """
     from retable.tasks.audio.search.embedder import open_embedder
     from retable.tasks.audio.search.hits import judged, lines, told, write_page
+    from retable.tasks.audio.search.play import play
     from retable.tasks.audio.search.search import check_model, open_index, p_value, query_vector
     from retable.tasks.audio.search.search import search as find
 
@@ -139,6 +144,8 @@ def search(
         console.print(line, markup=False, highlight=False)
     if page:
         console.print(str(page), markup=False)
+    if aloud and shown and hits:
+        play(opened, hits[0])
 
 
 @app.command()
@@ -152,7 +159,7 @@ def shell(
 ) -> None:
     """Search again and again without waiting for the model: a query a line, until the input ends (Ctrl-D).
 
-    What others add to the index meanwhile is found too.
+    A number plays that hit of the last query. What others add to the index meanwhile is found too.
 
     Example: `retable audio shell --index sounds.index`
     """
@@ -160,6 +167,7 @@ def shell(
 
     from retable.tasks.audio.search.embedder import open_embedder
     from retable.tasks.audio.search.hits import judged, lines, told
+    from retable.tasks.audio.search.play import play
     from retable.tasks.audio.search.search import check_model, open_index, p_value, query_vector, refresh
     from retable.tasks.audio.search.search import search as find
 
@@ -167,11 +175,15 @@ def shell(
     embedder = open_embedder(model or opened.info["source"], Storage.open(storage), device, words_alone=True)
     check_model(opened.info, embedder, place)
     console.print(f"{place}: {opened.info['recordings']} recordings; what is to be heard?", markup=False)
+    hits: list[Hit] = []
     for typed in sys.stdin:
         if not typed.strip():
             continue
-        opened = refresh(opened)
         try:
+            if typed.strip().isdecimal() and 1 <= int(typed) <= len(hits):
+                play(opened, hits[int(typed) - 1])
+                continue
+            opened = refresh(opened)
             query = query_vector(embedder, typed.strip(), None)
             hits, p = find(opened, query, top), p_value(opened, query)
             shown = anyway or judged(hits, p)["verdict"] != "nothing"

@@ -113,6 +113,27 @@ def test_a_shell_answers_line_by_line(audio):
     assert anyway[1] == lines[3] and anyway[2].endswith("Rain &amp; wind, 1.wav")
 
 
+def test_a_hit_is_played_from_its_second(audio, tmp_path, monkeypatch):
+    """By a player of ours, which keeps what it is given to play."""
+    audio("index", "in", "--model", "one")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    assert "no player is there (ffplay, aplay, afplay)" in refused(audio("search", "something loud", "--play"))
+    (tmp_path / "bin").mkdir()
+    player = tmp_path / "bin/aplay"
+    player.write_text('#!/bin/sh\ncd "$(dirname "$0")/.."\n/bin/cp "$2" played.wav\n/bin/echo "$@" >> said\n')
+    player.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    monkeypatch.setattr("shutil.which", lambda name: str(player) if name == "aplay" else None)
+    assert audio("search", "something loud", "--play").exit_code == 0
+    whole = soundfile.read("in/[red]Hund.wav")[0]
+    assert np.allclose(soundfile.read("played.wav")[0], whole[70 * SAMPLE_RATE :], atol=1e-4)
+    Path("played.wav").unlink()
+    found = audio("shell", typed="something loud\n2\n7\n")
+    assert found.exit_code == 0 and len(Path("said").read_text().splitlines()) == 2
+    quiet = soundfile.read("in/Rain &amp; wind, 1.wav")[0]
+    assert np.allclose(soundfile.read("played.wav")[0], quiet[:SAMPLE_RATE], atol=1e-4)
+
+
 def test_what_is_not_there_is_said(audio):
     audio("index", "in", "--model", "one")
     found = audio("search", "silence", "--page", "hits.html").output.splitlines()
