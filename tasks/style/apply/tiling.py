@@ -102,21 +102,12 @@ def stylise_mixed(network: TransformerNetwork, image: Image, statistics: Statist
 
     bfloat16 has eight bits: by the first the photograph's levels would be rounded to them, by the last the result's.
     """
-    x = before = network.enlarge(image)
-    stack = layers(network)
-    for index, layer in enumerate(stack):
-        whole = [(0, layer.size(length)) for length in x.shape[2:]]
-        rounded = index not in (0, len(stack) - 1)
-        with torch.autocast(image.device.type, torch.bfloat16, enabled=rounded):
-            features = layer.convolve(layer.window(x if rounded else x.float(), *whole))
-        given = None if statistics is None or layer.norm is None else statistics[index]
-        features = layer.normalise(features, given)
-        if layer.branches:
-            before = x
-        if layer.residual:
-            features = features + before
-        x = torch.relu(features) if layer.rectified else features
-    return network.colours(x, *image.shape[2:])
+    ends = 0, len(network.layers) - 1
+
+    def rounded(index: int) -> torch.autocast:
+        return torch.autocast(image.device.type, torch.bfloat16, enabled=index not in ends)
+
+    return network.walk(image, lambda index, features: None if statistics is None else statistics[index], rounded)
 
 
 def arithmetic(precision: Precision, device: str | torch.device) -> torch.dtype:

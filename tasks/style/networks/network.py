@@ -9,6 +9,7 @@ learnt scale and shift. Layers, initialisation and the scale of the output are t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
@@ -257,7 +258,7 @@ class TransformerNetwork(nn.Module):
         for norm in self.norms():
             assert shares is not None, "a network of several styles, none of which is chosen"
             norm.shares = shares
-        return self._walk(image, lambda index, features: None if statistics is None else statistics[index])
+        return self.walk(image, lambda index, features: None if statistics is None else statistics[index])
 
     def norms(self) -> list[ConditionalNorm]:
         """Return what tells several styles apart; of one style, nothing."""
@@ -293,7 +294,7 @@ class TransformerNetwork(nn.Module):
             measured.append((mean, variance))
             return mean, variance
 
-        self._walk(images, measure)
+        self.walk(images, measure)
         return measured
 
     def enlarge(self, image: Image) -> Image:
@@ -310,13 +311,27 @@ class TransformerNetwork(nn.Module):
             return (150 * torch.tanh(features) + 127.5) / 255
         return features / 255
 
-    def _walk(self, image: Image, choose: Callable[[int, Features], tuple[Tensor, Tensor] | None]) -> Image:
-        """Apply the layers; `choose` says by which statistics the output of each convolution is normalised."""
+    def walk(
+        self,
+        image: Image,
+        choose: Callable[[int, Features], tuple[Tensor, Tensor] | None],
+        arithmetic: Callable[[int], AbstractContextManager[object]] = lambda index: nullcontext(),
+    ) -> Image:
+        """Apply the layers.
+
+        Args:
+            image: on the network's device.
+            choose: says by which statistics the output of each convolution is normalised; None: its own.
+            arithmetic: gives the context that each convolution is computed in, such as `torch.autocast`.
+        """
         x = before = self.enlarge(image)
         for index, layer in enumerate(self.layers):
             assert isinstance(layer, Layer)
             whole = [(0, layer.size(length)) for length in x.shape[2:]]
-            features = layer.convolve(layer.window(x, *whole))
+            with arithmetic(index):
+                if not torch.is_autocast_enabled(x.device.type):
+                    x = x.to(image.dtype)  # which the layer before may have left rounded
+                features = layer.convolve(layer.window(x, *whole))
             features = layer.normalise(features, choose(index, features) if layer.norm is not None else None)
             if layer.branches:
                 before = x
