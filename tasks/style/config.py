@@ -202,6 +202,9 @@ class TrainNetwork:
     saturation_weight: float = 0.0
     """Weight of what the last layer says beyond the range of colours (`tanh` of more than 1 in magnitude), a mean over
     pixels: there the loss has no gradient, and spots that have burnt out would stay."""
+    lattice_weight: float = added(0.0)
+    """Weight of the result's power at periods of 2 and 4 pixels, where layers that double the resolution leave a grid:
+    squared amplitudes, of a range of values of one."""
     gradient_clip: float = 0.0
     """Norm that a step's gradient is cut to; 0: none. Gram matrices' losses grow with the fourth power of features, so
     that single pictures can throw a small network far off."""

@@ -134,6 +134,9 @@ class NetworkLearner:
             if rng is not None and self.method.saturation_weight:
                 beyond = functional.relu(self.said.float().abs() - 1).flatten(1).mean(1)
                 found = found._replace(total=found.total + self.method.saturation_weight * beyond)
+            if rng is not None and self.method.lattice_weight:
+                grid = self.method.lattice_weight * losses.lattice(stylised)
+                found = found._replace(total=found.total + grid)
             if rng is not None and self.method.steady_weight:
                 unsteady = self.method.steady_weight * self._unsteadiness(photographs, stylised, chosen, rng)
                 found = found._replace(total=found.total + unsteady)

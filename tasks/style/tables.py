@@ -17,9 +17,8 @@ from typing import Any
 
 from retable.platform.table import Column, Figure, Measurement, Row, Table
 from retable.tasks.style import figures
+from retable.tasks.style.apply.timing import seconds_of_4k, seconds_of_versions, seconds_per_evaluation
 from retable.tasks.style.figures import CRITERIA, VERSION1, VERSION2, of_photograph, timed
-from retable.tasks.style.timing import seconds_per_evaluation
-from retable.tasks.style.timing_rows import seconds_of_4k, seconds_of_versions
 
 PHOTOGRAPHS = ("mountain", "astronaut", "coffee")
 """What is stylised; the paper shows the mountain alone."""

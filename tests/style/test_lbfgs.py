@@ -5,8 +5,8 @@ from itertools import pairwise
 import pytest
 import torch
 
-from retable.tasks.style import lbfgs
-from retable.tasks.style.lbfgs import BacktrackingLbfgs
+from retable.tasks.style.apply import lbfgs
+from retable.tasks.style.apply.lbfgs import BacktrackingLbfgs
 
 
 class Problem:

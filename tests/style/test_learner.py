@@ -170,6 +170,15 @@ def test_unsteadiness_is_nil_for_a_network_that_moves_with_its_image(storage, mo
     assert float(made._unsteadiness(pictures, made.forward(pictures), None, np.random.default_rng(3)).min()) > 1e-4
 
 
+def test_a_grid_costs_what_its_weight_says(storage):
+    plain, weighed = learner(storage), learner(storage, **{"method.lattice_weight": 50.0})
+    pictures = batch(storage, plain)
+    with torch.no_grad():
+        grid = losses.lattice(plain.forward(pictures.float() / 255)).mean()
+    found = [float(each.step(pictures)["loss"]) for each in (plain, weighed)]
+    assert float(grid) > 1e-7 and found[1] - found[0] == pytest.approx(50 * float(grid), rel=0.02)
+
+
 def test_the_rate_falls_along_half_a_cosine():
     config = override(Config(), NETWORK | {"method.schedule": "cosine", "epochs": 5, "steps": 2})
     rates = [rate(config, config.method, done) for done in range(11)]

@@ -232,6 +232,22 @@ def test_variation():
     assert float(losses.variation(checkerboard.expand(1, 3, 8, 8))) == 3 * 2 * 7 * 8 / 64
 
 
+@pytest.mark.parametrize("height, width", [(64, 96), (66, 99)])
+def test_a_grid_is_seen_by_its_amplitude(height, width):
+    rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+    plain = torch.full((1, 3, height, width), 0.5)
+    for frequency, power in ((math.pi / 2, 0.5), (math.pi, 1.0)):  # a wave of 4 pixels has two of the frequencies
+        wave = 0.1 * torch.cos(frequency * columns)
+        assert losses.lattice(plain + wave).item() == pytest.approx(power * 0.01, rel=1e-3)
+    both = 0.1 * torch.cos(math.pi / 2 * rows) * torch.cos(math.pi / 2 * columns)
+    assert losses.lattice(plain + both).item() == pytest.approx(0.25 * 0.01, rel=1e-3)
+    assert losses.lattice(plain).item() < 1e-9
+    other = plain + 0.1 * torch.cos(2 * math.pi * columns / 5) + rows / height
+    assert losses.lattice(other).item() < 1e-5
+    noise = torch.rand(8, 3, height, width, generator=torch.Generator().manual_seed(0))
+    assert losses.lattice(noise).max() < 15 * 4 * noise.var() / (height * width)  # 15 of so many frequencies
+
+
 def test_terms_that_are_not_asked_for(network):
     found = evaluate(network, objective(style_layers=()), image(seed=1), [image(seed=2)], image(count=2, seed=3))
     assert not found.style.any() and found.content.all() and torch.equal(found.total, found.content)

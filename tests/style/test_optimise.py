@@ -7,7 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from retable.tasks.style import lbfgs, losses
+from retable.tasks.style import losses
+from retable.tasks.style.apply import lbfgs
 from retable.tasks.style.apply.optimise import ImageOptimisation
 from retable.tasks.style.config import Adam, Config, Lbfgs, Objective, OptimiseImage, Sgd, TrainNetwork
 from retable.tasks.style.files.images import fit, square, to_tensor

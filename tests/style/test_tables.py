@@ -9,7 +9,8 @@ from retable.platform.space import find_space, point_config
 from retable.platform.storage import Storage
 from retable.platform.table import Measurement, Row, expand
 from retable.platform.task import config_at, scaled
-from retable.tasks.style import TASK, figures, timing, timing_rows
+from retable.tasks.style import TASK, figures
+from retable.tasks.style.apply import timing
 from retable.tasks.style.apply.optimise import ImageOptimisation
 from retable.tasks.style.config import Alexnet, Config, OptimiseImage, Vgg16, Vgg19, View
 from retable.tasks.style.files import assets, images
@@ -67,8 +68,8 @@ def test_a_line_of_the_table_has_every_column_and_ratios_of_its_seconds(monkeypa
         name = "seconds_per_image"
         return {name: 0.2, f"{name}_low": 0.16, f"{name}_high": 0.25, "gpu": 0.0, "photographs": float(photographs)}
 
-    monkeypatch.setattr(timing_rows, "seconds_per_evaluation", evaluation)
-    monkeypatch.setattr(timing_rows, "seconds_per_image", image)
+    monkeypatch.setattr(timing, "seconds_per_evaluation", evaluation)
+    monkeypatch.setattr(timing, "seconds_per_image", image)
     row, need = needs("table1", "smoke", "256 x 256")[0]
     found = row.measure(need.config, 7)
     assert asked == [(256, "relative"), (256, "relative"), ((256, 256), Config().method)]

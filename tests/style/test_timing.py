@@ -7,7 +7,7 @@ import torch
 
 from retable.platform.storage import Storage
 from retable.platform.task import Source
-from retable.tasks.style import timing
+from retable.tasks.style.apply import timing
 from retable.tasks.style.config import Alexnet, Config, Objective, OptimiseImage, Sgd, TrainNetwork
 from retable.tasks.style.files import images
 

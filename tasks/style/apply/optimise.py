@@ -12,9 +12,9 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 from torch.nn import functional
 
+from retable.tasks.style.apply.lbfgs import BacktrackingLbfgs
 from retable.tasks.style.config import Adam, Config, Lbfgs, OptimiseImage, Sgd
 from retable.tasks.style.files.images import fit, square, to_tensor
-from retable.tasks.style.lbfgs import BacktrackingLbfgs
 from retable.tasks.style.losses import Losses, loss, targets
 from retable.tasks.style.networks.backbones import BackboneNetwork, Image
 

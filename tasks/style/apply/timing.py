@@ -1,4 +1,4 @@
-"""Seconds that version 1 takes for one evaluation, and version 2 for one image: what Table I is made of.
+"""Seconds that version 1 takes for one evaluation, version 2 for one image, and what the lines of Table I make of them.
 
 Nothing is trained, and nothing but pictures is read: backbones have random weights, which take the same time.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import cycle
@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from retable.platform.config import override
 from retable.platform.task import Source
 from retable.tasks.style.apply.optimise import EVALUATIONS, ImageOptimisation, Pixels
 from retable.tasks.style.apply.tiling import stylise
@@ -30,6 +31,11 @@ FEWEST, MOST = 3, 50
 """Timings of one measurement: as many as its budget allows, within these."""
 SHIPPED = 3
 """Photographs that come with the task."""
+BUDGET = 20.0
+"""Seconds for each system; a GPU needs fewer for as many timings as are taken at most."""
+UHD = (2480, 4032)
+"""Height and width of the paper's large photograph."""
+ENDS = ("", "_low", "_high")
 
 
 def seconds_per_evaluation(config: Config, budget: float = 60.0) -> dict[str, float]:
@@ -146,3 +152,55 @@ def all_cores() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def seconds_of_versions(config: Config, photographs: int = SHIPPED, source: Source | None = None) -> dict[str, float]:
+    """Time both versions on squares of the size of a version 1's config, whatever its backbone.
+
+    Version 2 is timed over so many photographs of the data set; see `seconds_per_image`.
+
+    Returns:
+        `alexnet_seconds` and `vgg_seconds` of a run of `EVALUATIONS`, `network_seconds` of one image, and their ratios
+        `speedup_alexnet`, `speedup_vgg` and `vgg_over_alexnet`: medians, with quartiles (`_low`, `_high`); `gpu`, 0 or
+        1; and `photographs`, how many different ones version 2 was timed over.
+
+    Raises:
+        ValueError: where the config does not optimise an image.
+    """
+    method = config.method
+    if not isinstance(method, OptimiseImage):
+        raise ValueError(f"{type(method).__name__} does not optimise an image")
+    found: dict[str, float] = {}
+    for name, backbone in (("alexnet", "alexnet"), ("vgg", "vgg19")):
+        times = seconds_per_evaluation(override(config, {"method.backbone": backbone}), BUDGET)
+        found |= {f"{name}_seconds{end}": EVALUATIONS * times[f"seconds_per_evaluation{end}"] for end in ENDS}
+    found |= network(config, (method.size, method.size), photographs, source)
+    ratios = {"speedup_alexnet": ("alexnet", "network"), "speedup_vgg": ("vgg", "network")}
+    for name, (slow, fast) in {**ratios, "vgg_over_alexnet": ("vgg", "alexnet")}.items():
+        found |= ratio(found, name, f"{slow}_seconds", f"{fast}_seconds")
+    return found
+
+
+def seconds_of_4k(config: Config) -> dict[str, float]:
+    """Time version 2 on 4032 x 2480 pixels: `network_seconds` with quartiles, `gpu` and `photographs`."""
+    return network(config, UHD)
+
+
+def network(
+    config: Config, shape: tuple[int, int], photographs: int = SHIPPED, source: Source | None = None
+) -> dict[str, float]:
+    """Time version 2 at the config's precision, with the paper's network unless the config has another."""
+    if isinstance(config.method, OptimiseImage):
+        config = override(config, {"method": "train_network"})
+    times = seconds_per_image(config, shape, BUDGET, photographs, source)
+    seconds = {f"network_seconds{end}": times[f"seconds_per_image{end}"] for end in ENDS}
+    return {**seconds, "gpu": times["gpu"], "photographs": times["photographs"]}
+
+
+def ratio(found: Mapping[str, float], name: str, above: str, below: str) -> dict[str, float]:
+    """Divide two times; the range is that of quartiles which err in opposite ways."""
+    return {
+        name: found[above] / found[below],
+        f"{name}_low": found[f"{above}_low"] / found[f"{below}_high"],
+        f"{name}_high": found[f"{above}_high"] / found[f"{below}_low"],
+    }
