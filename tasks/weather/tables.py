@@ -89,6 +89,9 @@ MOVED = row("retrieval moved by optical flow", FLOW, None, threshold="tuned")
 BASELINE_MASKED = row(
     "BASELINE bce. Epoch 23, difference mask", OFFICIAL, None, epoch=24, calibration="difference_mask"
 )
+IMPROVED_ALL_RIGHT = row(
+    "BASELINE bce, improved, train all, only crop and mask put right", {**IMPROVED_ALL, **RIGHT}, None
+)
 BASELINE_RIGHT = row("BASELINE bce, crop and mask put right", {**OFFICIAL, **RIGHT}, None)
 CONTEXT_UNCROPPED = row(
     "context network without the crop, tuned threshold", {**CONTEXT, "crop": "none"}, None, threshold="tuned"
@@ -133,7 +136,7 @@ OURS = [
     row("BASELINE bce. Epoch 23, tuned threshold", OFFICIAL, None, epoch=24, threshold="tuned"),
     BASELINE_RIGHT,
     row("BASELINE bce, improved, crop and mask put right", {**UNET, **IMPROVED, **RIGHT, "epochs": 16}, None),
-    row("BASELINE bce, improved, train all, only crop and mask put right", {**IMPROVED_ALL, **RIGHT}, None),
+    IMPROVED_ALL_RIGHT,
     row("context network without the crop", {**CONTEXT, "crop": "none"}, None),
     CONTEXT_UNCROPPED,
     row("context network", CONTEXT, None),
