@@ -97,7 +97,8 @@ class Words:
         for layer in range(about["num_hidden_layers"]):
             hidden = self._layer(hidden, f"text.network.encoder.layer.{layer}")
         vector = self._linear(hidden[0], "text_projection")
-        return vector / max(float(np.linalg.norm(vector)), 1e-12)
+        unit: Array = vector / max(float(np.linalg.norm(vector)), 1e-12)
+        return unit
 
     def _layer(self, hidden: Array, name: str) -> Array:
         """Attend and feed forward, each with its residual and its norm behind it."""
@@ -116,18 +117,22 @@ class Words:
         return self._normalised(hidden + self._linear(inner, f"{name}.output.dense"), f"{name}.output.LayerNorm")
 
     def _linear(self, values: Array, name: str) -> Array:
-        return values @ self.tensors[f"{name}.weight"].T + self.tensors[f"{name}.bias"]
+        made: Array = values @ self.tensors[f"{name}.weight"].T + self.tensors[f"{name}.bias"]
+        return made
 
     def _normalised(self, values: Array, name: str) -> Array:
         centred = values - values.mean(-1, keepdims=True)
-        deviation = np.sqrt(np.square(centred).mean(-1, keepdims=True) + self.architecture["layer_norm_eps"])
-        return (centred / deviation * self.tensors[f"{name}.weight"] + self.tensors[f"{name}.bias"]).astype(np.float32)
+        epsilon = np.float32(self.architecture["layer_norm_eps"])
+        deviation = np.sqrt(np.square(centred).mean(-1, keepdims=True) + epsilon)
+        made: Array = centred / deviation * self.tensors[f"{name}.weight"] + self.tensors[f"{name}.bias"]
+        return made
 
 
 def _gelu(values: Array) -> Array:
     """Return x P(X < x) of the normal distribution; NumPy has no error function, Python does."""
-    erf = np.frompyfunc(math.erf, 1, 1)(values / math.sqrt(2)).astype(np.float32)
-    return values * np.float32(0.5) * (1 + erf)
+    erf = np.asarray(np.frompyfunc(math.erf, 1, 1)(values / math.sqrt(2)), np.float32)
+    made: Array = values * np.float32(0.5) * (1 + erf)
+    return made
 
 
 def known(architecture: Mapping[str, Any], words: int) -> bool:
@@ -136,7 +141,7 @@ def known(architecture: Mapping[str, Any], words: int) -> bool:
     usual = architecture["model_type"] in KNOWN and architecture["hidden_act"] == "gelu" and plain
     heads, epsilon = architecture["num_attention_heads"], architecture["layer_norm_eps"]
     whole = architecture["hidden_size"] % heads == 0 and isinstance(epsilon, float)
-    return usual and whole and first_position(architecture) + words <= architecture["max_position_embeddings"]
+    return bool(usual and whole and first_position(architecture) + words <= architecture["max_position_embeddings"])
 
 
 def first_position(architecture: Mapping[str, Any]) -> int:

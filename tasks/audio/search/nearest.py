@@ -116,7 +116,8 @@ def _largest(line: Float32[np.ndarray, " rows"], count: int) -> Int64[np.ndarray
         enough = line >= line[best].min()
         if np.count_nonzero(enough) > count:
             best = np.flatnonzero(enough)
-    return best[np.lexsort((best, -line[best]))[:count]]
+    ranked: Int64[np.ndarray, " count"] = best[np.lexsort((best, -line[best]))[:count]]
+    return ranked
 
 
 def nearest(
