@@ -28,8 +28,8 @@ ROOT = Path(__file__).parents[2]
 HOURS, RATE, SEGMENT = 3, 8000, 5.0
 PLANTED = 2 * 3600 + 31 * 60 + 5.0
 """Second of the long file at which a recording begins that is nowhere else in it."""
-GROWTH = 250.0
-"""MB that an update may grow by; the long file's sound at 32 kHz is 1,382."""
+GROWTH = 500.0
+"""MB that an update may grow by: one of six minutes takes 216, and the long file's sound at 32 kHz is 1,382."""
 
 COMMAND = """
 import json, resource, sys
