@@ -15,6 +15,8 @@ from retable.platform.storage import Storage
 from retable.tasks.audio.data_cli import DATA, Where
 
 if TYPE_CHECKING:
+    from retable.tasks.audio.encoders.words import Words
+    from retable.tasks.audio.search.embedder import Embedder
     from retable.tasks.audio.search.search import Hit
 
 __all__ = ["DATA", "app"]
@@ -47,6 +49,14 @@ def index(
     ] = None,
     storage: Where = "results",
     device: Device = "",
+    hop: Annotated[
+        float | None,
+        typer.Option(
+            help="Seconds from one segment's start to the next one's; less than a segment: they overlap, and a hit's "
+            "second is known more closely. None: as the index was made, at first a whole segment.",
+            min=0.01,
+        ),
+    ] = None,
     verify: Annotated[
         bool, typer.Option("--verify", help="Read every file again: what changed at equal size and time is seen.")
     ] = False,
@@ -73,7 +83,7 @@ def index(
     check_scale(embedder, anyway)
     remote = partial(over_ray, source=embedder.source, storage=where, device=device, folder=folder) if ray else None
     with progress_bar(f"indexing {folder}") as show:
-        made = update(folder, out, embedder, kind=kind, remote=remote, show=show, verify=verify)
+        made = update(folder, out, embedder, kind=kind, hop=hop, remote=remote, show=show, verify=verify)
     for line in made.remarks:
         errors.print(f"note: {line}", markup=False)
     for line in made.failures:
@@ -83,9 +93,11 @@ def index(
         most = sorted(made.others.items(), key=lambda item: (-item[1], item[0]))
         left += f", {others} no recordings ({', '.join(f'{count} {suffix}' for suffix, count in most[:5])})"
     twice = said["files"] - said["recordings"]
+    apart = f", one each {said['hop']:g} s" if said["hop"] != said["segment"] else ""
     copies = f" ({twice} of them copies)" if twice else ""
     console.print(
-        f"{out}: {said['files']} files{copies}, {said['segments']} segments of {said['segment']:g} s", markup=False
+        f"{out}: {said['files']} files{copies}, {said['segments']} segments of {said['segment']:g} s{apart}",
+        markup=False,
     )
     console.print(f"{made.added} embedded, {made.found} known by their content, {made.removed} removed{left}")
     part = f"the index finds {said['recall']:.1%} of the ten nearest that an exact search would"
@@ -104,6 +116,8 @@ def search(
     page: Annotated[Path | None, typer.Option(help="Write a page, too, on which the hits can be played.")] = None,
     anyway: Annotated[bool, typer.Option("--anyway", help=ANYWAY)] = False,
     aloud: Annotated[bool, typer.Option("--play", help="Play the best hit's seconds.")] = False,
+    good: Annotated[list[int] | None, typer.Option(help="Mark a hit as good for the words, by its number.")] = None,
+    bad: Annotated[list[int] | None, typer.Option(help="Mark a hit as bad.")] = None,
     model: Model = "",
     storage: Where = "results",
     device: Device = "",
@@ -115,19 +129,31 @@ def search(
 
     Example: `retable audio search "rain on a tin roof" --index sounds.index --page hits.html`
     """
-    from retable.tasks.audio.search.embedder import open_embedder
     from retable.tasks.audio.search.hits import judged, lines, told, write_page
+    from retable.tasks.audio.search.marks import mark, numbered
     from retable.tasks.audio.search.play import play
-    from retable.tasks.audio.search.search import check_model, open_index, p_value, query_vector
+    from retable.tasks.audio.search.search import check_model, open_index, open_words, p_value, query_vector
     from retable.tasks.audio.search.search import search as find
 
+    marks = [(number, True) for number in good or ()] + [(number, False) for number in bad or ()]
+    if marks and not words:
+        raise UserError("--good, --bad: a hit is marked for words; give some")
     opened = open_index(place)
-    embedder = open_embedder(model or opened.info["source"], Storage.open(storage), device, words_alone=like is None)
+    name, where = model or opened.info["source"], Storage.open(storage)
+    embedder: Embedder | Words
+    if like is None:
+        embedder = open_words(name, where, device)
+    else:
+        from retable.tasks.audio.search.embedder import open_embedder
+
+        embedder = open_embedder(name, where, device)
     check_model(opened.info, embedder, place)
     query = query_vector(embedder, words, like)
     hits, p = find(opened, query, top), p_value(opened, query) if like is None else None
     said, given = told(opened, hits, p, like is None), judged(hits, p)
     shown = anyway or given["verdict"] != "nothing"
+    for hit, is_good in [(numbered(number, hits), is_good) for number, is_good in marks]:  # all, or none
+        mark(opened, words, hit, is_good)
     if page:
         write_page(page, opened, words, like, hits, said, shown)
     if as_json:
@@ -142,6 +168,8 @@ def search(
         return
     for line in (*([said] if said else []), *(lines(hits) if shown else [])):
         console.print(line, markup=False, highlight=False)
+    if marks:
+        console.print(f"{len(marks)} marked; to fine-tune on them: retable audio pairs {place} FILE.csv", markup=False)
     if page:
         console.print(str(page), markup=False)
     if aloud and shown and hits:
@@ -159,23 +187,25 @@ def shell(
 ) -> None:
     """Search again and again without waiting for the model: a query a line, until the input ends (Ctrl-D).
 
-    A number plays that hit of the last query. What others add to the index meanwhile is found too.
+    A number plays that hit of the last query, +2 marks the second as good, -3 the third as bad; `retable audio pairs`
+    writes what was marked. What others add to the index meanwhile is found too.
 
     Example: `retable audio shell --index sounds.index`
     """
     import sys
 
-    from retable.tasks.audio.search.embedder import open_embedder
     from retable.tasks.audio.search.hits import judged, lines, told
+    from retable.tasks.audio.search.marks import mark, marked
     from retable.tasks.audio.search.play import play
-    from retable.tasks.audio.search.search import check_model, open_index, p_value, query_vector, refresh
+    from retable.tasks.audio.search.search import check_model, open_index, open_words, p_value, query_vector, refresh
     from retable.tasks.audio.search.search import search as find
 
     opened = open_index(place)
-    embedder = open_embedder(model or opened.info["source"], Storage.open(storage), device, words_alone=True)
+    embedder = open_words(model or opened.info["source"], Storage.open(storage), device)
     check_model(opened.info, embedder, place)
     console.print(f"{place}: {opened.info['recordings']} recordings; what is to be heard?", markup=False)
     hits: list[Hit] = []
+    words = ""
     for typed in sys.stdin:
         if not typed.strip():
             continue
@@ -183,9 +213,13 @@ def shell(
             if typed.strip().isdecimal() and 1 <= int(typed) <= len(hits):
                 play(opened, hits[int(typed) - 1])
                 continue
+            if found := marked(typed, hits):
+                mark(opened, words, *found)
+                console.print(f"{'good' if found[1] else 'bad'}: {found[0].file}", markup=False, highlight=False)
+                continue
             opened = refresh(opened)
             query = query_vector(embedder, typed.strip(), None)
-            hits, p = find(opened, query, top), p_value(opened, query)
+            words, hits, p = typed.strip(), find(opened, query, top), p_value(opened, query)
             shown = anyway or judged(hits, p)["verdict"] != "nothing"
             said = told(opened, hits, p)
             for line in (*([said] if said else []), *(lines(hits) if shown else [])):
@@ -193,6 +227,28 @@ def shell(
         except UserError as error:
             errors.print(str(error), markup=False)
         console.print()
+
+
+@app.command()
+def pairs(
+    place: Annotated[Path, typer.Argument(help="The index.")],
+    table: Annotated[Path, typer.Argument(help="The CSV to write.")],
+) -> None:
+    """Write the hits that were marked as good as a CSV of recordings and captions, to fine-tune on.
+
+    Of recordings above 30 s the ten seconds around the hit are cut out, into a folder beside the CSV.
+
+    Example: `retable audio pairs sounds.index good.csv`, then `retable audio finetune good.csv --from passt-scenes`
+    """
+    from retable.tasks.audio.search.marks import write_pairs
+    from retable.tasks.audio.search.search import open_index
+
+    if table.suffix.lower() != ".csv":
+        raise UserError(f"{table}: call it {table.stem}.csv, so that it is known for what it is")
+    made = write_pairs(open_index(place), table)
+    left = f"; {made.bad} marked as bad are left out" if made.bad else ""
+    left += f"; of {made.gone} the recordings are gone" if made.gone else ""
+    console.print(f"{table}: {made.pairs} pairs{left}", markup=False)
 
 
 @app.command()

@@ -15,9 +15,9 @@ from retable.platform.api import TrainedRun
 from retable.platform.config import flatten, override
 from retable.platform.errors import UserError
 from retable.tasks.audio.config import Config
+from retable.tasks.audio.encoders.words import FORMAT
 from retable.tasks.audio.search.embedder import Embedder, weights_fingerprint
 
-FORMAT = "retable audio 1"
 ITS_OWN = ("data", "init")
 """Fields that a file does not carry: what a run read and started from is not there on another machine."""
 REMEDY = "`retable audio export RUN FILE` writes one"

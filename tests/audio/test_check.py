@@ -37,6 +37,7 @@ def test_each_defect_is_one_line_that_names_its_file(sounds, tmp_path):
     soundfile.write(sounds / "silent.wav", np.zeros(9999), 32000)
     soundfile.write(sounds / "short.wav", noise(20, 0.05), 32000)
     soundfile.write(sounds / "clipped.wav", np.sign(noise(21)), 32000)
+    soundfile.write(sounds / "anti.wav", np.stack([noise(24), -noise(24)], axis=1), 32000)
     soundfile.write(sounds / "twin.flac", soundfile.read(sounds / "a, b.wav", dtype="int16")[0], 32000)
     soundfile.write(sounds / "labelled.flac", noise(22), 32000)
     (sounds / "labelled.flac").rename(sounds / "labelled.wav")
@@ -47,6 +48,7 @@ def test_each_defect_is_one_line_that_names_its_file(sounds, tmp_path):
         "silent.wav": "silent",
         "short.wav": "too short (0.050 s",
         "clipped.wav": "clipped (100%",
+        "anti.wav": "its channels cancel each other",
         "twin.flac": "the same sound as",
         "labelled.wav": "mislabelled, it is FLAC",
         "text.mp3": "mislabelled, it is text",

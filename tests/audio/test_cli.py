@@ -113,6 +113,23 @@ def test_a_shell_answers_line_by_line(audio):
     assert anyway[1] == lines[3] and anyway[2].endswith("Rain &amp; wind, 1.wav")
 
 
+def test_hits_are_marked_and_written_as_pairs(audio):
+    audio("index", "in", "--model", "one")
+    found = audio("shell", typed="+1\nsomething loud\n+1\n-2\n+3\n?!\n+2\n")
+    lines = found.output.splitlines()
+    assert found.exit_code == 0 and "hit 1: the last query has 0" in lines and "hit 3: the last query has 2" in lines
+    assert "good: [red]Hund.wav" in lines and "bad: Rain &amp; wind, 1.wav" in lines
+    assert lines[-1] == "good: Rain &amp; wind, 1.wav"  # of the words before, as nothing was asked for since
+    marked = audio("search", "loud", "--good", "1", "--bad", "2").output.splitlines()
+    assert marked[-1] == "2 marked; to fine-tune on them: retable audio pairs index FILE.csv"
+    assert "hit 7: the last query has 2" in refused(audio("search", "loud", "--good", "1", "--good", "7"))
+    assert "a hit is marked for words" in refused(audio("search", "--like", "in/[red]Hund.wav", "--good", "1"))
+    assert "call it pairs.csv" in refused(audio("pairs", "index", "pairs.txt"))
+    made = audio("pairs", "index", "good.csv")
+    assert made.output.strip() == "good.csv: 3 pairs; 1 marked as bad are left out"
+    assert Path("good.csv").read_text().count("something loud") == 2
+
+
 def test_a_hit_is_played_from_its_second(audio, tmp_path, monkeypatch):
     """By a player of ours, which keeps what it is given to play."""
     audio("index", "in", "--model", "one")
@@ -174,7 +191,9 @@ def test_augment_takes_one_provider(audio):
     assert "name one of" in refused(audio("augment", "mine", "--rules", "keywords", "--model", "m"))
 
 
-@pytest.mark.parametrize("command", ["index", "search", "shell", "finetune", "weights", "augment", "submit", "export"])
+@pytest.mark.parametrize(
+    "command", ["index", "search", "shell", "pairs", "finetune", "weights", "augment", "submit", "export"]
+)
 def test_help_has_an_example(audio, command):
     found = audio(command, "--help")
     assert found.exit_code == 0 and f"Example: `retable audio {command}" in " ".join(found.output.split())

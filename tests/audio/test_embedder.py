@@ -14,11 +14,13 @@ from retable.platform.runs import RunFolder
 from retable.platform.task import Scale, folder
 from retable.tasks.audio.collect.files import Remarks
 from retable.tasks.audio.config import SAMPLE_RATE, Config, Passt, Untrained
+from retable.tasks.audio.encoders.words import Words
 from retable.tasks.audio.export import read_export, write_export
 from retable.tasks.audio.model import build
 from retable.tasks.audio.search import embedder as embedding
 from retable.tasks.audio.search.classes import class_map, sentences
 from retable.tasks.audio.search.embedder import check_scale, embed_file, open_embedder, pieces, weights_fingerprint
+from retable.tasks.audio.search.search import open_words
 from retable.tasks.audio.world.compose import CLASSES
 
 CONFIG = Config(
@@ -99,6 +101,9 @@ def test_what_embeds_words_alone_embeds_them_alike(file, storage, monkeypatch):
     half = open_embedder(str(file), storage, "cpu", words_alone=True)
     assert half.fingerprint == whole.fingerprint
     assert np.array_equal(half.words(CAPTIONS), whole.words(CAPTIONS))
+    spoken = open_words(str(file), storage)
+    assert isinstance(spoken, Words) and spoken.fingerprint == whole.fingerprint and spoken.source == whole.source
+    np.testing.assert_allclose(spoken.words(CAPTIONS), whole.words(CAPTIONS), atol=1e-5)
 
 
 def test_a_file_says_where_it_is_from(file):

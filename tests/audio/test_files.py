@@ -5,7 +5,7 @@ import pytest
 import soundfile
 
 from retable.platform.errors import UserError
-from retable.tasks.audio.collect.files import decode, duration, header, is_sound
+from retable.tasks.audio.collect.files import Remarks, decode, duration, header, is_sound, stream
 
 SECONDS = 1.5
 TONE = 440.0
@@ -23,6 +23,17 @@ def piped(path, waveform):
     data[22:26] = bytes(4)
     path.write_bytes(data)
     return path
+
+
+@pytest.mark.parametrize("channels", [1, 2])
+@pytest.mark.parametrize("rate", [8000, 44100])
+def test_an_mp3_has_no_holes(tmp_path, rate, channels):
+    """Its sound is as loud in each 20 ms of a steady tone; a seek would damage the frames after it."""
+    path = tmp_path / "tone.mp3"
+    soundfile.write(path, np.stack([tone(rate, 3.0)] * channels, axis=1), rate)
+    for found in (decode(path), np.concatenate(list(stream(path, Remarks())))):
+        loud = found[8000:88000].reshape(-1, 640).std(axis=1)
+        assert np.abs(loud * np.sqrt(2) - 0.5).max() < 0.1
 
 
 @pytest.mark.parametrize(
@@ -57,6 +68,19 @@ def test_stereo_is_averaged(tmp_path):
     path = tmp_path / "stereo.wav"
     soundfile.write(path, np.stack([np.full(3200, 0.5), np.full(3200, -0.25)], axis=1), 32000, subtype="FLOAT")
     assert np.allclose(decode(path), 0.125)
+
+
+def test_of_stereo_that_cancels_itself_one_channel_is_heard(tmp_path):
+    """A second of plain stereo, then a half in antiphase: of that the mean is silence, and the channel is not."""
+    path, sound = tmp_path / "anti.wav", tone(32000)
+    other = np.concatenate([sound[:32000], -sound[32000:]])
+    soundfile.write(path, np.stack([sound, other], axis=1), 32000, subtype="FLOAT")
+    remarks = Remarks()
+    assert np.allclose(decode(path, remarks=remarks), sound, atol=1e-6)
+    assert np.allclose(decode(path, 1.0, 0.5), sound[32000:], atol=1e-6)
+    assert remarks.lines() == ["its channels cancel each other; the first is heard"]
+    decode(path, 0.0, 1.0, plain := Remarks())
+    assert not plain.cancels
 
 
 def test_a_part_is_the_same_part_of_the_whole_and_long_files_are_not_read_whole(tmp_path, monkeypatch):

@@ -45,9 +45,10 @@ def test_a_worker_does_what_a_process_does(model, folder, storage):
     import pyarrow as pa
 
     files, _ = identify(folder, scan(folder)[0], [])
-    here = indexing.embed_files(open_embedder(model, storage, "cpu"), folder, files)
+    embedder = open_embedder(model, storage, "cpu")
+    here = indexing.embed_files(embedder, folder, files)
     block = pa.Table.from_pylist([vars(file) for file in files])
-    row = Worker(model, str(storage), "cpu", str(folder))(block).to_pylist()[0]
+    row = Worker(model, str(storage), "cpu", str(folder), embedder.config.segment)(block).to_pylist()[0]
     assert (row["shard"], *json.loads(row["said"])) == here and len(here[1]) == 1
     assert File(**block.to_pylist()[0]) == files[0]
 

@@ -81,3 +81,24 @@ def test_few_or_no_vectors():
 @pytest.mark.parametrize(("rows", "kind"), [(0, "flat"), (200_000, "flat"), (200_001, "sq8"), (2_700_000, "ivf")])
 def test_size_chooses(rows, kind):
     assert nearest.choose(rows) == kind
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 40, 99])
+def test_the_largest_are_those_of_a_stable_sort(count):
+    """Of few different values, so that ties lie across the edge of what is wanted."""
+    for seed in range(20):
+        line = np.random.default_rng(seed).integers(0, 6, 40).astype(np.float32) / 8
+        expected = np.argsort(-line, kind="stable")[:count]
+        assert nearest._largest(line, count).tolist() == expected.tolist()
+
+
+def test_many_queries_are_answered_in_parts(monkeypatch):
+    """The same as all at once, and no more scores lie in memory than are allowed."""
+    vectors, queries = units(300, 16, 8), units(23, 16, 9)
+    whole = nearest.exact(blocks(vectors), queries, 5)
+    sizes, plain = [], np.empty
+    monkeypatch.setattr(nearest, "PRODUCTS", 1500)
+    monkeypatch.setattr(np, "empty", lambda shape, *more: sizes.append(shape) or plain(shape, *more))
+    scores, numbers = nearest.exact(blocks(vectors), queries, 5)
+    assert (numbers == whole[1]).all() and np.allclose(scores, whole[0], atol=1e-6)
+    assert sizes == [(5, 300)] * 4 + [(3, 300)]

@@ -13,7 +13,7 @@ import numpy as np
 from retable.platform.errors import UserError
 from retable.platform.storage import Storage
 from retable.tasks.audio.collect import layouts
-from retable.tasks.audio.collect.files import SUFFIXES, decode, header, is_sound
+from retable.tasks.audio.collect.files import SUFFIXES, Remarks, decode, header, is_sound
 from retable.tasks.audio.collect.importer import SHORTEST, THREADS
 from retable.tasks.audio.collect.layouts import Entry
 from retable.tasks.audio.collect.recordings import AudioShards, Recording, digest, encode, read_recordings
@@ -40,8 +40,9 @@ class Sound:
 def check(where: Storage | Path, show: Callable[[int, int], None] = lambda done, total: None) -> list[str]:
     """Return one line for each defect; an empty list if all is fine.
 
-    Every file is decoded: those missing, empty, corrupt, truncated, mislabelled, silent, clipped or shorter than 0.1 s
-    are found; so are equal sounds, sources in two splits, and recordings without captions.
+    Every file is decoded: those missing, empty, corrupt, truncated, mislabelled, silent, clipped, shorter than 0.1 s or
+    with channels that cancel each other are found; so are equal sounds, sources in two splits, and recordings without
+    captions.
 
     Args:
         where: a data set's folder; one with clotho/, audiocaps/ or wavcaps/; a CSV, or a folder with one; or any
@@ -113,9 +114,9 @@ def listen(path: Path) -> Sound:
         UserError: where it cannot be decoded.
     """
     said = header(path)
-    hashed, loud, samples, heard = hashlib.sha256(), 0, 0, False
+    hashed, loud, samples, heard, remarks = hashlib.sha256(), 0, 0, False, Remarks()
     for start in np.arange(0.0, said.seconds, WINDOW):
-        waveform = decode(path, float(start), WINDOW)
+        waveform = decode(path, float(start), WINDOW, remarks)
         hashed.update(encode(waveform).tobytes())
         loud += int((np.abs(waveform) >= LOUD).sum())
         heard |= bool(waveform.any())
@@ -126,14 +127,16 @@ def listen(path: Path) -> Sound:
         return Sound(f"mislabelled, it is {said.container}; rename it", hashed.hexdigest())
     if seconds < said.seconds - SHORTEST:
         return Sound(f"truncated, {seconds:.1f} s of {said.seconds:.1f} s can be decoded; get it again", "")
-    return Sound(_sounds_wrong(seconds, heard, loud / samples), hashed.hexdigest() if heard else "")
+    return Sound(_sounds_wrong(seconds, heard, loud / samples, remarks.cancels), hashed.hexdigest() if heard else "")
 
 
-def _sounds_wrong(seconds: float, heard: bool, loud: float) -> str:
+def _sounds_wrong(seconds: float, heard: bool, loud: float, cancels: bool) -> str:
     if seconds < SHORTEST - 0.5 / SAMPLE_RATE:
         return f"too short ({seconds:.3f} s, {SHORTEST} s are needed); remove it"
     if not heard:
         return "silent; remove it"
+    if cancels:
+        return "its channels cancel each other; the first is heard, turn the other one's sign"
     return f"clipped ({loud:.0%} of its samples at full scale); record it more quietly" if loud > CLIPPED else ""
 
 

@@ -55,9 +55,7 @@ CANCELLED = 1e-4
 SHORT = 0.5
 """Seconds that a file may hold less than its header says: MP3 headers are guesses."""
 STEP = 0.5
-"""Seconds that are decoded at once of a stream, and that are lost with what cannot be."""
-CHUNK = 1 << 20
-"""Samples of all channels that are decoded at once."""
+"""Seconds that are decoded at once, and that are lost of a stream with what cannot be."""
 
 
 @dataclass(frozen=True)
@@ -99,22 +97,27 @@ def duration(path: Path) -> float:
     return header(path).seconds
 
 
-def decode(path: Path, start: float = 0.0, seconds: float | None = None) -> Float32[np.ndarray, " samples"]:
+def decode(
+    path: Path, start: float = 0.0, seconds: float | None = None, remarks: Remarks | None = None
+) -> Float32[np.ndarray, " samples"]:
     """Return a file's sound, or the part of it that begins at `start`, as mono at 32 kHz in [-1, 1].
 
-    Channels are averaged, other rates resampled (soxr's high quality), values beyond 1 clipped. Only the part asked for
+    Channels are averaged, but where those of half a second cancel each other the first is heard; other rates are
+    resampled (soxr's high quality), values beyond 1 clipped. Only the part asked for
     is decoded, so a long file costs no more memory than its part.
 
     Args:
         path: the file.
         start: seconds from the beginning.
         seconds: of sound, fewer where the file ends; None: to the end.
+        remarks: takes what is odd about what was decoded.
 
     Raises:
         UserError: where the file is missing, empty, corrupt, no sound, or ends before `start`.
     """
     if path.suffix.lower() in BY_FFMPEG:
-        return _part(path, start, seconds)
+        return _part(path, start, seconds, remarks or Remarks())
+    remarks = remarks or Remarks()
     with _opened(path) as file:
         first = round(start * file.samplerate)
         if first >= file.frames:
@@ -123,23 +126,23 @@ def decode(path: Path, start: float = 0.0, seconds: float | None = None) -> Floa
         count = file.frames - first
         if seconds is not None:
             count = min(count, max(round(seconds * file.samplerate), 1))
-        blocks = list(_mono(file, count))
+        blocks = list(_mono(file, count, remarks))
         rate = file.samplerate
     waveform = np.concatenate(blocks) if blocks else np.zeros(0, np.float32)
     if not len(waveform):
         raise UserError(f"{path}: corrupt, no sound can be decoded; {REMEDY}")
-    if not np.isfinite(waveform).all():
+    if remarks.numberless:
         raise UserError(f"{path}: holds values that are no numbers; {REMEDY}")
     if rate != SAMPLE_RATE:
         waveform = _resampled(waveform, rate)
     return np.clip(waveform, -1.0, 1.0)
 
 
-def _part(path: Path, start: float, seconds: float | None) -> Float32[np.ndarray, " samples"]:
+def _part(path: Path, start: float, seconds: float | None, remarks: Remarks) -> Float32[np.ndarray, " samples"]:
     """Return a part of a file that FFmpeg reads: from its beginning, as its containers tell places badly."""
     first, found, have = round(start * SAMPLE_RATE), [], 0
     last = math.inf if seconds is None else first + max(round(seconds * SAMPLE_RATE), 1)
-    for block in stream(path, Remarks()):
+    for block in stream(path, remarks):
         found.append(block[max(first - have, 0) : int(min(last - have, len(block)))])
         have += len(block)
         if have >= last:
@@ -192,8 +195,8 @@ def _clock(seconds: float) -> str:
 def stream(path: Path, remarks: Remarks) -> Iterator[Float32[np.ndarray, " samples"]]:
     """Yield a file's sound as mono at 32 kHz in blocks: decoded once, from its beginning to its end.
 
-    As `decode`, but what cannot be decoded is silence, and where a block's channels cancel each other its first stands
-    for all. What is odd is put into `remarks`, which are whole once the stream has ended.
+    As `decode`, but what cannot be decoded is silence. What is odd is put into `remarks`, which are whole once the
+    stream has ended.
 
     Raises:
         UserError: where the file is missing, empty, no sound, or nothing of it can be decoded.
@@ -256,22 +259,34 @@ def _channels(path: Path, remarks: Remarks) -> Iterator[tuple[int, Float32[np.nd
         place = resumed
 
 
+class _Sound(soundfile.SoundFile):  # type: ignore[misc]
+    """A file that is read on from where it stopped.
+
+    soundfile seeks to that place after each read, unless a file cannot seek. MP3 pays for it: a frame needs bits of
+    those before, so that each block would begin with one or two that are damaged.
+    """
+
+    def seekable(self) -> bool:
+        """Say no, so that nothing seeks but `seek`."""
+        return False
+
+
 def _run(path: Path, start: int, step: int) -> Iterator[Float32[np.ndarray, "samples channels"]]:
     """Yield blocks of a file from a sample on, until it ends or cannot be decoded further."""
-    with suppress(soundfile.LibsndfileError, RuntimeError), soundfile.SoundFile(str(path)) as file:
+    with suppress(soundfile.LibsndfileError, RuntimeError), _Sound(str(path)) as file:
         if start:
             file.seek(start)
         while len(block := file.read(step, dtype="float32", always_2d=True)):
             yield np.asarray(block, np.float32)
 
 
-def _mono(file: soundfile.SoundFile, count: int) -> Iterator[Float32[np.ndarray, " samples"]]:
-    step = max(CHUNK // file.channels, 1)
+def _mono(file: soundfile.SoundFile, count: int, remarks: Remarks) -> Iterator[Float32[np.ndarray, " samples"]]:
+    step = max(round(STEP * file.samplerate), 1)
     while count > 0:
         block = file.read(min(step, count), dtype="float32", always_2d=True)
         if not len(block):
             return
-        yield block.mean(axis=1)
+        yield _joined(np.asarray(block, np.float32), remarks)
         count -= len(block)
 
 
@@ -293,7 +308,7 @@ def _opened(path: Path) -> Iterator[soundfile.SoundFile]:
     if not size:
         raise UserError(f"{path}: empty (0 bytes); {REMEDY}")
     try:
-        with soundfile.SoundFile(str(path)) as file:
+        with _Sound(str(path)) as file:
             if not RATES[0] <= file.samplerate <= RATES[1]:
                 raise UserError(f"{path}: corrupt, its header says {file.samplerate} samples a second; {REMEDY}")
             if file.frames >= ENDLESS:

@@ -21,8 +21,8 @@ from retable.platform.weights import check, read_tensors, unwrapped
 from retable.tasks.audio.config import Cnn14, Config, Passt, Pretrained
 from retable.tasks.audio.encoders.checkpoints import SIGNATURES, recognise
 from retable.tasks.audio.encoders.text import outline
+from retable.tasks.audio.encoders.words import TEXT_STATE
 from retable.tasks.audio.export import Exported
-from retable.tasks.audio.model import TEXT_STATE
 
 ANCHOR = "project_audio.0.weight"
 """The tensor by which a pair is known."""

@@ -6,7 +6,6 @@ import contextlib
 import json
 import logging
 import math
-import string
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,8 +17,8 @@ from torch import Tensor, nn
 
 from retable.platform.errors import UserError
 from retable.tasks.audio.config import Config, Pretrained, Untrained
+from retable.tasks.audio.encoders.words import clean, read_tokenizer, tokens, unlimited
 
-PUNCTUATION = str.maketrans("", "", string.punctuation)
 SPECIALS = {
     "bert": ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"],
     "roberta": ["<s>", "<pad>", "</s>", "<unk>", "<mask>"],
@@ -44,21 +43,14 @@ class TextEncoder(nn.Module):
         self.network, self.words = network, words
         self.architecture: Any = network.config
         self.width: int = self.architecture.hidden_size  # type: ignore[assignment, union-attr]
-        self._set_tokenizer(tokenizer)
-
-    def _set_tokenizer(self, tokenizer: Any) -> None:
-        tokenizer.no_padding()
-        tokenizer.no_truncation()
-        self.tokenizer = tokenizer
+        self.tokenizer = unlimited(tokenizer)
 
     def tokenize(self, captions: Sequence[str]) -> dict[str, Tensor]:
         """Return `ids` (caption, token), padded to the longest caption, and `mask`, true where there is a token.
 
-        Source: the paper's code. Captions are lower-cased, punctuation is deleted, class and end tokens are added, and
-        then all is cut to `words` tokens: a caption that is too long loses its end token.
+        See `words.tokens`.
         """
-        encodings = self.tokenizer.encode_batch([clean(caption) for caption in captions])
-        rows = [torch.tensor(encoding.ids[: self.words]) for encoding in encodings]
+        rows = [torch.tensor(ids) for ids in tokens(self.tokenizer, captions, self.words)]
         padding = self.architecture.pad_token_id or 0
         ids = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=padding)
         lengths = torch.tensor([len(row) for row in rows])
@@ -80,18 +72,12 @@ class TextEncoder(nn.Module):
 
     def set_extra_state(self, state: UInt8[Tensor, " byte"]) -> None:
         """Take the tokenizer of such a state; the architecture is what it is."""
-        self._set_tokenizer(_tokenizer(_read_state(state)["tokenizer"]))
+        self.tokenizer = read_tokenizer(_read_state(state)["tokenizer"])
 
 
 def _read_state(state: Tensor) -> dict[str, Any]:
     whole: dict[str, Any] = json.loads(bytes(state.cpu().numpy()))
     return whole
-
-
-def _tokenizer(content: dict[str, Any]) -> Any:
-    from tokenizers import Tokenizer
-
-    return Tokenizer.from_str(json.dumps(content))
 
 
 def build_text(config: Config, captions: Sequence[str]) -> TextEncoder:
@@ -133,7 +119,7 @@ def rebuild_text(config: Config, state: UInt8[Tensor, " byte"]) -> TextEncoder:
 
     whole = _read_state(state)
     network = _network(AutoConfig.for_model(**whole["architecture"]))
-    return TextEncoder(network, _tokenizer(whole["tokenizer"]), config.words)
+    return TextEncoder(network, read_tokenizer(whole["tokenizer"]), config.words)
 
 
 def _network(architecture: Any) -> nn.Module:
@@ -244,11 +230,6 @@ def _word_pieces(captions: Sequence[str], specials: list[str], size: int) -> Any
     tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.decoder = normalizer, splitter, decoders.WordPiece()
     tokenizer.add_special_tokens(specials)
     return tokenizer
-
-
-def clean(caption: str) -> str:
-    """Return a caption in lower case, without punctuation (ASCII's), as the paper's code reads it."""
-    return caption.lower().translate(PUNCTUATION)
 
 
 def _pretrained(text: Pretrained, words: int) -> TextEncoder:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,20 +15,18 @@ from jaxtyping import Float32
 from torch import Tensor
 
 from retable.platform import api, exported, zoo
-from retable.platform.config import flatten
 from retable.platform.errors import UserError
 from retable.platform.storage import Storage
 from retable.platform.weights import metadata, read_bytes
 from retable.tasks.audio.collect.files import Remarks, stream
 from retable.tasks.audio.config import SAMPLE_RATE, Config
+from retable.tasks.audio.encoders.words import fingerprint
 
 if TYPE_CHECKING:
     from retable.tasks.audio.model import DualEncoder
 
 Waveform = Float32[np.ndarray, " samples"]
 
-SHAPING = ("audio", "text", "segment", "words", "projection")
-"""Fields of a config that say what a network computes; the others say how it was trained."""
 BATCH = 16
 """Segments, or captions, that are encoded at once."""
 SHORTEST = 0.1
@@ -87,23 +83,31 @@ def _array(vectors: Tensor) -> Float32[np.ndarray, "rows dimension"]:
     return array
 
 
-def pieces(path: Path, segment: float, remarks: Remarks) -> Iterator[tuple[float, Waveform]]:
+def pieces(path: Path, segment: float, remarks: Remarks, hop: float | None = None) -> Iterator[tuple[float, Waveform]]:
     """Yield a recording's segments with their offsets, without holding more than one and a block.
 
     The file is decoded once; what is odd about it goes into `remarks`.
+
+    Args:
+        path: the recording.
+        segment: seconds of each.
+        remarks: what is odd.
+        hop: seconds from the start of one to that of the next; None: they do not overlap.
 
     Raises:
         UserError: where the file is none that can be read.
     """
     length, number = round(segment * SAMPLE_RATE), 0
+    step = length if hop is None else round(hop * SAMPLE_RATE)
     rest = np.zeros(0, np.float32)
     for block in stream(path, remarks):
         rest = np.concatenate([rest, block])
         while len(rest) > length:  # one that ends here may be the last
-            yield number * segment, rest[:length]
-            rest, number = rest[length:], number + 1
-    if len(rest) >= SHORTEST * SAMPLE_RATE or not number:
-        yield number * segment, rest
+            yield number * step / SAMPLE_RATE, rest[:length]
+            rest, number = rest[step:], number + 1
+    new = len(rest) - (length - step if number else 0)
+    if new >= SHORTEST * SAMPLE_RATE or not number:
+        yield number * step / SAMPLE_RATE, rest
 
 
 class Heard(NamedTuple):
@@ -117,15 +121,15 @@ class Heard(NamedTuple):
     """What is odd about the file, a clause each."""
 
 
-def embed_file(embedder: Embedder, path: Path) -> Heard:
-    """Embed one recording's segments, a batch of them at once.
+def embed_file(embedder: Embedder, path: Path, hop: float | None = None) -> Heard:
+    """Embed one recording's segments, a batch of them at once; see `pieces`.
 
     Raises:
         UserError: where the file is none that can be read, or the model makes no numbers of it.
     """
     found: list[float] = []
     vectors, remarks = [], Remarks()
-    rest = pieces(path, embedder.config.segment, remarks)
+    rest = pieces(path, embedder.config.segment, remarks, hop)
     while batch := list(islice(rest, BATCH)):
         found += [offset for offset, _ in batch]
         vectors.append(embedder.sounds([waveform for _, waveform in batch]))
@@ -177,13 +181,11 @@ def check_scale(embedder: Embedder, anyway: bool) -> None:
 
 def weights_fingerprint(config: Config, weights: Mapping[str, Tensor]) -> str:
     """Return what tells one network from any other: a SHA-256."""
-    digest = hashlib.sha256(json.dumps(_shape(flatten(config)), sort_keys=True).encode())
-    for name in sorted(weights):
-        tensor = weights[name].detach().cpu().contiguous()
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)  # no copy: weights are gigabytes
-    return digest.hexdigest()
 
+    def parts() -> Iterator[tuple[str, str, tuple[int, ...], memoryview]]:
+        for name in sorted(weights):
+            tensor = weights[name].detach().cpu().contiguous()
+            data = tensor.reshape(-1).view(torch.uint8).numpy().data  # no copy: weights are gigabytes
+            yield name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), data
 
-def _shape(fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {path: value for path, value in fields.items() if path.split(".")[0] in SHAPING}
+    return fingerprint(config, parts())

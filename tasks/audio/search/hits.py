@@ -16,8 +16,8 @@ def lines(hits: Sequence[Hit]) -> list[str]:
     """Return a line for each hit: score, the second at which it begins, file; and one for each other place of it."""
     found = []
     for hit in hits:
-        found.append(f"{hit.score:6.3f}  {clock(hit.offset):>8}  {hit.file}")
-        found += [f"{'also':>16}  {other}" for other in hit.also]
+        found.append(f"{hit.score:6.3f}  {clock(hit.offset):>9}  {hit.file}")
+        found += [f"{'also':>17}  {other}" for other in hit.also]
     return found
 
 
@@ -47,9 +47,11 @@ def judged(hits: Sequence[Hit], p: float | None) -> dict[str, object]:
 
 
 def clock(seconds: float) -> str:
-    """Write a second as a player shows it: `0:00`, `12:30`, `1:02:05`."""
-    minutes, rest = divmod(int(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"
+    """Write a second as a player shows it, to the tenth where it is no whole one: `0:00`, `12:30.4`, `1:02:05`."""
+    whole, tenth = divmod(round(10 * seconds), 10)
+    minutes, rest = divmod(whole, 60)
+    shown = f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"
+    return f"{shown}.{tenth}" if tenth else shown
 
 
 def write_page(

@@ -81,8 +81,8 @@ Say = Callable[[str], None]
 Show = Callable[[int, int], None]
 Share = tuple[bytes, list[str], list[str]]
 """A shard of files that were heard, what is wrong with those that were not, and what is odd about those that were."""
-Remote = Callable[[Sequence[Sequence[File]]], Iterator[Share]]
-"""Embeds shares of files; see `embed_files` for what comes of each."""
+Remote = Callable[[Sequence[Sequence[File]], float], Iterator[Share]]
+"""Embeds shares of files by segments so far apart; see `embed_files` for what comes of each."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +110,7 @@ def update(
     embedder: Embedder,
     *,
     kind: nearest.Kind | Literal["auto"] | None = None,
+    hop: float | None = None,
     remote: Remote | None = None,
     show: Show = lambda done, total: None,
     patience: float = 0.0,
@@ -122,19 +123,21 @@ def update(
         out: the index.
         embedder: the model; always the same for one index.
         kind: of FAISS index; auto: by the number of segments; None: what was asked for before, at first auto.
+        hop: seconds from one segment's start to the next one's; always the same for one index. None: as it was made,
+            at first a whole segment.
         remote: embeds shares of files elsewhere and in any order, as `over_ray` does; none: here.
         show: told how many files are embedded, of how many.
         patience: seconds to wait while another process writes.
         verify: read all files to see whether they are those that were indexed, whatever their size and time say.
 
     Raises:
-        UserError: where the folder has no recordings, none can be read, the index is another folder's or model's, or
-            another process writes it.
+        UserError: where the folder has no recordings, none can be read, the index is another folder's or model's or
+            of another hop, or another process writes it.
     """
     current, failures, others = scan(folder)
-    _before(folder, out, embedder)  # refuses before anything is made there
+    _before(folder, out, embedder, hop)  # refuses before anything is made there
     with writing(out, patience):
-        before = _before(folder, out, embedder)
+        before = _before(folder, out, embedder, hop)
         before["asked"] = kind or before.get("asked", "auto")
         listed = read_places(out, before)
         current += sorted(filter(_is_elsewhere, listed), key=lambda file: file.path)
@@ -144,7 +147,7 @@ def update(
         if not before["finished"]:
             Storage.open(out).write_json(INFO, before)
         new = {file.content: file for file in reversed(current) if file.content not in held}  # the first of equal ones
-        unheard, remarks = _hear(out, embedder, folder, list(new.values())[::-1], remote, show)
+        unheard, remarks = _hear(out, embedder, folder, list(new.values())[::-1], before["hop"], remote, show)
         failures += unread + unheard
         heard = _held(out, embedder.dimension)
         files = [file for file in current if file.content in heard]
@@ -158,11 +161,17 @@ def update(
 
 
 def _hear(
-    out: Path, embedder: Embedder, folder: Path, pending: Sequence[File], remote: Remote | None, show: Show
+    out: Path,
+    embedder: Embedder,
+    folder: Path,
+    pending: Sequence[File],
+    hop: float,
+    remote: Remote | None,
+    show: Show,
 ) -> tuple[list[str], list[str]]:
     """Write shards of files, a share at a time; return what is wrong with those not heard, and odd about the others."""
     shares = [pending[start : start + SHARE] for start in range(0, len(pending), SHARE)]
-    made = remote(shares) if remote else (embed_files(embedder, folder, share) for share in shares)
+    made = remote(shares, hop) if remote else (embed_files(embedder, folder, share, hop) for share in shares)
     failures, remarks = [], []
     for done, (shard, failed, odd) in enumerate(made, 1):
         if shard:
@@ -194,7 +203,7 @@ def add(index: Index, embedder: Embedder, path: Path, kept: Path | None = None, 
         return now
     with disk_errors(str(path)):
         content = digest(path)
-    heard = None if content in now.paths else embed_file(embedder, path)
+    heard = None if content in now.paths else embed_file(embedder, path, hop_of(now.info))
     with writing(index.out, patience):
         now = refresh(now)
         if not now.holds(name):
@@ -279,7 +288,7 @@ def _is_elsewhere(file: File) -> bool:
         return False
 
 
-def embed_files(embedder: Embedder, folder: Path, files: Sequence[File]) -> Share:
+def embed_files(embedder: Embedder, folder: Path, files: Sequence[File], hop: float | None = None) -> Share:
     """Return a shard (see `schema`) as bytes, what is wrong with files not in it, and what is odd about the others.
 
     No file shares a batch with another, so that its vectors never depend on what lies beside it.
@@ -287,7 +296,7 @@ def embed_files(embedder: Embedder, folder: Path, files: Sequence[File]) -> Shar
     heard, failures, remarks = [], [], []
     for file in files:
         try:
-            heard.append((file, embed_file(embedder, folder / file.path)))
+            heard.append((file, embed_file(embedder, folder / file.path, hop)))
             remarks += [f"{folder / file.path}: {line}" for line in heard[-1][1].remarks]
         except UserError as error:
             failures.append(str(error))
@@ -317,50 +326,60 @@ def _ipc(table: pa.Table) -> bytes:
 class Worker:
     """An actor of Ray Data: holds a model, and embeds the files of a block."""
 
-    def __init__(self, source: str, storage: str, device: str, folder: str) -> None:
-        self.embedder, self.folder = open_embedder(source, Storage.open(storage), device), Path(folder)
+    def __init__(self, source: str, storage: str, device: str, folder: str, hop: float) -> None:
+        self.embedder, self.folder, self.hop = open_embedder(source, Storage.open(storage), device), Path(folder), hop
 
     def __call__(self, block: pa.Table) -> pa.Table:
         """Return one row: a shard, and what is to be said of files as JSON."""
-        shard, *said = embed_files(self.embedder, self.folder, [File(**row) for row in block.to_pylist()])
+        shard, *said = embed_files(self.embedder, self.folder, [File(**row) for row in block.to_pylist()], self.hop)
         return pa.table({"shard": pa.array([shard], pa.large_binary()), "said": [json.dumps(said)]})
 
 
 def over_ray(
-    shares: Sequence[Sequence[File]], source: str, storage: Storage, device: str, folder: Path
+    shares: Sequence[Sequence[File]], hop: float, source: str, storage: Storage, device: str, folder: Path
 ) -> Iterator[Share]:
     """Embed shares of files on a Ray cluster; they come as they are done.
 
     Every machine must see the files, and the model, under the same absolute paths.
     """
     tables = [places.table(share) for share in shares]
-    for row in map_over(tables, Worker, source, str(storage), device, str(folder.absolute()), in_order=False):
+    for row in map_over(tables, Worker, source, str(storage), device, str(folder.absolute()), hop, in_order=False):
         failures, remarks = json.loads(row["said"])
         yield row["shard"], failures, remarks
 
 
-def _before(folder: Path, out: Path, embedder: Embedder) -> dict[str, Any]:
+def hop_of(info: dict[str, Any]) -> float:
+    """Return how far apart the segments of an index begin; older ones do not say, and theirs do not overlap."""
+    return float(info.get("hop", info["segment"]))
+
+
+def _before(folder: Path, out: Path, embedder: Embedder, hop: float | None) -> dict[str, Any]:
     """Return what an index says of itself, or what a new one will."""
-    info = read_info(out)
+    info, segment = read_info(out), embedder.config.segment
+    if hop is not None and hop > segment:
+        raise UserError(f"--hop {hop:g}: segments of this model are {segment:g} s; sound between them would be lost")
     if info is None:
         if out.is_dir() and any(not path.name.startswith(".") for path in out.iterdir()):
             raise UserError(f"{out}: holds other files; choose another --out")
         info = {
             "format": FORMAT,
             "model": embedder.fingerprint,
-            "segment": embedder.config.segment,
+            "segment": segment,
+            "hop": segment if hop is None else hop,
             "dimension": embedder.dimension,
             "normalised": True,
             "finished": False,
         }
     else:
         check_model(info, embedder, out)
+        if hop not in (None, hop_of(info)):
+            raise UserError(f"{out}: its segments begin each {hop_of(info):g} s, not {hop:g}; choose another --out")
         old = folder_of(out, info)
         moved = old.resolve() != folder.resolve()
         if moved and any((old / file.path).is_file() for file in _below(read_places(out, info))):
             raise UserError(f"{out}: is the index of {old}; choose another --out")
     beside = os.path.relpath(folder.resolve(), out.resolve())
-    return {**info, "source": embedder.source, "folder": str(folder.resolve()), "beside": beside}
+    return {**info, "hop": hop_of(info), "source": embedder.source, "folder": str(folder.resolve()), "beside": beside}
 
 
 def _below(files: Iterable[File]) -> list[File]:

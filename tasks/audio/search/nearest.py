@@ -30,6 +30,8 @@ TRAINING = 64
 """Vectors for each list that an IVF index learns its centres from."""
 WANTED, COUNT = 0.95, 10
 """The recall at so many that an approximate index is tuned to."""
+PRODUCTS = 1 << 24
+"""Scores that an exact search holds at once: 64 MB."""
 SPARE = 4
 """An approximate index is asked for so many times as many as are wanted."""
 
@@ -86,28 +88,36 @@ def gather(vectors: Vectors, numbers: Int64[np.ndarray, " count"]) -> Float32[np
 
 
 def exact(vectors: Vectors, queries: Float32[np.ndarray, "queries dimension"], count: int) -> Found:
-    """Return the nearest vectors of each query by comparing with all of them, block by block; ties by number."""
-    found, start = [], 0
-    for block in vectors:
-        scores = queries @ block.T
-        columns = _columns(scores, count)
-        found.append((np.take_along_axis(scores, columns, 1), columns + start))
-        start += len(block)
-    if not found:
-        return _padded(np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64), count)
-    scores, numbers = (np.hstack(parts) for parts in zip(*found, strict=True))
-    return _padded(*_best(scores, numbers, count), count)
+    """Return the nearest vectors of each query by comparing with all of them; ties by number."""
+    rows = sum(map(len, vectors))
+    scores = np.full((len(queries), count), -np.inf, np.float32)
+    numbers = np.full((len(queries), count), -1, np.int64)
+    most = max(PRODUCTS // max(rows, 1), 1)
+    for first in range(0, len(queries), most):
+        part = queries[first : first + most]
+        products, start = np.empty((len(part), rows), np.float32), 0
+        for block in vectors:
+            np.matmul(part, block.T, out=products[:, start : start + len(block)])
+            start += len(block)
+        for row, line in enumerate(products, first):
+            best = _largest(line, count)
+            scores[row, : len(best)], numbers[row, : len(best)] = line[best], best
+    return scores, numbers
 
 
-def _columns(scores: Any, count: int) -> Any:
-    """Return the columns of each row's best scores, and of those that equal the last of them; in no order."""
-    rows, width = scores.shape
-    if width <= 8 * count:
-        return np.broadcast_to(np.arange(width), (rows, width))
-    columns = np.argpartition(scores, -count, axis=1)[:, -count:]
-    last = np.take_along_axis(scores, columns, 1).min(1, keepdims=True)
-    most = int(np.count_nonzero(scores >= last, axis=1).max())
-    return columns if most == count else np.argpartition(scores, -most, axis=1)[:, -most:]
+def _largest(line: Float32[np.ndarray, " rows"], count: int) -> Int64[np.ndarray, " count"]:
+    """Return the places of the largest values, falling; of equal ones the first.
+
+    A partition takes any of those that equal the last one; where there are more of them, all are looked at.
+    """
+    best = np.arange(len(line))
+    if count < len(line):
+        best = np.argpartition(line, -count)[-count:]
+        enough = line >= line[best].min()
+        if np.count_nonzero(enough) > count:
+            best = np.flatnonzero(enough)
+    ranked: Int64[np.ndarray, " count"] = best[np.lexsort((best, -line[best]))[:count]]
+    return ranked
 
 
 def nearest(
@@ -142,8 +152,6 @@ def merged(one: Found, other: Found, count: int) -> Found:
 
 def _best(scores: Any, numbers: Any, count: int) -> tuple[Any, Any]:
     """Return the best columns of each row, best first; equal scores in order of their numbers."""
-    columns = _columns(scores, count)
-    scores, numbers = np.take_along_axis(scores, columns, 1), np.take_along_axis(numbers, columns, 1)
     order = np.lexsort((numbers, -scores), axis=1)[:, :count]
     return np.take_along_axis(scores, order, 1), np.take_along_axis(numbers, order, 1)
 

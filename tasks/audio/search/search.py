@@ -17,17 +17,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pyarrow as pa
 from jaxtyping import Float32
 
+from retable.platform import zoo
 from retable.platform.errors import UserError
 from retable.platform.storage import Storage
+from retable.tasks.audio.encoders.words import Words, read_words
 from retable.tasks.audio.search import nearest, places
-from retable.tasks.audio.search.embedder import Embedder, embed_file
 from retable.tasks.audio.search.null import Null
+
+if TYPE_CHECKING:
+    from retable.tasks.audio.search.embedder import Embedder
 
 INFO, FORMAT = "index.json", 2
 BUILT = ("shards", "faiss", "null")
@@ -155,11 +159,12 @@ def folder_of(out: Path, info: dict[str, Any]) -> Path:
 
 
 def shard_vectors(table: pa.Table) -> Float32[np.ndarray, "rows dimension"]:
-    """Return a shard's vectors without copying them."""
+    """Return a shard's vectors without copying them, and without Arrow's `to_numpy`, which imports pandas."""
     column = table["vector"]
-    flat = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-    found: Float32[np.ndarray, "rows dimension"] = flat.flatten().to_numpy().reshape(-1, column.type.list_size)
-    return found
+    listed = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    size = column.type.list_size
+    flat: Float32[np.ndarray, " values"] = np.from_dlpack(listed.values.slice(listed.offset * size, len(listed) * size))
+    return flat.reshape(-1, size)
 
 
 def read_info(out: Path) -> dict[str, Any] | None:
@@ -253,7 +258,27 @@ def _tables(out: Path, info: dict[str, Any], shards: Sequence[dict[str, Any]]) -
     return tables
 
 
-def check_model(info: dict[str, Any], embedder: Embedder, out: Path) -> None:
+def open_words(name: str, storage: Storage, device: str = "") -> Embedder | Words:
+    """Open the half of a model that embeds words: a file without torch, which takes seconds to import.
+
+    Args:
+        name: a file, a model of the zoo, or a run; see `embedder.open_embedder`.
+        storage: where runs lie.
+        device: cpu, cuda, ...; none: the CPU for a file, else a GPU where there is one.
+
+    Raises:
+        UserError: where there is no such model, or no such device.
+    """
+    file = Path(name) if Path(name).is_file() else zoo.zoo("audio").get(name)
+    found = read_words(file.absolute()) if file and device in ("", "cpu") else None
+    if found:
+        return found
+    from retable.tasks.audio.search import embedder
+
+    return embedder.open_embedder(name, storage, device, words_alone=True)
+
+
+def check_model(info: dict[str, Any], embedder: Embedder | Words, out: Path) -> None:
     """Refuse a model that an index was not made with: its vectors would mean nothing there.
 
     Raises:
@@ -264,8 +289,13 @@ def check_model(info: dict[str, Any], embedder: Embedder, out: Path) -> None:
         raise UserError(f"{out}: was made with the model {made}, not {given}; use that one, or another index")
 
 
-def query_vector(embedder: Embedder, words: str, like: Path | None) -> Float32[np.ndarray, " dimension"]:
+def query_vector(embedder: Embedder | Words, words: str, like: Path | None) -> Float32[np.ndarray, " dimension"]:
     """Return the unit vector to search for: of words, of a recording's mean segment, or of both added.
+
+    Args:
+        embedder: what embeds; a whole one where there is a recording.
+        words: what is to be heard.
+        like: a recording.
 
     Raises:
         UserError: where there is neither, or the recording cannot be read.
@@ -273,7 +303,11 @@ def query_vector(embedder: Embedder, words: str, like: Path | None) -> Float32[n
     said = any(letter.isalnum() for letter in words)  # punctuation is not heard
     if not said and like is None:
         raise UserError("nothing to search for; give words, or a recording with --like")
-    parts = [] if like is None else [_unit(embed_file(embedder, like).vectors.mean(0))]
+    parts = []
+    if like is not None:
+        from retable.tasks.audio.search.embedder import embed_file
+
+        parts.append(_unit(embed_file(cast("Embedder", embedder), like).vectors.mean(0)))
     if said:
         parts.append(embedder.words([words])[0])
     return _unit(np.stack(parts).sum(0))

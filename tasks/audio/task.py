@@ -1,0 +1,86 @@
+"""What the platform is told of this task; see `platform.task`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from retable.platform.needs import Needs, Stage
+from retable.platform.table import Figure, Table, with_claims
+from retable.platform.task import Dataset, Scale, Task
+from retable.tasks.audio.collect.prepare import describe, prepare
+from retable.tasks.audio.config import Config, Pretrained, View
+from retable.tasks.audio.data import Recordings, arrays, read
+from retable.tasks.audio.learner import RetrievalLearner, cost, gpu_work, group, validate
+from retable.tasks.audio.predict import evaluate, predict, shards, summarise, view_cost
+
+
+def tables() -> Mapping[str, Table | Figure]:
+    """Return the paper's tables and figures with their claims: imported when asked for, as a training needs none."""
+    from retable.tasks.audio.claims import CLAIMS
+    from retable.tasks.audio.tables import TABLES
+
+    return with_claims(TABLES, CLAIMS)
+
+
+def scales() -> Mapping[str, Scale]:
+    """Return the sizes at which the tables are run."""
+    from retable.tasks.audio.scales import SCALES
+
+    return SCALES
+
+
+def needs(config: Config, stage: Stage) -> Needs:
+    """Return what a training or a prediction takes: of a pretrained text encoder a whole GPU to train.
+
+    Memory of that is twice its weights and the audio encoder's, as both are read before they go to the GPU; it was not
+    measured.
+    """
+    if not isinstance(config.text, Pretrained):
+        return Needs(gpus=0.25)
+    return Needs(gpus=1.0 if stage == "train" else 0.5, memory=4e9)
+
+
+TASK = Task(
+    name="audio",
+    about="the recording that a sentence describes",
+    paper="Primus et al., CP-JKU's submission to task 6b of the DCASE 2023 challenge, 2023",
+    telling="table2",
+    version=2,
+    config=Config,
+    view=View,
+    dataset=Dataset(
+        where=lambda config: f"audio/{config.data}",
+        prepare=prepare,
+        read=read,
+        arrays=arrays,
+        open=Recordings,
+        describe=describe,
+        streams=True,
+    ),
+    learner=RetrievalLearner,
+    validate=validate,
+    predict=predict,
+    evaluate=evaluate,
+    shards=shards,
+    summarise=summarise,
+    early_stop=lambda config: ("validation_map10", config.patience) if config.patience else None,
+    needs=needs,
+    group=group,
+    cost=cost,
+    gpu_work=gpu_work,
+    view_cost=view_cost,
+    metrics=(
+        "map10",
+        "r1",
+        "r5",
+        "r10",
+        "a2t_map10",
+        "map10_multi",
+        "map16_multi",
+        "validation_map10",
+        "validation_loss",
+    ),
+    tables=tables,
+    scales=scales,
+    settings=("epochs", "steps", "batch", "learning_rate", "patience"),
+)
