@@ -156,7 +156,7 @@ def import_lines(said: Mapping[str, Any]) -> Iterator[str]:
         yield said["resampled"]
     if said["pixel"] is None:
         yield f"the files do not say how wide their pixels are; they are taken as {PIXEL:,.0f} m"
-    elif round(said["pixel"]) != PIXEL:
+    elif abs(said["pixel"] / PIXEL - 1) > 0.001:  # FMI's differ by less
         yield f"pixels of {said['pixel']:,.0f} m are taken as they are, not resampled to the layout's {PIXEL:,.0f} m"
     if said["quantity"] != "rate":
         how = {"accumulation": "by its minutes", "reflectivity": "by Z = 200 R^1.6, or the file's own relation"}

@@ -265,6 +265,8 @@ def test_pysteps_moves_a_field_to_where_it_comes():
 
 
 def test_without_pysteps_one_line_says_what_to_install(monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("pysteps.")]:
+        monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "pysteps", None)
     with pytest.raises(UserError, match=r"model.motion pysteps: .*; pip install 'retable\[pysteps\]'$"):
         RetrievalForecaster(Retrieval(motion="pysteps"), size=24, inputs=4, forecast=3)

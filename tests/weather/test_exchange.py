@@ -102,7 +102,7 @@ def test_a_data_set_that_a_run_was_not_trained_on(tmp_path, capsys):
     cli.netcdf(name, tmp_path / "nc", storage.root, "test", 0, "", "", "more")
     assert sorted(p.name for p in (tmp_path / "nc").iterdir()) == ["test-2021-far.nc", "test-2021-off.nc"]
     cli.verify([name], tmp_path / "page", storage.root, regions="off", years="", data="more")
-    assert "2021/off" in (tmp_path / "page/scores.csv").read_text()
+    assert "2021 off" in (tmp_path / "page/scores.csv").read_text()
     for data, words in {"wide": "24 pixels wide, the run's 12", "none": "has no dataset.json"}.items():
         with pytest.raises(UserError, match=words):
             cli.score(name, storage.root, regions="", years="", data=data)
