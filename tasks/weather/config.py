@@ -277,7 +277,7 @@ class View:
     epoch: int = 0
     """The epoch whose weights forecast, counted from 1; 0 is the last (with patience: the best)."""
     split: Literal["test", "heldout", "validation"] = "test"
-    regions: tuple[str, ...] = added(())
+    scored: tuple[str, ...] = added(())
     """Of the run's regions those that are scored; none named: all."""
     threshold: float | Literal["tuned", "tuned_per_region", "tuned_per_region_and_lead"] = 0.5
     """Probability from which on rain is forecast, in steps of 0.005; or the best on the validation set: for all, for

@@ -40,7 +40,7 @@ class Reduced:
             return self.slow
         if row.label in self.spared:
             return "to save time"
-        if set((row.view or {}).get("regions", ())) - set(self.overrides["regions"]):  # type: ignore[call-overload]
+        if set((row.view or {}).get("scored", ())) - set(self.overrides["regions"]):  # type: ignore[call-overload]
             return "as it has other regions"
         if isinstance(without := installed(row), str):
             return without

@@ -251,8 +251,8 @@ REGIONS = Table(
         made
         for region in CORE_REGIONS
         for made in (
-            row(f"{region}, trained on all regions", CONTEXT, None, regions=(region,)),
-            row(f"{region}, trained on the others", {**CONTEXT, "left_out": (region,)}, None, regions=(region,)),
+            row(f"{region}, trained on all regions", CONTEXT, None, scored=(region,)),
+            row(f"{region}, trained on the others", {**CONTEXT, "left_out": (region,)}, None, scored=(region,)),
         )
     ],
     columns=COLUMNS,

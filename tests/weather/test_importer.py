@@ -242,7 +242,12 @@ def test_the_index_finds_windows_and_sequences(imported):
 
 def test_info_counts_rain_and_progress_reaches_its_end(imported):
     info = imported.info
-    assert (info["product"], info["date"], info["frames"], info["year"]) == ("OPERA composites", "2018-08-24", 7, 2018)
+    assert (info["product"], info["date"], info["frames"], info["year"]) == (
+        "ODIM_H5 radar composites",
+        "2018-08-24",
+        7,
+        2018,
+    )
     assert (info["start"], info["dropped"], info["pixel"]) == ("2018-08-24T18:00:00Z", [], 2000)
     for region, share in info["rain"].items():
         top, left = corner(region)

@@ -94,6 +94,16 @@ def test_scores_are_those_of_a_plain_loop(source, weights):
         assert found[f"iou/{place}"] == pytest.approx(value, abs=2e-3)
 
 
+def test_scores_of_a_region_are_its_part_of_all(source, weights):
+    everywhere, alone = (
+        score_weights(find("weather"), config(), chosen, weights, source)
+        for chosen in (view(), view(scored=["roxi_0004"]))
+    )
+    assert alone["iou/2019"] == alone["iou/2019/roxi_0004"] == everywhere["iou/2019/roxi_0004"]
+    assert alone["iou"] == pytest.approx((everywhere["iou/2019/roxi_0004"] + everywhere["iou/2020/roxi_0004"]) / 2)
+    assert "iou/2019/boxi_0015" not in alone
+
+
 def test_views_that_differ_in_a_threshold_share_a_forecast():
     for threshold in (0.2, 0.65):
         assert predict.reads(view(threshold=threshold)) == (view(),)
@@ -198,14 +208,14 @@ def test_thresholds_outside_the_steps_are_refused(threshold):
 
 
 def test_a_view_of_some_regions_reads_theirs_alone(source):
-    shards = predict.shards(config(), view(regions=["roxi_0004"]), source)
+    shards = predict.shards(config(), view(scored=["roxi_0004"]), source)
     assert list(shards) == ["test/2019/roxi_0004", "test/2020/roxi_0004"]
     with pytest.raises(UserError, match=r"'roxi_0009' is none of the run's; name one of boxi_0015, roxi_0004"):
-        predict.shards(config(), view(regions=["roxi_0009"]), source)
+        predict.shards(config(), view(scored=["roxi_0009"]), source)
 
 
 def test_views_of_before_keep_their_names():
-    """Stored forecasts are found by them: those are the names that views had before `regions` was a field."""
+    """Stored forecasts are found by them: those are the names that views had before `scored` was a field."""
     assert view_key(View(epoch=1)) == "view-bc15df3efacd"
     assert view_key(View(epoch=7, threshold="tuned")) == "view-b05ff3ace84e"
-    assert view_key(View(epoch=1, regions=("boxi_0015",))) != view_key(View(epoch=1))
+    assert view_key(View(epoch=1, scored=("boxi_0015",))) != view_key(View(epoch=1))

@@ -124,7 +124,7 @@ def test_a_region_left_out_is_scored_by_a_run_of_its_own_beside_the_run_on_all(t
     for region in SMOKE:
         (seen,), (new,) = found[f"{region}, trained on all regions"], found[f"{region}, trained on the others"]
         assert fingerprint("weather", TASK.version, seen.config) == everywhere
-        assert seen.view == new.view == View(epoch=1, regions=(region,))
+        assert seen.view == new.view == View(epoch=1, scored=(region,))
         assert new.config.regions == SMOKE and new.config.trained_regions == tuple(r for r in SMOKE if r != region)
     absent = [row.label for row in scaled(TABLES["regions"], SCALES["smoke"]).rows if row.absent]
     assert len(absent) == 10 and not any(region in label for label in absent for region in SMOKE)
