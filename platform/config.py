@@ -306,14 +306,20 @@ def _as_before(config: object, prefix: str = "") -> Iterator[str]:
             yield f"{prefix}{field.name}"
 
 
+def naming(config: object) -> dict[str, object]:
+    """Return the fields that a config or a view is named by: all but those `added` that have their default."""
+    flat = flatten(config)
+    for path in _as_before(config):
+        del flat[path]
+    return flat
+
+
 def fingerprint(task: str, version: int, config: object) -> str:
     """Return the name of a config's run: 16 hexadecimal digits of a hash over task, version and every field.
 
     A parent enters by its own fingerprint; a field that was `added` and has its default does not.
     """
-    flat = flatten(config)
-    for path in _as_before(config):
-        del flat[path]
+    flat = naming(config)
     ancestor = parent(config)
     if ancestor is not None:
         flat["init.overrides"] = fingerprint(task, version, ancestor)

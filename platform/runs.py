@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from retable.platform.config import Config, View, choice_name, fingerprint, flatten, override
+from retable.platform.config import Config, View, choice_name, fingerprint, flatten, naming, override
 from retable.platform.errors import UserError
 from retable.platform.storage import Storage
 
@@ -370,7 +370,7 @@ def view_key(view: object) -> str:
     global _named
     last, name = _named
     if view is not last:  # a view never changes
-        text = SORTED.encode(flatten(view))
+        text = SORTED.encode(naming(view))
         name = f"{choice_name(type(view))}-{sha256(text.encode())[:12]}"
         _named = (view, name)
     return name

@@ -197,6 +197,7 @@ def others(hint, value):
 
 
 TOGETHER = {
+    "left_out": {"regions": ["2", "boxi_0015"]},  # "2" is what is tried
     "method.new_styles": {"style": ["great_wave", "the_scream"], "method.conditional": True, "init": "weights"},
 }
 """What a field can be set together with alone."""

@@ -22,6 +22,7 @@ Regions = Annotated[
     str, typer.Option(help="Regions, e.g. boxi_0015,roxi_0008, also such as it was not trained on; none: the run's.")
 ]
 Years = Annotated[str, typer.Option(help="Years, e.g. 2019,2021; none: the run's.")]
+Data = Annotated[str, typer.Option("--data", help="A data set that it was not trained on; none: the run's.")]
 Threshold = Annotated[
     str, typer.Option(help="Probability from which on rain is forecast; or tuned, on validation: tuned_per_region, ...")
 ]
@@ -155,7 +156,7 @@ def import_lines(said: Mapping[str, Any]) -> Iterator[str]:
         yield said["resampled"]
     if said["pixel"] is None:
         yield f"the files do not say how wide their pixels are; they are taken as {PIXEL:,.0f} m"
-    elif round(said["pixel"]) != PIXEL:
+    elif abs(said["pixel"] / PIXEL - 1) > 0.001:  # FMI's differ by less
         yield f"pixels of {said['pixel']:,.0f} m are taken as they are, not resampled to the layout's {PIXEL:,.0f} m"
     if said["quantity"] != "rate":
         how = {"accumulation": "by its minutes", "reflectivity": "by Z = 200 R^1.6, or the file's own relation"}
@@ -225,18 +226,22 @@ def score(
     threshold: Threshold = "0.5",
     regions: Regions = "",
     years: Years = "",
+    data: Data = "",
 ) -> None:
-    """Print a run's scores on any regions and years of its data set, those that it was not trained on too.
+    """Print a run's scores on any regions and years of any data set, those that it was not trained on too.
 
     The first line says what the data are, of imported ones the second what these scores leave open.
 
-    Example: `retable weather score latest --regions roxi_0008 --years 2019,2020`
+    Thresholds are tuned on the validation split of the very data that are scored.
+
+    Examples: `retable weather score latest --regions roxi_0008 --years 2019,2020`, `retable weather score latest
+    --data opera`
     """
     from retable.tasks.weather.forecasts.exchange import opened
     from retable.tasks.weather.forecasts.exchange import score as measured
     from retable.tasks.weather.w4c.prepare import caution, describe
 
-    what = opened(run, storage, split, epoch, chosen(threshold), names(regions), numbers(years))
+    what = opened(run, storage, split, epoch, chosen(threshold), names(regions), numbers(years), data)
     found = measured(what)
     for line in (f"data  {describe(what.source.info)}", caution(what.source.info)):
         console.print(line, markup=False, highlight=False, soft_wrap=True, end="\n" if line else "")
@@ -262,6 +267,7 @@ def verify(
     threshold: Threshold = "0.5",
     regions: Regions = "",
     years: Years = "",
+    data: Data = "",
 ) -> None:
     """Write a page on how good forecasts are: scores with intervals, figures, cases beside the radar, all as CSV.
 
@@ -274,7 +280,7 @@ def verify(
     from retable.tasks.weather.forecasts.exchange import opened
     from retable.tasks.weather.forecasts.verify import verify as written
 
-    places = names(regions), numbers(years)
+    places = names(regions), numbers(years), data
     found = [opened(run, storage, split, epoch, chosen(threshold), *places) for run in runs]
     with progress_bar("forecasting") as show:
         page = written(found, out, show)
@@ -290,6 +296,7 @@ def netcdf(
     epoch: Epoch = 0,
     regions: Regions = "",
     years: Years = "",
+    data: Data = "",
 ) -> None:
     """Write a run's forecasts as CF netCDF, a file for each region and year; georeferenced where the place is known.
 
@@ -297,7 +304,8 @@ def netcdf(
     """
     from retable.tasks.weather.forecasts.exchange import opened, write_netcdf
 
-    for path in write_netcdf(opened(run, storage, split, epoch, 0.5, names(regions), numbers(years)), out):
+    what = opened(run, storage, split, epoch, 0.5, names(regions), numbers(years), data)
+    for path in write_netcdf(what, out):
         console.print(str(path))
 
 

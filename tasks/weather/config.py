@@ -103,7 +103,8 @@ class Context:
 class Retrieval:
     """Rain now, read off the last satellite image by a small network; it stays there, or moves with the clouds."""
 
-    motion: Literal["none", "optical_flow"] = "none"
+    motion: Literal["none", "optical_flow", "pysteps"] = "none"
+    """Our optical flow, or that of pysteps, the library of radar meteorologists (`pip install 'retable[pysteps]'`)."""
     filters: int = 16
 
     def __post_init__(self) -> None:
@@ -171,6 +172,8 @@ class Config:
     data: str = "w4c22"
     """The data set: a folder below `data/weather/`. `generated-<size>` is made on the way."""
     regions: tuple[str, ...] = CORE_REGIONS
+    left_out: tuple[str, ...] = added(())
+    """Those of `regions` that are not trained on, nor looked at in training: how a forecaster does where it is new."""
     years: tuple[int, ...] = (2019, 2020)
     inputs: int = 4
     """Satellite images that a forecast starts from, one each 15 minutes."""
@@ -219,11 +222,20 @@ class Config:
         check_positive(self, "batch", "epochs", "inputs", "forecast", "run")
         if len(set(self.regions)) != len(self.regions) or not self.regions:
             raise ValueError("regions must be named, each once")
+        if unknown := [region for region in self.left_out if region not in self.regions]:
+            raise ValueError(f"left_out {unknown[0]!r} is none of regions; name one of {', '.join(self.regions)}")
+        if set(self.left_out) == set(self.regions):
+            raise ValueError("left_out names all regions; leave one to train on")
         if self.steps < 0 or self.patience < 0 or self.clip < 0 or self.rain_threshold < 0:
             raise ValueError("steps, patience, clip and rain_threshold cannot be negative")
         if self.holdout < 0:
             raise ValueError(f"holdout {self.holdout} is negative; 0 holds nothing back")
         self._check_model()
+
+    @property
+    def trained_regions(self) -> tuple[str, ...]:
+        """The regions that are trained on."""
+        return tuple(region for region in self.regions if region not in self.left_out)
 
     def _check_model(self) -> None:
         """Refuse what a model cannot do, before anything is trained."""
@@ -237,8 +249,10 @@ class Config:
                 raise ValueError("crop none: the baselines forecast the right place only; leave it out")
             if self.temporal_shift:
                 raise ValueError("temporal_shift sums what a network says of each step; with a baseline leave it out")
-        if isinstance(model, Retrieval) and model.motion == "optical_flow" and self.inputs < 2:
-            raise ValueError(f"model.motion optical_flow needs inputs of 2 or more, not {self.inputs}; set it to none")
+        if isinstance(model, Retrieval) and model.motion != "none" and self.inputs < 2:
+            raise ValueError(
+                f"model.motion {model.motion} needs inputs of 2 or more, not {self.inputs}; set it to none"
+            )
         if isinstance(model, Swin) and model.variant != "channel_convolution" and self.forecast % self.inputs:
             raise ValueError(
                 f"forecast {self.forecast} is not a multiple of inputs {self.inputs}, as model.variant {model.variant} "
@@ -263,6 +277,8 @@ class View:
     epoch: int = 0
     """The epoch whose weights forecast, counted from 1; 0 is the last (with patience: the best)."""
     split: Literal["test", "heldout", "validation"] = "test"
+    scored: tuple[str, ...] = added(())
+    """Of the run's regions those that are scored; none named: all."""
     threshold: float | Literal["tuned", "tuned_per_region", "tuned_per_region_and_lead"] = 0.5
     """Probability from which on rain is forecast, in steps of 0.005; or the best on the validation set: for all, for
     each region and year, or for each lead time of these."""

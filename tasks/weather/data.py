@@ -181,9 +181,9 @@ class Windows:
         index = Index.read(source.folder, source.info, config.holdout)
         lengths = (config.inputs, config.forecast)
         joined = config.train_on == "training_and_validation"
-        windows = index.training(config.regions, config.years, *lengths, with_validation=joined)
+        windows = index.training(config.trained_regions, config.years, *lengths, with_validation=joined)
         self._runs = runs_of(windows, config.run)
-        self._validation = index.sequences("validation", config.regions, config.years, *lengths)
+        self._validation = index.sequences("validation", config.trained_regions, config.years, *lengths)
         every = lanes(self._runs, config.batch, config.seed, 0)[1]
         self.steps = min(config.steps or every, every)
         self._raw: Raw = Frames(source.folder, source.info) if columns is None else Memory(columns)
@@ -266,7 +266,7 @@ def positive_ratio(info: Mapping[str, Any], config: Config) -> float:
     shares = [
         share
         for series, share in info["rain"].items()
-        if int(series.split("/")[0]) in config.years and series.split("/")[1] in config.regions
+        if int(series.split("/")[0]) in config.years and series.split("/")[1] in config.trained_regions
     ]
     counted = info.get("rain_threshold", config.rain_threshold)
     rainy = float(np.mean(shares)) if shares else 0.0

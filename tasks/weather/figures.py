@@ -136,7 +136,7 @@ def finish(axes: Array, any_parts: bool) -> None:
         if axis is axes[3, 1] and any_parts:
             axis.set_yscale("log")
         else:
-            axis.set_ylim(0, None)
+            axis.set_ylim(0, 1.05 * axis.get_ylim()[1])  # else the frame cuts the highest marks in two
         axis.grid(linewidth=0.6)
         axis.spines[["top", "right"]].set_visible(False)
 

@@ -44,10 +44,13 @@ def shards(config: Config, view: View, source: Source) -> Sequence[str]:
     """Return the names `<split>/<year>/<region>` of a view's forecasts.
 
     Raises:
-        UserError: where the data set has no sequences of that split.
+        UserError: where the data set has no sequences of that split, or the view's regions are not the run's.
     """
+    if unknown := [region for region in view.scored if region not in config.regions]:
+        raise UserError(f"view.scored: {unknown[0]!r} is none of the run's; name one of {', '.join(config.regions)}")
     index = Index.read(source.folder, source.info, config.holdout)
-    found = list(index.sequences(view.split, config.regions, config.years, config.inputs, config.forecast))
+    regions = view.scored or config.regions
+    found = list(index.sequences(view.split, regions, config.years, config.inputs, config.forecast))
     if not found:
         raise UserError(f"{source.folder}: no {view.split} sequences of these regions and years; choose others")
     return found
@@ -188,4 +191,4 @@ def evaluate(
 
 def view_cost(config: Config, view: View) -> float:
     """Return seconds of one CPU core that a view's forecasts take, roughly: a third of training on as many samples."""
-    return 60 * len(config.regions) * len(config.years) * sample_cost(config) / 3
+    return 60 * len(view.scored or config.regions) * len(config.years) * sample_cost(config) / 3

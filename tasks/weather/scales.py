@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from importlib.util import find_spec
 
 from retable.platform.config import describe
 from retable.platform.table import AnyTable, Row
 from retable.platform.task import Scale
-from retable.tasks.weather.tables import BASELINE_ALL, BASELINE_ALL_LATE, IMPROVED_ALL_RIGHT
+from retable.tasks.weather.tables import BASELINE_ALL, BASELINE_ALL_LATE, IMPROVED_ALL_RIGHT, MOVED_BY_PYSTEPS
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,8 @@ class Reduced:
 
     overrides: Mapping[str, object]
     """What every run changes."""
+    defaults: Mapping[str, object] = field(default_factory=dict, kw_only=True)
+    """What every run changes whose row does not say otherwise."""
     models: Mapping[str, Mapping[str, object]]
     """Model -> what its rows change; a model that is not named is not run."""
     why: str = "as their models are not run"
@@ -37,6 +40,10 @@ class Reduced:
             return self.slow
         if row.label in self.spared:
             return "to save time"
+        if set((row.view or {}).get("scored", ())) - set(self.overrides["regions"]):  # type: ignore[call-overload]
+            return "as it has other regions"
+        if isinstance(without := installed(row), str):
+            return without
         view = dict(row.view or {})
         if view.get("epoch"):
             view["epoch"] = self.epoch(int(str(view["epoch"])), overrides)
@@ -47,14 +54,14 @@ class Reduced:
         shrunk = sorted({pair for row in table.rows if isinstance(row, Row) for pair in self.epochs(row)})
         settings = "; ".join(f"{model}: {describe(changes)}" for model, changes in self.models.items())
         epochs = ", ".join(f"{old} -> {new}" for old, new in shrunk)
-        return f"Settings of this scale: {describe(self.overrides)}; {settings}. Epochs: {epochs}."
+        return f"Settings of this scale: {describe({**self.overrides, **self.defaults})}; {settings}. Epochs: {epochs}."
 
     def shrink(self, overrides: Mapping[str, object]) -> dict[str, object]:
         """Return overrides, and those of the run they start from, at this size."""
         changes = self.models[model_of(overrides)]
         if overrides.get("loss", "bce") != "bce":  # no other loss is short of rain
             changes = {path: value for path, value in changes.items() if not path.startswith("loss.")}
-        small = {**overrides, **changes}
+        small = {**self.defaults, **overrides, **changes}
         if "init.overrides" in small:
             parent = dict(small["init.overrides"])  # type: ignore[call-overload]
             small["init.overrides"] = tuple(self.shrink(parent).items())
@@ -76,6 +83,13 @@ class Reduced:
         epoch = int(str((row.view or {}).get("epoch", full)))
         reduced = self.models[model_of(overrides)]["epochs"]
         return [(f"{epoch:2d} of {full}", f"{self.epoch(epoch, overrides)} of {reduced}")]
+
+
+def installed(row: Row) -> Row | str:
+    """Return a row, or why it is left out where the library that it takes is not there."""
+    if row.label == MOVED_BY_PYSTEPS.label and find_spec("pysteps") is None:
+        return "as pysteps is not installed (pip install 'retable[pysteps]')"
+    return row
 
 
 def model_of(overrides: Mapping[str, object]) -> str:
@@ -108,9 +122,9 @@ SMALL = Reduced(
     overrides={
         "data": "generated-36",
         "regions": ["boxi_0015", "roxi_0004", "roxi_0007"],
-        "run": 4,
         "patience": 0,
     },
+    defaults={"run": 4},
     models={
         **SIMPLE,
         "unet": {  # with this weight 0.5 means one chance in eleven, and the 6 % of pixels with rain weigh as 40 %
@@ -136,7 +150,7 @@ def scale(about: str, size: Reduced, seeds: tuple[int, ...]) -> Scale:
     return Scale(
         about=about,
         overrides=size.overrides,
-        start=size.models["unet"],
+        start={**size.defaults, **size.models["unet"]},
         row=size.row,
         over={"seed": seeds},
         note=size.note,
@@ -148,5 +162,5 @@ SCALES = {
     "small": scale(
         "under an hour on two cores: U-Nets and baselines, generated data of 36 x 36 pixels, 3 seeds", SMALL, (0, 1, 2)
     ),
-    "paper": Scale(about="the published setting: Weather4cast 2022, 252 x 252 pixels, GPUs"),
+    "paper": Scale(about="the published setting: Weather4cast 2022, 252 x 252 pixels, GPUs", row=installed),
 }

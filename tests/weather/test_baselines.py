@@ -1,3 +1,5 @@
+import sys
+
 import cv2
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from retable.tasks.weather.models.baselines import (
     RetrievalForecaster,
     advect,
     enlarge_centre,
+    extrapolate,
     motion,
     optical_flow,
 )
@@ -246,3 +249,24 @@ def test_the_retrieval_learns():
 def test_images_without_a_centre_are_refused():
     with pytest.raises(UserError, match="multiple of 12"):
         RetrievalForecaster(Retrieval(motion="optical_flow"), size=30, inputs=4, forecast=2)
+
+
+def test_pysteps_moves_a_field_to_where_it_comes():
+    pytest.importorskip("pysteps", reason="no pysteps: pip install 'retable[pysteps]'")
+    pictures = moving_clouds(96, 2.0, -1.0, frames=7)
+    moved = extrapolate(torch.from_numpy(pictures[3:4]), inputs(pictures[:4]), 3)
+    assert moved.shape == (1, 3, 96, 96) and moved.dtype == torch.float32
+    for step in range(3):
+        truth = pictures[4 + step, 16:80, 16:80]
+        error, still = (np.abs(each[16:80, 16:80] - truth).mean() for each in (moved[0, step].numpy(), pictures[3]))
+        assert error < 0.3 * still
+    blank = extrapolate(torch.from_numpy(pictures[3:4]), torch.zeros(1, 11, 4, 96, 96), 2)
+    np.testing.assert_allclose(blank[0, 1], pictures[3], rtol=1e-5)
+
+
+def test_without_pysteps_one_line_says_what_to_install(monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("pysteps.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "pysteps", None)
+    with pytest.raises(UserError, match=r"model.motion pysteps: .*; pip install 'retable\[pysteps\]'$"):
+        RetrievalForecaster(Retrieval(motion="pysteps"), size=24, inputs=4, forecast=3)

@@ -233,3 +233,28 @@ def test_ray_data_hands_over_the_same_batches(source):
         plain = memory(source)
         assert found.keys() == plain.keys()
         assert all(np.array_equal(found[name], plain[name], equal_nan=True) for name in plain)
+
+
+def test_a_region_left_out_is_neither_trained_on_nor_looked_at(source):
+    rain = {"2019/boxi_0015/training": 0.1, "2019/roxi_0004/training": 0.5}
+    told = Source(source.folder, source.info | {"rain": rain})
+    found, expected = windows(told, left_out=["roxi_0004"]), windows(told, regions=["boxi_0015"])
+    assert found.steps == expected.steps and found.positive_ratio == expected.positive_ratio == pytest.approx(9)
+    for split in (lambda of: of.batches(0, 0, 0, 1), lambda of: of.validation()):
+        for batch, other in zip(split(found), split(expected), strict=True):
+            assert torch.equal(batch.images, other.images) and torch.equal(batch.events, other.events)
+            assert batch.shard == other.shard and all(shard.endswith("boxi_0015") for shard in batch.shard)
+    for wrong, words in ((["roxi_0009"], "none of regions"), (["boxi_0015", "roxi_0004"], "leave one to train on")):
+        with pytest.raises(UserError, match=words):
+            config(left_out=wrong)
+
+
+def test_what_a_lane_holds_is_its_runs_images_and_fields(source):
+    """The page of the task says it in bytes: `run + inputs - 1` images and `run + forecast` fields."""
+    found = windows(source, run=5)
+    piece = max(found._runs, key=lambda run: run.windows)
+    (arrays,) = found._fetch([piece])
+    assert piece.windows == 5
+    assert sum(array.nbytes for array in arrays.values()) == 12 * 12 * (4 * 11 * (5 + 4 - 1) + 5 + 8)
+    per_pixel = 4 * 11 * (16 + 4 - 1) + 16 + 32  # `run=16`, 4 inputs and 32 lead times, the competition's
+    assert round(252 * 252 * per_pixel / 1e6) == 56 and round(40 * 252 * 252 * per_pixel / 1e9, 1) == 2.2

@@ -4,6 +4,7 @@ import csv
 from dataclasses import replace
 from importlib import import_module
 from itertools import pairwise
+from pathlib import Path
 
 import h5netcdf
 import h5py
@@ -24,6 +25,7 @@ from retable.tasks.weather.forecasts.exchange import opened, write_netcdf
 from retable.tasks.weather.model import build
 from retable.tasks.weather.w4c.layout import Index
 from retable.tasks.weather.w4c.prepare import index_folder
+from tests.weather.files import Layout
 from tests.weather.toys import config, make, run
 
 
@@ -72,6 +74,38 @@ def test_regions_and_years_that_a_run_was_not_trained_on(trained, tmp_path, caps
         cli.score(alone.fingerprint, storage.root, regions="roxi_0008", years="")
     with pytest.raises(UserError, match="'20x9' is no year"):
         cli.score(alone.fingerprint, storage.root, regions="", years="20x9")
+
+
+def test_a_data_set_that_a_run_was_not_trained_on(tmp_path, capsys):
+    storage = make(tmp_path / "results")
+    folder = run(storage, config(epochs=1))
+    name = folder.fingerprint
+    for data, layout in {"more": {"regions": ("far", "off"), "years": (2021,)}, "wide": {"size": 24}}.items():
+        place = storage / f"data/weather/{data}"
+        Layout(**layout).write(Path(place.root))
+        index_folder(place, data, "own")
+    capsys.readouterr()
+    cli.score(name, storage.root, "test", 0, "0.45", data="more", regions="", years="")
+    first, *lines = capsys.readouterr().out.splitlines()
+    said = dict(line.split() for line in lines)
+    assert first == "data  own files, 12 x 12, 2 regions, 1 year" and "iou/2019" not in said
+    source = Source.of(storage, "weather/more")
+    other = config(epochs=1, data="more", regions=["far", "off"], years=[2021])
+    predict = import_module("retable.tasks.weather.predict")
+    ious = []
+    for shard in ("test/2021/far", "test/2021/off"):
+        steps = predict.predict(other, View(epoch=1), folder.weights(1), source, shard)["probability"]
+        rain = predict.events(other, source, shard)
+        hit, either = ((steps >= 90) & (rain == 1)), (((steps >= 90) & (rain != 2)) | (rain == 1))
+        ious.append(hit.sum() / either.sum())
+    assert float(said["iou/2021"]) == pytest.approx(np.mean(ious), abs=1e-4)
+    cli.netcdf(name, tmp_path / "nc", storage.root, "test", 0, "", "", "more")
+    assert sorted(p.name for p in (tmp_path / "nc").iterdir()) == ["test-2021-far.nc", "test-2021-off.nc"]
+    cli.verify([name], tmp_path / "page", storage.root, regions="off", years="", data="more")
+    assert "2021 off" in (tmp_path / "page/scores.csv").read_text()
+    for data, words in {"wide": "24 pixels wide, the run's 12", "none": "has no dataset.json"}.items():
+        with pytest.raises(UserError, match=words):
+            cli.score(name, storage.root, regions="", years="", data=data)
 
 
 def test_scores_and_forecasts_of_imported_data_say_that_images_are_simulated(tmp_path, capsys):

@@ -17,6 +17,7 @@ from retable.tasks.weather.composites.composites import Composite, Grid, describ
 from retable.tasks.weather.composites.importer import Place, deal, import_composites, stretch, survey
 from retable.tasks.weather.composites.published import project
 from retable.tasks.weather.w4c import layout
+from tests.weather.composite_files import crr
 
 START = datetime(2018, 8, 24, 18)
 NODATA, UNDETECT = -9999000.0, -8888000.0
@@ -37,21 +38,6 @@ def odim(path, raw, time=START, quantity="RATE", gain=1.0, offset=0.0, nodata=NO
             file[f"dataset{number}/data1/data"] = data
             attributes = {"gain": gain, "offset": offset, "nodata": nodata, "undetect": undetect}
             file.create_group(f"dataset{number}/what").attrs.update(attributes | {"quantity": np.bytes_(name)})
-    return path
-
-
-def netcdf(path, raw, time=START):
-    with h5py.File(path, "w") as file:
-        file.attrs["nominal_product_time"] = np.bytes_(f"{time:%Y-%m-%dT%H:%M:%SZ}")
-        file.attrs["gdal_projection"] = np.bytes_("+proj=geos +h=35785863.0")
-        file.attrs["gdal_geotransform_table"] = np.array([-3e6, 3000, 0, 5e6, 0, -3000], np.float32)
-        file["crr_intensity"] = raw
-        attributes = {
-            "scale_factor": np.float32([0.1]),
-            "add_offset": np.float32([0]),
-            "_FillValue": np.uint16([65535]),
-        }
-        file["crr_intensity"].attrs.update(attributes)
     return path
 
 
@@ -134,7 +120,7 @@ def test_nan_is_no_measurement(tmp_path):
 
 
 def test_netcdf_becomes_rates(tmp_path):
-    composite = describe(netcdf(tmp_path / "a.nc", np.array([[0, 2, 65535], [500, 1, 7]], np.uint16)))
+    composite = describe(crr(tmp_path / "a.nc", np.array([[0, 2, 65535], [500, 1, 7]], np.uint16), START))
     np.testing.assert_allclose(composite.read(), [[0, 0.2, NODATA], [50, 0.1, 0.7]], rtol=1e-6)
     assert composite.read()[0, 1] >= np.float32(0.2)
     assert composite.read(slice(1, 2), slice(0, 2)).shape == (1, 2)
@@ -256,7 +242,12 @@ def test_the_index_finds_windows_and_sequences(imported):
 
 def test_info_counts_rain_and_progress_reaches_its_end(imported):
     info = imported.info
-    assert (info["product"], info["date"], info["frames"], info["year"]) == ("OPERA composites", "2018-08-24", 7, 2018)
+    assert (info["product"], info["date"], info["frames"], info["year"]) == (
+        "ODIM_H5 radar composites",
+        "2018-08-24",
+        7,
+        2018,
+    )
     assert (info["start"], info["dropped"], info["pixel"]) == ("2018-08-24T18:00:00Z", [], 2000)
     for region, share in info["rain"].items():
         top, left = corner(region)
@@ -389,7 +380,7 @@ def elsewhere(source):
 
 def zoned(path):
     """A time with its zone, which others lack."""
-    with h5py.File(netcdf(path, np.ones((9, 9), np.uint16)), "r+") as file:
+    with h5py.File(crr(path, np.ones((9, 9), np.uint16)), "r+") as file:
         file.attrs["nominal_product_time"] = np.bytes_("2018-08-24T20:00:00+02:00")
 
 
@@ -415,7 +406,7 @@ def broken(source, number=1):
         (lambda source: odim(source / "z.h5", np.ones((9, 9)), quantity="VRAD"), ("z.h5", "QIND, VRAD but none of")),
         (lambda source: odim(source / "z.h5", np.ones((9, 9, 1))), ("z.h5", "no map of numbers")),
         (lambda source: odim(source / "z.h5", np.ones((9, 9))), ("z.h5", "9 x 9 pixels")),
-        (lambda source: netcdf(source / "z.nc", np.ones((HEIGHT, WIDTH), np.uint16)), ("z.nc", "NWC-SAF", "most are")),
+        (lambda source: crr(source / "z.nc", np.ones((HEIGHT, WIDTH), np.uint16)), ("z.nc", "NWC-SAF", "most are")),
         (lambda source: odim(source / "z.h5", np.ones((HEIGHT, WIDTH))), ("z.h5", "same time as composite_04.hdf")),
         (lambda source: odim(source / "z.h5", np.ones((HEIGHT, WIDTH)), quantity="DBZH"), ("z.h5", "reflectivity")),
         (lambda source: (source / "z.pgm").write_bytes(b"P5 2 2 255 abc"), ("z.pgm", "not a readable composite")),

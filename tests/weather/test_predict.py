@@ -9,6 +9,7 @@ import torch
 
 from retable.platform.config import override
 from retable.platform.errors import UserError
+from retable.platform.runs import view_key
 from retable.platform.stages import score_weights
 from retable.platform.storage import Storage
 from retable.platform.task import Source, find
@@ -91,6 +92,16 @@ def test_scores_are_those_of_a_plain_loop(source, weights):
     assert found["iou"] == pytest.approx(np.mean(list(ious.values())), abs=1e-3)
     for place, value in ious.items():
         assert found[f"iou/{place}"] == pytest.approx(value, abs=2e-3)
+
+
+def test_scores_of_a_region_are_its_part_of_all(source, weights):
+    everywhere, alone = (
+        score_weights(find("weather"), config(), chosen, weights, source)
+        for chosen in (view(), view(scored=["roxi_0004"]))
+    )
+    assert alone["iou/2019"] == alone["iou/2019/roxi_0004"] == everywhere["iou/2019/roxi_0004"]
+    assert alone["iou"] == pytest.approx((everywhere["iou/2019/roxi_0004"] + everywhere["iou/2020/roxi_0004"]) / 2)
+    assert "iou/2019/boxi_0015" not in alone
 
 
 def test_views_that_differ_in_a_threshold_share_a_forecast():
@@ -194,3 +205,17 @@ def test_an_unknown_shard_or_empty_split_is_named(source, weights):
 def test_thresholds_outside_the_steps_are_refused(threshold):
     with pytest.raises(UserError, match="threshold"):
         override(View(), {"threshold": threshold})
+
+
+def test_a_view_of_some_regions_reads_theirs_alone(source):
+    shards = predict.shards(config(), view(scored=["roxi_0004"]), source)
+    assert list(shards) == ["test/2019/roxi_0004", "test/2020/roxi_0004"]
+    with pytest.raises(UserError, match=r"'roxi_0009' is none of the run's; name one of boxi_0015, roxi_0004"):
+        predict.shards(config(), view(scored=["roxi_0009"]), source)
+
+
+def test_views_of_before_keep_their_names():
+    """Stored forecasts are found by them: those are the names that views had before `scored` was a field."""
+    assert view_key(View(epoch=1)) == "view-bc15df3efacd"
+    assert view_key(View(epoch=7, threshold="tuned")) == "view-b05ff3ace84e"
+    assert view_key(View(epoch=1, scored=("boxi_0015",))) != view_key(View(epoch=1))

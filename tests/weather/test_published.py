@@ -1,7 +1,6 @@
 """Layouts of composites, each made from its own definition: what is read is what was written."""
 
-import gzip
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 import h5py
 import numpy as np
@@ -10,74 +9,9 @@ import pytest
 from retable.platform.errors import UserError
 from retable.tasks.weather.composites.composites import Composite, coarse, describe
 from retable.tasks.weather.w4c.preprocess import MISSING, UNDETECTED
+from tests.weather.composite_files import TIME, bom, fmi, knmi, odim
 
-TIME = datetime(2021, 7, 14, 6, 20)
 RAW = np.random.default_rng(1).integers(0, 200, (6, 8))
-
-
-def odim(path, raw, quantity, *, what=(), data=(), how=(), where=(), scale=2000.0, inner=False):
-    """An ODIM file; `inner`: its place stands at the data set, not at the top."""
-    with h5py.File(path, "w") as file:
-        file.create_group("what").attrs.update(
-            {"date": np.bytes_(f"{TIME:%Y%m%d}"), "time": np.bytes_(f"{TIME:%H%M%S}")}
-        )
-        file["dataset1/data1/data"] = raw
-        file.create_group("dataset1/what").attrs.update(dict(what))
-        file.create_group("dataset1/data1/what").attrs.update({"quantity": np.bytes_(quantity), **dict(data)})
-        if how:
-            file.create_group("dataset1/data1/how").attrs.update(dict(how))
-        place = file.create_group("dataset1/where" if inner else "where").attrs
-        place.update({"projdef": np.bytes_("+proj=utm +zone=33"), "xscale": scale, "yscale": scale, **dict(where)})
-    return path
-
-
-def knmi(path, raw, parameter="ACCUMULATED_PRECIPITATION_[MM]", formula="GEO=0.01*PV+0.0", minutes=5):
-    with h5py.File(path, "w") as file:
-        place = {"geo_pixel_size_x": np.float32([1.0]), "geo_pixel_size_y": np.float32([-1.0])}
-        place |= {"geo_column_offset": np.float32([0.0]), "geo_row_offset": np.float32([3650.0])}
-        file.create_group("geographic").attrs.update(place)
-        projection = "+proj=stere +lat_0=90 +lon_0=0.0 +lat_ts=60.0 +a=6378.137 +b=6356.752 +x_0=0 +y_0=0"
-        file.create_group("geographic/map_projection").attrs["projection_proj4_params"] = np.bytes_(projection)
-        file["image1/image_data"] = raw
-        file["image1"].attrs["image_geo_parameter"] = np.bytes_(parameter)
-        limits = {"calibration_missing_data": np.int32([65535]), "calibration_out_of_image": np.int32([65534])}
-        file.create_group("image1/calibration").attrs.update(limits | {"calibration_formulas": np.bytes_(formula)})
-        times = {"start": TIME - timedelta(minutes=minutes), "end": TIME}
-        said = {f"product_datetime_{k}": np.bytes_(f"{v:%d-%b-%Y;%H:%M:%S.000}".upper()) for k, v in times.items()}
-        file.create_group("overview").attrs.update(said)
-    return path
-
-
-def bom(path, raw, pixel=0.5, north=True):
-    with h5py.File(path, "w") as file:
-        file["precipitation"] = raw
-        attributes = {"scale_factor": [0.05], "add_offset": [0.0], "_FillValue": np.int16([-32768])}
-        file["precipitation"].attrs.update(attributes)
-        seconds = int((TIME - datetime(1970, 1, 1)).total_seconds())
-        file["start_time"], file["valid_time"] = seconds - 600, seconds
-        height, width = raw.shape
-        file["x"] = np.float32(-10 + pixel * (np.arange(width) + 0.5))
-        file["y"] = np.float32(20 - pixel * (np.arange(height) + 0.5))[:: 1 if north else -1]
-        said = {"standard_parallel": [-18.0, -36.0], "longitude_of_central_meridian": [144.75]}
-        said |= {
-            "latitude_of_projection_origin": [-37.85],
-            "semi_major_axis": [6378137.0],
-            "inverse_flattening": [298.25],
-        }
-        file.create_dataset("proj", data=np.int8(0)).attrs.update(said)
-    return path
-
-
-def fmi(path, levels, parameter="CorrectedReflectivity", across=999.674053, down=999.62859):
-    lines = ["# composite_area FIN", f"# obstime {TIME:%Y%m%d%H%M}", f"# param {parameter}", "# missingval 255"]
-    lines += [f"# metersperpixel_x {across}", f"# metersperpixel_y {down}", "# projection radar {"]
-    lines += ["# type stereographic", "# centrallongitude 25", "# centrallatitude 90", "# truelatitude 60"]
-    lines += ["# bottomleft 18.600000 57.930000", "# topright 34.903000 69.005000", "# }"]
-    height, width = levels.shape
-    header = "\n".join(["P5", *lines, f"{width} {height}", "255", ""])
-    data = header.encode() + levels.astype(np.uint8).tobytes()
-    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
-    return path
 
 
 def marshall_palmer(dbz):

@@ -58,7 +58,7 @@ def test_the_set_is_fine_and_says_what_it_is(storage, source):
 
     assert check(storage / "data/weather/opera") == []
     words = find("weather").dataset.describe(source.info)
-    assert "OPERA" in words and "simulated" in words and "place" in words
+    assert "ODIM_H5" in words and "simulated" in words and "place" in words
     assert source.info["source"] == "imported" and source.info["simulated_satellite"]
 
 

@@ -2,6 +2,7 @@
 
 import csv
 from dataclasses import replace
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from tests.weather.test_metrics import field
 
 TABLES = TASK.tables()
 SCALES = TASK.scales()
+SMOKE = ("boxi_0015", "roxi_0004")
 
 
 def published(table):
@@ -90,13 +92,50 @@ def test_smoke_runs_every_row_and_small_says_why_not():
     for table in (TABLE1, TABLE2):
         smoke = scaled(table, SCALES["smoke"])
         missing = [row.label for row in smoke.rows if row.absent]
-        assert missing == [label for label in missing if "16bit" in label]
+        assert [label for label in missing if label != tables.MOVED_BY_PYSTEPS.label] == [
+            label for label in missing if "16bit" in label
+        ]
         assert not missing or f"CPUs emulate 16 bits (eight times as slow): {missing[0]}" in smoke.note
     small = scaled(TABLE1, SCALES["small"])
     missing = [row.label for row in small.rows if row.absent]
-    spared = [label for label in missing if not label.startswith(("SWIN", "VIVIT"))]
+    spared = [label for label in missing if not label.startswith(("SWIN", "VIVIT", tables.MOVED_BY_PYSTEPS.label))]
     assert len(missing) > len(spared) and all("train all" in label for label in spared)
     assert "need a GPU" in small.note and "to save time" in small.note and missing[0] in small.note
+
+
+def test_the_row_of_pysteps_is_there_where_the_library_is(monkeypatch):
+    module = import_module("retable.tasks.weather.scales")  # the package has a function of that name
+    for found in (None, object()):
+        monkeypatch.setattr(module, "find_spec", lambda name, found=found: found)
+        for scale in SCALES.values():
+            table = scaled(TABLE1, scale)
+            (row,) = [row for row in table.rows if row.label == tables.MOVED_BY_PYSTEPS.label]
+            assert bool(row.absent) == (found is None)
+            assert ("pip install 'retable[pysteps]'): retrieval moved by pysteps" in table.note) == (found is None)
+
+
+def test_a_region_left_out_is_scored_by_a_run_of_its_own_beside_the_run_on_all(tmp_path):
+    plan = api.plan("weather", scale="smoke", storage=str(tmp_path))
+    found = plan.replicates["weather/regions"]
+    (everywhere,) = {
+        fingerprint("weather", TASK.version, n.config) for n in plan.replicates["weather/table1"]["context network"]
+    }
+    assert set(found) == {f"{region}, trained on {what}" for region in SMOKE for what in ("all regions", "the others")}
+    for region in SMOKE:
+        (seen,), (new,) = found[f"{region}, trained on all regions"], found[f"{region}, trained on the others"]
+        assert fingerprint("weather", TASK.version, seen.config) == everywhere
+        assert seen.view == new.view == View(epoch=1, scored=(region,))
+        assert new.config.regions == SMOKE and new.config.trained_regions == tuple(r for r in SMOKE if r != region)
+    absent = [row.label for row in scaled(TABLES["regions"], SCALES["smoke"]).rows if row.absent]
+    assert len(absent) == 10 and not any(region in label for label in absent for region in SMOKE)
+
+
+def test_windows_are_shuffled_one_by_one_at_every_scale(tmp_path):
+    for scale, usual in (("smoke", 16), ("small", 4), ("paper", 16)):
+        found = api.plan("weather", scale=scale, storage=str(tmp_path)).replicates
+        runs = {label: {need.config.run for need in needs} for label, needs in found["weather/shuffling"].items()}
+        assert runs == {"windows in runs": {usual}, "windows one by one": {1}}
+        assert {need.config.run for needs in found["weather/table1"].values() for need in needs} == {usual}
 
 
 def test_epochs_shrink_in_order_and_the_note_says_so():

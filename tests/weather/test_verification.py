@@ -151,7 +151,17 @@ def test_cases_are_the_best_the_middle_and_the_worst_of_those_with_rain():
         "median": ("test/2019/a", 1),
         "worst": ("test/2019/a", 2),
     }
+    assert cases({"test/2019/a": counts[1:]}) == {"best": ("test/2019/a", 0), "worst": ("test/2019/a", 1)}
+    assert cases({"test/2019/a": counts[:1]}) == {"only": ("test/2019/a", 0)}
     assert cases({"test/2019/a": counts[3:]}) == {}
+
+
+def test_one_sequence_a_place_gives_no_interval():
+    table = np.array([[[30, 10, 5, 55]]])
+    alone = banded({"test/2019/a": table, "test/2019/b": table}, contingency)
+    assert alone.value[0] == pytest.approx(30 / 45) and np.isnan(alone.low).all() and np.isnan(alone.high).all()
+    two = banded({"test/2019/a": table, "test/2019/b": table.repeat(2, 1)}, contingency)
+    assert not np.isnan(two.low).any()
 
 
 def test_agreement_counts_pixels_by_votes():

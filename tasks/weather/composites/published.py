@@ -33,7 +33,7 @@ Array = npt.NDArray[Any]
 Quantity = Literal["rate", "accumulation", "reflectivity"]
 
 PRODUCTS = {
-    "opera": "OPERA composites",
+    "opera": "ODIM_H5 radar composites",
     "crr": "NWC-SAF convective rain rate",
     "knmi": "KNMI radar composites",
     "bom": "rainfields of the Bureau of Meteorology",

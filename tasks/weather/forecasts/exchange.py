@@ -15,7 +15,7 @@ from retable.platform.config import override, parse_set
 from retable.platform.errors import UserError
 from retable.platform.storage import Storage
 from retable.platform.table import resolve
-from retable.platform.task import Source
+from retable.platform.task import Source, data_folder
 from retable.tasks.weather import metrics
 from retable.tasks.weather.config import STEPS, Config, View
 from retable.tasks.weather.data import sequences
@@ -59,8 +59,11 @@ def opened(
     threshold: float | str,
     regions: Sequence[str] = (),
     years: Sequence[int] = (),
+    data: str = "",
 ) -> Opened:
     """Find a run by its fingerprint's first digits; regions and years to read are the run's, where none are named.
+
+    Of another data set than the run's they are all it has.
 
     Args:
         run: `RUN`, or `RUN@EPOCH` for another epoch than `epoch`.
@@ -70,15 +73,37 @@ def opened(
         threshold: from where on rain is forecast, or how that is tuned.
         regions: to be read.
         years: to be read.
+        data: the data set to be read, by its name in the storage of the run's; none: the run's.
 
     Raises:
-        UserError: where there is no finished one of this task, its data are gone, or a value is wrong.
+        UserError: where there is no finished one of this task, its data are gone, a value is wrong, or images of other
+            `data` are of another size than the run's.
     """
     name, own = at_epoch(run)
     found = api.load(name, storage, task="weather")
     view = resolve(override(View(), {"split": split, "epoch": own or epoch, "threshold": threshold}), found.config)
-    chosen = {"regions": tuple(regions) or found.config.regions, "years": tuple(years) or found.config.years}
-    return Opened(found, override(found.config, chosen), view, found.source)
+    source, there = found.source, {"regions": found.config.regions, "years": found.config.years}
+    if data and data != found.config.data:
+        source = other_source(found.source, data)
+        there = {name: tuple(source.info[name]) for name in there}
+    chosen = {"regions": tuple(regions) or there["regions"], "years": tuple(years) or there["years"]}
+    return Opened(found, override(found.config, {"data": data or found.config.data, **chosen}), view, source)
+
+
+def other_source(source: Source, data: str) -> Source:
+    """Return another data set in a data set's storage, whose images are as wide.
+
+    Raises:
+        UserError: where there is none of that name, or its images are of another size, on which no network was trained.
+    """
+    folder = data_folder(source.storage, "weather", data)
+    if not folder.exists("dataset.json"):
+        raise UserError(f"--data {data}: {folder} has no dataset.json; make, import or train on the set first")
+    found = Source.of(source.storage, f"weather/{data}")
+    if found.info["size"] != source.info["size"]:
+        sizes = f"its images are {found.info['size']} pixels wide, the run's {source.info['size']}"
+        raise UserError(f"--data {data}: {sizes}; make or import it in that size")
+    return found
 
 
 def at_epoch(run: str) -> tuple[str, int]:

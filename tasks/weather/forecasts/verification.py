@@ -58,6 +58,8 @@ def banded(
 ) -> Band:
     """Return scores of sums over sequences, a mean over shards and training seeds, with their intervals.
 
+    Where every shard has one sequence there is nothing to draw anew, and no interval: its ends are NaN.
+
     Args:
         tables: shard -> what is summed, (training seeds, sequences, ...).
         score: sums (..., as in the tables) -> scores (..., any); NaN where not defined.
@@ -78,7 +80,8 @@ def banded(
         return known_mean(np.stack([known_mean(score(part), 1) for part in sums]), 0)
 
     value, samples = read(whole)[0], read(drawn)
-    undefined = np.isnan(samples).all(axis=0)
+    single = all(table.shape[1] < 2 for table in tables.values())
+    undefined = np.isnan(samples).all(axis=0) | single
     low, high = np.nanpercentile(np.where(undefined, 0, samples), [2.5, 97.5], axis=0)
     return Band(value, np.where(undefined, np.nan, low), np.where(undefined, np.nan, high))
 
@@ -226,6 +229,8 @@ def in_bins(steps: Array) -> Array:
 def cases(counts: Mapping[str, Array]) -> dict[str, tuple[str, int]]:
     """Choose the best, the median and the worst sequence by IoU, of those with rain: name -> shard and number.
 
+    Of two they are the best and the worst, one is the only one.
+
     Args:
         counts: confusion (n, L, 4) of each shard.
     """
@@ -238,8 +243,9 @@ def cases(counts: Mapping[str, Array]) -> dict[str, tuple[str, int]]:
     )
     if not rainy:
         return {}
-    places = {"best": -1, "median": (len(rainy) - 1) // 2, "worst": 0}
-    return {name: rainy[place][1:] for name, place in places.items()}
+    names = {1: ("only",), 2: ("best", "worst")}.get(len(rainy), ("best", "median", "worst"))
+    places = {"only": 0, "best": -1, "median": (len(rainy) - 1) // 2, "worst": 0}
+    return {name: rainy[places[name]][1:] for name in names}
 
 
 def agreement(votes: Array, events: Array, members: int) -> Array:

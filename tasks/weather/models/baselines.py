@@ -7,6 +7,8 @@ Germann and Zawadzki (2002). Only the retrieval learns by gradients.
 
 from __future__ import annotations
 
+import io
+from contextlib import redirect_stdout
 from itertools import pairwise
 from typing import Any
 
@@ -112,6 +114,38 @@ def motion(images: Float[Tensor, "batch channel inputs row column"]) -> Float[Te
     return torch.from_numpy(np.stack([optical_flow(sample) for sample in kelvin])).to(images.device)
 
 
+def pysteps() -> tuple[Any, Any]:
+    """Return what pysteps estimates motion with, and what it moves fields with.
+
+    Raises:
+        UserError: where it is not installed.
+    """
+    try:
+        with redirect_stdout(io.StringIO()):  # it says where its configuration lies
+            from pysteps.extrapolation.semilagrangian import extrapolate
+            from pysteps.motion.lucaskanade import dense_lucaskanade
+    except ImportError as error:
+        raise UserError(f"model.motion pysteps: {error}; pip install 'retable[pysteps]'") from error
+    return dense_lucaskanade, extrapolate
+
+
+@torch.no_grad()
+def extrapolate(
+    fields: Float[Tensor, "batch row column"], images: Float[Tensor, "batch channel inputs row column"], steps: int
+) -> Float[Tensor, "batch step row column"]:
+    """Move fields with the clouds for 1 to `steps` steps by pysteps: Lucas and Kanade's motion, semi-Lagrangian.
+
+    The peer of `motion` and `advect`, with pysteps' own settings but for the border, which goes on beyond itself.
+    """
+    estimate, move = pysteps()
+    cold = WARMEST - (images[:, INFRARED].float().cpu().numpy() * STD[INFRARED] + MEAN[INFRARED])  # it tracks maxima
+    moved = [
+        move(field, estimate(sample), steps, map_coordinates_mode="nearest")
+        for field, sample in zip(fields.cpu().numpy(), np.clip(cold, 0, WARMEST - COLDEST), strict=True)
+    ]
+    return torch.from_numpy(np.stack(moved)).to(fields)
+
+
 def sample(
     fields: Float[Tensor, "batch channel row column"], displacement: Float[Tensor, "batch 2 row column"]
 ) -> Float[Tensor, "batch channel row column"]:
@@ -161,9 +195,12 @@ class RetrievalForecaster(nn.Module):
             raise UserError(
                 f"data: images of {size} pixels have no central sixth; make a set whose size is a multiple of 12"
             )
-        self.forecast, self.moves = forecast, model.motion == "optical_flow"
-        # Not as a decorator: that would import the compiler, which takes 2 s, with this module.
+        self.forecast, self.moves = forecast, model.motion
+        if self.moves == "pysteps":
+            pysteps()
+        # Not as decorators: that would import the compiler, which takes 2 s, with this module.
         self.motion = torch.compiler.disable(motion)  # type: ignore[no-untyped-call]
+        self.extrapolate = torch.compiler.disable(extrapolate)  # type: ignore[no-untyped-call]
         widths = (len(CHANNELS), model.filters, model.filters, 1)
         first, second, third = (
             nn.Conv2d(before, after, 3, padding=1, padding_mode="replicate") for before, after in pairwise(widths)
@@ -183,7 +220,9 @@ class RetrievalForecaster(nn.Module):
         """
         if self.training:
             return self.now(images)[:, None]
-        if not self.moves:
+        if self.moves == "none":
             return self.now(images)[:, None].expand(-1, self.forecast, -1, -1)
         context = self.network(images[:, :, -1])[:, 0].float()
+        if self.moves == "pysteps":
+            return enlarge_centre(self.extrapolate(context, images, self.forecast))
         return enlarge_centre(advect(context, self.motion(images), self.forecast))
