@@ -55,7 +55,7 @@ def write_export(run: TrainedRun, epoch: int = 0, half: bool = False, painting: 
 
 
 def read_export(data: bytes, name: str) -> Exported:
-    """Read a file of `write_export`, or of before there was one; never code. `name` is what errors call it.
+    """Read a file of `write_export`; never code. `name` is what errors call it.
 
     Raises:
         UserError: where it is no such file, or is damaged.
@@ -65,7 +65,7 @@ def read_export(data: bytes, name: str) -> Exported:
     if "network" not in metadata:
         raise UserError(f"{name}: no network of this task, or not the whole file; {REMEDY}")
     said = exported.read_json(metadata, "provenance", name, REMEDY) if "provenance" in metadata else {}
-    return Exported(_whole(said), transformer.read_bytes(data, name, painting=None))
+    return Exported(said, transformer.read_bytes(data, name, painting=None))
 
 
 def one_of(data: bytes, painting: str) -> bytes:
@@ -78,16 +78,3 @@ def one_of(data: bytes, painting: str) -> bytes:
     network = transformer.read_bytes(data, painting, painting)
     half = all(tensor.dtype == torch.float16 for tensor in load(data).values())
     return transformer.pack(network, {**said, "paintings": [painting]}, half)
-
-
-def _whole(said: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a file says, in today's words: files of before said `run`, and what it was trained on as `data`."""
-    if "fingerprint" in said or "run" not in said:
-        return dict(said)
-    rest = {key: value for key, value in said.items() if key not in ("run", "data", "config")}
-    changes = said.get("config", {})
-    named = {"data": changes.get("data", ""), "data_description": said.get("data", ""), "config": changes}
-    paintings = list(changes.get("style", ("great_wave",)))
-    return {"task": "style", "version": 1, "fingerprint": said["run"], "scale": "", **named, **rest} | {
-        "paintings": paintings
-    }

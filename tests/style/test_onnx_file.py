@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 
 from retable.tasks.style.networks import transformer
 from retable.tasks.style.networks.onnx_file import pack
-from retable.tasks.style.networks.transformer import TransformerNetwork, read, stylise
+from retable.tasks.style.networks.transformer import TransformerNetwork, stylise
 
 KINDS = {
     "transposed": {},
@@ -50,8 +50,7 @@ def test_another_runtime_gives_the_same_picture(kind, size):
 
 @pytest.mark.parametrize("name", sorted(transformer.zoo()))
 def test_networks_of_the_zoo_on_another_runtime(name):
-    path = transformer.zoo()[name]
-    net = read(path)
+    net = transformer.find(name)
     image = torch.nn.functional.interpolate(torch.rand(1, 3, 12, 16), (93, 122), mode="bicubic").clamp(0, 1)
     expected = stylise(net, image)
     torch.testing.assert_close(run(pack(net), image), expected, rtol=0, atol=1e-4)
