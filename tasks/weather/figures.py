@@ -133,7 +133,7 @@ def finish(axes: Array, any_parts: bool) -> None:
     for axis in (axes[0, 0], axes[0, 1], axes[1, 0]):
         axis.set_xlabel("hours from the start")
     for axis in axes.flat:
-        if axis is axes[3, 1] and any_parts:
+        if axis in (axes[1, 0], axes[3, 1]) and any_parts:  # a bias is a ratio
             axis.set_yscale("log")
         else:
             axis.set_ylim(0, 1.05 * axis.get_ylim()[1])  # else the frame cuts the highest marks in two

@@ -160,7 +160,7 @@ def scale(about: str, size: Reduced, seeds: tuple[int, ...]) -> Scale:
 SCALES = {
     "smoke": scale("minutes on two cores: every row, two steps an epoch; scores mean nothing", SMOKE, (0,)),
     "small": scale(
-        "under an hour on two cores: U-Nets and baselines, generated data of 36 x 36 pixels, 3 seeds", SMALL, (0, 1, 2)
+        "about an hour on two cores: U-Nets and baselines, generated data of 36 x 36 pixels, 3 seeds", SMALL, (0, 1, 2)
     ),
     "paper": Scale(about="the published setting: Weather4cast 2022, 252 x 252 pixels, GPUs", row=installed),
 }
