@@ -231,7 +231,7 @@ def lattice(image: Image) -> Float[Tensor, " batch"]:
     rows, columns = (torch.hann_window(length, device=image.device) for length in (height, width))
     window = rows[:, None] * columns
     spectrum = torch.fft.fft2(image[..., :height, :width].float() * window)[..., :: height // 4, :: width // 4]
-    power = (spectrum / window.sum()).abs().square()
+    power: Tensor = (spectrum / window.sum()).abs().square()
     return (power.sum((2, 3)) - power[:, :, 0, 0]).mean(1)
 
 
