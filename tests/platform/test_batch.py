@@ -89,7 +89,7 @@ def test_what_is_done_and_what_cannot_be(tmp_path):
 
 def test_the_model_is_a_file_a_name_of_the_zoo_or_a_run(tmp_path):
     storage = Storage.open(tmp_path)
-    shipped = zoo.zoo("style")["great_wave"].read_bytes()
+    shipped = zoo.read("style", "great_wave")
     assert batch.find_model("style", "great_wave", storage) == (shipped, "great_wave")
     (tmp_path / "mine.safetensors").write_bytes(b"mine")
     assert batch.find_model("style", str(tmp_path / "mine.safetensors"), storage)[0] == b"mine"

@@ -63,6 +63,7 @@ def test_a_table_is_filled_and_the_second_call_trains_nothing(cluster, tmp_path,
     assert "A fast rate fits better." in page and run.fingerprint in details
 
 
+@pytest.mark.slow
 def test_without_training_a_table_is_filled_from_finished_runs_alone(cluster, tmp_path, capsys):
     where = str(tmp_path)
     fast = [retable.train("line", {"rate": 0.1, "seed": k}, storage=where, keep=[1]).fingerprint for k in (0, 1)]

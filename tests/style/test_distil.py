@@ -77,6 +77,7 @@ def test_a_student_begins_with_most_of_what_its_teacher_knows(shared, teacher):
         assert left < most, layer
 
 
+@pytest.mark.slow
 def test_what_is_distilled_is_a_backbones_file(shared, storage, teacher, tmp_path):
     seen = []
     photographs = sorted((shared / "data/style/bsds500").glob("train_*.jpg"))[:4]

@@ -51,6 +51,7 @@ def storage(tmp_path):
     return make(tmp_path / "results", size=SIZE)
 
 
+@pytest.mark.slow
 def test_published_weights_fill_the_vote_without_a_training(storage, tmp_path):
     states = published(tmp_path / "checkpoints")
     lines = adopt(tmp_path / "checkpoints", TABLE, storage, CHANGES)
