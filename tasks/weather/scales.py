@@ -41,7 +41,7 @@ class Reduced:
         if row.label in self.spared:
             return "to save time"
         if set((row.view or {}).get("scored", ())) - set(self.overrides["regions"]):  # type: ignore[call-overload]
-            return "as it has other regions"
+            return "as this scale has not their regions"
         if isinstance(without := installed(row), str):
             return without
         view = dict(row.view or {})
