@@ -33,7 +33,7 @@ from retable.tasks.style.networks.transformer import stylise
 
 DEVICE = os.environ.get("RETABLE_BENCH_DEVICE", "cpu")
 SHAPES = ((256, 256), (512, 512), (1024, 1024), (2160, 3840)) if DEVICE == "cuda" else ((512, 512), (1024, 1024))
-ROUNDS = {512: 30, 1024: 15} if DEVICE == "cpu" else {}
+ROUNDS = {512: 12, 1024: 5} if DEVICE == "cpu" else {}
 """Calls of each way, by the shorter side; the least seconds count."""
 NEIGHBOURS = (0, 1, 2, 4) if DEVICE == "cpu" else ()
 """Busy processes beside this one."""

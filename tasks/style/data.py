@@ -329,7 +329,7 @@ def tests(source: Source) -> tuple[str, ...]:
 def photographs(source: Source) -> dict[str, str | Path]:
     """Return where photographs lie, by name: those shipped, those in `test/` now, and the data set's tests."""
     there = [f"test/{name}" for name in source.folder.list("test")]
-    return {**assets.photographs(), **_by_name([*there, *source.info["test"]])}
+    return {**assets.photographs(), **assets.large(), **_by_name([*there, *source.info["test"]])}
 
 
 def paintings(source: Source) -> dict[str, str | Path]:

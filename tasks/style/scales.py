@@ -10,6 +10,7 @@ from typing import Any
 from retable.platform.config import describe
 from retable.platform.table import AnyTable, Measurement, Row
 from retable.platform.task import Scale
+from retable.tasks.style.files.assets import LARGE
 from retable.tasks.style.tables import UNTRAINED
 
 
@@ -44,7 +45,7 @@ class Reduced:
         else:
             names = [overrides["method.content"]] if "method.content" in overrides else self.photographs
             overrides |= self.image
-        if not set(names) <= set(self.photographs):
+        if not set(names) <= {*self.photographs, LARGE}:
             return "with other photographs"
         return dataclasses.replace(row, overrides=overrides, view=view)
 
@@ -88,7 +89,7 @@ SMOKE = Reduced(
         "steps": 5,
     },
     photographs=("mountain",),
-    sizes={512: 64, 4032: 256},
+    sizes={512: 64, 3082: 256},
     timed=256,
     passes=3,
 )
@@ -105,7 +106,7 @@ SMALL = Reduced(
         "steps": 50,
     },
     photographs=("mountain", "astronaut", "coffee"),
-    sizes={512: 192, 4032: 1024},
+    sizes={512: 192, 3082: 3082},
     timed=1024,
     passes=10,
 )

@@ -7,16 +7,17 @@ from retable.tasks.style.files import assets
 
 def test_the_shipped_pictures_are_small_and_their_licences_are_given():
     licences = (assets.FOLDER / "LICENSES.md").read_text()
-    shipped = assets.paintings() | assets.photographs()
+    shipped = assets.paintings() | assets.photographs() | assets.large()
     assert set(assets.paintings()) == {"great_wave", "starry_night", "the_scream", "metzinger"}
     assert set(assets.photographs()) == {"astronaut", "coffee", "mountain"}
     assert {path.name for path in shipped.values()} == {path.name for path in assets.FOLDER.glob("*.jpg")}
     for name, path in shipped.items():
         assert path.stem == name and f"| {path.name} |" in licences
-        assert path.stat().st_size <= 150_000
+        assert path.stat().st_size <= (850_000 if name == assets.LARGE else 150_000)
         with Image.open(path) as picture:
             picture.load()
-            assert picture.mode == "RGB" and 400 <= max(picture.size) <= 1024
+            assert picture.mode == "RGB"
+            assert picture.size == (3082, 2048) if name == assets.LARGE else 400 <= max(picture.size) <= 1024
     assert "(c) copyright Blender Foundation \\| www.sintel.org" in licences
 
 

@@ -108,15 +108,11 @@ def exact(vectors: Vectors, queries: Float32[np.ndarray, "queries dimension"], c
 def _largest(line: Float32[np.ndarray, " rows"], count: int) -> Int64[np.ndarray, " count"]:
     """Return the places of the largest values, falling; of equal ones the first.
 
-    A partition takes any of those that equal the last one; where there are more of them, all are looked at.
+    The value at `count` is found first: what reaches it is little, and is all that is ranked.
     """
-    best = np.arange(len(line))
-    if count < len(line):
-        best = np.argpartition(line, -count)[-count:]
-        enough = line >= line[best].min()
-        if np.count_nonzero(enough) > count:
-            best = np.flatnonzero(enough)
-    ranked: Int64[np.ndarray, " count"] = best[np.lexsort((best, -line[best]))[:count]]
+    least = np.partition(line, -count)[-count] if count < len(line) else -np.inf
+    best = (line >= least).nonzero()[0]
+    ranked: Int64[np.ndarray, " count"] = best[np.argsort(-line[best], kind="stable")[:count]]
     return ranked
 
 

@@ -1,4 +1,4 @@
-"""The pictures shipped with the task: four paintings and three photographs; `pictures/LICENSES.md` says whose."""
+"""The pictures shipped with the task: four paintings and four photographs; `pictures/LICENSES.md` says whose."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ PAPER = ("great_wave", "starry_night", "the_scream")
 """The paper's three paintings."""
 PAINTINGS = (*PAPER, "metzinger")
 PHOTOGRAPHS = ("astronaut", "coffee", "mountain")
+LARGE = "pigeon"
+"""A photograph as a camera took it, 3,082 x 2,048 pixels: for figure 8."""
 SIDE = 192
 """Pixels across a calibration image."""
 
@@ -25,8 +27,13 @@ def paintings() -> dict[str, Path]:
 
 
 def photographs() -> dict[str, Path]:
-    """Return the shipped photographs, by name."""
+    """Return the shipped photographs of common size, by name."""
     return {name: FOLDER / f"{name}.jpg" for name in PHOTOGRAPHS}
+
+
+def large() -> dict[str, Path]:
+    """Return the shipped photograph that is large, by name."""
+    return {LARGE: FOLDER / f"{LARGE}.jpg"}
 
 
 def calibration() -> Float[Tensor, "n 3 192 192"]:
