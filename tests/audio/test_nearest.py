@@ -78,7 +78,7 @@ def test_few_or_no_vectors():
         assert (numbers[:, 0] == 0).all() and (numbers[:, 1:] == -1).all()
 
 
-@pytest.mark.parametrize(("rows", "kind"), [(0, "flat"), (200_000, "flat"), (200_001, "sq8"), (2_700_000, "ivf")])
+@pytest.mark.parametrize(("rows", "kind"), [(0, "flat"), (200_000, "flat"), (200_001, "ivf"), (2_700_000, "ivf")])
 def test_size_chooses(rows, kind):
     assert nearest.choose(rows) == kind
 

@@ -22,8 +22,9 @@ Vectors = Sequence[Float32[np.ndarray, "rows dimension"]]
 Found = tuple[Float32[np.ndarray, "queries count"], Int64[np.ndarray, "queries count"]]
 """Scores, falling, and the vectors' numbers; where there are fewer: -inf and -1."""
 
-FLAT, SQ8 = 200_000, 1_000_000
-"""Up to so many vectors an index is exact, or holds them in a byte a number; beyond, it is divided into lists."""
+FLAT = 200_000
+"""Up to so many vectors an index is exact: a query takes about 15 ms on two cores. Beyond, it is divided into lists; a
+byte a number (SQ8) saves as much memory, and was slower than an exact search wherever it was measured."""
 LINKS, CONSTRUCTION = 32, 80
 """HNSW: neighbours of a vector, and candidates looked at when it is put in."""
 TRAINING = 64
@@ -38,7 +39,7 @@ SPARE = 4
 
 def choose(rows: int) -> Kind:
     """Return the kind of index for so many vectors."""
-    return "flat" if rows <= FLAT else "sq8" if rows <= SQ8 else "ivf"
+    return "flat" if rows <= FLAT else "ivf"
 
 
 def build(kind: Kind, vectors: Vectors, dimension: int) -> Any:
