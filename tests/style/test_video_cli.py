@@ -61,6 +61,21 @@ def test_strength_zero_is_the_video_itself(tmp_path):
     assert np.abs(look(target)[1][0][2, 2].astype(int) - 250).max() < 12, "the bright corner"
 
 
+@pytest.mark.parametrize("steady", ["off", "flow"])
+def test_the_video_is_shown_beside_the_result(tmp_path, steady):
+    source, words = make(tmp_path / "in.mp4", 5), ("--style", "toy", "--steady", steady, "--crf", 0)
+    assert run(source, tmp_path / "alone.mp4", *words).exit_code == 0
+    assert run(source, tmp_path / "both.mp4", *words, "--beside").exit_code == 0
+    before, alone, both = (look(path)[1] for path in (source, tmp_path / "alone.mp4", tmp_path / "both.mp4"))
+    assert len(both) == len(before) == 5
+    for frame, made, shown in zip(before, alone, both, strict=True):
+        width = frame.shape[1]
+        assert shown.shape == (frame.shape[0], 2 * width, 3)
+        for half, expected in ((shown[:, :width], frame), (shown[:, width:], made)):
+            away = np.abs(half.astype(int) - expected)[:, 2:-2]  # chroma of the seam is shared by both
+            assert away.mean() < 2.5, "up to what the encoder's colours lose"
+
+
 @pytest.mark.parametrize("steady", ["statistics", "flow"])
 def test_steadiness_is_measured_against_none(tmp_path, steady):
     source = make(tmp_path / "in.mp4", 6)

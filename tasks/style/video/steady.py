@@ -341,6 +341,7 @@ def stylise_stream(
     workers: int = 0,
     meters: dict[str, Flicker] | None = None,
     sample: int = 48,
+    beside: bool = False,
 ) -> Stylise:
     """Put together what `stylise_video` stylises with.
 
@@ -350,6 +351,7 @@ def stylise_stream(
         workers: Ray actors; 0: none, this process does the work.
         meters: gets the flicker of the first `sample` frames; none: not measured.
         sample: see `meters`.
+        beside: whether pictures come out with the photograph on their left, twice as wide.
     """
 
     def stylise(batches: Iterator[Pictures]) -> Iterator[Pictures]:
@@ -359,6 +361,8 @@ def stylise_stream(
             pairs = smooth(pairs)
         if meters is not None:
             pairs = measured(pairs, None if steady == "off" else stylist, meters, sample)
+        if beside:
+            return (torch.cat([piece.pictures, pictures], 3) for piece, pictures in pairs)
         return (pictures for _, pictures in pairs)
 
     return stylise

@@ -51,6 +51,7 @@ def video(
         typer.Option(help="Against flicker: statistics fixed over a shot; flow also blends along the motion."),
     ] = "off",
     measure: Annotated[bool, typer.Option("--measure", help=f"Measure flicker on the first {SAMPLE} frames.")] = False,
+    beside: Annotated[bool, typer.Option("--beside", help="Show the video on the left of the result.")] = False,
     size: Annotated[int, typer.Option(help="Pixels of the longer side; 0: the video's own.", min=0)] = 0,
     start: Annotated[float, typer.Option(help="Seconds of the video to pass over.", min=0)] = 0.0,
     duration: Annotated[float | None, typer.Option(help="Seconds to stylise; none: to the end.", min=0.001)] = None,
@@ -87,7 +88,7 @@ def video(
     look = Look(original_colours, strength, mask)
     stylist = by_names(by, style, precision, look, knobs, Storage.open(storage))
     meters: dict[str, Flicker] = {}
-    stylise = stylise_stream(stylist, steady, workers, meters if measure else None, SAMPLE)
+    stylise = stylise_stream(stylist, steady, workers, meters if measure else None, SAMPLE, beside)
     with ray_cluster() if workers else nullcontext(), frame_bar(str(target)) as progress:
         written = stylise_video(
             source,
