@@ -102,13 +102,17 @@ def import_(
     tolerance: Annotated[
         float, typer.Option(help="Minutes by which a composite may miss its quarter of an hour.", min=0, max=7)
     ] = 0.0,
+    satellite: Annotated[
+        Path | None,
+        typer.Option(help="A folder of SEVIRI's scans (MSG*-NA.nat) of the same hours; none: images are simulated."),
+    ] = None,
 ) -> None:
-    """Cut real rain composites into regions; the satellite images are simulated from the rain.
+    """Cut real rain composites into regions; satellite images are SEVIRI's own, or simulated from the rain.
 
     Pixels of about 1 km or less are averaged to about 2 km, others are taken as they are, and of more frequent
     composites every quarter of an hour's is taken, which is said. Reflectivity becomes a rate by Z = 200 R^1.6. Files
     that cannot be used are named and left out. MRMS's GRIB2 needs `pip install 'retable[grib]'`, and, as it comes every
-    two minutes, `--tolerance 1`.
+    two minutes, `--tolerance 1`. EUMETSAT's files need `pip install 'retable[seviri]'`.
 
     Example: `retable data import weather opera_20180824 --name opera`
     """
@@ -130,11 +134,12 @@ def import_(
             forecast=forecast,
             seed=seed,
             tolerance=tolerance,
+            satellite=satellite,
             progress=show,
         )
     for line in import_lines(said):
         console.print(line, markup=False, highlight=False)
-    info = index_folder(place, name, "imported", **{**said, "simulated_satellite": True})
+    info = index_folder(place, name, "imported", **said)
     console.print(f"{place}: {describe(info)}")
     changes = {"data": name, "regions": info["regions"], "years": info["years"], "inputs": inputs, "forecast": forecast}
     console.print(f"train on it: retable train weather {set_line(changes)}", markup=False)

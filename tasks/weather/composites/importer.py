@@ -1,11 +1,11 @@
-"""Make a data set of real rain composites, in the competition's layout, with simulated satellite images.
+"""Make a data set of real rain composites, in the competition's layout, with real or simulated satellite images.
 
 A file that is foreign or damaged, or of another kind than most, is left out with a line that says why. Composites that
 come more often than the layout's quarters of an hour are taken at those alone.
 
 Squares are cut out of the composites, each as wide as a satellite image of the competition (the context); the rain of
-its central sixth is what is forecast. Real images do not come with composites, so they are simulated from the rain of
-the whole square; the files say so.
+its central sixth is what is forecast. Real images do not come with composites: they are cut from a folder of SEVIRI's
+scans where one is given (`seviri`), and else simulated from the rain of the whole square; the files say which.
 
 An event lasts hours, a composite archive often no longer: splitting by time would test on the rain trained on. So a
 square belongs to one split only, with all its frames; the competition splits by time instead, each region in all.
@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from retable.platform.errors import UserError, disk_errors
+from retable.tasks.weather.composites import seviri
 from retable.tasks.weather.composites.composites import PRODUCTS, SUFFIXES, Composite, describe
 from retable.tasks.weather.composites.resample import PIXEL
 from retable.tasks.weather.w4c import layout
@@ -76,6 +78,7 @@ def import_composites(
     forecast: int,
     seed: int = 0,
     tolerance: float = 0.0,
+    satellite: Path | None = None,
     progress: Callable[[int, int], None],
 ) -> dict[str, Any]:
     """Cut a folder of rain composites into regions and write them below `target` in the competition's layout.
@@ -94,21 +97,24 @@ def import_composites(
         forecast: lead times forecast.
         seed: decides which regions go to which split, and the simulated cirrus.
         tolerance: minutes by which a composite may miss its quarter of an hour.
+        satellite: a folder of SEVIRI's scans; composites without one are left out. None: images are simulated.
         progress: called now and then with the work so far and in all.
 
     Returns:
         What a data set must say of itself: product, quantity, date, start, year, frames, dropped (files not used),
         skipped (lines on files that could not be), regions (by split), coverage and rain (shares by region), grids (by
-        region), pixel in metres, averaged (pixels across one), resampled (how, in words), and that and how the images
-        are simulated.
+        region), pixel in metres, averaged (pixels across one), resampled (how, in words), and whether the images are
+        simulated, and how, or what they are.
 
     Raises:
         UserError: where no file can be read, the frames are too few, the squares too large for the composites or fewer
-            than four with radar and rain, or an argument is out of range.
+            than four with radar and rain, or an argument is out of range; with `satellite`, where no scan goes with the
+            composites, one is damaged, or the composites do not say where they lie.
 
     """
     _check(target, size, regions, inputs, forecast, seed)
     found, skipped = survey(source)
+    scans, found, unseen = with_scans(satellite, found)
     composites, dropped, counts, damaged = count(
         source, found, size, inputs + forecast, timedelta(minutes=tolerance), progress
     )
@@ -122,10 +128,12 @@ def import_composites(
             folder.mkdir()
             _write_csv(folder / layout.CSV, composites, inputs, forecast)
             for number, place in enumerate(places, 1):
-                _write_region(folder, composites, place, splits[place.name], size, (inputs, forecast), seed)
+                images = _images(composites, place, size, seed, scans)
+                _write_region(folder, composites, place, splits[place.name], size, (inputs, forecast), images)
                 progress(len(composites) + len(composites) * number // len(places), 2 * len(composites))
             folder.rename(target)
-    return _info(composites, dropped, places, splits, size) | {"skipped": skipped + damaged}
+    about = {"satellite": seviri.ABOUT, "simulated_satellite": False} if scans else {"simulated_by": SIMULATION}
+    return _info(composites, dropped, places, splits, size) | about | {"skipped": skipped + unseen + damaged}
 
 
 def _check(target: Path, size: int, regions: int, inputs: int, forecast: int, seed: int) -> None:
@@ -167,6 +175,29 @@ def survey(source: Path) -> tuple[list[Composite], list[str]]:
         else:
             kept[composite.time] = composite
     return [kept[time] for time in sorted(kept)], skipped
+
+
+def with_scans(
+    satellite: Path | None, composites: Sequence[Composite]
+) -> tuple[dict[datetime, Path], list[Composite], list[str]]:
+    """Return scans by their time, the composites that have one, and a line on each file that is left out for that.
+
+    Raises:
+        UserError: where there are no scans, none goes with a composite, or the composites do not say where they lie.
+    """
+    if satellite is None:
+        return {}, list(composites), []
+    grid = composites[0].grid
+    if not (grid.projdef and grid.corner and grid.pixel):
+        raise UserError(f"{composites[0].path}: does not say where its pixels lie, so no image can be cut out for it")
+    scans, skipped = seviri.survey(satellite)
+    seen = [composite for composite in composites if seviri.scan_of(scans, composite.time)]
+    if not seen:
+        span = f"scans of {min(scans)} to {max(scans)}, composites of {composites[0].time} to {composites[-1].time}"
+        raise UserError(f"{satellite}: {span}; give scans of the same time")
+    if len(seen) < len(composites):
+        skipped.append(f"{satellite}: no scan goes with {len(composites) - len(seen)} of {len(composites)} composites")
+    return scans, seen, skipped
 
 
 def kind(composite: Composite) -> tuple[Any, ...]:
@@ -383,7 +414,6 @@ def _info(
         "averaged": first.finer,
         "resampled": first.resampled,
         "simulated_satellite": True,
-        "simulated_by": SIMULATION,
     }
 
 
@@ -411,42 +441,79 @@ def _write_region(
     split: str,
     size: int,
     lengths: tuple[int, int],
-    seed: int,
+    images: Images,
 ) -> None:
     """Write a region's two files, with the frames that belong to its split, some frames at a time."""
     kept, year = slots(len(composites), split, *lengths), composites[0].time.year
     rows = np.array([frame for frame, _ in kept])
     seen = np.array([frame for frame, kind in kept if not (split in ("test", "heldout") and kind.endswith("_target"))])
-    cirrus = int(np.random.SeedSequence([seed, place.row, place.column]).generate_state(1)[0])
     about = {"product": PRODUCTS[composites[0].product], "region": place.name, "split": split}
     about |= _grid(composites[0], place, size)
-    simulation = {"simulated": True, "simulated_by": SIMULATION, "cirrus_seed": cirrus}
     names = np.array([composite.path.name.encode() for composite in composites])
     image_path = folder / layout.satellite_path(year, place.name, split)
     rain_path = folder / layout.rain_path(year, place.name, split)
     with (
-        _written(image_path, layout.SATELLITE, (11, size, size), names[seen], about | simulation) as images,
+        _written(image_path, layout.SATELLITE, (11, size, size), names[seen], about | dict(images.about)) as pictures,
         _written(rain_path, layout.RAIN, (1, size, size), names[rows], about | {"simulated": False}) as rates,
     ):
         for first in range(0, len(composites), CHUNK):
-            targets, views = _cut(composites, first, place, size, cirrus)
-            for data, frames, part in ((rates, rows, targets[:, None]), (images, seen, views)):
+            nearby, squares = _squares(composites, first, place, size)
+            inside = slice(min(first, BEFORE), min(first, BEFORE) + len(composites[first : first + CHUNK]))
+            centre = slice(5 * size // 2, 7 * size // 2)
+            targets = squares[inside, centre, centre].copy()
+            views = images.of(nearby, squares, inside)
+            for data, frames, part in ((rates, rows, targets[:, None]), (pictures, seen, views)):
                 low, high = np.searchsorted(frames, [first, first + CHUNK])
                 data[low:high] = part[frames[low:high] - first]
 
 
-def _cut(composites: Sequence[Composite], first: int, place: Place, size: int, cirrus: int) -> tuple[Array, Array]:
-    """Return rates (n, S, S) and images (n, 11, S, S) of the frames from `first` on, at most `CHUNK`."""
+def _squares(composites: Sequence[Composite], first: int, place: Place, size: int) -> tuple[Sequence[Composite], Array]:
+    """Return the frames from `first` on, at most `CHUNK`, with those around them, and their rates (n, 6S, 6S)."""
     low, last = max(0, first - BEFORE), min(len(composites), first + CHUNK)
     nearby = composites[low : last + AFTER]
     square = slice(place.row, place.row + 6 * size), slice(place.column, place.column + 6 * size)
-    rates = np.stack([composite.read(*square) for composite in nearby])
-    centre = slice(5 * size // 2, 7 * size // 2)
-    targets = rates[first - low : last - low, centre, centre].copy()
-    rates[(rates < 0) | (rates > HIGHEST_RATE)] = 0  # what nobody measured shows no cloud
-    start = nearby[0].time - composites[0].time.replace(hour=0, minute=0)  # clouds go on past midnight
+    return nearby, np.stack([composite.read(*square) for composite in nearby])
+
+
+@dataclass(frozen=True)
+class Images:
+    """Where a region's satellite images come from."""
+
+    of: Callable[[Sequence[Composite], Array, slice], Array]
+    """Gives, of composites and the rates of their whole squares (n, 6S, 6S), the images (m, 11, S, S) of a slice."""
+    about: Mapping[str, Any]
+    """What the file says of them."""
+
+
+def _images(
+    composites: Sequence[Composite], place: Place, size: int, seed: int, scans: Mapping[datetime, Path]
+) -> Images:
+    """Return a region's images: of scans, where there are any, else simulated."""
+    if scans:
+        grid = composites[0].grid
+        assert grid.corner and grid.pixel
+        corner = grid.corner[0] + place.column * grid.pixel, grid.corner[1] - place.row * grid.pixel
+        where = seviri.points(grid.projdef, corner, grid.pixel, size)
+        return Images(partial(_seen, scans, where), {"simulated": False, "satellite": seviri.ABOUT})
+    cirrus = int(np.random.SeedSequence([seed, place.row, place.column]).generate_state(1)[0])
+    midnight = composites[0].time.replace(hour=0, minute=0)
+    simulation = {"simulated": True, "simulated_by": SIMULATION, "cirrus_seed": cirrus}
+    return Images(partial(_simulated, cirrus, midnight), simulation)
+
+
+def _seen(
+    scans: Mapping[datetime, Path], where: seviri.Points, composites: Sequence[Composite], _: Array, inside: slice
+) -> Array:
+    """Return the images of scans; the rain has no part in them."""
+    return np.stack([seviri.read(scans[seviri.quarter(each.time)], where) for each in composites[inside]])
+
+
+def _simulated(cirrus: int, midnight: datetime, composites: Sequence[Composite], rates: Array, inside: slice) -> Array:
+    """Return images that are simulated from the rain of the whole square."""
+    rates = np.where((rates < 0) | (rates > HIGHEST_RATE), 0, rates)  # what nobody measured shows no cloud
+    start = composites[0].time - midnight  # clouds go on past midnight
     images = observe(rates, cirrus_seed=cirrus, start_minutes=int(start.total_seconds()) // 60)
-    return targets, images[first - low : last - low]
+    return images[inside]
 
 
 @contextmanager
