@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,7 @@ from retable.tasks.weather.composites import seviri
 from retable.tasks.weather.composites.composites import PRODUCTS, SUFFIXES, Composite, describe
 from retable.tasks.weather.composites.resample import PIXEL
 from retable.tasks.weather.w4c import layout
-from retable.tasks.weather.w4c.preprocess import HIGHEST_RATE, MASKED, RAIN, classify
+from retable.tasks.weather.w4c.preprocess import CHANNELS, HIGHEST_RATE, MASKED, RAIN, classify
 from retable.tasks.weather.w4c.satellite import AFTER, BEFORE, observe
 
 Array = npt.NDArray[Any]
@@ -127,10 +126,12 @@ def import_composites(
             folder = Path(scratch) / "set"
             folder.mkdir()
             _write_csv(folder / layout.CSV, composites, inputs, forecast)
-            for number, place in enumerate(places, 1):
-                images = _images(composites, place, size, seed, scans)
+            seen = _scanned(Path(scratch) / "images.npy", composites, places, size, scans, progress) if scans else None
+            for number, place in enumerate(places):
+                images = _simulated(composites, place, seed) if seen is None else _observed(seen[:, number])
                 _write_region(folder, composites, place, splits[place.name], size, (inputs, forecast), images)
-                progress(len(composites) + len(composites) * number // len(places), 2 * len(composites))
+                if not scans:
+                    progress(len(composites) + len(composites) * (number + 1) // len(places), 2 * len(composites))
             folder.rename(target)
     about = {"satellite": seviri.ABOUT, "simulated_satellite": False} if scans else {"simulated_by": SIMULATION}
     return _info(composites, dropped, places, splits, size) | about | {"skipped": skipped + unseen + damaged}
@@ -461,7 +462,7 @@ def _write_region(
             inside = slice(min(first, BEFORE), min(first, BEFORE) + len(composites[first : first + CHUNK]))
             centre = slice(5 * size // 2, 7 * size // 2)
             targets = squares[inside, centre, centre].copy()
-            views = images.of(nearby, squares, inside)
+            views = images.of(first, nearby, squares)[inside]
             for data, frames, part in ((rates, rows, targets[:, None]), (pictures, seen, views)):
                 low, high = np.searchsorted(frames, [first, first + CHUNK])
                 data[low:high] = part[frames[low:high] - first]
@@ -479,41 +480,56 @@ def _squares(composites: Sequence[Composite], first: int, place: Place, size: in
 class Images:
     """Where a region's satellite images come from."""
 
-    of: Callable[[Sequence[Composite], Array, slice], Array]
-    """Gives, of composites and the rates of their whole squares (n, 6S, 6S), the images (m, 11, S, S) of a slice."""
+    of: Callable[[int, Sequence[Composite], Array], Array]
+    """Gives, of the first frame's number, frames with those around them, and the rates of their whole squares
+    (n, 6S, 6S), the images (n, 11, S, S)."""
     about: Mapping[str, Any]
     """What the file says of them."""
 
 
-def _images(
-    composites: Sequence[Composite], place: Place, size: int, seed: int, scans: Mapping[datetime, Path]
-) -> Images:
-    """Return a region's images: of scans, where there are any, else simulated."""
-    if scans:
-        grid = composites[0].grid
-        assert grid.corner and grid.pixel
-        corner = grid.corner[0] + place.column * grid.pixel, grid.corner[1] - place.row * grid.pixel
-        where = seviri.points(grid.projdef, corner, grid.pixel, size)
-        return Images(partial(_seen, scans, where), {"simulated": False, "satellite": seviri.ABOUT})
+def _scanned(
+    path: Path,
+    composites: Sequence[Composite],
+    places: Sequence[Place],
+    size: int,
+    scans: Mapping[datetime, Path],
+    progress: Callable[[int, int], None],
+) -> Array:
+    """Return all squares' images of SEVIRI's scans, (frames, places, 11, S, S), in a file: each scan is read once."""
+    grid = composites[0].grid
+    assert grid.corner and grid.pixel
+    (x, y), pixel = grid.corner, grid.pixel
+    corners = [(x + place.column * pixel, y - place.row * pixel) for place in places]
+    where = [seviri.points(grid.projdef, corner, pixel, size) for corner in corners]
+    shape = (len(composites), len(places), len(CHANNELS), size, size)
+    images: Array = np.lib.format.open_memmap(path, "w+", np.float32, shape)
+    for number, composite in enumerate(composites):
+        images[number] = seviri.read(scans[seviri.quarter(composite.time)], where)
+        progress(len(composites) + number + 1, 2 * len(composites))
+    return images
+
+
+def _observed(seen: Array) -> Images:
+    """Return a region's images as a satellite saw them, (frames, 11, S, S)."""
+
+    def of(first: int, nearby: Sequence[Composite], _: Array) -> Array:
+        low = max(0, first - BEFORE)
+        return seen[low : low + len(nearby)]
+
+    return Images(of, {"simulated": False, "satellite": seviri.ABOUT})
+
+
+def _simulated(composites: Sequence[Composite], place: Place, seed: int) -> Images:
+    """Return images that are simulated from the rain of the whole square."""
     cirrus = int(np.random.SeedSequence([seed, place.row, place.column]).generate_state(1)[0])
     midnight = composites[0].time.replace(hour=0, minute=0)
-    simulation = {"simulated": True, "simulated_by": SIMULATION, "cirrus_seed": cirrus}
-    return Images(partial(_simulated, cirrus, midnight), simulation)
 
+    def of(_: int, nearby: Sequence[Composite], rates: Array) -> Array:
+        rates = np.where((rates < 0) | (rates > HIGHEST_RATE), 0, rates)  # what nobody measured shows no cloud
+        start = nearby[0].time - midnight  # clouds go on past midnight
+        return observe(rates, cirrus_seed=cirrus, start_minutes=int(start.total_seconds()) // 60)
 
-def _seen(
-    scans: Mapping[datetime, Path], where: seviri.Points, composites: Sequence[Composite], _: Array, inside: slice
-) -> Array:
-    """Return the images of scans; the rain has no part in them."""
-    return np.stack([seviri.read(scans[seviri.quarter(each.time)], where) for each in composites[inside]])
-
-
-def _simulated(cirrus: int, midnight: datetime, composites: Sequence[Composite], rates: Array, inside: slice) -> Array:
-    """Return images that are simulated from the rain of the whole square."""
-    rates = np.where((rates < 0) | (rates > HIGHEST_RATE), 0, rates)  # what nobody measured shows no cloud
-    start = composites[0].time - midnight  # clouds go on past midnight
-    images = observe(rates, cirrus_seed=cirrus, start_minutes=int(start.total_seconds()) // 60)
-    return images[inside]
+    return Images(of, {"simulated": True, "simulated_by": SIMULATION, "cirrus_seed": cirrus})
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -36,8 +36,10 @@ PATTERN = "*-SEVI-MSG15-*.nat"
 STEP = timedelta(minutes=layout.STEP)
 SAMPLES = 4
 """Points along each side of a pixel of 12 km, 3 km apart."""
-SOLAR = frozenset({"VIS006", "VIS008", "IR_016"})
-"""Channels that satpy gives as reflectances in per cent; the others are brightness temperatures."""
+UNIT = {"VIS006": 100.0, "VIS008": 100.0, "IR_016": 100.0}
+"""Of the channels that satpy gives in per cent, as reflectances; the others are brightness temperatures in K."""
+LOGGERS = ("satpy", "native_msg")
+"""Whose warnings are not for the user: of orbits that are not needed, and the like."""
 ABOUT = (
     "SEVIRI level 1.5, read by satpy: each pixel the mean of 16 points, nearest neighbours; not corrected for parallax"
 )
@@ -111,34 +113,34 @@ def _by_pixel(grid: Array, size: int) -> Array:
     return split.reshape(size, size, SAMPLES * SAMPLES)
 
 
-def read(path: Path, where: Points) -> Array:
-    """Return a scan's image, float32 (11, S, S) in the order of `CHANNELS`; not a number where nothing was seen.
+def read(path: Path, where: Sequence[Points]) -> Array:
+    """Return a scan's images, float32 (squares, 11, S, S) with the channels in the order of `CHANNELS`.
+
+    Not a number where nothing was seen. A file is unpacked as a whole, whatever is asked for: ask for all squares.
 
     Raises:
-        UserError: where the file is damaged or lacks a channel, or the satellite does not see the square.
+        UserError: where the file is damaged or lacks a channel, or the satellite does not see a square.
     """
+    longitude, latitude = (np.stack([getattr(each, name) for each in where]) for name in ("longitude", "latitude"))
     with _quiet(path):
         scene = _scene(path)
         scene.load(list(CHANNELS))
         lacking = [name for name in CHANNELS if name not in scene]
         if lacking:
             raise UserError(f"{path}: has no {', '.join(lacking)}; order all channels, and not HRV alone")
-        image = np.stack([_channel(path, scene[name], name, where) for name in CHANNELS])
-    return image.astype(np.float32)
+        area = scene[CHANNELS[0]].attrs["area"]  # the channels' grid is one
+        column, row = map(np.ma.asarray, area.get_array_indices_from_lonlat(longitude, latitude))
+        unseen = np.ma.getmaskarray(column) | np.ma.getmaskarray(row)
+        if unseen.reshape(len(where), -1).all(1).any():
+            raise UserError(f"{path}: the satellite does not see all squares; leave out --satellite")
+        row, column = (np.where(unseen, 0, np.ma.getdata(numbers)).astype(np.int64) for numbers in (row, column))
+        images = [_means(scene[name].values, row, column, unseen) / UNIT.get(name, 1.0) for name in CHANNELS]
+    return np.stack(images, axis=1).astype(np.float32)
 
 
-def _channel(path: Path, channel: Any, name: str, where: Points) -> Array:
-    """Return one channel's mean over the points of each pixel, (S, S)."""
-    column, row = channel.attrs["area"].get_array_indices_from_lonlat(where.longitude, where.latitude)
-    column, row = np.ma.asarray(column), np.ma.asarray(row)
-    unseen = np.ma.getmaskarray(column) | np.ma.getmaskarray(row)
-    if unseen.all():
-        raise UserError(f"{path}: the satellite does not see this square; leave its --satellite out")
-    column, row = (np.ma.filled(numbers.astype(np.int64), 0) for numbers in (column, row))
-    top, left = row[~unseen].min(), column[~unseen].min()
-    window = channel[top : row[~unseen].max() + 1, left : column[~unseen].max() + 1].values  # a scan's whole is 600 MB
-    values = np.where(unseen, np.nan, window[np.where(unseen, 0, row - top), np.where(unseen, 0, column - left)])
-    values = values / 100 if name in SOLAR else values
+def _means(channel: Array, row: Array, column: Array, unseen: Array) -> Array:
+    """Return the means over the points of each pixel, (squares, S, S)."""
+    values = np.where(unseen, np.nan, channel[row, column])
     seen = np.isfinite(values)
     total = np.where(seen, values, 0).sum(-1)
     return np.where(seen.any(-1), total / np.maximum(seen.sum(-1), 1), np.nan)
@@ -169,8 +171,10 @@ def _satpy(path: Path) -> Any:
 @contextmanager
 def _quiet(path: Path) -> Iterator[None]:
     """Let no warning or log of satpy's pass, and make its errors a line: it raises what its parts happen to."""
-    logger = logging.getLogger("satpy")
-    level, logger.level = logger.level, logging.CRITICAL
+    loggers = [logging.getLogger(name) for name in LOGGERS]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -181,7 +185,8 @@ def _quiet(path: Path) -> Iterator[None]:
         said = str(error).splitlines() or [type(error).__name__]
         raise UserError(f"{path}: satpy cannot read it ({said[0]}); remove it or get it again") from error
     finally:
-        logger.level = level
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def scan_of(scans: Mapping[datetime, Path], time: datetime) -> Path | None:
