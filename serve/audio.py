@@ -76,9 +76,10 @@ class Shelf:
         self._have(refresh(self.index))
 
     def found(self, vector: Float32[np.ndarray, " dimension"], top: int) -> Reply:
-        """Return the recordings nearest to a vector."""
+        """Return the recordings nearest to a vector of words, as the model embeds them."""
         self.refresh()
-        return found(self.index, vector, top)
+        refit = self.index.refit
+        return found(self.index, refit.apply(vector[None])[0] if refit else vector, top)
 
     def add(self, body: bytes, name: str, storage: Storage) -> Reply:
         """Take in a recording.

@@ -148,7 +148,7 @@ def search(
 
         embedder = open_embedder(name, where, device)
     check_model(opened.info, embedder, place)
-    query = query_vector(embedder, words, like)
+    query = query_vector(embedder, words, like, opened.refit)
     hits, p = find(opened, query, top), p_value(opened, query) if like is None else None
     said, given = told(opened, hits, p, like is None), judged(hits, p)
     shown = anyway or given["verdict"] != "nothing"
@@ -203,7 +203,8 @@ def shell(
     opened = open_index(place)
     embedder = open_words(model or opened.info["source"], Storage.open(storage), device)
     check_model(opened.info, embedder, place)
-    console.print(f"{place}: {opened.info['recordings']} recordings; what is to be heard?", markup=False)
+    learnt = f"words go through what {opened.refit.said['queries']} marked queries taught; " if opened.refit else ""
+    console.print(f"{place}: {opened.info['recordings']} recordings; {learnt}what is to be heard?", markup=False)
     hits: list[Hit] = []
     words = ""
     for typed in sys.stdin:
@@ -218,7 +219,7 @@ def shell(
                 console.print(f"{'good' if found[1] else 'bad'}: {found[0].file}", markup=False, highlight=False)
                 continue
             opened = refresh(opened)
-            query = query_vector(embedder, typed.strip(), None)
+            query = query_vector(embedder, typed.strip(), None, opened.refit)
             words, hits, p = typed.strip(), find(opened, query, top), p_value(opened, query)
             shown = anyway or judged(hits, p)["verdict"] != "nothing"
             said = told(opened, hits, p)
@@ -249,6 +250,43 @@ def pairs(
     left = f"; {made.bad} marked as bad are left out" if made.bad else ""
     left += f"; of {made.gone} the recordings are gone" if made.gone else ""
     console.print(f"{table}: {made.pairs} pairs{left}", markup=False)
+
+
+@app.command()
+def refit(
+    place: Annotated[Path, typer.Argument(help="The index.")],
+    anyway: Annotated[bool, typer.Option("--anyway", help="Keep it even where its gain may be chance.")] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="Search again as the model says.")] = False,
+    model: Model = "",
+    storage: Where = "results",
+    device: Device = "",
+) -> None:
+    """Learn from the hits that were marked: words are then searched for a little nearer to what was good for others.
+
+    Nothing is trained, and no recording is heard again. It is judged by leaving out each marked query in turn, and kept
+    only where it helps those.
+
+    Example: `retable audio refit sounds.index`
+    """
+    from retable.tasks.audio.search.index import set_refit, undo_refit
+    from retable.tasks.audio.search.refit import learn, line
+    from retable.tasks.audio.search.search import check_model, open_index, open_words, read_info
+
+    info = read_info(place) or open_index(place).info  # which says that there is none
+    embedder = open_words(model or info["source"], Storage.open(storage), device)
+    check_model(info, embedder, place)
+    if undo:
+        undo_refit(place, embedder)
+        console.print(f"{place}: searched as the model says", markup=False)
+        return
+    opened = open_index(place)
+    made, judged = learn(opened, embedder)
+    kept = judged.helps or anyway
+    if kept:
+        set_refit(opened, embedder, made)
+    console.print(line(judged), markup=False, highlight=False)
+    after = "kept; --undo removes it" if kept else "not kept, as that may be chance: mark more hits, or add --anyway"
+    console.print(f"{place}: {after}", markup=False)
 
 
 @app.command()

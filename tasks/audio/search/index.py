@@ -15,6 +15,7 @@ segment by segment, until the index is built anew. Who has the index open sees i
     places-*.arrow       a row a file: path, bytes, time of change, content
     index-*.faiss        see `nearest.py`; none for an exact index
     null-*.arrow         what a hit must surpass; see `null.py`
+    refit-*.safetensors  what words are searched as, once marks were learnt from; see `refit.py`
     .lock                held by the process that writes
 """
 
@@ -34,13 +35,16 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
+from jaxtyping import Float32
 
 from retable.platform.errors import UserError, disk_errors
 from retable.platform.storage import Storage
 from retable.platform.stream import map_over
+from retable.tasks.audio.encoders.words import Words
 from retable.tasks.audio.search import nearest, null, places
 from retable.tasks.audio.search.embedder import Embedder, Heard, embed_file, open_embedder
 from retable.tasks.audio.search.places import File, digest, file_at, identify, scan
+from retable.tasks.audio.search.refitted import Refit
 from retable.tasks.audio.search.search import (
     FORMAT,
     INFO,
@@ -48,9 +52,11 @@ from retable.tasks.audio.search.search import (
     check_model,
     folder_of,
     null_schema,
+    open_index,
     read_info,
     read_places,
     read_shard,
+    refit_of,
     refresh,
     schema,
     shard_vectors,
@@ -77,6 +83,7 @@ PLACES = ("", " in a large hall", " while a car passes", " in the background", "
 QUERIES = tuple(sound + place for sound in SOUNDS for place in PLACES)
 """Captions that an index's recall is measured with: words lie elsewhere than the sounds that it holds."""
 
+Encode = Callable[[Sequence[str]], Float32[np.ndarray, "captions dimension"]]
 Say = Callable[[str], None]
 Show = Callable[[int, int], None]
 Share = tuple[bytes, list[str], list[str]]
@@ -486,14 +493,15 @@ def _built(out: Path, before: dict[str, Any], names: Sequence[str], embedder: Em
     )
     if whole and shards == before["shards"] and before["kind"] == kind and "null" in before:
         return {"added": []}
+    words = _words(embedder, refit_of(out, before))
     index, file, effort, recall = None, {}, 0, 1.0
     if kind != "flat":
         index = nearest.build(kind, vectors, embedder.dimension)
-        effort, recall = nearest.tune(index, vectors, embedder.words(QUERIES))
+        effort, recall = nearest.tune(index, vectors, words(QUERIES))
         name = _next(out, "index", "faiss")
         file = {"name": name, "bytes": nearest.write(index, out / name)}
     found = {"kind": kind, "effort": effort, "recall": recall, "segments": rows}
-    found |= {"null": _null(out, embedder, vectors, partial(nearest.nearest, index, vectors, effort=effort))}
+    found |= {"null": _null(out, words, vectors, partial(nearest.nearest, index, vectors, effort=effort))}
     return {**found, "shards": shards, "faiss": file, "added": []}
 
 
@@ -502,13 +510,60 @@ def _is_whole(path: Path, said: dict[str, Any]) -> bool:
     return path.is_file() and path.stat().st_size == said["bytes"]
 
 
-def _null(out: Path, embedder: Embedder, vectors: nearest.Vectors, search: null.Search) -> dict[str, Any]:
+def _words(embedder: Embedder | Words, refit: Refit | None) -> Encode:
+    """Return what makes vectors of words as they are searched for."""
+    return (lambda captions: refit.apply(embedder.words(captions))) if refit else embedder.words
+
+
+def set_refit(index: Index, embedder: Embedder | Words, refit: Refit | None) -> None:
+    """Keep a refit in an index in place of what is there, or none; what hits must surpass is measured anew.
+
+    Args:
+        index: an open one.
+        embedder: the model that it was made with.
+        refit: of `refit.learn`; None: words are searched for as the model embeds them.
+
+    Raises:
+        UserError: where another process writes the index, or it was built anew meanwhile.
+    """
+    out = index.out
+    with writing(out):
+        info = read_info(out)
+        if not (info and info["finished"]) or info["shards"] != index.info["shards"]:
+            raise UserError(f"{out}: was built anew meanwhile; try again")
+        if refit:
+            info["refit"] = _next(out, "refit", "safetensors")
+            Storage.open(out).write(info["refit"], refit.data())
+        else:
+            info.pop("refit", None)
+        vectors = index.vectors[: index.built]
+        search = partial(nearest.nearest, index.faiss, vectors, effort=info["effort"])
+        info["null"] = _null(out, _words(embedder, refit), vectors, search)
+        Storage.open(out).write_json(INFO, info)
+        _sweep(out, info)
+
+
+def undo_refit(out: Path, embedder: Embedder | Words) -> None:
+    """Search again for words as the model embeds them, also where the file of the refit is damaged.
+
+    Raises:
+        UserError: as of `set_refit`.
+    """
+    with writing(out):
+        info = read_info(out) or {}
+        rest = {name: value for name, value in info.items() if name not in ("refit", "null")}
+        Storage.open(out).write_json(INFO, rest)  # where this is killed, an index without a null says so
+    set_refit(open_index(out), embedder, None)
+
+
+def _null(out: Path, words: Encode, vectors: nearest.Vectors, search: null.Search) -> dict[str, Any]:
     """Measure and write what captions without a meaning find; return what `index.json` says of it."""
-    measured = null.measure(embedder.words(null.salads(2 * null.CAPTIONS)), vectors, search)
+    measured = null.measure(words(null.salads(2 * null.CAPTIONS)), vectors, search)
+    dimension = measured.captions.shape[1]
     flat = pa.array(np.ascontiguousarray(measured.captions).reshape(-1))
-    columns = null_schema(embedder.dimension)
+    columns = null_schema(dimension)
     name = _next(out, "null", "arrow")
-    table = pa.table({"vector": pa.FixedSizeListArray.from_arrays(flat, embedder.dimension)}, schema=columns)
+    table = pa.table({"vector": pa.FixedSizeListArray.from_arrays(flat, dimension)}, schema=columns)
     Storage.open(out).write(name, _ipc(table))
     return {"name": name, "scores": [round(score, 6) for score in measured.scores.tolist()]}
 
@@ -521,11 +576,19 @@ def _sweep(out: Path, info: dict[str, Any]) -> None:
     named = {
         info["faiss"].get("name"),
         info["null"]["name"],
+        info.get("refit"),
         *info["places"],
         *(shard["name"] for shard in [*info["shards"], *info["added"]]),
     }
     with disk_errors(str(out)):
-        for pattern in ("embeddings-*.arrow", "places-*.arrow", "index-*.faiss", "null-*.arrow", ".writing-*"):
+        for pattern in (
+            "embeddings-*.arrow",
+            "places-*.arrow",
+            "index-*.faiss",
+            "null-*.arrow",
+            "refit-*",
+            ".writing-*",
+        ):
             for path in out.glob(pattern):
                 if path.name not in named:
                     path.unlink()

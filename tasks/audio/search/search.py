@@ -1,10 +1,11 @@
 """Search an index: the recordings whose best segment lies nearest to some words, or to a sound.
 
 An index is a folder: `index.json` says what it is, `embeddings-*.arrow` hold a row and a unit vector for each segment,
-`index-*.faiss` finds the nearest of them, `places-*.arrow` say where the recordings lie, and `null-*.arrow` what it
-takes to say how unusual a hit is; see `index.py`. Segments
-that were added since the FAISS index was built are compared one by one; who holds an index open sees them with
-`refresh`. Nobody who reads waits for who writes: the files that `index.json` names are there until another one is.
+`index-*.faiss` finds the nearest of them, `places-*.arrow` say where the recordings lie, `null-*.arrow` what it takes
+to say how unusual a hit is, and `refit-*.safetensors`, where marks were learnt from, what words are searched as; see
+`index.py`. Segments that were added since the FAISS index was built are compared one by one; who holds an index open
+sees them with `refresh`. Nobody who reads waits for who writes: the files that `index.json` names are there until
+another one is.
 
 A recording's score is the cosine of its best segment. Where a recording is one segment, that is the score an evaluation
 ranks by; of a long one an evaluation takes the mean of all segments, and a search wants the place.
@@ -29,12 +30,13 @@ from retable.platform.storage import Storage
 from retable.tasks.audio.encoders.words import Words, read_words
 from retable.tasks.audio.search import nearest, places
 from retable.tasks.audio.search.null import Null
+from retable.tasks.audio.search.refitted import Refit, read_refit
 
 if TYPE_CHECKING:
     from retable.tasks.audio.search.embedder import Embedder
 
 INFO, FORMAT = "index.json", 2
-BUILT = ("shards", "faiss", "null")
+BUILT = ("shards", "faiss", "null", "refit")
 """Entries of `index.json` that are others once the FAISS index was built anew."""
 TRIES = 3
 """How often an index is opened that is being written."""
@@ -74,6 +76,8 @@ class Index:
     """The places of the recordings."""
     null: Null | None
     """What captions without a meaning find in it; None in an index of before there was one."""
+    refit: Refit | None
+    """What was learnt from marks: words are searched for as it says."""
 
     @cached_property
     def paths(self) -> Mapping[str, tuple[str, ...]]:
@@ -152,6 +156,15 @@ def read_null(out: Path, info: dict[str, Any]) -> Null | None:
     return Null(shard_vectors(table), np.array(said["scores"]))
 
 
+def refit_of(out: Path, info: dict[str, Any]) -> Refit | None:
+    """Return what was learnt from an index's marks; None where nothing was.
+
+    Raises:
+        UserError: where its file is missing or damaged.
+    """
+    return read_refit(out / info["refit"], info["dimension"]) if info.get("refit") else None
+
+
 def folder_of(out: Path, info: dict[str, Any]) -> Path:
     """Return the folder of an index: as it lies from the index where both moved together, else where it was."""
     beside = Path(os.path.normpath(out.resolve() / info["beside"]))
@@ -209,8 +222,8 @@ def _opened(out: Path, stamp: tuple[int, int, int] | None) -> Index:
     if info["kind"] != "flat":  # which is the vectors themselves, though older indexes keep a file of it
         index = nearest.read(out / file["name"], file["bytes"], info["segments"], info["dimension"])
     vectors = [shard_vectors(table) for table in tables]
-    files, null = read_places(out, info), read_null(out, info)
-    return Index(out, stamp, info, folder_of(out, info), tables, vectors, index, files, null)
+    files, null, refit = read_places(out, info), read_null(out, info), refit_of(out, info)
+    return Index(out, stamp, info, folder_of(out, info), tables, vectors, index, files, null, refit)
 
 
 def refresh(index: Index) -> Index:
@@ -289,13 +302,16 @@ def check_model(info: dict[str, Any], embedder: Embedder | Words, out: Path) -> 
         raise UserError(f"{out}: was made with the model {made}, not {given}; use that one, or another index")
 
 
-def query_vector(embedder: Embedder | Words, words: str, like: Path | None) -> Float32[np.ndarray, " dimension"]:
+def query_vector(
+    embedder: Embedder | Words, words: str, like: Path | None, refit: Refit | None = None
+) -> Float32[np.ndarray, " dimension"]:
     """Return the unit vector to search for: of words, of a recording's mean segment, or of both added.
 
     Args:
         embedder: what embeds; a whole one where there is a recording.
         words: what is to be heard.
         like: a recording.
+        refit: the index's, which words go through; a recording does not.
 
     Raises:
         UserError: where there is neither, or the recording cannot be read.
@@ -309,7 +325,8 @@ def query_vector(embedder: Embedder | Words, words: str, like: Path | None) -> F
 
         parts.append(_unit(embed_file(cast("Embedder", embedder), like).vectors.mean(0)))
     if said:
-        parts.append(embedder.words([words])[0])
+        vectors = embedder.words([words])
+        parts.append((refit.apply(vectors) if refit else vectors)[0])
     return _unit(np.stack(parts).sum(0))
 
 
