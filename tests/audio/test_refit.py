@@ -1,4 +1,4 @@
-"""Refit from marks: its closed forms against other ways to them, a world that it repairs, and one that it leaves alone."""
+"""Refit from marks: its closed forms against other ways, a world that it repairs, and one that it leaves alone."""
 
 import json
 from dataclasses import dataclass
@@ -165,7 +165,7 @@ def test_a_model_that_reads_well_is_left_alone(archive):
     for words in [f"sound {sound} {'x' * wording}" for sound in range(SOUNDS) for wording in range(WORDINGS)]:
         for hit in ask(index, world, words):
             mark(index, words, hit, bool(rng.integers(2)))
-    made, judged = refit.learn(index, world)
+    _, judged = refit.learn(index, world)
     assert not judged.helps and judged.p > 0.05
 
 
