@@ -129,11 +129,11 @@ def read(path: Path, where: Sequence[Points]) -> Array:
         if lacking:
             raise UserError(f"{path}: has no {', '.join(lacking)}; order all channels, and not HRV alone")
         area = scene[CHANNELS[0]].attrs["area"]  # the channels' grid is one
-        column, row = map(np.ma.asarray, area.get_array_indices_from_lonlat(longitude, latitude))
-        unseen = np.ma.getmaskarray(column) | np.ma.getmaskarray(row)
+        found = [np.ma.asarray(numbers) for numbers in area.get_array_indices_from_lonlat(longitude, latitude)]
+        unseen = np.ma.getmaskarray(found[0]) | np.ma.getmaskarray(found[1])
         if unseen.reshape(len(where), -1).all(1).any():
             raise UserError(f"{path}: the satellite does not see all squares; leave out --satellite")
-        row, column = (np.where(unseen, 0, np.ma.getdata(numbers)).astype(np.int64) for numbers in (row, column))
+        column, row = (np.where(unseen, 0, np.ma.getdata(numbers)).astype(np.int64) for numbers in found)
         images = [_means(scene[name].values, row, column, unseen) / UNIT.get(name, 1.0) for name in CHANNELS]
     return np.stack(images, axis=1).astype(np.float32)
 
