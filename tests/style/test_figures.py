@@ -16,7 +16,7 @@ from retable.tasks.style.config import Config, OptimiseImage, View
 TABLES = TASK.tables()
 SCALES = TASK.scales()
 
-SHAPES = {"pigeon": (2048, 3082), "mountain": (436, 1024), "astronaut": (512, 512), "coffee": (400, 600)}
+SHAPES = {"mountain": (436, 1024), "astronaut": (512, 512), "coffee": (400, 600), "pigeon": (2048, 3082)}
 PAINTINGS = {"great_wave": (514, 928), "starry_night": (480, 768), "the_scream": (900, 707)}
 FIGURES = [name for name, table in TABLES.items() if isinstance(table, Figure)]
 
