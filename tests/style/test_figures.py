@@ -106,7 +106,9 @@ def test_a_line_shows_photograph_painting_and_each_result_with_its_errors(name):
     titles = [axis.get_title().split("\n") for axis in axes]
     made = ["version 1", "version 2"] if name == "figure1" else ["VGG-19", "AlexNet"]
     painting = {"figure1": "great wave", "figure3": "starry night"}[name]
-    assert [title[0] for title in titles] == [text for photograph in SHAPES for text in (photograph, painting, *made)]
+    assert [title[0] for title in titles] == [
+        text for photograph in PHOTOGRAPHS for text in (photograph, painting, *made)
+    ]
     assert all(title[1] == "style 0.0123, content 0.456" for title in titles if title[0] in made)
     colours = [int(axis.images[0].get_array()[0, 0, 0]) for axis in axes[:4]]
     assert colours == [90, 200, 30, 30]
