@@ -29,7 +29,7 @@ SLOWEST = 86_400
 """Seconds a consumer may take over its pieces before Ray Data gives up: a day, as steps on a CPU are slow."""
 
 
-def stream(pieces: Sequence[Mapping[str, Any]], fetch: Fetch) -> Iterator[Mapping[str, Array]]:
+def stream(pieces: Sequence[Mapping[str, Any]], fetch: Fetch, ahead: int = 0) -> Iterator[Mapping[str, Array]]:
     """Yield `fetch(piece)` for each piece, in order; each is fetched once, by a Ray Data task.
 
     Without Ray (a plain process that trains alone) the pieces are fetched here.
@@ -39,6 +39,8 @@ def stream(pieces: Sequence[Mapping[str, Any]], fetch: Fetch) -> Iterator[Mappin
     Args:
         pieces: what to fetch; plain values, small.
         fetch: a function of a module, or a partial of one; picklable.
+        ahead: bytes of shared memory that what is read ahead may take. Ray Data keeps to it but for four pieces or
+            so: those being read, and those about to be handed over. 0: its own share, half of the object store.
 
     Raises:
         UserError: what `fetch` raised.
@@ -56,6 +58,8 @@ def stream(pieces: Sequence[Mapping[str, Any]], fetch: Fetch) -> Iterator[Mappin
     context.execution_no_progress_timeout_s = SLOWEST
     blocks = [pa.table({"number": [n], "piece": [json.dumps(piece)]}) for n, piece in enumerate(pieces)]
     dataset = read_blocks(blocks, partial(fetch_block, fetch=fetch))
+    if ahead:
+        dataset.context.execution_options.resource_limits = ray.data.ExecutionResources(object_store_memory=ahead)
     batches = dataset.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=1)
     for number, table in enumerate(cast(Iterator[pa.Table], batches)):
         raise_error(table)

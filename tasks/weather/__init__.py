@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from retable.platform.needs import Needs, Stage
 from retable.platform.table import Figure, Table, with_claims
-from retable.platform.task import Dataset, Scale, Task
+from retable.platform.task import Dataset, Scale, Source, Task
 from retable.tasks.weather.config import AllDry, AllRain, Climatology, Config, Swin, View
-from retable.tasks.weather.data import Windows, arrays, read
+from retable.tasks.weather.data import Windows, arrays, memory_notes, read
 from retable.tasks.weather.learner import ForecastLearner, cost, gpu_work, group, validate
 from retable.tasks.weather.predict import evaluate, predict, reads, shards, summarise, view_cost
-from retable.tasks.weather.w4c.prepare import describe, notes, prepare
+from retable.tasks.weather.w4c.prepare import describe, holdout_notes, prepare
 
 
 def tables() -> Mapping[str, Table | Figure]:
@@ -39,6 +39,15 @@ def needs(config: Config, stage: Stage) -> Needs:
         return Needs()
     gpus = 0.25 if config.data.startswith("generated-") else 1.0 if stage == "train" else 0.5
     return Needs(gpus=gpus, memory=2e9 if isinstance(config.model, Swin) and stage == "train" else 1e9)
+
+
+def notes(configs: Sequence[Config], source: Source) -> list[str]:
+    """Say what plans say of a data set: what its hold-outs cost, and the memory of a stream.
+
+    Raises:
+        UserError: where the layout's CSV is missing, foreign or damaged.
+    """
+    return [*holdout_notes(configs, source), *memory_notes(configs, source)]
 
 
 TASK = Task(

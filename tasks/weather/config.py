@@ -212,6 +212,9 @@ class Config:
     """Batches in an epoch; 0: as many as the windows of the training set fill."""
     run: int = 16
     """Consecutive windows that are read in one slice; shorter runs mix the batches better and read more."""
+    read_ahead: int = added(0)
+    """Runs that a stream reads while others are used, at least about four; 0: as many as half of Ray's shared memory
+    holds. The batches are the same."""
     patience: int = 0
     """End after so many epochs without a better validation IoU, and keep the best epoch's weights; 0: never. The
     reference watches the validation loss and keeps the best three."""
@@ -226,8 +229,9 @@ class Config:
             raise ValueError(f"left_out {unknown[0]!r} is none of regions; name one of {', '.join(self.regions)}")
         if set(self.left_out) == set(self.regions):
             raise ValueError("left_out names all regions; leave one to train on")
-        if self.steps < 0 or self.patience < 0 or self.clip < 0 or self.rain_threshold < 0:
-            raise ValueError("steps, patience, clip and rain_threshold cannot be negative")
+        for name in ("steps", "patience", "clip", "rain_threshold", "read_ahead"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} {getattr(self, name)} is negative")
         if self.holdout < 0:
             raise ValueError(f"holdout {self.holdout} is negative; 0 holds nothing back")
         self._check_model()

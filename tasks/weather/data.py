@@ -149,6 +149,25 @@ def fetch(piece: Mapping[str, Any], raw: Raw, inputs: int, forecast: int, thresh
     return {"satellite": normalise(satellite, copy=isinstance(raw, Memory)), "events": classify(rate, threshold)}
 
 
+def run_bytes(config: Config, size: int) -> int:
+    """Return what a run of `config.run` windows takes, as `fetch` returns it, of images of `size` pixels: bytes."""
+    images, fields = config.run + config.inputs - 1, config.run + config.forecast
+    return (images * len(CHANNELS) * np.dtype(np.float32).itemsize + fields) * size**2
+
+
+def memory_notes(configs: Sequence[Config], source: Source) -> list[str]:
+    """Say what the batch that takes most holds of a data set where it is read as a stream: one line."""
+    size = int(source.info["size"])
+    most = max(configs, key=lambda config: config.batch * run_bytes(config, size))
+    lane = run_bytes(most, size) / 1e6
+    ahead = f"{most.read_ahead} runs, {most.read_ahead * lane:,.1f} MB," if most.read_ahead else "half of shared memory"
+    return [
+        f"{source.info['name']}: as a stream, a lane holds {most.run + most.inputs - 1} images and "
+        f"{most.run + most.forecast} rain fields, {lane:,.1f} MB; a batch of {most.batch} {most.batch * lane:,.1f} MB; "
+        f"{ahead} may be read ahead"
+    ]
+
+
 def lanes(runs: Sequence[WindowRun], batch: int, seed: int, epoch: int) -> tuple[Array, int]:
     """Return an epoch's order: run and window of each step and lane, int64 (batch, steps, 2), and the steps.
 
@@ -237,7 +256,8 @@ class Windows:
             fetch, raw=self._raw, inputs=config.inputs, forecast=config.forecast, threshold=config.rain_threshold
         )
         pieces = [asdict(run) for run in runs]
-        return stream(pieces, get) if self._streams else iter(map(get, pieces))
+        ahead = config.read_ahead * run_bytes(config, self.size)
+        return stream(pieces, get, ahead) if self._streams else iter(map(get, pieces))
 
     def _join(self, samples: Sequence[tuple[WindowRun, Mapping[str, Array], int]]) -> Batch:
         """Cut windows out of their runs and put them together. Everything is copied: runs may be shared memory."""

@@ -148,6 +148,28 @@ def test_a_stream_that_is_left_early_leaves_nothing_behind(cluster, tmp_path):
     assert fetched < 500
 
 
+@pytest.mark.parametrize(("ahead", "least", "most"), [(12, 8, 16), (0, 40, 80)])
+def test_no_more_is_read_ahead_than_asked_for(cluster, tmp_path, ahead, least, most):
+    folder, size = str(tmp_path), 1 << 20
+
+    def fetch(piece):
+        with open(f"{folder}/{piece['number']}", "w"):
+            pass
+        return {"block": np.full(size, piece["number"], np.uint8)}
+
+    pieces = numbered(80)
+    found = stream(pieces, fetch, ahead * size)
+    first = [next(found)]
+    seen, since = 0, time.monotonic()
+    while time.monotonic() - since < 3:  # until nothing new comes
+        if seen != (seen := len(list(tmp_path.iterdir()))):
+            since = time.monotonic()
+        time.sleep(0.1)
+    assert least <= seen <= most
+    for got, wanted in zip(first + list(found), pieces, strict=True):
+        assert (got["block"] == wanted["number"]).all()
+
+
 @pytest.mark.parametrize("kind", [UserError, ValueError])
 def test_an_error_names_its_cause(cluster, capfd, kind):
     def fetch(piece):

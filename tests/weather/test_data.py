@@ -14,7 +14,7 @@ from retable.platform.config import override
 from retable.platform.errors import UserError
 from retable.platform.storage import Storage
 from retable.platform.task import Source
-from retable.tasks.weather import data
+from retable.tasks.weather import TASK, data
 from retable.tasks.weather.config import Config
 from retable.tasks.weather.w4c.frames import Frames
 from retable.tasks.weather.w4c.layout import Index, Window
@@ -250,11 +250,35 @@ def test_a_region_left_out_is_neither_trained_on_nor_looked_at(source):
 
 
 def test_what_a_lane_holds_is_its_runs_images_and_fields(source):
-    """The page of the task says it in bytes: `run + inputs - 1` images and `run + forecast` fields."""
+    """`run + inputs - 1` images of 11 channels in float32, and `run + forecast` fields of a byte a pixel."""
     found = windows(source, run=5)
     piece = max(found._runs, key=lambda run: run.windows)
     (arrays,) = found._fetch([piece])
     assert piece.windows == 5
-    assert sum(array.nbytes for array in arrays.values()) == 12 * 12 * (4 * 11 * (5 + 4 - 1) + 5 + 8)
-    per_pixel = 4 * 11 * (16 + 4 - 1) + 16 + 32  # `run=16`, 4 inputs and 32 lead times, the competition's
-    assert round(252 * 252 * per_pixel / 1e6) == 56 and round(40 * 252 * 252 * per_pixel / 1e9, 1) == 2.2
+    held = 12 * 12 * (4 * 11 * (5 + 4 - 1) + 5 + 8)
+    assert sum(array.nbytes for array in arrays.values()) == data.run_bytes(found.config, 12) == held
+
+
+def test_a_plan_says_what_a_stream_takes():
+    """252 x 252 x (4 x 11 x 19 + 48) = 56,137,536 bytes a lane; shorter runs and smaller batches take less."""
+    large = Source(Storage.open("."), {"name": "w4c22", "size": 252, "holdout": "official"})
+    [line] = TASK.dataset.notes([Config(batch=7), Config(), Config(run=4)], large)
+    assert line == (
+        "w4c22: as a stream, a lane holds 19 images and 48 rain fields, 56.1 MB; a batch of 40 2,245.5 MB; "
+        "half of shared memory may be read ahead"
+    )
+    [line] = data.memory_notes([Config(run=4, read_ahead=8)], large)  # 252 x 252 x (4 x 11 x 7 + 36) = 21,845,376
+    assert "7 images and 36 rain fields, 21.8 MB; a batch of 40 873.8 MB; 8 runs, 174.8 MB, may be" in line
+
+
+def test_what_is_read_ahead_is_told_to_the_stream(source, monkeypatch):
+    told = []
+
+    def counted(pieces, get, ahead):
+        told.append(ahead)
+        return map(get, pieces)
+
+    monkeypatch.setattr(data, "stream", counted)
+    expected = everything(windows(source).batches(0, 0, 0, 1))
+    same(everything(windows(source, read_ahead=3).batches(0, 0, 0, 1)), expected)
+    assert told == [0, 3 * 12 * 12 * (4 * 11 * (5 + 4 - 1) + 5 + 8)]

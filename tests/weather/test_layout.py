@@ -12,7 +12,7 @@ from retable.platform.task import Source
 from retable.tasks.weather.config import Config
 from retable.tasks.weather.w4c import layout
 from retable.tasks.weather.w4c.layout import Index, Window, local_holdout, rain_path, satellite_path
-from retable.tasks.weather.w4c.prepare import notes
+from retable.tasks.weather.w4c.prepare import holdout_notes
 from tests.weather.files import Layout
 
 
@@ -232,15 +232,15 @@ def test_a_plan_says_what_the_holdout_costs_and_gives(tmp_path, holdout):
     index = Index.read(source.folder, source.info, holdout)
     windows = len(index.training(("a",), (2019,), 4, 8, False))
     every = len(naive_starts(rows_of(written, 2019, "training"), 12))
-    [line] = notes([config, replace(config, seed=1, regions=("b",))], source)
+    [line] = holdout_notes([config, replace(config, seed=1, regions=("b",))], source)
     assert f"own: hold-out of {holdout}: {windows:,} of {every:,} training windows a region stay; " in line
     if holdout:
         counts = [len(index.sequences(s, ("a",), (2019,), 4, 8)[f"{s}/2019/a"]) for s in ("test", "heldout")]
         assert line.endswith("{} test and {} heldout sequences a region".format(*counts)) and windows < every
     else:
         assert line.endswith("only validation can be scored") and windows == every
-    assert len(notes([config, replace(config, holdout=1)], source)) == 2
-    assert notes([config], Source(source.folder, {**source.info, "holdout": "official"})) == []
+    assert len(holdout_notes([config, replace(config, holdout=1)], source)) == 2
+    assert holdout_notes([config], Source(source.folder, {**source.info, "holdout": "official"})) == []
 
 
 def test_local_holdouts_alternate_and_spread_over_the_year(tmp_path):

@@ -322,7 +322,7 @@ def caution(info: Mapping[str, Any]) -> str:
     )
 
 
-def notes(configs: Sequence[Config], source: Source) -> list[str]:
+def holdout_notes(configs: Sequence[Config], source: Source) -> list[str]:
     """Say what local hold-outs take of a region's training windows and give, once for each kind of config.
 
     Raises:
