@@ -13,7 +13,7 @@ TEXTS = {
 }
 
 
-def native(path, counts, south, east, time=datetime(2018, 8, 24, 18)):
+def native(path, counts, south, east, time=datetime(2018, 8, 24, 18), rapid=False, bands=TEXTS["SelectedBandIDs"]):
     """Write a region of interest.
 
     Args:
@@ -22,6 +22,8 @@ def native(path, counts, south, east, time=datetime(2018, 8, 24, 18)):
         south: number of the first line, from 1 in the south.
         east: number of the first column, from 1 in the east; there are a multiple of 4.
         time: when the scan begins.
+        rapid: whether it is one of every five minutes.
+        bands: X for each channel that is in the file.
     """
     from satpy.readers import seviri_l1b_native_hdr as records
     from satpy.readers.core.eum import time_cds_short
@@ -32,6 +34,7 @@ def native(path, counts, south, east, time=datetime(2018, 8, 24, 18)):
     main, second = header["15_MAIN_PRODUCT_HEADER"], header["15_SECONDARY_PRODUCT_HEADER"]
     main["FormatName"] = (b"FormatName                  : ", b"NATIVE\n")
     texts = TEXTS | {
+        "SelectedBandIDs": bands,
         "SouthLineSelectedRectangle": south,
         "NorthLineSelectedRectangle": south + lines - 1,
         "EastColumnSelectedRectangle": east,
@@ -69,7 +72,8 @@ def native(path, counts, south, east, time=datetime(2018, 8, 24, 18)):
     body["visir"]["data"] = packed(counts.transpose(1, 0, 2))
     body["visir"]["acquired"] = np.array((days, milliseconds), body["visir"]["acquired"].dtype)
     trailer = np.zeros(1, records.native_trailer)
-    trailer["15TRAILER"]["ImageProductionStats"]["ActualScanningSummary"]["ForwardScanStart"] = (days, milliseconds)
+    summary = trailer["15TRAILER"]["ImageProductionStats"]["ActualScanningSummary"]
+    summary["ForwardScanStart"], summary["ReducedScan"] = (days, milliseconds), rapid
     path.write_bytes(header.tobytes() + body.tobytes() + trailer.tobytes())
     return path
 

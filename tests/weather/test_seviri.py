@@ -22,9 +22,9 @@ def name(time):
     return f"MSG4-SEVI-MSG15-0100-NA-{time + timedelta(minutes=12, seconds=42):%Y%m%d%H%M%S}.722000000Z-NA.nat"
 
 
-def scan(folder, counts, south, east, time=START):
+def scan(folder, counts, south, east, time=START, **more):
     folder.mkdir(exist_ok=True)
-    return native(folder / name(time), counts, south, east, time)
+    return native(folder / name(time), counts, south, east, time, **more)
 
 
 def region(longitude, latitude, margin=4):
@@ -87,8 +87,34 @@ def test_scans_are_known_by_the_quarter_at_which_they_begin(tmp_path):
     found, skipped = seviri.survey(tmp_path / "scans")
     assert found == {START: first, START + timedelta(minutes=15): second}
     assert len(skipped) == 1 and "satpy cannot read it" in skipped[0]
-    assert seviri.scan_of(found, START + timedelta(minutes=5)) == first
-    assert seviri.scan_of(found, START + timedelta(hours=2)) is None
+    assert seviri.scan_of(found, START + timedelta(minutes=5), timedelta(minutes=5)) == first
+    assert seviri.scan_of(found, START + timedelta(minutes=5), timedelta(0)) is None, "the sky of five minutes before"
+    assert seviri.scan_of(found, START + timedelta(hours=2), timedelta(minutes=5)) is None
+
+
+def test_of_rapid_scans_those_at_quarters_are_taken(tmp_path):
+    counts, five = np.full((11, 8, 8), 500), timedelta(minutes=5)
+    paths = [scan(tmp_path, counts, 3300, 1700, START - five + n * five, rapid=True) for n in range(5)]
+    found, skipped = seviri.survey(tmp_path)
+    assert found == {START: paths[1], START + 3 * five: paths[4]}
+    assert skipped == [f"{tmp_path}: 3 of 5 scans begin between two quarters of an hour, not used"]
+    for path in (paths[1], paths[4]):
+        path.unlink()
+    with pytest.raises(UserError, match="3 of 3 scans begin between"):
+        seviri.survey(tmp_path)
+
+
+def test_scans_of_another_part_of_the_disk_and_without_a_channel_are_left_out(tmp_path):
+    counts, step = np.full((11, 8, 8), 500), timedelta(minutes=15)
+    kept = [scan(tmp_path, counts, 3300, 1700, START + n * step) for n in range(2)]
+    moved = scan(tmp_path, counts, 3296, 1700, START + 2 * step)
+    lacking = scan(tmp_path, counts, 3300, 1700, START + 3 * step, bands="XXXXXXXX-XX-")
+    found, skipped = seviri.survey(tmp_path)
+    assert list(found.values()) == kept
+    assert skipped == [
+        f"{lacking}: has no IR_108; order all channels, and not HRV alone",
+        f"{moved}: shows another part of the disk than most scans",
+    ]
 
 
 def test_mistakes_are_one_line(tmp_path):
@@ -97,14 +123,13 @@ def test_mistakes_are_one_line(tmp_path):
     counts = np.full((11, 8, 8), 500)
     path = scan(tmp_path / "scans", counts, 3300, 1700)
     far = seviri.points("+proj=longlat +datum=WGS84", (150.0, 10.0), 0.02, 12)
-    with pytest.raises(UserError, match="does not see all squares"):
-        seviri.read(path, [far])
+    assert seviri.sees(path, [far]) == [False] and np.isnan(seviri.read(path, [far])).all()
     with pytest.raises(UserError, match="projection 'nonsense' is not understood"):
         seviri.points("nonsense", (0.0, 0.0), 2000.0, 12)
     folder_of(tmp_path / "source")
     path.unlink()
     scan(tmp_path / "scans", counts, 3300, 1700, datetime(2020, 1, 1))
-    with pytest.raises(UserError, match="give scans of the same time"):
+    with pytest.raises(UserError, match="give scans of the same quarters of an hour, or --tolerance"):
         run(tmp_path / "source", tmp_path / "set", satellite=tmp_path / "scans")
     assert not (tmp_path / "set").exists()
 
@@ -131,6 +156,24 @@ def test_a_data_set_has_the_images_of_its_hours(tmp_path):
     rank = np.argsort(np.argsort(images[4, CHANNELS.index("WV_062")].ravel()))
     nearest = counts[4][ORDER.index("WV_062")][line - south, across - east].mean(-1)
     assert np.corrcoef(rank, np.argsort(np.argsort(nearest.ravel())))[0, 1] > 0.97
+
+
+def test_squares_that_a_scan_does_not_show_whole_are_left_out(tmp_path):
+    """The section ends some pixels inside of the composites' east: what lies there is no square."""
+    folder_of(tmp_path / "source")
+    whole = seviri.points(OPERA, (0.0, 0.0), 2000.0, -(-max(HEIGHT, WIDTH) // 6))
+    south, east, lines, columns = region(whole.longitude, whole.latitude, 8)
+    for number, cut in enumerate((0, columns // 8 * 4)):
+        scans, target = tmp_path / f"scans{number}", tmp_path / f"set{number}"
+        for frame in range(6):
+            counts = np.full((11, lines, columns - cut), 500)
+            scan(scans, counts, south, east + cut, START + frame * timedelta(minutes=15))
+        if not cut:
+            every = run(tmp_path / "source", target, satellite=scans)
+            continue
+        with pytest.raises(UserError, match=r"and are shown whole by the satellite \((\d+) are\)") as raised:
+            run(tmp_path / "source", target, satellite=scans)
+    assert len(every["grids"]) >= 4 and "(0 are)" not in str(raised.value)
 
 
 def origin():

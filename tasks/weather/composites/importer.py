@@ -96,7 +96,8 @@ def import_composites(
         forecast: lead times forecast.
         seed: decides which regions go to which split, and the simulated cirrus.
         tolerance: minutes by which a composite may miss its quarter of an hour.
-        satellite: a folder of SEVIRI's scans; composites without one are left out. None: images are simulated.
+        satellite: a folder of SEVIRI's scans; composites without one, and squares that a scan does not show whole, are
+            left out. None: images are simulated.
         progress: called now and then with the work so far and in all.
 
     Returns:
@@ -108,17 +109,17 @@ def import_composites(
     Raises:
         UserError: where no file can be read, the frames are too few, the squares too large for the composites or fewer
             than four with radar and rain, or an argument is out of range; with `satellite`, where no scan goes with the
-            composites, one is damaged, or the composites do not say where they lie.
+            composites, one is damaged behind its header, or the composites do not say where they lie.
 
     """
     _check(target, size, regions, inputs, forecast, seed)
     found, skipped = survey(source)
-    scans, found, unseen = with_scans(satellite, found)
-    composites, dropped, counts, damaged = count(
-        source, found, size, inputs + forecast, timedelta(minutes=tolerance), progress
-    )
+    allowed = timedelta(minutes=tolerance)
+    scans, found, unseen = with_scans(satellite, found, allowed)
+    composites, dropped, counts, damaged = count(source, found, size, inputs + forecast, allowed, progress)
     whole = len(composites) // (inputs + forecast) * (inputs + forecast)
-    places = choose(source, composites[:whole], counts, size, regions)
+    shown = _shown(scans, composites[0], size) if scans else None
+    places = choose(source, composites[:whole], counts, size, regions, shown)
     splits = deal(places, seed)
     with disk_errors(str(target)):
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -179,7 +180,7 @@ def survey(source: Path) -> tuple[list[Composite], list[str]]:
 
 
 def with_scans(
-    satellite: Path | None, composites: Sequence[Composite]
+    satellite: Path | None, composites: Sequence[Composite], tolerance: timedelta
 ) -> tuple[dict[datetime, Path], list[Composite], list[str]]:
     """Return scans by their time, the composites that have one, and a line on each file that is left out for that.
 
@@ -192,10 +193,10 @@ def with_scans(
     if not (grid.projdef and grid.corner and grid.pixel):
         raise UserError(f"{composites[0].path}: does not say where its pixels lie, so no image can be cut out for it")
     scans, skipped = seviri.survey(satellite)
-    seen = [composite for composite in composites if seviri.scan_of(scans, composite.time)]
+    seen = [composite for composite in composites if seviri.scan_of(scans, composite.time, tolerance)]
     if not seen:
         span = f"scans of {min(scans)} to {max(scans)}, composites of {composites[0].time} to {composites[-1].time}"
-        raise UserError(f"{satellite}: {span}; give scans of the same time")
+        raise UserError(f"{satellite}: {span}; give scans of the same quarters of an hour, or --tolerance MINUTES")
     if len(seen) < len(composites):
         skipped.append(f"{satellite}: no scan goes with {len(composites) - len(seen)} of {len(composites)} composites")
     return scans, seen, skipped
@@ -350,16 +351,22 @@ def count_frame(composite: Composite, tiles: Tiles) -> Counts:
 
 
 def choose(
-    source: Path, composites: Sequence[Composite], counts: Mapping[Path, Counts], size: int, regions: int
+    source: Path,
+    composites: Sequence[Composite],
+    counts: Mapping[Path, Counts],
+    size: int,
+    regions: int,
+    shown: Array | None = None,
 ) -> list[Place]:
     """Return squares with radar and rain in their target, in order of place, row by row.
 
     The squares tile the composite's middle. `composites` are those that every split keeps, so that none is left without
     rain. Of more than `regions` those are taken whose ranks by rain are evenly spaced, the wettest and the driest among
-    them: with the wettest alone, rain everywhere is the forecast to beat.
+    them: with the wettest alone, rain everywhere is the forecast to beat. `shown`, bool (down, across), are the squares
+    that a satellite shows; None: all.
 
     Raises:
-        UserError: where fewer than four squares have radar and rain.
+        UserError: where fewer than four squares have radar and rain, or are shown.
 
     """
     tiles = tile(composites[0], size)
@@ -367,6 +374,8 @@ def choose(
     seen = np.sum([counts[composite.path].seen for composite in composites], axis=0)
     rainy = np.sum([counts[composite.path].rainy for composite in composites], axis=0)
     coverage, rain = seen / (len(composites) * size**2), rainy / np.maximum(seen, 1)
+    if shown is not None:
+        coverage = np.where(shown, coverage, 0)
     places = []
     for i, (row, column) in enumerate(np.ndindex(down, across)):
         if coverage[row, column] > COVERED and rain[row, column] >= DRIEST:
@@ -374,6 +383,8 @@ def choose(
             places.append(Place(name, tiles.top + row * side, tiles.left + column * side, *shares))
     if len(places) < FEWEST:
         found = f"{len(places)} of {down * across} squares of {side} pixels have radar and rain in their middle"
+        if shown is not None:
+            found += f" and are shown whole by the satellite ({shown.sum()} are)"
         raise UserError(f"{source}: {found}, but {FEWEST} are needed; lower the size or give composites with more rain")
     ranked = sorted(places, key=lambda place: (-place.rain, place.row, place.column))
     ranks = np.linspace(0, len(ranked) - 1, min(regions, len(ranked))).round().astype(int)
@@ -487,6 +498,23 @@ class Images:
     """What the file says of them."""
 
 
+def _points(composite: Composite, corners: Sequence[tuple[int, int]], size: int) -> list[seviri.Points]:
+    """Return where squares are looked up, of the rows and columns of their upper left pixels."""
+    grid = composite.grid
+    assert grid.corner and grid.pixel
+    (x, y), pixel = grid.corner, grid.pixel
+    return [seviri.points(grid.projdef, (x + column * pixel, y - row * pixel), pixel, size) for row, column in corners]
+
+
+def _shown(scans: Mapping[datetime, Path], composite: Composite, size: int) -> Array:
+    """Say of each square that tiles a composite whether the scans, all of one part of the disk, show it: bool."""
+    tiles = tile(composite, size)
+    squares = np.ndindex(tiles.down, tiles.across)
+    corners = [(tiles.top + row * tiles.side, tiles.left + column * tiles.side) for row, column in squares]
+    found = seviri.sees(min(scans.values()), _points(composite, corners, size))
+    return np.array(found, bool).reshape(tiles.down, tiles.across)
+
+
 def _scanned(
     path: Path,
     composites: Sequence[Composite],
@@ -496,11 +524,7 @@ def _scanned(
     progress: Callable[[int, int], None],
 ) -> Array:
     """Return all squares' images of SEVIRI's scans, (frames, places, 11, S, S), in a file: each scan is read once."""
-    grid = composites[0].grid
-    assert grid.corner and grid.pixel
-    (x, y), pixel = grid.corner, grid.pixel
-    corners = [(x + place.column * pixel, y - place.row * pixel) for place in places]
-    where = [seviri.points(grid.projdef, corner, pixel, size) for corner in corners]
+    where = _points(composites[0], [(place.row, place.column) for place in places], size)
     shape = (len(composites), len(places), len(CHANNELS), size, size)
     images: Array = np.lib.format.open_memmap(path, "w+", np.float32, shape)
     for number, composite in enumerate(composites):

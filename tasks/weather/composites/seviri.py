@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -54,32 +55,67 @@ class Points:
     latitude: Array
 
 
+@dataclass(frozen=True)
+class Scan:
+    """One file: when its scan begins (UTC), and which part of the disk it shows."""
+
+    path: Path
+    begins: datetime
+    extent: tuple[Any, ...]
+
+
 def survey(folder: Path) -> tuple[dict[datetime, Path], list[str]]:
-    """Return a folder's scans by the quarter of an hour at which they begin (UTC), and a line on each other file.
+    """Return a folder's scans by the quarter of an hour at which they begin (UTC), and a line on what is left out.
+
+    All show the same part of the disk. Of rapid scans, every five minutes, those that begin at a quarter are taken.
 
     Raises:
         UserError: where satpy is missing, or the folder holds no scan that can be read.
     """
     _satpy(folder)
-    scans: dict[datetime, Path] = {}
+    found: list[Scan] = []
     skipped: list[str] = []
     for path in sorted(folder.glob(PATTERN)):
         try:
-            begins = quarter(_time(path))
+            found.append(_describe(path))
         except UserError as error:
             skipped.append(str(error))
-            continue
-        if begins in scans:
-            skipped.append(f"{path}: same time as {scans[begins].name}, {begins}")
-        else:
-            scans[begins] = path
-    if not scans:
+    at_quarters = [scan for scan in found if scan.begins == quarter(scan.begins)]
+    if len(at_quarters) < len(found):
+        between = len(found) - len(at_quarters)
+        skipped.append(f"{folder}: {between} of {len(found)} scans begin between two quarters of an hour, not used")
+    if not at_quarters:
         raise UserError(skipped[0] if skipped else f"{folder}: no scans ({PATTERN}); give a folder of them")
+    ((most, _),) = Counter(scan.extent for scan in at_quarters).most_common(1)
+    scans: dict[datetime, Path] = {}
+    for scan in at_quarters:
+        if scan.extent != most:
+            skipped.append(f"{scan.path}: shows another part of the disk than most scans")
+        elif scan.begins in scans:
+            skipped.append(f"{scan.path}: same time as {scans[scan.begins].name}, {scan.begins}")
+        else:
+            scans[scan.begins] = scan.path
     return scans, skipped
 
 
+def _describe(path: Path) -> Scan:
+    """Read a scan's header.
+
+    Raises:
+        UserError: where the file is damaged or lacks a channel.
+    """
+    with _quiet(path):
+        scene = _scene(path)
+        scene.load(list(CHANNELS))  # names them; what is in them is read when it is asked for
+        lacking = [name for name in CHANNELS if name not in scene]
+        if lacking:
+            raise UserError(f"{path}: has no {', '.join(lacking)}; order all channels, and not HRV alone")
+        area = scene[CHANNELS[0]].attrs["area"]
+        return Scan(path, scene.start_time.replace(tzinfo=None), (area.shape, tuple(area.area_extent)))
+
+
 def quarter(time: datetime) -> datetime:
-    """Return the nearest quarter of an hour: a scan says when it began, some seconds late."""
+    """Return the nearest quarter of an hour."""
     midnight = time.replace(hour=0, minute=0, second=0, microsecond=0)
     return midnight + (time - midnight + STEP / 2) // STEP * STEP
 
@@ -113,29 +149,42 @@ def _by_pixel(grid: Array, size: int) -> Array:
     return split.reshape(size, size, SAMPLES * SAMPLES)
 
 
+def sees(path: Path, where: Sequence[Points]) -> list[bool]:
+    """Say of each square whether a scan shows the whole of it.
+
+    Raises:
+        UserError: where the file is damaged.
+    """
+    with _quiet(path):
+        scene = _scene(path)
+        scene.load([CHANNELS[0]])
+        area = scene[CHANNELS[0]].attrs["area"]
+        return [not _nearest(area, each.longitude, each.latitude)[2].any() for each in where]
+
+
 def read(path: Path, where: Sequence[Points]) -> Array:
     """Return a scan's images, float32 (squares, 11, S, S) with the channels in the order of `CHANNELS`.
 
     Not a number where nothing was seen. A file is unpacked as a whole, whatever is asked for: ask for all squares.
 
     Raises:
-        UserError: where the file is damaged or lacks a channel, or the satellite does not see a square.
+        UserError: where the file is damaged.
     """
     longitude, latitude = (np.stack([getattr(each, name) for each in where]) for name in ("longitude", "latitude"))
     with _quiet(path):
         scene = _scene(path)
         scene.load(list(CHANNELS))
-        lacking = [name for name in CHANNELS if name not in scene]
-        if lacking:
-            raise UserError(f"{path}: has no {', '.join(lacking)}; order all channels, and not HRV alone")
-        area = scene[CHANNELS[0]].attrs["area"]  # the channels' grid is one
-        found = [np.ma.asarray(numbers) for numbers in area.get_array_indices_from_lonlat(longitude, latitude)]
-        unseen = np.ma.getmaskarray(found[0]) | np.ma.getmaskarray(found[1])
-        if unseen.reshape(len(where), -1).all(1).any():
-            raise UserError(f"{path}: the satellite does not see all squares; leave out --satellite")
-        column, row = (np.where(unseen, 0, np.ma.getdata(numbers)).astype(np.int64) for numbers in found)
+        row, column, unseen = _nearest(scene[CHANNELS[0]].attrs["area"], longitude, latitude)  # the channels' is one
         images = [_means(scene[name].values, row, column, unseen) / UNIT.get(name, 1.0) for name in CHANNELS]
     return np.stack(images, axis=1).astype(np.float32)
+
+
+def _nearest(area: Any, longitude: Array, latitude: Array) -> tuple[Array, Array, Array]:
+    """Return rows and columns of the pixels nearest to points, and which of the points are not in the image."""
+    found = [np.ma.asarray(numbers) for numbers in area.get_array_indices_from_lonlat(longitude, latitude)]
+    unseen = np.ma.getmaskarray(found[0]) | np.ma.getmaskarray(found[1])
+    column, row = (np.where(unseen, 0, np.ma.getdata(numbers)).astype(np.int64) for numbers in found)
+    return row, column, unseen
 
 
 def _means(channel: Array, row: Array, column: Array, unseen: Array) -> Array:
@@ -144,13 +193,6 @@ def _means(channel: Array, row: Array, column: Array, unseen: Array) -> Array:
     seen = np.isfinite(values)
     total = np.where(seen, values, 0).sum(-1)
     return np.where(seen.any(-1), total / np.maximum(seen.sum(-1), 1), np.nan)
-
-
-def _time(path: Path) -> datetime:
-    """Return when a scan began, UTC."""
-    with _quiet(path):
-        time: datetime = _scene(path).start_time
-    return time.replace(tzinfo=None)
 
 
 def _scene(path: Path) -> Any:
@@ -189,6 +231,7 @@ def _quiet(path: Path) -> Iterator[None]:
             logger.setLevel(level)
 
 
-def scan_of(scans: Mapping[datetime, Path], time: datetime) -> Path | None:
-    """Return the scan that belongs to a composite: of the nearest quarter of an hour."""
-    return scans.get(quarter(time))
+def scan_of(scans: Mapping[datetime, Path], time: datetime, tolerance: timedelta) -> Path | None:
+    """Return the scan that belongs to a composite: of the quarter of an hour that it misses by no more."""
+    nearest = quarter(time)
+    return scans.get(nearest) if abs(time - nearest) <= tolerance else None
