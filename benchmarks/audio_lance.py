@@ -38,9 +38,9 @@ def table_of(vectors: np.ndarray[Any, Any], first: int) -> pa.Table:
 
 def search(table: Any, query: np.ndarray[Any, Any], lists: int = 0) -> list[int]:
     """Return the numbers of the nearest vectors; `lists` of an index, 0: among all, exactly."""
-    asked = table.search(query).distance_type("dot").disable_scoring_autoprojection()
+    asked = table.search(query).distance_type("dot")
     asked = asked.nprobes(lists) if lists else asked.bypass_vector_index()
-    found: list[int] = asked.select(["number"]).limit(COUNT).to_arrow()["number"].to_pylist()
+    found: list[int] = asked.select(["number", "_distance"]).limit(COUNT).to_arrow()["number"].to_pylist()
     return found
 
 
