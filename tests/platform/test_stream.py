@@ -148,6 +148,7 @@ def test_a_stream_that_is_left_early_leaves_nothing_behind(cluster, tmp_path):
     assert fetched < 500
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ahead", "least", "most"), [(12, 8, 16), (0, 40, 80)])
 def test_no_more_is_read_ahead_than_asked_for(cluster, tmp_path, ahead, least, most):
     folder, size = str(tmp_path), 1 << 20
