@@ -58,7 +58,7 @@ class ClapNetwork(nn.Module):
         self.register_buffer("bank", mel_bank(), persistent=False)
         self.tokenizer = tokenizer
         tokenizer.enable_truncation(TOKENS)
-        tokenizer.enable_padding(pad_id=self.clap.config.text_config.pad_token_id)
+        tokenizer.enable_padding(pad_id=self.clap.config.text_config.pad_token_id)  # type: ignore[union-attr]
 
     def embed_audio(
         self, audio: Float[Tensor, "n samples"], lengths: Int[Tensor, " n"], features: str
@@ -79,7 +79,7 @@ class ClapNetwork(nn.Module):
         parts = [segments(row[:length]) for row, length in rows]
         flat = [segment for part in parts for segment in part]
         heard = torch.cat([self._heard(flat[start : start + AT_ONCE]) for start in range(0, len(flat), AT_ONCE)])
-        means = torch.stack([part.mean(0) for part in heard.split([len(part) for part in parts])])
+        means = torch.stack([one.mean(0) for one in torch.split(heard, [len(part) for part in parts])])
         return functional.normalize(means, dim=-1)
 
     def _heard(self, sounds: Sequence[Float32[np.ndarray, " samples"]]) -> Float[Tensor, "n dimension"]:

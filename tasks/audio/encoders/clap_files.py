@@ -223,10 +223,10 @@ def _made(said: Mapping[str, Any], tensors: Mapping[str, Tensor], text: str, dig
         architecture = ClapConfig.from_dict(dict(said))
     except Exception as error:  # each field's check raises its own
         raise ValueError(f"no config of such a network ({str(error).strip().splitlines()[0]})") from error
-    if architecture.audio_config.enable_fusion:
+    if architecture.audio_config.enable_fusion:  # type: ignore[union-attr]
         raise ValueError("a network with fusion is not here")
     tokenizer = _tokenizer(text, name)
-    if tokenizer.get_vocab_size() > architecture.text_config.vocab_size:
+    if tokenizer.get_vocab_size() > architecture.text_config.vocab_size:  # type: ignore[union-attr]
         raise ValueError(f"the tokenizer of {text} has more words than the network; name the right one by --text")
     state, floats = state_of(tokenizer, architecture), {f"clap.{key}": value.float() for key, value in tensors.items()}
     with torch.device("meta"):
