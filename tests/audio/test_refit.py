@@ -9,7 +9,6 @@ from scipy.optimize import minimize
 from scipy.stats import ortho_group
 
 from retable.platform.errors import UserError
-from retable.tasks.audio.config import Config
 from retable.tasks.audio.search import refit
 from retable.tasks.audio.search.index import set_refit, undo_refit, update
 from retable.tasks.audio.search.marks import mark
@@ -31,7 +30,7 @@ class World:
     """Hears which of some sounds a recording is by how long it is; words are its vectors, turned by a map."""
 
     turn: np.ndarray
-    config = Config(segment=1.0, projection=16)
+    segment = 1.0
     dimension = 16
     fingerprint, source = "b" * 64, "world"
     heard = 0
