@@ -4,6 +4,7 @@ import io
 import json
 import shutil
 import zipfile
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -290,6 +291,10 @@ def test_one_file_indexes_searches_and_serves(folder, embedder, tmp_path, monkey
     (tmp_path / "damaged.safetensors").write_bytes((tmp_path / "clap.safetensors").read_bytes()[:-50])
     with pytest.raises(UserError, match=r"damaged\.safetensors: (no model|a damaged model)"):
         open_embedder("damaged.safetensors", Storage.open(tmp_path))
+    for name in (clap.STATE, "clap.logit_scale_a"):
+        weights = {key: value for key, value in opened.weights.items() if key != name}
+        with pytest.raises(UserError, match=r"^clap: a damaged model; `retable audio adopt` writes one$"):
+            replace(opened, weights=weights).embedder("cpu")
 
 
 @pytest.mark.parametrize(
