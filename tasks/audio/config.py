@@ -71,7 +71,8 @@ class Cnn14:
     """CNN14 of PANNs (Kong et al. 2020), the challenge's baseline encoder."""
 
     weights: str = "random"
-    """random, or the SHA-256 that `retable audio weights FILE` prints."""
+    """cnn14: PANNs' published `Cnn14_mAP=0.431.pth`, from the storage; random; or the SHA-256 that `retable audio
+    weights FILE` prints."""
     filters: int = 64
     """Channels of the first of six blocks; each next one has twice as many."""
 
@@ -95,6 +96,11 @@ class Pretrained:
     """A name on the hub (bert-base-uncased, bert-large-uncased, roberta-base, roberta-large, ...) or a local folder."""
     dropout: float = 0.2
     """Of hidden layers and attention: the code's; the paper does not say."""
+    pooling: Literal["class", "mean"] = added("class")
+    """What stands for a caption: its class token, as in the paper, or the mean over its tokens, as Sentence-BERT's
+    encoders were trained."""
+    frozen: bool = added(False)
+    """Whether its weights stay as they are, and only the projection behind it is trained."""
 
 
 @dataclass(frozen=True, kw_only=True)
