@@ -1,4 +1,7 @@
-"""Which pair of encoders is served: the one with the best mAP@10 on the validation split, never on the test split."""
+"""Which pair of encoders is served: the one with the best mAP@10 on the validation split, never on the test split.
+
+Runs that were trained on the validation split have no such number, and are passed over: one is served by its name.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ from typing import Any
 
 from retable.platform.api import TrainedRun
 from retable.platform.best import Choice, choose
+from retable.platform.errors import UserError
+from retable.tasks.audio.config import SPLITS, trained_on
 
 NAME = "audio"
 
@@ -24,7 +29,10 @@ def best(runs: Sequence[TrainedRun]) -> dict[str, Choice]:
     def score(run: TrainedRun) -> float:
         return run.score({"split": "validation"})["map10"]
 
-    return {NAME: choose(NAME, runs, score, "validation mAP@10", is_real)}
+    scored = [run for run in runs if "validation" not in SPLITS[trained_on(run.config)]]
+    if runs and not scored:
+        raise UserError(f"no run for {NAME}: all {len(runs)} were trained on the validation set; name one of them")
+    return {NAME: choose(NAME, scored, score, "validation mAP@10", is_real)}
 
 
 def is_real(info: Mapping[str, Any]) -> bool:

@@ -7,14 +7,22 @@ with.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from retable.platform.config import Parent, Scratch, Weights
+from retable.platform.config import Parent, Scratch, Weights, added, parent
 
 SAMPLE_RATE = 32000
 """Samples a second of everything that a model hears."""
 Corpus = Literal["clotho", "audiocaps", "wavcaps"]
+TrainOn = Literal["training", "training_validation", "all"]
+SPLITS: Mapping[TrainOn, tuple[str, ...]] = {
+    "training": ("training",),
+    "training_validation": ("training", "validation"),
+    "all": ("training", "validation", "test"),
+}
+"""`Config.train_on` -> the splits whose recordings are trained on."""
 
 
 def check_positive(config: object, *names: str) -> None:
@@ -63,7 +71,8 @@ class Cnn14:
     """CNN14 of PANNs (Kong et al. 2020), the challenge's baseline encoder."""
 
     weights: str = "random"
-    """random, or the SHA-256 that `retable audio weights FILE` prints."""
+    """cnn14: PANNs' published `Cnn14_mAP=0.431.pth`, from the storage; random; or the SHA-256 that `retable audio
+    weights FILE` prints."""
     filters: int = 64
     """Channels of the first of six blocks; each next one has twice as many."""
 
@@ -87,6 +96,11 @@ class Pretrained:
     """A name on the hub (bert-base-uncased, bert-large-uncased, roberta-base, roberta-large, ...) or a local folder."""
     dropout: float = 0.2
     """Of hidden layers and attention: the code's; the paper does not say."""
+    pooling: Literal["class", "mean"] = added("class")
+    """What stands for a caption: its class token, as in the paper, or the mean over its tokens, as Sentence-BERT's
+    encoders were trained."""
+    frozen: bool = added(False)
+    """Whether its weights stay as they are, and only the projection behind it is trained."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +130,9 @@ class Config:
     """Whose recordings are trained on: all three in pre-training, Clotho's in fine-tuning."""
     leaks: Literal["exclude", "include"] = "exclude"
     """Training recordings that are also in the validation or test set: left out, or (the paper's code) kept."""
+    train_on: Literal["training", "training_validation", "all"] = added("training")
+    """Which splits are trained on. `all` is what the paper's authors submitted (section 4): the training, validation
+    and test set, once everything was chosen. Nothing is scored on a split that was trained on."""
     audio: Passt | Cnn14 | MeanMel = field(default_factory=Passt)
     text: Pretrained | Untrained = field(default_factory=Pretrained)
     segment: float = 10.0
@@ -165,10 +182,32 @@ class Config:
             raise ValueError(f"words {self.words} leave no room for a caption")
         if min(self.chunk, self.steps, self.patience, self.warmup, self.frequency_mask, self.time_mask) < 0:
             raise ValueError("chunk, steps, patience, warmup and masks cannot be negative")
+        if self.patience and "validation" in SPLITS[trained_on(self)]:
+            raise ValueError(
+                f"patience {self.patience} waits for validation scores, but the validation set is trained on "
+                f"(train_on={trained_on(self)}); set patience=0"
+            )
         if not self.corpora or len(set(self.corpora)) != len(self.corpora):
             raise ValueError("corpora must be named, each once")
         if isinstance(self.audio, Passt) and round(self.segment * 100) > self.audio.frames + self.audio.stride:
             raise ValueError(f"segment {self.segment} s is longer than audio.frames {self.audio.frames} (10 ms each)")
+
+
+def trained_on(config: Config) -> TrainOn:
+    """Return the widest `train_on` of a run and of the runs that it goes on from, as far as they are of the same data.
+
+    Of what is scored on a split in `SPLITS` of it nothing can be said. What a file of weights (`init=weights`) was
+    trained on is not known here.
+
+    Raises:
+        UserError: where a parent's overrides fit no config.
+    """
+    found: list[TrainOn] = []
+    each: Config | None = config
+    while each is not None:
+        found += [each.train_on] if each.data == config.data else []
+        each = parent(each)
+    return max(found, key=lambda name: len(SPLITS[name]))
 
 
 PAPER: dict[str, object] = {

@@ -23,8 +23,9 @@ from retable.platform.errors import UserError
 from retable.platform.storage import Storage
 from retable.platform.stream import decode, encode, read_blocks, stream
 from retable.platform.task import Source
+from retable.tasks.audio.collect.leaks import origin, read_listed
 from retable.tasks.audio.collect.recordings import BANDS, FRAME, AudioShards, Recording, read_recordings
-from retable.tasks.audio.config import SAMPLE_RATE, Config
+from retable.tasks.audio.config import SAMPLE_RATE, SPLITS, Config, trained_on
 from retable.tasks.audio.encoders.mel import frames_of
 from retable.tasks.audio.rewrite.variations import augmented
 
@@ -70,7 +71,10 @@ class Clip:
 
 
 def read(folder: Storage) -> ray.data.Dataset:
-    """Return the sound of training and validation as a Ray dataset: a block is a shard."""
+    """Return the sound of training and validation as a Ray dataset: a block is a shard.
+
+    Runs of one data set share it. One that trains on the test set too reads all of its sound as a stream.
+    """
     info = folder.read_json("dataset.json")
     names = [name for split in ("training", "validation") for name in info["shards"][split]]
     blocks = [pa.table({"number": [number], "name": [name]}) for number, name in enumerate(names)]
@@ -106,7 +110,7 @@ class Recordings:
     """The training batches of one run, and the validation set."""
 
     def __init__(self, columns: Mapping[str, Array] | None, source: Source, configs: Sequence[Config]) -> None:
-        """Take what `arrays` returned, or None to read the shards as a stream.
+        """Take what `arrays` returned, or None to read the shards as a stream; so are they where the test set is in.
 
         Raises:
             UserError: where nothing is left to train on, or the config asks for what mel spectrograms cannot give, or
@@ -116,11 +120,12 @@ class Recordings:
         self.source, self.batch = source, self.config.batch
         self.features: Literal["waveform", "mel"] = source.info["features"]
         self.recordings = read_recordings(source.folder)
+        columns = None if "test" in SPLITS[self.config.train_on] else columns
         self._columns = columns
         self._place = {number: row for row, number in enumerate(columns["recording"].tolist())} if columns else {}
         self._items = [
             (recording, caption)
-            for recording in training_recordings(self.recordings, self.config)
+            for recording in training_recordings(self.recordings, self.config, read_listed(source.folder))
             for caption in range(len(recording.captions))
         ]
         if not self._items:
@@ -140,8 +145,8 @@ class Recordings:
         return [recording.captions[caption] for recording, caption in self._items]
 
     def queries(self, split: str) -> list[tuple[str, int]]:
-        """Return each caption of a split, with the number of its recording."""
-        return queries(self.recordings, split)
+        """Return each caption of a split, with the number of its recording; none of a split that was trained on."""
+        return [] if split in SPLITS[trained_on(self.config)] else queries(self.recordings, split)
 
     def batches(self, epoch: int, start: int, rank: int, world: int) -> Iterator[Batch]:
         """Yield this rank's share of the epoch's batches from step `start` on.
@@ -212,12 +217,33 @@ def _forms(recording: Recording, caption: int) -> tuple[str, ...]:
     return recording.rewrites[caption] if augmented(recording) and caption < len(recording.rewrites) else ()
 
 
-def training_recordings(recordings: Iterable[Recording], config: Config) -> list[Recording]:
-    """Return the recordings that a run trains on: of its corpora, without leaks unless it includes them."""
+def training_recordings(
+    recordings: Sequence[Recording], config: Config, listed: frozenset[int] = frozenset()
+) -> list[Recording]:
+    """Return the recordings that a run trains on: of its splits and corpora, without leaks unless it includes them.
+
+    A leak is what could be known of a recording that is still scored. Where the validation set is trained on, that is
+    also one of its recordings whose source is a test recording's; sounds were only compared with the training set's.
+    Where everything is trained on, only what a published list of exclusions names is left: it may know the
+    challenge's own recordings.
+
+    Args:
+        recordings: the whole data set.
+        config: the run's.
+        listed: see `leaks.read_listed`.
+    """
+    splits = SPLITS[config.train_on]
+    scored = {origin(each) for each in recordings if each.split not in splits} - {""}
+
+    def leaks(each: Recording) -> bool:
+        if config.train_on == "all":
+            return each.recording in listed
+        return each.leak or (each.split != "training" and origin(each) in scored)
+
     return [
         each
         for each in recordings
-        if each.split == "training" and each.corpus in config.corpora and not (each.leak and config.leaks == "exclude")
+        if each.split in splits and each.corpus in config.corpora and not (config.leaks == "exclude" and leaks(each))
     ]
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from retable.platform.config import flatten
 from retable.platform.errors import UserError
 from retable.platform.worker import Worker
-from retable.tasks.audio.config import Cnn14, Config, Passt, Pretrained, Untrained
+from retable.tasks.audio.config import SPLITS, Cnn14, Config, Passt, Pretrained, Untrained
 from retable.tasks.audio.losses import contrastive, same_recording
 from retable.tasks.audio.metrics import retrieval_scores
 from retable.tasks.audio.model import build, load_weights
@@ -199,7 +199,7 @@ def validate(learner: RetrievalLearner, data: Any) -> list[dict[str, float]]:
     """Search the validation recordings by their captions; return loss and mAP@10, the same on every worker.
 
     The loss is training's, over batches of the same size, so that the two can be compared. Nothing where the data set
-    has no validation recordings.
+    has no validation recordings, or they were trained on.
     """
     learner.share_buffers()
     queries = data.queries("validation")
@@ -265,22 +265,31 @@ ITEMS = {
 """Training captions of what is generated."""
 CHALLENGE = {"clotho": 19_195, "audiocaps": 51_308, "wavcaps": 403_050}
 """Those of Clotho 2.1, AudioCaps and WavCaps."""
+HELD_OUT = {"generated-tiny": (120, 120), "generated-small": (1_500, 2_500)}
+"""Captions of the validation and of the test set, which are Clotho's."""
+CLOTHO_HELD_OUT = (5_225, 5_225)
+"""Those of Clotho 2.1."""
 TOKENS = 15
 """Of a caption, on average."""
 
 
 def cost(config: Config) -> float:
     """Return seconds of one CPU core that a training takes, roughly: measured at 2 to 10 s; 10 s to begin with."""
-    items = ITEMS.get(config.data, CHALLENGE)
-    steps = config.steps or sum(items.get(corpus, 0) for corpus in config.corpora) / config.batch
-    return 10 + config.epochs * steps * config.batch * clip_cost(config)
+    return 10 + config.epochs * epoch_clips(config) * clip_cost(config)
 
 
 def gpu_work(config: Config) -> tuple[str, float]:
     """Return which rate of `python -m benchmarks gpu` a training goes at, and its clips, counted as the default's."""
+    return "audio", config.epochs * epoch_clips(config) * clip_cost(config) / clip_cost(Config())
+
+
+def epoch_clips(config: Config) -> int:
+    """Return the clips of an epoch, with a caption each: as many as were asked for, or as there are captions."""
     items = ITEMS.get(config.data, CHALLENGE)
-    clips = config.steps * config.batch or sum(items.get(corpus, 0) for corpus in config.corpora)
-    return "audio", config.epochs * clips * clip_cost(config) / clip_cost(Config())
+    captions = sum(items.get(corpus, 0) for corpus in config.corpora)
+    if "clotho" in config.corpora:
+        captions += sum(HELD_OUT.get(config.data, CLOTHO_HELD_OUT)[: len(SPLITS[config.train_on]) - 1])
+    return config.steps * config.batch or captions
 
 
 def clip_cost(config: Config) -> float:

@@ -18,7 +18,7 @@ from retable.platform.errors import UserError
 from retable.platform.task import Source
 from retable.tasks.audio import metrics
 from retable.tasks.audio.collect.recordings import AudioShards, Recording, read_recordings
-from retable.tasks.audio.config import Config, View
+from retable.tasks.audio.config import SPLITS, Config, View, trained_on
 from retable.tasks.audio.data import RATE, queries
 from retable.tasks.audio.world.generate import relevant
 
@@ -40,12 +40,26 @@ FITTING: dict[tuple[str, ...], Array | None] = {}
 """Which recordings the last split's captions fit: all models need that again."""
 
 
+def check(config: Config, view: View) -> None:
+    """Refuse to score a run on what it, or a run that it goes on from, was trained on.
+
+    Raises:
+        UserError: where it is so.
+    """
+    trained = trained_on(config)
+    if view.split not in SPLITS[trained]:
+        return
+    remedy = "score split=test" if trained == "training_validation" else "nothing is left to score it on"
+    raise UserError(f"split {view.split}: its recordings were trained on (train_on={trained}); {remedy}")
+
+
 def shards(config: Config, view: View, source: Source) -> Sequence[str]:
     """Return the names `<split>/<number>` of a split's blocks of captions.
 
     Raises:
-        UserError: where the data set has no captions of that split.
+        UserError: where the split was trained on, or the data set has no captions of it.
     """
+    check(config, view)
     captions = int(source.info["captions"].get(view.split, 0))
     if not captions:
         raise UserError(f"{source.folder}: no captions of the {view.split} split; choose another `split`")

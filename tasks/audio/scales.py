@@ -44,7 +44,7 @@ class Reduced:
 
     def shrink(self, overrides: Changes) -> dict[str, object]:
         """Return overrides, and those of the run they start from, at this size."""
-        small = {path: value for path, value in overrides.items() if path != "text.name"}
+        small = {path: value for path, value in overrides.items() if not path.startswith("text.")}
         small |= self.audio.get(str(overrides.get("audio.weights")), {"segment": self.audio["passt-n"]["segment"]})
         small |= {**self.text[str(overrides["text.name"])], **self.overrides}
         small |= self.fine_tuning if "init.overrides" in overrides else self.pre_training
@@ -120,12 +120,16 @@ SMOKE = Reduced(
     overrides={**COMMON, "data": "generated-tiny", "batch": 8, "steps": 2, "projection": 32},
     pre_training={"epochs": 1, "learning_rate": 1e-3},
     fine_tuning={"epochs": 2, "learning_rate": 4e-4},
-    audio=passts({"audio.width": 24, "audio.depth": 1, "audio.heads": 4}),
+    audio={
+        **passts({"audio.width": 24, "audio.depth": 1, "audio.heads": 4}),
+        "cnn14": {"audio.weights": "random", "audio.filters": 2, "segment": 3.0},
+    },
     text={
         "bert-base-uncased": untrained("bert", 16, 1),
         "roberta-base": untrained("roberta", 16, 1),
         "bert-large-uncased": untrained("bert", 32, 1),
         "roberta-large": untrained("roberta", 32, 1),
+        "sentence-transformers/all-mpnet-base-v2": untrained("bert", 16, 1),
     },
 )
 SMALL = Reduced(

@@ -11,7 +11,7 @@ from retable.tasks.audio.collect.prepare import describe, prepare
 from retable.tasks.audio.config import Config, Pretrained, View
 from retable.tasks.audio.data import Recordings, arrays, read
 from retable.tasks.audio.learner import RetrievalLearner, cost, gpu_work, group, validate
-from retable.tasks.audio.predict import evaluate, predict, shards, summarise, view_cost
+from retable.tasks.audio.predict import check, evaluate, predict, shards, summarise, view_cost
 
 
 def tables() -> Mapping[str, Table | Figure]:
@@ -69,6 +69,7 @@ TASK = Task(
     cost=cost,
     gpu_work=gpu_work,
     view_cost=view_cost,
+    check=check,
     metrics=(
         "map10",
         "r1",

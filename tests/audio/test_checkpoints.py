@@ -335,6 +335,20 @@ def test_panns_layout(tmp_path, storage):
         checkpoints.load_state(config_of("passt-n", digest), storage)
 
 
+def test_panns_published_file_is_known_by_its_name(tmp_path, storage):
+    message = r"download Cnn14_mAP=0\.431\.pth of record 3987831 of Zenodo .*\(https://zenodo\.org/records/3987831\)$"
+    with pytest.raises(UserError, match=message):
+        checkpoints.load_state(Cnn14(weights="cnn14", filters=2), storage)
+    state = panns_state()
+    checkpoints.import_file(written(tmp_path, "Cnn14_mAP=0.431.pth", {"model": state}), storage)
+    loaded = checkpoints.load_state(Cnn14(weights="cnn14", filters=2), storage)
+    assert torch.equal(loaded["conv_block6.conv2.weight"], state["conv_block6.conv2.weight"])
+    with pytest.raises(UserError, match=r"audio.weights cnn14: neither a SHA-256 nor a known name"):
+        checkpoints.load_state(config_of("passt-n", "cnn14"), storage)
+    with pytest.raises(UserError, match="named as cnn14, but holds weights of passt"):
+        checkpoints.import_file(written(tmp_path, "Cnn14_mAP=0.431.pth", passt_state("passt-n")), storage)
+
+
 def test_panns_of_another_sample_rate(tmp_path, storage):
     state = panns_state() | {"logmel_extractor.melW": torch.rand(257, 64)}
     with pytest.raises(UserError, match="trained on other mel bands"):

@@ -45,7 +45,7 @@ def test_the_collections_become_a_data_set_and_planted_leaks_are_found(layout, s
     recordings = read_recordings(place)
     marked = {each.file.removeprefix("FreeSound/") for each in recordings if each.leak}
     assert marked == {file.rsplit("/", 1)[1].removesuffix(".flac") for file in planted["leaks"]}
-    signs = {line["file"]: line["signs"] for line in place.read_json(importer.LEAKS)}
+    signs = {line["file"]: line["signs"] for line in place.read_json(leaks.LEAKS)}
     for file, how in planted["leaks"].items():
         wanted = {"id": "source", "name": "title", "sound": "sound"}[how["by"]]
         assert wanted in signs["FreeSound/" + file.rsplit("/", 1)[1].removesuffix(".flac")]

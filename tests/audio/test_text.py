@@ -9,14 +9,21 @@ from transformers import (
     AutoTokenizer,
     BertConfig,
     BertModel,
+    MPNetConfig,
+    MPNetModel,
     PreTrainedTokenizerFast,
     RobertaConfig,
     RobertaModel,
 )
 
+from retable.platform.config import override
 from retable.platform.errors import UserError
+from retable.platform.worker import Worker
 from retable.tasks.audio.config import Config, Pretrained, Untrained
 from retable.tasks.audio.encoders.text import build_text, rebuild_text, train_tokenizer
+from retable.tasks.audio.learner import RetrievalLearner
+from tests.audio.test_learner import Sounds
+from tests.audio.test_model import SMALL as SMALL_MODEL
 
 CAPTIONS = [
     "A dog barks while rain is falling on a tin roof.",
@@ -71,6 +78,50 @@ def test_a_folder_gives_the_outputs_of_transformers(folder):
     assert expected.std(0).max() > 0.1
     rates = {module.p for module in encoder.modules() if isinstance(module, torch.nn.Dropout)}
     assert rates == {0.3}
+
+
+@pytest.fixture(scope="module")
+def mpnet(tmp_path_factory):
+    """A folder of an MPNet, as the sentence encoder of the challenge's baseline is one."""
+    folder = tmp_path_factory.mktemp("mpnet")
+    tokenizer = train_tokenizer(Untrained(family="bert", **SMALL), CAPTIONS)
+    torch.manual_seed(3)
+    shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    made = MPNetConfig(vocab_size=330, max_position_embeddings=40, pad_token_id=0, initializer_range=0.3, **shape)
+    MPNetModel(made).save_pretrained(folder)
+    names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(folder)
+    return folder
+
+
+def test_a_caption_can_be_the_mean_of_its_tokens(mpnet):
+    config = Config(text=Pretrained(name=str(mpnet), pooling="mean"), words=12)
+    encoder = build_text(config, []).eval()
+    captions = ["birds", "a dog barks while rain is falling on a roof"]
+    network = AutoModel.from_pretrained(mpnet).eval()
+    ids = [encoder.tokenizer.encode(caption).ids[:12] for caption in captions]
+    expected = [network(input_ids=torch.tensor([each])).last_hidden_state[0].mean(0) for each in ids]
+    assert len(ids[0]) < len(ids[1])  # the shorter one is padded beside the other
+    tokens = encoder.tokenize(captions)
+    torch.testing.assert_close(encoder(**tokens), torch.stack(expected))
+    again = rebuild_text(config, encoder.get_extra_state())
+    again.load_state_dict(encoder.state_dict())
+    assert torch.equal(again.eval()(**tokens), encoder(**tokens))
+    plain = build_text(Config(text=Pretrained(name=str(mpnet)), words=12), []).eval()
+    assert not torch.allclose(plain(**tokens), encoder(**tokens), atol=1e-3)
+
+
+def test_a_frozen_encoder_keeps_its_weights(folder):
+    base = {name: value for name, value in SMALL_MODEL.items() if not name.startswith("text")}
+    theirs = {"text": "pretrained", "text.name": str(folder), "text.frozen": True, "learning_rate": 0.1}
+    config = override(Config(), {**base, **theirs})
+    learner = RetrievalLearner([config], Sounds(), Worker())
+    before = {name: value.clone() for name, value in learner.model.state_dict().items()}
+    learner.step(next(Sounds().batches(0, 0, 0, 1)))
+    after = learner.model.state_dict()
+    moved = {name for name, value in before.items() if not torch.equal(value, after[name])}
+    assert not any(name.startswith("text.") for name in moved)
+    assert {"text_projection.weight", "audio_projection.weight"} <= moved
 
 
 def test_the_hubs_encoder_has_no_layer_that_is_never_trained(folder):

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,8 @@ import torch
 
 from retable.platform.storage import Storage
 from retable.platform.task import folder
-from retable.tasks.audio.config import SAMPLE_RATE, Config, MeanMel, Untrained
-from retable.tasks.audio.encoders.words import TEXT_STATE, read_words
+from retable.tasks.audio.config import SAMPLE_RATE, Config, MeanMel, Pretrained, Untrained
+from retable.tasks.audio.encoders.words import TEXT_STATE, fingerprint, read_words
 from retable.tasks.audio.export import Exported, write_adopted
 from retable.tasks.audio.model import build
 from retable.tasks.audio.search.embedder import open_embedder, weights_fingerprint
@@ -56,7 +57,7 @@ def test_numpy_leaves_alone_what_it_does_not_know(tmp_path):
         path.write_bytes(data)
         return read_words(path)
 
-    def file(tensors):
+    def file(tensors, config=config):
         return write_adopted(Exported({}, config, tensors, "x"))
 
     whole = file(weights)
@@ -72,8 +73,18 @@ def test_numpy_leaves_alone_what_it_does_not_know(tmp_path):
         assert read(file({**weights, TEXT_STATE: torch.frombuffer(bytearray(text), dtype=torch.uint8)})) is None
     assert read(file({**weights, "text_projection.bias": torch.zeros(8)})) is None
     assert read(file({name: value for name, value in weights.items() if name != "text_projection.bias"})) is None
+    for pooling, there in (("class", True), ("mean", False)):
+        theirs = replace(config, text=Pretrained(pooling=pooling))
+        assert (read(file(weights, theirs)) is not None) == there
     assert read(whole[:-1]) is None and read(b"") is None and read(b"Dear Sir") is None
     assert read_words(tmp_path / "none") is None
+
+
+def test_models_from_before_keep_their_fingerprints():
+    """An index knows its model by it: fields that came later change none of those that have their defaults."""
+    before = "31227ceeda3854946d16ea492b18364eebca430db4e21dd3986def306245e112"
+    assert fingerprint(Config(), []) == before
+    assert fingerprint(Config(text=Pretrained(pooling="mean")), []) != before
 
 
 def test_a_search_imports_nothing_heavy(tmp_path):

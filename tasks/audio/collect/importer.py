@@ -40,7 +40,6 @@ THREADS = 8
 """Files whose headers are read at once."""
 CUT = "cut.json"
 """The recordings that were longer, with their seconds."""
-LEAKS = "leaks.json"
 """The training recordings that are also held out, and how that is known."""
 GUARD = "guard"
 """Folder of what the leak guard heard in each shard, so that it need not listen again."""
@@ -239,7 +238,7 @@ def guard(
         }
         for number, here in sorted(signs.items())
     ]
-    place.write_json(LEAKS, lines)
+    place.write_json(leaks.LEAKS, lines)
     return [replace(each, leak=each.recording in signs) for each in recordings]
 
 

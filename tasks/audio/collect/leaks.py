@@ -23,11 +23,14 @@ import numpy.typing as npt
 from jaxtyping import Bool, Float, UInt32
 
 from retable.platform.errors import UserError
+from retable.platform.storage import Storage
 from retable.tasks.audio.collect.recordings import Recording
 
 Array = npt.NDArray[Any]
 Bits = UInt32[np.ndarray, " frames"]
 
+LEAKS = "leaks.json"
+"""In a data set's folder: the training recordings that are marked, each with the signs by which it was found."""
 FIRST_BAND, BANDS_JOINED, GROUPS = 14, 3, 33
 """Mel bands 14 to 112, about 0.3 to 10.5 kHz, in groups of three."""
 WINDOW = 37
@@ -57,9 +60,20 @@ class Leak:
     """source, title, list or sound."""
 
 
+def origin(recording: Recording) -> str:
+    """Return what a recording's sound comes from: equal for all parts of a video; "" where that is not known."""
+    return recording.source.split("@")[0]
+
+
+def read_listed(folder: Storage) -> frozenset[int]:
+    """Return the numbers of the recordings that a published list of exclusions names; of generated data none."""
+    lines = folder.read_json(LEAKS) if folder.exists(LEAKS) else []
+    return frozenset(line["recording"] for line in lines if "list" in line["signs"])
+
+
 def same_source(recordings: Sequence[Recording]) -> list[Leak]:
     """Return training recordings whose source is that of a held-out one; of a video any part counts."""
-    return _equal([each.source.split("@")[0] for each in recordings], recordings, "source")
+    return _equal([origin(each) for each in recordings], recordings, "source")
 
 
 def same_title(recordings: Sequence[Recording], titles: Sequence[str]) -> list[Leak]:
@@ -72,7 +86,7 @@ def listed(recordings: Sequence[Recording], excluded: frozenset[str]) -> list[Le
     return [
         Leak(each.recording, None, "list")
         for each in recordings
-        if each.split == "training" and each.source.split("@")[0] in excluded
+        if each.split == "training" and origin(each) in excluded
     ]
 
 

@@ -29,9 +29,11 @@ PUBLISHED = {
     "passt-n": ("passt-s-f128-p16-s16-ap.468.pt", "v0.0.2-audioset"),
     "passt-s": ("passt-s-kd-ap.486.pt", "v.0.0.9"),
     "passt-s15": ("passt-s-f128-20sec-p16-s10-ap.474-swa.pt", "v0.0.5"),
+    "cnn14": ("Cnn14_mAP=0.431.pth", "3987831"),
 }
-"""File and release of kkoutini/PaSST."""
+"""File, and release of kkoutini/PaSST; of CNN14, which PANNs' authors published (32 kHz), record of Zenodo."""
 RELEASES = "https://github.com/kkoutini/PaSST/releases/tag"
+ZENODO = "https://zenodo.org/records"
 STRIDES = {12: 10, 10: 12, 9: 14, 8: 16}
 """Rows of patches, and the stride that published networks of so many rows have."""
 DEIT = "deit_base_distilled_patch16_384"
@@ -175,12 +177,13 @@ def stored(audio: Passt | Cnn14, storage: Storage) -> Weights:
         UserError: where the name is unknown, or the file missing, changed, or of another kind.
     """
     name = audio.weights
-    if isinstance(audio, Passt) and name in PUBLISHED:
+    names = [each for each in PUBLISHED if (each == "cnn14") == isinstance(audio, Cnn14)]
+    if name in names:
         digest = _published(name, storage)
     elif re.fullmatch(r"[0-9a-f]{64}", name):
         digest = name
     else:
-        names = (*PUBLISHED, "imagenet", "random") if isinstance(audio, Passt) else ("random",)
+        names += ["imagenet", "random"] if isinstance(audio, Passt) else ["random"]
         raise UserError(f"audio.weights {name}: neither a SHA-256 nor a known name{nearest(name, names)}")
     tensors, fields = read_stored(digest, storage, "import it by `retable audio weights FILE`", "audio")
     return Weights(fields["network"], tensors, fields["variant"])
@@ -190,10 +193,11 @@ def _published(name: str, storage: Storage) -> str:
     """Say the digest of a published checkpoint that was imported."""
     path = f"weights/{name}.json"
     if not storage.exists(path):
-        file, release = PUBLISHED[name]
+        file, place = PUBLISHED[name]
+        of, site = ("record {} of Zenodo", ZENODO) if name == "cnn14" else ("release {} of kkoutini/PaSST", RELEASES)
         raise UserError(
-            f"audio.weights {name}: not in {storage}/weights; download {file} of release {release} of "
-            f"kkoutini/PaSST and run `retable audio weights FILE` ({RELEASES}/{release})"
+            f"audio.weights {name}: not in {storage}/weights; download {file} of {of.format(place)} and run `retable "
+            f"audio weights FILE` ({site}/{place})"
         )
     return str(storage.read_json(path)["digest"])
 
@@ -211,7 +215,7 @@ def import_file(file: Path, storage: Storage) -> str:
     state = read_tensors(file, data, KNOWN, *SIGNATURES)
     try:
         weights, layout = recognise(state)
-        variant = _variant(file, layout)
+        variant = _variant(file, weights, layout)
     except ValueError as error:
         raise UserError(f"{file}: {error}; {KNOWN}") from error
     fields: dict[str, str | int] = {
@@ -232,13 +236,17 @@ def import_file(file: Path, storage: Storage) -> str:
     return digest
 
 
-def _variant(file: Path, layout: Passt | None) -> str:
+def _variant(file: Path, weights: Weights, layout: Passt | None) -> str:
     """Say which published checkpoint a file is, by its name: layouts of several are the same.
 
     Raises:
         ValueError: where the layout is not that checkpoint's.
     """
     variant = next((name for name, (published, _) in PUBLISHED.items() if file.name == published), "")
+    if variant == "cnn14":
+        if weights.network != variant:
+            raise ValueError(f"named as {variant}, but holds weights of {weights.network}")
+        return variant
     wanted = {"passt-n": (16, 62), "passt-s": (10, 99), "passt-s15": (10, 200)}
     found = (layout.stride, grid(layout)[1]) if layout else None
     if variant and found != wanted[variant]:

@@ -32,15 +32,17 @@ FOREIGN = ("_name_or_path", "transformers_version")
 
 
 class TextEncoder(nn.Module):
-    """A transformer that turns a caption into its class token, and the tokenizer that it was trained with.
+    """A transformer that turns a caption into one vector, and the tokenizer that it was trained with.
+
+    The vector is the class token's or the mean over all tokens; see `Pretrained.pooling`.
 
     The tokenizer and the architecture are part of the state dict, as JSON in the bytes of one tensor (torch's "extra
     state"): a trained run needs no other file. Loading a state replaces the tokenizer.
     """
 
-    def __init__(self, network: nn.Module, tokenizer: Any, words: int) -> None:
+    def __init__(self, network: nn.Module, tokenizer: Any, words: int, pooling: str = "class") -> None:
         super().__init__()
-        self.network, self.words = network, words
+        self.network, self.words, self.pooling = network, words, pooling
         self.architecture: Any = network.config
         self.width: int = self.architecture.hidden_size  # type: ignore[assignment, union-attr]
         self.tokenizer = unlimited(tokenizer)
@@ -59,9 +61,11 @@ class TextEncoder(nn.Module):
     def forward(
         self, ids: Int[Tensor, "caption token"], mask: Bool[Tensor, "caption token"]
     ) -> Float[Tensor, "caption width"]:
-        """Give the last hidden state of each caption's class token; no pooling layer follows."""
+        """Give the last hidden state of each caption: the class token's, or the mean; no layer follows."""
         hidden: Tensor = self.network(input_ids=ids, attention_mask=mask.long()).last_hidden_state
-        return hidden[:, 0]
+        if self.pooling == "class":
+            return hidden[:, 0]
+        return (hidden * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
 
     def get_extra_state(self) -> UInt8[Tensor, " byte"]:
         """Return tokenizer and architecture; see `state_of`."""
@@ -125,7 +129,8 @@ def rebuild_text(config: Config, state: UInt8[Tensor, " byte"]) -> TextEncoder:
 
     whole = read_state(state)
     network = _network(AutoConfig.for_model(**whole["architecture"]))
-    return TextEncoder(network, read_tokenizer(whole["tokenizer"]), config.words)
+    pooling = config.text.pooling if isinstance(config.text, Pretrained) else "class"
+    return TextEncoder(network, read_tokenizer(whole["tokenizer"]), config.words, pooling)
 
 
 def _network(architecture: Any) -> nn.Module:
@@ -251,7 +256,8 @@ def _pretrained(text: Pretrained, words: int) -> TextEncoder:
     lacking = sorted(name for name in found["missing_keys"] if not name.startswith("pooler."))
     if lacking:
         raise UserError(f"text.name {text.name!r}: its weights lack {lacking[0]}; take a whole copy")
-    return TextEncoder(_without_pooler(network), tokenizer, words)
+    network = _without_pooler(network).requires_grad_(not text.frozen)
+    return TextEncoder(network, tokenizer, words, text.pooling)
 
 
 def _described(name: str, words: int) -> tuple[Any, Any]:

@@ -19,9 +19,9 @@ import numpy as np
 from jaxtyping import Float32
 
 from retable.platform import exported
-from retable.platform.config import flatten, override
+from retable.platform.config import naming, override
 from retable.platform.errors import UserError
-from retable.tasks.audio.config import Config
+from retable.tasks.audio.config import Config, Pretrained
 
 FORMAT = "retable audio 1"
 """How a file of `retable audio export` says what it is."""
@@ -188,7 +188,8 @@ def read_words(path: Path) -> Words | None:
             config = override(Config(), exported.read_json(said, "config", str(path), ""))
             state = json.loads(bytes(file.get_tensor(TEXT_STATE)))
             architecture = state["architecture"]
-            if not known(architecture, config.words):
+            mean = isinstance(config.text, Pretrained) and config.text.pooling == "mean"
+            if mean or not known(architecture, config.words):
                 return None
             wanted = shapes(architecture, config.projection)
             tensors = {name: file.get_tensor(name) for name in wanted}
@@ -209,7 +210,7 @@ def fingerprint(config: Config | None, tensors: Iterable[tuple[str, str, tuple[i
         config: its own; None: the tensors say all.
         tensors: name, type as torch calls it, shape and bytes of each, sorted by their names.
     """
-    fields = flatten(config).items() if config else ()
+    fields = naming(config).items() if config else ()
     shape = {path: value for path, value in fields if path.split(".")[0] in SHAPING}
     digest = hashlib.sha256(json.dumps(shape, sort_keys=True).encode())
     for name, dtype, size, data in tensors:

@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from retable.platform.errors import UserError
+from retable.tasks.audio.config import SPLITS, trained_on
 from retable.tasks.audio.metrics import Array, average_precision, check_finite, tie_groups
 from retable.tasks.audio.search.embedder import Embedder, embed_file
 from retable.tasks.audio.world.captions import LEXICON, is_plural, third_person
@@ -58,8 +59,11 @@ def judge(embedder: Embedder, folder: Path, fold: int = FOLD) -> dict[str, Any]:
         `metric`, `value`, `low` and `high` (95 %, a bootstrap over the clips' sources), `chance` and `on`.
 
     Raises:
-        UserError: where the folder has no such recordings, or one cannot be read.
+        UserError: where the folder has no such recordings, one cannot be read, or the model was trained on its test
+            set too, which of composed scenes is this fold.
     """
+    if "test" in SPLITS[trained_on(embedder.config)]:
+        raise UserError(f"{embedder.source}: trained on its test set too (train_on=all); leave --classes out")
     heard = [clip for clip in clips(folder) if clip.fold == fold]
     if not heard:
         raise UserError(f"{folder}: no recording of fold {fold}; name a folder with such folds")

@@ -16,7 +16,7 @@ from retable.platform.runs import RunFolder, weights_path
 from retable.platform.storage import Storage
 from retable.platform.task import find
 from retable.platform.weights import keep, read_bytes
-from retable.tasks.audio.config import Config, MeanMel
+from retable.tasks.audio.config import SPLITS, Config, MeanMel, trained_on
 from retable.tasks.audio.export import Exported, read_export
 
 EPOCHS = 5
@@ -30,7 +30,8 @@ def settings(start: str, info: Mapping[str, Any], storage: Storage, changes: Map
 
     From a trained model: the paper's fine-tuning, 5 epochs at 0.4 times the learning rate, without what hides parts of
     the spectrogram; from none: the defaults. Batches are no larger than the set, captions are replaced only where there
-    are rewritten ones, and where there is a validation set, the weights of the epoch that is best on it are kept.
+    are rewritten ones, and where there is a validation set that is not trained on, the weights of the epoch that is
+    best on it are kept. What the model was trained on of the same data set is trained on again.
 
     Args:
         start: a run's fingerprint, a file of `retable audio export`, or "none".
@@ -56,10 +57,12 @@ def settings(start: str, info: Mapping[str, Any], storage: Storage, changes: Map
         "steps": 0,
         "leaks": "exclude",
         "augmentation": base.augmentation if info["rewrites"] else 0.0,
+        "train_on": base.train_on if base.data == info["name"] else "training",
     }
     own["chunk"] = base.chunk if base.chunk < batch else 0
-    own["patience"] = base.epochs if info["captions"].get("validation") else 0
-    return override(override(base, own), changes)
+    chosen = override(base, {**own, **changes, "patience": 0})
+    waits = info["captions"].get("validation") and "validation" not in SPLITS[trained_on(chosen)]
+    return override(chosen, {"patience": changes.get("patience", base.epochs if waits else 0)})
 
 
 def _continued(start: str, storage: Storage) -> Config:
@@ -75,14 +78,15 @@ def _continued(start: str, storage: Storage) -> Config:
         found = read_export(data, start)
         if not isinstance(found, Exported):
             raise UserError(f"{start}: LAION-CLAP is searched with, not trained; name a run, or a file of one")
-        config = found.config
+        config = replace(found.config, data=str(found.about.get("data", "")))
     else:
         run = api.load(start, storage, task="audio")
         run.weights()  # complains where they are missing or damaged
         config, data = run.config, run.folder.folder.read(weights_path(run.config.epochs))
     digest = keep(data, storage)
     audio = config.audio if isinstance(config.audio, MeanMel) else replace(config.audio, weights="random")
-    return replace(config, audio=audio, init=Weights(sha256=digest))  # they are all of it: no others are looked for
+    weights, train_on = Weights(sha256=digest), trained_on(config)
+    return replace(config, audio=audio, init=weights, train_on=train_on)  # they are all of it: no others are looked for
 
 
 def train(config: Config, storage: Storage, resources: Resources) -> api.TrainedRun:
