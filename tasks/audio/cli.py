@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -461,13 +461,16 @@ def export(
 
     Example: `retable audio export passt-scenes sounds.safetensors`
     """
+    from retable.platform import api
     from retable.platform.exported import export
     from retable.tasks.audio.search.classes import judge, line
     from retable.tasks.audio.search.embedder import open_embedder
 
     if classes and epoch:
         raise UserError("--classes: judges the last epoch; leave --epoch out")
-    score = judge(open_embedder(run, Storage.open(storage)), classes) if classes else {}
-    if score:
+    score: dict[str, Any] = {}
+    if classes:
+        where = Storage.open(storage)
+        score = judge(open_embedder(run, where), classes, config=api.load(run, where, task="audio").config)
         console.print(line(score), markup=False, highlight=False)
     export("audio", run, storage, file, epoch=epoch, licence=licence, score=score)

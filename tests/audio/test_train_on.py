@@ -210,12 +210,11 @@ def test_what_is_served_was_scored(source):
 
 
 def test_no_classes_are_judged_of_a_model_that_may_know_them(tmp_path):
-    embedder = SimpleNamespace(config=config(train_on="all"), source="one")
+    embedder = SimpleNamespace(source="one")
     with pytest.raises(UserError, match=r"^one: trained on its test set too \(train_on=all\)"):
-        classes.judge(embedder, tmp_path)
-    embedder.config = config(train_on="training_validation")
+        classes.judge(embedder, tmp_path, config=config(train_on="all"))
     with pytest.raises(UserError, match=r"^(?!one: trained)"):
-        classes.judge(embedder, tmp_path)
+        classes.judge(embedder, tmp_path, config=config(train_on="training_validation"))
 
 
 @pytest.mark.slow
