@@ -97,8 +97,12 @@ class _UnreadDict(_Unread):
         return {}
 
 
-SETTINGS = ("sacred.", "omegaconf.", "pytorch_lightning.", "lightning.", "argparse.Namespace", "pathlib.")
-"""What checkpoints hold besides numbers: settings of the training, in containers of these. They are not read."""
+SETTINGS = (
+    *("sacred.", "omegaconf.", "pytorch_lightning.", "lightning.", "argparse.Namespace", "pathlib."),
+    *("numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar", "numpy.dtype"),
+)
+"""What checkpoints hold besides tensors: settings of the training, in containers of these, and scores as NumPy's
+scalars. They are not read."""
 
 
 def _loaded(data: bytes) -> Any:

@@ -207,8 +207,7 @@ def of_file(task: str, name: str, data: bytes, why: str, storage: Storage) -> Mo
 def known(task: str, exported: Any) -> dict[str, Any]:
     """Return what is to be known of a file beyond what it says of itself: how to ask its model."""
     if task == "audio":  # what tells whether an index was made with it
-        fingerprint = import_module("retable.tasks.audio.search.embedder").weights_fingerprint
-        return {"weights": fingerprint(exported.config, exported.weights)}
+        return {"weights": exported.fingerprint}
     if task == "rl":
         return {"states": int(exported.info["states"]), "actions": int(exported.info["actions"])}
     return {}

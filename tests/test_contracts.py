@@ -87,6 +87,7 @@ def two(made, tmp_path_factory):
     return Storage.open(where)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STEADY)
 def test_two_workers_equal_one_with_the_joined_batch(made, two, tmp_path, name):
     config = tiny(name, STEADY[name])

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from retable.tasks.audio.collect.files import SUFFIXES as SUFFIXES
+from retable.tasks.audio.encoders.clap import Clap
 from retable.tasks.audio.export import Exported
 from retable.tasks.audio.search.embedder import Embedder, embed_file
 
@@ -25,7 +26,7 @@ def target(source: Path, options: Options) -> str:
     return f"{source.stem}.npz"
 
 
-def answering(model: Exported, options: Options) -> Callable[[Path], bytes]:
+def answering(model: Exported | Clap, options: Options) -> Callable[[Path], bytes]:
     """Return what answers files."""
     return partial(answer, model.embedder())
 

@@ -343,26 +343,31 @@ def weights(
 
 @app.command()
 def adopt(
-    file: Annotated[Path, typer.Argument(help="A checkpoint of dcase2023_task6b or salsa, e.g. passt_roberta.ckpt.")],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="A checkpoint of dcase2023_task6b or salsa (passt_roberta.ckpt), or of LAION-CLAP "
+            "(630k-audioset-best.pt; or a folder such as laion/clap-htsat-unfused)."
+        ),
+    ],
     out: Annotated[Path, typer.Argument(help="The file to write, e.g. salsa.safetensors.")],
     text: Annotated[
         str, typer.Option(help="Folder or name of its text encoder, for the tokenizer; none: told by its size.")
     ] = "",
     licence: Annotated[str, typer.Option(help="What the file may be used for, kept in it.")] = "",
 ) -> None:
-    """Make of a pair of encoders that the paper's authors trained one file that searches, serves and travels.
+    """Make of a pair of encoders that others trained one file that searches, serves and travels.
 
-    Only numbers are read: code in the checkpoint is never run. Its tokenizer is not in it: it comes from a folder, the
-    cache of Hugging Face or the hub, and is in the new file.
+    Only numbers are read: code in the checkpoint is never run. Its tokenizer, unless the file is a folder that
+    holds it, comes from another folder, the cache of Hugging Face or the hub, and is in the new file.
 
     Example: `retable audio adopt passt_roberta.ckpt salsa.safetensors`, then `retable audio index ~/Sounds --model
     salsa.safetensors`
     """
-    from retable.platform.weights import read_bytes
-    from retable.tasks.audio.encoders.pairs import read_pair
+    from retable.tasks.audio.encoders.pairs import read_foreign
     from retable.tasks.audio.export import write_adopted
 
-    data = write_adopted(read_pair(read_bytes(file), str(file), text), licence=licence)
+    data = write_adopted(read_foreign(file, text), licence=licence)
     Storage.open(out.absolute().parent).write(out.name, data)
     console.print(f"{out}: {len(data):,} bytes", markup=False, highlight=False)
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from retable.platform import exported, weights
@@ -15,12 +14,14 @@ from retable.platform.api import TrainedRun
 from retable.platform.config import flatten, override
 from retable.platform.errors import UserError
 from retable.tasks.audio.config import Config
+from retable.tasks.audio.encoders import clap
+from retable.tasks.audio.encoders.clap import Clap
 from retable.tasks.audio.encoders.words import FORMAT
-from retable.tasks.audio.search.embedder import Embedder, weights_fingerprint
+from retable.tasks.audio.search.embedder import Embedder, placed, weights_fingerprint
 
 ITS_OWN = ("data", "init")
 """Fields that a file does not carry: what a run read and started from is not there on another machine."""
-REMEDY = "`retable audio export RUN FILE` writes one"
+REMEDY = "`retable audio export RUN FILE` writes one, or `retable audio adopt`"
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +36,11 @@ class Exported:
     """Of both encoders; the tokenizer is among them."""
     source: str
     """What opens it again: the file's name."""
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the weights and of what they compute with."""
+        return weights_fingerprint(self.config, self.weights)
 
     def embedder(self, device: str = "", words_alone: bool = False) -> Embedder:
         """Return what embeds sounds and words, as `retable audio search` does.
@@ -62,18 +68,16 @@ def open_weights(
     words_alone: bool = False,
 ) -> Embedder:
     """Return what embeds by a run's weights, or a file's; see `Embedder` and `Exported.embedder`."""
-    from retable.tasks.audio.model import check, load, load_words
+    from retable.tasks.audio.model import DualEncoder, check, load, load_words
 
-    where = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    try:
+    def network() -> DualEncoder:
         if words_alone:
-            network = load_words(config, weights).to(where)
-        else:
-            check(config, weights)
-            network = load(config, weights).eval().to(where)
-    except (RuntimeError, AssertionError) as error:
-        raise UserError(f"{source} on {where}: {str(error).strip().splitlines()[0]}") from error
-    return Embedder(config, network, weights_fingerprint(config, weights), source, scale)
+            return load_words(config, weights)
+        check(config, weights)
+        return load(config, weights)
+
+    made, fingerprint = placed(network, device, source), weights_fingerprint(config, weights)
+    return Embedder(config.segment, config.projection, made, fingerprint, source, scale)
 
 
 def write_export(run: TrainedRun, epoch: int = 0, **more: Any) -> bytes:
@@ -90,15 +94,17 @@ def write_export(run: TrainedRun, epoch: int = 0, **more: Any) -> bytes:
     return _one_file(run.config, exported.about(run, epoch, **more), run.weights(epoch))
 
 
-def write_adopted(pair: Exported, **more: Any) -> bytes:
-    """Return the one file of a pair of encoders that others trained; see `pairs.read_pair`.
+def write_adopted(pair: Exported | Clap, **more: Any) -> bytes:
+    """Return the one file of a pair of encoders that others trained; see `pairs.read_foreign`.
 
     Args:
         pair: the two encoders.
         **more: what else the file is to say of itself, such as `licence`.
     """
-    said = {name: value for name, value in more.items() if value}
-    return _one_file(pair.config, {**pair.about, **said}, pair.weights)
+    said = {**pair.about, **{name: value for name, value in more.items() if value}}
+    if isinstance(pair, Exported):
+        return _one_file(pair.config, said, pair.weights)
+    return exported.sealed(pair.weights, {"format": clap.FORMAT, "provenance": json.dumps(said, sort_keys=True)})
 
 
 def _one_file(config: Config, said: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bytes:
@@ -111,8 +117,8 @@ def _one_file(config: Config, said: Mapping[str, Any], tensors: Mapping[str, Ten
     return exported.sealed(tensors, metadata)
 
 
-def read_export(data: bytes, name: str) -> Exported:
-    """Read a file of `write_export`: numbers and JSON, never code. `name` is what errors call it.
+def read_export(data: bytes, name: str) -> Exported | Clap:
+    """Read a file of `write_export` or `write_adopted`: numbers and JSON, never code. `name` is what errors call it.
 
     Fields that it does not carry have their defaults: of older files, all but those that shape a network.
 
@@ -124,14 +130,16 @@ def read_export(data: bytes, name: str) -> Exported:
 
     exported.check_size(data, name)
     metadata = weights.metadata(data) or {}
-    if metadata.get("format") != FORMAT:
+    if metadata.get("format") not in (FORMAT, clap.FORMAT):
         raise UserError(f"{name}: no model of this task, or not the whole file; {REMEDY}")
     said = exported.read_json(metadata, "provenance", name, REMEDY) if "provenance" in metadata else {}
-    fields = exported.read_json(metadata, "config", name, REMEDY)
     try:
         tensors = load(data)
     except (SafetensorError, ValueError) as error:
         raise UserError(f"{name}: a damaged model; {REMEDY}") from error
+    if metadata["format"] == clap.FORMAT:
+        return Clap(said, tensors, name)
+    fields = exported.read_json(metadata, "config", name, REMEDY)
     try:
         return Exported(said, override(Config(), fields), tensors, name)
     except UserError as error:

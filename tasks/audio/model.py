@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -18,6 +19,19 @@ from retable.tasks.audio.encoders.words import TEXT_STATE
 
 ON_MELS = "audio.on_mels"
 """Name of what says that a CNN14 was trained on mels; weights from before there was such a thing say nothing."""
+
+
+class Encoders(Protocol):
+    """What embeds recordings and captions as vectors of one space: `DualEncoder`, and `clap.ClapNetwork`."""
+
+    def embed_audio(self, audio: Tensor, lengths: Tensor, features: str) -> Tensor:
+        """Embed recordings; see `DualEncoder.embed_audio`."""
+
+    def embed_text(self, captions: Sequence[str]) -> Tensor:
+        """Embed captions."""
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Return what was learnt; it lies on the device that computes."""
 
 
 class DualEncoder(nn.Module):

@@ -23,7 +23,7 @@ from retable.tasks.audio.data import RATE, queries
 from retable.tasks.audio.world.generate import relevant
 
 if TYPE_CHECKING:
-    from retable.tasks.audio.model import DualEncoder
+    from retable.tasks.audio.model import DualEncoder, Encoders
 
 Array = npt.NDArray[Any]
 Summaries = Mapping[str, Mapping[str, Array]]
@@ -114,13 +114,13 @@ def sounds(source: Source, recordings: Iterable[Recording]) -> Iterator[Array]:
     return (read(recording.recording) for recording in recordings)
 
 
-def device_of(model: DualEncoder) -> torch.device:
+def device_of(model: Encoders) -> torch.device:
     """Return where a model computes; a model without parameters computes on the CPU."""
     return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
 
 
 @torch.inference_mode()
-def embed_audio(model: DualEncoder, recordings: Iterable[Array], features: str = "waveform") -> Array:
+def embed_audio(model: Encoders, recordings: Iterable[Array], features: str = "waveform") -> Array:
     """Return the L2-normalised vectors of recordings, float32 (recordings, projection); a few are held at a time.
 
     Args:
@@ -153,7 +153,7 @@ def batches(recordings: Iterable[Array], size: int) -> Iterator[list[Array]]:
 
 
 @torch.inference_mode()
-def embed_text(model: DualEncoder, captions: Sequence[str]) -> Array:
+def embed_text(model: Encoders, captions: Sequence[str]) -> Array:
     """Return the L2-normalised vectors of captions, float32 (captions, projection)."""
     starts = range(0, len(captions), TEXTS)
     return np.concatenate([model.embed_text(captions[start : start + TEXTS]).float().cpu().numpy() for start in starts])

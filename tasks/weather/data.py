@@ -36,6 +36,8 @@ Array = npt.NDArray[Any]
 
 SLICE = 64
 """Frames that are read at once into memory."""
+TASK_BYTES = 16 << 20
+"""Runs that a task of a stream reads together take no more, unless one alone does."""
 IN_MEMORY = ("training", "validation")
 
 
@@ -256,8 +258,13 @@ class Windows:
             fetch, raw=self._raw, inputs=config.inputs, forecast=config.forecast, threshold=config.rain_threshold
         )
         pieces = [asdict(run) for run in runs]
-        ahead = config.read_ahead * run_bytes(config, self.size)
-        return stream(pieces, get, ahead) if self._streams else iter(map(get, pieces))
+        if not self._streams:
+            return map(get, pieces)
+        each = run_bytes(config, self.size)
+        together = TASK_BYTES // each
+        if config.read_ahead:  # four tasks' worth are about to be read or handed over
+            together = min(together, config.read_ahead // 4)
+        return stream(pieces, get, config.read_ahead * each, max(1, together))
 
     def _join(self, samples: Sequence[tuple[WindowRun, Mapping[str, Array], int]]) -> Batch:
         """Cut windows out of their runs and put them together. Everything is copied: runs may be shared memory."""

@@ -5,7 +5,7 @@ import pytest
 import soundfile
 
 from retable.platform.errors import UserError
-from retable.tasks.audio.config import SAMPLE_RATE, Config
+from retable.tasks.audio.config import SAMPLE_RATE
 from retable.tasks.audio.search.classes import class_map, judge, line, sentences
 
 
@@ -35,7 +35,7 @@ def test_sentences_are_english():
 class Perfect:
     """Hears a recording's loudness, which is its class."""
 
-    config = Config(segment=1.0, projection=2)
+    segment = 1.0
     dimension = 2
     KNOWN = ("dog", "bark", "hound", "puppy", "canine", "yap", "woof", "yelp", "bay")
 

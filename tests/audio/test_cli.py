@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from retable.platform.errors import UserError
 from retable.tasks.audio.challenge import submit
 from retable.tasks.audio.cli import app
-from retable.tasks.audio.config import SAMPLE_RATE, Config
+from retable.tasks.audio.config import SAMPLE_RATE
 from retable.tasks.audio.encoders import checkpoints
 from retable.tasks.audio.search import embedder
 
@@ -20,7 +20,7 @@ from retable.tasks.audio.search import embedder
 class Toy:
     """Hears how loud a sound is."""
 
-    config = Config(segment=1.0, projection=2)
+    segment = 1.0
     dimension = 2
     network, scale = "a network", "small"
 

@@ -6,7 +6,7 @@ import pytest
 import soundfile
 
 from retable.platform.errors import UserError
-from retable.tasks.audio.config import SAMPLE_RATE, Config
+from retable.tasks.audio.config import SAMPLE_RATE
 from retable.tasks.audio.search import index as indexing
 from retable.tasks.audio.search.index import QUERIES, scan, update
 from retable.tasks.audio.search.search import open_index, query_vector, read_info
@@ -19,7 +19,7 @@ NOTES = {"low": 200, "middle": 1200, "high": 6000}
 class Toy:
     """Embeds a sound by the energy in five bands, and words by the bands that they name."""
 
-    config = Config(segment=SEGMENT, projection=5)
+    segment = SEGMENT
     dimension = 5
     source = "toy"
 

@@ -48,7 +48,7 @@ def test_a_worker_does_what_a_process_does(model, folder, storage):
     embedder = open_embedder(model, storage, "cpu")
     here = indexing.embed_files(embedder, folder, files)
     block = pa.Table.from_pylist([vars(file) for file in files])
-    row = Worker(model, str(storage), "cpu", str(folder), embedder.config.segment)(block).to_pylist()[0]
+    row = Worker(model, str(storage), "cpu", str(folder), embedder.segment)(block).to_pylist()[0]
     assert (row["shard"], *json.loads(row["said"])) == here and len(here[1]) == 1
     assert File(**block.to_pylist()[0]) == files[0]
 

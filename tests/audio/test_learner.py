@@ -259,6 +259,7 @@ def worker(rank, where):
         distributed.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_two_workers_have_the_gradients_of_one(tmp_path):
     other = torch.multiprocessing.get_context("spawn").Process(target=worker, args=(1, str(tmp_path)))
     other.start()

@@ -9,7 +9,6 @@ from scipy.optimize import minimize
 from scipy.stats import ortho_group
 
 from retable.platform.errors import UserError
-from retable.tasks.audio.config import Config
 from retable.tasks.audio.search import refit
 from retable.tasks.audio.search.index import set_refit, undo_refit, update
 from retable.tasks.audio.search.marks import mark
@@ -31,7 +30,7 @@ class World:
     """Hears which of some sounds a recording is by how long it is; words are its vectors, turned by a map."""
 
     turn: np.ndarray
-    config = Config(segment=1.0, projection=16)
+    segment = 1.0
     dimension = 16
     fingerprint, source = "b" * 64, "world"
     heard = 0
@@ -156,6 +155,32 @@ def test_words_that_are_turned_are_turned_back(archive):
     assert plain.refit is None and not list(plain.out.glob("refit-*"))
     assert np.array_equal(query_vector(world, "sound 1", None, plain.refit), was)
     assert p_value(plain, was) == p_value(index, was)  # the null is as it was
+
+
+def test_what_may_be_good_is_not_held_against_it(archive):
+    """Before by hand: left out are recordings without a mark, and those good for words that share a good hit."""
+    index, world = archive(half_turn())
+    wordings = [f"sound {sound} {'x' * wording}" for sound in range(3) for wording in range(4)]
+    vectors = np.concatenate(list(index.vectors))
+    names = [index.paths[content][0] for table in index.tables for content in table["content"].to_pylist()]
+    good, bad = {words: set() for words in wordings}, {words: set() for words in wordings}
+    for words in wordings:
+        for hit in ask(index, world, words)[:4]:
+            right = int(hit.file[:2]) // TAKES == int(words.split()[1])
+            mark(index, words, hit, right)
+            (good if right else bad)[words].add(hit.file)
+    marked = set.union(*good.values(), *bad.values())
+    expected, left_out = [], 0
+    for words in filter(good.get, wordings):
+        alike = set.union(*(theirs for theirs in good.values() if theirs & good[words]))
+        ranked = marked - (alike - good[words] - bad[words])
+        left_out += len(marked - ranked)
+        order = sorted(ranked, key=lambda file: -vectors[names.index(file)] @ world.words([words])[0])
+        places = [place for place, file in enumerate(order, 1) if file in good[words]]
+        expected.append(np.mean([count / place for count, place in enumerate(places, 1)]))
+    assert len(marked) < len(names) and left_out
+    _, judged = refit.learn(index, world)
+    assert judged.before == pytest.approx(np.mean(expected), rel=1e-6)
 
 
 def test_a_model_that_reads_well_is_left_alone(archive):

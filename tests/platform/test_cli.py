@@ -55,6 +55,7 @@ def test_list_names_tasks_tables_scales_and_spaces(retable):
         assert word in found.stdout
 
 
+@pytest.mark.slow
 def test_the_catalogue_is_kept_until_code_changes_and_then_no_task_is_imported(tmp_path):
     code = "import sys; sys.argv = ['retable', 'list']; from retable.platform import cli\n"
     code += "try: cli.main()\nexcept SystemExit: print(sorted({'torch', 'ray', 'retable.tasks.rl'} & set(sys.modules)))"

@@ -168,6 +168,7 @@ def test_ray_starts_quietly_with_a_private_token_and_ends():
         assert os.umask(mask) == 0o022
 
 
+@pytest.mark.slow
 def test_what_is_asked_of_ray_after_its_end_starts_no_other():
     """A reader of Ray Data that outlived its stream did: its Ray died with that thread, a minute later the process."""
     import ray

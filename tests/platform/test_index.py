@@ -117,6 +117,7 @@ def test_what_was_too_young_for_one_index_does_not_become_old_by_the_next(storag
     assert len(lines) == 2 * MANY, "all were old when they were listed"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "data", [b"", b"not an index", gzip.compress(b"[]\nx", mtime=0), gzip.compress(b'{"format": 99}\n', mtime=0), None]
 )

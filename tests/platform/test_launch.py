@@ -156,6 +156,7 @@ def test_two_workers_equal_one_with_the_joined_batch(cluster, tmp_path):
     assert run.metrics["step"] == 24
 
 
+@pytest.mark.slow
 def test_a_failing_run_is_one_line_and_leaves_the_rest_alone(cluster, tmp_path, capfd):
     where, task = str(tmp_path), find("line")
     folder = RunFolder.of(Storage.open(where), task, override(task.config(), {"rate": 0.001}))
@@ -204,6 +205,7 @@ class Trap:
         return os.mkdir, (self.path,)
 
 
+@pytest.mark.slow
 def test_pickles_that_others_put_where_ray_keeps_its_state_are_not_opened(cluster, tmp_path, monkeypatch):
     known, trap, where = uuid.UUID(int=1), str(tmp_path / "trapped"), tmp_path / "planted"
     # The name is random: here it is one that they could foresee.

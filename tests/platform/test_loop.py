@@ -333,6 +333,7 @@ def whole_pair(tmp_path_factory):
 
 
 # Of the member files that a stack writes for each checkpoint, the second member's come after the first's.
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", range(1, 20))
 def test_members_go_on_from_the_newest_checkpoint_that_both_have(storage, whole_pair, monkeypatch, stop):
     points(storage, [SMALL])

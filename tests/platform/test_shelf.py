@@ -53,6 +53,7 @@ def test_a_set_that_cannot_be_had_is_one_line(cluster, storage, tmp_path):
     assert shelf.ready(LINE, LINE.config()) is None and list(shelf.board.failures) == [f"data {WHERE}"]
 
 
+@pytest.mark.slow
 def test_a_set_waits_for_room_while_others_are_used_and_never_else(cluster, storage):
     streamed = dataclasses.replace(LINE, dataset=dataclasses.replace(LINE.dataset, streams=True))
     LINE.dataset.prepare(LINE.config(), storage)

@@ -68,8 +68,8 @@ def cluster():
         yield
 
 
-@pytest.mark.parametrize("tasks", [1, 2])
-def test_with_ray_the_order_and_the_arrays_are_those_of_map(cluster, monkeypatch, tasks):
+@pytest.mark.parametrize(("tasks", "together"), [(1, 1), (2, 1), (2, 5), (1, 100)])
+def test_with_ray_the_order_and_the_arrays_are_those_of_map(cluster, monkeypatch, tasks, together):
     monkeypatch.setattr(streaming, "TASKS", tasks)
 
     def fetch(piece):
@@ -79,7 +79,7 @@ def test_with_ray_the_order_and_the_arrays_are_those_of_map(cluster, monkeypatch
         return {"number": np.array(number), "rows": np.full((number % 4, 3), number, np.float16)}
 
     pieces = numbered(24)
-    for got, wanted in zip(stream(pieces, fetch), map(fetch, pieces), strict=True):
+    for got, wanted in zip(stream(pieces, fetch, together=together), map(fetch, pieces), strict=True):
         same(got, wanted)
     assert list(stream([], fetch)) == []
 
@@ -148,6 +148,7 @@ def test_a_stream_that_is_left_early_leaves_nothing_behind(cluster, tmp_path):
     assert fetched < 500
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ahead", "least", "most"), [(12, 8, 16), (0, 40, 80)])
 def test_no_more_is_read_ahead_than_asked_for(cluster, tmp_path, ahead, least, most):
     folder, size = str(tmp_path), 1 << 20

@@ -295,6 +295,7 @@ def test_a_learner_that_nobody_needs_is_gone_at_once(device, monkeypatch):
         gc.enable()
 
 
+@pytest.mark.slow
 def test_two_workers_equal_one_with_the_joined_batch(tmp_path):
     """Real DDP over gloo; worker 1 scores on other data, so that the masks must come from worker 0."""
     torch.save(MIXED, tmp_path / "configs.pt")

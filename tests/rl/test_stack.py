@@ -67,6 +67,7 @@ def files(folder):
     return folder.result()["weights"], timeless
 
 
+@pytest.mark.slow
 def test_a_member_ends_where_it_would_alone(tmp_path, whole):
     for member, stacked in zip(configs(), whole, strict=True):
         (alone,) = fit(tmp_path, [member])
@@ -101,6 +102,7 @@ def test_a_member_that_diverges_fails_alone_and_in_one_line(tmp_path, whole):
     assert "its training has diverged" in line and "\n" not in line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [20, 77])
 def test_an_interrupted_stack_ends_in_the_same_bits(tmp_path, whole, stop):
     count = iter(range(1000))

@@ -62,6 +62,7 @@ def test_what_is_unexplained_is_what_least_squares_leaves(storage):
     assert unexplained(small, small, batch) == pytest.approx([0.0] * 5, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_a_student_begins_with_most_of_what_its_teacher_knows(shared, teacher):
     """Kernel and matrix before it are one product, so the chosen filters are nearly the teacher's own."""
     large, batch = teacher[1], unseen(shared)

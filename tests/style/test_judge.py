@@ -100,7 +100,7 @@ def test_the_command_prints_networks_and_pictures(tmp_path):
 def test_the_zoo_is_held_to_what_others_publish(shared, tmp_path, painting, published):
     """Bounds are what a published network of the same painting has, by a judge that trained neither.
 
-    Ours has a quarter of its lattice and no more of its style error; it saw fewer pictures, and keeps less of them.
+    Ours has a tenth of its lattice and flickers less; it saw fewer pictures, and is as near to neither of its two.
     """
     storage, weights = Storage.open(tmp_path), shared / "weights/style"
     digest = import_weights(weights / "squeezenet1_0_compressed.net", storage)
@@ -114,15 +114,15 @@ def test_the_zoo_is_held_to_what_others_publish(shared, tmp_path, painting, publ
             transformer.read(weights / f"v2_{published}_lengstrom_layout.safetensors"),
         )
     )
-    assert ours.lattice <= theirs.lattice / 4 and ours.style_error <= theirs.style_error
-    assert ours.flicker <= 1.1 * theirs.flicker and ours.burnt <= 0.001
-    assert ours.content_error <= 2 * theirs.content_error
+    assert ours.lattice <= theirs.lattice / 10 and ours.burnt <= 0.001
+    assert ours.flicker <= 0.75 * theirs.flicker
+    assert ours.style_error <= 1.25 * theirs.style_error and ours.content_error <= 1.7 * theirs.content_error
 
 
 def test_no_network_of_the_zoo_has_a_lattice():
-    """Photographs have up to 20; before lattices were weighed in training, the zoo's network had 215."""
+    """Photographs have up to 20, published networks 246 and 485."""
     shown = [images.fit(images.read(assets.photographs()[name]).pixels, 288) for name in ("astronaut", "coffee")]
     assert set(transformer.zoo()) == {"great_wave", "starry_night", "the_scream", "metzinger"}
     for name in transformer.zoo():
         made = [images.to_pixels(tiling.stylise(transformer.find(name), images.to_tensor(each))) for each in shown]
-        assert max(map(lattice, made)) < 80, name
+        assert max(map(lattice, made)) < 40, name

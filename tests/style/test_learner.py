@@ -92,6 +92,7 @@ def batch(storage, made):
 TWO = {"style": ["great_wave", "the_scream"], "method.conditional": True}
 
 
+@pytest.mark.slow
 def test_a_conditional_network_learns_a_style_for_each_painting(storage, tmp_path):
     config = override(Config(), NETWORK | TWO | {"epochs": 8, "steps": 16, "method.learning_rate": 1e-2})
     folder = run(storage, tmp_path, config)

@@ -50,6 +50,7 @@ def test_a_frame_is_begun_with_the_moved_result_and_with_itself_where_something_
     assert (begun[:, :4] == after[:, :4]).mean() > 0.8, "what has come into sight"
 
 
+@pytest.mark.slow
 def test_frames_that_follow_hold_still_and_take_a_third(tmp_path):
     torch.manual_seed(0)
     base = photograph()
@@ -65,6 +66,7 @@ def test_frames_that_follow_hold_still_and_take_a_third(tmp_path):
     assert np.array_equal(again, alone[0]), "another shot begins anew"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steady", ["off", "flow"])
 def test_a_frame_after_a_cut_is_begun_anew(tmp_path, steady):
     frames = [photograph(), 255 - photograph() // 4]

@@ -185,6 +185,7 @@ def optimised(name):
     return [pair for pair, keep in zip(found, chosen, strict=True) if keep]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "rows"), [("figure1", 1), ("figure2", 2), ("figure4", 4), ("figure5", 4), ("figure7", 3)]
 )

@@ -1,3 +1,9 @@
+import os
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+
 import pytest
 import torch
 from torch.nn import functional
@@ -35,6 +41,56 @@ def test_tiles_of_a_trained_network_give_what_the_whole_image_gives(shared):
     error = (tiled - whole).abs().max()
     assert error < 1e-5 * whole.abs().max() * 3
     assert (parts - whole).abs().mean() > 100 * error  # what tiles that know nothing of each other would do
+
+
+def test_cores_that_others_compute_on_are_left_to_them():
+    """As many busy processes as cores leave none free; what is computed with one thread or two is the same."""
+    spin = "import sys; print(flush=True)\nwhile True: pass"
+    with ExitStack() as stack:
+        stack.callback(torch.set_num_threads, 1)
+        torch.set_num_threads(2)
+        others = [subprocess.Popen([sys.executable, "-c", spin], stdout=subprocess.PIPE) for _ in range(os.cpu_count())]
+        for other in others:
+            stack.enter_context(other)
+            stack.callback(other.kill)
+        for other in others:
+            other.stdout.readline()
+        deadline = time.monotonic() + 30
+        while tiling.free_threads() != 1 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert tiling.free_threads() == 1
+        with tiling.undisturbed():
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 2
+        with pytest.raises(KeyError), tiling.undisturbed():
+            raise KeyError
+        assert torch.get_num_threads() == 2
+
+
+def test_threads_are_pytorchs_where_nothing_is_said(monkeypatch, tmp_path):
+    monkeypatch.setattr(tiling, "Path", lambda name: tmp_path / name.lstrip("/"))
+    assert tiling.free_threads() == torch.get_num_threads()
+    (tmp_path / "proc/self/task/1").mkdir(parents=True)
+    (tmp_path / "proc/loadavg").write_text("0.1 0.1 0.1 3/90 7\n")
+    (tmp_path / "proc/self/task/1/stat").write_text("1 (a) R) R 2 3")
+    (tmp_path / "proc/self/task/2").mkdir()
+    (tmp_path / "proc/self/task/2/stat").write_text("1 (b) S 2 3")
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    assert tiling.free_threads() == 6  # of three that run one is ours
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    assert tiling.free_threads() == 4
+
+
+def test_the_number_of_threads_changes_no_pixel():
+    net, image = network(), torch.rand(1, 3, 64, 96, generator=torch.Generator().manual_seed(0))
+    made = []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        with torch.inference_mode():
+            made.append(tiling._walk(net, image, (64, 96), "cpu", "float32", None, None))
+    torch.set_num_threads(1)
+    assert torch.equal(*made)
 
 
 def test_statistics_can_be_given():

@@ -274,11 +274,16 @@ def test_a_plan_says_what_a_stream_takes():
 def test_what_is_read_ahead_is_told_to_the_stream(source, monkeypatch):
     told = []
 
-    def counted(pieces, get, ahead):
-        told.append(ahead)
+    def counted(pieces, get, ahead, together):
+        told.append((ahead, together))
         return map(get, pieces)
 
     monkeypatch.setattr(data, "stream", counted)
     expected = everything(windows(source).batches(0, 0, 0, 1))
-    same(everything(windows(source, read_ahead=3).batches(0, 0, 0, 1)), expected)
-    assert told == [0, 3 * 12 * 12 * (4 * 11 * (5 + 4 - 1) + 5 + 8)]
+    each = 12 * 12 * (4 * 11 * (5 + 4 - 1) + 5 + 8)
+    for ahead in (3, 20):
+        same(everything(windows(source, read_ahead=ahead).batches(0, 0, 0, 1)), expected)
+    assert told == [(0, (16 << 20) // each), (3 * each, 1), (20 * each, 5)]
+    monkeypatch.setattr(data, "TASK_BYTES", each - 1)  # runs larger than that are read one by one
+    same(everything(windows(source).batches(0, 0, 0, 1)), expected)
+    assert told[-1] == (0, 1)

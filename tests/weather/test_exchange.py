@@ -76,6 +76,7 @@ def test_regions_and_years_that_a_run_was_not_trained_on(trained, tmp_path, caps
         cli.score(alone.fingerprint, storage.root, regions="", years="20x9")
 
 
+@pytest.mark.slow
 def test_a_data_set_that_a_run_was_not_trained_on(tmp_path, capsys):
     storage = make(tmp_path / "results")
     folder = run(storage, config(epochs=1))
@@ -156,6 +157,7 @@ def epochs(trained):
     return run(trained[0], config(epochs=3, seed=5), keep=(1, 2)).fingerprint
 
 
+@pytest.mark.slow
 def test_epochs_of_one_run_vote_beside_other_runs(trained, epochs, tmp_path, capsys):
     storage, folder = trained
 

@@ -131,6 +131,7 @@ def worker(rank, where, changes):
         distributed.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_two_workers_with_batch_norm_learn_nearly_what_one_does(tmp_path):
     changes = {"model__dropout": 0.0, "model__normalization": "batch"}
     make(tmp_path / "results")

@@ -186,6 +186,7 @@ def test_isotonic_probabilities_are_those_of_scipys_oracle_and_better_on_their_o
     assert np.array_equal(metrics.isotonic([np.zeros((201, 2), np.int64)]), metrics.MIDDLES)
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_page_that_agrees_with_score(tmp_path, capsys):
     storage = make(tmp_path / "results")
     first, second = (run(storage, config(epochs=1, seed=seed)).fingerprint for seed in (0, 1))

@@ -16,13 +16,13 @@ from retable.tasks.audio.collect.files import decode, is_sound
 from retable.tasks.audio.predict import embed_audio, embed_text
 
 if TYPE_CHECKING:
-    from retable.tasks.audio.model import DualEncoder
+    from retable.tasks.audio.model import Encoders
 
 Array = npt.NDArray[Any]
 
 
 def submit(
-    models: Sequence[DualEncoder],
+    models: Sequence[Encoders],
     captions: Path,
     audio: Path,
     out: Path,
@@ -62,7 +62,7 @@ def audio_files(folder: Path) -> list[Path]:
 
 
 def mean_cosines(
-    models: Sequence[DualEncoder], captions: Sequence[str], files: Sequence[Path], show: Callable[[int, int], None]
+    models: Sequence[Encoders], captions: Sequence[str], files: Sequence[Path], show: Callable[[int, int], None]
 ) -> Array:
     """Return the cosines of captions and recordings, the mean over models: float64 (captions, files)."""
     total = len(models) * len(files)

@@ -1,9 +1,10 @@
-"""Pairs of encoders that others trained: the Lightning checkpoints of the paper's authors, read without their code.
+"""Pairs of encoders that others trained, read without their code: the paper's authors' and LAION-CLAP's.
 
-Known are the two layouts of OptimusPrimus' repositories: `dcase2023_task6b` (this paper's) and `salsa` (the 2024
-challenge's winner). Both hold `audio_embedding_model.` (PaSST, or PANNs' CNN14), `sentence_embedding_model.` (BERT or
-RoBERTa, Hugging Face's names), `project_audio.`, `project_sentence.` and `tau`; they differ in how deep the audio
-network is wrapped. A tokenizer is not in them: it is read from a folder, the cache of Hugging Face, or the hub.
+LAION-CLAP's are read by `clap_files.py`; here are the Lightning checkpoints, of the two layouts of OptimusPrimus'
+repositories: `dcase2023_task6b` (this paper's) and `salsa` (the 2024 challenge's winner). Both hold
+`audio_embedding_model.` (PaSST, or PANNs' CNN14), `sentence_embedding_model.` (BERT or RoBERTa, Hugging Face's names),
+`project_audio.`, `project_sentence.` and `tau`; they differ in how deep the audio network is wrapped. A tokenizer is
+not in them: it is read from a folder, the cache of Hugging Face, or the hub.
 """
 
 from __future__ import annotations
@@ -17,16 +18,21 @@ from torch import Tensor
 
 from retable.platform.errors import UserError
 from retable.platform.runs import sha256
-from retable.platform.weights import check, read_tensors, unwrapped
+from retable.platform.weights import check, read_bytes, read_tensors, unwrapped
 from retable.tasks.audio.config import Cnn14, Config, Passt, Pretrained
+from retable.tasks.audio.encoders import clap_files
 from retable.tasks.audio.encoders.checkpoints import SIGNATURES, recognise
+from retable.tasks.audio.encoders.clap import Clap
 from retable.tasks.audio.encoders.text import outline
 from retable.tasks.audio.encoders.words import TEXT_STATE
 from retable.tasks.audio.export import Exported
 
 ANCHOR = "project_audio.0.weight"
 """The tensor by which a pair is known."""
-KNOWN = "known are the Lightning checkpoints of OptimusPrimus/dcase2023_task6b and OptimusPrimus/salsa"
+KNOWN = (
+    "known are the Lightning checkpoints of OptimusPrimus/dcase2023_task6b and OptimusPrimus/salsa, and "
+    f"{clap_files.KNOWN}"
+)
 TEXTS = {
     (1024, 24, 50265): "roberta-large",
     (768, 12, 50265): "roberta-base",
@@ -48,8 +54,25 @@ def is_pair(tensors: Mapping[str, Tensor]) -> bool:
     return any(name.endswith(ANCHOR) for name in tensors)
 
 
-def read_pair(data: bytes, name: str, text: str = "") -> Exported:
+def read_foreign(file: Path, text: str = "") -> Exported | Clap:
+    """Read a pair of encoders that others trained: a checkpoint, or LAION-CLAP in a folder of Hugging Face's layout.
+
+    Args:
+        file: the checkpoint, or the folder.
+        text: see `read_pair`.
+
+    Raises:
+        UserError: where it is neither, has parts that are not here, or its tokenizer cannot be had.
+    """
+    if not file.exists():
+        raise UserError(f"{file}: no such file or folder; {KNOWN}")
+    return clap_files.read_folder(file, text) if file.is_dir() else read_pair(read_bytes(file), str(file), text)
+
+
+def read_pair(data: bytes, name: str, text: str = "") -> Exported | Clap:
     """Read a checkpoint of a pair as what `retable audio export` writes: a config, and weights by our names.
+
+    Of LAION-CLAP's, what `Clap` says.
 
     Args:
         data: the file's bytes; code in it is never run.
@@ -59,7 +82,9 @@ def read_pair(data: bytes, name: str, text: str = "") -> Exported:
     Raises:
         UserError: where it is no such checkpoint, has parts that are not here, or its tokenizer cannot be had.
     """
-    tensors = read_tensors(Path(name), data, KNOWN, ANCHOR)
+    tensors = read_tensors(Path(name), data, KNOWN, ANCHOR, clap_files.ANCHOR)
+    if clap_files.ANCHOR in tensors:
+        return clap_files.read_laion(tensors, data, name, text)
     if not is_pair(tensors):
         raise UserError(f"{name}: no pair of encoders; {KNOWN}")
     try:

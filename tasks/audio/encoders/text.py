@@ -68,18 +68,24 @@ class TextEncoder(nn.Module):
         return (hidden * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
 
     def get_extra_state(self) -> UInt8[Tensor, " byte"]:
-        """Return tokenizer and architecture as the bytes of a JSON text."""
-        architecture = {k: v for k, v in self.architecture.to_dict().items() if k not in FOREIGN}
-        whole = {"tokenizer": json.loads(self.tokenizer.to_str()), "architecture": architecture}
-        text = json.dumps(whole, sort_keys=True, separators=(",", ":"))
-        return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).clone()
+        """Return tokenizer and architecture; see `state_of`."""
+        return state_of(self.tokenizer, self.architecture)
 
     def set_extra_state(self, state: UInt8[Tensor, " byte"]) -> None:
         """Take the tokenizer of such a state; the architecture is what it is."""
-        self.tokenizer = read_tokenizer(_read_state(state)["tokenizer"])
+        self.tokenizer = read_tokenizer(read_state(state)["tokenizer"])
 
 
-def _read_state(state: Tensor) -> dict[str, Any]:
+def state_of(tokenizer: Any, architecture: Any) -> UInt8[Tensor, " byte"]:
+    """Return a tokenizer and an architecture of transformers as the bytes of a JSON text."""
+    fields = {k: v for k, v in architecture.to_dict().items() if k not in FOREIGN}
+    whole = {"tokenizer": json.loads(tokenizer.to_str()), "architecture": fields}
+    text = json.dumps(whole, sort_keys=True, separators=(",", ":"))
+    return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).clone()
+
+
+def read_state(state: UInt8[Tensor, " byte"]) -> dict[str, Any]:
+    """Return the `tokenizer` and the `architecture` of a state, as JSON has them."""
     whole: dict[str, Any] = json.loads(bytes(state.cpu().numpy()))
     return whole
 
@@ -121,7 +127,7 @@ def rebuild_text(config: Config, state: UInt8[Tensor, " byte"]) -> TextEncoder:
     """Make a text encoder, with random weights, from the extra state of one: nothing is downloaded."""
     from transformers import AutoConfig
 
-    whole = _read_state(state)
+    whole = read_state(state)
     network = _network(AutoConfig.for_model(**whole["architecture"]))
     pooling = config.text.pooling if isinstance(config.text, Pretrained) else "class"
     return TextEncoder(network, read_tokenizer(whole["tokenizer"]), config.words, pooling)
@@ -260,15 +266,30 @@ def _described(name: str, words: int) -> tuple[Any, Any]:
     Raises:
         UserError: where they cannot be had, or are of no text encoder.
     """
-    from tokenizers import Tokenizer
-    from transformers import AutoConfig, AutoTokenizer
+    from transformers import AutoConfig
 
     architecture = _load(AutoConfig, name)
     _check(name, architecture, words)
-    tokenizer = getattr(_load(AutoTokenizer, name), "backend_tokenizer", None)
+    return architecture, fast_tokenizer(name)
+
+
+def fast_tokenizer(name: str) -> Any:
+    """Read an encoder's tokenizer alone, which neither pads nor cuts: a `tokenizers.Tokenizer`.
+
+    Args:
+        name: a folder, or a name on the hub; without a network, what lies in the cache.
+
+    Raises:
+        UserError: where it cannot be had.
+    """
+    from tokenizers import Tokenizer
+    from transformers import AutoTokenizer
+
+    with _quiet():
+        tokenizer = getattr(_load(AutoTokenizer, name), "backend_tokenizer", None)
     if tokenizer is None:
         raise UserError(f"text.name {name!r}: has no fast tokenizer; take another encoder")
-    return architecture, Tokenizer.from_str(tokenizer.to_str())
+    return unlimited(Tokenizer.from_str(tokenizer.to_str()))
 
 
 def _check(name: str, architecture: Any, words: int) -> None:

@@ -203,14 +203,15 @@ def read_words(path: Path) -> Words | None:
         return None
 
 
-def fingerprint(config: Config, tensors: Iterable[tuple[str, str, tuple[int, ...], bytes | memoryview]]) -> str:
+def fingerprint(config: Config | None, tensors: Iterable[tuple[str, str, tuple[int, ...], bytes | memoryview]]) -> str:
     """Return what tells one network from any other: a SHA-256.
 
     Args:
-        config: its own.
+        config: its own; None: the tensors say all.
         tensors: name, type as torch calls it, shape and bytes of each, sorted by their names.
     """
-    shape = {path: value for path, value in naming(config).items() if path.split(".")[0] in SHAPING}
+    fields = naming(config).items() if config else ()
+    shape = {path: value for path, value in fields if path.split(".")[0] in SHAPING}
     digest = hashlib.sha256(json.dumps(shape, sort_keys=True).encode())
     for name, dtype, size, data in tensors:
         digest.update(f"{name} torch.{dtype} {size}".encode())

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from jaxtyping import Float32
-from torch import Tensor
+from torch import Tensor, nn
 
 from retable.platform import api, exported, zoo
 from retable.platform.errors import UserError
@@ -23,8 +23,9 @@ from retable.tasks.audio.config import SAMPLE_RATE, Config
 from retable.tasks.audio.encoders.words import fingerprint
 
 if TYPE_CHECKING:
-    from retable.tasks.audio.model import DualEncoder
+    from retable.tasks.audio.model import Encoders
 
+Network = TypeVar("Network", bound=nn.Module)
 Waveform = Float32[np.ndarray, " samples"]
 
 BATCH = 16
@@ -37,8 +38,11 @@ SHORTEST = 0.1
 class Embedder:
     """A network that embeds segments and words as unit vectors of one space."""
 
-    config: Config
-    network: DualEncoder
+    segment: float
+    """Seconds that are embedded at once, at most."""
+    dimension: int
+    """Length of the vectors."""
+    network: Encoders
     fingerprint: str
     """SHA-256 of the weights and of what they compute with; a run and its exported file share it."""
     source: str
@@ -48,20 +52,15 @@ class Embedder:
     score: Mapping[str, Any] = field(default_factory=dict)
     """How well it did on data that it never heard, as its file says; empty where it says nothing."""
 
-    @property
-    def dimension(self) -> int:
-        """Length of the vectors."""
-        return self.config.projection
-
     @torch.inference_mode()
     def sounds(self, segments: Sequence[Waveform]) -> Float32[np.ndarray, "segments dimension"]:
-        """Embed segments of sound at 32 kHz, none longer than `config.segment` seconds."""
+        """Embed segments of sound at 32 kHz, none longer than `segment` seconds."""
         vectors = [self._sounds(segments[start : start + BATCH]) for start in range(0, len(segments), BATCH)]
         return np.concatenate([np.empty((0, self.dimension), np.float32), *vectors])
 
     def _sounds(self, segments: Sequence[Waveform]) -> Float32[np.ndarray, "segments dimension"]:
         lengths = torch.tensor([len(segment) for segment in segments])
-        audio = torch.zeros(len(segments), round(self.config.segment * SAMPLE_RATE))
+        audio = torch.zeros(len(segments), round(self.segment * SAMPLE_RATE))
         for row, segment in zip(audio, segments, strict=True):
             row[: len(segment)] = torch.from_numpy(segment)
         return _array(self.network.embed_audio(audio.to(self._device), lengths.to(self._device), "waveform"))
@@ -129,7 +128,7 @@ def embed_file(embedder: Embedder, path: Path, hop: float | None = None) -> Hear
     """
     found: list[float] = []
     vectors, remarks = [], Remarks()
-    rest = pieces(path, embedder.config.segment, remarks, hop)
+    rest = pieces(path, embedder.segment, remarks, hop)
     while batch := list(islice(rest, BATCH)):
         found += [offset for offset, _ in batch]
         vectors.append(embedder.sounds([waveform for _, waveform in batch]))
@@ -168,6 +167,19 @@ def open_embedder(name: str, storage: Storage, device: str = "", words_alone: bo
     return open_weights(run.config, run.weights(), run.fingerprint, scale, device, words_alone)
 
 
+def placed(make: Callable[[], Network], device: str, source: str) -> Network:
+    """Make a network, in evaluation mode, on a device; none: a GPU where there is one.
+
+    Raises:
+        UserError: where that fails, as where there is no such device; `source` is what it calls the network.
+    """
+    where = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return make().eval().to(where)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"{source} on {where}: {str(error).strip().splitlines()[0]}") from error
+
+
 def check_scale(embedder: Embedder, anyway: bool) -> None:
     """Refuse a model of the smoke scale, to which all words are alike, unless it is wanted anyway.
 
@@ -179,8 +191,8 @@ def check_scale(embedder: Embedder, anyway: bool) -> None:
         raise UserError(f"{embedder.source} {why}; use a run of --scale small or more, or add --anyway")
 
 
-def weights_fingerprint(config: Config, weights: Mapping[str, Tensor]) -> str:
-    """Return what tells one network from any other: a SHA-256."""
+def weights_fingerprint(config: Config | None, weights: Mapping[str, Tensor]) -> str:
+    """Return what tells one network from any other: a SHA-256; see `words.fingerprint`."""
 
     def parts() -> Iterator[tuple[str, str, tuple[int, ...], memoryview]]:
         for name in sorted(weights):

@@ -17,7 +17,7 @@ from retable.platform.storage import Storage
 from retable.platform.task import find
 from retable.platform.weights import keep, read_bytes
 from retable.tasks.audio.config import SPLITS, Config, MeanMel, trained_on
-from retable.tasks.audio.export import read_export
+from retable.tasks.audio.export import Exported, read_export
 
 EPOCHS = 5
 """Of fine-tuning, in the paper."""
@@ -75,8 +75,10 @@ def _continued(start: str, storage: Storage) -> Config:
     """
     if Path(start).is_file():
         data = read_bytes(Path(start))
-        exported = read_export(data, start)
-        config = replace(exported.config, data=str(exported.about.get("data", "")))
+        found = read_export(data, start)
+        if not isinstance(found, Exported):
+            raise UserError(f"{start}: LAION-CLAP is searched with, not trained; name a run, or a file of one")
+        config = replace(found.config, data=str(found.about.get("data", "")))
     else:
         run = api.load(start, storage, task="audio")
         run.weights()  # complains where they are missing or damaged

@@ -362,7 +362,7 @@ def hop_of(info: dict[str, Any]) -> float:
 
 def _before(folder: Path, out: Path, embedder: Embedder, hop: float | None) -> dict[str, Any]:
     """Return what an index says of itself, or what a new one will."""
-    info, segment = read_info(out), embedder.config.segment
+    info, segment = read_info(out), embedder.segment
     if hop is not None and hop > segment:
         raise UserError(f"--hop {hop:g}: segments of this model are {segment:g} s; sound between them would be lost")
     if info is None:

@@ -12,8 +12,9 @@ keeps the *null*, what word salads of the task's own lexicon ("hum newborn over 
 A query that is itself a salad is exchangeable with the null, so its p value is at most 0.05 in 5 % of cases, for an
 archive of any size and an index of any kind: the null is searched in the same way. The limit: a caption that makes
 sense is more to a point than a salad, and one whose sound is absent may be near to what sounds alike, so that more than
-5 % of those are found; how many is the model's affair (`docs/tasks/audio.md` says it for the zoo's). A p value says
-nothing of which hit is right. No number below 1 / (1 + `CAPTIONS`) can come of it. Sounds as queries have no such null.
+5 % of those are found; how many is the model's affair (`docs/tasks/audio_search.md` says it for the zoo's). A p value
+says nothing of which hit is right. No number below 1 / (1 + `CAPTIONS`) can come of it. Sounds as queries have no such
+null.
 
 Source of the p value: Davison and Hinkley 1997, *Bootstrap Methods and their Application*, section 4.2 (Monte Carlo
 tests); of taking a segment's mean over queries off: hubness, as in Bogolin et al. 2022, *Cross Modal Retrieval with

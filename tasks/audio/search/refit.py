@@ -7,17 +7,19 @@
    queries and targets as rows of Q and T, W' = I + Q' (Q Q' + r)^-1 (T - Q).
 3. r is one of `RIDGES`: that with the least error of each query's target when it is left out, closed too (PRESS).
 4. It is judged by leaving out each query with good hits in turn, and choosing r without it: the average precision of
-   its good hits among all recordings, with the map of the others and without any. Hits that nobody marked count as not
-   good, although some may be: as what was marked is what was on top before, the judgement errs against the refit.
-   It is kept where precision rises, and the signs of the queries' gains, drawn at random, give as much in at most 5 %
-   of cases.
+   its good hits among the recordings that were marked, for these words or others, with the map of the others and
+   without any (a condensed list). What was marked as bad, or for other words alone, counts as not good. Left out is
+   what may be good: what nobody marked, as marked is what was on top before, and what was good for other words that
+   share a good hit with these, as they ask for the same. It is kept where precision rises, and the signs of the
+   queries' gains, drawn at random, give as much in at most 5 % of cases.
 
 A query that says almost the same as another one is helped by it when it is left out: the gain is that of queries like
 those that were marked.
 
 Sources: Rocchio 1971, with the weights of Manning, Raghavan and Schuetze 2008, *Introduction to Information Retrieval*,
-section 9.1.1; a ridge towards a prior: Hoerl and Kennard 1970; PRESS: Allen 1974; the test: Smucker, Allan and
-Carterette 2007, *A Comparison of Statistical Significance Tests for Information Retrieval Evaluation*.
+section 9.1.1; a ridge towards a prior: Hoerl and Kennard 1970; PRESS: Allen 1974; condensed lists: Sakai 2007,
+*Alternatives to Bpref*; the test: Smucker, Allan and Carterette 2007, *A Comparison of Statistical Significance Tests
+for Information Retrieval Evaluation*.
 """
 
 from __future__ import annotations
@@ -109,6 +111,8 @@ class Marked:
     """Unit vectors of what they are to be searched as."""
     good: Sequence[Bool[np.ndarray, " recordings"]]
     """Of each the recordings that were marked as good."""
+    ranked: Sequence[Bool[np.ndarray, " recordings"]]
+    """Of each the recordings of which it is known whether they are good."""
 
 
 def learn(index: Index, embedder: Embedder | Words) -> tuple[Refit, Judged]:
@@ -150,14 +154,17 @@ def press(queries: Matrix, targets: Matrix, ridge: float) -> float:
 
 
 def left_out(archive: Archive, marked: Marked) -> tuple[Float[np.ndarray, " queries"], Float[np.ndarray, " queries"]]:
-    """Return the average precision of each query with good hits: as it is, and with the map of all the others."""
+    """Return the average precision of each query with good hits: as it is, and with the map of all the others.
+
+    Ranked are the recordings of which it is known whether they are good.
+    """
     found = []
-    for number, good in enumerate(marked.good):
+    for number, (good, ranked) in enumerate(zip(marked.good, marked.ranked, strict=True)):
         if good.any():
             rest = np.arange(len(marked.queries)) != number
             own = marked.queries[number : number + 1]
             moved = fit(marked.queries[rest], marked.targets[rest]).apply(own.astype(np.float32))
-            found.append([_precision(archive.best(query), good) for query in (own[0], moved[0])])
+            found.append([_precision(archive.best(query)[ranked], good[ranked]) for query in (own[0], moved[0])])
     before, after = np.array(found).T
     return before, after
 
@@ -183,7 +190,7 @@ def line(judged: Judged) -> str:
     return f"{marks}; each query left out in turn: {precision}"
 
 
-def _precision(scores: Float[np.ndarray, " recordings"], good: Bool[np.ndarray, " recordings"]) -> float:
+def _precision(scores: Float[np.ndarray, " ranked"], good: Bool[np.ndarray, " ranked"]) -> float:
     groups = tie_groups(scores[None], good[None], len(scores))
     return float(average_precision(groups, good.sum()[None], len(scores))[0])
 
@@ -199,13 +206,17 @@ def _archive(index: Index) -> Archive:
 def _marked(archive: Archive, marks: Sequence[Mark], embedder: Embedder | Words) -> Marked:
     words = list(dict.fromkeys(mark.words for mark in marks))
     queries = embedder.words(words).astype(np.float64)
-    targets, good = queries.copy(), []
+    targets = queries.copy()
+    good, bad = np.zeros((2, len(words), len(archive.contents)), bool)
     for row, said in enumerate(words):
         own = [mark for mark in marks if mark.words == said]
-        for wanted, weight in ((True, GOOD), (False, -BAD)):
-            numbers = np.array([archive.segment(mark) for mark in own if mark.good == wanted], np.int64)
-            if len(numbers):
+        for wanted, weight, found in ((True, GOOD, good), (False, -BAD, bad)):
+            hits = [mark for mark in own if mark.good == wanted]
+            found[row, [archive.contents[mark.content] for mark in hits]] = True
+            if hits:
+                numbers = np.array([archive.segment(mark) for mark in hits], np.int64)
                 targets[row] += weight * (nearest.gather(archive.vectors, numbers).mean(axis=0) - archive.mean)
-        liked = [archive.contents[mark.content] for mark in own if mark.good]
-        good.append(np.isin(np.arange(len(archive.contents)), liked))
-    return Marked(queries, targets / np.linalg.norm(targets, axis=1, keepdims=True), good)
+    alike = good.astype(int) @ good.T > 0  # queries that share a good hit
+    maybe = (alike.astype(int) @ good > 0) & ~good & ~bad
+    ranked = (good | bad).any(0) & ~maybe
+    return Marked(queries, targets / np.linalg.norm(targets, axis=1, keepdims=True), list(good), list(ranked))

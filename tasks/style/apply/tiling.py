@@ -8,8 +8,11 @@ The result equals the network's on the whole image up to rounding.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -162,6 +165,34 @@ def _tiles(height: int, width: int, side: tuple[int, int]) -> Iterator[tuple[Ran
             yield (top, min(top + side[0], height)), (left, min(left + side[1], width))
 
 
+def free_threads() -> int:
+    """Return how many of PyTorch's threads find a core that no other process computes on; at least one.
+
+    The work is thousands of small parallel pieces, and each waits for its slowest thread: one that shares its core with
+    others holds all back, and beside four busy processes two threads took twice the time of one. The result is the same
+    with any number. Where the system does not say what runs (Linux does), that is all of them.
+    """
+    most = torch.get_num_threads()
+    try:
+        running = int(Path("/proc/loadavg").read_text().split()[3].split("/")[0])
+        stats = [(thread / "stat").read_text() for thread in Path("/proc/self/task").iterdir()]
+    except (OSError, IndexError, ValueError):
+        return most
+    own = sum(stat.rsplit(")", 1)[-1].split()[:1] == ["R"] for stat in stats)
+    return max(1, min(most, (os.cpu_count() or 1) - max(0, running - own)))
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Compute with `free_threads` within the block."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(free_threads())
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 @torch.inference_mode()
 def _run(
     network: TransformerNetwork,
@@ -173,6 +204,19 @@ def _run(
     statistics: Statistics | None = None,
 ) -> Image:
     """Apply the layers, each to all tiles of `side` (rows, columns in pixels of the image) before the next."""
+    with undisturbed():
+        return _walk(network, image, side, device, precision, progress, statistics)
+
+
+def _walk(
+    network: TransformerNetwork,
+    image: Image,
+    side: tuple[int, int],
+    device: str | torch.device,
+    precision: Precision,
+    progress: Callable[[int, int], None] | None,
+    statistics: Statistics | None,
+) -> Image:
     x = network.enlarge(image.float().cpu()).contiguous(memory_format=torch.channels_last)
     height, width = x.shape[2:]
     stack, done, dtype = layers(network), 0, arithmetic(precision, device)

@@ -75,9 +75,11 @@ class Climatology(nn.Module):
         """Give the share of rain, strictly between 0 and 1.
 
         Each pixel is taken to have been seen once more, with the region's mean as the outcome; the region itself once
-        more, half rainy (Jeffreys). So pixels never seen have the region's mean, and regions never seen 1/2.
+        more, half rainy (Jeffreys). So pixels never seen have the region's mean, and regions never seen that of all.
         """
-        mean = (self.rainy.sum((1, 2), keepdim=True) + 0.5) / (self.seen.sum((1, 2), keepdim=True) + 1)
+        rainy, seen = self.rainy.sum((1, 2), keepdim=True), self.seen.sum((1, 2), keepdim=True)
+        every = (rainy.sum() + 0.5) / (seen.sum() + 1)
+        mean = torch.where(seen > 0, (rainy + 0.5) / (seen + 1), every)
         return (self.rainy + mean) / (self.seen + 1)
 
     def forward(
