@@ -40,7 +40,6 @@ THREADS = 8
 """Files whose headers are read at once."""
 CUT = "cut.json"
 """The recordings that were longer, with their seconds."""
-"""The training recordings that are also held out, and how that is known."""
 GUARD = "guard"
 """Folder of what the leak guard heard in each shard, so that it need not listen again."""
 
