@@ -459,7 +459,7 @@ def export(
 ) -> None:
     """Write a trained model with its config and provenance to one file, which `--model` takes on any machine.
 
-    Example: `retable audio export passt-scenes sounds.safetensors`
+    Example: `retable audio export latest sounds.safetensors`
     """
     from retable.platform import api
     from retable.platform.exported import export
