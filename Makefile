@@ -3,16 +3,18 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 READY = $(VENV)/.ready
-# uv, where it is installed, takes a third of pip's time.
-INSTALL = $(if $(shell command -v uv),uv pip install --quiet --python $(BIN)/python,$(BIN)/python -m pip install --quiet --disable-pip-version-check)
+PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
+UV = 0.9.5
 PIP_AUDIT = 2.10.1
 
 .PHONY: reproduce serve test test-all docs-check bench lint audit clean
 
+# uv takes a minute for what takes pip six. Where it cannot be had, or finds no packages, pip goes on.
 $(READY): requirements.lock pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(INSTALL) --requirement requirements.lock
-	$(INSTALL) --no-deps --no-build-isolation --editable .
+	$(PIP) uv==$(UV) && $(BIN)/uv pip install --quiet --python $(BIN)/python --requirement requirements.lock \
+		|| $(PIP) --requirement requirements.lock
+	$(PIP) --no-deps --no-build-isolation --editable .
 	touch $(READY)
 
 reproduce: $(READY)

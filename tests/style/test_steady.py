@@ -222,7 +222,35 @@ def test_the_blend_is_a_running_mean_where_nothing_moves_and_starts_anew_with_a_
     values = [100, 140, 120, 200]
     pairs = [(Piece(still, n // 3), torch.full_like(still, value)) for n, value in enumerate(values)]
     made = [int(result.unique()) for _, result in smooth(iter(pairs))]
-    assert made == [100, 112, 114, 200]
+    assert made == [100, 106, 108, 200]
+
+
+def test_what_moves_by_parts_of_a_pixel_stays_sharp(monkeypatch):
+    """Waves of five pixels that move by half a pixel a frame: read bilinearly they lose half of their contrast."""
+
+    def wave(n):
+        columns = np.arange(64) - 0.5 * n
+        level = 128 + 50 * np.sin(2 * np.pi * columns / 5)
+        return np.repeat(np.rint(level)[None, :, None], 48, 0).repeat(3, 2).astype(np.uint8)
+
+    direction = iter([-0.5, 0.5] * 20)
+    still = np.zeros((48, 64, 1), np.float32)
+    monkeypatch.setattr(steady, "optical_flow", lambda a, b: np.dstack([still + next(direction), still]))
+    pieces = [Piece(stack([wave(n)])) for n in range(20)]
+    *_, (_, last) = smooth((piece, piece.pictures) for piece in pieces)
+    inside = np.s_[..., 25:60]  # what came in from the left is not known for as long
+    found, wanted = last[inside].float(), pieces[-1].pictures[inside].float()
+    assert found.std() / wanted.std() == pytest.approx(1, abs=0.05)
+    assert (found - wanted).abs().max() < 5
+
+
+def test_what_is_even_and_moves_is_not_static(monkeypatch):
+    still, one = scene(0), scene(1) // 2
+    pan = np.full((48, 64, 2), (1, 0), np.float32)
+    monkeypatch.setattr(steady, "optical_flow", lambda a, b: pan)
+    assert math.isnan(flicker([still] * 2, [one, one + 7])["static_change"])
+    monkeypatch.setattr(steady, "optical_flow", lambda a, b: pan / 8)
+    assert flicker([still] * 2, [one, one + 7])["static_change"] == pytest.approx(7)
 
 
 def test_the_blend_does_not_smear_what_appears():
@@ -231,7 +259,7 @@ def test_the_blend_does_not_smear_what_appears():
     red, blue = np.full((2, 48, 64, 3), (200, 0, 0), np.uint8)
     blue[:] = (0, 0, 200)
     (_, _), (_, made) = smooth(iter([(Piece(stack([before])), stack([red])), (Piece(stack([after])), stack([blue]))]))
-    assert made[0, 0, 0, 0] == 140 and made[0, 0, 20:28, 22:34].float().mean() < 60
+    assert made[0, 0, 0, 0] == 170 and made[0, 0, 20:28, 22:34].float().mean() < 60
 
 
 def test_measuring_compares_the_first_frames_with_the_free_network():
@@ -246,7 +274,7 @@ def test_measuring_compares_the_first_frames_with_the_free_network():
 
 
 def test_the_sample_video_flickers_less(shared):
-    """Big Buck Bunny and a trained network: the blend takes off a third of the flicker of a static scene and more."""
+    """Big Buck Bunny and a trained network: the blend takes off half of what does not move with its source."""
     trained = transformer.read(shared / "weights/style/v2_wave_lengstrom_layout.safetensors")
     capture = cv2.VideoCapture(str(shared / "data/style/video_big_buck_bunny_360p24_10s.mp4"))
     frames = [cv2.resize(capture.read()[1][..., ::-1], (96, 54), interpolation=cv2.INTER_AREA) for _ in range(6)]
@@ -254,5 +282,5 @@ def test_the_sample_video_flickers_less(shared):
     for name in ("off", "flow"):
         made = torch.cat(list(stylise_stream(Stylist(trained), name)(split(frames, 3))))
         found[name] = flicker(frames, list(made.permute(0, 2, 3, 1).numpy()))
-    for metric in ("static_change", "warp_error"):
-        assert found["flow"][metric] < 0.67 * found["off"][metric]
+    assert found["flow"]["warp_error"] < 0.5 * found["off"]["warp_error"]
+    assert found["flow"]["static_change"] < 0.67 * found["off"]["static_change"]

@@ -68,5 +68,5 @@ class Painter:
 
     def begun(self, picture: Picture, source: Picture, result: Picture) -> Picture:
         """Return what a frame is begun with: the last result, moved, where it is the same thing; else the frame."""
-        warped, kept = moved(picture, source, result)
-        return np.where(kept, np.rint(warped), picture).astype(np.uint8)
+        warped, held = moved(picture, source, result)
+        return np.rint(picture + held * (warped - picture)).astype(np.uint8)

@@ -46,8 +46,10 @@ CUT = 0.4
 """Share of a frame's pixels that must change colour (of 64) for a new shot to begin."""
 STATIC = 2
 """Levels of 255 by which a pixel that stands still may change: noise of cameras and codecs."""
-CHANGED = 32
-"""Levels of 255 by which a moved pixel may differ from the frame before and still be blended with it."""
+STILL = 0.25
+"""Pixels by which what stands still may seem to move: the flow's own error."""
+ALIKE, CHANGED = 24, 48
+"""Levels of 255 by which a moved pixel may differ from its source and count whole, and from where on not at all."""
 
 
 def by_shot(batches: Iterable[Pictures], look_ahead: int = LOOK_AHEAD) -> Iterator[Piece]:
@@ -208,14 +210,14 @@ def optical_flow(source: Picture, target: Picture) -> Flow:
     return np.asarray(search.calc(grey[0], grey[1], np.zeros((*grey[0].shape, 2), np.float32)))
 
 
-def warp(picture: Array, flow: Flow) -> Array:
-    """Return `picture` read where `flow` points to, bilinearly; outside of it the border is repeated."""
+def warp(picture: Array, flow: Flow, interpolation: int = cv2.INTER_LINEAR) -> Array:
+    """Return `picture` read where `flow` points to; outside of it the border is repeated."""
     height, width = flow.shape[:2]
     rows, columns = np.mgrid[:height, :width].astype(np.float32)
-    moved = cv2.remap(
-        picture, columns + flow[..., 0], rows + flow[..., 1], cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE
+    read = cv2.remap(
+        picture, columns + flow[..., 0], rows + flow[..., 1], interpolation, borderMode=cv2.BORDER_REPLICATE
     )
-    return np.asarray(moved)
+    return np.asarray(read)
 
 
 def is_visible(flow: Flow, back: Flow) -> Array:
@@ -239,22 +241,27 @@ def is_visible(flow: Flow, back: Flow) -> Array:
 def moved(picture: Picture, source: Picture, result: Array) -> tuple[Array, Array]:
     """Move what became of a frame, `source`, to where the same things are in the next one, `picture`.
 
+    The result is read by Lanczos' kernel: what is read between pixels again and again, frame after frame, is soon soft
+    if it is read bilinearly, and gets ripples by OpenCV's cubic one.
+
     Returns:
-        The moved result (height, width, 3), and where it holds, bool (height, width, 1): see `is_visible`; beyond that,
-        the source's pixel must have kept its colour, as flows of things that appear can cancel out too.
+        The moved result (height, width, 3) in [0, 255], and how far it holds, in [0, 1], (height, width, 1): see
+        `is_visible`; beyond that, the source's pixel must have kept its colour, from `ALIKE` to `CHANGED` less and
+        less, as flows of things that appear can cancel out too.
     """
     flow = optical_flow(picture, source)
-    same = np.abs(warp(source, flow).astype(np.int16) - picture).max(-1) <= CHANGED
-    kept = (same & is_visible(flow, optical_flow(source, picture)))[..., None]
-    return warp(result.astype(np.float32), flow), kept
+    change = cv2.absdiff(warp(source, flow), picture).max(-1).astype(np.float32)
+    same = np.clip((CHANGED - cv2.GaussianBlur(change, (0, 0), 1)) / (CHANGED - ALIKE), 0, 1)
+    held = (same * is_visible(flow, optical_flow(source, picture)))[..., None]
+    return np.clip(warp(result.astype(np.float32), flow, cv2.INTER_LANCZOS4), 0, 255), held
 
 
-def smooth(pairs: Pairs, share: float = 0.7) -> Pairs:
+def smooth(pairs: Pairs, share: float = 0.85) -> Pairs:
     """Blend each stylised picture with the one before it, moved along the flow, where the pixel was visible.
 
     Args:
         pairs: in the video's order.
-        share: of the picture before in the blend; more is steadier and softer.
+        share: of the picture before in the blend; more is steadier, and later to follow light that changes.
     """
     source, result, shot = None, None, None
     for piece, stylised in pairs:
@@ -263,8 +270,8 @@ def smooth(pairs: Pairs, share: float = 0.7) -> Pairs:
         for picture, new in zip(sources, stylised.permute(0, 2, 3, 1).numpy(), strict=True):
             new = new.astype(np.float32)
             if source is not None and result is not None and piece.shot == shot:
-                warped, kept = moved(picture, source, result)
-                new = np.where(kept, share * warped + (1 - share) * new, new)
+                warped, held = moved(picture, source, result)
+                new = new + share * held * (warped - new)
             source, result, shot = picture, new, piece.shot
             blended.append(np.rint(new).astype(np.uint8))
         yield piece, torch.from_numpy(np.stack(blended)).permute(0, 3, 1, 2).contiguous()
@@ -282,10 +289,10 @@ class Flicker:
         if self.before is not None:
             old, old_stylised = self.before
             difference = stylised.astype(np.float32) - old_stylised
-            static = np.abs(frame.astype(np.int16) - old).max(-1) <= STATIC
+            flow = optical_flow(frame, old)
+            static = (cv2.absdiff(frame, old).max(-1) <= STATIC) & (np.hypot(flow[..., 0], flow[..., 1]) <= STILL)
             self.static_change += float(np.abs(difference[static]).sum(dtype=np.float64))
             self.static_count += 3 * int(static.sum())
-            flow = optical_flow(frame, old)
             visible = is_visible(flow, optical_flow(old, frame))
             moved = stylised.astype(np.float32) - warp(old_stylised.astype(np.float32), flow)
             self.squares += float((moved[visible].astype(np.float64) ** 2).sum()) / 255**2
@@ -294,6 +301,9 @@ class Flicker:
 
     def result(self) -> dict[str, float]:
         """Return the mean change of static pixels, in levels of 255, and the warp error; not a number: none such.
+
+        Static is what neither changes nor moves: under a camera that pans an even sky does not change, but what is
+        painted on it moves as it should.
 
         The warp error is the root mean square, in [0, 1], of what is left between a frame and the frame before it
         moved along the source's optical flow, over pixels visible in both: the temporal loss of Ruder et al., rooted.
