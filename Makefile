@@ -12,7 +12,7 @@ PIP_AUDIT = 2.10.1
 # uv takes a minute for what takes pip six. Where it cannot be had, or finds no packages, pip goes on.
 $(READY): requirements.lock pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) uv==$(UV) && $(BIN)/uv pip install --quiet --python $(BIN)/python --requirement requirements.lock \
+	$(PIP) uv==$(UV) && $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --requirement requirements.lock \
 		|| $(PIP) --requirement requirements.lock
 	$(PIP) --no-deps --no-build-isolation --editable .
 	touch $(READY)

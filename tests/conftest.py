@@ -1,10 +1,13 @@
 """What all tests share. The variables are set before anything imports retable or Ray."""
 
 import atexit
+import gc
 import os
 import shutil
 import tempfile
 from pathlib import Path
+
+gc.disable()  # until all files are imported: of what they make nothing is garbage
 
 HOME = tempfile.mkdtemp(prefix="retable-home-")  # Ray writes its token there
 atexit.register(shutil.rmtree, HOME, ignore_errors=True)
@@ -30,6 +33,12 @@ torch.set_num_threads(1)
 # `--hypothesis-profile=default` searches on.
 settings.register_profile("same", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("same")
+
+
+def pytest_collection_finish():
+    """Collect garbage from here on, and leave what was imported out of it: searching that took a tenth of the time."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_runtest_setup():

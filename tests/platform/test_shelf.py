@@ -28,6 +28,7 @@ def borrowed(shelf, where=WHERE):
     return ray.get(held[0]) if held else None
 
 
+@pytest.mark.slow
 def test_a_missing_set_is_made_read_lent_and_dropped_after_its_last_training(cluster, storage):
     shelf = Shelf(storage)
     shelf.expect([WHERE, WHERE])
@@ -44,6 +45,7 @@ def test_a_missing_set_is_made_read_lent_and_dropped_after_its_last_training(clu
     assert borrowed(shelf) is None and not shelf.loans
 
 
+@pytest.mark.slow
 def test_a_set_that_cannot_be_had_is_one_line(cluster, storage, tmp_path):
     LINE.dataset.prepare(LINE.config(), storage)
     storage.write(f"data/{WHERE}/points.parquet", b"no Parquet")

@@ -189,6 +189,7 @@ def cluster() -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
 def test_ray_reads_the_columns_in_order(converted: Storage) -> None:
     import ray

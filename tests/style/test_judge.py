@@ -96,7 +96,9 @@ def test_the_command_prints_networks_and_pictures(tmp_path):
     assert "say which painting it is after" in str(bare.exception)
 
 
-@pytest.mark.parametrize("painting, published", [("great_wave", "wave"), ("the_scream", "scream")])
+@pytest.mark.parametrize(
+    "painting, published", [("great_wave", "wave"), pytest.param("the_scream", "scream", marks=pytest.mark.slow)]
+)
 def test_the_zoo_is_held_to_what_others_publish(shared, tmp_path, painting, published):
     """Bounds are what a published network of the same painting has, by a judge that trained neither.
 
