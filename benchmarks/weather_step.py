@@ -35,6 +35,7 @@ PATIENCE = 1200 if DEVICE == "cuda" else 120
 SETTINGS: dict[str, dict[str, object]] = {
     "as the reference": {},
     "channels last": {"channels_last": True},
+    "channels last, fused AdamW": {"channels_last": True, "optimizer.fused": True},
     "compiled": {"compile": True},
 }
 if DEVICE == "cuda":  # CPUs without AMX emulate bfloat16: a seventh of the speed

@@ -153,7 +153,7 @@ VARIANTS = {
         {"model": "climatology"},
         {"model": "all_dry"},
         UNET | {"optimizer": "adabelief", "precision": "bfloat16"},
-        UNET | {"loss": "soft_iou", "temporal_shift": True, "mask": "zero"},
+        UNET | {"loss": "soft_iou", "temporal_shift": True, "mask": "zero", "optimizer.fused": True},
         UNET | {"loss": "dice_focal", "crop": "none"},
     ],
     "style": [

@@ -154,6 +154,8 @@ class Adamw:
 
     learning_rate: float = 1e-4
     weight_decay: float = 2e-2
+    fused: bool = added(False)
+    """One pass over all weights for an update: faster, with other last bits than PyTorch's default."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -166,49 +166,66 @@ def curve(axis: Any, x: Sequence[float] | Array, band: Band, look: Mapping[str, 
 
 
 @dataclass(frozen=True)
-class Case:
-    """One sequence of a forecast, for a picture."""
+class Forecast:
+    """What a run says of a sequence, for a picture."""
 
-    title: str
+    label: str
     probability: Array
     """(leads, S, S), 0 to 1."""
-    events: Array
-    """(leads, S, S): 0 dry, 1 rain, 2 masked."""
     threshold: Array
     """From where on rain is forecast, of each lead time (leads,)."""
 
 
+@dataclass(frozen=True)
+class Case:
+    """One sequence, and what was forecast of it, for a picture."""
+
+    title: str
+    events: Array
+    """(leads, S, S): 0 dry, 1 rain, 2 masked."""
+    forecasts: Sequence[Forecast]
+    """Of as many for each case."""
+
+
 def draw_cases(cases: Sequence[Case]) -> Drawing:
-    """Draw what the radar saw, and below it the probability of rain with a line around where rain is forecast."""
+    """Draw what the radar saw, and below it each probability of rain with a line around where rain is forecast."""
     from matplotlib import pyplot
 
     leads = len(cases[0].events)
     shown = list(range(3, leads, 4)) if leads > 3 else [leads - 1]
+    lines = 1 + len(cases[0].forecasts)
     figure, axes = pyplot.subplots(
-        2 * len(cases),
+        lines * len(cases),
         len(shown),
-        figsize=(1.35 * len(shown) + 1.6, 2.9 * len(cases)),
+        figsize=(1.35 * len(shown) + 1.6, 1.45 * lines * len(cases)),
         squeeze=False,
         layout="constrained",
     )
     for number, case in enumerate(cases):
-        radar, forecast = axes[2 * number], axes[2 * number + 1]
+        radar, *forecasts = axes[lines * number : lines * (number + 1)]
         for column, lead in enumerate(shown):
             radar[column].imshow(case.events[lead], cmap=COLOURS, vmin=0, vmax=2, interpolation="nearest")
             radar[column].set_title(f"{MINUTES * (lead + 1) / 60:g} h", fontsize=8)
-            hidden = np.ma.masked_where(case.events[lead] == 2, case.probability[lead])
-            forecast[column].set_facecolor("#c9c4b8")
-            image = forecast[column].imshow(hidden, cmap=PROBABLE, vmin=0, vmax=1, interpolation="nearest")
-            edge = case.probability[lead] >= case.threshold[lead] - 1e-6
-            if edge.any() and not edge.all():
-                forecast[column].contour(edge, levels=[0.5], colors="#b3261e", linewidths=0.9)
         radar[0].set_ylabel(f"{case.title}\nradar", fontsize=8)
-        forecast[0].set_ylabel("forecast", fontsize=8)
+        for row, forecast in zip(forecasts, case.forecasts, strict=True):
+            for axis, lead in zip(row, shown, strict=True):
+                image = draw_forecast(axis, forecast, case.events[lead], lead)
+            row[0].set_ylabel(forecast.label, fontsize=8)
     for axis in axes.flat:
         axis.set(xticks=[], yticks=[])
         axis.grid(visible=False)
     figure.colorbar(image, ax=axes, shrink=0.35, label="probability of rain", location="right")
     return figure
+
+
+def draw_forecast(axis: Any, forecast: Forecast, events: Array, lead: int) -> Any:
+    """Draw the probability at a lead time, grey where there is no radar, and return the image."""
+    axis.set_facecolor("#c9c4b8")
+    hidden = np.ma.masked_where(events == 2, forecast.probability[lead])
+    edge = forecast.probability[lead] >= forecast.threshold[lead] - 1e-6
+    if edge.any() and not edge.all():
+        axis.contour(edge, levels=[0.5], colors="#b3261e", linewidths=0.9)
+    return axis.imshow(hidden, cmap=PROBABLE, vmin=0, vmax=1, interpolation="nearest")
 
 
 PROBABLE = LinearSegmentedColormap.from_list("rain", ["#f4f1ea", "#9db7ea", "#2457c5", "#122b63"])

@@ -175,7 +175,9 @@ def make_optimizer(config: Config, model: torch.nn.Module) -> torch.optim.Optimi
             print_change_log=False,
         )
         return made
-    return torch.optim.AdamW(model.parameters(), chosen.learning_rate, weight_decay=chosen.weight_decay)
+    # None where it is not asked for: False would keep PyTorch from the kernel of its own choice on a GPU.
+    fused = chosen.fused or None
+    return torch.optim.AdamW(model.parameters(), chosen.learning_rate, weight_decay=chosen.weight_decay, fused=fused)
 
 
 def validate(learner: ForecastLearner, data: Any) -> list[dict[str, float]]:

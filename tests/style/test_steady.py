@@ -222,7 +222,7 @@ def test_the_blend_is_a_running_mean_where_nothing_moves_and_starts_anew_with_a_
     values = [100, 140, 120, 200]
     pairs = [(Piece(still, n // 3), torch.full_like(still, value)) for n, value in enumerate(values)]
     made = [int(result.unique()) for _, result in smooth(iter(pairs))]
-    assert made == [100, 106, 108, 200]
+    assert made == [100, 104, 106, 200]
 
 
 def test_what_moves_by_parts_of_a_pixel_stays_sharp(monkeypatch):
@@ -240,7 +240,7 @@ def test_what_moves_by_parts_of_a_pixel_stays_sharp(monkeypatch):
     *_, (_, last) = smooth((piece, piece.pictures) for piece in pieces)
     inside = np.s_[..., 25:60]  # what came in from the left is not known for as long
     found, wanted = last[inside].float(), pieces[-1].pictures[inside].float()
-    assert found.std() / wanted.std() == pytest.approx(1, abs=0.05)
+    assert found.std() / wanted.std() == pytest.approx(1, abs=0.07)
     assert (found - wanted).abs().max() < 5
 
 
@@ -259,7 +259,7 @@ def test_the_blend_does_not_smear_what_appears():
     red, blue = np.full((2, 48, 64, 3), (200, 0, 0), np.uint8)
     blue[:] = (0, 0, 200)
     (_, _), (_, made) = smooth(iter([(Piece(stack([before])), stack([red])), (Piece(stack([after])), stack([blue]))]))
-    assert made[0, 0, 0, 0] == 170 and made[0, 0, 20:28, 22:34].float().mean() < 60
+    assert made[0, 0, 0, 0] == 180 and made[0, 0, 20:28, 22:34].float().mean() < 60
 
 
 def test_measuring_compares_the_first_frames_with_the_free_network():

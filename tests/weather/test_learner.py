@@ -63,6 +63,21 @@ def test_sixteen_bit_is_close_to_thirty_two(storage):
     assert losses[2] == pytest.approx(losses[0], rel=0.01)
 
 
+def test_a_fused_update_is_the_plain_one_but_for_its_last_bits():
+    found = []
+    for fused in (False, True):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(9, 7)
+        optimizer = make_optimizer(of({"optimizer__fused": fused}), model)
+        for _ in range(5):
+            for parameter in model.parameters():
+                parameter.grad = torch.randn_like(parameter)
+            optimizer.step()
+        assert bool(optimizer.param_groups[0]["fused"]) is fused
+        found.append(model.weight.detach())
+    torch.testing.assert_close(*found, atol=1e-6, rtol=1e-6)
+
+
 def test_adabelief_honours_its_configuration(storage):
     taught, _ = learner(storage, of({"optimizer": "adabelief", "optimizer__learning_rate": 0.02}))
     (group,) = make_optimizer(taught.config, taught.model).param_groups

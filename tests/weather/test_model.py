@@ -273,11 +273,11 @@ def test_weights_that_do_not_fit_are_refused_by_name(reference, wrap):
 
 
 def test_fields_that_came_later_leave_the_names_of_runs_as_they_were():
-    later = {"holdout": 60, "initial_rain": 0.5, "left_out": (), "read_ahead": 0}
+    later = {"holdout": 60, "initial_rain": 0.5, "left_out": (), "read_ahead": 0, "optimizer.fused": False}
     flat = flatten(Config())
     assert later.items() <= flat.items() and HOLDOUT == later["holdout"]
     text = CANONICAL.encode(["weather", TASK.version, {path: flat[path] for path in flat.keys() - later.keys()}])
     name = fingerprint("weather", TASK.version, Config())
     assert name == hashlib.sha256(text.encode()).hexdigest()[:16]
-    for changes in ({"holdout": 10}, {"initial_rain": 0.05}, {"left_out": ["boxi_0015"]}, {"read_ahead": 8}):
+    for changes in ({"holdout": 10}, {"initial_rain": 0.05}, {"left_out": ["boxi_0015"]}, {"optimizer.fused": True}):
         assert fingerprint("weather", TASK.version, override(Config(), changes)) != name

@@ -256,7 +256,7 @@ def moved(picture: Picture, source: Picture, result: Array) -> tuple[Array, Arra
     return np.clip(warp(result.astype(np.float32), flow, cv2.INTER_LANCZOS4), 0, 255), held
 
 
-def smooth(pairs: Pairs, share: float = 0.85) -> Pairs:
+def smooth(pairs: Pairs, share: float = 0.9) -> Pairs:
     """Blend each stylised picture with the one before it, moved along the flow, where the pixel was visible.
 
     Args:

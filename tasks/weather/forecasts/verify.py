@@ -16,7 +16,7 @@ from retable.platform.storage import Storage
 from retable.tasks.weather import metrics
 from retable.tasks.weather.config import STEPS
 from retable.tasks.weather.data import sequences
-from retable.tasks.weather.figures import Case, draw_agreement, draw_cases, draw_scores
+from retable.tasks.weather.figures import Case, Forecast, draw_agreement, draw_cases, draw_scores
 from retable.tasks.weather.forecasts.exchange import Opened
 from retable.tasks.weather.forecasts.verification import SCORES, WIDTHS_KM, Band, Verification, agreement, cases
 from retable.tasks.weather.metrics import MINUTES
@@ -31,6 +31,10 @@ Show = Callable[[int, int], None]
 
 SAME = ("data", "regions", "years", "inputs", "forecast", "holdout", "rain_threshold")
 """What runs must have in common to forecast the same sequences."""
+
+
+SHOWN = 4
+"""Runs whose forecasts are shown beside each other."""
 
 
 def verify(runs: Sequence[Opened], out: Path, show: Show) -> Path:
@@ -65,7 +69,7 @@ def verify(runs: Sequence[Opened], out: Path, show: Show) -> Path:
     for run, summaries in zip(runs, found, strict=True):
         by = thresholds(run.view, summaries)
         parts.append(Verification(name_of(run), [{shard: summaries[shard] for shard in by}], [by]))
-    shown = list(chosen_cases(first, models[0], parts[0]))
+    shown = list(chosen_cases(runs[:SHOWN], models, parts))
     return write_page(runs, parts, shown, votes, out)
 
 
@@ -75,23 +79,22 @@ def name_of(run: Opened) -> str:
     return f"{type(run.config.model).__name__} {run.run.fingerprint[:8]}{epoch}, seed {run.config.seed}"
 
 
-def chosen_cases(run: Opened, model: Forecaster, part: Verification) -> Iterator[Case]:
-    """Forecast the best, the median and the worst sequence once more, and yield them for a picture."""
-    config, source = run.config, run.source
+def chosen_cases(runs: Sequence[Opened], models: Sequence[Forecaster], parts: Sequence[Verification]) -> Iterator[Case]:
+    """Forecast the best, the median and the worst sequence of the first run once more, by each, for a picture."""
+    config, source = runs[0].config, runs[0].source
     index = Index.read(source.folder, source.info, config.holdout)
-    for name, (shard, number) in cases({shard: table[0] for shard, table in part.counts.items()}).items():
+    for name, (shard, number) in cases({shard: table[0] for shard, table in parts[0].counts.items()}).items():
         window = sequences(source, config, shard)[number]
-        steps = forecast_windows(model, config, source, [window])[0]
-        truth = events(config, source, shard)[number]
-        counts = part.counts[shard][0][number].sum(axis=0)
+        forecasts = []
+        for run, model, part in zip(runs, models, parts, strict=False):  # of more than are shown, the first
+            steps = forecast_windows(model, run.config, run.source, [window])[0]
+            who = "forecast" if len(runs) == 1 else f"{run.run.fingerprint[:8]}@{run.view.epoch}"
+            score = float(metrics.iou(part.counts[shard][0][number].sum(axis=0)))
+            threshold = np.broadcast_to(part.thresholds[0][shard], (len(steps),))
+            forecasts.append(Forecast(f"{who}\nIoU {score:.2f}", steps / STEPS, threshold))
         time = str(index.reference_times([window], config.inputs)[0]).replace("T", " ")
         place = " ".join(shard.split("/")[1:])
-        yield Case(
-            title=f"{name}: IoU {float(metrics.iou(counts)):.2f}\n{place}\n{time}",
-            probability=steps / STEPS,
-            events=truth,
-            threshold=np.broadcast_to(part.thresholds[0][shard], (len(steps),)),
-        )
+        yield Case(f"{name}\n{place}\n{time}", events(config, source, shard)[number], forecasts)
 
 
 def lines(part: Verification) -> Iterator[tuple[str, str, str, float, float, float]]:
@@ -145,6 +148,7 @@ def write_page(
         css=(FOLDER / "report.css").read_text(),
         rows=[facts(part) for part in parts],
         first=parts[0].label,
+        shown=min(len(runs), SHOWN),
         floor=float(parts[0].all_rain().mean()),
         pictures=list(draw),
         sizes=sizes,
