@@ -1,6 +1,7 @@
 """Which way imports flow, and that no folder of ours hides a module of Python's."""
 
 import ast
+import functools
 import importlib
 import subprocess
 import sys
@@ -13,6 +14,7 @@ FILES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.p
 TOYS = sorted((ROOT / "tests" / "extra_tasks").rglob("*.py"))
 
 
+@functools.cache
 def words(path):
     """Return the dotted names that a file imports, and those it reads below a name that it imported."""
     tree = ast.parse(path.read_text())

@@ -68,7 +68,7 @@ def cluster():
         yield
 
 
-@pytest.mark.parametrize(("tasks", "together"), [(1, 1), (2, 1), (2, 5), (1, 100)])
+@pytest.mark.parametrize(("tasks", "together"), [(1, 1), (2, 5)])
 def test_with_ray_the_order_and_the_arrays_are_those_of_map(cluster, monkeypatch, tasks, together):
     monkeypatch.setattr(streaming, "TASKS", tasks)
 
@@ -96,7 +96,7 @@ class Adder:
         return pa.table({"number": numbers, "sum": [number + self.sum for number in numbers]})
 
 
-@pytest.mark.parametrize("in_order", [True, False])
+@pytest.mark.parametrize("in_order", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_shares_go_to_actors_and_their_rows_come_back(cluster, in_order):
     shares = [pa.table({"number": list(range(start, start + 3))}) for start in range(0, 12, 3)]
     found = list(map_over(shares, Adder, 100, 0, in_order=in_order))

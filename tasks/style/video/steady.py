@@ -4,9 +4,9 @@ The paper's network stylises each frame alone and claims that it "keeps the cons
 normalisation takes mean and variance from every frame anew, so a change anywhere recolours the frame everywhere.
 `statistics` takes them from a shot's first frames and keeps them: what is far from a change then stays as it is, to the
 bit. Against the noise of cameras and codecs, which is amplified where it is, that does nothing, and a flickering light
-shows more. `flow` also blends each frame with the one before, moved along the optical flow, except where it is occluded
-(Ruder, Dosovitskiy and Brox 2016, *Artistic Style Transfer for Videos*, section 4). The paper has neither, so both are
-off unless asked for; `flicker` says what they bring.
+shows more. `flow` also blends each frame with the one before, moved along the optical flow, but for what was hidden or
+differs (Ruder, Dosovitskiy and Brox 2016, *Artistic Style Transfer for Videos*, section 4). The paper has neither, so
+both are off unless asked for; `flicker` says what they bring.
 """
 
 from __future__ import annotations
