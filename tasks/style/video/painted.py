@@ -69,4 +69,4 @@ class Painter:
     def begun(self, picture: Picture, source: Picture, result: Picture) -> Picture:
         """Return what a frame is begun with: the last result, moved, where it is the same thing; else the frame."""
         warped, held = moved(picture, source, result)
-        return np.rint(picture + held * (warped - picture)).astype(np.uint8)
+        return np.asarray(np.rint(picture + held * (warped - picture)), np.uint8)
