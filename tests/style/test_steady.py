@@ -244,6 +244,18 @@ def test_what_moves_by_parts_of_a_pixel_stays_sharp(monkeypatch):
     assert (found - wanted).abs().max() < 5
 
 
+def test_what_a_mask_keeps_of_the_photograph_is_not_blended():
+    rng = np.random.default_rng(0)
+    frames = [np.clip(scene(5) + rng.normal(0, 4, (48, 64, 3)), 0, 255).astype(np.uint8) for _ in range(4)]
+    painted = [frame.copy() for frame in frames]
+    for picture in painted:
+        picture[:, :32] = 255 - picture[:, :32]
+    pairs = [(Piece(stack([frame])), stack([picture])) for frame, picture in zip(frames, painted, strict=True)]
+    made = torch.cat([result for _, result in smooth(iter(pairs))]).permute(0, 2, 3, 1).numpy()
+    assert np.array_equal(made[:, :, 32:], np.stack(frames)[:, :, 32:])
+    assert not np.array_equal(made[3, :, :32], painted[3][:, :32])
+
+
 def test_what_is_even_and_moves_is_not_static(monkeypatch):
     still, one = scene(0), scene(1) // 2
     pan = np.full((48, 64, 2), (1, 0), np.float32)

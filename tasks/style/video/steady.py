@@ -259,6 +259,8 @@ def moved(picture: Picture, source: Picture, result: Array) -> tuple[Array, Arra
 def smooth(pairs: Pairs, share: float = 0.9) -> Pairs:
     """Blend each stylised picture with the one before it, moved along the flow, where the pixel was visible.
 
+    Pixels that are the photograph's own are left as they are.
+
     Args:
         pairs: in the video's order.
         share: of the picture before in the blend; more is steadier, and later to follow light that changes.
@@ -271,7 +273,8 @@ def smooth(pairs: Pairs, share: float = 0.9) -> Pairs:
             new = new.astype(np.float32)
             if source is not None and result is not None and piece.shot == shot:
                 warped, held = moved(picture, source, result)
-                new = new + share * held * (warped - new)
+                painted = (new != picture).any(-1, keepdims=True)  # not what a mask keeps of the photograph
+                new = new + share * held * painted * (warped - new)
             source, result, shot = picture, new, piece.shot
             blended.append(np.rint(new).astype(np.uint8))
         yield piece, torch.from_numpy(np.stack(blended)).permute(0, 3, 1, 2).contiguous()
