@@ -9,7 +9,7 @@ PIP_AUDIT = 2.10.1
 
 .PHONY: reproduce serve test test-all docs-check bench lint audit clean
 
-# uv takes a minute for what takes pip six. Where it cannot be had, or finds no packages, pip goes on.
+# uv takes two minutes for what takes pip six. Where it cannot be had, or finds no packages, pip goes on.
 $(READY): requirements.lock pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) uv==$(UV) && $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --requirement requirements.lock \

@@ -68,7 +68,10 @@ def cluster():
         yield
 
 
-@pytest.mark.parametrize(("tasks", "together"), [(1, 1), (2, 5)])
+SHAPES = [(1, 1), (2, 5), *(pytest.param(*shape, marks=pytest.mark.slow) for shape in ((2, 1), (1, 100)))]
+
+
+@pytest.mark.parametrize(("tasks", "together"), SHAPES)
 def test_with_ray_the_order_and_the_arrays_are_those_of_map(cluster, monkeypatch, tasks, together):
     monkeypatch.setattr(streaming, "TASKS", tasks)
 

@@ -279,5 +279,7 @@ def test_fields_that_came_later_leave_the_names_of_runs_as_they_were():
     text = CANONICAL.encode(["weather", TASK.version, {path: flat[path] for path in flat.keys() - later.keys()}])
     name = fingerprint("weather", TASK.version, Config())
     assert name == hashlib.sha256(text.encode()).hexdigest()[:16]
-    for changes in ({"holdout": 10}, {"initial_rain": 0.05}, {"left_out": ["boxi_0015"]}, {"optimizer.fused": True}):
+    chosen = {"holdout": 10, "initial_rain": 0.05, "left_out": ["boxi_0015"], "read_ahead": 8, "optimizer.fused": True}
+    assert chosen.keys() == later.keys()
+    for changes in ({path: value} for path, value in chosen.items()):
         assert fingerprint("weather", TASK.version, override(Config(), changes)) != name

@@ -7,6 +7,7 @@ import pytest
 
 from retable.platform.errors import UserError
 from retable.tasks.weather import cli, figures, metrics
+from retable.tasks.weather.figures import Case, Forecast, draw_cases
 from retable.tasks.weather.forecasts.verification import (
     Verification,
     agreement,
@@ -208,6 +209,17 @@ def test_the_command_writes_a_page_that_agrees_with_score(tmp_path, capsys):
     other = run(storage, config(epochs=1, forecast=4)).fingerprint
     with pytest.raises(UserError, match="differ in forecast"):
         cli.verify([first, other], out, storage.root, regions="", years="")
+
+
+def test_every_run_has_a_line_of_maps_below_the_radar():
+    events, threshold = np.zeros((4, 8, 8), np.int64), np.full(4, 0.5)
+    events[:, 2:5] = 1
+    forecasts = [Forecast(f"run {n}", np.full((4, 8, 8), n / 4), threshold) for n in range(3)]
+    figure = draw_cases([Case(name, events, forecasts) for name in ("best", "worst")])
+    said = [axis.get_ylabel() for axis in figure.axes][:8]
+    assert said == [text for name in ("best", "worst") for text in (f"{name}\nradar", "run 0", "run 1", "run 2")]
+    shown = [np.asarray(axis.images[0].get_array())[0, 0] for axis in figure.axes[1:4]]
+    assert shown == [0, 0.25, 0.5]
 
 
 def test_pictures_of_a_forecast_that_never_rains(part):
