@@ -51,8 +51,14 @@ Tables = Annotated[
     list[str] | None, typer.Argument(help="Tables such as rl/table1; `rl` for all of a task; none: all.")
 ]
 TaskName = Annotated[str, typer.Argument(metavar="TASK", help="A task; see `retable list`.")]
-ScaleName = Annotated[str, typer.Option("--scale", "-s", help="smoke (minutes on two cores), small, paper.")]
+ScaleName = Annotated[
+    str, typer.Option("--scale", "-s", help="Size of the experiment: smoke, quick, small or paper (`retable list`).")
+]
 Set = Annotated[list[str] | None, typer.Option("--set", help="Change a config field: path=value. May be repeated.")]
+Rows = Annotated[
+    list[str] | None,
+    typer.Option("--rows", metavar="LABEL", help="Run only rows with this label; `*` stands for any text. Repeatable."),
+]
 Where = Annotated[
     str,
     typer.Option("--storage", envvar="RETABLE_STORAGE", help="Where data, runs and reports lie: a folder or a URI."),
@@ -151,6 +157,7 @@ def plan(
     tables: Tables = None,
     scale: ScaleName = "smoke",
     set: Set = None,
+    rows: Rows = None,
     storage: Where = "results",
     cluster: Annotated[
         str, typer.Option(metavar="FILE", help="A file of Ray's cluster launcher, or of KubeRay: what it takes there.")
@@ -166,21 +173,21 @@ def plan(
     Trainings cost what finished runs of the storage took, where there are some of this scale on such a machine.
 
     Examples: `retable plan rl/figure1 rl/figure2 --scale paper` · `retable plan --scale paper --cluster cluster.yaml`
-    · `retable plan rl/table1 --configs`
+    · `retable plan rl/figure1 --rows dense --rows 'SNIP 9*' --set view.policy=bc --configs`
     """
     from retable.platform import api, auditing, learnt
     from retable.platform.nodes import read_cluster, read_prices
 
     costs = read_prices(prices) if cluster else None
     nodes = read_cluster(cluster, costs) if costs else None
-    work = api.plan(*tables or (), scale=scale, set=parse_set(set or []), storage=storage)
-    rows = auditing.audit(work, known := learnt.learn(work), gpu_rates()[1]) if configs or as_json else []
+    work = api.plan(*tables or (), scale=scale, set=parse_set(set or []), rows=rows or (), storage=storage)
+    audited = auditing.audit(work, known := learnt.learn(work), gpu_rates()[1]) if configs or as_json else []
     if as_json:
         whole = auditing.summary(work, known, learnt.core_seconds(work, known))
-        cli_runs.print_json({**whole, "rows": rows} if configs else whole)
+        cli_runs.print_json({**whole, "rows": audited} if configs else whole)
         return
     print_plan(work)
-    for line in auditing.lines(rows):
+    for line in auditing.lines(audited):
         console.print(line, markup=False)
     if costs and nodes:
         print_cost(work, nodes, costs)
@@ -259,6 +266,7 @@ def reproduce(
     tables: Tables = None,
     scale: ScaleName = "smoke",
     set: Set = None,
+    rows: Rows = None,
     storage: Where = "results",
     workers: Workers = None,
     cpus_per_run: Cpus = None,
@@ -276,29 +284,41 @@ def reproduce(
     """Fill tables and figures, measured beside published, and write the report.
 
     Runs that are finished are used; what was interrupted goes on. With --no-train nothing is trained or measured: rows
-    without finished runs are named and stay empty.
+    without finished runs are named and stay empty. --set also takes replicate axes (`seed=[0,1,2]`) and fields of the
+    view (`view.policy=bc`).
 
-    Examples: `retable reproduce rl` · `retable reproduce rl/figure1 --scale small --set batch=50`
+    Examples: `retable reproduce rl` · `retable reproduce rl/figure1 --scale small --rows dense --rows 'SNIP 9*' --set
+    environment=HalfCheetah --set view.policy=bc`
+    """
+    wanted = resources(workers, cpus_per_run, gpus_per_run, checkpoint_every, stream, stack, measure_on, track)
+    asked = {"scale": scale, "set": parse_set(set or []), "rows": rows or (), "storage": storage}
+    if retry_diverged and not train:
+        raise UserError("--retry-diverged trains, --no-train does not; leave one out")
+    fill_tables(tables or (), asked, wanted, retry_diverged, train)
+
+
+def fill_tables(
+    names: Sequence[str], asked: Mapping[str, Any], wanted: Any, retry_diverged: bool = False, train: bool = True
+) -> None:
+    """Fill tables, print them, and write the report.
+
+    Raises:
+        UserError: where runs failed.
     """
     from retable.platform import api
     from retable.platform.storage import Storage
 
-    wanted = resources(workers, cpus_per_run, gpus_per_run, checkpoint_every, stream, stack, measure_on, track)
-    names, changes = tables or (), parse_set(set or [])
     failures: dict[str, str] = {}
-    if retry_diverged and not train:
-        raise UserError("--retry-diverged trains, --no-train does not; leave one out")
-    filled = {} if retry_diverged else api.complete(*names, scale=scale, set=changes, storage=storage)
+    filled = {} if retry_diverged else api.complete(*names, **asked)
     if filled:
         console.print("nothing to do: all is there, as it was filled before")
     else:
-        options = {"retry_diverged": retry_diverged, "train": train}
-        work = api.plan(*names, scale=scale, set=changes, storage=storage, **options)
+        work = api.plan(*names, **asked, retry_diverged=retry_diverged, train=train)
         print_plan(work, wanted)
         filled, failures = api.carry_out(work, wanted)
     for part in filled.values():
         print_section(part)
-    console.print(f"report: {Storage.open(storage)}/report/index.html")
+    console.print(f"report: {Storage.open(asked['storage'])}/report/index.html")
     if failures:
         raise UserError(f"failed: {len(failures)} (see above); mend the cause and run the same command again")
 
@@ -372,20 +392,33 @@ def train(
 
 @app.command()
 def score(
-    run: Annotated[str, typer.Argument(help="A run: its first digits, `latest`, or TABLE/ROW.")],
+    run: Annotated[str, typer.Argument(help="A run: its first digits, `latest`, or TABLE/ROW; or a table.")],
     set: Annotated[
-        list[str] | None, typer.Option("--set", help="Change a field of the view: split=validation.")
+        list[str] | None,
+        typer.Option("--set", help="Change a field of the view: split=validation; of a table as `reproduce` does."),
     ] = None,
+    scale: ScaleName = "smoke",
+    rows: Rows = None,
     storage: Where = "results",
 ) -> None:
     """Score a finished run, on the test data unless its view says otherwise; the same again is only read.
 
-    Example: `retable score latest --set split=validation --set epoch=3`
+    Of a table, the finished runs of its rows are scored at --scale, and it is filled; nothing is trained.
+
+    Examples: `retable score latest --set split=validation --set epoch=3` · `retable score rl/figure1 --scale small
+    --rows 'SNIP 9*' --set view.policy=bc`
     """
     from retable.platform import api
 
+    changes = parse_set(set or [])
+    if run.count("/") == 1:
+        asked = {"scale": scale, "set": changes, "rows": rows or (), "storage": storage}
+        fill_tables([run], asked, api.Resources(), train=False)
+        return
+    if rows:
+        raise UserError(f"--rows chooses rows of a table, and {run!r} is a run; leave it out")
     loaded = api.load(run, storage)
-    for name, value in loaded.score(parse_set(set or [])).items():
+    for name, value in loaded.score(changes).items():
         console.print(f"  {name}  {value:.6g}")
 
 
@@ -461,6 +494,10 @@ def point_line(overrides: Mapping[str, object]) -> str:
 
 @app.command()
 def report(
+    tables: Tables = None,
+    scale: ScaleName = "smoke",
+    set: Set = None,
+    rows: Rows = None,
     storage: Where = "results",
     output: Annotated[str | None, typer.Option(help="Folder of the report; default: <storage>/report.")] = None,
     compare: Annotated[
@@ -470,23 +507,24 @@ def report(
         False
     ),
 ) -> None:
-    """Write the report of all that a storage path holds: HTML, Markdown, CSV, LaTeX, PNG, SVG.
+    """Write the report of all tables that a storage path holds: HTML, Markdown, CSV, LaTeX, PNG, SVG.
 
-    Examples: `retable report` · `retable report --single-file` · `retable report --compare s3://lab/results`
+    With tables, write a report of these alone, at --scale and with --set and --rows, from the scores that are there.
+
+    Examples: `retable report` · `retable report --single-file` · `retable report --compare s3://lab/results` · `retable
+    report rl/figure1 --scale small --rows dense --rows 'SNIP 9*' --output chosen`
     """
+    from retable.platform import api
     from retable.platform.compare import changes, report_tables, write_comparison
-    from retable.platform.report import write_report
     from retable.platform.storage import Storage
 
-    where = Storage.open(storage)
-    if not where.list("tables"):
-        raise UserError(f"{where}: no tables have been reproduced here; run `retable reproduce` first")
     other = report_tables(Storage.open(compare)) if compare else []
-    into = write_report(where, Storage.open(output) if output else None, single_file)
+    asked = {"scale": scale, "set": parse_set(set or []), "rows": rows or ()}
+    into = api.write_report(Storage.open(storage), output, tables or (), single=single_file, **asked)
     console.print(f"report: {into}/index.html")
     if compare:
         found = changes(report_tables(into), other)
-        write_comparison(found, str(where), str(Storage.open(compare)), into)
+        write_comparison(found, str(Storage.open(storage)), str(Storage.open(compare)), into)
         for line in found.lines():
             console.print(line, markup=False)
         console.print(f"comparison: {into}/compare.html")

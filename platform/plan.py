@@ -151,6 +151,8 @@ class Plan:
     """At their scale, with the user's changes."""
     scale: str = ""
     changes: Mapping[str, object] = field(default_factory=dict)
+    rows: Sequence[str] = ()
+    """Labels or patterns of the rows that the user chose; none: all."""
     retry: bool = False
     """Whether runs that diverged are to be tried again."""
     train: bool = True
@@ -285,11 +287,13 @@ def compile_plan(
     storage: Storage,
     scale: str = "smoke",
     changes: Mapping[str, object] | None = None,
+    rows: Sequence[str] = (),
+    *,
     retry: bool = False,
     train: bool = True,
 ) -> Plan:
-    """Expand tables (already at their scale, with the changes) and find out what of them is there."""
-    plan = Plan(storage, tables, scale, changes or {}, retry, train)
+    """Expand tables (already at their scale, with the changes and rows) and find out what of them is there."""
+    plan = Plan(storage, tables, scale, changes or {}, rows, retry=retry, train=train)
     with unswept(), storage.snapshot() as taken:
         for name, (task, table) in tables.items():
             _add_table(plan, name, task, table, taken)
@@ -440,7 +444,7 @@ def compile_configs(
         scale: what the configs started from, if anything.
         changes: what was changed of it by hand.
     """
-    plan = Plan(storage, {}, scale, changes or {}, retry)
+    plan = Plan(storage, {}, scale, changes or {}, retry=retry)
     with storage.snapshot():
         for config, view in itertools.zip_longest(configs, views):
             wave = _add(plan, task, config, view)
