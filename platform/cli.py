@@ -221,16 +221,18 @@ def print_plan(work: Any, wanted: Any = None) -> None:
     from retable.platform import learnt
     from retable.platform.needs import told
     from retable.platform.plan import left_out
+    from retable.platform.table import BY_ROWS
     from retable.platform.verdicts import and_more
 
-    rows = sum(len(table.rows) for _, table in work.tables.values())
+    rows = sum(row.absent != BY_ROWS for _, table in work.tables.values() for row in table.rows)
     cells = sum(len(found) for rows in work.replicates.values() for found in rows.values())
     grid = Grid(box=None, show_header=False, padding=(0, 2))
     states: dict[str, int] = {}
     for training in work.trainings.values():
         states[training.status] = states.get(training.status, 0) + 1
     shown = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
-    grid.add_row("tables", f"{len(work.tables)} with {rows} rows, {cells} replicates")
+    chosen = f" (--rows {' '.join(map(shlex.quote, work.rows))})" if work.rows else ""
+    grid.add_row("tables", f"{len(work.tables)} with {rows} rows, {cells} replicates{chosen}")
     grid.add_row("unique trainings", f"{len(work.trainings)} ({shown})" if shown else "0")
     waves = len({training.wave for training in work.missing})
     grid.add_row("groups to train", f"{len(work.groups)} stackable, in {waves} wave{'s' if waves != 1 else ''}")
@@ -253,7 +255,7 @@ def print_plan(work: Any, wanted: Any = None) -> None:
     for name, (_, table) in work.tables.items():
         absent: dict[str, list[str]] = {}
         for row in table.rows:
-            if row.absent:
+            if row.absent not in ("", BY_ROWS):
                 absent.setdefault(row.absent, []).append(row.label)
         for why, labels in absent.items():
             say(f"{name}: absent, {why}: {and_more(labels, 6, '; ')}")
@@ -326,6 +328,7 @@ def fill_tables(
 def print_section(part: Any) -> None:
     """Print a filled table, and the verdicts of a table or figure."""
     from retable.platform.forms import about, grid, remarks
+    from retable.platform.verdicts import NOT_JUDGED, and_more, plural
 
     console.print(f"\n[bold]{part.name}[/]  {part.title}")
     say(about(part))
@@ -341,10 +344,14 @@ def print_section(part: Any) -> None:
         say(remark)
     colours = {"holds": "green", "does not hold": "red", "not separable": "yellow"}
     for claim in part.claims:
+        if claim.status == NOT_JUDGED:
+            continue
         whose = "ours: " if claim.ours else ""
         colour = colours.get(claim.status, "dim")
         verdict = f"  [{colour}]{claim.status}[/]  {escape(whose + claim.text)} [dim]{escape(claim.because)}[/]"
         console.print(verdict, soft_wrap=not console.is_terminal)
+    if unjudged := [claim.because for claim in part.claims if claim.status == NOT_JUDGED]:
+        say(f"  {plural(len(unjudged), 'claim')} not judged: {and_more(list(dict.fromkeys(unjudged)), 3, '; ')}")
 
 
 def say(text: str) -> None:

@@ -31,6 +31,7 @@ from retable.platform.table import (
     Table,
     expand,
     judge,
+    rows_of_claims,
 )
 from retable.platform.task import Task, find_scale, table_at
 from retable.platform.verdicts import Status
@@ -253,7 +254,8 @@ def fill(plan: Plan, name: str, results: Results | None = None) -> FilledTable:
     with plan.storage.snapshot():
         results = results or gather(plan, name)
         columns = table.columns if isinstance(table, Table) else ()
-        verdicts = [(claim, judge(claim, results)) for claim in table.claims]
+        whole = rows_of_claims(table, task.config(), task.view()) if results.by_rows else [()] * len(table.claims)
+        verdicts = [(claim, judge(claim, results, reads)) for claim, reads in zip(table.claims, whole, strict=True)]
         runs = _runs(plan, task, results)
         return FilledTable(
             name=name,

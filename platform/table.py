@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -13,7 +14,7 @@ import numpy as np
 
 from retable.platform.config import Config, View, differences, override, override_lineage
 from retable.platform.errors import UserError
-from retable.platform.verdicts import NOT_JUDGED, Verdict
+from retable.platform.verdicts import LEAST, NOT_JUDGED, UNTESTED, Verdict, and_more
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
@@ -160,6 +161,7 @@ AnyTable = Table | Figure
 
 BY_ROWS = "left out by --rows"
 """Why a row is absent that the user did not choose."""
+BY_SET = "left out by --set"
 
 
 def with_claims(tables: Mapping[str, AnyTable], claims: Mapping[str, Sequence[Claim]]) -> dict[str, AnyTable]:
@@ -224,12 +226,14 @@ class Results:
         """
         self.replicates = {label: [each for each in rows if not each.diverged] for label, rows in found.items()}
         self._diverged = {label: [each for each in rows if each.diverged] for label, rows in found.items()}
-        self._by_rows = {row.label for row in table.rows if row.absent == BY_ROWS} if table else set()
-        self._by_set = dict(table.left_out) if table else {}
+        self.by_rows = {row.label for row in table.rows if row.absent == BY_ROWS} if table else set()
+        """Labels of the rows that the user left out."""
+        self.by_set = {axis: values for axis, values in table.left_out.items() if values} if table else {}
+        """Replicate axis -> values that the user left out."""
         self.asked: dict[str, None] = {}
         """Labels of the rows that were asked for, in order."""
-        self.lacking: dict[str, None] = {}
-        """What was asked for and left out by the user, in words."""
+        self.lacking: dict[str, dict[str, None]] = {BY_ROWS: {}, BY_SET: {}}
+        """What was asked for and left out by the user: how -> labels, or axes with their values."""
 
     def __contains__(self, row: AnyRow | str) -> bool:
         """Say whether a row has any result. Raises KeyError if it is not the table's."""
@@ -238,8 +242,8 @@ class Results:
     def _of(self, row: AnyRow | str) -> list[Replicate]:
         label = _label(row)
         self.asked[label] = None
-        if label in self._by_rows:
-            self.lacking[f"{BY_ROWS}: {label}"] = None
+        if label in self.by_rows:
+            self.lacking[BY_ROWS][label] = None
         return self.replicates[label]
 
     def select(self, row: AnyRow | str, **axes: object) -> list[Replicate]:
@@ -250,8 +254,8 @@ class Results:
         """
         wanted = {re.sub("^view_", "view.", name): value for name, value in axes.items()}
         for name, value in wanted.items():
-            if value in self._by_set.get(name, ()):
-                self.lacking[f"left out by --set: {name}={value}"] = None
+            if value in self.by_set.get(name, ()):
+                self.lacking[BY_SET][f"{name}={value}"] = None
         return [
             replicate
             for replicate in self._of(row)
@@ -287,11 +291,61 @@ def _label(row: AnyRow | str) -> str:
     return row if isinstance(row, str) else row.label
 
 
-def judge(claim: Claim, results: Results) -> Verdict:
-    """Return the verdict on a claim: not judged where it asks for what the user left out."""
-    results.lacking.clear()
+def judge(claim: Claim, results: Results, reads: Collection[str] = ()) -> Verdict:
+    """Return the verdict on a claim: not judged where it reads what the user left out, or could not do without.
+
+    Args:
+        claim: of the results' table.
+        results: what was measured.
+        reads: labels of the rows that it reads, as far as that is known beforehand (`rows_of_claims`).
+    """
+    for words in results.lacking.values():
+        words.clear()
+    for label in reads:
+        results.select(label)
     verdict = claim.check(results)
-    return Verdict(NOT_JUDGED, "; ".join(results.lacking)) if results.lacking else verdict
+    lacking = {how: list(words) for how, words in results.lacking.items() if words}
+    if not lacking and verdict.status == UNTESTED and results.by_set:
+        lacking = {
+            verdict.because: [],
+            BY_SET: [f"{axis}={v}" for axis, values in results.by_set.items() for v in values],
+        }
+    because = [f"{how}: {and_more(words, 4)}" if words else how for how, words in lacking.items()]
+    return Verdict(NOT_JUDGED, "; ".join(because)) if lacking else verdict
+
+
+class _Ones(dict[str, float]):
+    """Metrics that are all there, and 1."""
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return 1.0
+
+    def __missing__(self, name: str) -> float:
+        return 1.0
+
+
+def rows_of_claims(table: AnyTable, default: Any, default_view: Any) -> list[list[str]]:
+    """Return for each claim of a table the labels of the rows that it reads, in the order in which it asks for them.
+
+    They are found by trying: each check is called without results, and with results of a few replicates whose every
+    metric is 1. What it returns or raises does not matter.
+    """
+    made: dict[str, list[Replicate]] = {row.label: [] for row in table.rows}
+    few = dataclasses.replace(table, over={axis: values[-LEAST:] for axis, values in table.over.items()})
+    for row in table.rows:
+        if not isinstance(row, Combined) and row.absent in ("", BY_ROWS):
+            every = expand(few, row, default, default_view)
+            made[row.label] = [dataclasses.replace(each, metrics=_Ones()) for each in every]
+    made |= {row.label: made[row.of[0]] for row in table.rows if isinstance(row, Combined)}
+    found = []
+    for claim in table.claims:
+        asked: dict[str, None] = {}
+        for results in (Results(dict.fromkeys(made, ())), Results(made)):
+            with suppress(Exception):
+                claim.check(results)
+            asked |= results.asked
+        found.append(list(asked))
+    return found
 
 
 def row_fields(table: AnyTable) -> set[str]:
