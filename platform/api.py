@@ -28,7 +28,7 @@ from retable.platform.space import Space as Space
 from retable.platform.stages import measure_all
 from retable.platform.storage import Storage
 from retable.platform.table import BY_ROWS, Figure, Table, split_view
-from retable.platform.task import Task, check_rows, config_at, find, find_table, names, table_at
+from retable.platform.task import DEFAULT_SCALE, Task, check_rows, config_at, find, find_table, names, table_at
 from retable.platform.trained import STORAGE
 from retable.platform.trained import TrainedRun as TrainedRun
 from retable.platform.trained import load as load
@@ -45,7 +45,7 @@ Where = str | Path | Storage
 
 def plan(
     *tables: str,
-    scale: str = "smoke",
+    scale: str = DEFAULT_SCALE,
     set: Set = None,
     rows: Sequence[str] | str = (),
     storage: Where = STORAGE,
@@ -106,7 +106,7 @@ def expand_names(tables: Sequence[str]) -> list[str]:
 
 def reproduce(
     *tables: str,
-    scale: str = "smoke",
+    scale: str = DEFAULT_SCALE,
     set: Set = None,
     rows: Sequence[str] | str = (),
     storage: Where = STORAGE,
@@ -136,7 +136,7 @@ def reproduce(
 
 def complete(
     *tables: str,
-    scale: str = "smoke",
+    scale: str = DEFAULT_SCALE,
     set: Set = None,
     rows: Sequence[str] | str = (),
     storage: Where = STORAGE,
@@ -186,7 +186,7 @@ def execute(work: Plan, resources: Resources) -> dict[str, str]:
                 resource_of(work.measure_on)  # a mistake is told before anything is trained
             after = After(work, resources, possible_resources().get("GPU", 0.0))
             failures = train_all(work, launch_for(work, resources), after) if work.missing else {}
-            return failures | after.finish() | measure_all(work)
+            return failures | after.finish() | measure_all(work, resources)
 
 
 def in_groups(work: Plan, resources: Resources) -> bool:
@@ -232,7 +232,7 @@ def train(
     task: str,
     set: Set = None,
     *,
-    scale: str = "smoke",
+    scale: str = DEFAULT_SCALE,
     storage: Where = STORAGE,
     resources: Resources | None = None,
     keep: Sequence[int] = (),
@@ -269,7 +269,7 @@ def sweep(
     space: str | Space,
     *,
     set: Set = None,
-    scale: str = "smoke",
+    scale: str = DEFAULT_SCALE,
     storage: Where = STORAGE,
     resources: Resources | None = None,
     samples: int | None = None,
@@ -318,7 +318,7 @@ def report(
     output: str | Path | None = None,
     tables: Sequence[str] = (),
     *,
-    scale: str = "smoke",
+    scale: str = DEFAULT_SCALE,
     set: Set = None,
     rows: Sequence[str] | str = (),
 ) -> str:

@@ -22,7 +22,7 @@ from rich.text import Text
 import retable
 from retable.platform import cli_jobs, cli_runs
 from retable.platform import task as tasks
-from retable.platform.board import clock, console, errors, progress_bar
+from retable.platform.board import clock, console, errors, progress_bar, seconds_of
 from retable.platform.config import parse_set, set_line
 from retable.platform.errors import UserError
 from retable.platform.extras import check
@@ -83,6 +83,13 @@ Stack = Annotated[
 On = Annotated[
     str, typer.Option(metavar="WORD", help="Take measurements on a node with this resource, or type of accelerators.")
 ]
+Deadline = Annotated[
+    str,
+    typer.Option(
+        metavar="TIME",
+        help="Begin no training or measurement after this time (2h, 90m); those that decide a claim come first.",
+    ),
+]
 Retry = Annotated[bool, typer.Option("--retry-diverged", help="Try again the trainings that diverged.")]
 Track = Annotated[
     str, typer.Option(metavar="NAME", help="Tell a tracker of each training: mlflow, wandb or tensorboard.")
@@ -116,6 +123,7 @@ def resources(
     stack: int = 0,
     on: str = "",
     track: str = "",
+    deadline: str = "",
 ) -> Any:
     """Return the resources that the options ask for."""
     from retable.platform.launch import Resources
@@ -129,6 +137,7 @@ def resources(
         stack=stack,
         measure_on=on,
         track=track,
+        **({"deadline": seconds_of(deadline, "--deadline")} if deadline else {}),
     )
 
 
@@ -147,6 +156,9 @@ def list_all() -> None:
             console.print(f"  {name}/{table}  [dim]{escape(title)}[/]")
         for scale, about in entry["scales"].items():
             console.print(f"  --scale {scale}  [dim]{escape(about)}[/]")
+    console.print("[bold]scales[/]")
+    for scale, promise in tasks.SCALES.items():
+        console.print(f"  {scale}  [dim]{promise}[/]")
     console.print("[bold]search spaces[/]")
     for name, about in found["spaces"].items():
         console.print(f"  {name}  [dim]{escape(about)}[/]")
@@ -155,7 +167,7 @@ def list_all() -> None:
 @app.command()
 def plan(
     tables: Tables = None,
-    scale: ScaleName = "smoke",
+    scale: ScaleName = tasks.DEFAULT_SCALE,
     set: Set = None,
     rows: Rows = None,
     storage: Where = "results",
@@ -266,7 +278,7 @@ def print_plan(work: Any, wanted: Any = None) -> None:
 @app.command()
 def reproduce(
     tables: Tables = None,
-    scale: ScaleName = "smoke",
+    scale: ScaleName = tasks.DEFAULT_SCALE,
     set: Set = None,
     rows: Rows = None,
     storage: Where = "results",
@@ -278,6 +290,7 @@ def reproduce(
     stack: Stack = 0,
     measure_on: On = "",
     track: Track = "",
+    deadline: Deadline = "",
     retry_diverged: Retry = False,
     train: Annotated[
         bool, typer.Option("--train/--no-train", help="Train what is missing, or fill from finished runs alone.")
@@ -292,7 +305,9 @@ def reproduce(
     Examples: `retable reproduce rl` · `retable reproduce rl/figure1 --scale small --rows dense --rows 'SNIP 9*' --set
     environment=HalfCheetah --set view.policy=bc`
     """
-    wanted = resources(workers, cpus_per_run, gpus_per_run, checkpoint_every, stream, stack, measure_on, track)
+    wanted = resources(
+        workers, cpus_per_run, gpus_per_run, checkpoint_every, stream, stack, measure_on, track, deadline
+    )
     asked = {"scale": scale, "set": parse_set(set or []), "rows": rows or (), "storage": storage}
     if retry_diverged and not train:
         raise UserError("--retry-diverged trains, --no-train does not; leave one out")
@@ -362,7 +377,7 @@ def say(text: str) -> None:
 @app.command()
 def train(
     task: TaskName,
-    scale: ScaleName = "smoke",
+    scale: ScaleName = tasks.DEFAULT_SCALE,
     set: Set = None,
     storage: Where = "results",
     workers: Workers = None,
@@ -404,7 +419,7 @@ def score(
         list[str] | None,
         typer.Option("--set", help="Change a field of the view: split=validation; of a table as `reproduce` does."),
     ] = None,
-    scale: ScaleName = "smoke",
+    scale: ScaleName = tasks.DEFAULT_SCALE,
     rows: Rows = None,
     storage: Where = "results",
 ) -> None:
@@ -433,7 +448,7 @@ def score(
 def sweep(
     name: Annotated[str | None, typer.Argument(metavar="[SPACE]", help="A search space; see `retable list`.")] = None,
     space: Annotated[str | None, typer.Option(help="A Python file of your own that defines SPACE.")] = None,
-    scale: ScaleName = "smoke",
+    scale: ScaleName = tasks.DEFAULT_SCALE,
     set: Set = None,
     storage: Where = "results",
     samples: Annotated[int | None, typer.Option(help="Points to draw; default: what the space says.", min=1)] = None,
@@ -502,7 +517,7 @@ def point_line(overrides: Mapping[str, object]) -> str:
 @app.command()
 def report(
     tables: Tables = None,
-    scale: ScaleName = "smoke",
+    scale: ScaleName = tasks.DEFAULT_SCALE,
     set: Set = None,
     rows: Rows = None,
     storage: Where = "results",

@@ -93,6 +93,8 @@ class FilledRow:
     absent: str
     replicates: tuple[FilledReplicate, ...]
     cells: tuple[Cell, ...]
+    planned: int = 0
+    """Replicates that it has once all of them are there."""
 
 
 @dataclass(frozen=True)
@@ -222,7 +224,7 @@ def _row_of(values: Mapping[str, Any]) -> FilledRow:
         for each in values["replicates"]
     )
     cells = tuple(Cell(tuple(cell["values"]), cell["published"]) for cell in values["cells"])
-    return FilledRow(values["label"], values["absent"], replicates, cells)
+    return FilledRow(values["label"], values["absent"], replicates, cells, values.get("planned", 0))
 
 
 def _origin_of(values: Mapping[str, Any]) -> Origin:
@@ -261,7 +263,7 @@ def fill(plan: Plan, name: str, results: Results | None = None) -> FilledTable:
             name=name,
             title=table.title,
             scale=plan.scale,
-            scale_about=find_scale(task, plan.scale).about,
+            scale_about=str(find_scale(task, plan.scale)),
             changes=dict(plan.changes),
             chosen=tuple(plan.rows),
             figure=not isinstance(table, Table),
@@ -292,7 +294,11 @@ def _fill_row(plan: Plan, name: str, row: Any, columns: Sequence[Column], result
         FilledReplicate(each.axes, each.origin, commands(plan, name, row, each), each.metrics, each.diverged)
         for each in found
     )
-    return FilledRow(row.label, row.absent, replicates, tuple(cells))
+    if isinstance(row, Combined):
+        planned = 0 if row.absent else len(combinings(plan, name, row))
+    else:
+        planned = len(plan.replicates[name].get(row.label, ()))
+    return FilledRow(row.label, row.absent, replicates, tuple(cells), planned)
 
 
 def _data(plan: Plan, task: Task, name: str) -> Iterator[str]:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from retable.platform import forms
+from retable.platform import task as tasks
 from retable.platform.board import clock
 from retable.platform.errors import redact
 from retable.platform.filled import FilledRow, FilledTable, slug_of, source_line
@@ -26,7 +27,7 @@ from retable.platform.verdicts import NOT_JUDGED, UNTESTED, Status, and_more
 
 PAPERS = ("weather", "style", "audio", "rl")
 """In this order; tasks of others come after them."""
-SCALES = ("paper", "small", "smoke")
+SCALES = tuple(reversed(tasks.SCALES))
 BARS = 5
 """Rows on a paper's card."""
 FOLD = 15

@@ -23,6 +23,7 @@ from retable.platform.runs import RunFolder, sha256, view_key
 from retable.platform.snapshot import Snapshot, unswept
 from retable.platform.storage import Storage
 from retable.platform.table import Combined, Figure, Measurement, Replicate, Row, Table, expand, rows_of_claims
+from retable.platform.task import DEFAULT_SCALE
 
 if TYPE_CHECKING:
     from retable.platform.task import Task
@@ -309,7 +310,7 @@ class Plan:
 def compile_plan(
     tables: Mapping[str, tuple[Task, Table | Figure]],
     storage: Storage,
-    scale: str = "smoke",
+    scale: str = DEFAULT_SCALE,
     changes: Mapping[str, object] | None = None,
     rows: Sequence[str] = (),
     *,

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from retable.platform import extras
+from retable.platform.board import clock
 from retable.platform.config import UnknownField, override, override_lineage
 from retable.platform.errors import UserError, nearest
 from retable.platform.needs import Needs, Stage
@@ -32,6 +33,17 @@ if TYPE_CHECKING:
 
     Arrays = Mapping[str, np.ndarray[Any, Any]]
     State = dict[str, Any]
+
+
+SCALES = {
+    "smoke": "proves every path in seconds a row, for tests; its scores mean nothing",
+    "quick": "a first look in minutes: one seed, models above the trivial baseline; no claim is judged",
+    "small": "a night on two cores, at most 16 core-hours a paper: the paper's claims are tested, three seeds or more",
+    "paper": "the published setting",
+}
+"""The names that tasks give their scales, the smallest first: what each promises. A task may have fewer."""
+DEFAULT_SCALE = "smoke"
+"""The scale of a command that names none."""
 
 
 class Data(Protocol):
@@ -127,6 +139,8 @@ class Scale:
     """A named size of an experiment: what it does to a table, and what one should know of it. By itself: nothing."""
 
     about: str
+    minutes: int = 0
+    """At most so many minutes on two cores, by the planner, take all tables of the task; 0: no promise."""
     overrides: Mapping[str, object] = field(default_factory=dict)
     """Changes to every run and its ancestors."""
     start: Mapping[str, object] = field(default_factory=dict)
@@ -137,6 +151,10 @@ class Scale:
     """Replicate axis -> the values that are run, of those that a table has; of none of them, these in their place."""
     note: Callable[[Any], str] = lambda table: ""
     """Table (unscaled) -> the settings of this scale in words."""
+
+    def __str__(self) -> str:
+        """Return what a list of scales says of it."""
+        return f"{self.about}; at most {clock(60 * self.minutes)} on two cores" if self.minutes else self.about
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -55,13 +55,15 @@ SMALL = Reduced(
 
 SCALES = {
     "smoke": Scale(
-        about="minutes on two cores: proves every path, scores mean nothing; networks, masks and bytes are full size",
+        about="proves every path, scores mean nothing; networks, masks and bytes are full size",
+        minutes=5,
         overrides={**OURS, "epochs": 1, "updates": 10},  # all alike: so few updates cost less than more runs
         row=SMOKE.row,
         over={"seed": (0, 1), "view.epoch": (1,), "data": DATA},
     ),
     "small": Scale(
-        about="70 to 90 minutes on two cores: HalfCheetah, 3 seeds, 10,000 updates, target pass in bfloat16",
+        about="HalfCheetah, 3 seeds, 10,000 updates, target pass in bfloat16",
+        minutes=90,
         overrides={**OURS, "algorithm.target_precision": "bfloat16"},
         start=SMALL.training,
         row=SMALL.row,
