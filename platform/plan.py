@@ -22,7 +22,17 @@ from retable.platform.provenance import device_name
 from retable.platform.runs import RunFolder, sha256, view_key
 from retable.platform.snapshot import Snapshot, unswept
 from retable.platform.storage import Storage
-from retable.platform.table import Combined, Figure, Measurement, Replicate, Row, Table, expand, rows_of_claims
+from retable.platform.table import (
+    Combined,
+    Figure,
+    Measurement,
+    Replicate,
+    Row,
+    Table,
+    expand,
+    rows_of_claims,
+    stored_key,
+)
 from retable.platform.task import DEFAULT_SCALE
 
 if TYPE_CHECKING:
@@ -106,7 +116,8 @@ class Combining:
     def place(self) -> str:
         """The combination's folder; named by the row, its function and its members, whose names hold the version."""
         names = [f"{member.folder.path}/{view_key(member.view)}" for member in self.members]
-        how = f"{self.row.combine.__module__}.{self.row.combine.__qualname__}"
+        function = self.row.combine
+        how = stored_key(function, f"{function.__module__}.{function.__qualname__}")
         key = json.dumps([self.row.label, how, dict(self.row.view), *names])
         return f"combinations/{self.task.name}/{sha256(key.encode())[:16]}"
 
@@ -594,7 +605,8 @@ def timing_path(plan: Plan, task: Task, row: Measurement, replicate: Replicate) 
     """Return where a measurement lies: named by the function, what it is told, the config and this kind of device."""
     run = RunFolder.of(plan.storage, task, replicate.config).fingerprint
     told = "".join(f"-{name}={row.arguments[name]}" for name in sorted(row.arguments) if is_told(row, name))
-    return f"measurements/{task.name}/{row.measure.__name__}{told}-{run}-{device_slug()}.json"
+    name = stored_key(row.measure, row.measure.__name__)
+    return f"measurements/{task.name}/{name}{told}-{run}-{device_slug()}.json"
 
 
 def is_told(row: Measurement, name: str) -> bool:

@@ -24,6 +24,27 @@ V = TypeVar("V", bound=View)
 Predictions = Mapping[str, "np.ndarray[Any, Any]"]
 
 
+F = TypeVar("F", bound=Callable[..., object])
+
+
+def stored_as(key: str) -> Callable[[F], F]:
+    """Return a decorator that sets the name under which results of a combining or measuring function are stored.
+
+    Without it, moving or renaming the function would lose what was stored.
+    """
+
+    def named(function: F) -> F:
+        setattr(function, "stored_as", key)  # noqa: B010 (functions have no such attribute by their type)
+        return function
+
+    return named
+
+
+def stored_key(function: Callable[..., object], name: str) -> str:
+    """Return the name under which a function's results are stored; `name` where it has none of its own."""
+    return str(getattr(function, "stored_as", name))
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Row:
     """One line of a table: what to train, how to view it, and what the paper printed."""

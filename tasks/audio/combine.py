@@ -13,11 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from retable.platform.errors import UserError
-from retable.platform.table import Member
+from retable.platform.table import Member, stored_as
 
 Array = npt.NDArray[Any]
 
 
+@stored_as("retable.tasks.audio.combine.mean_similarity")
 def mean_similarity(shard: str, members: Sequence[Member]) -> dict[str, Array]:
     """Return the mean of the members' cosines, each member counting alike: `similarity` float32 (queries, recordings).
 

@@ -9,7 +9,7 @@ from functools import partial
 
 from matplotlib.figure import Figure as Drawing
 
-from retable.platform.table import Claim, Measurement, Results
+from retable.platform.table import Claim, Measurement, Results, stored_as
 from retable.platform.verdicts import Verdict
 from retable.tasks.audio.config import Config
 from retable.tasks.audio.rewrite.rewriter import rewrite
@@ -57,11 +57,13 @@ def rewritten() -> tuple[str, ...]:
     return tuple(rewrite(CAPTION, KEYWORDS, "keywords", 0))
 
 
+@stored_as("count_answer")
 def count_answer(config: Config) -> Mapping[str, float]:
     """Count the paper's sentences."""
     return count(ANSWER)
 
 
+@stored_as("count_rewritten")
 def count_rewritten(config: Config) -> Mapping[str, float]:
     """Count the offline rewriter's sentences."""
     return count(rewritten())

@@ -8,12 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from retable.platform.table import stored_as
 from retable.platform.worker import Worker
 from retable.tasks.rl.config import Bc, Config
 from retable.tasks.rl.learner import OfflineLearner
 from retable.tasks.rl.model import bc_action, bcq_action
 
 
+@stored_as("speed")
 def speed(config: Config) -> dict[str, float]:
     """Measure the milliseconds of one update and of acting in one state, at HalfCheetah's size on random data."""
     torch.set_num_threads(1)

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from retable.platform.errors import UserError
-from retable.platform.table import Member
+from retable.platform.table import Member, stored_as
 from retable.tasks.weather.config import STEPS
 from retable.tasks.weather.metrics import cut
 
@@ -56,6 +56,7 @@ def some(members: Sequence[Member]) -> Sequence[Member]:
     return members
 
 
+@stored_as("retable.tasks.weather.combine.majority_vote")
 def majority_vote(shard: str, members: Sequence[Member]) -> dict[str, Array]:
     """Return the share of members that forecast rain, each by its own threshold, in steps rounded down.
 
@@ -79,6 +80,7 @@ def majority_vote(shard: str, members: Sequence[Member]) -> dict[str, Array]:
     return {"probability": votes}
 
 
+@stored_as("retable.tasks.weather.combine.mean_probability")
 def mean_probability(shard: str, members: Sequence[Member]) -> dict[str, Array]:
     """Return the mean of the members' steps, rounded down; at most 327 members.
 
@@ -98,6 +100,7 @@ def mean_probability(shard: str, members: Sequence[Member]) -> dict[str, Array]:
     return {"probability": total.astype(np.uint8)}
 
 
+@stored_as("retable.tasks.weather.combine.best_by_test")
 def best_by_test(shard: str, members: Sequence[Member]) -> dict[str, Array]:
     """Return the forecast, 0 or 200 steps, of the member with the best test IoU in this region and year.
 
@@ -111,6 +114,7 @@ def best_by_test(shard: str, members: Sequence[Member]) -> dict[str, Array]:
     return best(f"iou/{shard.partition('/')[2]}", members)
 
 
+@stored_as("retable.tasks.weather.combine.best_by_validation")
 def best_by_validation(shard: str, members: Sequence[Member]) -> dict[str, Array]:
     """Return the forecast, 0 or 200 steps, of the member with the best validation IoU in this region and year.
 

@@ -11,7 +11,7 @@ from retable.platform.config import override
 from retable.platform.plan import compile_configs, compile_plan, left_out, name_of, name_of_view
 from retable.platform.runs import RunFolder
 from retable.platform.stages import measure_one
-from retable.platform.table import Combined, Measurement, Row, resolve
+from retable.platform.table import Combined, Measurement, Row, resolve, stored_as, stored_key
 from retable.platform.task import find, find_table
 from retable.tasks.line import mean
 from retable.tasks.line.config import Config, View
@@ -348,3 +348,32 @@ def test_a_task_says_a_line_about_its_data_once_they_are_there(storage, monkeypa
     assert plan.data_notes() == ["64 points, 6 runs"]
     cli.print_plan(plan)
     assert "64 points, 6 runs" in capsys.readouterr().out
+
+
+KEYS = {
+    *(f"retable.tasks.weather.combine.{name}" for name in ("best_by_test", "best_by_validation")),
+    *(f"retable.tasks.weather.combine.{name}" for name in ("majority_vote", "mean_probability")),
+    "retable.tasks.audio.combine.mean_similarity",
+    *("seconds_of_versions", "seconds_of_4k", "seconds_per_evaluation", "count_answer", "count_rewritten", "speed"),
+}
+"""The names under which results of the papers' combining and measuring functions are stored: they never change."""
+
+
+def test_stored_results_are_found_whatever_becomes_of_the_functions_that_made_them(storage):
+    found = set()
+    for task in map(find, ("rl", "weather", "style", "audio")):
+        for table in task.tables().values():
+            found |= {stored_key(row.combine, "none") for row in table.rows if isinstance(row, Combined)}
+            found |= {stored_key(row.measure, "none") for row in table.rows if isinstance(row, Measurement)}
+    assert found == KEYS
+    rows = (Row(label="a", view={}), Row(label="b", view={}, overrides={"rate": 0.2}))
+
+    def place(combine):
+        (combining,) = planned(storage, *rows, Combined(label="c", of=("a", "b"), combine=combine)).combinings
+        return combining.place
+
+    @stored_as("retable.tasks.line.learner.mean")
+    def moved(shard, members):
+        return {}
+
+    assert place(moved) == place(mean) != place(measure)

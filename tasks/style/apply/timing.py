@@ -17,6 +17,7 @@ import torch
 from torch.nn import functional
 
 from retable.platform.config import override
+from retable.platform.table import stored_as
 from retable.platform.task import Source
 from retable.tasks.style.apply.optimise import EVALUATIONS, ImageOptimisation, Pixels
 from retable.tasks.style.apply.tiling import stylise
@@ -38,6 +39,7 @@ UHD = (2480, 4032)
 ENDS = ("", "_low", "_high")
 
 
+@stored_as("seconds_per_evaluation")
 def seconds_per_evaluation(config: Config, budget: float = 60.0) -> dict[str, float]:
     """Time steps of version 1 at the method's full size.
 
@@ -154,6 +156,7 @@ def all_cores() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+@stored_as("seconds_of_versions")
 def seconds_of_versions(config: Config, photographs: int = SHIPPED, source: Source | None = None) -> dict[str, float]:
     """Time both versions on squares of the size of a version 1's config, whatever its backbone.
 
@@ -181,6 +184,7 @@ def seconds_of_versions(config: Config, photographs: int = SHIPPED, source: Sour
     return found
 
 
+@stored_as("seconds_of_4k")
 def seconds_of_4k(config: Config) -> dict[str, float]:
     """Time version 2 on 4032 x 2480 pixels: `network_seconds` with quartiles, `gpu` and `photographs`."""
     return network(config, UHD)
