@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from retable.platform import combine, notebook, stages
+from retable.platform import combine, comparable, notebook, stages
 from retable.platform.config import Config, View, differences, exact_changes, fingerprint, flatten, parent, set_line
 from retable.platform.plan import Combining, Plan, combinings, timing_read
 from retable.platform.runs import RunFolder, sha256
 from retable.platform.table import Column, Combined, Measurement, Origin, Replicate, Results, Row, Table, expand
-from retable.platform.task import Task, find_scale, table_at
+from retable.platform.task import Task, find_scale
 from retable.platform.verdicts import Status
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ class Cell:
     values: tuple[float | None, ...]
     """One for each of the row's replicates; None where it has no such metric."""
     published: float | None = None
+    comparable: bool = False
+    """Whether data and setting are the published ones."""
 
     @property
     def measured(self) -> list[float]:
@@ -54,8 +56,10 @@ class Cell:
 
     @property
     def difference(self) -> float | None:
-        """Measured minus published, where there are both."""
-        return None if self.mean is None or self.published is None else self.mean - self.published
+        """Measured minus published, where both are there and of the same data and setting."""
+        if not self.comparable or self.mean is None or self.published is None:
+            return None
+        return self.mean - self.published
 
 
 @dataclass(frozen=True)
@@ -117,6 +121,8 @@ class FilledTable:
     data: tuple[str, ...]
     """What each data set is, in words."""
     note: str
+    apart: str = ""
+    """Why measured and published are not subtracted, in a sentence; empty where they are."""
     task_about: str = ""
     paper: str = ""
     """Whose table it is."""
@@ -131,6 +137,11 @@ class FilledTable:
     def has_published(self) -> bool:
         """Whether any cell has a published number."""
         return any(cell.published is not None for row in self.rows for cell in row.cells)
+
+    @property
+    def has_differences(self) -> bool:
+        """Whether any cell may be subtracted from its published number."""
+        return any(cell.difference is not None for row in self.rows for cell in row.cells)
 
     @property
     def filled(self) -> bool:
@@ -205,7 +216,7 @@ def _row_of(values: Mapping[str, Any]) -> FilledRow:
         FilledReplicate(**{**each, "origin": _origin_of(each["origin"]), "commands": tuple(each["commands"])})
         for each in values["replicates"]
     )
-    cells = tuple(Cell(tuple(cell["values"]), cell["published"]) for cell in values["cells"])
+    cells = tuple(Cell(**{**cell, "values": tuple(cell["values"])}) for cell in values["cells"])
     return FilledRow(values["label"], values["absent"], replicates, cells)
 
 
@@ -238,7 +249,7 @@ def fill(plan: Plan, name: str, results: Results | None = None) -> FilledTable:
         results = results or gather(plan, name)
         columns = table.columns if isinstance(table, Table) else ()
         verdicts = [(claim, claim.check(results)) for claim in table.claims]
-        runs = _runs(plan, task, results)
+        runs, reasons = _runs(plan, task, results), comparable.apart(plan, name, results)
         return FilledTable(
             name=name,
             title=table.title,
@@ -247,11 +258,14 @@ def fill(plan: Plan, name: str, results: Results | None = None) -> FilledTable:
             changes=dict(plan.changes),
             figure=not isinstance(table, Table),
             columns=tuple(FilledColumn(column.header, column.format) for column in columns),
-            rows=tuple(_fill_row(plan, name, row, columns, results) for row in table.rows),
+            rows=tuple(
+                _fill_row(plan, name, row, columns, results, reasons.get(row.label) == []) for row in table.rows
+            ),
             claims=tuple(FilledClaim(claim.text, claim.ours, v.status, v.because) for claim, v in verdicts),
             axes={axis: tuple(found) for axis in table.over if (found := results.axis(axis))},
             data=tuple(_data(plan, task, name)),
             note=" ".join(part for part in (table.note, adopted(task, results, runs)) if part),
+            apart=comparable.sentence(task, reasons) if columns else "",
             task_about=task.about,
             paper=task.paper,
             telling=name == f"{task.name}/{task.telling or next(iter(task.tables()), '')}",
@@ -260,7 +274,9 @@ def fill(plan: Plan, name: str, results: Results | None = None) -> FilledTable:
         )
 
 
-def _fill_row(plan: Plan, name: str, row: Any, columns: Sequence[Column], results: Results) -> FilledRow:
+def _fill_row(
+    plan: Plan, name: str, row: Any, columns: Sequence[Column], results: Results, as_published: bool
+) -> FilledRow:
     """Return a row's replicates and cells; what diverged is listed, in no cell."""
     found = [*results.select(row), *results.diverged(row)]
     cells = []
@@ -268,7 +284,7 @@ def _fill_row(plan: Plan, name: str, row: Any, columns: Sequence[Column], result
         metric = row.metrics.get(column.header, column.metric) if isinstance(row, Row) else column.metric
         values = [None if each.diverged else each.metrics.get(metric) for each in found]
         scaled = tuple(None if value is None else float(value) * column.factor for value in values)
-        cells.append(Cell(scaled, row.published.get(column.header)))
+        cells.append(Cell(scaled, row.published.get(column.header), as_published))
     replicates = tuple(
         FilledReplicate(each.axes, each.origin, commands(plan, name, row, each), each.metrics, each.diverged)
         for each in found
@@ -280,16 +296,15 @@ def _data(plan: Plan, task: Task, name: str) -> Iterator[str]:
     """Say what the data sets behind a table are, each once."""
     replicates = [replicate for rows in plan.replicates[name].values() for replicate in rows if replicate.config]
     for where in dict.fromkeys(task.dataset.where(replicate.config) for replicate in replicates):
-        if plan.storage.exists(f"data/{where}/dataset.json"):
-            yield task.dataset.describe(plan.storage.read_record(f"data/{where}/dataset.json", {}))
+        if (info := comparable.data_info(plan.storage, where)) is not None:
+            yield task.dataset.describe(info)
 
 
 def _full(task: Task, name: str) -> dict[str, float]:
     """Return what the published setting of a table takes, parents included; nothing where the task has none."""
-    whole = task.tables().get(name.partition("/")[2])
-    if whole is None or "paper" not in task.scales():
+    table = comparable.published_table(task, name)
+    if table is None:
         return {}
-    table = table_at(task, whole, "paper", {})
     configs: dict[str, Any] = {}
     for row in table.rows:
         for replicate in (

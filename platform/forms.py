@@ -10,7 +10,7 @@ from retable.platform.filled import Cell, FilledClaim, FilledRow, FilledTable, s
 from retable.platform.verdicts import UNTESTED, Status
 
 SMOKE = "smoke"
-"""The scale that proves the path: its numbers are shown, and compared with nothing."""
+"""The scale that proves the path: its numbers are shown, and mean nothing."""
 ORDER: tuple[Status, ...] = ("holds", "does not hold", "not separable", UNTESTED)
 """In which verdicts are counted."""
 
@@ -27,13 +27,11 @@ def measured(found: Cell, form: str) -> str:
 
 
 def parts_of(part: FilledTable, place: int) -> list[str]:
-    """Return what a column is split into: `measured`; `published` and `difference`, where anything was published.
-
-    At the smoke scale there is no difference: it would be one between a number and nothing.
-    """
-    if all(row.cells[place].published is None for row in part.rows):
-        return ["measured"]
-    return ["measured", "published", *(["difference"] if part.scale != SMOKE else [])]
+    """Return what a column is split into: `measured`, and `published` and `difference` where any row has such."""
+    cells = [row.cells[place] for row in part.rows]
+    published = any(cell.published is not None for cell in cells)
+    difference = any(cell.difference is not None for cell in cells)
+    return ["measured", *(["published"] if published else []), *(["difference"] if difference else [])]
 
 
 def text_of(row: FilledRow, place: int, what: str, form: str) -> str:
@@ -97,6 +95,7 @@ def in_order(claims: Sequence[FilledClaim]) -> list[FilledClaim]:
 def markdown(part: FilledTable) -> str:
     """Return a section as Markdown."""
     lines = [f"## {part.name}: {part.title}", "", f"*{about(part)}.*", ""]
+    lines += [_plain(part.apart), ""] if part.apart else []
     if part.scale == SMOKE:
         lines += ["> Smoke scale: this proves the path, its numbers mean nothing.", ""]
     if part.columns:
@@ -146,7 +145,7 @@ def latex(part: FilledTable) -> str:
     top = [rf"\multicolumn{{{len(each)}}}{{c}}{{{_latex(column.header)}}}"
            for column, each in zip(part.columns, split, strict=True)]  # fmt: skip
     lines = [
-        f"% {part.name}, {about(part)}".replace("\n", " "),
+        f"% {part.name}, {about(part)}. {part.apart}".replace("\n", " "),
         r"% \usepackage{booktabs, siunitx}",
         rf"\begin{{tabular}}{{l{''.join(formats)}}}",
         r"\toprule",

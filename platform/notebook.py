@@ -172,7 +172,8 @@ def table_text(part: FilledTable) -> str:
     verdicts = Counter(claim.status for claim in part.claims)
     told = ", ".join(f"{count} {status}" for status, count in verdicts.items())
     claims = [f"claims: {told}"] if told else []
-    return "\n".join([cut(table_title(part), WIDTH), text_grid(header, rows, most=ROWS - 4), *claims])
+    apart = [cut(part.apart, WIDTH)] if part.apart else []
+    return "\n".join([cut(table_title(part), WIDTH), *apart, text_grid(header, rows, most=ROWS - 4), *claims])
 
 
 def table_title(part: FilledTable) -> str:

@@ -90,9 +90,11 @@ class Tables:
         hidden = {path: "…" if PLACE.match(str(value)) else value for path, value in part.changes.items()}
         return self.heading(part) | {
             "about": about(replace(part, changes=hidden)),
+            "apart": part.apart,
             "note": part.note,
             "remarks": remarks(part),
             "published": part.has_published,
+            "differences": part.has_differences,
             "columns": [column.header for column in part.columns],
             "rows": list(self.rows(part)),
             "claims": [
