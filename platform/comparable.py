@@ -13,8 +13,7 @@ from retable.platform.table import AnyRow, AnyTable, Combined, Measurement, Repl
 from retable.platform.task import Task, find_scale, table_at
 from retable.platform.verdicts import and_more
 
-DATA, SETTING = "on other data than the paper's", "in another setting than the published one"
-PART, DEVICE = "by some of the published replicates alone", "on another device than the paper's"
+DATA, SETTING, PART, DEVICE = "other data", "another setting", "a part of its replicates", "another device"
 PUBLISHED = "paper"
 """The scale that is the published setting."""
 NAMED = 3
@@ -58,7 +57,7 @@ def sentence(task: Task, reasons: Mapping[str, Sequence[str]]) -> str:
     every = list(dict.fromkeys(reason for why in without.values() for reason in why))
     rows = "" if len(without) == len(reasons) else f" for {and_more(list(without), NAMED, '; ')}"
     about = f" ({find_scale(task, PUBLISHED).about})" if PUBLISHED in task.scales() and every != [DEVICE] else ""
-    return f"No difference to the published numbers{rows}: measured {', '.join(every)}{about}."
+    return f"No difference to the published numbers{rows}, as they are of {' and '.join(every)}{about}."
 
 
 def data_info(storage: Storage, where: str) -> dict[str, Any] | None:
