@@ -20,13 +20,15 @@ from retable.platform.plan import Combining, Plan, combinings, timing_read
 from retable.platform.runs import RunFolder, sha256
 from retable.platform.table import Column, Combined, Measurement, Origin, Replicate, Results, Row, Table, expand
 from retable.platform.task import Task, find_scale
-from retable.platform.verdicts import Status
+from retable.platform.verdicts import Status, and_more
 
 if TYPE_CHECKING:
     import pandas as pd
 
 USAGE = ("seconds", "cpu_seconds", "gpu_seconds", "peak_memory", "peak_gpu_memory")
 """What is told of a run's cost, as `result.json` has it."""
+SHOWN = 3
+"""Pairs of epochs that a row's label names at most."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,8 @@ class FilledReplicate:
     metrics: Mapping[str, float]
     diverged: str = ""
     """Why it is in no cell: its training's numbers are not finite."""
+    epochs: str = ""
+    """`24 -> 3`: the epoch that was asked for, and the best one, whose weights early stopping keeps in its place."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,11 @@ class FilledRow:
     absent: str
     replicates: tuple[FilledReplicate, ...]
     cells: tuple[Cell, ...]
+
+    @property
+    def epochs(self) -> str:
+        """Which other epochs than those asked for its replicates show, `24 -> 3, 24 -> 5`; empty where none does."""
+        return and_more(list(dict.fromkeys(each.epochs for each in self.replicates if each.epochs)), SHOWN)
 
 
 @dataclass(frozen=True)
@@ -179,6 +188,7 @@ class FilledTable:
                     "published": cell.published,
                     "difference": cell.difference,
                     "scale": self.scale,
+                    "epochs": row.epochs,
                     "values": " ".join(map(repr, cell.measured)),
                     "sources": " ".join(source_line(replicate.origin) for replicate in used),
                 }
@@ -286,10 +296,26 @@ def _fill_row(
         scaled = tuple(None if value is None else float(value) * column.factor for value in values)
         cells.append(Cell(scaled, row.published.get(column.header), as_published))
     replicates = tuple(
-        FilledReplicate(each.axes, each.origin, commands(plan, name, row, each), each.metrics, each.diverged)
+        FilledReplicate(
+            each.axes,
+            each.origin,
+            commands(plan, name, row, each),
+            each.metrics,
+            each.diverged,
+            epochs_of(plan.tables[name][0], each) if isinstance(row, Row) else "",
+        )
         for each in found
     )
     return FilledRow(row.label, row.absent, replicates, tuple(cells))
+
+
+def epochs_of(task: Task, replicate: Replicate) -> str:
+    """Return `24 -> 3` where early stopping keeps the weights of epoch 3 under the number 24, which was asked for."""
+    asked = replicate.view.epoch if replicate.view is not None else replicate.config.epochs
+    shown = replicate.metrics.get("epoch", asked)
+    if replicate.diverged or task.early_stop(replicate.config) is None or shown == asked:
+        return ""
+    return f"{asked} -> {shown:.0f}"
 
 
 def _data(plan: Plan, task: Task, name: str) -> Iterator[str]:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from retable.platform.config import set_line
+from retable.platform.config import describe, set_line
 from retable.platform.filled import Cell, FilledClaim, FilledRow, FilledTable, slug_of
-from retable.platform.verdicts import UNTESTED, Status
+from retable.platform.verdicts import UNTESTED, Status, and_more
 
 SMOKE = "smoke"
 """The scale that proves the path: its numbers are shown, and mean nothing."""
 ORDER: tuple[Status, ...] = ("holds", "does not hold", "not separable", UNTESTED)
 """In which verdicts are counted."""
+REPLICATES = 6
+"""Replicates of a row whose epochs a remark names at most."""
 
 
 def number(value: float | None, form: str) -> str:
@@ -47,9 +49,14 @@ def grid(part: FilledTable) -> tuple[list[str], list[list[str]]]:
     split = [(place, column, what) for place, column in enumerate(part.columns) for what in parts_of(part, place)]
     titles = {"measured": "{}", "published": "{} published", "difference": "difference"}
     header = ["", *(titles[what].format(column.header) for _, column, what in split)]
-    lines = [[row.label, *(text_of(row, place, what, column.format) for place, column, what in split)]
+    lines = [[label(row), *(text_of(row, place, what, column.format) for place, column, what in split)]
              for row in part.rows]  # fmt: skip
     return header, lines
+
+
+def label(row: FilledRow) -> str:
+    """Write a row's label; where it shows other epochs than were asked for, with these."""
+    return f"{row.label} (epoch {row.epochs})" if row.epochs else row.label
 
 
 def state(row: FilledRow) -> str:
@@ -60,9 +67,12 @@ def state(row: FilledRow) -> str:
 
 
 def remarks(part: FilledTable) -> list[str]:
-    """Say which rows diverged, and how."""
+    """Return which rows diverged, and how, and which show other epochs than were asked for."""
     found = []
     for row in part.rows:
+        shown = [f"{each.epochs} ({describe(each.axes)})" for each in row.replicates if each.epochs]
+        where = f"{row.label}: epoch {and_more(shown, REPLICATES)}"
+        found += [f"{where}, the best epoch's weights, as early stopping keeps them."] if shown else []
         why = sorted({replicate.diverged for replicate in row.replicates if replicate.diverged})
         found += [f"Diverged, and in no number: {row.label} ({'; '.join(why)})."] if why else []
     return found
@@ -153,7 +163,7 @@ def latex(part: FilledTable) -> str:
         *_rules(split),
         " & ".join(["", *(f"{{{what}}}" for each in split for what in each)]) + r" \\",
         r"\midrule",
-        *(" & ".join([_latex(row.label), *_numbers(part, row, split)]) + r" \\" for row in part.rows),
+        *(" & ".join([_latex(label(row)), *_numbers(part, row, split)]) + r" \\" for row in part.rows),
         r"\bottomrule",
         r"\end{tabular}",
     ]
@@ -200,4 +210,4 @@ def _numbers(part: FilledTable, row: FilledRow, split: Sequence[Sequence[str]]) 
 
 
 def _latex(text: str) -> str:
-    return text.translate(LATEX)
+    return text.translate(LATEX).replace("->", r"$\rightarrow$")

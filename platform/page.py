@@ -206,6 +206,7 @@ def row_details(row: FilledRow) -> list[dict[str, Any]]:
             "commands": list(replicate.commands),
             "values": [cell.values[place] for cell in row.cells],
             "diverged": replicate.diverged,
+            "epochs": replicate.epochs,
         }
         for place, replicate in enumerate(row.replicates)
     ]

@@ -119,7 +119,13 @@ class Tables:
                         "models": self.serving(used(row.replicates, cell)),
                     }
                 )
-            yield {"label": row.label, "absent": row.absent, "cells": cells, "models": self.serving(row.replicates)}
+            yield {
+                "label": row.label,
+                "epochs": row.epochs,
+                "absent": row.absent,
+                "cells": cells,
+                "models": self.serving(row.replicates),
+            }
 
     def serving(self, replicates: Sequence[FilledReplicate]) -> list[str]:
         """Return the digests of the served models that are the runs behind replicates, at the same epoch."""

@@ -64,7 +64,7 @@ function grid(whole, models) {
     const names = whole.columns.flatMap(() => kinds);
     head.push(make("tr", {}, make("td", {}), ...names.map((name, i) => make("th", { scope: "col", className: i % over ? "" : "g" }, name))));
   }
-  const body = whole.rows.map((row) => make("tr", {}, make("th", { scope: "row" }, row.label), ...row.cells.flatMap((cell) => [
+  const body = whole.rows.map((row) => make("tr", {}, make("th", { scope: "row" }, row.epochs ? `${row.label} (epoch ${row.epochs})` : row.label), ...row.cells.flatMap((cell) => [
     make("td", { className: cell.mean === null ? "g off" : "g", title: row.absent }, value(cell, models)),
     ...kinds.slice(1).map((kind) => make("td", { className: "p" }, cell[kind]))])));
   const wrap = make("div", { className: "wrap results", tabIndex: 0 }, make("table", {}, make("thead", {}, ...head), make("tbody", {}, ...body)));
