@@ -347,6 +347,8 @@ def print_section(part: Any) -> None:
 
     console.print(f"\n[bold]{part.name}[/]  {part.title}")
     say(about(part))
+    if part.apart:
+        say(part.apart)
     if part.columns:
         header, lines = grid(part)
         shown = Grid(box=None, padding=(0, 1))

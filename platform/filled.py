@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from retable.platform import combine, notebook, stages
+from retable.platform import combine, comparable, notebook, stages
 from retable.platform.config import Config, View, differences, exact_changes, fingerprint, flatten, parent, set_line
 from retable.platform.plan import Combining, Plan, combinings, timing_read
 from retable.platform.runs import RunFolder, sha256
@@ -33,14 +33,16 @@ from retable.platform.table import (
     judge,
     rows_of_claims,
 )
-from retable.platform.task import Task, find_scale, table_at
-from retable.platform.verdicts import Status
+from retable.platform.task import Task, find_scale
+from retable.platform.verdicts import Status, and_more
 
 if TYPE_CHECKING:
     import pandas as pd
 
 USAGE = ("seconds", "cpu_seconds", "gpu_seconds", "peak_memory", "peak_gpu_memory")
 """What is told of a run's cost, as `result.json` has it."""
+SHOWN = 3
+"""Pairs of epochs that a row's label names at most."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,8 @@ class Cell:
     values: tuple[float | None, ...]
     """One for each of the row's replicates; None where it has no such metric."""
     published: float | None = None
+    comparable: bool = False
+    """Whether data and setting are the published ones."""
 
     @property
     def measured(self) -> list[float]:
@@ -68,8 +72,10 @@ class Cell:
 
     @property
     def difference(self) -> float | None:
-        """Measured minus published, where there are both."""
-        return None if self.mean is None or self.published is None else self.mean - self.published
+        """Measured minus published, where both are there and of the same data and setting."""
+        if not self.comparable or self.mean is None or self.published is None:
+            return None
+        return self.mean - self.published
 
 
 @dataclass(frozen=True)
@@ -83,6 +89,8 @@ class FilledReplicate:
     metrics: Mapping[str, float]
     diverged: str = ""
     """Why it is in no cell: its training's numbers are not finite."""
+    epochs: str = ""
+    """`24 -> 3`: the epoch that was asked for, and the best one, whose weights early stopping keeps in its place."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +103,11 @@ class FilledRow:
     cells: tuple[Cell, ...]
     planned: int = 0
     """Replicates that it has once all of them are there."""
+
+    @property
+    def epochs(self) -> str:
+        """Which other epochs than those asked for its replicates show, `24 -> 3, 24 -> 5`; empty where none does."""
+        return and_more(list(dict.fromkeys(each.epochs for each in self.replicates if each.epochs)), SHOWN)
 
 
 @dataclass(frozen=True)
@@ -133,6 +146,8 @@ class FilledTable:
     data: tuple[str, ...]
     """What each data set is, in words."""
     note: str
+    apart: str = ""
+    """Why measured and published are not subtracted, in a sentence; empty where they are."""
     task_about: str = ""
     paper: str = ""
     """Whose table it is."""
@@ -149,6 +164,11 @@ class FilledTable:
     def has_published(self) -> bool:
         """Whether any cell has a published number."""
         return any(cell.published is not None for row in self.rows for cell in row.cells)
+
+    @property
+    def has_differences(self) -> bool:
+        """Whether any cell may be subtracted from its published number."""
+        return any(cell.difference is not None for row in self.rows for cell in row.cells)
 
     @property
     def filled(self) -> bool:
@@ -186,6 +206,7 @@ class FilledTable:
                     "published": cell.published,
                     "difference": cell.difference,
                     "scale": self.scale,
+                    "epochs": row.epochs,
                     "values": " ".join(map(repr, cell.measured)),
                     "sources": " ".join(source_line(replicate.origin) for replicate in used),
                 }
@@ -223,7 +244,7 @@ def _row_of(values: Mapping[str, Any]) -> FilledRow:
         FilledReplicate(**{**each, "origin": _origin_of(each["origin"]), "commands": tuple(each["commands"])})
         for each in values["replicates"]
     )
-    cells = tuple(Cell(tuple(cell["values"]), cell["published"]) for cell in values["cells"])
+    cells = tuple(Cell(**{**cell, "values": tuple(cell["values"])}) for cell in values["cells"])
     return FilledRow(values["label"], values["absent"], replicates, cells, values.get("planned", 0))
 
 
@@ -258,7 +279,7 @@ def fill(plan: Plan, name: str, results: Results | None = None) -> FilledTable:
         columns = table.columns if isinstance(table, Table) else ()
         whole = rows_of_claims(table, task.config(), task.view()) if results.by_rows else [()] * len(table.claims)
         verdicts = [(claim, judge(claim, results, reads)) for claim, reads in zip(table.claims, whole, strict=True)]
-        runs = _runs(plan, task, results)
+        runs, reasons = _runs(plan, task, results), comparable.apart(plan, name, results)
         return FilledTable(
             name=name,
             title=table.title,
@@ -268,11 +289,16 @@ def fill(plan: Plan, name: str, results: Results | None = None) -> FilledTable:
             chosen=tuple(plan.rows),
             figure=not isinstance(table, Table),
             columns=tuple(FilledColumn(column.header, column.format) for column in columns),
-            rows=tuple(_fill_row(plan, name, row, columns, results) for row in table.rows if row.absent != BY_ROWS),
+            rows=tuple(
+                _fill_row(plan, name, row, columns, results, reasons.get(row.label) == [])
+                for row in table.rows
+                if row.absent != BY_ROWS
+            ),
             claims=tuple(FilledClaim(claim.text, claim.ours, v.status, v.because) for claim, v in verdicts),
             axes={axis: tuple(found) for axis in table.over if (found := results.axis(axis))},
             data=tuple(_data(plan, task, name)),
             note=" ".join(part for part in (table.note, adopted(task, results, runs)) if part),
+            apart=comparable.sentence(task, reasons) if columns else "",
             task_about=task.about,
             paper=task.paper,
             telling=name == f"{task.name}/{task.telling or next(iter(task.tables()), '')}",
@@ -281,7 +307,9 @@ def fill(plan: Plan, name: str, results: Results | None = None) -> FilledTable:
         )
 
 
-def _fill_row(plan: Plan, name: str, row: Any, columns: Sequence[Column], results: Results) -> FilledRow:
+def _fill_row(
+    plan: Plan, name: str, row: Any, columns: Sequence[Column], results: Results, as_published: bool
+) -> FilledRow:
     """Return a row's replicates and cells; what diverged is listed, in no cell."""
     found = [*results.select(row), *results.diverged(row)]
     cells = []
@@ -289,9 +317,16 @@ def _fill_row(plan: Plan, name: str, row: Any, columns: Sequence[Column], result
         metric = row.metrics.get(column.header, column.metric) if isinstance(row, Row) else column.metric
         values = [None if each.diverged else each.metrics.get(metric) for each in found]
         scaled = tuple(None if value is None else float(value) * column.factor for value in values)
-        cells.append(Cell(scaled, row.published.get(column.header)))
+        cells.append(Cell(scaled, row.published.get(column.header), as_published))
     replicates = tuple(
-        FilledReplicate(each.axes, each.origin, commands(plan, name, row, each), each.metrics, each.diverged)
+        FilledReplicate(
+            each.axes,
+            each.origin,
+            commands(plan, name, row, each),
+            each.metrics,
+            each.diverged,
+            epochs_of(plan.tables[name][0], each) if isinstance(row, Row) else "",
+        )
         for each in found
     )
     if isinstance(row, Combined):
@@ -301,20 +336,28 @@ def _fill_row(plan: Plan, name: str, row: Any, columns: Sequence[Column], result
     return FilledRow(row.label, row.absent, replicates, tuple(cells), planned)
 
 
+def epochs_of(task: Task, replicate: Replicate) -> str:
+    """Return `24 -> 3` where early stopping keeps the weights of epoch 3 under the number 24, which was asked for."""
+    asked = replicate.view.epoch if replicate.view is not None else replicate.config.epochs
+    shown = replicate.metrics.get("epoch", asked)
+    if replicate.diverged or task.early_stop(replicate.config) is None or shown == asked:
+        return ""
+    return f"{asked} -> {shown:.0f}"
+
+
 def _data(plan: Plan, task: Task, name: str) -> Iterator[str]:
     """Say what the data sets behind a table are, each once."""
     replicates = [replicate for rows in plan.replicates[name].values() for replicate in rows if replicate.config]
     for where in dict.fromkeys(task.dataset.where(replicate.config) for replicate in replicates):
-        if plan.storage.exists(f"data/{where}/dataset.json"):
-            yield task.dataset.describe(plan.storage.read_record(f"data/{where}/dataset.json", {}))
+        if (info := comparable.data_info(plan.storage, where)) is not None:
+            yield task.dataset.describe(info)
 
 
 def _full(task: Task, name: str) -> dict[str, float]:
     """Return what the published setting of a table takes, parents included; nothing where the task has none."""
-    whole = task.tables().get(name.partition("/")[2])
-    if whole is None or "paper" not in task.scales():
+    table = comparable.published_table(task, name)
+    if table is None:
         return {}
-    table = table_at(task, whole, "paper", {})
     configs: dict[str, Any] = {}
     for row in table.rows:
         for replicate in (

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from retable.platform.config import set_line
+from retable.platform.config import describe, set_line
 from retable.platform.filled import Cell, FilledClaim, FilledRow, FilledTable, slug_of
 from retable.platform.verdicts import NOT_JUDGED, UNTESTED, Status, and_more
 
 SMOKE = "smoke"
-"""The scale that proves the path: its numbers are shown, and compared with nothing."""
+"""The scale that proves the path: its numbers are shown, and mean nothing."""
 ORDER: tuple[Status, ...] = ("holds", "does not hold", "not separable", UNTESTED, NOT_JUDGED)
 """In which verdicts are counted."""
+REPLICATES = 6
+"""Replicates of a row whose epochs a remark names at most."""
 
 
 def number(value: float | None, form: str) -> str:
@@ -27,13 +29,11 @@ def measured(found: Cell, form: str) -> str:
 
 
 def parts_of(part: FilledTable, place: int) -> list[str]:
-    """Return what a column is split into: `measured`; `published` and `difference`, where anything was published.
-
-    At the smoke scale there is no difference: it would be one between a number and nothing.
-    """
-    if all(row.cells[place].published is None for row in part.rows):
-        return ["measured"]
-    return ["measured", "published", *(["difference"] if part.scale != SMOKE else [])]
+    """Return what a column is split into: `measured`, and `published` and `difference` where any row has such."""
+    cells = [row.cells[place] for row in part.rows]
+    published = any(cell.published is not None for cell in cells)
+    difference = any(cell.difference is not None for cell in cells)
+    return ["measured", *(["published"] if published else []), *(["difference"] if difference else [])]
 
 
 def text_of(row: FilledRow, place: int, what: str, form: str) -> str:
@@ -49,9 +49,14 @@ def grid(part: FilledTable) -> tuple[list[str], list[list[str]]]:
     split = [(place, column, what) for place, column in enumerate(part.columns) for what in parts_of(part, place)]
     titles = {"measured": "{}", "published": "{} published", "difference": "difference"}
     header = ["", *(titles[what].format(column.header) for _, column, what in split)]
-    lines = [[row.label, *(text_of(row, place, what, column.format) for place, column, what in split)]
+    lines = [[label(row), *(text_of(row, place, what, column.format) for place, column, what in split)]
              for row in part.rows]  # fmt: skip
     return header, lines
+
+
+def label(row: FilledRow) -> str:
+    """Write a row's label; where it shows other epochs than were asked for, with these."""
+    return f"{row.label} (epoch {row.epochs})" if row.epochs else row.label
 
 
 def state(row: FilledRow) -> str:
@@ -62,11 +67,14 @@ def state(row: FilledRow) -> str:
 
 
 def remarks(part: FilledTable) -> list[str]:
-    """Return which rows diverged, and how, and which lack runs."""
+    """Return which rows diverged, and how, which show other epochs than were asked for, and which lack runs."""
     lacking = [row for row in part.rows if len(row.replicates) < row.planned]
     words = and_more([f"{row.label} ({len(row.replicates)} of {row.planned})" for row in lacking], 12, "; ")
     found = [f"Not there yet: {words}."] if lacking else []
     for row in part.rows:
+        shown = [f"{each.epochs} ({describe(each.axes)})" for each in row.replicates if each.epochs]
+        where = f"{row.label}: epoch {and_more(shown, REPLICATES)}"
+        found += [f"{where}, the best epoch's weights, as early stopping keeps them."] if shown else []
         why = sorted({replicate.diverged for replicate in row.replicates if replicate.diverged})
         found += [f"Diverged, and in no number: {row.label} ({'; '.join(why)})."] if why else []
     return found
@@ -99,6 +107,7 @@ def in_order(claims: Sequence[FilledClaim]) -> list[FilledClaim]:
 def markdown(part: FilledTable) -> str:
     """Return a section as Markdown."""
     lines = [f"## {part.name}: {part.title}", "", f"*{about(part)}.*", ""]
+    lines += [_plain(part.apart), ""] if part.apart else []
     if part.scale == SMOKE:
         lines += ["> Smoke scale: this proves the path, its numbers mean nothing.", ""]
     if part.columns:
@@ -148,7 +157,7 @@ def latex(part: FilledTable) -> str:
     top = [rf"\multicolumn{{{len(each)}}}{{c}}{{{_latex(column.header)}}}"
            for column, each in zip(part.columns, split, strict=True)]  # fmt: skip
     lines = [
-        f"% {part.name}, {about(part)}".replace("\n", " "),
+        f"% {part.name}, {about(part)}. {part.apart}".replace("\n", " "),
         r"% \usepackage{booktabs, siunitx}",
         rf"\begin{{tabular}}{{l{''.join(formats)}}}",
         r"\toprule",
@@ -156,7 +165,7 @@ def latex(part: FilledTable) -> str:
         *_rules(split),
         " & ".join(["", *(f"{{{what}}}" for each in split for what in each)]) + r" \\",
         r"\midrule",
-        *(" & ".join([_latex(row.label), *_numbers(part, row, split)]) + r" \\" for row in part.rows),
+        *(" & ".join([_latex(label(row)), *_numbers(part, row, split)]) + r" \\" for row in part.rows),
         r"\bottomrule",
         r"\end{tabular}",
     ]
@@ -203,4 +212,4 @@ def _numbers(part: FilledTable, row: FilledRow, split: Sequence[Sequence[str]]) 
 
 
 def _latex(text: str) -> str:
-    return text.translate(LATEX)
+    return text.translate(LATEX).replace("->", r"$\rightarrow$")

@@ -172,7 +172,8 @@ def table_text(part: FilledTable) -> str:
     verdicts = Counter(claim.status for claim in part.claims)
     told = ", ".join(f"{count} {status}" for status, count in verdicts.items())
     claims = [f"claims: {told}"] if told else []
-    return "\n".join([cut(table_title(part), WIDTH), text_grid(header, rows, most=ROWS - 4), *claims])
+    apart = [cut(part.apart, WIDTH)] if part.apart else []
+    return "\n".join([cut(table_title(part), WIDTH), *apart, text_grid(header, rows, most=ROWS - 4), *claims])
 
 
 def table_title(part: FilledTable) -> str:
@@ -183,20 +184,21 @@ def table_title(part: FilledTable) -> str:
 
 def table_grid(part: FilledTable) -> tuple[list[str], Rows]:
     """Return a table's header and lines as text; of a figure, how many replicates each row has."""
-    from retable.platform.forms import grid, state
+    from retable.platform.forms import grid, label, state
 
     if part.columns:
         return grid(part)
-    return ["", "replicates"], [(row.label, str(len(row.replicates)) if row.replicates else state(row))
+    return ["", "replicates"], [(label(row), str(len(row.replicates)) if row.replicates else state(row))
                                 for row in part.rows]  # fmt: skip
 
 
 def table_html(part: FilledTable) -> str:
     """Return a filled table as HTML, with its claims."""
-    from retable.platform.forms import about
+    from retable.platform.forms import about, remarks
 
     header, rows = table_grid(part)
-    return render("table", part=part, title=table_title(part), header=header, rows=rows, about=about(part))
+    below = [about(part), *remarks(part)]
+    return render("table", part=part, title=table_title(part), header=header, rows=rows, below=below)
 
 
 # A run -----------------------------------------------------------------------------------------------------------

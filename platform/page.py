@@ -118,22 +118,24 @@ def papers_of(parts: Sequence[FilledTable]) -> list[Paper]:
 
 
 def bars(part: FilledTable) -> list[dict[str, Any]]:
-    """Return the largest numbers of a table's first column, and the published ones, as shares of the largest."""
+    """Return the largest numbers of a table's first column, as shares of the largest, and those published of them.
+
+    Published numbers of other data or another setting are left out.
+    """
     if not part.columns:
         return []
     rows = [row for row in part.rows if row.cells[0].mean is not None and row.cells[0].mean > 0]
     rows = sorted(rows, key=lambda row: -(row.cells[0].mean or 0))[:BARS]
-    proof = part.scale == forms.SMOKE  # beside nothing
-    shown = [(row.cells[0].mean, None if proof else row.cells[0].published) for row in rows]
+    shown = [(row.cells[0].mean, row.cells[0].published if row.cells[0].comparable else None) for row in rows]
     most = max([number for pair in shown for number in pair if number], default=1)
     return [
         {
             "label": row.label,
-            "text": format(row.cells[0].mean, part.columns[0].format),
-            "share": 100 * (row.cells[0].mean or 0) / most,
-            "published": 100 * row.cells[0].published / most if row.cells[0].published and not proof else None,
+            "text": format(mean, part.columns[0].format),
+            "share": 100 * (mean or 0) / most,
+            "published": 100 * published / most if published else None,
         }
-        for row in rows
+        for row, (mean, published) in zip(rows, shown, strict=True)
     ]
 
 
@@ -205,6 +207,7 @@ def row_details(row: FilledRow) -> list[dict[str, Any]]:
             "commands": list(replicate.commands),
             "values": [cell.values[place] for cell in row.cells],
             "diverged": replicate.diverged,
+            "epochs": replicate.epochs,
         }
         for place, replicate in enumerate(row.replicates)
     ]

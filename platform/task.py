@@ -128,6 +128,8 @@ class Dataset:
     """(arrays, the data set, configs of the members) -> data. No arrays: it reads the data set itself, as a stream."""
     describe: Callable[[Mapping[str, Any]], str]
     """`dataset.json` -> the words a report puts beside every number that came from these data."""
+    published: Callable[[Mapping[str, Any]], bool] = lambda info: False
+    """`dataset.json` -> whether these are the paper's own data; on others no published number is subtracted."""
     notes: Callable[[Sequence[Any], Source], Sequence[str]] = lambda configs, source: ()
     """(configs that read a data set, the data set) -> lines that a plan says of that, such as what is held back."""
     streams: bool = False

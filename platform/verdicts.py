@@ -7,8 +7,10 @@ interval of two sources of noise, and the joining of several verdicts to one.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -22,6 +24,10 @@ STATUSES: tuple[Status, ...] = ("does not hold", UNTESTED, "not separable", "hol
 """What decides when verdicts are joined: the first of these that any of them has."""
 LEAST = 3
 """Fewer training seeds (or photographs) say nothing of the spread."""
+MOST = 100
+"""So many seeds at most are named as those that would separate a claim."""
+Ends = Callable[[float], tuple[float, float]]
+"""Number of seeds, which may be infinite -> the interval that so many would give at the spread that was seen."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +40,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number with its 95 % interval, and what it is of."""
+    """A number with its interval, and what it is of."""
 
     value: float
     low: float
@@ -42,21 +48,68 @@ class Estimate:
     about: str = ""
     form: str = "+.2f"
     """How the three numbers are printed."""
+    level: float = 0.95
+    """How often such an interval holds the true number."""
+    ends: Ends | None = field(default=None, compare=False, repr=False)
+    """What more seeds would make of the interval; None where it is not one over seeds."""
+    noun: str = "seeds"
+    """What `ends` counts."""
 
     def __str__(self) -> str:
-        """Write it as one reads it, `+0.12 [+0.05, +0.19] mAP@10, 3 seeds`."""
-        value, low, high = (format(number, self.form) for number in (self.value, self.low, self.high))
-        return f"{value} [{low}, {high}] {self.about}".strip()
+        """Write it as one reads it, `+0.12 [+0.05, +0.19] mAP@10, 3 seeds`; a level other than 95 % is named."""
+        return self._text(self.form)
+
+    def _text(self, form: str) -> str:
+        value, low, high = (format(number, form) for number in (self.value, self.low, self.high))
+        level = "" if self.level == 0.95 else f" at {100 * self.level:g} %" + "," * bool(self.about)
+        return f"{value} [{low}, {high}]{level} {self.about}".strip()
 
     def status(self, low: float = 0.0, high: float = math.inf) -> Status:
-        """Say whether the true number lies between two others: all of the interval does, none of it, or some."""
-        if low < self.low and self.high < high:
-            return "holds"
-        return "does not hold" if self.high < low or high < self.low else "not separable"
+        """Return whether the true number lies between two others: all of the interval does, none of it, or some."""
+        return _status((self.low, self.high), low, high)
 
     def verdict(self, low: float = 0.0, high: float = math.inf) -> Verdict:
-        """Return the verdict that the true number lies between two others: above 0, unless said otherwise."""
-        return Verdict(self.status(low, high), str(self))
+        """Return the verdict that the true number lies between two others: above 0, unless said otherwise.
+
+        It prints the interval that it judges by, with as many digits as show why; where that separates nothing, also
+        how many seeds would.
+        """
+        status = self.status(low, high)
+        forms = (_finer(self.form, digits) for digits in range(16))
+        agree = (form for form in forms if _status(self._printed(form), low, high) == status)
+        more = self.more(low, high) if status == "not separable" else ""
+        return Verdict(status, self._text(next(agree, ".17g")) + (f" ({more})" if more else ""))
+
+    def _printed(self, form: str) -> tuple[float, float]:
+        low, high = (format(number, form).replace(",", "") for number in (self.low, self.high))
+        return (float(low[:-1]) / 100, float(high[:-1]) / 100) if low.endswith("%") else (float(low), float(high))
+
+    def more(self, low: float = 0.0, high: float = math.inf) -> str:
+        """Return how many seeds would separate the number from its bounds at the spread that was seen, in words."""
+        if self.ends is None:
+            return ""
+        limit = self.ends(math.inf)
+        if _status(limit, low, high) == "not separable":
+            return f"no number of {self.noun} would separate it: the test set is too small" * (limit[0] < limit[1])
+        number = seeds_needed(self.ends, low, high)
+        return f"at this spread {number or f'more than {MOST}'} {self.noun} would separate it"
+
+
+def _status(interval: tuple[float, float], low: float, high: float) -> Status:
+    if low < interval[0] and interval[1] < high:
+        return "holds"
+    return "does not hold" if interval[1] < low or high < interval[0] else "not separable"
+
+
+def _finer(form: str, more: int) -> str:
+    return re.sub(r"\.(\d+)", lambda digits: f".{int(digits[1]) + more}", form)
+
+
+def seeds_needed(ends: Ends, low: float = 0.0, high: float = math.inf) -> int | None:
+    """Return the smallest number of seeds whose interval lies on one side of its bounds, or None beyond `MOST`."""
+    counts = range(2, MOST + 1)
+    place = bisect_left(counts, True, key=lambda count: _status(ends(count), low, high) != "not separable")
+    return counts[place] if place < len(counts) else None
 
 
 def judge(found: Estimate | Verdict, low: float = 0.0, high: float = math.inf) -> Verdict:
@@ -111,18 +164,22 @@ def seed_mean(groups: Sequence[npt.ArrayLike], level: float = 0.95) -> tuple[flo
         level: how often the interval holds the true mean, where seeds scatter normally.
     """
     values = [np.asarray(group, np.float64) for group in groups]
-    parts = [(group.var(ddof=1) / group.size, group.size - 1) for group in values if group.size > 1]
-    mean, variance = float(np.mean([group.mean() for group in values])), sum(part for part, _ in parts)
-    if not variance > 0:
-        return mean, 0.0
-    freedom = variance**2 / sum(part**2 / degrees for part, degrees in parts)
-    return mean, _student(level, freedom) * math.sqrt(variance) / len(values)
+    return float(np.mean([group.mean() for group in values])), _half_width(values, level)
 
 
-def mean_of(groups: Sequence[npt.ArrayLike], about: str = "", form: str = "+.2f", level: float = 0.95) -> Estimate:
+def mean_of(
+    groups: Sequence[npt.ArrayLike], about: str = "", form: str = "+.2f", level: float = 0.95, noun: str = ""
+) -> Estimate:
     """Return a mean over training seeds with Student's interval (`seed_mean`)."""
-    mean, margin = seed_mean(groups, level)
-    return Estimate(mean, mean - margin, mean + margin, about, form)
+    values = [np.asarray(group, np.float64) for group in groups]
+    mean, _ = seed_mean(values, level)
+
+    def ends(count: float | None = None) -> tuple[float, float]:
+        margin = _half_width(values, level, count)
+        return mean - margin, mean + margin
+
+    noun = noun or ("seeds" if len(values) == 1 else "seeds in each group")
+    return Estimate(mean, *ends(), about, form, level, ends, noun)
 
 
 def ratio_of(above: npt.ArrayLike, below: npt.ArrayLike, about: str = "", form: str = ".2f") -> Estimate:
@@ -138,19 +195,39 @@ def ratio_of(above: npt.ArrayLike, below: npt.ArrayLike, about: str = "", form: 
         form: how it is printed.
     """
     pairs = np.stack([np.asarray(above, np.float64), np.asarray(below, np.float64)])
-    (top, bottom), count = pairs.mean(axis=1), pairs.shape[1]
-    ratio = top / bottom
-    covariance = np.cov(pairs) * _student(0.95, count - 1) ** 2 / count
-    # (top - r bottom)^2 <= variance of (above - r below): a r^2 - 2 b r + c <= 0
-    a, b, c = bottom**2 - covariance[1, 1], top * bottom - covariance[0, 1], top**2 - covariance[0, 0]
-    root = b**2 - a * c
-    if a <= 0 or root < 0:
-        return Estimate(ratio, -math.inf, math.inf, about, form)
-    return Estimate(ratio, (b - math.sqrt(root)) / a, (b + math.sqrt(root)) / a, about, form)
+    (top, bottom), covariance = pairs.mean(axis=1), np.cov(pairs)
+
+    def ends(count: float) -> tuple[float, float]:
+        noise = covariance * _student(0.95, count - 1) ** 2 / count
+        # (top - r bottom)^2 <= variance of (above - r below): a r^2 - 2 b r + c <= 0
+        a, b, c = bottom**2 - noise[1, 1], top * bottom - noise[0, 1], top**2 - noise[0, 0]
+        root = math.sqrt(max(b**2 - a * c, 0.0))  # where a > 0, below 0 by rounding alone
+        return ((b - root) / a, (b + root) / a) if a > 0 else (-math.inf, math.inf)
+
+    return Estimate(top / bottom, *ends(pairs.shape[1]), about, form, ends=ends)
+
+
+def joint_of(by_seed: npt.ArrayLike, low: float, high: float, about: str = "", form: str = "+.2f") -> Estimate:
+    """Return a mean over training seeds with a 95 % interval that also includes the noise of a test set (`widen`).
+
+    Args:
+        by_seed: a value of each seed, (seeds,).
+        low: the lower end of the mean's interval, the training seeds held fixed; more seeds do not change it.
+        high: the upper end.
+        about: what the mean is of.
+        form: how it is printed.
+    """
+    values = np.asarray(by_seed, np.float64)
+    mean, _ = seed_mean([values])
+
+    def ends(count: float | None = None) -> tuple[float, float]:
+        return widen(mean, low, high, _half_width([values], 0.95, count))
+
+    return Estimate(mean, *ends(), about, form, ends=ends)
 
 
 def widen(mean: float, low: float, high: float, margin: float) -> tuple[float, float]:
-    """Return the ends of an interval that heeds two sources of noise, of a test set and of training.
+    """Return the ends of an interval that includes two sources of noise, of a test set and of training.
 
     Independent errors add as squares do.
 
@@ -161,6 +238,16 @@ def widen(mean: float, low: float, high: float, margin: float) -> tuple[float, f
         margin: of the training seeds (`seed_mean`).
     """
     return mean - math.hypot(max(mean - low, 0.0), margin), mean + math.hypot(max(high - mean, 0.0), margin)
+
+
+def _half_width(groups: Sequence[npt.NDArray[np.float64]], level: float, count: float | None = None) -> float:
+    """Return half the width of `seed_mean`'s interval; with `count`, if each group had so many seeds."""
+    parts = [(group.var(ddof=1), count or group.size) for group in groups if group.size > 1]
+    variance = sum(spread / size for spread, size in parts)
+    if not variance > 0:
+        return 0.0
+    freedom = variance**2 / sum((spread / size) ** 2 / (size - 1) for spread, size in parts)
+    return _student(level, freedom) * math.sqrt(variance) / len(groups)
 
 
 def _student(level: float, freedom: float) -> float:

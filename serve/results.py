@@ -91,9 +91,11 @@ class Tables:
         hidden = {path: "…" if PLACE.match(str(value)) else value for path, value in part.changes.items()}
         return self.heading(part) | {
             "about": about(replace(part, changes=hidden)),
+            "apart": part.apart,
             "note": part.note,
             "remarks": remarks(part),
             "published": part.has_published,
+            "differences": part.has_differences,
             "columns": [column.header for column in part.columns],
             "rows": list(self.rows(part)),
             "claims": [
@@ -118,7 +120,13 @@ class Tables:
                         "models": self.serving(used(row.replicates, cell)),
                     }
                 )
-            yield {"label": row.label, "absent": row.absent, "cells": cells, "models": self.serving(row.replicates)}
+            yield {
+                "label": row.label,
+                "epochs": row.epochs,
+                "absent": row.absent,
+                "cells": cells,
+                "models": self.serving(row.replicates),
+            }
 
     def serving(self, replicates: Sequence[FilledReplicate]) -> list[str]:
         """Return the digests of the served models that are the runs behind replicates, at the same epoch."""

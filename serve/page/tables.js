@@ -43,6 +43,7 @@ function folded(part, models) {
       const picture = whole.picture ? [await drawn(`${path}/picture?${query}`, whole.title, signal)] : [];
       say(status, `${whole.about}.`);
       inside.append(...(whole.scale === "smoke" ? [make("p", { className: "smoke" }, PROOF)] : []), ...picture,
+        ...(whole.apart ? [make("p", { className: "meta" }, whole.apart)] : []),
         ...(whole.columns.length ? [grid(whole, models)] : []),
         ...[whole.note, ...whole.remarks].filter(Boolean).map((text) => make("p", { className: "meta" }, text)), claims(whole.claims));
     });
@@ -56,15 +57,16 @@ async function drawn(path, title, signal) {
 }
 
 function grid(whole, models) {
-  const over = whole.published ? 3 : 1;
+  const kinds = ["measured", ...(whole.published ? ["published"] : []), ...(whole.differences ? ["difference"] : [])];
+  const over = kinds.length;
   const head = [make("tr", {}, make("td", {}), ...whole.columns.map((header) => make("th", { scope: "colgroup", colSpan: over, className: "g" }, header)))];
   if (over > 1) {
-    const names = whole.columns.flatMap(() => ["measured", "published", "difference"]);
-    head.push(make("tr", {}, make("td", {}), ...names.map((name, i) => make("th", { scope: "col", className: i % 3 ? "" : "g" }, name))));
+    const names = whole.columns.flatMap(() => kinds);
+    head.push(make("tr", {}, make("td", {}), ...names.map((name, i) => make("th", { scope: "col", className: i % over ? "" : "g" }, name))));
   }
-  const body = whole.rows.map((row) => make("tr", {}, make("th", { scope: "row" }, row.label), ...row.cells.flatMap((cell) => [
+  const body = whole.rows.map((row) => make("tr", {}, make("th", { scope: "row" }, row.epochs ? `${row.label} (epoch ${row.epochs})` : row.label), ...row.cells.flatMap((cell) => [
     make("td", { className: cell.mean === null ? "g off" : "g", title: row.absent }, value(cell, models)),
-    ...(over > 1 ? [make("td", { className: "p" }, cell.published), make("td", { className: "p" }, cell.difference)] : [])])));
+    ...kinds.slice(1).map((kind) => make("td", { className: "p" }, cell[kind]))])));
   const wrap = make("div", { className: "wrap results", tabIndex: 0 }, make("table", {}, make("thead", {}, ...head), make("tbody", {}, ...body)));
   wrap.setAttribute("role", "region");
   wrap.setAttribute("aria-label", whole.title);

@@ -8,6 +8,7 @@ about one standard error.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -51,9 +52,9 @@ def precisions(replicate: Replicate) -> tuple[npt.NDArray[Any], npt.NDArray[Any]
 
 def estimate(values: npt.NDArray[Any], recordings: npt.NDArray[Any], of: str = "") -> Estimate:
     """Return the mean of shares (seeds, captions) with its interval, in per cent, and what it rests on."""
-    mean, low, high = (PERCENT * number for number in bootstrap(values, recordings))
     number = plural(len(set(recordings.tolist())), "recording")
-    return Estimate(mean, low, high, f"mAP@10{of}, {plural(len(values), 'seed')}, {number}")
+    about = f"mAP@10{of}, {plural(len(values), 'seed')}, {number}"
+    return replace(bootstrap(PERCENT * values, recordings), about=about)
 
 
 def run_pairs(results: Results, pairs: Sequence[Pair]) -> list[Pair]:
@@ -163,8 +164,9 @@ def lower(results: Results, quantity: Callable[[Replicate], float], about: str) 
     values = np.array([[quantity(replicate) for replicate in line] for line in lines])
     found = mean_of([values[:, 0] - values[:, 1]], plural(len(lines), "seed"), ".3f")
     without, rewritten = values.mean(axis=0)
-    because = f"{about} {without:.3f} without, {rewritten:.3f} with: lower by {found}"
-    return Verdict(found.status(), because)
+    verdict = found.verdict()
+    because = f"{about} {without:.3f} without, {rewritten:.3f} with: lower by {verdict.because}"
+    return Verdict(verdict.status, because)
 
 
 def claim(text: str, check: Callable[[Results], Verdict], ours: bool = False) -> Claim:

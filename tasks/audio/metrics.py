@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from jaxtyping import Bool, Float, Int
 
-from retable.platform.verdicts import seed_mean, widen
+from retable.platform.verdicts import Estimate, joint_of
 
 Array = npt.NDArray[Any]
 
@@ -270,8 +270,8 @@ def audio_to_text_scores(
 
 def bootstrap(
     values: Float[Array, "*seeds queries"], cluster: Int[Array, " queries"], samples: int = 2000, seed: int = 0
-) -> tuple[float, float, float]:
-    """Return the mean of scores with its 95 % bootstrap interval: mean, lower and upper end.
+) -> Estimate:
+    """Return the mean of scores with its 95 % bootstrap interval.
 
     Args:
         values: a score of each query; or of each training seed and query.
@@ -298,8 +298,7 @@ def bootstrap(
         resampled[sample] = np.mean(np.divide(sums @ times, total, out=np.zeros(len(rows)), where=total > 0))
     by_seed = sums.sum(axis=1) / sizes.sum(axis=1)
     low, high = np.percentile(resampled, [2.5, 97.5])
-    mean, margin = seed_mean([by_seed])
-    return mean, *widen(mean, float(low), float(high), margin)
+    return joint_of(by_seed, float(low), float(high))
 
 
 def paired_bootstrap(
@@ -308,7 +307,7 @@ def paired_bootstrap(
     cluster: Int[Array, " queries"],
     samples: int = 2000,
     seed: int = 0,
-) -> tuple[float, float, float]:
+) -> Estimate:
     """Return by how much the mean of `a` exceeds that of `b`, with a 95 % interval: the same queries, both drawn alike.
 
     Args:

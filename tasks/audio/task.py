@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from retable.platform.needs import Needs, Stage
 from retable.platform.table import Figure, Table, with_claims
 from retable.platform.task import Dataset, Scale, Task
-from retable.tasks.audio.collect.prepare import describe, prepare
+from retable.tasks.audio.collect.prepare import describe, is_published, prepare
 from retable.tasks.audio.config import Config, Pretrained, View
 from retable.tasks.audio.data import Recordings, arrays, read
 from retable.tasks.audio.learner import RetrievalLearner, cost, gpu_work, group, validate
@@ -55,6 +55,7 @@ TASK = Task(
         arrays=arrays,
         open=Recordings,
         describe=describe,
+        published=is_published,
         streams=True,
     ),
     learner=RetrievalLearner,

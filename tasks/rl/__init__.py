@@ -12,7 +12,7 @@ from retable.tasks.rl.cost import cost, gpu_work, view_cost
 from retable.tasks.rl.data import arrays, open_transitions, read
 from retable.tasks.rl.learner import OfflineLearner, group
 from retable.tasks.rl.predict import check, evaluate, predict
-from retable.tasks.rl.prepare import describe, prepare
+from retable.tasks.rl.prepare import describe, is_published, prepare
 from retable.tasks.rl.validate import validate
 
 
@@ -51,6 +51,7 @@ TASK = Task(
         arrays=arrays,
         open=open_transitions,
         describe=describe,
+        published=is_published,
     ),
     learner=OfflineLearner,
     validate=validate,

@@ -13,7 +13,6 @@ from scipy.stats import rankdata
 from retable.platform.table import Claim, Results, Row
 from retable.platform.verdicts import (
     LEAST,
-    Estimate,
     Status,
     Verdict,
     join,
@@ -127,8 +126,8 @@ def kept_return(
     if pairs is None or pairs.shape[1] < LEAST:
         return untested("runs are missing")
     about = f"of the dense return, {plural(pairs.shape[1], 'seed')}, {updates(results)}"
-    found = ratio_of(pairs[0], pairs[1], about, ".0%")
-    return Verdict(found.status(KEEPS), f"{found}; keeps means {KEEPS:.0%}")
+    found = ratio_of(pairs[0], pairs[1], about, ".0%").verdict(KEEPS)
+    return Verdict(found.status, f"{found.because}; keeps means {KEEPS:.0%}")
 
 
 def against_controls(method: str, name: str, sparsities: Sequence[float]) -> list[Claim]:
@@ -167,7 +166,8 @@ def beats(results: Results, ours: Row, control: Row, policy: str, chances: int =
         ours: a row.
         control: another.
         policy: of both.
-        chances: comparisons of which any decides when it is lost; the interval of a loss is wider then (Bonferroni).
+        chances: comparisons of which any decides when it is lost; where the mean is a loss, the interval is so much
+            wider (Bonferroni).
     """
     environments = [e for e in results.axis("environment") if learned(results, e, policy, COMPARABLE) is None]
     if not environments:
@@ -176,10 +176,9 @@ def beats(results: Results, ours: Row, control: Row, policy: str, chances: int =
     gaps = [every[e][0] - every[e][1] for e in environments if e in every and every[e].shape[1] >= LEAST]
     if not gaps:
         return untested("runs are missing")
-    found = mean_of(gaps, plural(sum(map(len, gaps)), "pair"), "+.0%")
-    lost = found.value + seed_mean(gaps, 1 - 0.05 / chances)[1] < 0
-    status = found.status()
-    return Verdict("not separable" if status == "does not hold" and not lost else status, str(found))
+    loses = seed_mean(gaps)[0] < 0
+    level = 1 - 0.05 / chances if loses else 0.95
+    return mean_of(gaps, plural(sum(map(len, gaps)), "pair"), "+.0%", level).verdict()
 
 
 ACTING = {"bcq": ("actor", "critic", "vae"), "bc": ("vae",)}
@@ -373,16 +372,17 @@ def last_layer_kept(results: Results, method: str) -> Verdict:
 
 def grasp_keeps_more(results: Results) -> Verdict:
     """Compare what GraSP and SNIP keep of the last layers, pairwise by environment and seed."""
-    shown: dict[str, Estimate] = {}
+    shown: dict[str, Verdict] = {}
     runs = 0
     for network, title in NETWORKS.items():
         gaps = [each[0] - each[1] for each in last_density(results, (GRASP, SNIP), network)]
         runs = sum(map(len, gaps))
         if runs < LEAST or min(map(len, gaps)) < 2:
             return untested(f"{runs} runs of both; at least {LEAST} are needed, 2 of each environment")
-        shown[title] = mean_of(gaps, form="+.0%")
-    statuses = {found.status() for found in shown.values()}
-    because = f"GraSP minus SNIP: {', '.join(f'{title} {found}' for title, found in shown.items())}, {runs} runs"
+        shown[title] = mean_of(gaps, form="+.0%").verdict()
+    statuses = {found.status for found in shown.values()}
+    gaps_shown = ", ".join(f"{title} {found.because}" for title, found in shown.items())
+    because = f"GraSP minus SNIP: {gaps_shown}, {runs} runs"
     return Verdict(statuses.pop() if len(statuses) == 1 else "not separable", because)
 
 

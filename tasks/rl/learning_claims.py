@@ -30,13 +30,13 @@ def slower(results: Results, slow: Row, fast: Row, level: float, policy: str) ->
     said = f"{slow.label}: {in_words(slow_ones)}; {fast.label}: {in_words(fast_ones)}"
     if not any(needed.reached for needed in (*slow_ones, *fast_ones)):
         return untested(said)
-    found = mean_of([[a.updates - b.updates for a, b in each] for each in pairs], form="+,.0f")
+    about = f"updates, {plural(len(slow_ones), 'pair')}"
+    found = mean_of([[a.updates - b.updates for a, b in each] for each in pairs], about, "+,.0f").verdict()
     bounds: dict[Status, Sequence[Needed]] = {"holds": fast_ones, "does not hold": slow_ones}
-    status = found.status()
-    decided = all(needed.reached for needed in bounds.get(status, ()))
+    decided = all(needed.reached for needed in bounds.get(found.status, ()))
     least = "" if all(needed.reached for needed in slow_ones) else "at least "
-    because = f"{least}{found} updates, {plural(len(slow_ones), 'pair')}; {said}"
-    return Verdict(status if decided else "not separable", because)
+    undecided = "" if decided else "; a bound, as seeds do not get there, which does not separate"
+    return Verdict(found.status if decided else "not separable", f"{least}{found.because}; {said}{undecided}")
 
 
 def both_needed(results: Results, slow: Row, fast: Row, level: float, policy: str) -> list[list[tuple[Needed, Needed]]]:

@@ -58,6 +58,11 @@ def prepare(config: Config, storage: Storage) -> None:
     )
 
 
+def is_published(info: Mapping[str, Any]) -> bool:
+    """Return whether data are D4RL's own files."""
+    return info.get("source") == "d4rl"
+
+
 def describe(info: Mapping[str, Any]) -> str:
     """Say where data are from, for the reports: a number is called D4RL only on D4RL data."""
     behaviour = info.get("behaviour", {})

@@ -9,7 +9,7 @@ from retable.platform.table import Figure, Table, with_claims
 from retable.platform.task import Dataset, Scale, Task
 from retable.tasks.style.config import Config, TrainNetwork, View
 from retable.tasks.style.data import Photographs, arrays, read
-from retable.tasks.style.files.prepare import describe, prepare
+from retable.tasks.style.files.prepare import describe, is_published, prepare
 from retable.tasks.style.learner import build_learner, cost, gpu_work, group, keep, validate
 from retable.tasks.style.predict import evaluate, predict, view_cost
 
@@ -49,6 +49,7 @@ TASK = Task(
         arrays=arrays,
         open=Photographs,
         describe=describe,
+        published=is_published,
         streams=True,
     ),
     learner=build_learner,

@@ -7,13 +7,14 @@ a comparison is the geometric mean of the ratios, photograph by photograph, with
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from retable.platform.table import Claim, Replicate, Results, Row
-from retable.platform.verdicts import Estimate, Verdict, join, mean_of, too_few, untested
+from retable.platform.verdicts import Estimate, Verdict, join, judge, mean_of, too_few, untested
 from retable.tasks.style.figures import arrays_of, losses_of, photograph_of
 from retable.tasks.style.tables import (
     ALEXNET,
@@ -73,15 +74,27 @@ def compare(results: Results, above: Sequence[Row], below: Sequence[Row], quanti
     largest, smallest = np.finfo(np.float64).max, np.finfo(np.float64).tiny
     values = np.array([[over[name], under[name]] for name in common])
     logs = np.log(np.clip(np.nan_to_num(values, nan=largest), smallest, largest))
-    found = mean_of([logs[:, 0] - logs[:, 1]])
+    found = mean_of([logs[:, 0] - logs[:, 1]], form=RATIO, noun="photographs")
+    logarithms = found.ends
+    assert logarithms is not None
+
+    def ends(count: float) -> tuple[float, float]:
+        low, high = logarithms(count)
+        return exp(low), exp(high)
+
+    return replace(found, value=exp(found.value), low=exp(found.low), high=exp(found.high), ends=ends)
+
+
+def exp(logarithm: float) -> float:
+    """Return a number by its logarithm; infinity where it is too large."""
     with np.errstate(over="ignore"):
-        value, low, high = np.exp([found.value, found.low, found.high])
-    return Estimate(float(value), float(low), float(high), form=RATIO)
+        return float(np.exp(logarithm))
 
 
 def check(found: Estimate | Verdict, low: float, high: float, about: str) -> Verdict:
     """Say whether a ratio lies in a range, and of what it is."""
-    return found if isinstance(found, Verdict) else Verdict(found.status(low, high), f"{about} {found}")
+    verdict = judge(found, low, high)
+    return verdict if isinstance(found, Verdict) else Verdict(verdict.status, f"{about} {verdict.because}")
 
 
 def lower(results: Results, *triples: tuple[Row, Row, str]) -> Verdict:
@@ -159,7 +172,8 @@ def seconds_of_4k(results: Results) -> Verdict:
     seconds = spread(found[0].metrics, "network_seconds")
     if found[0].metrics["gpu"] != 1.0:
         return untested(f"{seconds} s, but on a CPU")
-    return Verdict(seconds.status(0.0, SECONDS), f"{seconds} s on a GPU")
+    verdict = seconds.verdict(0.0, SECONDS)
+    return Verdict(verdict.status, f"{verdict.because} s on a GPU")
 
 
 TABLE1 = [

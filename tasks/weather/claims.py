@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -78,7 +79,7 @@ def compare(results: Results, better: AnyRow, worse: AnyRow, year: int | None = 
         return untested("no sequences of that year")
     sequences = sum(len(table) for table in sides[0][0].values())
     about = f"IoU, {plural(len(pairs), 'seed')}, {plural(sequences, 'sequence')}"
-    return Estimate(*paired_difference(sides[0], sides[1]), about, "+.3f")
+    return replace(paired_difference(sides[0], sides[1]), about=about, form="+.3f")
 
 
 def squared_errors_of(replicate: Replicate) -> dict[str, Any]:
@@ -99,7 +100,7 @@ def lowers_brier(results: Results, better: AnyRow, worse: AnyRow) -> Verdict:
     calibrated, plain = ([squared_errors_of(pair[side]) for pair in pairs] for side in (0, 1))
     sequences = sum(len(table) for table in calibrated[0].values())
     about = f"Brier score, {plural(len(pairs), 'seed')}, {plural(sequences, 'sequence')}"
-    return Estimate(*paired_brier(calibrated, plain), about, "+.4f").verdict(-math.inf, 0.0)
+    return replace(paired_brier(calibrated, plain), about=about, form="+.4f").verdict(-math.inf, 0.0)
 
 
 def unlearnt(results: Results, rows: Sequence[AnyRow]) -> Verdict | None:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from retable.platform.verdicts import seed_mean, widen
+from retable.platform.verdicts import Estimate, joint_of
 from retable.tasks.weather.config import STEPS
 from retable.tasks.weather.w4c.preprocess import MASKED
 
@@ -24,9 +24,6 @@ Summaries = Mapping[str, Mapping[str, Array]]
 Counts = Mapping[str, Array]
 Threshold = float | Array
 """Probability from which on rain is forecast, a multiple of 1/200: one, or one for each lead time (L,)."""
-
-Interval = tuple[float, float, float]
-"""A number, and the lower and upper end of its 95 % interval."""
 
 FSS_WIDTHS = (1, 3, 9, 27)
 """Widths of the fractions skill score's neighbourhoods, pixels of 2 km."""
@@ -322,7 +319,7 @@ def iou_batched(counts: Iterable[Array], batch: int) -> float:
 
 def paired_difference(
     a: Counts | Sequence[Counts], b: Counts | Sequence[Counts], draws: int = 2000, seed: int = 0
-) -> Interval:
+) -> Estimate:
     """Return by how much the headline IoU of `a` exceeds that of `b`, with a 95 % paired bootstrap interval.
 
     Args:
@@ -330,9 +327,6 @@ def paired_difference(
         b: the same of another forecast of the same sequences; k-th seed beside k-th seed.
         draws: how often to resample.
         seed: seed of the resampling; equal seeds give equal intervals.
-
-    Returns:
-        difference, lower and upper end.
 
     Each draw takes sequences with replacement within each shard, the same for both forecasts and all training seeds;
     the interval is widened by Student's of the training seeds. With one seed it says nothing of training's noise.
@@ -375,11 +369,10 @@ def drawn_anew(a: Sequence[Counts], b: Sequence[Counts], draws: int, seed: int) 
         yield sides.sum(axis=2), np.tensordot(times, sides, axes=(1, 2))
 
 
-def interval(difference: Array, resampled: Array) -> Interval:
-    """Return the mean over training seeds (seeds,), and the ends of its interval by draws (draws, seeds)."""
+def interval(difference: Array, resampled: Array) -> Estimate:
+    """Return the mean over training seeds (seeds,) with its interval by draws (draws, seeds)."""
     low, high = np.percentile(resampled.mean(axis=1), [2.5, 97.5])
-    mean, margin = seed_mean([difference])
-    return mean, *widen(mean, float(low), float(high), margin)
+    return joint_of(difference, float(low), float(high))
 
 
 def squared_errors(summaries: Summaries, probabilities: Array = MIDDLES) -> dict[str, Array]:
@@ -395,7 +388,7 @@ def squared_errors(summaries: Summaries, probabilities: Array = MIDDLES) -> dict
     return found
 
 
-def paired_brier(a: Sequence[Counts], b: Sequence[Counts], draws: int = 2000, seed: int = 0) -> Interval:
+def paired_brier(a: Sequence[Counts], b: Sequence[Counts], draws: int = 2000, seed: int = 0) -> Estimate:
     """Return by how much the Brier score of `a` exceeds that of `b`, with its interval: below 0, `a` is better.
 
     Args:

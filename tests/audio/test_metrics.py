@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from retable.tasks.audio import metrics
+from tests.table_results import numbers
 
 CASES = st.integers(1, 5).flatmap(
     lambda items: st.tuples(
@@ -171,7 +172,7 @@ def test_the_interval_covers_the_true_mean_of_clusters_that_agree():
     random, hits = np.random.default_rng(4), 0
     cluster = np.repeat(np.arange(60), 5)
     for trial in range(60):
-        mean, low, high = metrics.bootstrap(np.repeat(random.normal(size=60), 5), cluster, 200, trial)
+        mean, low, high = numbers(metrics.bootstrap(np.repeat(random.normal(size=60), 5), cluster, 200, trial))
         hits += low <= 0 <= high
         assert low < mean < high
     assert 51 <= hits <= 60
@@ -179,7 +180,7 @@ def test_the_interval_covers_the_true_mean_of_clusters_that_agree():
 
 def test_the_interval_is_that_of_the_normal_distribution_where_scores_are_many():
     values = np.random.default_rng(5).normal(1, 2, size=3000)
-    mean, low, high = metrics.bootstrap(values, np.arange(3000), 2000, 0)
+    mean, low, high = numbers(metrics.bootstrap(values, np.arange(3000), 2000, 0))
     error = values.std() / np.sqrt(3000)
     assert mean == pytest.approx(values.mean())
     assert (mean - low, high - mean) == pytest.approx((1.96 * error, 1.96 * error), rel=0.1)
@@ -190,17 +191,17 @@ def test_a_difference_of_like_scores_is_surer_than_its_parts():
     cluster = np.repeat(np.arange(100), 5)
     a = random.random(500)
     b = a - 0.05 + random.normal(0, 0.01, 500)
-    difference, low, high = metrics.paired_bootstrap(a, b, cluster)
+    difference, low, high = numbers(metrics.paired_bootstrap(a, b, cluster))
     assert difference == pytest.approx(np.mean(a - b)) and 0.04 < low < high < 0.06
-    assert high - low < 0.2 * np.diff(metrics.bootstrap(a, cluster)[1:])[0]
-    assert metrics.paired_bootstrap(a, b, cluster) == metrics.paired_bootstrap(a, b, cluster)
+    assert high - low < 0.2 * np.diff(numbers(metrics.bootstrap(a, cluster))[1:])[0]
+    assert numbers(metrics.paired_bootstrap(a, b, cluster)) == numbers(metrics.paired_bootstrap(a, b, cluster))
 
 
 def test_training_seeds_that_disagree_widen_the_interval():
     random = np.random.default_rng(7)
     a, cluster = random.random((3, 200)), np.arange(200)
     b = a - np.array([[0.2], [0.0], [-0.2]])
-    mean, low, high = metrics.paired_bootstrap(a, b, cluster)
+    mean, low, high = numbers(metrics.paired_bootstrap(a, b, cluster))
     assert mean == pytest.approx(0) and low < -0.1 and high > 0.1
     with pytest.raises(ValueError, match="not of the same"):
         metrics.paired_bootstrap(a, b[:2], cluster)
@@ -208,5 +209,5 @@ def test_training_seeds_that_disagree_widen_the_interval():
 
 def test_queries_without_a_score_do_not_count():
     values = np.array([0.2, np.nan, 0.6, np.nan])
-    mean, low, high = metrics.bootstrap(values, np.array([0, 0, 1, 1]), 500)
+    mean, low, high = numbers(metrics.bootstrap(values, np.array([0, 0, 1, 1]), 500))
     assert mean == pytest.approx(0.4) and (low, high) == pytest.approx((0.2, 0.6))

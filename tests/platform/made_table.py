@@ -10,10 +10,15 @@ from retable.platform.task import Source, find_table
 from retable.platform.worker import Worker
 
 
-def filled_line(storage, scale="smoke"):
-    """Fill the toy's table with the bare loop, but for the row `slow`; return it filled."""
+def filled_line(storage, scale="smoke", published=False):
+    """Fill the toy's table with the bare loop, but for the row `slow`; return it filled.
+
+    `published`: whether its points pass for the paper's own data.
+    """
     task, table = find_table("line/table1")
     task.dataset.prepare(task.config(), storage)
+    info = storage.read_json("data/line/points/dataset.json")
+    storage.write_json("data/line/points/dataset.json", info | {"published": published})
     plan = compile_plan({"line/table1": (task, table)}, storage, scale)
     source = Source.of(storage, "line/points")
     arrays = task.dataset.arrays(pq.read_table(f"{storage.root}/data/line/points/points.parquet"))

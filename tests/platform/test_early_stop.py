@@ -2,13 +2,19 @@
 
 import itertools
 from dataclasses import replace
+from html import unescape
 
 import pytest
 import torch
 
+from retable.platform.filled import FilledTable, fill
+from retable.platform.forms import grid, latex, markdown
 from retable.platform.loop import train
+from retable.platform.page import render
+from retable.platform.plan import compile_plan
 from retable.platform.runs import RunFolder
 from retable.platform.storage import Storage
+from retable.platform.table import Column, Row, Table
 from retable.platform.worker import Worker
 from tests.platform.test_loop import LINE, SMALL, Pair, Stop, outcome, points, stop_now
 
@@ -163,3 +169,45 @@ def test_a_sweep_hears_the_best_epochs_score_at_the_end(storage):
     assert [report["epoch"] for report in heard] == [1, 2, 3, 4]
     assert scores[3] == scores[1] == folder.weights(8)["value"].item() and len(set(scores)) == 3
     assert folder.history()[-1]["score"] == scores[1]
+
+
+def shown(storage, task, *rows, seeds=(3,)):
+    """Fill a table of rows of eight epochs from runs that ended early."""
+    table = Table(title="t", rows=rows, columns=[Column(header="RMSE", metric="rmse")], over={"seed": seeds})
+    changes = {"epochs": 8, "batch": SMALL.batch}
+    tables = {"line/t": (task, replace(table, rows=[replace(row, overrides=changes) for row in rows]))}
+    keep = compile_plan(tables, storage).trainings.values()
+    fit_curves(storage, task, seeds, [training.keep for training in keep])
+    for scoring in compile_plan(tables, storage).unscored:
+        weights = scoring.folder.result()["weights"][str(scoring.view.epoch)]
+        scoring.folder.save_scores(scoring.view, weights, {"rmse": 0.5}, 0.0)
+    return fill(compile_plan(tables, storage), "line/t")
+
+
+def test_a_row_says_which_epoch_it_shows(storage):
+    """Epochs that were not reached have the best epoch's weights under their number."""
+    rows = (Row(label="sixth", view={"epoch": 6}), Row(label="last", view={}), Row(label="second", view={"epoch": 2}))
+    part = shown(storage, patient(2), *rows)
+    assert {row.label: [each.epochs for each in row.replicates] for row in part.rows} == {
+        "sixth": ["6 -> 2"], "last": ["8 -> 2"], "second": [""],
+    }  # fmt: skip
+    assert FilledTable.of_json(part.as_json()).rows == part.rows
+    labels = ["sixth (epoch 6 -> 2)", "last (epoch 8 -> 2)", "second"]
+    assert [line[0] for line in grid(part)[1]] == labels and all(label in repr(part) for label in labels)
+    assert all(f"| {label} |" in markdown(part).replace("&gt;", ">") for label in labels)
+    remark = "sixth: epoch 6 -> 2 (seed=3), the best epoch's weights, as early stopping keeps them."
+    assert remark in markdown(part) and remark in unescape(part._repr_html_())
+    page, details = render([part], "s", storage / "report")
+    assert "6 -> 2" in unescape(page) and remark in unescape(page) and '"epochs": "6 -> 2"' in details
+    assert r"sixth (epoch 6 $\rightarrow$ 2)" in latex(part)
+    assert part.frame()["epochs"].tolist() == ["6 -> 2", "8 -> 2", ""]
+
+
+def test_seeds_that_stopped_elsewhere_are_named_one_by_one_and_a_run_without_early_stopping_not(storage):
+    part = shown(storage, patient(2), Row(label="last", view={}), Row(label="training"), seeds=(3, 4))
+    assert [[each.epochs for each in row.replicates] for row in part.rows] == [["8 -> 2", "8 -> 1"]] * 2
+    assert grid(part)[1][0][0] == "last (epoch 8 -> 2, 8 -> 1)"
+    assert "last: epoch 8 -> 2 (seed=3), 8 -> 1 (seed=4), the best" in markdown(part)
+    whole = replace(patient(9), early_stop=lambda config: None)
+    part = shown(storage / "whole", whole, Row(label="sixth", view={"epoch": 6}), Row(label="last", view={}))
+    assert [each.epochs for row in part.rows for each in row.replicates] == ["", ""] and "->" not in repr(part)

@@ -31,7 +31,7 @@ def browser():
 def report(tmp_path_factory):
     """Write the report of a table at the published scale: one with differences."""
     storage = Storage.open(tmp_path_factory.mktemp("report"))
-    filled_line(storage, "paper")
+    filled_line(storage, "paper", published=True)
     write_report(storage)
     write_report(storage, Storage.open(f"{storage.root}/one"), single=True)
     return storage

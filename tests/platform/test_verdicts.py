@@ -1,19 +1,26 @@
 """Intervals against SciPy's, and against how often they hold the truth."""
 
+import re
+
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy import stats
 
 from retable.platform.verdicts import (
+    MOST,
     UNTESTED,
     Estimate,
     Verdict,
     and_more,
     join,
+    joint_of,
     judge,
     mean_of,
     ratio_of,
     seed_mean,
+    seeds_needed,
     too_few,
     widen,
 )
@@ -101,6 +108,88 @@ def test_a_status_is_where_the_interval_lies(low, high, above_0, about_0):
     assert found.status() == above_0 and found.status(-0.2, 0.2) == about_0
     assert judge(found) == Verdict(above_0, str(found)) and judge(Verdict("holds", "x")) == Verdict("holds", "x")
     assert str(found).endswith(f"[{low:+.1f}, {high:+.1f}] points")
+
+
+def printed(because):
+    """Read the interval that a verdict prints."""
+    found = re.search(r"\[([^,\]]+?), ([^\]]+?)\]", re.sub(r"(?<=\d),(?=\d{3}\b)", "", because))
+    return [float(end.removesuffix("%")) / (100 if end.endswith("%") else 1) for end in found.groups()]
+
+
+ENDS = st.floats(-10, 10) | st.floats(-1e-3, 1e-3) | st.just(np.inf)
+
+
+@given(ENDS, ENDS, st.sampled_from([(0.0, np.inf), (-np.inf, 0.0), (0.9, np.inf), (-0.01, 0.01)]),
+       st.sampled_from(["+.2f", ".0%", "+,.0f", ".3g", "+.1f"]), st.sampled_from([0.95, 0.9875]))  # fmt: skip
+def test_a_status_and_the_interval_that_is_printed_agree(one, other, bounds, form, level):
+    """`holds` beside [+0.00, +0.03] and `not separable` beside [-125 %, -38 %] say nothing of why."""
+    low, high = sorted((one, other))
+    verdict = Estimate(0.0, low, high, "IoU", form, level).verdict(*bounds)
+    shown = printed(verdict.because)
+    inside = bounds[0] < shown[0] and shown[1] < bounds[1]
+    outside = shown[1] < bounds[0] or bounds[1] < shown[0]
+    assert verdict.status == ("holds" if inside else "does not hold" if outside else "not separable")
+    assert ("at 98.75 %, IoU" in verdict.because) == (level == 0.9875)
+
+
+def brute(test):
+    """Return the first number of seeds for which a test is passed."""
+    return next((count for count in range(2, MOST + 1) if test(count)), None)
+
+
+@pytest.mark.parametrize("level", [0.95, 0.9875])
+@pytest.mark.parametrize("spread", [0.3, 0.8, 2.0, 12.0])
+def test_the_seeds_that_a_mean_needs_are_those_of_scipys_interval(spread, level):
+    values = 1 + spread * np.array([-1.0, 1.1, -0.2, 0.1])
+    found, deviation = mean_of([values], level=level), values.std(ddof=1)
+    wanted = brute(lambda n: stats.t.interval(level, n - 1, values.mean(), deviation / np.sqrt(n))[0] > 0)
+    assert seeds_needed(found.ends) == wanted
+    verdict = found.verdict()
+    if verdict.status == "not separable":
+        assert wanted is None or wanted > 4
+        assert f"(at this spread {wanted or 'more than 100'} seeds would separate it)" in verdict.because
+    else:
+        assert wanted <= 4 and "would" not in verdict.because
+
+
+def test_several_groups_need_the_seeds_of_welchs_interval_each():
+    a, b = np.array([1.0, 3.0, -1.5]), np.array([2.0, -1.0, 0.5, 1.2])
+    variances, centre = (a.var(ddof=1), b.var(ddof=1)), (a.mean() + b.mean()) / 2
+
+    def separates(n):
+        parts = np.array(variances) / n
+        freedom = parts.sum() ** 2 / (parts**2 / (n - 1)).sum()
+        return centre > stats.t.ppf(0.975, freedom) * np.sqrt(parts.sum()) / 2
+
+    words = f"{brute(separates)} seeds in each group would separate it"
+    assert brute(separates) > 4 and words in mean_of([a, b]).verdict().because
+
+
+@pytest.mark.parametrize("bound", [0.3, 0.72, 0.9])
+def test_the_seeds_that_a_ratio_needs_are_those_of_students_test_of_its_bound(bound):
+    above, below = np.array([0.61, 0.9, 0.35, 0.66]), np.array([0.9, 1.05, 0.98, 0.87])
+
+    def refused(values, n):
+        return abs(values.mean()) > stats.t.ppf(0.975, n - 1) * values.std(ddof=1) / np.sqrt(n)
+
+    wanted = brute(lambda n: refused(above - bound * below, n) and refused(below, n))
+    assert seeds_needed(ratio_of(above, below).ends, bound) == wanted
+
+
+def test_no_number_of_seeds_makes_up_for_a_small_test_set():
+    seeds = np.array([0.02, 0.05, 0.02])
+    found = joint_of(seeds, 0.01, 0.05)
+    margin = stats.t.ppf(0.975, 2) * stats.sem(seeds)
+    assert (found.low, found.high) == pytest.approx(widen(0.03, 0.01, 0.05, margin))
+    assert found.low < 0
+
+    def separates(n):
+        return 0.03 > np.hypot(0.02, stats.t.ppf(0.975, n - 1) * seeds.std(ddof=1) / np.sqrt(n))
+
+    assert f"{brute(separates)} seeds would" in found.verdict().because
+    words = "(no number of seeds would separate it: the test set is too small)"
+    assert joint_of(seeds, -0.01, 0.07).verdict().because.endswith(words)
+    assert joint_of(np.zeros(3), 0.0, 0.0).verdict() == Verdict("not separable", "+0.00 [+0.00, +0.00]")
 
 
 def test_a_sentence_holds_if_every_part_does_and_fails_by_one():

@@ -26,6 +26,7 @@ from retable.tasks.weather.metrics import (
     squared_errors,
     summarise,
 )
+from tests.table_results import numbers
 
 SHARDS = ("test/2019/boxi_0015", "test/2019/roxi_0004", "test/2020/boxi_0015")
 
@@ -310,12 +311,12 @@ def test_paired_difference_is_the_headlines() -> None:
     _, second = three(80)
     thresholds = dict.fromkeys(SHARDS, 0.5)
     a, b = sequence_counts(first, thresholds), sequence_counts(second, thresholds)
-    difference, low, high = paired_difference(a, b, draws=200)
+    difference, low, high = numbers(paired_difference(a, b, draws=200))
     assert difference == pytest.approx(scores(first, thresholds, 1)["iou"] - scores(second, thresholds, 1)["iou"])
     assert low < difference < high
-    assert paired_difference(b, a, draws=200) == pytest.approx((-difference, -high, -low))
-    assert paired_difference(a, b, draws=200) != paired_difference(a, b, draws=200, seed=1)
-    assert paired_difference(a, a) == (0, 0, 0)
+    assert numbers(paired_difference(b, a, draws=200)) == pytest.approx((-difference, -high, -low))
+    assert numbers(paired_difference(a, b, draws=200)) != numbers(paired_difference(a, b, draws=200, seed=1))
+    assert numbers(paired_difference(a, a)) == (0, 0, 0)
 
 
 def test_paired_difference_is_a_naive_bootstrap_and_students_interval_of_the_seeds() -> None:
@@ -335,7 +336,7 @@ def test_paired_difference_is_a_naive_bootstrap_and_students_interval_of_the_see
         seeds.mean() - np.hypot(seeds.mean() - low, margin),
         seeds.mean() + np.hypot(high - seeds.mean(), margin),
     )
-    difference, found_low, found_high = paired_difference(a, b, draws=4000)
+    difference, found_low, found_high = numbers(paired_difference(a, b, draws=4000))
     assert difference == pytest.approx(seeds.mean())
     assert (found_low, found_high) == pytest.approx((low, high), abs=0.1 * (high - low))
 
@@ -365,7 +366,7 @@ def test_paired_brier_is_the_difference_of_the_scores_and_a_naive_bootstrap() ->
     low, high = np.percentile(drawn, [2.5, 97.5])
     mean = float(np.mean(gaps))
     wanted = mean - np.hypot(mean - low, margin), mean + np.hypot(high - mean, margin)
-    difference, *ends = paired_brier(a, b, draws=4000)
+    difference, *ends = numbers(paired_brier(a, b, draws=4000))
     assert difference == pytest.approx(mean)
     assert ends == pytest.approx(wanted, abs=0.1 * (wanted[1] - wanted[0]))
 
@@ -376,15 +377,17 @@ def test_pairing_narrows_the_interval() -> None:
         rain, skill = random.gamma(2, 500, 60), random.random(60)  # some sequences are easy, for both forecasts
         for side, share in ((a, skill), (b, 0.95 * skill)):
             side[shard] = np.stack([rain * share, rain * (1 - share), rain * (1 - share)], axis=-1).astype(int)
-    _, low, high = paired_difference(a, b)
-    _, wide_low, wide_high = paired_difference(a, {shard: random.permutation(table) for shard, table in b.items()})
+    _, low, high = numbers(paired_difference(a, b))
+    _, wide_low, wide_high = numbers(
+        paired_difference(a, {shard: random.permutation(table) for shard, table in b.items()})
+    )
     assert wide_low < 0 < low < high < wide_high
     assert wide_high - wide_low > 5 * (high - low)
 
 
 def test_interval_covers_the_truth_about_as_often_as_it_says() -> None:
     truth = 0.54 / 1.46 - 1 / 3  # hits h of rain r, with r - h false alarms and misses: h / (2 r - h)
-    intervals = [paired_difference(*counts_with_noise(seed, 0.04), draws=400)[1:] for seed in range(100)]
+    intervals = [numbers(paired_difference(*counts_with_noise(seed, 0.04), draws=400))[1:] for seed in range(100)]
     assert 88 <= sum(low <= truth <= high for low, high in intervals) <= 100
 
 

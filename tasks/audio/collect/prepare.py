@@ -14,6 +14,8 @@ from retable.tasks.audio.collect.recordings import write_dataset
 from retable.tasks.audio.config import Config
 
 GENERATED = "generated-"
+CORPORA, CLOTHO_TESTS = {"clotho", "audiocaps", "wavcaps"}, 1045
+"""What the paper trains on, and the recordings that it tests on."""
 FEW = 500
 """Recordings below which one process makes them all: starting another takes seconds."""
 
@@ -69,6 +71,12 @@ def make_generated(place: Storage, name: str, size: str) -> dict[str, Any]:
     workers = (os.cpu_count() or 1) if len(made) > FEW else 1
     with progress_bar(f"generating {name}") as show:
         return write_dataset(place, name, "generated", "mel", made, show, workers, named("keywords"))
+
+
+def is_published(info: Mapping[str, Any]) -> bool:
+    """Return whether data are the paper's: three corpora, all of Clotho's test set, captions rewritten by GPT-3.5."""
+    whole = info.get("kind") == "dcase2023" and info["rows"]["test"] == CLOTHO_TESTS
+    return whole and CORPORA <= set(info["corpora"]) and info.get("rewrites", "").startswith("gpt-3.5-turbo")
 
 
 def describe(info: Mapping[str, Any]) -> str:

@@ -331,6 +331,11 @@ def video_frames(path: Path, every: int) -> Generator[tuple[int, Array], None, N
                 yield number, np.asarray(frame.to_ndarray(format="rgb24"))
 
 
+def is_published(info: Mapping[str, Any]) -> bool:
+    """Return whether photographs are those of COCO 2017."""
+    return info.get("source") == "coco"
+
+
 def describe(info: Mapping[str, Any]) -> str:
     """Say in one clause where a data set comes from, for reports."""
     count = f"{info['training']:,}"

@@ -295,6 +295,11 @@ def lengths(slots: Mapping[tuple[int, str], Slots]) -> tuple[int, int]:
     return inputs or 4, forecast or 32
 
 
+def is_published(info: Mapping[str, Any]) -> bool:
+    """Return whether data are the competition's, with the tests that the paper was scored on."""
+    return info.get("source") == "w4c22" and info.get("holdout") == "official"
+
+
 def describe(info: Mapping[str, Any]) -> str:
     """Say in one clause where a data set comes from, for reports."""
     size, regions, years = info["size"], len(info["regions"]), len(info["years"])
