@@ -161,7 +161,7 @@ def train_job(members: Members, launch: Launch, worker: Worker) -> None:
     import torch
 
     from retable.platform.loop import train
-    from retable.platform.provenance import here
+    from retable.platform.provenance import code_of, here
     from retable.platform.stages import score_weights
     from retable.platform.track import tracked
 
@@ -171,7 +171,8 @@ def train_job(members: Members, launch: Launch, worker: Worker) -> None:
     configs, task = job.configs, find(job.task)
     source = Source.of(launch.storage, task.dataset.where(configs[0]))
     if worker.rank == 0:
-        facts = {**launch.provenance, **here(), "data": source.info, "stack": len(configs)}
+        code = code_of(task.name)
+        facts = {**launch.provenance, **here(), "code": code, "data": source.info, "stack": len(configs)}
         for folder, config in zip(folders, configs, strict=True):
             folder.begin(config, task.version, {**facts, "seed": config.seed})
         worker = dataclasses.replace(worker, save=folders[0].folder.write, confirm=members.confirm, note=members.note)

@@ -297,7 +297,8 @@ def measure_one(
         given = dict(row.arguments)
         if row.reads_data:
             given["source"] = Source.of(storage, data) if storage.exists(f"data/{data}/dataset.json") else None
-        found = {"metrics": dict(row.measure(config, **given)), "provenance": collect(), "measured on": measured_on}
+        made = collect(stem.split("/")[1])
+        found = {"metrics": dict(row.measure(config, **given)), "provenance": made, "measured on": measured_on}
         storage.write_json(f"{stem}{device_slug()}.json", found)
     except Exception as error:
         return one_line(error)
