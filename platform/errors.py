@@ -112,6 +112,38 @@ def one_line(error: BaseException) -> str:
     return redact(f"{type(cause).__name__}: {text[-1] if text else ''}{place}")
 
 
+TRACEBACK = "traceback.txt"
+"""File that keeps the traceback of what failed."""
+LINES = 100
+"""Lines that are kept of a long traceback: so many of its beginning, and of its end."""
+WIDTH = 500
+"""Characters that are kept of each."""
+
+
+def traceback_of(error: BaseException) -> str:
+    """Return an error's traceback with its causes, of bounded size and without secrets; nothing for a user's mistake.
+
+    Of a Train group it is that of each worker that failed, by rank.
+    """
+    failures = getattr(error, "worker_failures", None)
+    if not failures:
+        return "" if isinstance(error, UserError) else _bounded("".join(traceback.format_exception(error)))
+    texts = []
+    for rank, failure in sorted(failures.items()):
+        if not isinstance(getattr(failure, "_base_exc", failure), UserError):
+            text = getattr(failure, "_traceback_str", "") or "".join(traceback.format_exception(failure))
+            texts.append(f"worker {rank}:\n{_bounded(text)}")
+    return "\n".join(texts)
+
+
+def _bounded(text: str) -> str:
+    """Return the beginning and the end of a text, without secrets; in a short one a regular expression is quick."""
+    lines = text.splitlines()
+    if len(lines) > 2 * LINES:
+        lines = [*lines[:LINES], f"... {len(lines) - 2 * LINES} lines left out ...", *lines[-LINES:]]
+    return redact("\n".join(redact(line[: 20 * WIDTH])[:WIDTH] for line in lines)) + "\n"
+
+
 @contextmanager
 def disk_errors(what: str) -> Iterator[None]:
     """Turn the failures of a disk or bucket at `what` into one clear line.

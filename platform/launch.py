@@ -298,7 +298,7 @@ def run_job(job: Job, launch: Launch, work: str) -> None:
         with (
             attempts.held(members.attempts),
             notice.heeded(members.attempts, relayed=group),
-            failures_kept(members.folders),
+            failures_kept(members.attempts),
         ):
             if job.needs.workers > 1:
                 train_group(members, launch)
@@ -310,16 +310,16 @@ def run_job(job: Job, launch: Launch, work: str) -> None:
 
 
 @contextmanager
-def failures_kept(folders: Sequence[RunFolder]) -> Iterator[None]:
-    """Keep with each run why it failed, where the block does."""
+def failures_kept(tried: Sequence[Attempt]) -> Iterator[None]:
+    """Keep with each run why it failed, where the block does; a storage that fails then does not hide that."""
     try:
         yield
     except attempts.Taken:
         raise
     except Exception as error:
-        for folder in folders:
-            with suppress(UserError):
-                folder.fail(one_line(error))
+        for attempt in tried:
+            with suppress(Exception):
+                attempt.fail(error)
         raise
 
 

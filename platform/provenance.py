@@ -19,6 +19,7 @@ from retable.platform import commit as commits
 from retable.platform.errors import redact_command
 
 PACKAGES = ("retable", "ray", "torch", "numpy", "pyarrow", "gymnasium", "mujoco", "monai", "timm", "transformers")
+UNKNOWN = "commit not known"
 
 
 @functools.cache
@@ -80,7 +81,7 @@ def name_of(made: Mapping[str, Any], digits: int = 7) -> str:
         return f"commit {str(made['commit'])[:digits]}{' and changes' if made.get('dirty') else ''}"
     if made.get("code"):
         whole = hashlib.sha256(json.dumps(made["code"], sort_keys=True).encode()).hexdigest()
-        return f"commit not known; code {whole[:digits]}"
+        return f"{UNKNOWN}; code {whole[:digits]}"
     return ""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +12,7 @@ from retable.platform.attempt import DEATHS
 from retable.platform.board import Board
 from retable.platform.cluster import resource_of
 from retable.platform.config import Config, View
-from retable.platform.errors import UserError, one_line
+from retable.platform.errors import TRACEBACK, UserError, one_line, traceback_of
 from retable.platform.needs import Resources
 from retable.platform.plan import Plan, Prediction, Scoring, device_slug, name_of, name_of_view
 from retable.platform.provenance import collect
@@ -152,8 +153,10 @@ def predict_one(task_name: str, config: Config, view: View, folder: RunFolder, j
             if joined:
                 write_arrays(place, f"{shard}/predictions.npz", predictions)
             write_arrays(place, f"{shard}/summary.npz", task.summarise(config, view, predictions, source, shard))
+        if weights is not None:
+            folder.folder.remove(f"views/{view_key(view)}/{TRACEBACK}")
     except Exception as error:
-        return one_line(error)
+        return failed(folder, view, error)
     return None
 
 
@@ -217,9 +220,18 @@ def score_one(task_name: str, config: Config, view: View, folder: RunFolder, *fa
         source = Source.of(folder.storage, task.dataset.where(config))
         metrics = task.evaluate(config, view, summaries(task, config, view, folder), source)
         folder.save_scores(view, weights_digest(folder, view), metrics, time.perf_counter() - start)
+        folder.folder.remove(f"views/{view_key(view)}/{TRACEBACK}")
     except Exception as error:
-        return one_line(error)
+        return failed(folder, view, error)
     return None
+
+
+def failed(folder: RunFolder, view: View, error: Exception) -> str:
+    """Keep the traceback of a prediction or scoring with its view, if the storage can; return the error in a line."""
+    with suppress(Exception):
+        if text := traceback_of(error):
+            folder.folder.write(f"views/{view_key(view)}/{TRACEBACK}", text)
+    return one_line(error)
 
 
 def predict_and_score(task: Task, config: Config, view: View, folder: RunFolder) -> str | None:
