@@ -25,6 +25,7 @@ from typing import Any
 import psutil
 
 from retable.platform.errors import TRACEBACK, UserError, one_line, traceback_of
+from retable.platform.provenance import code_ran
 from retable.platform.runs import RunFolder
 
 BEAT = 20.0
@@ -125,7 +126,12 @@ def claim(folder: RunFolder, work: str, step: int, dead: int = 0) -> Attempt:
     if all(_died(folder, number, work, step) for number in range(last, last - DEATHS, -1)):
         raise UserError(f"its process died {DEATHS} times at step {step}; it may need more memory than there is")
     name = os.urandom(8).hex()
-    attempt = Attempt(folder, last + 1, name, {"id": name, **_self(), "work": work, "step": step, "started": _now()})
+    attempt = Attempt(
+        folder,
+        last + 1,
+        name,
+        {"id": name, **_self(), **code_ran(folder.task), "work": work, "step": step, "started": _now()},
+    )
     if not folder.folder.claim(attempt.path, f"{name}.json", _record(attempt.facts, "running", 0)):
         raise Taken([folder])
     return attempt

@@ -142,7 +142,7 @@ class quiet:
 
 @app.command("show")
 def show_run(run: RunName, storage: Where = "results", as_json: Json = False) -> None:
-    """Show a run: its config, last metrics, provenance, attempts, views with scores, and files.
+    """Show a run: its config, last metrics, provenance, attempts, last traceback, views with scores, files.
 
     Examples: `retable show latest --json` · `retable show rl/table1/dense`
     """
@@ -163,7 +163,7 @@ def show_run(run: RunName, storage: Where = "results", as_json: Json = False) ->
         "trained": f"{clock(found['seconds'])}, attempts: {(found['attempts'] and len(found['attempts'])) or 1}",
         "begun": f"{made.get('started', '?')} on {made.get('host', '?')} ({made.get('device', '?')})",
         "commit": name_of(made, 12).removeprefix("commit ") or "not recorded",
-        "code": code_words(found["code"]["differs"]),
+        "code": code_words(**found["code"]),
         "command": made.get("command", "?"),
         "data": str(found["result"].get("data", (made.get("data") or {}).get("digest", "?")))[:16],
         "files": f"{len(found['files'])}, {size(found['size'])}, in {folder.folder}",
@@ -189,12 +189,13 @@ def show_run(run: RunName, storage: Where = "results", as_json: Json = False) ->
         section(f"scores ({said})", view.get("metrics") or {})
 
 
-def code_words(differs: Sequence[str] | None) -> str:
-    """Return in words which parts of a run's code differ from the code that shows it."""
+def code_words(differs: Sequence[str] | None, changed: Sequence[str]) -> str:
+    """Return in words which parts of a run's code differ from the code that shows it, and changed while it trained."""
     if differs is None:
         return "not recorded"
     verb = "differs" if len(differs) == 1 else "differ"
-    return f"{', '.join(differs)} {verb} from the code here" if differs else "the same as now"
+    words = f"{', '.join(differs)} {verb} from the code here" if differs else "the same as now"
+    return words + (f"; an attempt went on with another {', '.join(changed)}" if changed else "")
 
 
 def section(title: str, values: Mapping[str, Any], most: int = 30) -> None:
@@ -245,7 +246,7 @@ def tables(storage: Where = "results", as_json: Json = False) -> None:
 
 @app.command()
 def diff(first: RunName, second: RunName, storage: Where = "results", as_json: Json = False) -> None:
-    """Show what two runs differ in: config, data, versions, machine, and their metrics and scores side by side.
+    """Show what two runs differ in: config, data, code, versions, machine, and their metrics and scores side by side.
 
     Example: `retable diff rl/table1/dense latest`
     """

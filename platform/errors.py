@@ -7,7 +7,7 @@ import errno
 import re
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 HIDDEN = "***"
 """What stands in place of a secret."""
@@ -130,10 +130,21 @@ def traceback_of(error: BaseException) -> str:
         return "" if isinstance(error, UserError) else _bounded("".join(traceback.format_exception(error)))
     texts = []
     for rank, failure in sorted(failures.items()):
-        if not isinstance(getattr(failure, "_base_exc", failure), UserError):
-            text = getattr(failure, "_traceback_str", "") or "".join(traceback.format_exception(failure))
-            texts.append(f"worker {rank}:\n{_bounded(text)}")
+        if not isinstance(failure, UserError):
+            text = getattr(failure, "traceback_text", "") or _bounded("".join(traceback.format_exception(failure)))
+            texts.append(f"worker {rank}:\n{text}")
     return "\n".join(texts)
+
+
+@contextmanager
+def traceback_carried() -> Iterator[None]:
+    """Let an error carry its traceback as text to the process that reads it: pickling an error drops the traceback."""
+    try:
+        yield
+    except Exception as error:
+        with suppress(AttributeError):
+            error.traceback_text = traceback_of(error)  # type: ignore[attr-defined]
+        raise
 
 
 def _bounded(text: str) -> str:

@@ -21,7 +21,7 @@ from retable.platform import notice
 from retable.platform.attempt import Attempt
 from retable.platform.cluster import check_node, check_room, cpu_share, possible_resources, trial_memory
 from retable.platform.config import Config, override
-from retable.platform.errors import Unreachable, UserError, disk_errors, nearest, one_line
+from retable.platform.errors import Unreachable, UserError, disk_errors, nearest, one_line, traceback_carried
 from retable.platform.needs import Needs
 from retable.platform.needs import Resources as Resources
 from retable.platform.plan import status
@@ -432,7 +432,7 @@ def train_worker(settings: Mapping[str, Any]) -> None:
     rank, members = place.get_world_rank(), settings["members"]
     with notice.passed_on(members.attempts, rank) as answer:
         worker = Worker(rank, place.get_world_size(), device, ray.train.report, **heeding(answer))
-        with waiting():
+        with traceback_carried(), waiting():
             train_job(members, settings["launch"], worker)
 
 

@@ -64,9 +64,9 @@ def code_of(task: str) -> dict[str, str]:
     return {name: found for name, found in _code().items() if name in ("platform", f"tasks/{task}")}
 
 
-def same_code(kept: Mapping[str, Any]) -> list[str] | None:
-    """Return the parts of the code that differ from those of this process; None where a provenance has no digests."""
-    before = kept.get("code")
+def differing(made: Mapping[str, Any]) -> list[str] | None:
+    """Return the parts of a run's code that differ from this process's; None where its provenance has no digests."""
+    before = made.get("code")
     if not isinstance(before, dict) or not before:
         return None
     return [name for name, found in before.items() if _code().get(name) != found]

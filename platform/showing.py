@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from retable.platform import provenance
@@ -115,15 +115,14 @@ def whole(folder: RunFolder) -> dict[str, Any]:
     result = _read(folder, "result.json", files)
     log = _log(folder) if "metrics.jsonl" in files else {}
     made = _read(folder, "provenance.json", files)
+    tries = [_read(folder, path, files) for path in sorted(files) if re.fullmatch(r"attempts/\d+/[^/]+\.json", path)]
     return {
         **run.as_json(),
         "metrics": result.get("metrics") or log,
         "result": {name: value for name, value in result.items() if name != "metrics"},
         "provenance": made,
-        "code": {"differs": provenance.same_code(made)},
-        "attempts": [
-            _read(folder, path, files) for path in sorted(files) if re.fullmatch(r"attempts/\d+/[^/]+\.json", path)
-        ],
+        "code": {"differs": provenance.differing(made), "changed": _changed([made, *tries])},
+        "attempts": tries,
         "notes": [
             " ".join(_text(folder, path).split())
             for path in sorted(files)
@@ -179,7 +178,7 @@ def compare(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, di
         "config": (first["config"], second["config"]),
         "data": (_data(first), _data(second)),
         "versions": (first["provenance"].get("versions") or {}, second["provenance"].get("versions") or {}),
-        "code": (_code(first), _code(second)),
+        "code": (_code(first["provenance"]), _code(second["provenance"])),
         "made by": (_made(first), _made(second)),
     }
     found = {name: _changes(*both) for name, both in pairs.items()}
@@ -209,9 +208,15 @@ def _data(run: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**{f"data.{name}": value for name, value in made.items()}, "digest": run["result"].get("data")}
 
 
-def _code(run: Mapping[str, Any]) -> Mapping[str, Any]:
-    kept = run["provenance"].get("code")
+def _code(made: Mapping[str, Any]) -> Mapping[str, Any]:
+    kept = made.get("code")
     return kept if isinstance(kept, dict) else {}
+
+
+def _changed(made: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the parts of the code that were not the same in all of a run's attempts."""
+    first, *others = [code for code in map(_code, made) if code] or [{}]
+    return sorted({name for code in others for name in _changes(first, code)})
 
 
 def _made(run: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -164,10 +164,14 @@ def test_show_and_diff_say_which_parts_of_the_code_differ(retable, storage):
         shown = retable("show", run.fingerprint, "--storage", storage.root).stdout
         assert commit in shown and re.search(rf"^\s*code\s+{words}\s*$", shown, re.MULTILINE), shown
         plain = json.loads(retable("show", run.fingerprint, "--storage", storage.root, "--json").stdout)
-        assert plain["code"] == {"differs": differs}
+        assert plain["code"] == {"differs": differs, "changed": []}
     words = ("diff", one.fingerprint, other.fingerprint, "--storage", storage.root)
     assert json.loads(retable(*words, "--json").stdout)["code"] == {"tasks/line": [now["tasks/line"], "0"]}
     assert re.search(r"^code\s*$", retable(*words).stdout, re.MULTILINE)
+    attempt(one, number=1, code=now)
+    attempt(one, number=2, code=now | {"platform": "0"})
+    said = retable("show", one.fingerprint, "--storage", storage.root).stdout
+    assert "the same as now; an attempt went on with another platform" in said
 
 
 def test_secrets_of_a_command_are_not_shown(retable, storage):
