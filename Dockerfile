@@ -1,6 +1,7 @@
 # An image of retable for every node of a cluster: Ray's head, its workers, a server. From the repository's root:
-#   docker build --tag REGISTRY/retable:gpu .
-#   docker build --tag REGISTRY/retable:cpu --build-arg TORCH=cpu .
+#   docker build --build-arg COMMIT=$(python3 -m retable.platform.commit) --tag REGISTRY/retable:gpu .
+#   docker build --build-arg COMMIT=$(python3 -m retable.platform.commit) --tag REGISTRY/retable:cpu --build-arg TORCH=cpu .
+# COMMIT (Python 3.11 prints it) goes into the provenance of what the image runs; without it, that has the code's digest.
 # The GPU image needs the driver of its node alone: PyTorch's wheels bring CUDA. Another base does as well, if it is
 # Debian or Ubuntu with Python 3.11 and venv: --build-arg BASE=...
 ARG BASE=python:3.11-slim-bookworm
@@ -29,7 +30,9 @@ RUN apt-get update \
     && useradd --uid 1000 --gid 1000 --create-home --shell /bin/bash ray
 COPY --from=packages /opt/venv /opt/venv
 COPY . /opt/retable
+ARG COMMIT=
 RUN /opt/venv/bin/pip install --no-cache-dir --no-deps --no-build-isolation --editable /opt/retable \
+    && if [ -n "$COMMIT" ]; then /opt/venv/bin/python -m retable.platform.commit --write "$COMMIT"; fi \
     && /opt/venv/bin/python -m compileall -q /opt/retable
 ENV PATH=/opt/venv/bin:$PATH \
     NVIDIA_VISIBLE_DEVICES=all \

@@ -1,6 +1,6 @@
 """Whose a run is: attempts at it are numbered, and it belongs to the newest.
 
-    runs/<task>/<fingerprint>/attempts/<0001>/<name>.json
+    runs/<task>/<fingerprint>/attempts/<0001>/<name>.json, note.txt, traceback.txt
 
 Two commands, or a machine that was given up and still computes, may want to write to one run. Each process that trains
 first makes the next number its own, in one step that only one of them can make. Whoever is not the newest any more
@@ -24,7 +24,8 @@ from typing import Any
 
 import psutil
 
-from retable.platform.errors import UserError
+from retable.platform.errors import TRACEBACK, UserError, one_line, traceback_of
+from retable.platform.provenance import code_ran
 from retable.platform.runs import RunFolder
 
 BEAT = 20.0
@@ -70,6 +71,12 @@ class Attempt:
     def note(self, text: str) -> None:
         """Keep a line about what happened, for whoever looks at the run's attempts."""
         self.folder.folder.write(f"{self.path}/note.txt", text)
+
+    def fail(self, error: BaseException) -> None:
+        """Keep why the run failed, in a line, and the traceback where it is no user's mistake."""
+        self.folder.fail(one_line(error))
+        if text := traceback_of(error):
+            self.folder.folder.write(f"{self.path}/{TRACEBACK}", text)
 
     def tell(self, state: str, beat: int) -> None:
         """Say that we live, or that we let go."""
@@ -119,7 +126,12 @@ def claim(folder: RunFolder, work: str, step: int, dead: int = 0) -> Attempt:
     if all(_died(folder, number, work, step) for number in range(last, last - DEATHS, -1)):
         raise UserError(f"its process died {DEATHS} times at step {step}; it may need more memory than there is")
     name = os.urandom(8).hex()
-    attempt = Attempt(folder, last + 1, name, {"id": name, **_self(), "work": work, "step": step, "started": _now()})
+    attempt = Attempt(
+        folder,
+        last + 1,
+        name,
+        {"id": name, **_self(), **code_ran(folder.task), "work": work, "step": step, "started": _now()},
+    )
     if not folder.folder.claim(attempt.path, f"{name}.json", _record(attempt.facts, "running", 0)):
         raise Taken([folder])
     return attempt

@@ -342,7 +342,7 @@ def fill_tables(
 
 def print_section(part: Any) -> None:
     """Print a filled table, and the verdicts of a table or figure."""
-    from retable.platform.forms import about, grid, remarks
+    from retable.platform.forms import about, commits, grid, remarks
     from retable.platform.verdicts import NOT_JUDGED, and_more, plural
 
     console.print(f"\n[bold]{part.name}[/]  {part.title}")
@@ -357,7 +357,7 @@ def print_section(part: Any) -> None:
         for line in lines:
             shown.add_row(*line)
         console.print(shown)
-    for remark in remarks(part):
+    for remark in filter(None, [commits(part), *remarks(part)]):
         say(remark)
     colours = {"holds": "green", "does not hold": "red", "not separable": "yellow"}
     for claim in part.claims:

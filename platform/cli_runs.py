@@ -29,6 +29,10 @@ MOST = 40
 """Most runs that are shown where nobody says how many."""
 
 
+LAST = 12
+"""Last lines that are shown of a traceback."""
+
+
 def plain(text: object) -> str:
     """Return a text in one line, without what would move a terminal's cursor: names on a storage may be anybody's."""
     shown = " ".join(redact(str(text)).split())
@@ -138,11 +142,12 @@ class quiet:
 
 @app.command("show")
 def show_run(run: RunName, storage: Where = "results", as_json: Json = False) -> None:
-    """Show a run: its config, last metrics, provenance, attempts, views with scores, and files.
+    """Show a run: its config, last metrics, provenance, attempts, last traceback, views with scores, files.
 
     Examples: `retable show latest --json` · `retable show rl/table1/dense`
     """
-    from retable.platform.showing import find_run, whole
+    from retable.platform.provenance import name_of
+    from retable.platform.showing import find_run, last_tracebacks, whole
     from retable.platform.storage import Storage
 
     folder = find_run(Storage.open(storage), run)
@@ -157,7 +162,8 @@ def show_run(run: RunName, storage: Where = "results", as_json: Json = False) ->
         "epochs": f"{found['epoch']} of {found['epochs']}",
         "trained": f"{clock(found['seconds'])}, attempts: {(found['attempts'] and len(found['attempts'])) or 1}",
         "begun": f"{made.get('started', '?')} on {made.get('host', '?')} ({made.get('device', '?')})",
-        "commit": f"{str(made.get('commit', 'none'))[:12]}{' with changes' if made.get('dirty') else ''}",
+        "commit": name_of(made, 12).removeprefix("commit ") or "not recorded",
+        "code": code_words(**found["code"]),
         "command": made.get("command", "?"),
         "data": str(found["result"].get("data", (made.get("data") or {}).get("digest", "?")))[:16],
         "files": f"{len(found['files'])}, {size(found['size'])}, in {folder.folder}",
@@ -169,11 +175,27 @@ def show_run(run: RunName, storage: Where = "results", as_json: Json = False) ->
         facts["took"] = f"{clock(cpu)} of CPU cores{on}, {size(memory)} of memory at most"
     facts |= {f"note {number}": note for number, note in enumerate(found["notes"], 1)}
     show(grid(("", ""), facts.items()))
+    for path, text in last_tracebacks(found).items():
+        lines = text.splitlines()
+        about = f"all {len(lines)} lines" if len(lines) > LAST else "also"
+        console.print(f"\ntraceback ({about} in {plain(folder.folder)}/{plain(path)})", style="bold", markup=False)
+        for line in lines[-LAST:]:
+            indent = len(line) - len(line.lstrip(" "))
+            console.print(f"{' ' * indent}{plain(line)}", markup=False, highlight=False)
     section("config", found["config"])
     section("last metrics", found["metrics"])
     for view in found["views"].values():
         said = ", ".join(f"{path}={value}" for path, value in (view.get("view") or {}).items())
         section(f"scores ({said})", view.get("metrics") or {})
+
+
+def code_words(differs: Sequence[str] | None, changed: Sequence[str]) -> str:
+    """Return in words which parts of a run's code differ from the code that shows it, and changed while it trained."""
+    if differs is None:
+        return "not recorded"
+    verb = "differs" if len(differs) == 1 else "differ"
+    words = f"{', '.join(differs)} {verb} from the code here" if differs else "the same as now"
+    return words + (f"; an attempt went on with another {', '.join(changed)}" if changed else "")
 
 
 def section(title: str, values: Mapping[str, Any], most: int = 30) -> None:
@@ -224,7 +246,7 @@ def tables(storage: Where = "results", as_json: Json = False) -> None:
 
 @app.command()
 def diff(first: RunName, second: RunName, storage: Where = "results", as_json: Json = False) -> None:
-    """Show what two runs differ in: config, data, versions, machine, and their metrics and scores side by side.
+    """Show what two runs differ in: config, data, code, versions, machine, and their metrics and scores side by side.
 
     Example: `retable diff rl/table1/dense latest`
     """

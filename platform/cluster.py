@@ -22,6 +22,7 @@ from types import FrameType
 from typing import Any
 
 import retable
+from retable.platform import commit
 from retable.platform.board import errors
 from retable.platform.errors import UserError, one_line
 from retable.platform.storage import PATIENCE, Storage
@@ -44,7 +45,7 @@ QUIET = {
 for _name, _value in QUIET.items():  # here, not where Ray starts: Ray reads some of them when it is imported
     os.environ.setdefault(_name, _value)
 
-SENT = ("RAY_ADDRESS", "RETABLE_TASKS", PATIENCE)
+SENT = ("RAY_ADDRESS", "RETABLE_TASKS", PATIENCE, commit.VARIABLE)
 """Variables that hold on every node of a cluster that is joined."""
 INTERRUPTED = "interrupted; the same command goes on where it stopped"
 SHARED = "name a bucket (s3://...) or a folder that every node mounts at the same place"

@@ -7,7 +7,7 @@ import errno
 import re
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 HIDDEN = "***"
 """What stands in place of a secret."""
@@ -110,6 +110,49 @@ def one_line(error: BaseException) -> str:
     frames = traceback.extract_tb(cause.__traceback__)
     place = f" ({frames[-1].filename.rsplit('/', 1)[-1]}:{frames[-1].lineno})" if frames else ""
     return redact(f"{type(cause).__name__}: {text[-1] if text else ''}{place}")
+
+
+TRACEBACK = "traceback.txt"
+"""File that keeps the traceback of what failed."""
+LINES = 100
+"""Lines that are kept of a long traceback: so many of its beginning, and of its end."""
+WIDTH = 500
+"""Characters that are kept of each."""
+
+
+def traceback_of(error: BaseException) -> str:
+    """Return an error's traceback with its causes, of bounded size and without secrets; nothing for a user's mistake.
+
+    Of a Train group it is that of each worker that failed, by rank.
+    """
+    failures = getattr(error, "worker_failures", None)
+    if not failures:
+        return "" if isinstance(error, UserError) else _bounded("".join(traceback.format_exception(error)))
+    texts = []
+    for rank, failure in sorted(failures.items()):
+        if not isinstance(failure, UserError):
+            text = getattr(failure, "traceback_text", "") or _bounded("".join(traceback.format_exception(failure)))
+            texts.append(f"worker {rank}:\n{text}")
+    return "\n".join(texts)
+
+
+@contextmanager
+def traceback_carried() -> Iterator[None]:
+    """Let an error carry its traceback as text to the process that reads it: pickling an error drops the traceback."""
+    try:
+        yield
+    except Exception as error:
+        with suppress(AttributeError):
+            error.traceback_text = traceback_of(error)  # type: ignore[attr-defined]
+        raise
+
+
+def _bounded(text: str) -> str:
+    """Return the beginning and the end of a text, without secrets; in a short one a regular expression is quick."""
+    lines = text.splitlines()
+    if len(lines) > 2 * LINES:
+        lines = [*lines[:LINES], f"... {len(lines) - 2 * LINES} lines left out ...", *lines[-LINES:]]
+    return redact("\n".join(redact(line[: 20 * WIDTH])[:WIDTH] for line in lines)) + "\n"
 
 
 @contextmanager

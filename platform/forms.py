@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from retable.platform.config import describe, set_line
 from retable.platform.filled import Cell, FilledClaim, FilledRow, FilledTable, slug_of
+from retable.platform.provenance import UNKNOWN, name_of
 from retable.platform.verdicts import NOT_JUDGED, UNTESTED, Status, and_more
 
 SMOKE = "smoke"
@@ -80,6 +81,18 @@ def remarks(part: FilledTable) -> list[str]:
     return found
 
 
+def commits(part: FilledTable) -> str:
+    """Return a sentence that names the commits that measured a table; nothing where it has no runs."""
+    named = Counter(name_of(run["provenance"]) for run in part.runs.values())
+    untold = named.pop("", 0)
+    names = sorted(named)
+    known = [name.removeprefix("commit ") for name in names if not name.startswith(UNKNOWN)]
+    words = [f"commit{'s' if len(known) > 1 else ''} {and_more(known, 5)}"] if known else []
+    words += [and_more([name for name in names if name.startswith(UNKNOWN)], 1)] if len(known) < len(names) else []
+    words += [f"code not recorded for {untold} of {len(part.runs)} runs"] if untold else []
+    return f"Measured by {'; '.join(words)}." if words else ""
+
+
 def about(part: FilledTable) -> str:
     """Say what a section's numbers are: scale, replicates, spread, data, changes."""
     words = [f"scale {part.scale} ({part.scale_about})"]
@@ -115,6 +128,7 @@ def markdown(part: FilledTable) -> str:
         lines += [_line(header), "|---|" + "--:|" * (len(header) - 1), *map(_line, rows), ""]
     elif part.filled:
         lines += [f"![{_plain(part.title)}]({slug_of(part)}.png)", ""]
+    lines += [f"{said}\n"] if (said := commits(part)) else []
     for status_line in map(_claim_line, in_order(part.claims)):
         lines.append(status_line)
     lines += [""] if part.claims else []

@@ -21,7 +21,7 @@ from retable.platform import notice
 from retable.platform.attempt import Attempt
 from retable.platform.cluster import check_node, check_room, cpu_share, possible_resources, trial_memory
 from retable.platform.config import Config, override
-from retable.platform.errors import Unreachable, UserError, disk_errors, nearest, one_line
+from retable.platform.errors import Unreachable, UserError, disk_errors, nearest, one_line, traceback_carried
 from retable.platform.needs import Needs
 from retable.platform.needs import Resources as Resources
 from retable.platform.plan import status
@@ -161,7 +161,7 @@ def train_job(members: Members, launch: Launch, worker: Worker) -> None:
     import torch
 
     from retable.platform.loop import train
-    from retable.platform.provenance import here
+    from retable.platform.provenance import code_of, here
     from retable.platform.stages import score_weights
     from retable.platform.track import tracked
 
@@ -171,7 +171,8 @@ def train_job(members: Members, launch: Launch, worker: Worker) -> None:
     configs, task = job.configs, find(job.task)
     source = Source.of(launch.storage, task.dataset.where(configs[0]))
     if worker.rank == 0:
-        facts = {**launch.provenance, **here(), "data": source.info, "stack": len(configs)}
+        code = code_of(task.name)
+        facts = {**launch.provenance, **here(), "code": code, "data": source.info, "stack": len(configs)}
         for folder, config in zip(folders, configs, strict=True):
             folder.begin(config, task.version, {**facts, "seed": config.seed})
         worker = dataclasses.replace(worker, save=folders[0].folder.write, confirm=members.confirm, note=members.note)
@@ -300,7 +301,7 @@ def run_job(job: Job, launch: Launch, work: str) -> None:
         with (
             attempts.held(members.attempts),
             notice.heeded(members.attempts, relayed=group),
-            failures_kept(members.folders),
+            failures_kept(members.attempts),
         ):
             if job.needs.workers > 1:
                 train_group(members, launch)
@@ -312,16 +313,16 @@ def run_job(job: Job, launch: Launch, work: str) -> None:
 
 
 @contextmanager
-def failures_kept(folders: Sequence[RunFolder]) -> Iterator[None]:
-    """Keep with each run why it failed, where the block does."""
+def failures_kept(tried: Sequence[Attempt]) -> Iterator[None]:
+    """Keep with each run why it failed, where the block does; a storage that fails then does not hide that."""
     try:
         yield
     except attempts.Taken:
         raise
     except Exception as error:
-        for folder in folders:
-            with suppress(UserError):
-                folder.fail(one_line(error))
+        for attempt in tried:
+            with suppress(Exception):
+                attempt.fail(error)
         raise
 
 
@@ -434,7 +435,7 @@ def train_worker(settings: Mapping[str, Any]) -> None:
     rank, members = place.get_world_rank(), settings["members"]
     with notice.passed_on(members.attempts, rank) as answer:
         worker = Worker(rank, place.get_world_size(), device, ray.train.report, **heeding(answer))
-        with waiting():
+        with traceback_carried(), waiting():
             train_job(members, settings["launch"], worker)
 
 

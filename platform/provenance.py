@@ -5,50 +5,27 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.metadata
+import json
 import os
 import platform
-import re
-import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import retable
+from retable.platform import commit as commits
 from retable.platform.errors import redact_command
 
 PACKAGES = ("retable", "ray", "torch", "numpy", "pyarrow", "gymnasium", "mujoco", "monai", "timm", "transformers")
+UNKNOWN = "commit not known"
 
 
 @functools.cache
 def _git() -> dict[str, Any]:
-    """Return the commit of the checkout that this code runs from, and whether it has changes; empty outside of one.
-
-    In a job there is no `.git`: `retable submit` sends the commit along.
-    """
-    here = Path(retable.__file__).absolute().parents[1]
-    if not (here / ".git").exists() and re.fullmatch(r"[0-9a-f]{40,64}", os.environ.get("RETABLE_COMMIT", "")):
-        return {"commit": os.environ["RETABLE_COMMIT"], "dirty": os.environ.get("RETABLE_DIRTY") == "1"}
-    return _git_of(here)
-
-
-def checkout(folder: Path) -> dict[str, str]:
-    """Return the variables by which a job knows the commit of the uploaded folder; none outside of a checkout."""
-    found = _git_of(folder)
-    return {"RETABLE_COMMIT": found["commit"], "RETABLE_DIRTY": str(int(found["dirty"]))} if found else {}
-
-
-def _git_of(here: Path) -> dict[str, Any]:
-    if not (here / ".git").exists():  # installed: the repository around it, if any, is another's
-        return {}
-
-    def git(*words: str) -> str:
-        return subprocess.run(["git", "-C", str(here), *words], capture_output=True, text=True, check=True).stdout
-
-    try:
-        return {"commit": git("rev-parse", "HEAD").strip(), "dirty": bool(git("status", "--porcelain").strip())}
-    except (OSError, subprocess.CalledProcessError):
-        return {}
+    """Return the commit of the code that this process runs, and whether it has changes; empty where it is not known."""
+    return commits.current(Path(retable.__file__).absolute().parent)
 
 
 @functools.cache
@@ -70,17 +47,42 @@ def code() -> dict[str, str]:
     """
     import retable.tasks
 
-    parts = {name: Path(retable.__path__[0], name) for name in ("platform", "search_spaces", "serve")}
-    for place in reversed(list(retable.tasks.__path__)):  # the first one of a name is the one that is imported
-        parts |= {f"tasks/{each.parent.name}": each.parent for each in Path(place).glob("*/__init__.py")}
-    found = {}
-    for name, folder in sorted(parts.items()):
-        digest = hashlib.sha256()
-        for file in sorted(folder.rglob("*.py")):
-            digest.update(f"{file.relative_to(folder).as_posix()}\0{file.stat().st_size}\0".encode())
-            digest.update(file.read_bytes())
-        found[name] = digest.hexdigest()
-    return found
+    return commits.digests(Path(retable.__path__[0]), map(Path, retable.tasks.__path__))
+
+
+@functools.cache
+def _code() -> dict[str, str]:
+    """Return `code()` as it was when this process first asked."""
+    return code()
+
+
+def code_of(task: str) -> dict[str, str]:
+    """Return the digests of the parts that can shape a task's numbers: `platform` and the task itself.
+
+    A task imports no other, and what a search space chooses stands in the run's config.
+    """
+    return {name: found for name, found in _code().items() if name in ("platform", f"tasks/{task}")}
+
+
+def differing(made: Mapping[str, Any]) -> list[str] | None:
+    """Return the parts of a run's code that differ from this process's; None where its provenance has no digests."""
+    before = made.get("code")
+    if not isinstance(before, dict) or not before:
+        return None
+    return [name for name, found in before.items() if _code().get(name) != found]
+
+
+def name_of(made: Mapping[str, Any], digits: int = 7) -> str:
+    """Return what names the code of a provenance: `commit 1a2b3c4 and changes`; nothing where none was recorded.
+
+    Without a commit it is the digest of the code.
+    """
+    if made.get("commit"):
+        return f"commit {str(made['commit'])[:digits]}{' and changes' if made.get('dirty') else ''}"
+    if made.get("code"):
+        whole = hashlib.sha256(json.dumps(made["code"], sort_keys=True).encode()).hexdigest()
+        return f"{UNKNOWN}; code {whole[:digits]}"
+    return ""
 
 
 def device_name() -> str:
@@ -107,10 +109,19 @@ def here() -> dict[str, str]:
     return {"device": device_name(), "system": platform.platform(), "host": platform.node()}
 
 
-def collect() -> dict[str, Any]:
-    """Return the provenance of what this process is about to do; its command is kept without secrets."""
+def code_ran(task: str) -> dict[str, Any]:
+    """Return what says which code a task's numbers are from: `commit` and `dirty`, where known, and `code`."""
+    return {**_git(), "code": code_of(task)}
+
+
+def collect(task: str = "") -> dict[str, Any]:
+    """Return the provenance of what this process is about to do; its command is kept without secrets.
+
+    Args:
+        task: whose numbers; `code` then has the digests of its code.
+    """
     return {
-        **_git(),
+        **(code_ran(task) if task else _git()),
         "versions": versions(),
         **here(),
         "command": redact_command([Path(sys.argv[0]).name, *sys.argv[1:]]),

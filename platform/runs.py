@@ -9,7 +9,8 @@
     attempts/<n>/      who trains or trained it (`attempt.py`); the highest number is whose run it is
     failure.json       why it last failed, until it is begun again
     weights/epoch-<n>.safetensors    the weights that views ask for
-    views/<key>/       scores.json of one view; <weights>/<shard>/summary.npz, and predictions.npz where they are joined
+    views/<key>/       scores.json of one view, or the traceback.txt of what failed;
+                       <weights>/<shard>/summary.npz, and predictions.npz where they are joined
     result.json        written last: the run is finished
 
 Nothing here is ever unpickled but `state.pt`, with `weights_only=True`, whose tensors and plain values are ours.

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from retable.platform.errors import UserError, nearest
+from retable.platform import provenance
+from retable.platform.errors import TRACEBACK, UserError, nearest
 from retable.platform.index import Index
 from retable.platform.listing import Files, folders_in, list_runs, look_at
 from retable.platform.runs import RunFolder
@@ -16,6 +17,7 @@ from retable.platform.snapshot import listed
 from retable.platform.storage import Storage
 from retable.platform.table import Origin
 
+TRACEBACKS = re.compile(rf"(attempts/\d+|views/[^/]+)/{re.escape(TRACEBACK)}")
 DIGITS = re.compile(r"[0-9a-f]{1,16}")
 
 
@@ -112,19 +114,21 @@ def whole(folder: RunFolder) -> dict[str, Any]:
     run = look_at(folder, files, Index(), 0, time.time())
     result = _read(folder, "result.json", files)
     log = _log(folder) if "metrics.jsonl" in files else {}
+    made = _read(folder, "provenance.json", files)
+    tries = [_read(folder, path, files) for path in sorted(files) if re.fullmatch(r"attempts/\d+/[^/]+\.json", path)]
     return {
         **run.as_json(),
         "metrics": result.get("metrics") or log,
         "result": {name: value for name, value in result.items() if name != "metrics"},
-        "provenance": _read(folder, "provenance.json", files),
-        "attempts": [
-            _read(folder, path, files) for path in sorted(files) if re.fullmatch(r"attempts/\d+/[^/]+\.json", path)
-        ],
+        "provenance": made,
+        "code": {"differs": provenance.differing(made), "changed": _changed([made, *tries])},
+        "attempts": tries,
         "notes": [
-            " ".join(folder.folder.read(path).decode(errors="replace").split())
+            " ".join(_text(folder, path).split())
             for path in sorted(files)
             if re.fullmatch(r"attempts/\d+/note\.txt", path)
         ],
+        "tracebacks": {path: _text(folder, path) for path in sorted(files) if TRACEBACKS.fullmatch(path)},
         "views": {
             path.split("/")[1]: _read(folder, path, files)
             for path in sorted(files)
@@ -140,6 +144,20 @@ def _read(folder: RunFolder, path: str, files: Files) -> dict[str, Any]:
         return folder.folder.read_record(path, {}) if path in files else {}
     except (UserError, FileNotFoundError):
         return {}
+
+
+def _text(folder: RunFolder, path: str) -> str:
+    return folder.folder.read(path).decode(errors="replace")
+
+
+def last_tracebacks(found: Mapping[str, Any]) -> dict[str, str]:
+    """Return the tracebacks of a run (as `whole` has it) that still tell: of its newest attempt, and of its views."""
+    newest = max((path.split("/")[1] for path in found["files"] if path.startswith("attempts/")), default="")
+    return {
+        path: text
+        for path, text in found["tracebacks"].items()
+        if path.startswith("views/") or path.split("/")[1] == newest
+    }
 
 
 def _log(folder: RunFolder) -> dict[str, Any]:
@@ -160,6 +178,7 @@ def compare(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, di
         "config": (first["config"], second["config"]),
         "data": (_data(first), _data(second)),
         "versions": (first["provenance"].get("versions") or {}, second["provenance"].get("versions") or {}),
+        "code": (_code(first["provenance"]), _code(second["provenance"])),
         "made by": (_made(first), _made(second)),
     }
     found = {name: _changes(*both) for name, both in pairs.items()}
@@ -187,6 +206,17 @@ def _number(value: Any) -> bool:
 def _data(run: Mapping[str, Any]) -> Mapping[str, Any]:
     made = run["provenance"].get("data") or {}
     return {**{f"data.{name}": value for name, value in made.items()}, "digest": run["result"].get("data")}
+
+
+def _code(made: Mapping[str, Any]) -> Mapping[str, Any]:
+    kept = made.get("code")
+    return kept if isinstance(kept, dict) else {}
+
+
+def _changed(made: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the parts of the code that were not the same in all of a run's attempts."""
+    first, *others = [code for code in map(_code, made) if code] or [{}]
+    return sorted({name for code in others for name in _changes(first, code)})
 
 
 def _made(run: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +13,7 @@ from retable.platform.attempt import DEATHS
 from retable.platform.board import Board
 from retable.platform.cluster import resource_of
 from retable.platform.config import Config, View
-from retable.platform.errors import UserError, one_line
+from retable.platform.errors import TRACEBACK, UserError, one_line, traceback_of
 from retable.platform.needs import Resources
 from retable.platform.plan import Plan, Prediction, Scoring, device_slug, name_of, name_of_view
 from retable.platform.provenance import collect
@@ -153,8 +154,10 @@ def predict_one(task_name: str, config: Config, view: View, folder: RunFolder, j
             if joined:
                 write_arrays(place, f"{shard}/predictions.npz", predictions)
             write_arrays(place, f"{shard}/summary.npz", task.summarise(config, view, predictions, source, shard))
+        if weights is not None:
+            folder.folder.remove(f"views/{view_key(view)}/{TRACEBACK}")
     except Exception as error:
-        return one_line(error)
+        return failed(folder, view, error)
     return None
 
 
@@ -218,9 +221,18 @@ def score_one(task_name: str, config: Config, view: View, folder: RunFolder, *fa
         source = Source.of(folder.storage, task.dataset.where(config))
         metrics = task.evaluate(config, view, summaries(task, config, view, folder), source)
         folder.save_scores(view, weights_digest(folder, view), metrics, time.perf_counter() - start)
+        folder.folder.remove(f"views/{view_key(view)}/{TRACEBACK}")
     except Exception as error:
-        return one_line(error)
+        return failed(folder, view, error)
     return None
+
+
+def failed(folder: RunFolder, view: View, error: Exception) -> str:
+    """Keep the traceback of a prediction or scoring with its view, if the storage can; return the error in a line."""
+    with suppress(Exception):
+        if text := traceback_of(error):
+            folder.folder.write(f"views/{view_key(view)}/{TRACEBACK}", text)
+    return one_line(error)
 
 
 def predict_and_score(task: Task, config: Config, view: View, folder: RunFolder) -> str | None:
@@ -300,7 +312,8 @@ def measure_one(
         given = dict(row.arguments)
         if row.reads_data:
             given["source"] = Source.of(storage, data) if storage.exists(f"data/{data}/dataset.json") else None
-        found = {"metrics": dict(row.measure(config, **given)), "provenance": collect(), "measured on": measured_on}
+        made = collect(stem.split("/")[1])
+        found = {"metrics": dict(row.measure(config, **given)), "provenance": made, "measured on": measured_on}
         storage.write_json(f"{stem}{device_slug()}.json", found)
     except Exception as error:
         return one_line(error)

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from retable.platform import commit
 from retable.platform.board import console, errors
 from retable.platform.errors import UserError, disk_errors, redact
-from retable.platform.provenance import checkout
 from retable.platform.storage import Storage
 
 if TYPE_CHECKING:
@@ -156,7 +156,9 @@ def environment(storage: str, folder: Path) -> dict[str, str]:
     Raises:
         UserError: where RETABLE_TASKS names a folder that is not uploaded.
     """
-    found = {"RETABLE_STORAGE": storage, **checkout(folder)}
+    found = {"RETABLE_STORAGE": storage}
+    if made := commit.of_checkout(folder):
+        found[commit.VARIABLE] = made
     places = []
     for place in filter(None, os.environ.get("RETABLE_TASKS", "").split(os.pathsep)):
         path = Path(place).absolute()

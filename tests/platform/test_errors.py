@@ -1,13 +1,37 @@
 """Secrets: what a generated URI, option or variable hides is in no text that is kept or shown; other text stays."""
 
+import re
 import string
+import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retable.platform.errors import HIDDEN, UserError, redact, redact_command
+from retable.platform.errors import HIDDEN, UserError, redact, redact_command, traceback_of
 from retable.platform.launch import one_line
+
+
+def test_a_traceback_is_bounded_and_keeps_its_beginning_and_its_end():
+    def deep(depth):
+        if depth:
+            raise ValueError(f"{depth} " + "x" * 10_000) from deep_error(depth - 1)
+        raise KeyError("first")
+
+    def deep_error(depth):
+        try:
+            deep(depth)
+        except Exception as error:
+            return error
+
+    text = traceback_of(deep_error(100))
+    lines = text.splitlines()
+    assert len(lines) == 201 and re.fullmatch(r"\.\.\. \d+ lines left out \.\.\.", lines[100])
+    assert "KeyError: 'first'" in text and lines[-1].startswith("ValueError: 100 xxx") and len(text) < 101_000
+    start = time.monotonic()
+    traceback_of(ValueError("://" * 1_000_000))  # what a regular expression takes a square of time for
+    assert time.monotonic() - start < 20
+
 
 SECRETS = st.text(string.ascii_letters + string.digits + "/+=~!$%.,:@-_", min_size=8, max_size=40).map(
     lambda s: f"Zq{s}qZ"

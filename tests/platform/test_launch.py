@@ -1,5 +1,6 @@
 """Ray runs: the same numbers as the bare loop, nothing trained twice, and every kind of interruption survived."""
 
+import json
 import os
 import pickle
 import signal
@@ -14,7 +15,8 @@ from types import SimpleNamespace
 import pytest
 
 import retable
-from retable.platform import api, cli, launch
+from retable.platform import api, cli, cli_runs, launch
+from retable.platform import attempt as attempts
 from retable.platform.cluster import ray_cluster
 from retable.platform.config import override
 from retable.platform.errors import UserError
@@ -184,6 +186,47 @@ def test_a_failing_run_is_one_line_and_leaves_the_rest_alone(cluster, tmp_path, 
     folder.folder.remove("checkpoint-00000008")
     retable.reproduce("line/figure1", storage=where)
     assert retable.plan("line/figure1", storage=where).nothing_to_do
+
+
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_what_raises_in_a_step_leaves_its_whole_traceback(cluster, tmp_path, workers, capsys):
+    """`outer` catches what `inner` raised: the line that is kept beside it names one of the two."""
+    where = Storage.open(tmp_path)
+    resources = Resources(workers=workers)
+    with pytest.raises(UserError, match=r"ZeroDivisionError|RuntimeError"):
+        retable.train("failing", storage=where.root, resources=resources)
+    folder = RunFolder.of(where, find("failing"), find("failing").config())
+    (number,) = (int(name) for name in folder.folder.list("attempts"))
+    text = folder.folder.read("attempts/0001/traceback.txt").decode()
+    for words in ("in step", "outer()", "in inner", "return 1 / 0", "ZeroDivisionError: division by zero"):
+        assert text.count(words) == workers, text
+    assert text.count("RuntimeError: cannot read s3://***@bucket/x") == workers and "SECRET" not in text
+    assert [f"worker {rank}:" in text for rank in (0, 1)] == [workers == 2] * 2
+    capsys.readouterr()
+    cli_runs.show_run(folder.fingerprint, storage=where.root)
+    shown = capsys.readouterr().out
+    assert f"{folder.folder}/attempts/0001/traceback.txt" in " ".join(shown.split())
+    assert "    raise RuntimeError(" in shown and "RuntimeError: cannot read s3://***@bucket/x" in shown
+    cli_runs.show_run(folder.fingerprint, storage=where.root, as_json=True)
+    assert json.loads(capsys.readouterr().out)["tracebacks"] == {f"attempts/{number:04d}/traceback.txt": text}
+
+
+def test_a_mistake_of_the_users_leaves_a_line_and_no_traceback(cluster, tmp_path):
+    with pytest.raises(UserError, match="this cannot be trained; choose another"):
+        retable.train("failing", {"fails": "mistake"}, storage=str(tmp_path))
+    assert list(tmp_path.rglob("failure.json")) and not list(tmp_path.rglob("traceback.txt"))
+
+
+def test_a_storage_that_cannot_be_written_does_not_hide_what_went_wrong(storage, monkeypatch):
+    task = find("failing")
+    attempt = attempts.claim(RunFolder.of(storage, task, task.config()), "work", 0)
+
+    def refused(*_):
+        raise OSError("the storage is gone")
+
+    monkeypatch.setattr(Storage, "write", refused)
+    with pytest.raises(ZeroDivisionError), launch.failures_kept([attempt]):
+        raise ZeroDivisionError
 
 
 @pytest.mark.slow

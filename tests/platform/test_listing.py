@@ -1,6 +1,7 @@
 """`retable runs`, `show` and `diff`: what a storage holds, whatever state it is in."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from retable.platform import cli
+from retable.platform import cli, provenance
 from retable.platform.listing import list_runs, select
 from tests.platform.made_runs import aged, attempt, begun, finished
 
@@ -144,6 +145,33 @@ def test_show_tells_all_of_a_run_and_diff_what_two_differ_in(retable, storage):
     assert found["config"] == {"seed": [0, 1]} and found["metrics"]["loss"] == [0.5, 0.75] and "versions" not in found
     assert "+0.25" in retable(*words).stdout
     assert "rmse" in retable("show", "latest", "--storage", storage.root).stdout
+
+
+def test_show_and_diff_say_which_parts_of_the_code_differ(retable, storage):
+    one, other, old = finished(storage), finished(storage, seed=1), finished(storage, seed=2)
+    made = one.folder.read_json("provenance.json")
+    now = provenance.code_of("line")
+    assert now.keys() == {"platform", "tasks/line"}
+    one.folder.write_json("provenance.json", made | {"code": now, "dirty": True})
+    changed = {name: value for name, value in made.items() if name != "commit"} | {"code": now | {"tasks/line": "0"}}
+    other.folder.write_json("provenance.json", changed)
+    said = [
+        (one, [], "c" * 12 + " and changes", "the same as now"),
+        (other, ["tasks/line"], "not known; code ", "tasks/line differs from the code here"),
+        (old, None, "c" * 12, "not recorded"),
+    ]
+    for run, differs, commit, words in said:
+        shown = retable("show", run.fingerprint, "--storage", storage.root).stdout
+        assert commit in shown and re.search(rf"^\s*code\s+{words}\s*$", shown, re.MULTILINE), shown
+        plain = json.loads(retable("show", run.fingerprint, "--storage", storage.root, "--json").stdout)
+        assert plain["code"] == {"differs": differs, "changed": []}
+    words = ("diff", one.fingerprint, other.fingerprint, "--storage", storage.root)
+    assert json.loads(retable(*words, "--json").stdout)["code"] == {"tasks/line": [now["tasks/line"], "0"]}
+    assert re.search(r"^code\s*$", retable(*words).stdout, re.MULTILINE)
+    attempt(one, number=1, code=now)
+    attempt(one, number=2, code=now | {"platform": "0"})
+    said = retable("show", one.fingerprint, "--storage", storage.root).stdout
+    assert "the same as now; an attempt went on with another platform" in said
 
 
 def test_secrets_of_a_command_are_not_shown(retable, storage):

@@ -16,13 +16,14 @@ import pytest
 
 import retable
 from retable.platform import api, report
+from retable.platform.cli import print_section
 from retable.platform.combine import pieces_of, score
 from retable.platform.compare import changes, report_tables, write_comparison
 from retable.platform.config import fingerprint, override, parse_set
 from retable.platform.errors import UserError
 from retable.platform.filled import gather, train_line
-from retable.platform.forms import latex, markdown
-from retable.platform.page import in_order
+from retable.platform.forms import commits, latex, markdown
+from retable.platform.page import in_order, render
 from retable.platform.plan import compile_plan
 from retable.platform.report import fill_and_keep, sections, write_report
 from retable.platform.showing import find_run
@@ -74,6 +75,28 @@ def test_measured_stands_beside_published_and_difference(compared):
 
 def uncompared(row):
     return replace(row, cells=tuple(replace(cell, comparable=False) for cell in row.cells))
+
+
+def test_one_line_names_the_commits_that_measured_a_table(filled, capsys):
+    storage, part = filled
+    runs = list(part.runs)
+
+    def of(*made):
+        return replace(
+            part, runs={runs[at]: {**part.runs[runs[at]], "provenance": said} for at, said in enumerate(made)}
+        )
+
+    one, two, bare = {"commit": "1" * 40}, {"commit": "2" * 40, "dirty": True}, {"code": {"platform": "a"}}
+    both = of(one, two)
+    assert commits(of(one, one)) == "Measured by commit 1111111."
+    assert commits(both) == "Measured by commits 1111111, 2222222 and changes."
+    assert re.fullmatch(r"Measured by commit not known; code [0-9a-f]{7}\.", commits(of(bare)))
+    assert commits(of(one, {})) == "Measured by commit 1111111; code not recorded for 1 of 2 runs."
+    assert commits(of()) == ""
+    assert markdown(both).splitlines().count(commits(both)) == 1
+    assert render([both], "", storage / "report")[0].count(commits(both)) == 1
+    print_section(both)
+    assert " ".join(capsys.readouterr().out.split()).count(commits(both)) == 1
 
 
 def test_a_smoke_number_is_said_to_mean_nothing(filled):

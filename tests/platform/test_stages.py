@@ -9,7 +9,8 @@ from retable.platform import api, cli, stages
 from retable.platform.errors import UserError
 from retable.platform.launch import forget
 from retable.platform.plan import compile_configs
-from retable.platform.runs import RunFolder, read_arrays
+from retable.platform.runs import RunFolder, read_arrays, view_key
+from retable.platform.showing import last_tracebacks, whole
 from retable.platform.stages import predict_and_score, predict_one, score_weights, summaries
 from retable.platform.storage import Storage
 from retable.platform.table import Combined, Row
@@ -54,6 +55,30 @@ def test_views_that_read_the_same_predictions_predict_once(storage, run, predict
         assert predict_and_score(stages.find("halves"), scoring.config, scoring.view, run) is None
     assert predicted[0] == [(3, shard) for shard in SHARDS]
     assert not planned(storage, *rows).predictions and not planned(storage, *rows).unscored
+
+
+def test_what_fails_while_it_predicts_leaves_its_traceback_with_the_view_until_that_is_scored(
+    storage, run, monkeypatch
+):
+    scoring = planned(storage, Row(label="one", view={"tuned": True})).unscored[0]
+
+    def predict(config, view, weights, source, shard):
+        if view.split == "validation" and failing:
+            raise failing[0]
+        return TASK.predict(config, view, weights, source, shard)
+
+    monkeypatch.setattr(stages, "find", lambda name: replace(TASK, predict=predict))
+    for error in (UserError("no"), KeyError("s3://KEY:SECRET@bucket")):
+        failing = [error]
+        assert predict_and_score(stages.find("halves"), scoring.config, scoring.view, run)
+    found = whole(run)["tracebacks"]
+    ((path, text),) = found.items()
+    assert path == f"views/{view_key(View(epoch=3, split='validation'))}/traceback.txt"
+    assert "in predict\n    raise failing[0]" in text and "KeyError: 's3://***@bucket'" in text
+    assert last_tracebacks(whole(run)) == found
+    failing = []
+    assert predict_and_score(stages.find("halves"), scoring.config, scoring.view, run) is None
+    assert not whole(run)["tracebacks"]
 
 
 def test_scores_are_those_of_the_weights_in_memory(storage, run):

@@ -2,6 +2,9 @@
 
 import json
 import os
+import re
+import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -10,10 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from retable.platform import cli, provenance, submit
+from retable.platform import cli, cluster, provenance, submit
 from retable.platform.errors import UserError
 from retable.platform.status import of_cluster
 from retable.platform.storage import Storage
+
+ROOT = Path(__file__).parents[2]
 
 
 class Dashboard(ThreadingHTTPServer):
@@ -153,8 +158,7 @@ def test_what_is_sent_is_the_folder_the_commit_the_tasks_and_the_storage(dashboa
     commit = subprocess.run(["git", "-C", checkout, "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
     assert variables == {
         "RETABLE_STORAGE": "/mnt/x",
-        "RETABLE_COMMIT": commit,
-        "RETABLE_DIRTY": "1",
+        "RETABLE_COMMIT": f"{commit}-dirty",
         "RETABLE_TASKS": "tasks_of_mine",
     }
     (package,) = [body for method, path, body in server.asked if method == "PUT"]
@@ -173,15 +177,67 @@ def test_tasks_outside_of_the_upload_are_refused(checkout, monkeypatch, tmp_path
 
 def test_a_job_without_git_knows_its_commit(monkeypatch, tmp_path):
     monkeypatch.setattr(provenance.retable, "__file__", str(tmp_path / "retable/__init__.py"))
-    for commit, dirty, found in (
-        ("a" * 40, "1", {"commit": "a" * 40, "dirty": True}),
-        ("a" * 40, "0", {"commit": "a" * 40, "dirty": False}),
-        ("$(rm x)", "0", {}),
-        ("", "", {}),
+    for commit, found in (
+        ("a" * 40 + "-dirty", {"commit": "a" * 40, "dirty": True}),
+        ("a" * 40, {"commit": "a" * 40, "dirty": False}),
+        ("$(rm x)", {}),
+        ("", {}),
     ):
         monkeypatch.setenv("RETABLE_COMMIT", commit)
-        monkeypatch.setenv("RETABLE_DIRTY", dirty)
         assert provenance._git.__wrapped__() == found
+        assert cluster.variables()["runtime_env"]["env_vars"]["RETABLE_COMMIT"] == commit, "its nodes know it, too"
+
+
+LINE = re.compile(r"^ray job submit .*? -- .*?[^\\]$", re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def node():
+    """A node of Ray on this machine that takes jobs; its dashboard's address."""
+    from ray.cluster_utils import Cluster
+
+    cluster.make_token()
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    with pytest.MonkeyPatch.context() as patch, socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        patch.setenv("PATH", path)  # the job's `python`
+        head = {"num_cpus": 2, "include_dashboard": True, "dashboard_port": free.getsockname()[1]}
+        free.close()
+        made = Cluster(initialize_head=True, head_node_args=head)
+        yield f"http://{made.webui_url}"
+        made.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("known", [True, False])
+def test_the_documented_line_makes_runs_that_name_their_commit_and_code(node, tmp_path, known):
+    """`ray job submit` as docs/cluster.md has it, of a checkout with changes; and without the commit in it."""
+    source, storage = tmp_path / "source", Storage.open(tmp_path / "results")
+    ignored = shutil.ignore_patterns(
+        ".*", "results", "build", "*.egg-info", "__pycache__", "docs", "tests", "commit.json"
+    )
+    shutil.copytree(ROOT, source, symlinks=True, ignore=ignored)
+    git = ["git", "-C", source, "-c", "user.name=n", "-c", "user.email=e"]
+    for words in (["init", "-q"], ["add", "platform"], ["commit", "-qm", "some"]):
+        subprocess.run([*git, *words], check=True)
+    (line,) = LINE.findall((ROOT / "docs" / "cluster.md").read_text().partition("## Kubernetes")[0])
+    words = (("http://localhost:8265", node), (" --no-wait", ""), ("reproduce --scale paper", "train line"))
+    for old, new in (*words, ("s3://BUCKET/retable", storage.root)):
+        assert old in line
+        line = line.replace(old, new)
+    if not known:
+        assert "env RETABLE_COMMIT=$(python3 -m retable.platform.commit)" in line
+        line = line.replace("RETABLE_COMMIT=$(python3 -m retable.platform.commit)", "")
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    variables = {**os.environ, "PATH": path, "RAY_AUTH_MODE": "token", "PYTHONPATH": ""}
+    ended = subprocess.run(["bash", "-c", line], cwd=source, env=variables, capture_output=True, text=True, timeout=500)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    (run,) = storage.list("runs/line")
+    made = storage.read_json(f"runs/line/{run}/provenance.json")
+    commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+    assert (made.get("commit"), made.get("dirty")) == ((commit, True) if known else (None, None))
+    assert made["code"] == provenance.code_of("line") and made["code"].keys() == {"platform", "tasks/line"}
+    assert provenance.name_of(made).startswith(f"commit {commit[:7]} and" if known else "commit not known; code ")
 
 
 def test_the_report_is_fetched_from_the_storage(monkeypatch, capsys, tmp_path, storage):

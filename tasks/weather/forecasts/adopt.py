@@ -91,7 +91,8 @@ def write(
     there = bool(result["weights"])
     before, log = (run.folder.read_json("provenance.json")["adopted"], run.history()) if there else ({}, [])
     run.folder.remove("provenance.json")
-    about = {"adopted": {**before, str(want.epoch): said}, "data": source.info, "versions": provenance.versions()}
+    ours = {**provenance.code_ran(run.task), "versions": provenance.versions()}
+    about = {"adopted": {**before, str(want.epoch): said}, "data": source.info, **ours}
     run.begin(want.config, version, about)
     digest = run.save_weights(want.epoch, state)
     rows = [*(row for row in log if row["epoch"] != want.epoch), {**line, "time": time.time(), "weights": digest}]

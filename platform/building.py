@@ -1,0 +1,38 @@
+"""What setuptools runs when it builds a package: the commit goes into the wheel and the sdist, never into the checkout.
+
+Setuptools imports this file alone, before anything of retable is there to import.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+from pathlib import Path
+from typing import Any
+
+from setuptools.command.build_py import build_py
+from setuptools.command.sdist import sdist
+
+OURS = runpy.run_path(str(Path(__file__).with_name("commit.py")))
+COMMIT: str = OURS["of_checkout"](Path(__file__).absolute().parents[2])
+"""Of the checkout that is built, before a build writes into it; an sdist has its own in the package already."""
+
+
+class BuildPy(build_py):
+    """Copies the package for a wheel."""
+
+    def run(self) -> None:
+        """Copy it; an editable install has no copy."""
+        super().run()
+        if COMMIT and not self.editable_mode:
+            OURS["write"](Path(self.build_lib, "retable"), COMMIT)
+
+
+class Sdist(sdist):
+    """Copies the sources for an sdist."""
+
+    def make_release_tree(self, base_dir: str | os.PathLike[str], files: Any) -> None:
+        """Copy them."""
+        super().make_release_tree(base_dir, files)
+        if COMMIT:
+            OURS["write"](Path(base_dir, "retable"), COMMIT)

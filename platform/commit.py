@@ -1,0 +1,113 @@
+"""The commit and the digests of this code, in a checkout, a job, an image and an installed package.
+
+    python -m retable.platform.commit                   print the checkout's commit, for RETABLE_COMMIT
+    python -m retable.platform.commit --write COMMIT    keep a commit with a copy of the code that has no `.git`
+
+A commit is written as `git describe --dirty` does: 40 hexadecimal digits, with `-dirty` where there are changes. This
+module needs the standard library alone, so that it also runs where nothing is installed and while a wheel is built.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+FILE = "commit.json"
+"""Written into the package when a wheel, an sdist or an image is built: the commit, and the digests of its code."""
+VARIABLE = "RETABLE_COMMIT"
+"""Environment variable that names the commit of a job's upload."""
+
+
+def of_checkout(folder: Path) -> str:
+    """Return the commit of a checkout, with `-dirty` where it has changes; nothing outside of a checkout."""
+    if not (folder / ".git").exists():  # a repository around an installed package is another's
+        return ""
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, check=True).stdout
+
+    try:
+        return git("rev-parse", "HEAD").strip() + ("-dirty" if git("status", "--porcelain").strip() else "")
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+def parsed(text: str) -> dict[str, Any]:
+    """Return `commit` and `dirty` of a written commit; nothing where it is none."""
+    found = re.fullmatch(r"([0-9a-f]{40,64})(-dirty)?", text)
+    return {"commit": found[1], "dirty": bool(found[2])} if found else {}
+
+
+def digests(package: Path, tasks: Iterable[Path]) -> dict[str, str]:
+    """Return the SHA-256 of the Python files of each part of the code: `platform`, `tasks/rl`, ...
+
+    Args:
+        package: the folder `retable`.
+        tasks: folders that hold tasks; of tasks with one name, that of the first folder counts, as for imports.
+    """
+    parts = {name: package / name for name in ("platform", "search_spaces", "serve")}
+    for place in reversed(list(tasks)):
+        parts |= {f"tasks/{each.parent.name}": each.parent for each in place.glob("*/__init__.py")}
+    return {name: digest(folder) for name, folder in sorted(parts.items())}
+
+
+def digest(folder: Path) -> str:
+    """Return the SHA-256 of the names and contents of a folder's Python files."""
+    found = hashlib.sha256()
+    for file in sorted(folder.rglob("*.py")):
+        found.update(f"{file.relative_to(folder).as_posix()}\0{file.stat().st_size}\0".encode())
+        found.update(file.read_bytes())
+    return found.hexdigest()
+
+
+def write(package: Path, commit: str) -> None:
+    """Write a commit into a copy of the package, with the digests of its code: a copy that is changed later shows."""
+    file = package / FILE
+    file.unlink(missing_ok=True)  # it may be a hard link to another's
+    file.write_text(json.dumps({"commit": commit, "code": digests(package, [package / "tasks"])}, indent=2) + "\n")
+
+
+def current(package: Path) -> dict[str, Any]:
+    """Return `commit` and `dirty` of the code that is imported; nothing where the commit is not known.
+
+    It is the checkout's; without `.git`, the one that was written into the package, with changes where its code is not
+    what it was; else, in a job, the one that came along in RETABLE_COMMIT.
+    """
+    if (package.parent / ".git").exists():
+        return parsed(of_checkout(package.parent))
+    try:
+        kept = json.loads((package / FILE).read_text())
+        found, before = parsed(kept["commit"]), dict(kept["code"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return parsed(os.environ.get(VARIABLE, ""))
+    now = digests(package, [package / "tasks"])
+    return found and {**found, "dirty": found["dirty"] or before != now}
+
+
+def main(words: list[str]) -> None:
+    """Print the checkout's commit, or keep one with a copy of the code.
+
+    Raises:
+        SystemExit: where it is no commit, or there is none.
+    """
+    package = Path(__file__).absolute().parents[1]
+    if words[:1] == ["--write"]:
+        commit = words[1] if len(words) > 1 else ""
+        if not parsed(commit):
+            raise SystemExit(f"error: {commit!r} is no commit; `python -m retable.platform.commit` prints one")
+        write(package, commit)
+        return
+    if not (commit := of_checkout(package.parent)):
+        raise SystemExit(f"error: {package.parent} is no checkout that git reads")
+    print(commit)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
