@@ -62,7 +62,7 @@ class Run:
     scale: str = ""
     commit: str = ""
     bundle: str = ""
-    """When the bundle was packed that it came in; empty for a run that was trained here."""
+    """First digits of the bundle that it came in; empty for a run that was trained here."""
     config: Mapping[str, Any] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
@@ -202,7 +202,7 @@ def finished(
         seconds=result.get("seconds", 0.0),
         scale=made.get("scale", ""),
         commit=made.get("commit", ""),
-        bundle=str(bundle.get("packed", "")) if isinstance(bundle, dict) else "",
+        bundle=str(bundle.get("id", ""))[:16] if isinstance(bundle, dict) else "",
         config=config,
     )
 

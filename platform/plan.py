@@ -475,7 +475,7 @@ def compile_configs(
     task: Task,
     configs: Sequence[Config],
     storage: Storage,
-    views: Sequence[View] = (),
+    views: Sequence[View | None] = (),
     keep: Sequence[int] = (),
     retry: bool = False,
     scale: str = "",

@@ -98,7 +98,9 @@ def verify(
         if not sent:
             raise UserError(f"{bundle}: no finished run of a task and version that is here; nothing can be verified")
         with _data_of(storage, place, sent):
-            return [_train_again(each, place, tolerance, resources) for each in sent]
+            refused = {each.folder.fingerprint: why for each in sent if (why := _other_data(each, place))}
+            _train([each for each in sent if each.folder.fingerprint not in refused], place, resources)
+            return [_compared(each, place, tolerance, refused.get(each.folder.fingerprint, "")) for each in sent]
 
 
 def _sent(unpacked: Storage, run: str) -> Sent:
@@ -131,41 +133,53 @@ def _data_of(storage: Storage, place: Storage, sent: Sequence[Sent]) -> Iterator
             link.unlink()
 
 
-def _train_again(sent: Sent, place: Storage, tolerance: float, resources: Resources) -> Checked:
-    """Train a run again and compare it.
+def _other_data(sent: Sent, place: Storage) -> str:
+    """Make the data of a run that are not there; return how they differ from those it was trained on, if they do.
 
     Raises:
-        UserError: if the training fails, or the run is in that storage already.
+        UserError: if the data cannot be had, or the run is in that storage already.
     """
+    if RunFolder(place, sent.folder.task, sent.folder.fingerprint).result() is not None:
+        where = f"{place}/runs/{sent.folder.task}/{sent.folder.fingerprint}"
+        raise UserError(f"{where}: the run is there already; choose another storage to train it in again")
+    api.prepare_data(compile_configs(sent.task, [sent.config], place).trainings.values(), place)
+    was, now = (sent.folder.result() or {})["data"], data_digest(place, sent.task.dataset.where(sent.config))
+    return "" if was == now else f"its data have the digest {was[:16]}, those here {str(now)[:16]}"
+
+
+def _train(sent: Sequence[Sent], place: Storage, resources: Resources) -> None:
+    """Train runs again, a task's together, and score their views.
+
+    Raises:
+        UserError: if one fails.
+    """
+    for task in {each.task.name: each.task for each in sent}.values():
+        pairs: list[tuple[Config, View | None]] = []
+        for each in sent:
+            if each.task is task:
+                pairs += [(each.config, view) for view in each.views.values()] or [(each.config, None)]
+        plan = compile_configs(task, [config for config, _ in pairs], place, [view for _, view in pairs])
+        for name, failure in api.execute(plan, resources).items():
+            raise UserError(f"{name}: {failure}")
+
+
+def _compared(sent: Sent, place: Storage, tolerance: float, refused: str = "") -> Checked:
+    """Compare a run with the one that was sent; `refused` says why it was not trained."""
     folder = RunFolder(place, sent.folder.task, sent.folder.fingerprint)
-    if folder.result() is not None:
-        raise UserError(f"{folder.folder}: the run is there already; choose another storage to train it in again")
-    views = list(sent.views.values())
-    configs = [sent.config] * max(1, len(views))
-    plan = compile_configs(sent.task, configs, place, views)
-    api.prepare_data(plan.trainings.values(), place)
-    was = sent.folder.result() or {}
-    digest = data_digest(place, sent.task.dataset.where(sent.config))
-    if digest != was["data"]:
-        why = f"its data have the digest {was['data'][:16]}, those here {str(digest)[:16]}"
-        return Checked(folder.task, folder.fingerprint, "not comparable", why)
-    for name, failure in api.execute(plan, resources).items():
-        raise UserError(f"{name}: {failure}")
-    return _compared(sent, folder, tolerance)
-
-
-def _compared(sent: Sent, folder: RunFolder, tolerance: float) -> Checked:
-    """Compare a run with the one that was sent."""
+    found = Checked(folder.task, folder.fingerprint, "not comparable", refused)
+    if refused:
+        return found
     before, after = _numbers(sent.folder, sent.views), _numbers(folder, sent.views)
-    made = [each.folder.read_record("provenance.json", {}) for each in (sent.folder, folder)]
-    why = other_conditions(folder.task, made[0], made[1])
-    relative = tolerance if why else 0.0
     pairs = {name: (before.get(name), after.get(name)) for name in [*before, *(after.keys() - before.keys())]}
-    exact = all(same(was, now, 0.0) for was, now in pairs.values())
-    different = {name: pair for name, pair in pairs.items() if not same(*pair, relative)}
-    verdict: Verdict = "differs" if different else "agrees bit for bit" if exact else "agrees within the tolerance"
-    found = Checked(folder.task, folder.fingerprint, verdict, why, len(pairs), different=different)
-    found.tolerance = 0.0 if exact else relative
+    found.compared = len(pairs)
+    if all(same(was, now, 0.0) for was, now in pairs.values()):
+        found.verdict = "agrees bit for bit"
+        return found
+    made = [each.folder.read_record("provenance.json", {}) for each in (sent.folder, folder)]
+    found.why = other_conditions(folder.task, made[0], made[1])
+    found.tolerance = tolerance if found.why else 0.0
+    found.different = {name: pair for name, pair in pairs.items() if not same(*pair, found.tolerance)}
+    found.verdict = "differs" if found.different else "agrees within the tolerance"
     return found
 
 
