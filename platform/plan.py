@@ -374,8 +374,7 @@ def left_out(plan: Plan, name: str) -> dict[str, list[str]]:
     for row in table.rows:
         replicates = plan.replicates[name].get(row.label, [])
         if isinstance(row, Measurement):
-            taken = [plan.timings[timing_path(plan, task, row, each)].done for each in replicates]
-            lacking = ["not measured" for done in taken if not done]
+            lacking = ["not measured" for each in replicates if timing_read(plan, task, row, each) is None]
         else:
             lacking = [why for each in replicates if (why := _why_left(plan, task, each))]
         if lacking:

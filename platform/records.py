@@ -6,7 +6,6 @@ Each check raises `Malformed`.
 from __future__ import annotations
 
 import json
-import math
 import re
 import zipfile
 from collections.abc import Callable, Mapping
@@ -17,7 +16,7 @@ from retable.platform.bundle import ARRAYS, Member
 from retable.platform.runs import epoch_row, is_shards
 
 LARGEST = 1 << 63
-"""Numbers that are larger are no measurement, and overflow where they are shown."""
+"""Whole numbers that are larger are no measurement, and overflow where they are shown."""
 DIGEST = re.compile(r"[0-9]{1,9} [0-9a-f]{64}")
 """An epoch, and the SHA-256 of its weights."""
 WORDS = ("host", "device", "system", "command", "commit", "started", "scale")
@@ -76,9 +75,7 @@ def _numbers(found: Any, name: str) -> None:
 
 def is_number(value: object) -> bool:
     """Return whether a value is a number that a metric may be; NaN and infinities are."""
-    if not isinstance(value, (int, float)):
-        return False
-    return not math.isfinite(value) or abs(value) < LARGEST
+    return isinstance(value, float) or (isinstance(value, int) and abs(value) < LARGEST)
 
 
 def _config(found: Mapping[str, Any]) -> None:
