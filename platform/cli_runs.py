@@ -87,10 +87,15 @@ class RunsGroup(TyperGroup):
     """The commands of `runs`; words that name none of them are those of the listing, `retable runs rl`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Put `list` before words that begin with no command; help alone is the group's."""
-        if args[:1] != ["--help"] and not (args and args[0] in self.commands):
-            args = ["list", *args]
-        return super().parse_args(ctx, args)
+        """Put `list` before words that begin with no command; `--help` as the first word is the group's."""
+        return super().parse_args(ctx, args if args[:1] == ["--help"] else self._named(args))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command that words name, else the listing."""
+        return super().resolve_command(ctx, self._named(args))
+
+    def _named(self, args: list[str]) -> list[str]:
+        return args if args and args[0] in self.commands else ["list", *args]
 
 
 runs_app = typer.Typer(

@@ -6,6 +6,7 @@ import json
 import lzma
 import random
 import shutil
+import sys
 import tarfile
 from hashlib import sha256
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from retable.platform import api, bundle, cli, packing, showing
 from retable.platform.cleaning import unused_bundles
 from retable.platform.cli import print_section
+from retable.platform.cluster import ray_cluster
 from retable.platform.errors import UserError
 from retable.platform.filled import fill
 from retable.platform.forms import bundled, came
@@ -26,6 +28,7 @@ from retable.platform.runs import RunFolder
 from retable.platform.stages import measure_one
 from retable.platform.storage import Storage
 from retable.platform.table import Claim, Combined, Row
+from retable.platform.verifying import other_conditions, same
 from tests.platform.bundles import (
     LINE,
     files_of,
@@ -660,3 +663,113 @@ def test_gc_leaves_the_manifest_of_a_bundle_alone_while_anything_of_it_is_here(p
     assert not unused_bundles(there, [])  # combinations still are
     there.remove("combinations")
     assert [each.path for each in unused_bundles(there, [])] == [f"bundles/{packing_id(packed)}.json"]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A storage whose table was reproduced over Ray, a bundle of it, and the cluster that still runs."""
+    folder = tmp_path_factory.mktemp("trained")
+    with ray_cluster():
+        api.reproduce("line/table1", scale="smoke", set={"seed": 0}, storage=folder / "results")
+        api.pack("line/table1", out=folder / "t.bundle", scale="smoke", set={"seed": 0}, storage=folder / "results")
+        yield folder
+
+
+def test_verify_finds_equal_runs_equal_and_names_the_metric_that_was_changed(trained, tmp_path, capsys):
+    contents = members_of(trained / "t.bundle")
+    path = next(path for path in contents if path.endswith("scores.json") and path.startswith("runs/"))
+    scores = json.loads(contents[path])
+    scores["metrics"]["rmse"] *= 1 + 1e-12
+    file = written(tmp_path / "tampered.bundle", contents | {path: json.dumps(scores).encode()})
+    with pytest.raises(SystemExit) as ended:
+        run_words("verify", file, "--sample", 9, "--keep", tmp_path / "kept", "--storage", trained / "results")
+    assert ended.value.code == 1
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("line ", "  "))]
+    wrong = lines.index(next(line for line in lines if ": differs" in line))
+    assert path.split("/")[2] in lines[wrong] and sum(": differs" in line for line in lines) == 1
+    assert sum(": agrees bit for bit, " in line for line in lines) == 2
+    assert "rmse: was" in lines[wrong + 1] and repr(scores["metrics"]["rmse"]) in lines[wrong + 1]
+    with pytest.raises(UserError, match="the run is there already"):
+        api.verify(file, keep=tmp_path / "kept", storage=trained / "results")
+
+
+def run_words(*words):
+    cli.mount([str(word) for word in words])
+    sys.exit(cli.app([str(word) for word in words], standalone_mode=False))
+
+
+def test_runs_of_other_data_are_not_compared(trained, tmp_path, capsys):
+    storage = tmp_path / "mine"
+    shutil.copytree(trained / "results" / "data", storage / "data")
+    (storage / "data/line/points/dataset.json").write_text(json.dumps({"points": 64, "digest": "my points"}))
+    (found,) = api.verify(trained / "t.bundle", sample=1, storage=storage)
+    assert found.verdict == "not comparable" and "my points" in found.why
+    with pytest.raises(SystemExit) as ended:
+        run_words("verify", trained / "t.bundle", "--sample", 1, "--storage", storage)
+    assert ended.value.code == 1 and "not comparable" in capsys.readouterr().out
+    assert (storage / "data/line/points/points.parquet").exists() and not (storage / "runs").exists()
+
+
+MACHINE = {"device": "a", "versions": {"torch": "1"}, "stack": 1, "commit": "c", "dirty": False}
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "why"),
+    [
+        ({}, {}, ""),
+        ({}, {"device": "b"}, "another device"),
+        ({}, {"versions": {"torch": "2"}}, "another versions"),
+        ({}, {"stack": 4}, "another stack"),
+        ({}, {"commit": "d"}, "another code"),
+        ({"code": {"tasks/line": "2"}}, {"code": {"tasks/line": "2"}, "commit": "d"}, ""),
+        ({"code": {"tasks/line": "2"}}, {"code": {"tasks/line": "3"}}, "another code"),
+        ({"code": {"tasks/rl": "2"}}, {"code": {"tasks/rl": "3"}}, ""),
+    ],
+)  # fmt: skip
+def test_when_numbers_must_be_equal_bit_for_bit(was, now, why):
+    assert other_conditions("line", MACHINE | was, MACHINE | now) == why
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "relative", "expected"),
+    [(1.0, 1.0, 0, True), (1.0, 1.0 + 1e-15, 0, False), (1.0, 1.01, 0.02, True), (1.0, 1.03, 0.02, False),
+     (float("nan"), float("nan"), 0, True), (float("nan"), 1.0, 0.5, False), (1.0, None, 0.5, False),
+     ("x", "x", 0, True), (0.0, 1e-10, 0.02, True), (float("inf"), float("inf"), 0, True), (float("inf"), 1.0, 0.5, False)],
+)  # fmt: skip
+def test_which_numbers_agree(was, now, relative, expected):
+    assert same(was, now, relative) is expected
+
+
+def test_what_builds_on_a_run_that_was_sent_trains_it_again_and_the_mark_goes(trained, tmp_path):
+    """A grandchild of a run that came without weights is asked for: over Ray, both ancestors are trained first."""
+    there = fresh(tmp_path)
+    api.unpack(trained / "t.bundle", storage=there)
+    tuned = {"init": "parent", "rate": 0.01}
+    plan = api.plan("line/table1", set={"seed": 0}, storage=there)
+    assert plan.nothing_to_do
+    child = api.train("line", {"init": "parent", "init.overrides": [["rate", 0.001]], **tuned}, storage=there)
+    states = {run.config["rate"]: run.bundle for run in api.runs(storage=there) if run.config["init"] == "scratch"}
+    assert states[0.001] == "" and states[0.1] != "" and child.metrics["epoch"] == 3
+    made = child.folder.storage.read_json(f"runs/line/{run_at(there, 0.001)}/provenance.json")
+    assert made["command"] != "" and made["scale"] == "smoke" and made["started"] >= plan_packed(there)
+    assert RunFolder(there, "line", run_at(there, 0.001)).weights(3)
+    with pytest.raises(UserError, match="came in a bundle without the weights of epoch 3"):
+        RunFolder(there, "line", run_at(there, 0.1)).weights(3)
+    before = cells_of(trained / "results")
+    assert cells_of(there) == before
+
+
+def run_at(storage, rate):
+    of_rate = [each for each in api.runs(storage=storage) if each.config["rate"] == rate]
+    (run,) = (each.run for each in of_rate if each.config["init"] == "scratch")
+    return run
+
+
+def plan_packed(storage):
+    (name,) = storage.list("bundles")
+    return storage.read_json(f"bundles/{name}")["packed"]
+
+
+def cells_of(storage):
+    part = api.reproduce("line/table1", scale="smoke", set={"seed": 0}, storage=storage)["line/table1"]
+    return [[cell.values for cell in row.cells] for row in part.rows]
