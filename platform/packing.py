@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 
 from retable.platform import provenance
 from retable.platform import task as tasks
-from retable.platform.bundle import Bundle, Member, damaged, kind_of, read_bundle, replay, write_bundle
+from retable.platform.bundle import HEAVY, Bundle, Member, damaged, kind_of, read_bundle, replay, write_bundle
 from retable.platform.combine import place_of
 from retable.platform.config import fingerprint, override
 from retable.platform.errors import UserError, clean
@@ -35,6 +36,10 @@ from retable.platform.verdicts import and_more
 Reader = Callable[[], bytes]
 LAST = ("combination", "result")
 """Kinds that make the files beside them count: they are written after all others."""
+MARKED = ("result", "combination", "measurement")
+"""Kinds of files that say which bundle they came in."""
+WRITERS = 16
+"""Files that are written at once: most of the time is waiting for a disk or bucket."""
 
 
 @dataclass
@@ -414,17 +419,22 @@ class Taker:
             self.added.add((folder.task, folder.fingerprint))
 
     def write(self) -> None:
-        """Write what was chosen: what makes a run or a combination count comes last."""
+        """Write what was chosen, many files at once; what makes a run or a combination count comes last."""
         self.storage.write_json(f"bundles/{self.bundle.id}.json", dict(self.bundle.about))
-        last: dict[str, tuple[Member, bytes]] = {}
-        for member, read in replay(self.bundle):
-            if self._wanted(member):
+        last: list[tuple[Member, bytes]] = []
+        with ThreadPoolExecutor(WRITERS) as writers:
+            pending: list[Future[None]] = []
+            for member, read in replay(self.bundle):
+                if not self._wanted(member):
+                    continue
                 if member.kind in LAST:
-                    last[member.path] = member, read()
-                else:
-                    self._write(member, read())
-        for member, data in sorted(last.values(), key=lambda each: LAST.index(each[0].kind)):
-            self._write(member, data)
+                    last.append((member, read()))
+                    continue
+                pending.append(writers.submit(self._write, member, read()))
+                if len(pending) >= WRITERS or member.kind in HEAVY:
+                    finish(pending)
+            finish(pending)
+            finish([writers.submit(self._write, *each) for each in last])
 
     def _wanted(self, member: Member) -> bool:
         if member.run:
@@ -435,15 +445,22 @@ class Taker:
         if self.storage.exists(member.path):
             self.result.kept.append(member.path)
             return False
+        self.result.combinations += member.kind == "combination"
+        self.result.measurements += member.kind == "measurement"
         return True
 
     def _write(self, member: Member, data: bytes) -> None:
-        if member.kind in ("result", "combination", "measurement"):
+        if member.kind in MARKED:
             text = {name: clean(self.bundle.about[name]) for name in ("packed", "host", "device")}
             data = json.dumps({**json.loads(data), "bundle": {"id": self.bundle.id, **text}}, indent=2).encode()
-            self.result.combinations += member.kind == "combination"
-            self.result.measurements += member.kind == "measurement"
         self.storage.write(member.path, data)
+
+
+def finish(pending: list[Future[None]]) -> None:
+    """Wait for what was begun, raise the first error, and forget it."""
+    for each in pending:
+        each.result()
+    pending.clear()
 
 
 def _config(task: Task, found: Mapping[str, Any]) -> Any:

@@ -734,7 +734,8 @@ def test_when_numbers_must_be_equal_bit_for_bit(was, now, why):
     ("was", "now", "relative", "expected"),
     [(1.0, 1.0, 0, True), (1.0, 1.0 + 1e-15, 0, False), (1.0, 1.01, 0.02, True), (1.0, 1.03, 0.02, False),
      (float("nan"), float("nan"), 0, True), (float("nan"), 1.0, 0.5, False), (1.0, None, 0.5, False),
-     ("x", "x", 0, True), (0.0, 1e-10, 0.02, True), (float("inf"), float("inf"), 0, True), (float("inf"), 1.0, 0.5, False)],
+     ("x", "x", 0, True), (0.0, 1e-10, 0.02, True), (float("inf"), float("inf"), 0, True),
+     (float("inf"), 1.0, 0.5, False)],
 )  # fmt: skip
 def test_which_numbers_agree(was, now, relative, expected):
     assert same(was, now, relative) is expected
