@@ -35,7 +35,9 @@ from retable.platform.trained import load as load
 
 if TYPE_CHECKING:
     from retable.platform.filled import FilledTable
+    from retable.platform.packing import Packed, Unpacked
     from retable.platform.sweep_result import SweepResult
+    from retable.platform.verifying import Checked
 
 Set = Mapping[str, object] | Sequence[str] | None
 """Changes to a config: field path -> value, or what `--set` takes: `["prune=snip", "prune.sparsity=0.9"]`."""
@@ -198,8 +200,11 @@ def at_once(work: Plan) -> list[Training]:
     """Return the trainings whose data must be there before any begins: those of runs that are finished.
 
     Where all read one data set there is nothing to train beside, and what cannot be had is refused before Ray starts.
+    A run that came in a bundle needs its data only where something of it is to be made.
     """
-    every = list(work.trainings.values())
+    items: list[Any] = [*work.unscored, *work.predictions.values(), *(m for c in work.uncombined for m in c.members)]
+    busy = {item.folder.path for item in items}
+    every = [t for t in work.trainings.values() if t.status != "done" or t.folder.path in busy or not t.folder.bundle()]
     alone = len({training.task.dataset.where(training.config) for training in every}) == 1 and not cluster_address()
     return [training for training in every if alone or training.status not in ("new", "to be continued")]
 
@@ -311,6 +316,76 @@ def runs(
     """
     every = listing.list_runs(Storage.open(storage), task)
     return Runs(listing.select(every, changes_of(where), [state] if isinstance(state, str) else state, sort))
+
+
+def pack(
+    *tables: str,
+    out: str | Path,
+    scale: str = "small",
+    set: Set = None,
+    storage: Where = STORAGE,
+    weights: bool = False,
+    resume: bool = False,
+) -> Packed:
+    """Pack the finished runs, combinations and measurements that fill tables into one file, without weights.
+
+    Args:
+        tables: such as `rl/table1`; a task's name stands for all of its tables; none: all that were asked for.
+        out: the file.
+        scale: the tables'.
+        set: changes that the tables were asked for with.
+        storage: where the runs lie.
+        weights: whether the weights that were kept go along.
+        resume: whether what an unfinished campaign needs to go on elsewhere goes along.
+
+    Raises:
+        UserError: on an unknown table or scale, a damaged file, or where there is nothing to pack.
+    """
+    from retable.platform import packing
+
+    names = expand_names(tables) if tables else ()
+    return packing.pack(names, scale, changes_of(set), Storage.open(storage), Path(out), weights, resume)
+
+
+def unpack(bundle: str | Path, storage: Where = STORAGE) -> Unpacked:
+    """Take a bundle into a storage; return what was taken, and what was not. Runs that are there are kept.
+
+    Raises:
+        UserError: if the file is damaged or no bundle; nothing was written then.
+    """
+    from retable.platform import packing
+
+    return packing.unpack(Path(bundle), Storage.open(storage))
+
+
+def verify(
+    bundle: str | Path,
+    sample: int = 5,
+    seed: int = 0,
+    tolerance: float = 0.02,
+    keep: Where = "",
+    storage: Where = STORAGE,
+    resources: Resources | None = None,
+) -> list[Checked]:
+    """Train a random sample of a bundle's runs again, and compare their metrics and scores; return it run by run.
+
+    Args:
+        bundle: the file.
+        sample: how many runs.
+        seed: of the sample.
+        tolerance: relative, where the device, versions or code are others.
+        keep: the storage in which they are trained; else a temporary one.
+        storage: where datasets are found; nothing is written there.
+        resources: what each training gets.
+
+    Raises:
+        UserError: if the file is damaged or no bundle, or a training fails.
+    """
+    from retable.platform import verifying
+
+    into = Storage.open(keep) if keep else None
+    given = resources or Resources()
+    return verifying.verify(Path(bundle), Storage.open(storage), into, sample, seed, tolerance, given)
 
 
 def report(

@@ -68,7 +68,8 @@ def usable(task: str, storage: Storage) -> list[TrainedRun]:
             config, result = folder.config(of), folder.result()
         except UserError:  # damaged, or of fields that the task no longer has
             continue
-        if result and "diverged" not in result and fingerprint(task, of.version, config) == digits:
+        whole = result and "diverged" not in result and not folder.lacks(config.epochs)
+        if whole and fingerprint(task, of.version, config) == digits:
             found.append(TrainedRun(of, folder, config))
     return found
 

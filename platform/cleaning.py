@@ -83,6 +83,7 @@ def find_waste(storage: Storage, older: float = 0.0) -> tuple[list[Waste], list[
             notes.append(f"left alone: {storage}/runs/{run.task}/{run.run!r} is no run's folder")
     found += unnamed(storage, "combinations", named.tasks, lambda path: path in named.combinations, "a combination")
     found += unnamed(storage, "measurements", named.tasks, lambda path: measured(path, named), "a measurement")
+    found += unused_bundles(storage, runs)
     if older:
         found += unnamed(storage, "served", named.tasks, lambda path: False, "an exported file")
     if not busy:
@@ -175,6 +176,19 @@ def unnamed(storage: Storage, top: str, of: set[str], is_named: Callable[[str], 
             groups.setdefault(f"{top}/{task}/{path.split('/')[0]}", []).append(stamp)
         found += [waste(path, stamps, f"{what} of nobody") for path, stamps in groups.items() if not is_named(path)]
     return found
+
+
+def unused_bundles(storage: Storage, runs: Sequence[Run]) -> list[Waste]:
+    """Return the manifests of bundles of which no run, combination or measurement is here any more."""
+    about = dict(listed(storage.filesystem, f"{storage.root}/bundles"))
+    used = {run.bundle for run in runs}
+    for top in ("combinations", "measurements") if about else ():
+        for path, _ in listed(storage.filesystem, f"{storage.root}/{top}"):
+            if path.endswith(".json") and not path.endswith("/shards.json"):
+                bundle = storage.read_record(f"{top}/{path}", {}).get("bundle")
+                used |= {str(bundle.get("id", ""))[:16]} if isinstance(bundle, dict) else set()
+    return [waste(f"bundles/{name}", [stamp], "unused manifest of a bundle")
+            for name, stamp in about.items() if name[:16] not in used]  # fmt: skip
 
 
 def measured(path: str, named: Named) -> bool:

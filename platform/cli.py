@@ -250,6 +250,8 @@ def print_plan(work: Any, wanted: Any = None) -> None:
     grid.add_row("groups to train", f"{len(work.groups)} stackable, in {waves} wave{'s' if waves != 1 else ''}")
     for number, line in enumerate(told(work, wanted)):
         grid.add_row("" if number else "a training takes", line)
+    for number, line in enumerate(sent_notes(work)):
+        grid.add_row("" if number else "from a bundle", line)
     for number, line in enumerate(work.data_notes()):
         grid.add_row("" if number else "data", line)
     grid.add_row("evaluations", f"{len(work.scorings)} ({len(work.unscored)} to do)")
@@ -273,6 +275,21 @@ def print_plan(work: Any, wanted: Any = None) -> None:
             say(f"{name}: absent, {why}: {and_more(labels, 6, '; ')}")
         for why, labels in left_out(work, name).items():
             say(f"{name}: left out, {why}: {and_more(labels, 6, '; ')}")
+
+
+def sent_notes(work: Any) -> list[str]:
+    """Return how many runs of a plan came in a bundle, and which of them are to be trained again."""
+    from retable.platform.plan import name_of
+    from retable.platform.verdicts import and_more
+
+    sent = [each for each in work.trainings.values() if each.folder.bundle()]
+    again = [name_of(each, work.shared) for each in sent if each.status == "weights not sent"]
+    lines = [f"{len(sent)} runs"] if sent else []
+    if again:
+        lines.append(
+            f"{len(again)} to train again, as weights are needed that were not sent: {and_more(again, 3, '; ')}"
+        )
+    return lines
 
 
 @app.command()
@@ -342,7 +359,7 @@ def fill_tables(
 
 def print_section(part: Any) -> None:
     """Print a filled table, and the verdicts of a table or figure."""
-    from retable.platform.forms import about, commits, grid, remarks
+    from retable.platform.forms import about, bundled, commits, grid, remarks
     from retable.platform.verdicts import NOT_JUDGED, and_more, plural
 
     console.print(f"\n[bold]{part.name}[/]  {part.title}")
@@ -357,7 +374,7 @@ def print_section(part: Any) -> None:
         for line in lines:
             shown.add_row(*line)
         console.print(shown)
-    for remark in filter(None, [commits(part), *remarks(part)]):
+    for remark in filter(None, [*bundled(part), commits(part), *remarks(part)]):
         say(remark)
     colours = {"holds": "green", "does not hold": "red", "not separable": "yellow"}
     for claim in part.claims:
@@ -373,7 +390,7 @@ def print_section(part: Any) -> None:
 
 def say(text: str) -> None:
     """Print a remark: broken between words in a terminal, in one line elsewhere."""
-    console.print(text, style="dim", markup=False, soft_wrap=not console.is_terminal)
+    console.print(cli_runs.plain(text), style="dim", markup=False, soft_wrap=not console.is_terminal)
 
 
 @app.command()

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table as Grid
 from rich.text import Text
+from typer.core import TyperGroup
 
 from retable.platform.board import clock, console, errors, progress_bar
 from retable.platform.config import describe, parse_set
@@ -85,7 +87,30 @@ def show(table: Grid) -> None:
     console.print(table, soft_wrap=False)
 
 
-@app.command()
+class RunsGroup(TyperGroup):
+    """The commands of `runs`; words that name none of them are those of the listing, `retable runs rl`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put `list` before words that begin with no command; `--help` as the first word is the group's."""
+        return super().parse_args(ctx, args if args[:1] == ["--help"] else self._named(args))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command that words name, else the listing."""
+        return super().resolve_command(ctx, self._named(args))
+
+    def _named(self, args: list[str]) -> list[str]:
+        return args if args and args[0] in self.commands else ["list", *args]
+
+
+runs_app = typer.Typer(
+    cls=RunsGroup,
+    help="List the runs on a storage (`retable runs [TASK]`), pack what fills tables into a bundle, unpack one.\n\n"
+    "`retable runs` alone is `retable runs list`; `retable runs list --help` explains its options.",
+)
+app.add_typer(runs_app, name="runs")
+
+
+@runs_app.command("list")
 def runs(
     task: Annotated[str, typer.Argument(metavar="[TASK]", help="A task; none: all.")] = "",
     where: Annotated[
@@ -120,7 +145,8 @@ def runs(
     for run in shown:
         about = run.why or differs(run, base.get(run.task, {}))
         how = Text(
-            run.state + (f" {clock(run.silent)}" if run.state == "silent" else ""), COLOURS.get(run.state, "dim")
+            run.state + (f" {clock(run.silent)}" if run.state == "silent" else ", bundle" if run.bundle else ""),
+            COLOURS.get(run.state, "dim"),
         )
         epochs = f"{run.epoch}/{run.epochs}"
         rows.append((run.run[:8], run.task, how, epochs, age(run.changed), size(run.size), run.attempts, about))
@@ -128,6 +154,103 @@ def runs(
         show(grid(("run", "task", "state", "epochs", "age", "size", "tries", "differs"), rows, "epochs age size tries"))
     rest = f", {len(shown)} shown (--limit 0: all)" if len(shown) < len(found) else ""
     console.print(f"{len(found)} of {len(every)} runs{rest}; {size(sum(run.size for run in found))}", markup=False)
+
+
+@runs_app.command()
+def pack(
+    tables: Annotated[
+        list[str] | None,
+        typer.Argument(help="Tables such as rl/table1; `rl` for all of a task (default: all that were asked for)."),
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Write the bundle here.")] = Path(
+        "results.bundle"
+    ),
+    scale: Annotated[str, typer.Option("--scale", "-s", help="Pack the tables at this scale.")] = "small",
+    set: Annotated[
+        list[str] | None, typer.Option("--set", help="Pack the tables with this change: path=value. May be repeated.")
+    ] = None,
+    weights: Annotated[bool, typer.Option("--weights", help="Also pack the weights that were kept.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Also pack what goes on elsewhere: checkpoints, weights of parents.")
+    ] = False,
+    storage: Where = "results",
+    as_json: Json = False,
+) -> None:
+    """Pack the finished runs, combinations and measurements that fill tables into one file, without weights.
+
+    Examples: `retable runs pack rl/figure1 --scale small --out rl.bundle` · `retable runs pack --scale paper --resume`
+    """
+    from retable.platform import api
+
+    found = api.pack(
+        *tables or (),
+        scale=scale,
+        set=parse_set(set or []),
+        storage=storage,
+        out=out,
+        weights=weights,
+        resume=resume,
+    )
+    if as_json:
+        print_json(found.as_json())
+        return
+    for line in found.lines():
+        console.print(plain(line), markup=False)
+
+
+@runs_app.command()
+def unpack(
+    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A file that `retable runs pack` wrote.")],
+    storage: Where = "results",
+    as_json: Json = False,
+) -> None:
+    """Take a bundle into a storage. Runs that are there already are kept; nothing in a bundle is run.
+
+    Example: `retable runs unpack rl.bundle`, then `retable report`, or `retable reproduce rl/figure1 --no-train`
+    """
+    from retable.platform import api
+
+    found = api.unpack(bundle, storage=storage)
+    if as_json:
+        print_json(found.as_json())
+        return
+    for line in found.lines():
+        console.print(plain(line), markup=False)
+
+
+@app.command()
+def verify(
+    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A file that `retable runs pack` wrote.")],
+    sample: Annotated[int, typer.Option(help="Train so many of its runs again.", min=1)] = 5,
+    seed: Annotated[int, typer.Option(help="Draw the sample with this seed.", min=0)] = 0,
+    tolerance: Annotated[
+        float, typer.Option(help="Relative tolerance on another device, other versions or other code.", min=0)
+    ] = 0.02,
+    keep: Annotated[
+        str, typer.Option(metavar="STORAGE", help="Train in this storage and keep it (default: a temporary folder).")
+    ] = "",
+    storage: Where = "results",
+    as_json: Json = False,
+) -> None:
+    """Train a random sample of a bundle's runs again and compare metrics and scores; status 1 if any differs.
+
+    Datasets are read from the storage if they are there, else made. Nothing is written to it.
+
+    Examples: `retable verify rl.bundle` · `retable verify rl.bundle --sample 20 --seed 1`
+    """
+    from retable.platform import api
+
+    found = api.verify(bundle, sample=sample, seed=seed, tolerance=tolerance, keep=keep, storage=storage)
+    if as_json:
+        print_json([each.as_json() for each in found])
+    else:
+        for each in found:
+            console.print(plain(each.line()), markup=False)
+            for line in each.details():
+                console.print(f"  {plain(line)}", markup=False)
+    states = [each.verdict for each in found]
+    if "differs" in states or all(verdict == "not comparable" for verdict in states):
+        raise typer.Exit(1)
 
 
 class quiet:
@@ -168,6 +291,9 @@ def show_run(run: RunName, storage: Where = "results", as_json: Json = False) ->
         "data": str(found["result"].get("data", (made.get("data") or {}).get("digest", "?")))[:16],
         "files": f"{len(found['files'])}, {size(found['size'])}, in {folder.folder}",
     }
+    if isinstance(bundle := found["result"].get("bundle"), dict):
+        where = f"{bundle.get('host', '?')} ({bundle.get('device', '?')})"
+        facts["bundle"] = f"{str(bundle.get('id', '?'))[:16]}, packed {bundle.get('packed', '?')} on {where}"
     used = found["result"].get("used")
     if isinstance(used, dict):
         cpu, gpu, memory = (used.get(name) or 0 for name in ("cpu_seconds", "gpu_seconds", "peak_memory"))

@@ -19,7 +19,7 @@ from retable.platform.config import Config, View, describe
 from retable.platform.errors import one_line
 from retable.platform.plan import Combining, Plan, Scoring
 from retable.platform.runs import read_arrays, sha256, write_arrays
-from retable.platform.stages import show, training_metrics, weights_digest
+from retable.platform.stages import shards_of, show, training_metrics, weights_digest
 from retable.platform.storage import Storage
 from retable.platform.task import Source, find
 
@@ -275,7 +275,6 @@ def score(combining: Combining, storage: Storage) -> str | None:
 
 def summaries(combining: Combining, storage: Storage) -> dict[str, Any]:
     """Read what a combination is scored from: shard -> arrays."""
-    task, config = combining.task, combining.members[0].config
-    source = Source.of(storage, task.dataset.where(config))
-    shards = [shard for read in task.reads(combining.view) for shard in task.shards(config, read, source)]
-    return {shard: read_arrays(place_of(combining, storage), f"{shard}/summary.npz") for shard in shards}
+    task, config, place = combining.task, combining.members[0].config, place_of(combining, storage)
+    shards = shards_of(task, config, task.reads(combining.view), storage, place)
+    return {shard: read_arrays(place, f"{shard}/summary.npz") for shard in shards}

@@ -7,7 +7,7 @@ from typing import Any
 
 from retable.platform.config import fingerprint, override_lineage, parent
 from retable.platform.plan import Plan
-from retable.platform.runs import view_key
+from retable.platform.runs import RunFolder, view_key
 from retable.platform.storage import Storage
 from retable.platform.table import AnyRow, AnyTable, Combined, Measurement, Replicate, Results, expand
 from retable.platform.task import Task, find_scale, table_at
@@ -60,10 +60,12 @@ def sentence(task: Task, reasons: Mapping[str, Sequence[str]]) -> str:
     return f"No difference to the published numbers{rows}, as they are of {' and '.join(every)}{about}."
 
 
-def data_info(storage: Storage, where: str) -> dict[str, Any] | None:
-    """Return what a data set's `dataset.json` says, or None where it is not there."""
+def data_info(storage: Storage, where: str, run: RunFolder) -> dict[str, Any] | None:
+    """Return what a dataset's `dataset.json` says; of one that is not there, what a bundled run of it says, or None."""
     path = f"data/{where}/dataset.json"
-    return storage.read_record(path, {}) if storage.exists(path) else None
+    if storage.exists(path):
+        return storage.read_record(path, {})
+    return dict(run.folder.read_record("provenance.json", {"data": dict})["data"]) if run.bundle() else None
 
 
 def _behind(plan: Plan, name: str, row: AnyRow, found: Iterable[Replicate]) -> list[Replicate]:
@@ -78,12 +80,12 @@ def _published_data(storage: Storage, task: Task, row: AnyRow, behind: Iterable[
     """Return whether replicates and their parents read the published data, as far as they read any."""
     if isinstance(row, Measurement) and not row.reads_data:
         return True
-    where = set()
+    readers = {}
     for config in (each.config for each in behind):
         while config is not None:
-            where.add(task.dataset.where(config))
+            readers[task.dataset.where(config)] = RunFolder.of(storage, task, config)
             config = parent(config)
-    infos = [data_info(storage, each) for each in where]
+    infos = [data_info(storage, where, run) for where, run in readers.items()]
     return all(info is not None and task.dataset.published(info) for info in infos)
 
 

@@ -17,7 +17,8 @@ import numpy as np
 
 from retable.platform import combine, comparable, notebook, stages
 from retable.platform.config import Config, View, differences, exact_changes, fingerprint, flatten, parent, set_line
-from retable.platform.plan import Combining, Plan, combinings, timing_read
+from retable.platform.errors import clean
+from retable.platform.plan import Combining, Plan, combinings, read_timing, timing_read
 from retable.platform.runs import RunFolder, sha256
 from retable.platform.table import (
     BY_ROWS,
@@ -348,9 +349,23 @@ def epochs_of(task: Task, replicate: Replicate) -> str:
 def _data(plan: Plan, task: Task, name: str) -> Iterator[str]:
     """Say what the data sets behind a table are, each once."""
     replicates = [replicate for rows in plan.replicates[name].values() for replicate in rows if replicate.config]
-    for where in dict.fromkeys(task.dataset.where(replicate.config) for replicate in replicates):
-        if (info := comparable.data_info(plan.storage, where)) is not None:
-            yield task.dataset.describe(info)
+    for where, config in {task.dataset.where(each.config): each.config for each in reversed(replicates)}.items():
+        if (info := comparable.data_info(plan.storage, where, RunFolder.of(plan.storage, task, config))) is not None:
+            yield clean(task.dataset.describe(info))
+
+
+def _came(bundle: Any, made: Mapping[str, Any]) -> dict[str, str]:
+    """Return which bundle a number came in, and when and where it was measured; nothing of one that was made here."""
+    if not isinstance(bundle, dict):
+        return {}
+    facts = {"packed": bundle.get("packed", ""), "packed_on": bundle.get("host", ""), "bundle": bundle.get("id", "")}
+    facts |= {"measured": made.get("started", ""), "host": made.get("host", ""), "device": made.get("device", "")}
+    return {name: clean(value) for name, value in facts.items()}
+
+
+def _came_of(folder: RunFolder) -> dict[str, str]:
+    bundle = folder.bundle()
+    return _came(bundle, folder.folder.read_record("provenance.json", {})) if bundle else {}
 
 
 def _full(task: Task, name: str) -> dict[str, float]:
@@ -458,16 +473,19 @@ def _replicate(plan: Plan, task: Task, row: Row | Measurement, replicate: Replic
         path = timing_read(plan, task, row, replicate)
         if path is None:
             return None
-        key = path.rsplit("/", 1)[-1].removesuffix(".json")
-        return dataclasses.replace(replicate, metrics=plan.storage.read_json(path)["metrics"], origin=Origin(key))
+        key, taken = path.rsplit("/", 1)[-1].removesuffix(".json"), read_timing(plan.storage, path)
+        origin = Origin(key, bundle=_came(taken.get("bundle"), taken.get("provenance") or {}))
+        return dataclasses.replace(replicate, metrics=taken["metrics"], origin=origin)
     result, view = folder.result(), replicate.view
     if result is None or plan.trainings[folder.path].status == "data changed":
         return None
-    found = dataclasses.replace(replicate, history=folder.history(), diverged=result.get("diverged", ""))
+    found, came = dataclasses.replace(replicate, history=folder.history(), diverged=result.get("diverged", "")), {}
+    if "bundle" in result:
+        came = _came_of(folder)
     if view is None:
-        return dataclasses.replace(found, metrics=result["metrics"], origin=Origin(folder.fingerprint))
+        return dataclasses.replace(found, metrics=result["metrics"], origin=Origin(folder.fingerprint, bundle=came))
     weights = result["weights"].get(str(view.epoch), "")
-    origin = Origin(folder.fingerprint, view_changes(task, replicate.config, view), weights)
+    origin = Origin(folder.fingerprint, view_changes(task, replicate.config, view), weights, bundle=came)
     if found.diverged:
         return dataclasses.replace(found, metrics=result["metrics"], origin=origin)
     scores = folder.scores(view, weights)
@@ -489,6 +507,7 @@ def _combined(plan: Plan, combining: Combining) -> Replicate | None:
             member.folder.fingerprint,
             view_changes(task, member.config, member.view),
             stages.weights_digest(member.folder, member.view),
+            bundle=_came_of(member.folder),
         )
         for member in combining.members
     )
@@ -500,6 +519,8 @@ def _combined(plan: Plan, combining: Combining) -> Replicate | None:
         first.config,
         combining.view,
         metrics=scores["metrics"],
-        origin=Origin(combining.place.rsplit("/", 1)[-1], view, members=members),
+        origin=Origin(
+            combining.place.rsplit("/", 1)[-1], view, members=members, bundle=_came(scores.get("bundle"), {})
+        ),
         summaries=partial(combine.summaries, combining, plan.storage),
     )

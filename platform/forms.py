@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from retable.platform.config import describe, set_line
 from retable.platform.filled import Cell, FilledClaim, FilledRow, FilledTable, slug_of
 from retable.platform.provenance import UNKNOWN, name_of
+from retable.platform.table import Origin
 from retable.platform.verdicts import NOT_JUDGED, UNTESTED, Status, and_more
 
 SMOKE = "smoke"
@@ -93,6 +94,25 @@ def commits(part: FilledTable) -> str:
     return f"Measured by {'; '.join(words)}." if words else ""
 
 
+def bundled(part: FilledTable) -> list[str]:
+    """Say how many of a table's results came in a bundle, and when and where each bundle was packed."""
+    results = {leaf.run: leaf for row in part.rows for each in row.replicates
+               for leaf in each.origin.members or (each.origin,)}  # fmt: skip
+    packed = Counter((o.bundle["packed"][:10], o.bundle["packed_on"]) for o in results.values() if o.bundle)
+    return [f"{count} of {len(results)} runs came in a bundle packed {day} on {host}."
+            for (day, host), count in packed.items()]  # fmt: skip
+
+
+def came(origin: Origin) -> str:
+    """Say which bundle a number came in, and when and on which machine it was measured; empty if it was made here."""
+    told = origin.bundle
+    if not told:
+        return ""
+    machine = " ".join(text for text in (told["host"], f"({told['device']})" if told["device"] else "") if text)
+    measured = f"; measured {told['measured']} on {machine}" if told["measured"] or machine else ""
+    return f"packed {told['packed']} on {told['packed_on']}{measured}"
+
+
 def about(part: FilledTable) -> str:
     """Say what a section's numbers are: scale, replicates, spread, data, changes."""
     words = [f"scale {part.scale} ({part.scale_about})"]
@@ -128,6 +148,7 @@ def markdown(part: FilledTable) -> str:
         lines += [_line(header), "|---|" + "--:|" * (len(header) - 1), *map(_line, rows), ""]
     elif part.filled:
         lines += [f"![{_plain(part.title)}]({slug_of(part)}.png)", ""]
+    lines += [f"*{_plain(line)}*\n" for line in bundled(part)]
     lines += [f"{said}\n"] if (said := commits(part)) else []
     for status_line in map(_claim_line, in_order(part.claims)):
         lines.append(status_line)

@@ -122,7 +122,7 @@ def claim_members(job: Job, launch: Launch, work: str) -> tuple[Members, list[Ru
         for c, keep, d in zip(job.configs, job.keep, dead, strict=True)
     ]
     over = () if job.retry else ("diverged",)
-    todo = [each for each in every if status(each[2], each[1], digest) not in ("done", *over)]
+    todo = [each for each in every if status(each[2], each[1], digest, weights=True) not in ("done", *over)]
     steps = [set(folder.checkpoints()) for _, _, folder, _ in todo]
     step = max(set.intersection(*steps), default=0) if steps else 0
     ours, taken = [], []
@@ -132,8 +132,8 @@ def claim_members(job: Job, launch: Launch, work: str) -> tuple[Members, list[Ru
         except attempts.Taken:
             taken.append(folder)
             continue
-        found = status(folder, keep, digest)
-        if found in ("data changed", "weights not kept"):
+        found = status(folder, keep, digest, weights=True)
+        if found in ("data changed", "weights not kept", "weights not sent"):
             forget(folder, found == "data changed")
         if found in ("done", *over):  # another one has just ended
             attempt.tell("released", -1)

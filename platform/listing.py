@@ -61,6 +61,8 @@ class Run:
     """Seconds since its last beat, while somebody trains it."""
     scale: str = ""
     commit: str = ""
+    bundle: str = ""
+    """First digits of the bundle that it came in; empty for a run that was trained here."""
     config: Mapping[str, Any] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
@@ -185,6 +187,7 @@ def finished(
     """Return a finished run, of what the index keeps of its files."""
     why = result.get("diverged", "")
     state: State = "diverged" if "diverged" in result else "finished"
+    bundle = result.get("bundle")
     return Run(
         run=run,
         task=task,
@@ -199,6 +202,7 @@ def finished(
         seconds=result.get("seconds", 0.0),
         scale=made.get("scale", ""),
         commit=made.get("commit", ""),
+        bundle=str(bundle.get("id", ""))[:16] if isinstance(bundle, dict) else "",
         config=config,
     )
 

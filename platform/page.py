@@ -203,6 +203,9 @@ def row_details(row: FilledRow) -> list[dict[str, Any]]:
             "source": source_line(replicate.origin),
             "runs": [member.run for member in replicate.origin.members] or [replicate.origin.run],
             "combined": replicate.origin.run if replicate.origin.members else "",
+            "bundle": "; ".join(
+                dict.fromkeys(filter(None, map(forms.came, (replicate.origin, *replicate.origin.members))))
+            ),
             "view": dict(replicate.origin.view or {}),
             "commands": list(replicate.commands),
             "values": [cell.values[place] for cell in row.cells],

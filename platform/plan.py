@@ -12,14 +12,14 @@ import re
 from collections import Counter, deque
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from retable.platform import notebook
 from retable.platform.config import Config, Parent, View, describe, differences, init_of, override, parent
 from retable.platform.provenance import device_name
-from retable.platform.runs import RunFolder, sha256, view_key
+from retable.platform.runs import RunFolder, check_numbers, listed_shards, sha256, view_key
 from retable.platform.snapshot import Snapshot, unswept
 from retable.platform.storage import Storage
 from retable.platform.table import (
@@ -39,10 +39,13 @@ if TYPE_CHECKING:
     from retable.platform.task import Task
 
 Status = Literal[
-    "done", "new", "to be continued", "data changed", "weights not kept", "to be retried", "diverged", "parent diverged"
-]
+    "done", "new", "to be continued", "data changed", "weights not kept", "weights not sent", "to be retried",
+    "diverged", "parent diverged",
+]  # fmt: skip
 ENDED = ("done", "diverged", "parent diverged")
 """There is nothing to train."""
+FINISHED = ("done", "weights not sent")
+"""Its numbers are there. Without weights, the run is trained again only for what has to be made from them."""
 READERS = 32
 """Files that are read at once."""
 
@@ -95,7 +98,7 @@ class Timing:
     path: str
     """Where it lies that was taken on this kind of device."""
     done: bool
-    """Whether that is there."""
+    """Whether that is there, and was taken here: one that came in a bundle does not count."""
 
     @property
     def stem(self) -> str:
@@ -139,7 +142,8 @@ class Combining:
         """Return the combination's file if it was made from exactly these members."""
         if not storage.exists(self.path):
             return None
-        found: dict[str, Any] = storage.read_json(self.path)
+        found = storage.read_record(self.path, {"inputs": list, "metrics": dict})
+        check_numbers(f"{storage}/{self.path}", found["metrics"], "remove it and run again")
         return found if found["inputs"] == self.inputs() else None
 
     def inputs(self) -> list[str]:
@@ -248,12 +252,12 @@ class Plan:
 
     def whole(self, combining: Combining) -> bool:
         """Say whether all members of a combination are finished, so that it may be made or read."""
-        return all(self.trainings[member.folder.path].status == "done" for member in combining.members)
+        return all(self.trainings[member.folder.path].status in FINISHED for member in combining.members)
 
     def waits(self, combining: Combining) -> bool:
         """Say whether members of a combination are still to be trained; of one that diverged, nothing can come."""
         found = {self.trainings[member.folder.path].status for member in combining.members}
-        return not found & {"diverged", "parent diverged"} and found != {"done"}
+        return not found & {"diverged", "parent diverged"} and not found <= {*FINISHED}
 
     @property
     def unmeasured(self) -> list[Timing]:
@@ -266,8 +270,8 @@ class Plan:
 
     def _taken(self, timing: Timing) -> bool:
         """Say whether a measurement was taken on a node as `measure_on` says."""
-        paths = timings_at(self.storage, timing.stem)
-        return any(self.storage.read_json(path).get("measured on") == self.measure_on for path in paths)
+        found = [read_timing(self.storage, path) for path in timings_at(self.storage, timing.stem)]
+        return any(each.get("measured on") == self.measure_on and "bundle" not in each for each in found)
 
     @property
     def nothing_to_do(self) -> bool:
@@ -334,6 +338,7 @@ def compile_plan(
         for name, (task, table) in tables.items():
             _add_table(plan, name, task, table, taken)
             plan.first = dict.fromkeys((*plan.trainings, *plan.scorings), name) | plan.first
+        _find_unsent(plan)
         if not train:
             _leave_untrained(plan)
         _add_predictions(plan)
@@ -344,11 +349,48 @@ def compile_plan(
     return plan
 
 
+def _find_unsent(plan: Plan) -> None:
+    """Mark the runs that came in a bundle without weights which something that is still to be done needs."""
+    wanted = [start for training in plan.missing for start in start_of(plan, training)]
+    for scoring in plan.unscored:
+        wanted += _unpredicted(scoring.folder, task_reads(scoring), "summary.npz")
+    for combining in plan.uncombined:
+        for member in combining.members:
+            wanted += _unpredicted(member.folder, combining.reads(member), "predictions.npz")
+    while wanted:
+        path, epoch = wanted.pop()
+        training = plan.trainings[path]
+        if training.status == "done" and training.folder.lacks(epoch):
+            plan.trainings[path] = again = replace(training, status="weights not sent")
+            wanted += start_of(plan, again)
+
+
+def _unpredicted(folder: RunFolder, views: Sequence[View], name: str) -> list[tuple[str, int]]:
+    """Return a run that came in a bundle, with the epoch of each view of which the bundle lacks a file of a shard."""
+    found: list[tuple[str, int]] = []
+    for view in views if folder.bundle() else ():
+        place = folder.artifacts(view, str((folder.outcome() or {})["weights"].get(str(view.epoch), "")))
+        shards = listed_shards(place)
+        if shards is None or not all(place.exists(f"{shard}/{name}") for shard in shards):
+            found.append((folder.path, view.epoch))
+    return found
+
+
+def start_of(plan: Plan, training: Training) -> list[tuple[str, int]]:
+    """Return the run, and its epoch, whose weights a training starts from; an empty list for other trainings."""
+    init, ancestor = init_of(training.config), parent(training.config)
+    if not isinstance(init, Parent) or ancestor is None:
+        return []
+    return [(RunFolder.of(plan.storage, training.task, ancestor).path, init.checkpoint or ancestor.epochs)]
+
+
 def _leave_untrained(plan: Plan) -> None:
     """Take from a plan the trainings that are still to be done, and what would be made of them."""
     plan.untrained = {path: training for path, training in plan.trainings.items() if training.status not in ENDED}
     plan.trainings = {path: each for path, each in plan.trainings.items() if path not in plan.untrained}
-    plan.scorings = {key: each for key, each in plan.scorings.items() if each.folder.path in plan.trainings}
+    there = {path for path, training in plan.untrained.items() if training.status in FINISHED} | plan.trainings.keys()
+    scored = {key: each for key, each in plan.scorings.items() if each.folder.path in there}
+    plan.scorings = {key: each for key, each in scored.items() if each.done or each.folder.path in plan.trainings}
     plan.combinings = [c for c in plan.combinings if all(m.folder.path in plan.trainings for m in c.members)]
 
 
@@ -365,6 +407,7 @@ LACKING = {
     "to be continued": "not trained to the end",
     "data changed": "trained on other data",
     "weights not kept": "trained, but an epoch's weights were not kept",
+    "weights not sent": "to be scored, but its weights did not come with the bundle",
     "to be retried": "diverged",
 }
 """Status -> why a row is left out where nothing is trained."""
@@ -379,17 +422,26 @@ def left_out(plan: Plan, name: str) -> dict[str, list[str]]:
     for row in table.rows:
         replicates = plan.replicates[name].get(row.label, [])
         if isinstance(row, Measurement):
-            taken = [plan.timings[timing_path(plan, task, row, each)].done for each in replicates]
-            lacking = ["not measured" for done in taken if not done]
+            lacking = ["not measured" for each in replicates if timing_read(plan, task, row, each) is None]
         else:
-            paths = [RunFolder.of(plan.storage, task, each.config).path for each in replicates]
-            lacking = [LACKING[plan.untrained[path].status] for path in paths if path in plan.untrained]
+            lacking = [why for each in replicates if (why := _why_left(plan, task, each))]
         if lacking:
             part = f"{len(lacking)} of {len(replicates)} runs " if len(lacking) < len(replicates) else ""
             found.setdefault(part + lacking[0], []).append(row.label)
     without = {label for labels in found.values() for label in labels}
     joined = [row.label for row in table.rows if isinstance(row, Combined) and without & {*row.of} and not row.absent]
     return found | ({"of rows that are left out": joined} if joined else {})
+
+
+def _why_left(plan: Plan, task: Task, replicate: Replicate) -> str:
+    """Return why a replicate has no number where nothing is trained; empty if it has."""
+    training = plan.untrained.get(RunFolder.of(plan.storage, task, replicate.config).path)
+    if training is None:
+        return ""
+    sent = training.status in FINISHED
+    if sent and (replicate.view is None or scoring_key(plan, task, replicate) in plan.scorings):
+        return ""
+    return LACKING[training.status]
 
 
 def _add_table(plan: Plan, name: str, task: Task, table: Table | Figure, taken: Snapshot) -> None:
@@ -470,7 +522,7 @@ def compile_configs(
     task: Task,
     configs: Sequence[Config],
     storage: Storage,
-    views: Sequence[View] = (),
+    views: Sequence[View | None] = (),
     keep: Sequence[int] = (),
     retry: bool = False,
     scale: str = "",
@@ -494,6 +546,7 @@ def compile_configs(
             wave = _add(plan, task, config, view)
             for epoch in keep:
                 _keep(plan, task, config, epoch, wave)
+        _find_unsent(plan)
         _add_predictions(plan)
     return plan
 
@@ -552,8 +605,15 @@ def data_digest(storage: Storage, where: str) -> str | None:
     return found
 
 
-def status(folder: RunFolder, keep: Sequence[int], digest: str | None) -> Status:
-    """Say what is to be done about a run."""
+def status(folder: RunFolder, keep: Sequence[int], digest: str | None, weights: bool = False) -> Status:
+    """Return what is to be done about a run.
+
+    Args:
+        folder: the run's.
+        keep: the epochs whose weights are wanted.
+        digest: of the data that are here; None where there are none.
+        weights: whether a run that came in a bundle without those weights is to be trained again.
+    """
     result = folder.outcome()
     if result is None:
         return "to be continued" if folder.checkpoints() else "new"
@@ -561,7 +621,9 @@ def status(folder: RunFolder, keep: Sequence[int], digest: str | None) -> Status
         return "data changed"
     if "diverged" in result:
         return "diverged"
-    return "done" if all(str(epoch) in result["weights"] for epoch in keep) else "weights not kept"
+    if any(str(epoch) not in result["weights"] for epoch in keep):
+        return "weights not kept"
+    return "weights not sent" if weights and any(folder.lacks(epoch) for epoch in keep) else "done"
 
 
 def stacks(groups: Iterable[Sequence[Training]], size: int) -> list[Sequence[Training]]:
@@ -598,7 +660,19 @@ def places(training: Training) -> set[tuple[str, int]]:
 
 def _add_timing(plan: Plan, task: Task, row: Measurement, replicate: Replicate) -> None:
     path = timing_path(plan, task, row, replicate)
-    plan.timings[path] = Timing(task, replicate.config, row, path, plan.storage.exists(path))
+    done = plan.storage.exists(path) and "bundle" not in read_timing(plan.storage, path)
+    plan.timings[path] = Timing(task, replicate.config, row, path, done)
+
+
+def read_timing(storage: Storage, path: str) -> dict[str, Any]:
+    """Return a measurement's file.
+
+    Raises:
+        UserError: if it is damaged.
+    """
+    found = storage.read_record(path, {"metrics": dict})
+    check_numbers(f"{storage}/{path}", found["metrics"], "remove it and run again")
+    return found
 
 
 def timing_path(plan: Plan, task: Task, row: Measurement, replicate: Replicate) -> str:
@@ -630,7 +704,8 @@ def timing_read(plan: Plan, task: Task, row: Measurement, replicate: Replicate) 
     own = timing_path(plan, task, row, replicate)
     if plan.storage.exists(own):
         return own
-    return next(iter(timings_at(plan.storage, own.removesuffix(f"{device_slug()}.json"))), None)
+    others = timings_at(plan.storage, own.removesuffix(f"{device_slug()}.json"))
+    return min(others, key=lambda path: "bundle" in read_timing(plan.storage, path), default=None)
 
 
 def name_of(item: Training | Scoring | Prediction | Timing, shared: Shared | None = None) -> str:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import functools
 import io
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ def keep_section(
 ) -> FilledTable:
     """Fill a table that was asked for and write its files; in its JSON stands what it was made of."""
     name, table = request["table"], of[1]
-    with snapshot.watching() as inputs:
+    with snapshot.watching() as inputs, blamed(storage, name):
         plan = compile_plan({name: of}, storage, request["scale"], request["set"], request.get("rows", ()))
         results = gather(plan, name)
         part = fill(plan, name, results)
@@ -71,6 +72,24 @@ def keep_section(
     for kind, data in {**files, "json": json.dumps(kept, default=str).encode()}.items():
         into.write(f"{slug_of(part)}.{kind}", data)
     return part
+
+
+@contextmanager
+def blamed(storage: Storage, name: str) -> Iterator[None]:
+    """Turn what fails in a block, which fills a table, into one line if the storage took in a bundle: it may be that.
+
+    Raises:
+        UserError: naming the table.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        if not storage.list("bundles"):
+            raise
+        remedy = "if its runs came in a bundle, remove those and train them here"
+        raise UserError(f"{storage}: {name} cannot be filled ({one_line(error)}); {remedy}") from error
 
 
 def kept_section(request: Mapping[str, Any], into: Storage, snapshot: Snapshot) -> tuple[FilledTable, bool] | None:

@@ -11,7 +11,7 @@
     weights/epoch-<n>.safetensors    the weights that views ask for
     views/<key>/       scores.json of one view, or the traceback.txt of what failed;
                        <weights>/<shard>/summary.npz, and predictions.npz where they are joined
-    result.json        written last: the run is finished
+    result.json        written last: the run is finished; `bundle` says which bundle it came in (`packing.py`)
 
 Nothing here is ever unpickled but `state.pt`, with `weights_only=True`, whose tensors and plain values are ours.
 """
@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 
 CHECKPOINT = ("model.safetensors", "state.pt")
 """Files of a checkpoint, besides its manifest."""
+
+SHARDS = "shards.json"
+"""Names the shards of a view, or of a combination, that came in a bundle."""
 
 SORTED = json.JSONEncoder(sort_keys=True)
 """How views are named: made once, as there are many."""
@@ -109,6 +112,15 @@ class RunFolder:
             UserError: where the file is damaged.
         """
         return self.folder.brief("result.json", lambda: outcome_of(self.result()))
+
+    def bundle(self) -> Mapping[str, Any]:
+        """Return which bundle the run came in (`id`, `packed`, `host`, `device`); empty for a run trained here."""
+        found = (self.outcome() or {}).get("bundle")
+        return found if isinstance(found, dict) else {}
+
+    def lacks(self, epoch: int) -> bool:
+        """Return whether the run came in a bundle that left out the weights of an epoch."""
+        return bool(self.bundle()) and not self.folder.exists(weights_path(epoch))
 
     def config(self, task: Task) -> Any:
         """Return the run's config.
@@ -204,9 +216,11 @@ class RunFolder:
         files = {name: self._verified(f"{folder}/{name}", manifest[name]) for name in CHECKPOINT}
         try:
             rest = torch.load(io.BytesIO(files["state.pt"]), weights_only=True, map_location="cpu")
+            return {"weights": load(files["model.safetensors"]), **rest}
         except pickle.UnpicklingError as error:
             raise UserError(f"{self.folder}/{folder}/state.pt holds code, which is never run; remove it") from error
-        return {"weights": load(files["model.safetensors"]), **rest}
+        except Exception as error:  # its digests are its own: what came in a bundle may be anything
+            raise UserError(f"{self.folder}/{folder} is no checkpoint ({type(error).__name__}); remove it") from error
 
     def remove_checkpoints(self, keep: int | None = None) -> None:
         """Remove the rolling checkpoints, or all but that of a step and the newest before it, should it be damaged.
@@ -241,6 +255,8 @@ class RunFolder:
         digest = (result or {}).get("weights", {}).get(str(epoch))
         if digest is None:
             raise UserError(f"{self.folder}: the weights of epoch {epoch} were not kept; train the run again")
+        if self.lacks(epoch):
+            raise UserError(f"{self.folder}: it came in a bundle without the weights of epoch {epoch}; {self._again}")
         return load(self._verified(weights_path(epoch), digest))
 
     def scores(self, view: View, weights: str) -> dict[str, Any] | None:
@@ -327,6 +343,33 @@ def check_numbers(file: str, metrics: Mapping[str, Any], remedy: str) -> None:
     for name, value in metrics.items():
         if not isinstance(value, (int, float, type(None))):
             raise UserError(f"{file}: the metric {name!r} is no number; {remedy}")
+
+
+def listed_shards(place: Storage) -> list[str] | None:
+    """Return the shards that a bundle listed; None where none did.
+
+    Raises:
+        UserError: if the list is damaged.
+    """
+    if not place.exists(SHARDS):
+        return None
+    found = place.read_json(SHARDS)
+    if not is_shards(found):
+        raise UserError(f"{place}/{SHARDS}: no list of shards; remove it and unpack the bundle again")
+    return list(found)
+
+
+def is_shards(found: object) -> bool:
+    """Return whether a value is a list of shards, none of which is a path that leaves its folder."""
+    return isinstance(found, list) and all(isinstance(each, str) and safe(each) for each in found)
+
+
+def safe(path: str) -> bool:
+    """Return whether a relative path stays in its folder, on any file system, and names nothing hidden."""
+    parts = path.split("/")
+    return len(path) <= 400 and all(
+        0 < len(part) <= 200 and part[0] != "." and part.isprintable() and not {"\\", ":"} & set(part) for part in parts
+    )
 
 
 def weights_path(epoch: int) -> str:

@@ -17,7 +17,7 @@ from retable.platform.errors import TRACEBACK, UserError, one_line, traceback_of
 from retable.platform.needs import Resources
 from retable.platform.plan import Plan, Prediction, Scoring, device_slug, name_of, name_of_view
 from retable.platform.provenance import collect
-from retable.platform.runs import RunFolder, read_arrays, view_key, write_arrays
+from retable.platform.runs import RunFolder, listed_shards, read_arrays, view_key, write_arrays
 from retable.platform.storage import Storage
 from retable.platform.table import Measurement
 from retable.platform.task import Source, Task, find
@@ -201,13 +201,33 @@ def training_metrics(folder: RunFolder, view: View, epochs: int) -> dict[str, fl
 
 def summaries(task: Task, config: Config, view: View, folder: RunFolder) -> dict[str, Any]:
     """Read what a view of a finished run is scored from: shard -> arrays."""
-    source = Source.of(folder.storage, task.dataset.where(config))
     found: dict[str, Any] = {}
     for read in task.reads(view):
         place = folder.artifacts(read, weights_digest(folder, read))
-        shards = task.shards(config, read, source)
+        shards = shards_of(task, config, [read], folder.storage, place)
         found |= {shard: read_arrays(place, f"{shard}/summary.npz") for shard in shards}
     return found
+
+
+def shards_of(task: Task, config: Config, reads: Sequence[View], storage: Storage, place: Storage) -> list[str]:
+    """Return the shards of views: as the dataset has them or, where it is not here, as a bundle listed them.
+
+    Args:
+        task: whose views they are.
+        config: of the run.
+        reads: the views.
+        storage: where the dataset lies.
+        place: the folder of the shards, with `shards.json` where they came in a bundle.
+
+    Raises:
+        UserError: if the list is damaged.
+        FileNotFoundError: if there is neither a dataset nor a list.
+    """
+    where = task.dataset.where(config)
+    if not storage.exists(f"data/{where}/dataset.json") and (listed := listed_shards(place)) is not None:
+        return listed
+    source = Source.of(storage, where)
+    return [shard for read in reads for shard in task.shards(config, read, source)]
 
 
 def score_one(task_name: str, config: Config, view: View, folder: RunFolder, *failures: str | None) -> str | None:

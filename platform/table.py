@@ -209,6 +209,9 @@ class Origin:
     """Digest of the weights that were read."""
     members: tuple[Origin, ...] = ()
     """What a combination joined."""
+    bundle: Mapping[str, str] = field(default_factory=dict)
+    """The bundle that it came in (`bundle`, `packed`, `packed_on`), and when and where it was `measured` (`host`,
+    `device`); empty for what was measured here."""
 
 
 @dataclass(frozen=True)

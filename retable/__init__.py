@@ -1,7 +1,7 @@
 """retable re-runs the tables: train, sweep, tabulate and serve four published systems on Ray.
 
-`retable.reproduce("rl/table1")`, `plan`, `train`, `sweep`, `load`, `runs` and `report` do in a notebook what the
-command `retable` does in a shell. `Space` is what a sweep searches, `Resources` what each training gets, and
+`retable.reproduce("rl/table1")`, `plan`, `train`, `sweep`, `load`, `runs`, `report`, `pack`, `unpack` and `verify` do in
+a notebook what the command `retable` does in a shell. `Space` is what a sweep searches, `Resources` what each training gets, and
 `UserError` what is raised on a mistake that its one line says how to mend.
 
 Folders of your own tasks, named in the variable RETABLE_TASKS (separated as PATH is), join those that ship here; the
@@ -22,12 +22,15 @@ if TYPE_CHECKING:
         Space,
         TrainedRun,
         load,
+        pack,
         plan,
         report,
         reproduce,
         runs,
         sweep,
         train,
+        unpack,
+        verify,
     )
     from retable.platform.errors import UserError
 
@@ -39,12 +42,15 @@ __all__ = [
     "UserError",
     "__version__",
     "load",
+    "pack",
     "plan",
     "report",
     "reproduce",
     "runs",
     "sweep",
     "train",
+    "unpack",
+    "verify",
 ]
 
 # Plain lists: a namespace package computes its own path anew after `importlib.invalidate_caches()`, without additions.

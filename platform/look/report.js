@@ -50,7 +50,7 @@ const retable = (found) => { known = found; };
     const value = place < 0 ? null : found.values[place];
     const box = make("div", null), list = make("dl", null);
     box.className = "replicate";
-    const facts = { value: value === null ? found.diverged : String(value), replicate: entries(found.axes), view: entries(found.view), "epoch shown": found.epochs, combined: found.combined, sources: found.source };
+    const facts = { value: value === null ? found.diverged : String(value), replicate: entries(found.axes), view: entries(found.view), "epoch shown": found.epochs, combined: found.combined, sources: found.source, "from a bundle": found.bundle };
     for (const [name, text] of Object.entries(facts)) if (text) list.append(make("dt", name), make("dd", text));
     box.append(list, make("pre", found.commands.join("\n")), ...found.runs.map(ofRun));
     return box;
