@@ -183,9 +183,9 @@ def worker_errors(error: BaseException) -> list[BaseException]:
 def start_timed_out(error: BaseException) -> bool:
     """Return whether a Train group found no room for its workers in Train's time.
 
-    Uses `ray.train.v2._internal.exceptions.WorkerGroupStartupTimeoutError`. If Ray moves it, each error of a Train group
-    becomes an ImportError; if Ray raises another one, a group whose node was just lost fails instead of starting with
-    fewer workers.
+    Uses `ray.train.v2._internal.exceptions.WorkerGroupStartupTimeoutError`. If Ray moves it, each error of a Train
+    group becomes an ImportError; if Ray raises another one, a group whose node was just lost fails instead of starting
+    with fewer workers.
     """
     from ray.train import ControllerError
     from ray.train.v2._internal.exceptions import WorkerGroupStartupTimeoutError
