@@ -210,6 +210,10 @@ def attempt(path):
     return number
 
 
+class Busy:
+    """An actor that does nothing."""
+
+
 def test_a_running_ray_counts_attempts_and_tells_of_draining(tmp_path):
     """Else a prediction whose process dies is tried for ever, and trainings do not notice that their node leaves."""
     from ray._raylet import GcsClient
@@ -220,8 +224,8 @@ def test_a_running_ray_counts_attempts_and_tells_of_draining(tmp_path):
         assert ray.get(ray.remote(max_retries=2)(attempt).remote(str(begun))) == 1 and begun.read_text() == "01"
         assert ray_compat.task_attempt() == 0 and ray_compat.autoscaler_limits() == {}
         assert ray_compat.draining_nodes() == set()
-        busy = ray.remote(num_cpus=1)(Path).remote()  # an idle node would be gone at once
-        assert ray.get(busy.exists.remote())
+        busy = ray.remote(num_cpus=1)(Busy).remote()  # an idle node would be gone at once
+        ray.get(busy.__ray_ready__.remote())
         place = ray.get_runtime_context()
         gcs, reason = GcsClient(address=place.gcs_address), DrainNodeReason.DRAIN_NODE_REASON_PREEMPTION
         assert gcs.drain_node(place.get_node_id(), reason, "test", 2**62 // 10**6)[0]
