@@ -42,7 +42,8 @@ class Bare:
 if __name__ == "__main__":
     from retable.platform import cluster  # its settings of Ray are ours
 
-    ray.init(address="local", logging_level=logging.ERROR, log_to_driver=False, configure_logging=bool(cluster.QUIET))
+    with cluster.switches():
+        ray.init(address="local", logging_level=logging.ERROR, log_to_driver=False)
     serve.start(http_options={"host": "127.0.0.1", "port": int(sys.argv[1])})
     serve.run(Bare.bind(Echo.bind()), route_prefix="/", logging_config={"enable_access_log": False})
     print("is open", flush=True)

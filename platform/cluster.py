@@ -15,14 +15,14 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import retable
-from retable.platform import commit
+from retable.platform import commit, ray_compat
 from retable.platform.board import errors
 from retable.platform.errors import UserError, one_line
 from retable.platform.storage import PATIENCE, Storage
@@ -41,12 +41,12 @@ QUIET = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",  # what asks for no GPU sees none
     "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # SIGTERM while Ray starts: nothing runs yet that could drain
 }
+"""Environment variables of Ray that hold while Ray is started or joined, where the user has not set them."""
 
-for _name, _value in QUIET.items():  # here, not where Ray starts: Ray reads some of them when it is imported
-    os.environ.setdefault(_name, _value)
-
-SENT = ("RAY_ADDRESS", "RETABLE_TASKS", PATIENCE, commit.VARIABLE)
+SENT = ("RAY_ADDRESS", "RETABLE_TASKS", PATIENCE, commit.VARIABLE, *QUIET)
 """Variables that hold on every node of a cluster that is joined."""
+_session = ExitStack()
+"""What `start_ray` has changed in this process, and `end_ray` restores."""
 INTERRUPTED = "interrupted; the same command goes on where it stopped"
 SHARED = "name a bucket (s3://...) or a folder that every node mounts at the same place"
 ANSWER = 10.0
@@ -113,6 +113,20 @@ def interruptible() -> Iterator[Interrupt | None]:
 
 
 @contextmanager
+def switches() -> Iterator[None]:
+    """Set the variables of `QUIET` inside the block, except those that are set already."""
+    ours = {name: value for name, value in QUIET.items() if name not in os.environ}
+    os.environ.update(ours)
+    ray_compat.read_switches()
+    try:
+        yield
+    finally:
+        for name in ours:
+            os.environ.pop(name, None)
+        ray_compat.read_switches()
+
+
+@contextmanager
 def ray_cluster(nested: bool = False) -> Iterator[None]:
     """Join the cluster of RAY_ADDRESS, or start Ray on this machine's cores; leave a running Ray as it is.
 
@@ -126,7 +140,8 @@ def ray_cluster(nested: bool = False) -> Iterator[None]:
     import ray
 
     if ray.is_initialized():
-        yield
+        with switches():
+            yield
         return
     with interruptible() as interrupt:
         try:
@@ -140,10 +155,10 @@ def ray_cluster(nested: bool = False) -> Iterator[None]:
 
 def start_ray(nested: bool, interrupt: Interrupt | None) -> None:
     """Join or start Ray, and keep our handler of SIGTERM: Ray sets its own, which ends in an abort."""
+    _session.enter_context(switches())  # first: Ray reads some of them when it is imported
     import ray
-    from ray._private import auto_init_hook
 
-    auto_init_hook.enable_auto_connect = True  # a Train group whose node is lost needs it; see `end_ray`
+    _session.enter_context(ray_compat.ray_session())
     address = cluster_address()
     if address:
         check_cluster(address)
@@ -168,16 +183,8 @@ def start_ray(nested: bool, interrupt: Interrupt | None) -> None:
 
 
 def end_ray() -> None:
-    """Leave or end Ray, and let none be started but by `start_ray`.
-
-    A thread of Ray Data that outlives Ray would start another one, whose processes end with that thread, and this one
-    with them a minute later.
-    """
-    import ray
-    from ray._private import auto_init_hook
-
-    auto_init_hook.enable_auto_connect = False
-    ray.shutdown()
+    """Leave or end Ray, and restore what `start_ray` has changed in this process."""
+    _session.close()
 
 
 def too_late(start: Callable[[], object]) -> bool:
@@ -230,19 +237,12 @@ def check_cluster(address: str) -> None:
         UserError: saying what answered instead.
     """
     import grpc
-    from ray._private.grpc_utils import init_grpc_channel
-    from ray._private.services import canonicalize_bootstrap_address
-    from ray.core.generated.gcs_service_pb2 import GetClusterIdRequest  # type: ignore[attr-defined]
-    from ray.core.generated.gcs_service_pb2_grpc import NodeInfoGcsServiceStub
 
     remedy = "set it to HEAD:6379 (the address that `ray start --head` prints), to auto, or not at all"
     if address != "auto" and not re.fullmatch(r"[^/]+:\d+", address):
         raise UserError(f"RAY_ADDRESS={address} is not the address of a Ray cluster; {remedy}")
     try:
-        gcs = canonicalize_bootstrap_address(address) or ""
-        with init_grpc_channel(gcs, options=[("grpc.enable_http_proxy", 0)]) as channel:
-            stub = NodeInfoGcsServiceStub(channel)  # type: ignore[no-untyped-call]
-            stub.GetClusterId(GetClusterIdRequest(), timeout=ANSWER)
+        ray_compat.ping_cluster(address, ANSWER)
     except ConnectionError as error:
         raise UserError("RAY_ADDRESS=auto: no Ray runs on this machine; unset it, or `ray start --head`") from error
     except grpc.RpcError as error:
@@ -443,10 +443,9 @@ def possible_resources() -> dict[str, float]:
 def growth() -> dict[str, float]:
     """Return what the cluster's autoscaler may bring it to; nothing where it has none."""
     import ray
-    from ray._private.state import state  # what Train asks, too; there is no public way
 
-    reported = state.get_max_resources_from_cluster_config() if ray.is_initialized() else None
-    return dict(reported) if reported else launched()
+    reported = ray_compat.autoscaler_limits() if ray.is_initialized() else {}
+    return reported or launched()
 
 
 def launched() -> dict[str, float]:

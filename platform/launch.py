@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from retable.platform import attempt as attempts
-from retable.platform import notice
+from retable.platform import notice, ray_compat
 from retable.platform.attempt import Attempt
-from retable.platform.cluster import check_node, check_room, cpu_share, possible_resources, trial_memory
+from retable.platform.cluster import check_node, check_room, cpu_share, possible_resources, switches, trial_memory
 from retable.platform.config import Config, override
 from retable.platform.errors import Unreachable, UserError, disk_errors, nearest, one_line, traceback_carried
 from retable.platform.needs import Needs
@@ -253,20 +253,13 @@ def passing(error: BaseException) -> bool:
     """Say whether an error is the machines', not the training's: a storage, a GPU, a network, a worker that is gone."""
     import ray.exceptions
     import torch
-    from ray.train.v2._internal.exceptions import RayTrainError
     from torch.distributed import DistError
 
-    found = causes(error)
+    found = ray_compat.worker_errors(error)
     if any(isinstance(cause, UserError) and not isinstance(cause, Unreachable) for cause in found):
         return False
-    machines = (Unreachable, ConnectionError, TimeoutError, ray.exceptions.RayError, RayTrainError)
-    return any(isinstance(cause, (*machines, torch.AcceleratorError, DistError)) for cause in found)
-
-
-def causes(error: BaseException) -> list[BaseException]:
-    """Return what went wrong: in each worker of a Train group, or here."""
-    failures = getattr(error, "worker_failures", None) or {0: error}
-    return [getattr(failure, "_base_exc", failure) for failure in failures.values()]
+    machines = (Unreachable, ConnectionError, TimeoutError, ray.exceptions.RayError, torch.AcceleratorError, DistError)
+    return any(isinstance(cause, machines) or ray_compat.is_train_error(cause) for cause in found)
 
 
 def trim_memory() -> None:
@@ -299,6 +292,7 @@ def run_job(job: Job, launch: Launch, work: str) -> None:
     if members.folders:
         group = job.needs.workers > 1
         with (
+            switches(),  # on a Ray that the user has started
             attempts.held(members.attempts),
             notice.heeded(members.attempts, relayed=group),
             failures_kept(members.attempts),
@@ -352,9 +346,9 @@ def train_group(members: Members, launch: Launch) -> None:
             trainer_of(members, launch, needs).fit()
             return
         except Exception as error:
-            if no_room(error):  # left to itself, Train would ask for the same again and again
+            if ray_compat.start_timed_out(error):  # left to itself, Train would ask for the same again and again
                 continue
-            for cause in causes(error):
+            for cause in ray_compat.worker_errors(error):
                 if isinstance(cause, attempts.Taken):
                     raise cause from error
             raise
@@ -364,7 +358,6 @@ def trainer_of(members: Members, launch: Launch, needs: Needs) -> Any:
     """Return a Ray Train group that is still to be started."""
     import ray.train
     from ray.train.torch import TorchConfig, TorchTrainer
-    from ray.train.v2.api.config import FailureConfig
     from ray.tune.integration.ray_train import TuneReportCallback
 
     return TorchTrainer(
@@ -377,21 +370,10 @@ def trainer_of(members: Members, launch: Launch, needs: Needs) -> Any:
         run_config=ray.train.RunConfig(
             name=f"train-{uuid.uuid4().hex[:12]}",  # one used before would make Train resume its own snapshot
             **ray_storage(launch),
-            failure_config=FailureConfig(max_failures=0, controller_failure_limit=0),
+            failure_config=ray.train.FailureConfig(max_failures=0, controller_failure_limit=0),  # type: ignore[call-arg]
             callbacks=[TuneReportCallback()],  # type: ignore[list-item, no-untyped-call]
         ),
     )
-
-
-def no_room(error: BaseException) -> bool:
-    """Say whether a Train group waited for room longer than Train's minute.
-
-    What it asked for was counted on the cluster as it was then: a node lost a moment before was still there.
-    """
-    from ray.train import ControllerError
-    from ray.train.v2._internal.exceptions import WorkerGroupStartupTimeoutError
-
-    return isinstance(error, ControllerError) and isinstance(error.controller_failure, WorkerGroupStartupTimeoutError)
 
 
 def workers_now(needs: Needs, batch: int) -> int:
@@ -500,7 +482,7 @@ def fit(
     from ray import tune
 
     launch = dataclasses.replace(launch, scratch=f".ray/{uuid.uuid4().hex[:12]}")
-    trainable.__mixins__ = (notice.Listens,)  # type: ignore[attr-defined]
+    ray_compat.mix_in(trainable, notice.Listens)
 
     def request(spec: Mapping[str, Any]) -> Any:
         """Say what a trial asks for, by what there is now: Tune asks when it makes the trial."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from retable.platform import ray_compat
 from retable.platform.errors import UserError, nearest
 
 EXAMPLE = "the repository's prices.toml shows how"
@@ -177,7 +178,6 @@ def _checked(file: str, written: dict[str, Any]) -> dict[str, Any]:
     """Return a launcher's file with Ray's defaults, checked by Ray's own schema."""
     import click
     import jsonschema
-    from ray.autoscaler._private.util import prepare_config, validate_config
 
     remedy = "see https://docs.ray.io/en/latest/cluster/vms/references/ray-cluster-configuration.html"
     logging.getLogger("ray.autoscaler").setLevel(logging.WARNING)  # it tells of each default
@@ -186,8 +186,7 @@ def _checked(file: str, written: dict[str, Any]) -> dict[str, Any]:
     said = io.StringIO()  # Ray prints before it gives up
     try:
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-            config: dict[str, Any] = prepare_config(written)
-            validate_config(config)
+            config = ray_compat.complete_cluster_config(written)
     except jsonschema.ValidationError as error:
         place = "/".join(map(str, error.absolute_path))
         raise UserError(

@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from retable.platform import attempt as attempts
+from retable.platform import ray_compat
 from retable.platform.attempt import Attempt
 from retable.platform.runs import RunFolder
 
@@ -125,9 +126,8 @@ def looking(look: Callable[[], bool]) -> Iterator[None]:
 def going() -> bool:
     """Say whether this node is to go: Ray lets nothing more begin on it."""
     import ray
-    from ray._private.state import state  # what Train asks, too; there is no public way
 
-    return ray.get_runtime_context().get_node_id() in (state.get_draining_nodes() or {})
+    return ray.get_runtime_context().get_node_id() in ray_compat.draining_nodes()
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from typing import Any
 
 from retable.platform.attempt import DEATHS
 from retable.platform.board import Board
+from retable.platform.cluster import switches
 from retable.platform.config import Config
 from retable.platform.errors import UserError, one_line
 from retable.platform.stages import ended
@@ -210,9 +211,10 @@ def read_set(task_name: str, storage: Storage, where: str) -> tuple[str | None, 
     from retable.platform.stream import raise_error
 
     dataset, folder = find(task_name).dataset, storage / f"data/{where}"
-    ray.data.DataContext.get_current().enable_progress_bars = False
     try:
-        tables = ray.get(dataset.read(folder).to_arrow_refs())
+        with switches():  # on a Ray that the user has started
+            ray.data.DataContext.get_current().enable_progress_bars = False
+            tables = ray.get(dataset.read(folder).to_arrow_refs())
         for table in tables:
             raise_error(table)
         return None, dict(dataset.arrays(pa.concat_tables(tables).combine_chunks()))

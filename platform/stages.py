@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from retable.platform import ray_compat
 from retable.platform.attempt import DEATHS
 from retable.platform.board import Board
 from retable.platform.cluster import resource_of
@@ -164,10 +165,8 @@ def predict_one(task_name: str, config: Config, view: View, folder: RunFolder, j
 def begun_again() -> bool:
     """Say whether Ray runs this task again, as its process died."""
     import ray
-    from ray._private.worker import global_worker  # there is no public way
 
-    worker: Any = global_worker
-    return ray.is_initialized() and worker.core_worker.get_current_task_attempt_number() > 0
+    return ray.is_initialized() and ray_compat.task_attempt() > 0
 
 
 def count_death(place: Storage, shard: str) -> None:

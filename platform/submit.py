@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from retable.platform import commit
+from retable.platform import commit, ray_compat
 from retable.platform.board import console, errors
 from retable.platform.errors import UserError, disk_errors, redact
 from retable.platform.storage import Storage
@@ -83,17 +83,13 @@ def ask(address: str, path: str) -> Any:
     """
     use_token()
     import requests
-    from ray._private.authentication.http_token_authentication import (
-        format_authentication_http_error,
-        get_auth_headers_if_auth_enabled,
-    )
     from ray.exceptions import AuthenticationError
 
     with told(address):
-        headers = get_auth_headers_if_auth_enabled({})
+        headers = ray_compat.auth_headers()
         answer = requests.get(address + path, headers=headers, timeout=ANSWER, allow_redirects=False)
-        if refusal := format_authentication_http_error(answer.status_code, answer.text):
-            raise AuthenticationError(refusal)
+        if answer.status_code in (401, 403):
+            raise AuthenticationError(answer.text)
         if answer.status_code != 200:
             raise ValueError(f"answers {answer.status_code}; is it Ray's dashboard?")
         try:

@@ -297,10 +297,18 @@ def run_searcher(samples: int, launch: SweepLaunch, journal: Journal) -> None:
         points_to_evaluate=[point.overrides for point in known] or None,
         evaluated_rewards=[point.value for point in known] or None,
     )
-    if not hasattr(search, "_evaluated_rewards"):
+    if not takes_values(search):
         samples += len(known)  # it cannot be told of values: it tries the points again, which are there
     one = {} if space.trains_apart else {"max_concurrent_trials": 1}
     run_trials_of(space.domains, samples, launch, journal, search_alg=search, num_samples=samples, **one)
+
+
+def takes_values(search: Any) -> bool:
+    """Return whether a searcher of Tune can be given the values of points that were evaluated before."""
+    from ray.tune.search import Searcher
+
+    added = getattr(type(search), "add_evaluated_point", Searcher.add_evaluated_point)
+    return added is not Searcher.add_evaluated_point
 
 
 def run_trials_of(space: Mapping[str, Any], count: int, launch: SweepLaunch, journal: Journal, **settings: Any) -> None:

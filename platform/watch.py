@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from retable.platform import attempt as attempts
+from retable.platform import ray_compat
 from retable.platform.board import Board
 from retable.platform.runs import RunFolder
 
@@ -109,7 +110,7 @@ class Watch:
             if begun == self.begun.get(trial.trial_id):
                 return
             self.begun[trial.trial_id] = begun
-        trial.max_failures = trial.num_failures + attempts.DEATHS
+        ray_compat.allow_failures(trial, attempts.DEATHS)
 
     def end(self, spec: Spec, last: Mapping[str, Any]) -> None:
         """Show what became of a trial; a stack that failed, or was not ours, has no outcome yet."""

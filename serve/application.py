@@ -17,6 +17,7 @@ from ray import serve
 
 from retable.platform.cluster import cluster_resources
 from retable.platform.errors import UserError
+from retable.platform.ray_compat import deployment_by_name
 from retable.platform.storage import Storage
 from retable.serve.address import Address
 from retable.serve.choice import Wanted, choose_models
@@ -187,8 +188,7 @@ def assemble(arguments: Arguments, *options: Mapping[str, Mapping[str, Any]]) ->
         own = deployment.options()
         for more in options:
             own |= more.get(name, {})
-        plain: Any = serve.deployment(_Named)
-        return plain.options(deployment.path, name=name, version=version, _internal=True, **own)
+        return deployment_by_name(deployment.path, name, version, **own)
 
     handles: dict[str, Any] = {}
     for task in arguments.tasks:
@@ -223,7 +223,3 @@ def config_file(arguments: Arguments, port: int, host: str, *options: Mapping[st
     }
     text: str = yaml.safe_dump(whole, sort_keys=False, allow_unicode=True, width=120)
     return text
-
-
-class _Named:
-    """Stands for a class that is given by its name."""

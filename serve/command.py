@@ -168,7 +168,7 @@ def serving(
             drain()
             if cluster_address():
                 serve.delete(application.NAME)
-            end_ray()
+        end_ray()
         for number, handler in before.items():
             signal.signal(number, handler)
 

@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -168,16 +169,33 @@ def test_ray_starts_quietly_with_a_private_token_and_ends():
         assert os.umask(mask) == 0o022
 
 
-@pytest.mark.slow
-def test_what_is_asked_of_ray_after_its_end_starts_no_other():
+def test_after_its_end_ray_starts_by_itself_as_before_but_not_for_a_thread_that_was_left(monkeypatch):
     """A reader of Ray Data that outlived its stream did: its Ray died with that thread, a minute later the process."""
     import ray
 
+    started, failed, ended = [], [], threading.Event()
+
+    def read():
+        ended.wait(60)
+        try:
+            ray.put(1)
+        except Exception as error:
+            failed.append(str(error))
+
+    for name in cluster.QUIET:
+        monkeypatch.delenv(name, raising=False)
     with cluster.ray_cluster():
-        pass
+        assert cluster.QUIET.items() <= os.environ.items()
+        left = threading.Thread(target=read)
+        left.start()
+    assert not cluster.QUIET.keys() & os.environ.keys()
+    ended.set()
+    left.join(60)
+    assert "Ray has not been started" in failed[0] and not ray.is_initialized()
+    monkeypatch.setattr(ray, "init", lambda: started.append(1))
     with pytest.raises(Exception, match="Ray has not been started"):
         ray.put(1)
-    assert not ray.is_initialized()
+    assert started == [1], "the user's own Ray starts by itself"
 
 
 @pytest.mark.slow

@@ -1,0 +1,226 @@
+"""Private parts of Ray that have no public form. No other module of retable uses private names of Ray.
+
+Each function says what breaks if Ray changes the name that it uses; `tests/platform/test_ray_compat.py` has a test for
+each. Ray is imported inside the functions: importing this module costs nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+
+class AutoConnect:
+    """The former value of Ray's auto-connect flag, except that it is false in threads of a Ray that has ended."""
+
+    def __init__(self, former: object, left: Iterable[threading.Thread]) -> None:
+        self.former = former
+        self.left = weakref.WeakSet(left)
+
+    def __bool__(self) -> bool:
+        """Return whether a call of Ray's API in this thread may start a Ray."""
+        return bool(self.former) and threading.current_thread() not in self.left
+
+
+@contextmanager
+def ray_session() -> Iterator[None]:
+    """Let Ray connect by itself inside the block, then shut Ray down; afterwards it connects by itself as before.
+
+    A Train group whose node is lost needs that inside the block. Threads that the block leaves behind are excepted: a
+    thread of Ray Data that outlives Ray would start another Ray, whose processes end with that thread, and this process
+    with them a minute later.
+
+    Uses `ray._private.auto_init_hook.enable_auto_connect`. If Ray renames it, Ray does not start: an AttributeError. If
+    Ray reads it other than by its truth value, threads left behind start a Ray.
+    """
+    import ray
+    from ray._private import auto_init_hook as hook
+
+    flag: Any = hook.enable_auto_connect
+    there = set(threading.enumerate())
+    hook.enable_auto_connect = True
+    try:
+        yield
+    finally:
+        hook.enable_auto_connect = False
+        try:
+            ray.shutdown()
+        finally:
+            left = set(threading.enumerate()) - there - {threading.current_thread()}
+            if isinstance(flag, AutoConnect):
+                flag, left = flag.former, left | set(flag.left)
+            restored: Any = AutoConnect(flag, left) if left else flag
+            hook.enable_auto_connect = restored
+
+
+def read_switches() -> None:
+    """Update constants that imported modules of Ray have read from the environment.
+
+    Uses `ray._private.ray_constants.RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S` and
+    `ray.tune.utils.util.warn_if_slow.DEFAULT_THRESHOLD`. If Ray renames them, SIGTERM while Ray starts takes 30 s where
+    Ray was imported before it was started, and sweeps print warnings of Tune about operations slower than 0.5 s.
+    """
+    if constants := sys.modules.get("ray._private.ray_constants"):
+        name = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"
+        setattr(constants, name, float(os.environ.get(name, "30")))
+    if tune := sys.modules.get("ray.tune.utils.util"):
+        tune.warn_if_slow.DEFAULT_THRESHOLD = float(os.environ.get("TUNE_WARN_THRESHOLD_S", "0.5"))
+
+
+def ping_cluster(address: str, timeout: float) -> None:
+    """Ask the head of a cluster for the cluster's id.
+
+    Uses Ray's gRPC channel (which sends the token), its resolution of `auto`, and its generated protocol. If Ray moves
+    them, no cluster can be joined: `check_cluster` fails with an ImportError or AttributeError.
+
+    Args:
+        address: `HOST:PORT` or `auto`.
+        timeout: seconds to wait for the answer.
+
+    Raises:
+        ConnectionError: if the address is `auto` and no Ray runs on this machine.
+        grpc.RpcError: if no cluster answers.
+    """
+    from ray._private.grpc_utils import init_grpc_channel
+    from ray._private.services import canonicalize_bootstrap_address
+    from ray.core.generated.gcs_service_pb2 import GetClusterIdRequest  # type: ignore[attr-defined]
+    from ray.core.generated.gcs_service_pb2_grpc import NodeInfoGcsServiceStub
+
+    gcs = canonicalize_bootstrap_address(address) or ""
+    with init_grpc_channel(gcs, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        stub = NodeInfoGcsServiceStub(channel)  # type: ignore[no-untyped-call]
+        stub.GetClusterId(GetClusterIdRequest(), timeout=timeout)
+
+
+def autoscaler_limits() -> dict[str, float]:
+    """Return the resources that the cluster's autoscaler may grow it to; empty if it reports none.
+
+    Uses `ray._private.state.state.get_max_resources_from_cluster_config`, as Train does. If Ray renames it, nothing is
+    planned or trained: an AttributeError.
+    """
+    from ray._private.state import state
+
+    return dict(state.get_max_resources_from_cluster_config() or {})
+
+
+def draining_nodes() -> set[str]:
+    """Return the ids of nodes that are being drained: a spot machine's notice, or an autoscaler that scales down.
+
+    Uses `ray._private.state.state.get_draining_nodes`, as Train does. If Ray renames it, trainings write no checkpoint
+    before their node leaves, and lose up to the time between two checkpoints; nothing reports it.
+    """
+    from ray._private.state import state
+
+    return set(state.get_draining_nodes() or ())
+
+
+def task_attempt() -> int:
+    """Return how often Ray began this task before: 0 at its first attempt.
+
+    Uses `ray._private.worker.global_worker.core_worker.get_current_task_attempt_number`. If Ray renames it, predictions
+    fail in one line that names it.
+    """
+    from ray._private.worker import global_worker
+
+    worker: Any = global_worker
+    return int(worker.core_worker.get_current_task_attempt_number())
+
+
+def auth_headers() -> dict[str, str]:
+    """Return the HTTP headers that hold this user's token, where token authentication is on.
+
+    Uses `get_auth_headers_if_auth_enabled` of `ray._private.authentication`. If Ray moves it, `retable submit` and
+    `retable status --cluster` fail with an ImportError.
+    """
+    from ray._private.authentication.http_token_authentication import get_auth_headers_if_auth_enabled
+
+    return dict(get_auth_headers_if_auth_enabled({}))
+
+
+def complete_cluster_config(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the config of a cluster file with Ray's defaults, checked by Ray's schema.
+
+    Uses `prepare_config` and `validate_config` of `ray.autoscaler._private.util`; the public `fillout_defaults` sets no
+    limits of node types and checks nothing. If Ray moves them, `retable plan --cluster` refuses each cluster file in a
+    line that names the import.
+
+    Raises:
+        Exception: of many types, if the config is wrong.
+    """
+    from ray.autoscaler._private.util import prepare_config, validate_config
+
+    complete: dict[str, Any] = prepare_config(config)
+    validate_config(complete)
+    return complete
+
+
+def is_train_error(error: BaseException) -> bool:
+    """Return whether Ray Train itself raised an error: a worker that does not answer, a group that does not start.
+
+    Uses `ray.train.v2._internal.exceptions.RayTrainError`; only its subclasses for whole groups are public. If Ray
+    moves it, each error in a trial becomes an ImportError, and no trial is begun again.
+    """
+    from ray.train.v2._internal.exceptions import RayTrainError
+
+    return isinstance(error, RayTrainError)
+
+
+def worker_errors(error: BaseException) -> list[BaseException]:
+    """Return the errors of the workers of a Train group, as they were raised there; of any other error, itself.
+
+    Uses `_base_exc` of Train's `UserExceptionWithTraceback`: `__cause__` does not survive pickling. If Ray renames it,
+    each error in a worker counts as one of Train itself: a mistake of the user is tried again until Tune gives up.
+    """
+    failures: Mapping[int, BaseException] = getattr(error, "worker_failures", None) or {0: error}
+    return [getattr(failure, "_base_exc", failure) for failure in failures.values()]
+
+
+def start_timed_out(error: BaseException) -> bool:
+    """Return whether a Train group found no room for its workers in Train's time.
+
+    Uses `ray.train.v2._internal.exceptions.WorkerGroupStartupTimeoutError`. If Ray moves it, each error of a Train
+    group becomes an ImportError; if Ray raises another one, a group whose node was just lost fails instead of starting
+    with fewer workers.
+    """
+    from ray.train import ControllerError
+    from ray.train.v2._internal.exceptions import WorkerGroupStartupTimeoutError
+
+    return isinstance(error, ControllerError) and isinstance(error.controller_failure, WorkerGroupStartupTimeoutError)
+
+
+def mix_in(trainable: Callable[..., None], *classes: type) -> None:
+    """Let the class that Tune makes of a trainable function inherit from other classes as well.
+
+    Uses Tune's undocumented `__mixins__`. If Ray drops it, trials end at SIGTERM without a checkpoint.
+    """
+    trainable.__mixins__ = classes  # type: ignore[attr-defined]
+
+
+def allow_failures(trial: Any, more: int) -> None:
+    """Let a Tune trial fail so many more times.
+
+    Uses `max_failures` and `num_failures` of Tune's `Trial`. If Ray renames them, a trial whose process dies on
+    machines that vanish is given up after the failures that Tune was configured with, although it made progress.
+    """
+    trial.max_failures = trial.num_failures + more
+
+
+def deployment_by_name(path: str, name: str, version: str, **options: Any) -> Any:
+    """Return a Serve deployment of a class given by its import path, which is imported in the replicas only.
+
+    Uses `_internal=True` of `serve.Deployment.options`, which permits a version; a path in place of the class is
+    undocumented. If Ray drops them, `retable serve` and `serve deploy` fail when the application is assembled.
+    """
+    from ray import serve
+
+    plain: Any = serve.deployment(_Named)
+    return plain.options(path, name=name, version=version, _internal=True, **options)
+
+
+class _Named:
+    """Stands for a class that is given by its import path."""
