@@ -105,7 +105,7 @@ def learned(
 
 def updates(results: Results) -> str:
     """Say how long the runs were trained: a short training is no test of what the paper found after a long one."""
-    counts = {r.config.epochs * r.config.updates for rows in results.replicates.values() for r in rows}
+    counts = {r.config.epochs * r.config.steps for rows in results.replicates.values() for r in rows}
     return f"after {max(counts):,} updates (the paper: 1,000,000)"
 
 

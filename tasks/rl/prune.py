@@ -23,13 +23,24 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from retable.tasks.rl.config import Bcq, Config, Dense, Erk, Grasp, Magnitude, Pruning, Random, SmallDense, Snip
-from retable.tasks.rl.losses import Batch, Noise, actor_loss, critic_loss, draw_noise, td_target, vae_loss
+from retable.tasks.rl.losses import (
+    PRUNING_NOISE,
+    Batch,
+    Noise,
+    actor_loss,
+    critic_loss,
+    draw_noise,
+    td_target,
+    vae_loss,
+)
 from retable.tasks.rl.model import NETWORKS, Networks, build, generator, layers, load, unstack
 
 Masks = dict[str, dict[str, Bool[Tensor, "member outputs inputs"]]]
 """Network -> layer -> mask; True is kept."""
 Sample = Callable[[int, int], Mapping[str, Tensor]]
 """(member, size) -> batch of that member without the member axis."""
+MASKS = {name: f"rl.masks.{name}" for name in NETWORKS}
+"""Streams of the masks that are random."""
 Objective = Callable[[Batch, Noise], Tensor]
 
 
@@ -123,7 +134,7 @@ def keep_largest(scores: Float[Tensor, " weights"], count: int) -> Bool[Tensor, 
 
 def _random(counts: Sequence[int], shapes: Sequence[tuple[int, int]], seed: int, network: str) -> Tensor:
     """Keep `counts` weights of each part, chosen uniformly in it."""
-    source, parts = generator(seed, f"prune/{network}"), []
+    source, parts = generator(seed, MASKS[network]), []
     for count, (outputs, inputs) in zip(counts, shapes, strict=True):
         part = torch.zeros(outputs * inputs, dtype=torch.bool)
         part[torch.randperm(len(part), generator=source)[:count]] = True
@@ -200,7 +211,7 @@ def _objective(name: str, config: Config, networks: Networks, batch: Batch) -> t
     """
     samples = config.algorithm.target_samples if isinstance(config.algorithm, Bcq) else 0
     size, latent = batch["reward"].shape[1], networks.vae.latent
-    noise = draw_noise([config.seed], "prune/noise", 0, size, latent, samples)
+    noise = draw_noise([config.seed], PRUNING_NOISE, 0, size, latent, samples)
     vae, actor, critic, algorithm = networks.vae, networks.actor, networks.critic, config.algorithm
     if name == "vae":
         return lambda part, drawn: vae_loss(vae, part, drawn.vae).sum(), batch, noise

@@ -73,7 +73,7 @@ def over_updates(results: Results, row: str, **axes: object) -> dict[Any, list[t
     for replicate in results.select(row, **axes):
         share = replicate.metrics.get("behaviour_share")
         if share is not None and replicate.view is not None:
-            updates = replicate.view.epoch * replicate.config.updates
+            updates = replicate.view.epoch * replicate.config.steps
             found.setdefault(replicate.axes["seed"], []).append((updates, share))
     return {seed: sorted(checkpoints) for seed, checkpoints in found.items()}
 

@@ -11,7 +11,7 @@ from retable.platform.task import Scale
 from retable.tasks.rl.readings import METHODS
 from retable.tasks.rl.tables import ENVIRONMENTS
 
-OURS = {"data": "recorded", "simulator": "v5"}
+OURS = {"data": "recorded"}
 DATA = ("recorded", "mixed")
 """What takes the place of D4RL's expert and medium-expert data."""
 
@@ -35,7 +35,7 @@ class Reduced:
         own = row.overrides or {}
         if own.get("environment", self.environments[0]) not in self.environments:
             return "in another environment"
-        if "updates" not in own:
+        if "steps" not in own:
             row = dataclasses.replace(row, overrides={**own, **self.training})
         if row.view is None:
             return row
@@ -50,13 +50,13 @@ SMALL = Reduced(
     sparsities={**dict.fromkeys(METHODS, (0.95,)), "snip": (0.9, 0.95)},
     view={"episodes": 10, "samples": 10},
     environments=("HalfCheetah",),
-    training={"epochs": 10, "updates": 1000},
+    training={"epochs": 10, "steps": 1000},
 )
 
 SCALES = {
     "smoke": Scale(
         about="minutes on two cores: proves every path, scores mean nothing; networks, masks and bytes are full size",
-        overrides={**OURS, "epochs": 1, "updates": 10},  # all alike: so few updates cost less than more runs
+        overrides={**OURS, "epochs": 1, "steps": 10},  # all alike: so few updates cost less than more runs
         row=SMOKE.row,
         over={"seed": (0, 1), "view.epoch": (1,), "data": DATA},
     ),

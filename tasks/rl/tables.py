@@ -31,7 +31,7 @@ EPOCHS = tuple(range(20, 201, 20))
 """Epochs of the paper's setting whose weights are kept and evaluated: every 100,000 updates."""
 
 
-UNTRAINED: Mapping[str, object] = {"epochs": 1, "updates": 1}
+UNTRAINED: Mapping[str, object] = {"epochs": 1, "steps": 1}
 """What has no need of training: masks, and with them the bytes of files, are settled before the first update."""
 DENSE = Row(label="dense", overrides={"prune": "dense"}, view={})
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from retable.tasks.rl.formats.sizes import every_size
 from retable.tasks.rl.learner import OfflineLearner
 from retable.tasks.rl.prune import diagnose
+from retable.tasks.rl.states import networks_of
 
 ARCHIVED_FROM = 1000
 """Updates of a training from which on its dense files are given to xz and zstd: a shorter one takes less than that."""
@@ -23,13 +24,14 @@ def validate(learner: OfflineLearner, data: Any) -> list[dict[str, float]]:
     found = []
     for state, zeros in zip(learner.state_dict(), learner.zero_scores, strict=True):
         networks: dict[str, dict[str, Tensor]] = {}
-        for name, tensor in state["weights"].items():
+        weights = networks_of(state["weights"])
+        for name, tensor in weights.items():
             network, parameter = name.split(".", 1)
             networks.setdefault(network, {})[parameter] = tensor
         found.append({key: value for name, tensors in networks.items() for key, value in shape(name, tensors).items()})
         found[-1] |= {f"zero_scores/{name}": share for name, share in zeros.items()}
-        if learner.updates >= learner.configs[0].epochs * learner.configs[0].updates:  # as costly as several updates
-            found[-1] |= every_size(state["weights"], archives=learner.updates >= ARCHIVED_FROM)
+        if learner.updates >= learner.configs[0].epochs * learner.configs[0].steps:  # as costly as several updates
+            found[-1] |= every_size(weights, archives=learner.updates >= ARCHIVED_FROM)
     return found
 
 

@@ -47,7 +47,7 @@ def results(rows, epochs=10, updates=100):
             Replicate(
                 label,
                 {"environment": "Hopper", "seed": seed, "view.policy": "bcq", "view.epoch": epoch},
-                Config(updates=updates),
+                Config(steps=updates),
                 View(epoch=epoch),
                 metrics={"behaviour_share": min(1.0, epoch * updates / slope)},
             )
@@ -114,10 +114,10 @@ def test_curves_and_updates_are_drawn_for_every_row_and_policy():
         assert list(shown) == [row.label for row in table.rows if not row.absent]
         assert set(shown) == set(figures.LINES) - {"SNIP 50 %"}
         for x, y in shown.values():
-            np.testing.assert_allclose([x[-1], y[-1]], [last * config.updates, 100 * last * 2 / 50])
+            np.testing.assert_allclose([x[-1], y[-1]], [last * config.steps, 100 * last * 2 / 50])
         (needed,) = [axis for title, axis in drawn.items() if title.startswith(f"HalfCheetah: {policy}, updates")]
-        wanted = [0.9 * last * 2 * config.updates / (1 + seed) for seed in (0, 1, 2)]
-        numbers = [f"{updates:,.0f}" if updates <= last * config.updates else "not reached" for updates in wanted]
+        wanted = [0.9 * last * 2 * config.steps / (1 + seed) for seed in (0, 1, 2)]
+        numbers = [f"{updates:,.0f}" if updates <= last * config.steps else "not reached" for updates in wanted]
         assert all(f"90 %: {', '.join(numbers)}" in text.get_text() for text in needed.texts)
         assert len(needed.texts) == len(shown)
 

@@ -44,7 +44,7 @@ def test_the_paper_scale_is_the_published_setting(storage):
     plan = compile_plan(tables, storage)
     # 3 environments x 5 seeds x (dense + 2 methods x (10 sparsities + 3 beyond) + 4 controls x 4 sparsities)
     assert len(plan.trainings) == 3 * 5 * (1 + 2 * 13 + 4 * 4)
-    assert {t.config.epochs * t.config.updates for t in plan.trainings.values()} == {1_000_000}
+    assert {t.config.epochs * t.config.steps for t in plan.trainings.values()} == {1_000_000}
     assert {t.config.data for t in plan.trainings.values()} == {"d4rl-expert-v2"}
     assert len(plan.groups) == 3 * (1 + 4), "all runs of an environment stack, but for small networks of each size"
 
@@ -59,7 +59,7 @@ def test_the_small_scale_compares_every_method_at_95_percent_after_ten_thousand_
     methods = ("Snip", "Grasp", "Random", "Magnitude", "Erk", "SmallDense")
     assert kinds == {("Dense", 0), ("Snip", 0.9), *((method, 0.95) for method in methods)}
     assert {t.config.seed for t in plan.trainings.values()} == {0, 1, 2}
-    assert {t.config.epochs * t.config.updates for t in plan.trainings.values()} == {10_000}
+    assert {t.config.epochs * t.config.steps for t in plan.trainings.values()} == {10_000}
     assert plan.cost / 2 < 3000, "50 minutes on two cores"
 
 
@@ -77,24 +77,24 @@ COUNTED = ("table1", "figure3", "figure4", "diagnostics")
 @pytest.mark.parametrize("scale", ["small", "paper"])
 def test_what_is_known_before_the_first_update_plans_no_training(scale, storage):
     plan = plan_of(storage, scale, *COUNTED)
-    assert {t.config.epochs * t.config.updates for t in plan.trainings.values()} == {1}
+    assert {t.config.epochs * t.config.steps for t in plan.trainings.values()} == {1}
     assert plan.cost < 600 and not plan.scorings
-    assert {t.config.updates for t in plan_of(storage, scale, "formats").trainings.values()} != {1}, "these are played"
+    assert {t.config.steps for t in plan_of(storage, scale, "formats").trainings.values()} != {1}, "these are played"
 
 
 def test_the_smoke_scale_counts_the_runs_that_it_plays(storage):
     """Runs of their own would cost more than so few updates."""
     plan = plan_of(storage, "smoke", *COUNTED)
-    assert {t.config.epochs * t.config.updates for t in plan.trainings.values()} == {10}
+    assert {t.config.epochs * t.config.steps for t in plan.trainings.values()} == {10}
     counted = plan_of(storage, "smoke", "table1").trainings
     own = set(counted) - set(plan_of(storage, "smoke", "figure1", "figure2").trainings)
     assert {counted[name].config.initialisation for name in own} == {"xavier"}
 
 
 def test_set_reaches_tables_without_training():
-    table = table_at(TASK, TABLES["figure4"], "paper", {"updates": 7})
+    table = table_at(TASK, TABLES["figure4"], "paper", {"steps": 7})
     needs = [need for row in table.rows for need in expand(table, row, TASK.config(), TASK.view())]
-    assert {(need.config.epochs, need.config.updates) for need in needs} == {(1, 7)}
+    assert {(need.config.epochs, need.config.steps) for need in needs} == {(1, 7)}
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_training_changes_nothing_that_these_tables_count(prune):
     """All but our files, whose exponents are compressed, and what the learner itself logs of its losses."""
     counted = []
     for updates in (1, 40):
-        trained, toy = learner([config(prune=prune, epochs=1, updates=updates)])
+        trained, toy = learner([config(prune=prune, epochs=1, steps=updates)])
         for step in range(updates):
             trained.step(toy.batch(step))
         (found,) = validate(trained, None)
