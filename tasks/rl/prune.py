@@ -290,15 +290,26 @@ class Diagnosis:
     """Weights kept."""
     effective: int
     """Kept weights on some path from an input to an output."""
+    blind: int
+    """Entries of the observation with no path to an output: the network can never take notice of them."""
+    dead: int
+    """Outputs that no input reaches: they are constant."""
 
 
-def diagnose(masks: Mapping[str, Bool[Tensor, "outputs inputs"]]) -> Diagnosis:
+def diagnose(masks: Mapping[str, Bool[Tensor, "outputs inputs"]], states: int) -> Diagnosis:
     """Follow the paths through one member's network (`vae`, `actor` or `critic`), given its masks by layer.
 
     The VAE's latents count as inputs of the decoder, since they are drawn when it acts; the encoder's outputs lead on
-    through the decoder's latent columns, so an encoder weight whose latent the decoder ignores is not effective.
+    through the decoder's latent columns, so an encoder weight whose latent the decoder ignores is not effective. Blind
+    inputs and dead outputs are those of what acts: of the VAE its decoder, of the critic either of its heads.
+
+    Args:
+        masks: layer -> mask, True where a weight is kept.
+        states: entries of an observation, the first inputs of each network.
     """
-    parts = _vae_paths(masks) if "e1" in masks else _head_paths(masks)
+    vae = "e1" in masks
+    parts = _vae_paths(masks) if vae else _head_paths(masks)
+    acting = parts[1:] if vae else parts
     return Diagnosis(
         density={layer: mask.float().mean().item() for layer, mask in masks.items()},
         lost=tuple(layer for layer, mask in masks.items() if not mask.any()),
@@ -306,6 +317,8 @@ def diagnose(masks: Mapping[str, Bool[Tensor, "outputs inputs"]]) -> Diagnosis:
         unconnected=sum(part.unconnected for part in parts),
         weights=sum(int(mask.sum()) for mask in masks.values()),
         effective=sum(part.effective for part in parts),
+        blind=int((~torch.stack([part.leads_on[:states] for part in acting]).all(0)).sum()),
+        dead=sum(part.dead for part in acting),
     )
 
 
@@ -316,6 +329,8 @@ class _Chain:
     effective: int
     leads_on: Tensor
     """Which inputs of the chain lead to a wanted output."""
+    dead: int
+    """Outputs that no input reaches."""
 
 
 def _chain(masks: Sequence[Tensor], wanted: Tensor) -> _Chain:
@@ -328,7 +343,8 @@ def _chain(masks: Sequence[Tensor], wanted: Tensor) -> _Chain:
         leading.insert(0, (mask & leading[0][:, None]).any(0))
     hidden = [into & out for into, out in zip(reached[1:-1], leading[1:-1], strict=True)]
     effective = sum(int((m & leading[i + 1][:, None] & reached[i]).sum()) for i, m in enumerate(masks))
-    return _Chain(sum(len(h) for h in hidden), sum(int((~h).sum()) for h in hidden), effective, leading[0])
+    units, cut = sum(len(h) for h in hidden), sum(int((~h).sum()) for h in hidden)
+    return _Chain(units, cut, effective, leading[0], int((~reached[-1]).sum()))
 
 
 def _head_paths(masks: Mapping[str, Tensor]) -> list[_Chain]:

@@ -28,17 +28,18 @@ def validate(learner: OfflineLearner, data: Any) -> list[dict[str, float]]:
         for name, tensor in weights.items():
             network, parameter = name.split(".", 1)
             networks.setdefault(network, {})[parameter] = tensor
-        found.append({key: value for name, tensors in networks.items() for key, value in shape(name, tensors).items()})
+        shapes = (shape(name, tensors, data.states) for name, tensors in networks.items())
+        found.append({key: value for one in shapes for key, value in one.items()})
         found[-1] |= {f"zero_scores/{name}": share for name, share in zeros.items()}
         if learner.updates >= learner.configs[0].epochs * learner.configs[0].steps:  # as costly as several updates
             found[-1] |= every_size(weights, archives=learner.updates >= ARCHIVED_FROM)
     return found
 
 
-def shape(network: str, tensors: Mapping[str, Tensor]) -> dict[str, float]:
+def shape(network: str, tensors: Mapping[str, Tensor], states: int) -> dict[str, float]:
     """Return what one network's weights say of its size: `kept/...`, `density/...` and connectivity."""
     masks = {name.removesuffix(".weight"): tensor != 0 for name, tensor in tensors.items() if tensor.dim() == 2}
-    seen = diagnose(masks)
+    seen = diagnose(masks, states)
     total = sum(mask.numel() for mask in masks.values())
     return {
         **{f"kept/{network}/{layer}": float(mask.sum()) for layer, mask in masks.items()},
@@ -46,6 +47,8 @@ def shape(network: str, tensors: Mapping[str, Tensor]) -> dict[str, float]:
         f"sparsity/{network}": 1 - seen.weights / total,
         f"effective/{network}": float(seen.effective),
         f"unconnected/{network}": float(seen.unconnected),
+        f"blind/{network}": float(seen.blind),
+        f"dead/{network}": float(seen.dead),
         f"lost_layers/{network}": float(len(seen.lost)),
         f"lowest_density/{network}": min(seen.density.values()),
     }

@@ -149,7 +149,7 @@ def test_a_condensed_network_computes_the_same_with_the_connected_units_alone(ca
         assert torch.equal(weight, first_weight) and torch.equal(bias, first_bias), "the caller's weights stay"
     assert all(weight.dtype == bias.dtype == torch.float64 for weight, bias in found)
     if len(layers) == 3:
-        seen = diagnose({f"l{i + 1}": weight != 0 for i, (weight, _) in enumerate(layers)})
+        seen = diagnose({f"l{i + 1}": weight != 0 for i, (weight, _) in enumerate(layers)}, 1)
         assert sum(len(bias) for _, bias in found[:-1]) == seen.units - seen.unconnected
         assert sum(int((weight != 0).sum()) for weight, _ in found) == seen.effective
 

@@ -42,8 +42,8 @@ def test_one_environment_can_be_asked_for(name):
 def test_the_paper_scale_is_the_published_setting(storage):
     tables = {f"rl/{name}": (TASK, scaled(TABLES[name], SCALES["paper"])) for name in ("figure1", "figure2")}
     plan = compile_plan(tables, storage)
-    # 3 environments x 5 seeds x (dense + 2 methods x (10 sparsities + 3 beyond) + 4 controls x 4 sparsities)
-    assert len(plan.trainings) == 3 * 5 * (1 + 2 * 13 + 4 * 4)
+    # 3 environments x 5 seeds x (dense + 2 methods x (10 sparsities + 3 beyond + 2 raw) + 4 controls x 4 sparsities)
+    assert len(plan.trainings) == 3 * 5 * (1 + 2 * 15 + 4 * 4)
     assert {t.config.epochs * t.config.steps for t in plan.trainings.values()} == {1_000_000}
     assert {t.config.data for t in plan.trainings.values()} == {"d4rl-expert-v2"}
     assert len(plan.groups) == 3 * (1 + 4), "all runs of an environment stack, but for small networks of each size"
@@ -107,7 +107,7 @@ def test_training_changes_nothing_that_these_tables_count(prune):
         trained, toy = learner([config(prune=prune, epochs=1, steps=updates)])
         for step in range(updates):
             trained.step(toy.batch(step))
-        (found,) = validate(trained, None)
+        (found,) = validate(trained, toy)
         assert "bytes/vae/sparse" in found
         counted.append({key: value for key, value in found.items() if "compact" not in key})
     assert counted[0] == counted[1]
@@ -115,12 +115,12 @@ def test_training_changes_nothing_that_these_tables_count(prune):
 
 @pytest.mark.parametrize("prune", [Snip(sparsity=0.5, batch=10), Magnitude(sparsity=0.5), Random(sparsity=0.5)])
 def test_the_diagnostics_read_what_a_run_says_of_its_masks(prune):
-    trained, _ = learner([config(prune=prune, seed=seed) for seed in (0, 1)])
-    rows = [row for row in TABLES["diagnostics"].rows if row.label.startswith("Hopper, VAE: SNIP 95")]
-    (row,) = rows
-    for state, found in zip(trained.state_dict(), validate(trained, None), strict=True):
+    trained, toy = learner([config(prune=prune, seed=seed) for seed in (0, 1)])
+    (row,) = [row for row in TABLES["diagnostics"].rows if row.label == "Hopper, VAE: SNIP 95 %"]
+    for state, found in zip(trained.state_dict(), validate(trained, toy), strict=True):
         masks = [mask for name, mask in state["masks"].items() if name.startswith("vae")]
         read = {header: found.get(metric) for header, metric in row.metrics.items()}
+        assert read["blind inputs"] == read["dead outputs"] == 0
         assert read["lost layers"] == sum(not mask.any() for mask in masks)
         assert read["lowest layer density, %"] == pytest.approx(min(float(mask.double().mean()) for mask in masks))
         assert 0 < read["effective weights"] <= sum(int(mask.sum()) for mask in masks)
