@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from retable.platform import listing, provenance, track
 from retable.platform.after import After
@@ -27,8 +27,8 @@ from retable.platform.runs import RunFolder
 from retable.platform.space import Space as Space
 from retable.platform.stages import measure_all
 from retable.platform.storage import Storage
-from retable.platform.table import Figure, Table
-from retable.platform.task import Task, config_at, find, find_table, names, table_at
+from retable.platform.table import BY_ROWS, Figure, Table, split_view
+from retable.platform.task import DEFAULT_SCALE, Task, check_rows, config_at, find, find_table, names, table_at
 from retable.platform.trained import STORAGE
 from retable.platform.trained import TrainedRun as TrainedRun
 from retable.platform.trained import load as load
@@ -45,8 +45,9 @@ Where = str | Path | Storage
 
 def plan(
     *tables: str,
-    scale: str = "smoke",
+    scale: str = DEFAULT_SCALE,
     set: Set = None,
+    rows: Sequence[str] | str = (),
     storage: Where = STORAGE,
     retry_diverged: bool = False,
     train: bool = True,
@@ -55,15 +56,38 @@ def plan(
 
     Reads the storage and starts nothing. Without `train` it is what finished runs give, and nothing else.
 
+    Args:
+        tables: their names.
+        scale: one of the tasks'.
+        set: changes to config fields and replicate axes, and to views as `view.` and a path.
+        rows: labels of the rows to run, in which `*` stands for any text; none: all. Tables without any are left out.
+        storage: where runs lie.
+        retry_diverged: try again what has diverged.
+        train: whether to train what is missing.
+
     Raises:
-        UserError: on an unknown table, scale or field.
+        UserError: on an unknown table, scale, field or row.
     """
-    changes = changes_of(set)
+    changes, patterns = changes_of(set), patterns_of(rows)
     chosen: dict[str, tuple[Task, Table | Figure]] = {}
     for name in expand_names(tables):
         task, table = find_table(name)
-        chosen[name] = (task, table_at(task, table, scale, changes))
-    return compile_plan(chosen, Storage.open(storage), scale, changes, retry_diverged, train)
+        chosen[name] = (task, table_at(task, table, scale, changes, patterns))
+    check_rows(patterns, [table for _, table in chosen.values()])
+    chosen = {name: of for name, of in chosen.items() if any(row.absent != BY_ROWS for row in of[1].rows)}
+    return compile_plan(chosen, Storage.open(storage), scale, changes, patterns, retry=retry_diverged, train=train)
+
+
+def patterns_of(rows: Sequence[str] | str) -> tuple[str, ...]:
+    """Return the labels or patterns of chosen rows, in the order that names the choice.
+
+    Raises:
+        UserError: where one is no text.
+    """
+    patterns = [rows] if isinstance(rows, str) else list(rows)
+    if not all(isinstance(pattern, str) for pattern in patterns):
+        raise UserError(f"rows={rows!r}: write labels of rows, such as 'dense' or 'SNIP 9*'")
+    return tuple(sorted({*patterns}))
 
 
 def expand_names(tables: Sequence[str]) -> list[str]:
@@ -82,8 +106,9 @@ def expand_names(tables: Sequence[str]) -> list[str]:
 
 def reproduce(
     *tables: str,
-    scale: str = "smoke",
+    scale: str = DEFAULT_SCALE,
     set: Set = None,
+    rows: Sequence[str] | str = (),
     storage: Where = STORAGE,
     resources: Resources | None = None,
     retry_diverged: bool = False,
@@ -92,22 +117,30 @@ def reproduce(
     """Fill tables: train what is missing, predict, score, combine, measure, and write the report; return them by name.
 
     What is already on the storage is used; what was interrupted goes on. Failures are shown, and leave the rest alone.
-    Without `train` tables are filled from finished runs alone: the other rows stay empty (`plan.left_out`).
+    Without `train` tables are filled from finished runs alone: the other rows stay empty (`plan.left_out`). Arguments
+    are those of `plan`; `resources` is what trainings get.
 
     Raises:
         UserError: on a mistake of the user's, or where runs failed (each named on the screen).
     """
-    filled = {} if retry_diverged else complete(*tables, scale=scale, set=set, storage=storage)
+    asked: Any = {"scale": scale, "set": set, "rows": rows, "storage": storage}
+    filled = {} if retry_diverged else complete(*tables, **asked)
     if filled:
         return Tables(filled)
-    work = plan(*tables, scale=scale, set=set, storage=storage, retry_diverged=retry_diverged, train=train)
+    work = plan(*tables, **asked, retry_diverged=retry_diverged, train=train)
     filled, failures = carry_out(work, resources or Resources())
     if failures:
         raise UserError(f"failed: {len(failures)} (see above); mend the cause and run the same command again")
     return Tables(filled)
 
 
-def complete(*tables: str, scale: str = "smoke", set: Set = None, storage: Where = STORAGE) -> dict[str, FilledTable]:
+def complete(
+    *tables: str,
+    scale: str = DEFAULT_SCALE,
+    set: Set = None,
+    rows: Sequence[str] | str = (),
+    storage: Where = STORAGE,
+) -> dict[str, FilledTable]:
     """Return tables, given by their full names, as they were filled before, if nothing is to do for any of them.
 
     Nothing is returned where something is, or may be: `plan` says what. No task is imported, so it takes no time.
@@ -117,7 +150,7 @@ def complete(*tables: str, scale: str = "smoke", set: Set = None, storage: Where
     if not tables or not all("/" in str(name) for name in tables):
         return {}
     where = Storage.open(storage)
-    filled = report.complete(tables, scale, changes_of(set), where)
+    filled = report.complete(tables, scale, changes_of(set), patterns_of(rows), where)
     if filled:
         report.write_report(where)
     return filled
@@ -144,7 +177,8 @@ def execute(work: Plan, resources: Resources) -> dict[str, str]:
         work.storage.check_writable()
         if prepare_data(at_once(work), work.storage) and work.tables:  # of other data, finished runs no longer count
             on = work.measure_on
-            work = compile_plan(work.tables, work.storage, work.scale, work.changes, work.retry, work.train)
+            asked = (work.tables, work.storage, work.scale, work.changes, work.rows)
+            work = compile_plan(*asked, retry=work.retry, train=work.train)
             work.measure_on = on
         with ray_cluster(nested=in_groups(work, resources)):
             check_nodes(work.storage)
@@ -152,7 +186,7 @@ def execute(work: Plan, resources: Resources) -> dict[str, str]:
                 resource_of(work.measure_on)  # a mistake is told before anything is trained
             after = After(work, resources, possible_resources().get("GPU", 0.0))
             failures = train_all(work, launch_for(work, resources), after) if work.missing else {}
-            return failures | after.finish() | measure_all(work)
+            return failures | after.finish() | measure_all(work, resources)
 
 
 def in_groups(work: Plan, resources: Resources) -> bool:
@@ -190,7 +224,7 @@ def launch_for(work: Plan, resources: Resources) -> Launch:
     for task in {training.task.name: training.task for training in work.missing}.values():
         if resources.stream and not task.dataset.streams:
             raise UserError(f"--stream: {task.name} has no data to stream; leave it out")
-    made = provenance.collect() | {"scale": work.scale, "changed": sorted(work.changes)}
+    made = provenance.collect() | {"scale": work.scale, "changed": sorted(split_view(work.changes)[0])}
     return Launch(work.storage, resources, made, track=track.prepare(resources.track))
 
 
@@ -198,7 +232,7 @@ def train(
     task: str,
     set: Set = None,
     *,
-    scale: str = "smoke",
+    scale: str = DEFAULT_SCALE,
     storage: Where = STORAGE,
     resources: Resources | None = None,
     keep: Sequence[int] = (),
@@ -235,7 +269,7 @@ def sweep(
     space: str | Space,
     *,
     set: Set = None,
-    scale: str = "smoke",
+    scale: str = DEFAULT_SCALE,
     storage: Where = STORAGE,
     resources: Resources | None = None,
     samples: int | None = None,
@@ -279,19 +313,43 @@ def runs(
     return Runs(listing.select(every, changes_of(where), [state] if isinstance(state, str) else state, sort))
 
 
-def report(storage: Where = STORAGE, output: str | Path | None = None) -> str:
-    """Write the report of all that a storage holds, and return where its page is.
+def report(
+    storage: Where = STORAGE,
+    output: str | Path | None = None,
+    tables: Sequence[str] = (),
+    *,
+    scale: str = DEFAULT_SCALE,
+    set: Set = None,
+    rows: Sequence[str] | str = (),
+) -> str:
+    """Write the report of all that a storage holds, or of some tables alone, and return where its page is.
 
     Args:
         storage: where tables were filled.
         output: the report's folder; else `report` on the storage.
+        tables: their names; none: all that were filled there. They are filled from the scores that are there.
+        scale: of these tables, as `set` and `rows` are (see `plan`).
+        set: changes.
+        rows: labels of rows.
 
     Raises:
         UserError: where no table was filled.
     """
-    from retable.platform.report import write_report
+    return f"{write_report(Storage.open(storage), output, tables, scale=scale, set=set, rows=rows)}/index.html"
 
-    where = Storage.open(storage)
-    if not where.list("tables"):
-        raise UserError(f"{where}: no tables have been reproduced here; retable.reproduce(...) fills some")
-    return f"{write_report(where, Storage.open(output) if output else None)}/index.html"
+
+def write_report(
+    storage: Storage, output: str | Path | None, tables: Sequence[str], *, single: bool = False, **asked: Any
+) -> Storage:
+    """Write a report and return its folder; `single`: as one file. Arguments and errors are those of `report`."""
+    from retable.platform.report import fill_and_keep, write_report
+
+    into = Storage.open(output) if output else storage / "report"
+    if tables:
+        filled = fill_and_keep(plan(*tables, **asked, storage=storage, train=False), into)
+        return write_report(storage, into, single, list(filled.values()))
+    if asked.get("set") or asked.get("rows"):
+        raise UserError("--set and --rows choose from tables; name some, such as rl/figure1")
+    if not storage.list("tables"):
+        raise UserError(f"{storage}: no tables have been reproduced here; retable.reproduce(...) fills some")
+    return write_report(storage, into, single)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,8 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, Task, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column
 from rich.text import Text
+
+from retable.platform.errors import UserError
 
 ROWS = 8
 """Most running pieces of work that are shown."""
@@ -167,6 +170,23 @@ class Board:
     def _line(self, text: str) -> None:
         if self.bars.disable:
             console.print(f"{self.title}: {text}", markup=False)
+
+
+def seconds_of(text: str, option: str) -> float:
+    """Return the seconds in a text such as `2h`, `90m`, `1h30m` or `45s`.
+
+    Raises:
+        UserError: naming the option, where it is no such text, or no time at all.
+    """
+    found = re.fullmatch(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", text.replace(" ", ""))
+    total = (
+        sum(int(each or 0) * unit for each, unit in zip(found.groups(), (86400, 3600, 60, 1), strict=True))
+        if found
+        else 0
+    )
+    if not total:
+        raise UserError(f"{option} {text}: write a time such as 2h, 90m, 1h30m or 45s")
+    return float(total)
 
 
 def clock(seconds: float) -> str:

@@ -64,7 +64,7 @@ def task_entry(name: str) -> dict[str, Any]:
     found: dict[str, Any] = {
         "about": task.about,
         "tables": {table: content.title for table, content in task.tables().items()},
-        "scales": {scale: content.about for scale, content in task.scales().items()},
+        "scales": {scale: str(content) for scale, content in task.scales().items()},
         "help": "",
         "commands": {},
         "data": {},

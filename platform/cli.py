@@ -22,7 +22,7 @@ from rich.text import Text
 import retable
 from retable.platform import cli_jobs, cli_runs
 from retable.platform import task as tasks
-from retable.platform.board import clock, console, errors, progress_bar
+from retable.platform.board import clock, console, errors, progress_bar, seconds_of
 from retable.platform.config import parse_set, set_line
 from retable.platform.errors import UserError
 from retable.platform.extras import check
@@ -51,8 +51,14 @@ Tables = Annotated[
     list[str] | None, typer.Argument(help="Tables such as rl/table1; `rl` for all of a task; none: all.")
 ]
 TaskName = Annotated[str, typer.Argument(metavar="TASK", help="A task; see `retable list`.")]
-ScaleName = Annotated[str, typer.Option("--scale", "-s", help="smoke (minutes on two cores), small, paper.")]
+ScaleName = Annotated[
+    str, typer.Option("--scale", "-s", help="Size of the experiment: smoke, quick, small or paper (`retable list`).")
+]
 Set = Annotated[list[str] | None, typer.Option("--set", help="Change a config field: path=value. May be repeated.")]
+Rows = Annotated[
+    list[str] | None,
+    typer.Option("--rows", metavar="LABEL", help="Run only rows with this label; `*` stands for any text. Repeatable."),
+]
 Where = Annotated[
     str,
     typer.Option("--storage", envvar="RETABLE_STORAGE", help="Where data, runs and reports lie: a folder or a URI."),
@@ -76,6 +82,13 @@ Stack = Annotated[
 
 On = Annotated[
     str, typer.Option(metavar="WORD", help="Take measurements on a node with this resource, or type of accelerators.")
+]
+Deadline = Annotated[
+    str,
+    typer.Option(
+        metavar="TIME",
+        help="Begin no training or measurement after this time (2h, 90m); those that decide a claim come first.",
+    ),
 ]
 Retry = Annotated[bool, typer.Option("--retry-diverged", help="Try again the trainings that diverged.")]
 Track = Annotated[
@@ -110,6 +123,7 @@ def resources(
     stack: int = 0,
     on: str = "",
     track: str = "",
+    deadline: str = "",
 ) -> Any:
     """Return the resources that the options ask for."""
     from retable.platform.launch import Resources
@@ -123,6 +137,7 @@ def resources(
         stack=stack,
         measure_on=on,
         track=track,
+        **({"deadline": seconds_of(deadline, "--deadline")} if deadline else {}),
     )
 
 
@@ -141,6 +156,9 @@ def list_all() -> None:
             console.print(f"  {name}/{table}  [dim]{escape(title)}[/]")
         for scale, about in entry["scales"].items():
             console.print(f"  --scale {scale}  [dim]{escape(about)}[/]")
+    console.print("[bold]scales[/]")
+    for scale, promise in tasks.SCALES.items():
+        console.print(f"  {scale}  [dim]{promise}[/]")
     console.print("[bold]search spaces[/]")
     for name, about in found["spaces"].items():
         console.print(f"  {name}  [dim]{escape(about)}[/]")
@@ -149,8 +167,9 @@ def list_all() -> None:
 @app.command()
 def plan(
     tables: Tables = None,
-    scale: ScaleName = "smoke",
+    scale: ScaleName = tasks.DEFAULT_SCALE,
     set: Set = None,
+    rows: Rows = None,
     storage: Where = "results",
     cluster: Annotated[
         str, typer.Option(metavar="FILE", help="A file of Ray's cluster launcher, or of KubeRay: what it takes there.")
@@ -166,21 +185,21 @@ def plan(
     Trainings cost what finished runs of the storage took, where there are some of this scale on such a machine.
 
     Examples: `retable plan rl/figure1 rl/figure2 --scale paper` · `retable plan --scale paper --cluster cluster.yaml`
-    · `retable plan rl/table1 --configs`
+    · `retable plan rl/figure1 --rows dense --rows 'SNIP 9*' --set view.policy=bc --configs`
     """
     from retable.platform import api, auditing, learnt
     from retable.platform.nodes import read_cluster, read_prices
 
     costs = read_prices(prices) if cluster else None
     nodes = read_cluster(cluster, costs) if costs else None
-    work = api.plan(*tables or (), scale=scale, set=parse_set(set or []), storage=storage)
-    rows = auditing.audit(work, known := learnt.learn(work), gpu_rates()[1]) if configs or as_json else []
+    work = api.plan(*tables or (), scale=scale, set=parse_set(set or []), rows=rows or (), storage=storage)
+    audited = auditing.audit(work, known := learnt.learn(work), gpu_rates()[1]) if configs or as_json else []
     if as_json:
         whole = auditing.summary(work, known, learnt.core_seconds(work, known))
-        cli_runs.print_json({**whole, "rows": rows} if configs else whole)
+        cli_runs.print_json({**whole, "rows": audited} if configs else whole)
         return
     print_plan(work)
-    for line in auditing.lines(rows):
+    for line in auditing.lines(audited):
         console.print(line, markup=False)
     if costs and nodes:
         print_cost(work, nodes, costs)
@@ -214,16 +233,18 @@ def print_plan(work: Any, wanted: Any = None) -> None:
     from retable.platform import learnt
     from retable.platform.needs import told
     from retable.platform.plan import left_out
+    from retable.platform.table import BY_ROWS
     from retable.platform.verdicts import and_more
 
-    rows = sum(len(table.rows) for _, table in work.tables.values())
+    rows = sum(row.absent != BY_ROWS for _, table in work.tables.values() for row in table.rows)
     cells = sum(len(found) for rows in work.replicates.values() for found in rows.values())
     grid = Grid(box=None, show_header=False, padding=(0, 2))
     states: dict[str, int] = {}
     for training in work.trainings.values():
         states[training.status] = states.get(training.status, 0) + 1
     shown = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
-    grid.add_row("tables", f"{len(work.tables)} with {rows} rows, {cells} replicates")
+    chosen = f" (--rows {' '.join(map(shlex.quote, work.rows))})" if work.rows else ""
+    grid.add_row("tables", f"{len(work.tables)} with {rows} rows, {cells} replicates{chosen}")
     grid.add_row("unique trainings", f"{len(work.trainings)} ({shown})" if shown else "0")
     waves = len({training.wave for training in work.missing})
     grid.add_row("groups to train", f"{len(work.groups)} stackable, in {waves} wave{'s' if waves != 1 else ''}")
@@ -246,7 +267,7 @@ def print_plan(work: Any, wanted: Any = None) -> None:
     for name, (_, table) in work.tables.items():
         absent: dict[str, list[str]] = {}
         for row in table.rows:
-            if row.absent:
+            if row.absent not in ("", BY_ROWS):
                 absent.setdefault(row.absent, []).append(row.label)
         for why, labels in absent.items():
             say(f"{name}: absent, {why}: {and_more(labels, 6, '; ')}")
@@ -257,8 +278,9 @@ def print_plan(work: Any, wanted: Any = None) -> None:
 @app.command()
 def reproduce(
     tables: Tables = None,
-    scale: ScaleName = "smoke",
+    scale: ScaleName = tasks.DEFAULT_SCALE,
     set: Set = None,
+    rows: Rows = None,
     storage: Where = "results",
     workers: Workers = None,
     cpus_per_run: Cpus = None,
@@ -268,6 +290,7 @@ def reproduce(
     stack: Stack = 0,
     measure_on: On = "",
     track: Track = "",
+    deadline: Deadline = "",
     retry_diverged: Retry = False,
     train: Annotated[
         bool, typer.Option("--train/--no-train", help="Train what is missing, or fill from finished runs alone.")
@@ -276,29 +299,43 @@ def reproduce(
     """Fill tables and figures, measured beside published, and write the report.
 
     Runs that are finished are used; what was interrupted goes on. With --no-train nothing is trained or measured: rows
-    without finished runs are named and stay empty.
+    without finished runs are named and stay empty. --set also takes replicate axes (`seed=[0,1,2]`) and fields of the
+    view (`view.policy=bc`).
 
-    Examples: `retable reproduce rl` · `retable reproduce rl/figure1 --scale small --set batch=50`
+    Examples: `retable reproduce rl` · `retable reproduce rl/figure1 --scale small --rows dense --rows 'SNIP 9*' --set
+    environment=HalfCheetah --set view.policy=bc`
+    """
+    wanted = resources(
+        workers, cpus_per_run, gpus_per_run, checkpoint_every, stream, stack, measure_on, track, deadline
+    )
+    asked = {"scale": scale, "set": parse_set(set or []), "rows": rows or (), "storage": storage}
+    if retry_diverged and not train:
+        raise UserError("--retry-diverged trains, --no-train does not; leave one out")
+    fill_tables(tables or (), asked, wanted, retry_diverged, train)
+
+
+def fill_tables(
+    names: Sequence[str], asked: Mapping[str, Any], wanted: Any, retry_diverged: bool = False, train: bool = True
+) -> None:
+    """Fill tables, print them, and write the report.
+
+    Raises:
+        UserError: where runs failed.
     """
     from retable.platform import api
     from retable.platform.storage import Storage
 
-    wanted = resources(workers, cpus_per_run, gpus_per_run, checkpoint_every, stream, stack, measure_on, track)
-    names, changes = tables or (), parse_set(set or [])
     failures: dict[str, str] = {}
-    if retry_diverged and not train:
-        raise UserError("--retry-diverged trains, --no-train does not; leave one out")
-    filled = {} if retry_diverged else api.complete(*names, scale=scale, set=changes, storage=storage)
+    filled = {} if retry_diverged else api.complete(*names, **asked)
     if filled:
         console.print("nothing to do: all is there, as it was filled before")
     else:
-        options = {"retry_diverged": retry_diverged, "train": train}
-        work = api.plan(*names, scale=scale, set=changes, storage=storage, **options)
+        work = api.plan(*names, **asked, retry_diverged=retry_diverged, train=train)
         print_plan(work, wanted)
         filled, failures = api.carry_out(work, wanted)
     for part in filled.values():
         print_section(part)
-    console.print(f"report: {Storage.open(storage)}/report/index.html")
+    console.print(f"report: {Storage.open(asked['storage'])}/report/index.html")
     if failures:
         raise UserError(f"failed: {len(failures)} (see above); mend the cause and run the same command again")
 
@@ -306,6 +343,7 @@ def reproduce(
 def print_section(part: Any) -> None:
     """Print a filled table, and the verdicts of a table or figure."""
     from retable.platform.forms import about, grid, remarks
+    from retable.platform.verdicts import NOT_JUDGED, and_more, plural
 
     console.print(f"\n[bold]{part.name}[/]  {part.title}")
     say(about(part))
@@ -321,10 +359,14 @@ def print_section(part: Any) -> None:
         say(remark)
     colours = {"holds": "green", "does not hold": "red", "not separable": "yellow"}
     for claim in part.claims:
+        if claim.status == NOT_JUDGED:
+            continue
         whose = "ours: " if claim.ours else ""
         colour = colours.get(claim.status, "dim")
         verdict = f"  [{colour}]{claim.status}[/]  {escape(whose + claim.text)} [dim]{escape(claim.because)}[/]"
         console.print(verdict, soft_wrap=not console.is_terminal)
+    if unjudged := [claim.because for claim in part.claims if claim.status == NOT_JUDGED]:
+        say(f"  {plural(len(unjudged), 'claim')} not judged: {and_more(list(dict.fromkeys(unjudged)), 3, '; ')}")
 
 
 def say(text: str) -> None:
@@ -335,7 +377,7 @@ def say(text: str) -> None:
 @app.command()
 def train(
     task: TaskName,
-    scale: ScaleName = "smoke",
+    scale: ScaleName = tasks.DEFAULT_SCALE,
     set: Set = None,
     storage: Where = "results",
     workers: Workers = None,
@@ -372,20 +414,33 @@ def train(
 
 @app.command()
 def score(
-    run: Annotated[str, typer.Argument(help="A run: its first digits, `latest`, or TABLE/ROW.")],
+    run: Annotated[str, typer.Argument(help="A run: its first digits, `latest`, or TABLE/ROW; or a table.")],
     set: Annotated[
-        list[str] | None, typer.Option("--set", help="Change a field of the view: split=validation.")
+        list[str] | None,
+        typer.Option("--set", help="Change a field of the view: split=validation; of a table as `reproduce` does."),
     ] = None,
+    scale: ScaleName = tasks.DEFAULT_SCALE,
+    rows: Rows = None,
     storage: Where = "results",
 ) -> None:
     """Score a finished run, on the test data unless its view says otherwise; the same again is only read.
 
-    Example: `retable score latest --set split=validation --set epoch=3`
+    Of a table, the finished runs of its rows are scored at --scale, and it is filled; nothing is trained.
+
+    Examples: `retable score latest --set split=validation --set epoch=3` · `retable score rl/figure1 --scale small
+    --rows 'SNIP 9*' --set view.policy=bc`
     """
     from retable.platform import api
 
+    changes = parse_set(set or [])
+    if run.count("/") == 1:
+        asked = {"scale": scale, "set": changes, "rows": rows or (), "storage": storage}
+        fill_tables([run], asked, api.Resources(), train=False)
+        return
+    if rows:
+        raise UserError(f"--rows chooses rows of a table, and {run!r} is a run; leave it out")
     loaded = api.load(run, storage)
-    for name, value in loaded.score(parse_set(set or [])).items():
+    for name, value in loaded.score(changes).items():
         console.print(f"  {name}  {value:.6g}")
 
 
@@ -393,7 +448,7 @@ def score(
 def sweep(
     name: Annotated[str | None, typer.Argument(metavar="[SPACE]", help="A search space; see `retable list`.")] = None,
     space: Annotated[str | None, typer.Option(help="A Python file of your own that defines SPACE.")] = None,
-    scale: ScaleName = "smoke",
+    scale: ScaleName = tasks.DEFAULT_SCALE,
     set: Set = None,
     storage: Where = "results",
     samples: Annotated[int | None, typer.Option(help="Points to draw; default: what the space says.", min=1)] = None,
@@ -461,6 +516,10 @@ def point_line(overrides: Mapping[str, object]) -> str:
 
 @app.command()
 def report(
+    tables: Tables = None,
+    scale: ScaleName = tasks.DEFAULT_SCALE,
+    set: Set = None,
+    rows: Rows = None,
     storage: Where = "results",
     output: Annotated[str | None, typer.Option(help="Folder of the report; default: <storage>/report.")] = None,
     compare: Annotated[
@@ -470,23 +529,24 @@ def report(
         False
     ),
 ) -> None:
-    """Write the report of all that a storage path holds: HTML, Markdown, CSV, LaTeX, PNG, SVG.
+    """Write the report of all tables that a storage path holds: HTML, Markdown, CSV, LaTeX, PNG, SVG.
 
-    Examples: `retable report` · `retable report --single-file` · `retable report --compare s3://lab/results`
+    With tables, write a report of these alone, at --scale and with --set and --rows, from the scores that are there.
+
+    Examples: `retable report` · `retable report --single-file` · `retable report --compare s3://lab/results` · `retable
+    report rl/figure1 --scale small --rows dense --rows 'SNIP 9*' --output chosen`
     """
+    from retable.platform import api
     from retable.platform.compare import changes, report_tables, write_comparison
-    from retable.platform.report import write_report
     from retable.platform.storage import Storage
 
-    where = Storage.open(storage)
-    if not where.list("tables"):
-        raise UserError(f"{where}: no tables have been reproduced here; run `retable reproduce` first")
     other = report_tables(Storage.open(compare)) if compare else []
-    into = write_report(where, Storage.open(output) if output else None, single_file)
+    asked = {"scale": scale, "set": parse_set(set or []), "rows": rows or ()}
+    into = api.write_report(Storage.open(storage), output, tables or (), single=single_file, **asked)
     console.print(f"report: {into}/index.html")
     if compare:
         found = changes(report_tables(into), other)
-        write_comparison(found, str(where), str(Storage.open(compare)), into)
+        write_comparison(found, str(Storage.open(storage)), str(Storage.open(compare)), into)
         for line in found.lines():
             console.print(line, markup=False)
         console.print(f"comparison: {into}/compare.html")

@@ -75,17 +75,17 @@ class View(Protocol):
         """After which epoch; 0: the last."""
 
 
-def override(config: C, changes: Mapping[str, object]) -> C:
+def override(config: C, changes: Mapping[str, object], prefix: str = "") -> C:
     """Return `config` with the fields at the dotted paths changed, e.g. `{"prune": "snip", "prune.sparsity": 0.9}`.
 
     A choice is made before its fields are set, and all fields are set before any is checked against another: the order
-    of `changes` does not matter.
+    of `changes` does not matter. `prefix` stands before the paths in errors.
 
     Raises:
         UserError: on an unknown path (naming the nearest valid one), a value of the wrong type, or values that do not
             go together.
     """
-    return _changed(config, changes, "")
+    return _changed(config, changes, prefix)
 
 
 def _changed(config: C, changes: Mapping[str, object], prefix: str) -> C:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,7 +19,20 @@ from retable.platform import combine, notebook, stages
 from retable.platform.config import Config, View, differences, exact_changes, fingerprint, flatten, parent, set_line
 from retable.platform.plan import Combining, Plan, combinings, timing_read
 from retable.platform.runs import RunFolder, sha256
-from retable.platform.table import Column, Combined, Measurement, Origin, Replicate, Results, Row, Table, expand
+from retable.platform.table import (
+    BY_ROWS,
+    Column,
+    Combined,
+    Measurement,
+    Origin,
+    Replicate,
+    Results,
+    Row,
+    Table,
+    expand,
+    judge,
+    rows_of_claims,
+)
 from retable.platform.task import Task, find_scale, table_at
 from retable.platform.verdicts import Status
 
@@ -79,6 +93,8 @@ class FilledRow:
     absent: str
     replicates: tuple[FilledReplicate, ...]
     cells: tuple[Cell, ...]
+    planned: int = 0
+    """Replicates that it has once all of them are there."""
 
 
 @dataclass(frozen=True)
@@ -124,6 +140,8 @@ class FilledTable:
     """Whether it stands for its paper."""
     full: Mapping[str, float] = field(default_factory=dict)
     """What the published setting takes: `trainings`, and `core_seconds`, roughly."""
+    chosen: tuple[str, ...] = ()
+    """Labels or patterns of the rows that the user chose; none: all. Other rows are not among `rows`."""
     runs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Fingerprint -> `task`, `command`, `config`, `provenance`, `usage`, `curves` of each run behind a number."""
 
@@ -195,7 +213,7 @@ class FilledTable:
         whole["columns"] = tuple(FilledColumn(**column) for column in whole["columns"])
         whole["claims"] = tuple(FilledClaim(**claim) for claim in whole["claims"])
         whole["rows"] = tuple(_row_of(row) for row in whole["rows"])
-        whole["data"] = tuple(whole["data"])
+        whole |= {"data": tuple(whole["data"]), "chosen": tuple(whole.get("chosen", ()))}
         whole["axes"] = {axis: tuple(found) for axis, found in whole["axes"].items()}
         return FilledTable(**whole)
 
@@ -206,22 +224,23 @@ def _row_of(values: Mapping[str, Any]) -> FilledRow:
         for each in values["replicates"]
     )
     cells = tuple(Cell(tuple(cell["values"]), cell["published"]) for cell in values["cells"])
-    return FilledRow(values["label"], values["absent"], replicates, cells)
+    return FilledRow(values["label"], values["absent"], replicates, cells, values.get("planned", 0))
 
 
 def _origin_of(values: Mapping[str, Any]) -> Origin:
     return Origin(**{**values, "members": tuple(map(_origin_of, values["members"]))})
 
 
-def slug(name: str, scale: str, changes: Mapping[str, object]) -> str:
-    """Return the name under which a table at a scale, with changes, is kept."""
-    marked = f"-{sha256(json.dumps(dict(changes), sort_keys=True).encode())[:6]}" if changes else ""
+def slug(name: str, scale: str, changes: Mapping[str, object], rows: Sequence[str] = ()) -> str:
+    """Return the name under which a table at a scale, with changes and chosen rows, is kept."""
+    asked: object = [dict(changes), sorted(rows)] if rows else dict(changes)
+    marked = f"-{sha256(json.dumps(asked, sort_keys=True).encode())[:6]}" if changes or rows else ""
     return f"{name.replace('/', '-')}-{scale}{marked}"
 
 
 def slug_of(part: FilledTable) -> str:
     """Return the name under which a filled table is kept."""
-    return slug(part.name, part.scale, part.changes)
+    return slug(part.name, part.scale, part.changes, part.chosen)
 
 
 def source_line(origin: Origin) -> str:
@@ -237,17 +256,19 @@ def fill(plan: Plan, name: str, results: Results | None = None) -> FilledTable:
     with plan.storage.snapshot():
         results = results or gather(plan, name)
         columns = table.columns if isinstance(table, Table) else ()
-        verdicts = [(claim, claim.check(results)) for claim in table.claims]
+        whole = rows_of_claims(table, task.config(), task.view()) if results.by_rows else [()] * len(table.claims)
+        verdicts = [(claim, judge(claim, results, reads)) for claim, reads in zip(table.claims, whole, strict=True)]
         runs = _runs(plan, task, results)
         return FilledTable(
             name=name,
             title=table.title,
             scale=plan.scale,
-            scale_about=find_scale(task, plan.scale).about,
+            scale_about=str(find_scale(task, plan.scale)),
             changes=dict(plan.changes),
+            chosen=tuple(plan.rows),
             figure=not isinstance(table, Table),
             columns=tuple(FilledColumn(column.header, column.format) for column in columns),
-            rows=tuple(_fill_row(plan, name, row, columns, results) for row in table.rows),
+            rows=tuple(_fill_row(plan, name, row, columns, results) for row in table.rows if row.absent != BY_ROWS),
             claims=tuple(FilledClaim(claim.text, claim.ours, v.status, v.because) for claim, v in verdicts),
             axes={axis: tuple(found) for axis in table.over if (found := results.axis(axis))},
             data=tuple(_data(plan, task, name)),
@@ -273,7 +294,11 @@ def _fill_row(plan: Plan, name: str, row: Any, columns: Sequence[Column], result
         FilledReplicate(each.axes, each.origin, commands(plan, name, row, each), each.metrics, each.diverged)
         for each in found
     )
-    return FilledRow(row.label, row.absent, replicates, tuple(cells))
+    if isinstance(row, Combined):
+        planned = 0 if row.absent else len(combinings(plan, name, row))
+    else:
+        planned = len(plan.replicates[name].get(row.label, ()))
+    return FilledRow(row.label, row.absent, replicates, tuple(cells), planned)
 
 
 def _data(plan: Plan, task: Task, name: str) -> Iterator[str]:
@@ -343,7 +368,8 @@ def train_line(task: Task, config: Config, epoch: int = 0) -> str:
 def commands(plan: Plan, name: str, row: Any, replicate: Replicate) -> tuple[str, ...]:
     """Return the lines that make exactly one replicate: `train`, and `score` for a view; `reproduce` what is joined."""
     task, _ = plan.tables[name]
-    whole = f"retable reproduce {name} --scale {plan.scale} {set_line(plan.changes)}".strip()
+    words = f"retable reproduce {name} --rows {shlex.quote(row.label)} --scale {plan.scale} {set_line(plan.changes)}"
+    whole = words.strip()
     if isinstance(row, Measurement):
         return (whole,)
     if isinstance(row, Combined):
@@ -379,7 +405,7 @@ def gather(plan: Plan, name: str) -> Results:
             else:
                 rows = [_replicate(plan, task, row, each) for each in plan.replicates[name].get(row.label, [])]
             found[row.label] = [each for each in rows if each is not None]
-    return Results(found)
+    return Results(found, table)
 
 
 def _replicate(plan: Plan, task: Task, row: Row | Measurement, replicate: Replicate) -> Replicate | None:

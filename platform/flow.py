@@ -19,7 +19,8 @@ from retable.platform.needs import Needs, largest
 from retable.platform.plan import Plan, Shared, Training, name_of, stacks
 from retable.platform.runs import RunFolder
 from retable.platform.shelf import Shelf
-from retable.platform.watch import FAILURE, TAKEN, Piece, Watch
+from retable.platform.verdicts import plural
+from retable.platform.watch import FAILURE, LATE, TAKEN, Piece, Watch
 
 STACK = 128
 """Most members of a stack, where nobody says how many."""
@@ -41,6 +42,7 @@ def train_all(plan: Plan, launch: Launch, after: After | None = None) -> dict[st
     for group in plan.groups.values():
         needs = largest(said.needs(each.task, each.config, gpus) for each in group)
         jobs += stacks([group], stack_size(needs, gpus, said.stack, len(todo)))
+    jobs.sort(key=lambda stack: min(map(plan.turn, stack)))
     takes = [largest(said.needs(each.task, each.config, gpus) for each in stack) for stack in jobs]
     known = {needs: needs for needs in takes}  # one object each: what trials are asked for is sent with each
     takes = [known[needs] for needs in takes]
@@ -52,16 +54,21 @@ def train_all(plan: Plan, launch: Launch, after: After | None = None) -> dict[st
         launch = dataclasses.replace(launch, jobs=made, lender=shelf.lender, gpus=gpus)
         flow = Flow(jobs, launch, shelf, after, plan.shared)
         watch = Watch(board, flow.pieces, ended=flow.ended, look=flow.look)
-        fit(
-            {},
-            launch,
-            watch,
-            lambda spec: takes[spec["job"]],
-            reuse=all(needs.workers == 1 for needs in known),
-            search_alg=flow.searcher(),
-            num_samples=-1,
-            max_concurrent_trials=max(PENDING, int(1.1 * possible_resources().get("CPU", 1))),
-        )
+        if said.late:
+            flow.stop()
+        else:
+            fit(
+                {},
+                launch,
+                watch,
+                lambda spec: takes[spec["job"]],
+                reuse=all(needs.workers == 1 for needs in known),
+                search_alg=flow.searcher(),
+                num_samples=-1,
+                max_concurrent_trials=max(PENDING, int(1.1 * possible_resources().get("CPU", 1))),
+            )
+        if flow.late:
+            console.print(f"deadline: {plural(flow.late, 'training')} not begun; the same command goes on with them")
         return board.failures
 
 
@@ -109,6 +116,8 @@ class Flow:
     looked: float = 0.0
     groups: int = 0
     """Train groups that were begun."""
+    late: int = 0
+    """Trainings that did not begin, as the deadline had passed."""
     room: dict[Needs, int] = field(default_factory=dict)
     """What a Train group takes -> how many such fit the cluster, where that was asked since the last look."""
 
@@ -166,6 +175,8 @@ class Flow:
     def next(self) -> dict[str, Any] | None:
         """Return the spec of a trial that may begin now, if there is one."""
         self.look()
+        if self.launch.resources.late:
+            self.stop()
         if not self.ready:
             return None
         needs = self.needs(self.ready[0])
@@ -177,6 +188,13 @@ class Flow:
             self.groups += 1
         self.running += 1
         return self.ready.popleft()
+
+    def stop(self) -> None:
+        """Let nothing more begin."""
+        left = [*self.ready, *self.blocked, *(spec for spec, _ in self.others.values())]
+        self.late += sum(len(spec["members"]) for spec in left)
+        for waiting in (self.ready, self.blocked, self.others):
+            waiting.clear()
 
     def needs(self, spec: Mapping[str, Any]) -> Needs:
         """Return what a trial takes."""
@@ -209,6 +227,10 @@ class Flow:
         self.running -= 1
         self.groups -= self.needs(spec).workers > 1
         members, taken, over = self.trainings(spec), last.get(TAKEN, ()), 0
+        if LATE in last:
+            self.late += len(members)
+            self.shelf.give_back(self.where(spec), len(members))
+            return
         if FAILURE in last and len(members) > 1:
             console.print(
                 f"a stack of {len(members)} failed, its members train one by one: {last[FAILURE]}", markup=False

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from retable.platform.config import set_line
 from retable.platform.filled import Cell, FilledClaim, FilledRow, FilledTable, slug_of
-from retable.platform.verdicts import UNTESTED, Status
+from retable.platform.verdicts import NOT_JUDGED, UNTESTED, Status, and_more
 
 SMOKE = "smoke"
 """The scale that proves the path: its numbers are shown, and compared with nothing."""
-ORDER: tuple[Status, ...] = ("holds", "does not hold", "not separable", UNTESTED)
+ORDER: tuple[Status, ...] = ("holds", "does not hold", "not separable", UNTESTED, NOT_JUDGED)
 """In which verdicts are counted."""
 
 
@@ -62,8 +62,10 @@ def state(row: FilledRow) -> str:
 
 
 def remarks(part: FilledTable) -> list[str]:
-    """Say which rows diverged, and how."""
-    found = []
+    """Return which rows diverged, and how, and which lack runs."""
+    lacking = [row for row in part.rows if len(row.replicates) < row.planned]
+    words = and_more([f"{row.label} ({len(row.replicates)} of {row.planned})" for row in lacking], 12, "; ")
+    found = [f"Not there yet: {words}."] if lacking else []
     for row in part.rows:
         why = sorted({replicate.diverged for replicate in row.replicates if replicate.diverged})
         found += [f"Diverged, and in no number: {row.label} ({'; '.join(why)})."] if why else []
@@ -88,7 +90,7 @@ def counts(claims: Sequence[FilledClaim]) -> dict[Status, int]:
 
 def in_order(claims: Sequence[FilledClaim]) -> list[FilledClaim]:
     """Return claims as they are told: the paper's before ours, those that could be tested before the others."""
-    return sorted(claims, key=lambda claim: (claim.status == UNTESTED, claim.ours))
+    return sorted(claims, key=lambda claim: (claim.status in (UNTESTED, NOT_JUDGED), claim.ours))
 
 
 # Markdown --------------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from retable.platform.plan import status
 from retable.platform.runs import RunFolder
 from retable.platform.storage import Storage
 from retable.platform.task import Data, Source, Task, find
-from retable.platform.watch import FAILURE, TAKEN, Watch
+from retable.platform.watch import FAILURE, LATE, TAKEN, Watch
 
 if TYPE_CHECKING:
     from retable.platform.worker import Worker
@@ -218,6 +218,9 @@ def trial(spec: Mapping[str, Any], launch: Launch) -> None:
     """Train the job that `spec` names by number, or those of its members that it names."""
     from ray import tune
 
+    if launch.resources.late:  # Tune makes trials before there is room for them
+        tune.report({LATE: True})
+        return
     with reported():
         try:
             run_job(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import time
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -57,6 +59,16 @@ class Resources:
     """An experiment tracker that hears of each training: mlflow, wandb or tensorboard."""
     measure_on: str = ""
     """Custom resource, or accelerator type, of the nodes that measurements are taken on; else the command's machine."""
+    deadline: float = math.inf
+    """Seconds after which no training and no measurement begins, from when this value is made. What runs then goes on
+    to its end, and what has finished is scored."""
+    made: float = field(default_factory=time.time, compare=False, repr=False)
+    """When this value was made, in seconds of the epoch."""
+
+    @property
+    def late(self) -> bool:
+        """Whether the deadline has passed, by the clock of the machine that asks."""
+        return time.time() > self.made + self.deadline
 
     def __post_init__(self) -> None:
         """Refuse what is no number, or too small.

@@ -18,15 +18,16 @@ from pathlib import Path
 from typing import Any
 
 from retable.platform import forms
+from retable.platform import task as tasks
 from retable.platform.board import clock
 from retable.platform.errors import redact
 from retable.platform.filled import FilledRow, FilledTable, slug_of, source_line
 from retable.platform.storage import Storage
-from retable.platform.verdicts import UNTESTED, Status, and_more
+from retable.platform.verdicts import NOT_JUDGED, UNTESTED, Status, and_more
 
 PAPERS = ("weather", "style", "audio", "rl")
 """In this order; tasks of others come after them."""
-SCALES = ("paper", "small", "smoke")
+SCALES = tuple(reversed(tasks.SCALES))
 BARS = 5
 """Rows on a paper's card."""
 FOLD = 15
@@ -275,9 +276,9 @@ def render(parts: Sequence[FilledTable], storage: str, into: Storage, single: bo
             parts=parts,
             pictures=Pictures(into, single),
             short=short,
+            silent=(UNTESTED, NOT_JUDGED),
             slug=slug_of,
             total=forms.counts([claim for part in parts if part.scale != forms.SMOKE for claim in part.claims]),
-            untested=UNTESTED,
         )
     )
     return page, told

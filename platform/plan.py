@@ -22,7 +22,8 @@ from retable.platform.provenance import device_name
 from retable.platform.runs import RunFolder, sha256, view_key
 from retable.platform.snapshot import Snapshot, unswept
 from retable.platform.storage import Storage
-from retable.platform.table import Combined, Figure, Measurement, Replicate, Row, Table, expand
+from retable.platform.table import Combined, Figure, Measurement, Replicate, Row, Table, expand, rows_of_claims
+from retable.platform.task import DEFAULT_SCALE
 
 if TYPE_CHECKING:
     from retable.platform.task import Task
@@ -151,6 +152,8 @@ class Plan:
     """At their scale, with the user's changes."""
     scale: str = ""
     changes: Mapping[str, object] = field(default_factory=dict)
+    rows: Sequence[str] = ()
+    """Labels or patterns of the rows that the user chose; none: all."""
     retry: bool = False
     """Whether runs that diverged are to be tried again."""
     train: bool = True
@@ -196,6 +199,30 @@ class Plan:
         """Trainings still to be done, parents before children."""
         todo = [training for training in self.trainings.values() if training.status not in ENDED]
         return sorted(todo, key=lambda training: training.wave)
+
+    def turn(self, training: Training) -> int:
+        """Return a training's place in the order in which trainings begin: those first that decide a claim."""
+        return self._turns.get(training.folder.path, len(self._turns))
+
+    @cached_property
+    def _turns(self) -> Mapping[str, int]:
+        """Return run path -> its turn, of runs that decide a claim: the paper's claims first, a claim's runs together.
+
+        Runs of the rows that a claim reads alternate, replicate by replicate; parents come before their children.
+        """
+        found: dict[str, int] = {}
+        for ours in (False, True):
+            for name, (task, table) in self.tables.items():
+                reads = rows_of_claims(table, task.config(), task.view())
+                members = {row.label: row.of for row in table.rows if isinstance(row, Combined)}
+                for claim, labels in zip(table.claims, reads, strict=True):
+                    if claim.ours is ours:
+                        own = dict.fromkeys(each for label in labels for each in members.get(label, (label,)))
+                        rows = [self.replicates[name].get(label, []) for label in own]
+                        for replicate in filter(None, itertools.chain(*itertools.zip_longest(*rows))):
+                            for config in lineage(replicate.config):
+                                found.setdefault(RunFolder.of(self.storage, task, config).path, len(found))
+        return found
 
     @property
     def unscored(self) -> list[Scoring]:
@@ -283,13 +310,15 @@ class Plan:
 def compile_plan(
     tables: Mapping[str, tuple[Task, Table | Figure]],
     storage: Storage,
-    scale: str = "smoke",
+    scale: str = DEFAULT_SCALE,
     changes: Mapping[str, object] | None = None,
+    rows: Sequence[str] = (),
+    *,
     retry: bool = False,
     train: bool = True,
 ) -> Plan:
-    """Expand tables (already at their scale, with the changes) and find out what of them is there."""
-    plan = Plan(storage, tables, scale, changes or {}, retry, train)
+    """Expand tables (already at their scale, with the changes and rows) and find out what of them is there."""
+    plan = Plan(storage, tables, scale, changes or {}, rows, retry=retry, train=train)
     with unswept(), storage.snapshot() as taken:
         for name, (task, table) in tables.items():
             _add_table(plan, name, task, table, taken)
@@ -310,6 +339,14 @@ def _leave_untrained(plan: Plan) -> None:
     plan.trainings = {path: each for path, each in plan.trainings.items() if path not in plan.untrained}
     plan.scorings = {key: each for key, each in plan.scorings.items() if each.folder.path in plan.trainings}
     plan.combinings = [c for c in plan.combinings if all(m.folder.path in plan.trainings for m in c.members)]
+
+
+def lineage(config: Config) -> list[Config]:
+    """Return a config after those of the runs that it descends from, the first one first."""
+    found = [config]
+    while (ancestor := parent(found[0])) is not None:
+        found.insert(0, ancestor)
+    return found
 
 
 LACKING = {
@@ -440,7 +477,7 @@ def compile_configs(
         scale: what the configs started from, if anything.
         changes: what was changed of it by hand.
     """
-    plan = Plan(storage, {}, scale, changes or {}, retry)
+    plan = Plan(storage, {}, scale, changes or {}, retry=retry)
     with storage.snapshot():
         for config, view in itertools.zip_longest(configs, views):
             wave = _add(plan, task, config, view)

@@ -27,19 +27,29 @@ from retable.platform.table import Figure, Results, Table
 from retable.platform.task import Task, find_table, folder, table_at
 
 
-def fill_and_keep(plan: Plan) -> dict[str, FilledTable]:
-    """Fill a plan's tables, note that they were asked for, and keep them for the report; return them by name.
+def fill_and_keep(plan: Plan, into: Storage | None = None) -> dict[str, FilledTable]:
+    """Fill a plan's tables, record that they were asked for, and keep them for the report; return them by name.
 
-    Those that are kept, complete and unchanged are not filled again.
+    Those that are kept in the report's folder (`into`, else `report`), complete and unchanged are not filled again.
     """
-    found, into = {}, plan.storage / "report"
+    found, into = {}, into or plan.storage / "report"
     for name, of in plan.tables.items():
-        request = {"table": name, "scale": plan.scale, "set": dict(plan.changes)}
+        request = request_of(name, plan.scale, plan.changes, plan.rows)
         with plan.storage.snapshot() as snapshot:
             part, whole = kept_section(request, into, snapshot) or (None, False)
             found[name] = part if part and whole else keep_section(request, of, plan.storage, into, snapshot)
-        plan.storage.write_json(f"tables/{slug(name, plan.scale, plan.changes)}.json", request)
+        plan.storage.write_json(f"tables/{request_slug(request)}.json", request)
     return found
+
+
+def request_of(table: str, scale: str, changes: Mapping[str, object], rows: Sequence[str] = ()) -> dict[str, Any]:
+    """Return what is kept of a table that was asked for."""
+    return {"table": table, "scale": scale, "set": dict(changes), **({"rows": [*rows]} if rows else {})}
+
+
+def request_slug(request: Mapping[str, Any]) -> str:
+    """Return the name under which a request and its section are kept."""
+    return slug(request["table"], request["scale"], request["set"], request.get("rows", ()))
 
 
 def keep_section(
@@ -48,7 +58,7 @@ def keep_section(
     """Fill a table that was asked for and write its files; in its JSON stands what it was made of."""
     name, table = request["table"], of[1]
     with snapshot.watching() as inputs:
-        plan = compile_plan({name: of}, storage, request["scale"], request["set"])
+        plan = compile_plan({name: of}, storage, request["scale"], request["set"], request.get("rows", ()))
         results = gather(plan, name)
         part = fill(plan, name, results)
         files = {"csv": part.frame().to_csv(index=False).encode()} if part.filled else {}
@@ -65,7 +75,7 @@ def keep_section(
 
 def kept_section(request: Mapping[str, Any], into: Storage, snapshot: Snapshot) -> tuple[FilledTable, bool] | None:
     """Return a table as it was kept, and whether it was complete, if neither its inputs nor the code have changed."""
-    path = f"{slug(request['table'], request['scale'], request['set'])}.json"
+    path = f"{request_slug(request)}.json"
     if not into.exists(path):
         return None
     try:
@@ -78,13 +88,13 @@ def kept_section(request: Mapping[str, Any], into: Storage, snapshot: Snapshot) 
 
 
 def complete(
-    tables: Sequence[str], scale: str, changes: Mapping[str, object], storage: Storage
+    tables: Sequence[str], scale: str, changes: Mapping[str, object], rows: Sequence[str], storage: Storage
 ) -> dict[str, FilledTable]:
     """Return tables as they were filled, if all are complete and unchanged, else nothing; no task is imported."""
     found = {}
     with storage.snapshot() as snapshot:
         for name in tables:
-            kept = kept_section({"table": name, "scale": scale, "set": changes}, storage / "report", snapshot)
+            kept = kept_section(request_of(name, scale, changes, rows), storage / "report", snapshot)
             if kept is None or not kept[1]:
                 return {}
             found[name] = kept[0]
@@ -111,8 +121,8 @@ def kept_tables(storage: Storage) -> list[FilledTable]:
     for file in storage.list("tables"):
         try:
             request = read_request(storage, f"tables/{file}")
-            name = slug(request["table"], request["scale"], request["set"])
-            found.append(FilledTable.of_json(json.loads(storage.read(f"report/{name}.json"))["table"]))
+            kept = json.loads(storage.read(f"report/{request_slug(request)}.json"))
+            found.append(FilledTable.of_json(kept["table"]))
         except (UserError, FileNotFoundError, ValueError, KeyError, TypeError):  # of another version, or half a file
             continue
     return found
@@ -124,14 +134,17 @@ def read_request(storage: Storage, path: str) -> dict[str, Any]:
     Raises:
         UserError: if the file is no such request.
     """
-    return storage.read_record(path, {"table": str, "scale": str, "set": dict})
+    found = storage.read_record(path, {"table": str, "scale": str, "set": dict})
+    if not isinstance(rows := found.get("rows", []), list) or not all(isinstance(each, str) for each in rows):
+        raise UserError(f"{storage}/{path}: the entry 'rows' is no list of labels; remove it and run again")
+    return found
 
 
 def new_section(request: Mapping[str, Any], storage: Storage, into: Storage, snapshot: Snapshot) -> FilledTable:
     """Fill a table that was asked for."""
-    name, scale, changes = request["table"], request["scale"], request["set"]
-    task, table = find_table(name)
-    return keep_section(request, (task, table_at(task, table, scale, changes)), storage, into, snapshot)
+    task, table = find_table(request["table"])
+    at_scale = table_at(task, table, request["scale"], request["set"], request.get("rows", ()))
+    return keep_section(request, (task, at_scale), storage, into, snapshot)
 
 
 def task_of(name: str) -> str:
@@ -194,16 +207,19 @@ def pictures(draw: Callable[[], Any]) -> dict[str, bytes]:
     return files
 
 
-def write_report(storage: Storage, into: Storage | None = None, single: bool = False) -> Storage:
+def write_report(
+    storage: Storage, into: Storage | None = None, single: bool = False, parts: Sequence[FilledTable] | None = None
+) -> Storage:
     """Write the whole report of a storage path; return its folder.
 
     Args:
         storage: where runs and requests lie.
         into: where the report goes; by default `report/` below the storage.
         single: whether the page holds all of its pictures and details, as one file to send.
+        parts: the tables that it shows; by default all that were asked for on the storage.
     """
     into = into or storage / "report"
-    parts = in_order(sections(storage, into))
+    parts = in_order(sections(storage, into) if parts is None else parts)
     into.write("report.md", "# retable report\n\n" + "\n".join(markdown(part) for part in parts))
     page, details = render(parts, str(storage), into, single)
     into.write("index.html", page)

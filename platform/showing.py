@@ -78,19 +78,19 @@ def tables_of(storage: Storage) -> list[dict[str, Any]]:
 
     A request whose numbers are not there, or were kept by another version, has no `rows`.
     """
-    from retable.platform.filled import FilledTable, slug, slug_of
-    from retable.platform.report import kept_tables, read_request
+    from retable.platform.filled import FilledTable, slug_of
+    from retable.platform.report import kept_tables, read_request, request_slug
 
     kept: dict[str, FilledTable] = {slug_of(part): part for part in kept_tables(storage)}
     found = []
     for file in storage.list("tables"):
         try:
             asked = read_request(storage, f"tables/{file}")
-            part = kept.get(slug(asked["table"], asked["scale"], asked["set"]))
+            part = kept.get(request_slug(asked))
         except UserError as error:
             found.append({"table": file, "scale": "", "set": {}, "why": str(error)})
             continue
-        entry: dict[str, Any] = {"table": asked["table"], "scale": asked["scale"], "set": asked["set"], "why": ""}
+        entry: dict[str, Any] = {**asked, "why": ""}
         if part is None:
             entry["why"] = "asked for, and not filled; `retable reproduce` does"
         else:

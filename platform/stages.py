@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -238,8 +239,10 @@ def score_weights(task: Task, config: Config, view: View, weights: Any, source: 
     return task.evaluate(config, view, found, source)
 
 
-def measure_all(plan: Plan) -> dict[str, str]:
+def measure_all(plan: Plan, resources: Resources) -> dict[str, str]:
     """Take the measurements that are missing, one at a time, each with its node to itself; return the failures.
+
+    After the deadline none begins.
 
     The node is the one that this process runs on, or one that has what `plan.measure_on` names. They come last: each
     wants all of its node's CPUs, which trainings beside it would have to leave idle until the last of them has ended.
@@ -248,7 +251,7 @@ def measure_all(plan: Plan) -> dict[str, str]:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     todo = plan.unmeasured
-    if not todo:
+    if not todo or resources.late:
         return {}
     with Board("measurements", len(todo)).show() as board:
         if plan.measure_on:
@@ -264,7 +267,7 @@ def measure_all(plan: Plan) -> dict[str, str]:
             num_gpus=whole.get("GPU", 0.0),
             scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
         )(measure_one)
-        for timing in todo:
+        for timing in itertools.takewhile(lambda _: not resources.late, todo):
             name = f"{timing.row.label} ({name_of(timing, plan.shared)})"
             board.start(name)
             data = timing.task.dataset.where(timing.config) if timing.row.reads_data else ""

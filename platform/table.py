@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -13,7 +14,7 @@ import numpy as np
 
 from retable.platform.config import Config, View, differences, override, override_lineage
 from retable.platform.errors import UserError
-from retable.platform.verdicts import Verdict
+from retable.platform.verdicts import LEAST, NOT_JUDGED, UNTESTED, Verdict, and_more
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
@@ -129,7 +130,9 @@ class Table:
     overrides: Mapping[str, object] = field(default_factory=dict)
     """Changes to every run and its ancestors: what a scale sets. Measurements are left as they are."""
     changes: Mapping[str, object] = field(default_factory=dict)
-    """The user's own (`--set`), to everything."""
+    """The user's own (`--set`), to everything; those of views are written `view.` and a path of the view."""
+    left_out: Mapping[str, Sequence[object]] = field(default_factory=dict)
+    """Replicate axis -> values of it that the user's changes leave out."""
     note: str = ""
 
     def __repr__(self) -> str:
@@ -147,6 +150,7 @@ class Figure:
     claims: Sequence[Claim] = ()
     overrides: Mapping[str, object] = field(default_factory=dict)
     changes: Mapping[str, object] = field(default_factory=dict)
+    left_out: Mapping[str, Sequence[object]] = field(default_factory=dict)
     note: str = ""
 
     def __repr__(self) -> str:
@@ -154,6 +158,10 @@ class Figure:
 
 
 AnyTable = Table | Figure
+
+BY_ROWS = "left out by --rows"
+"""Why a row is absent that the user did not choose."""
+BY_SET = "left out by --set"
 
 
 def with_claims(tables: Mapping[str, AnyTable], claims: Mapping[str, Sequence[Claim]]) -> dict[str, AnyTable]:
@@ -204,16 +212,39 @@ class Replicate:
 
 
 class Results:
-    """What the rows of a table measured. A row that is not the table's is an error, never a missing result."""
+    """What the rows of a table measured. A row that is not the table's is an error, never a missing result.
 
-    def __init__(self, found: Mapping[str, Sequence[Replicate]]) -> None:
-        """Take the replicates of every row, by label; of a row that was not run, none."""
+    It records which rows were asked for, and which of the values that the user left out.
+    """
+
+    def __init__(self, found: Mapping[str, Sequence[Replicate]], table: AnyTable | None = None) -> None:
+        """Take the replicates of every row, by label; of a row that was not run, none.
+
+        Args:
+            found: label -> replicates.
+            table: the table, for what the user left out of it.
+        """
         self.replicates = {label: [each for each in rows if not each.diverged] for label, rows in found.items()}
         self._diverged = {label: [each for each in rows if each.diverged] for label, rows in found.items()}
+        self.by_rows = {row.label for row in table.rows if row.absent == BY_ROWS} if table else set()
+        """Labels of the rows that the user left out."""
+        self.by_set = {axis: values for axis, values in table.left_out.items() if values} if table else {}
+        """Replicate axis -> values that the user left out."""
+        self.asked: dict[str, None] = {}
+        """Labels of the rows that were asked for, in order."""
+        self.lacking: dict[str, dict[str, None]] = {BY_ROWS: {}, BY_SET: {}}
+        """What was asked for and left out by the user: how -> labels, or axes with their values."""
 
     def __contains__(self, row: AnyRow | str) -> bool:
         """Say whether a row has any result. Raises KeyError if it is not the table's."""
-        return bool(self.replicates[_label(row)])
+        return bool(self._of(row))
+
+    def _of(self, row: AnyRow | str) -> list[Replicate]:
+        label = _label(row)
+        self.asked[label] = None
+        if label in self.by_rows:
+            self.lacking[BY_ROWS][label] = None
+        return self.replicates[label]
 
     def select(self, row: AnyRow | str, **axes: object) -> list[Replicate]:
         """Return a row's replicates whose axes have these values; write `view.epoch` as `view_epoch`.
@@ -222,9 +253,12 @@ class Results:
             KeyError: if the row is not one of the table's.
         """
         wanted = {re.sub("^view_", "view.", name): value for name, value in axes.items()}
+        for name, value in wanted.items():
+            if value in self.by_set.get(name, ()):
+                self.lacking[BY_SET][f"{name}={value}"] = None
         return [
             replicate
-            for replicate in self.replicates[_label(row)]
+            for replicate in self._of(row)
             if all(replicate.axes.get(name) == value for name, value in wanted.items())
         ]
 
@@ -257,12 +291,72 @@ def _label(row: AnyRow | str) -> str:
     return row if isinstance(row, str) else row.label
 
 
+def judge(claim: Claim, results: Results, reads: Collection[str] = ()) -> Verdict:
+    """Return the verdict on a claim: not judged where it reads what the user left out, or could not do without.
+
+    Args:
+        claim: of the results' table.
+        results: what was measured.
+        reads: labels of the rows that it reads, as far as that is known beforehand (`rows_of_claims`).
+    """
+    for words in results.lacking.values():
+        words.clear()
+    for label in reads:
+        results.select(label)
+    verdict = claim.check(results)
+    lacking = {how: list(words) for how, words in results.lacking.items() if words}
+    if not lacking and verdict.status == UNTESTED and results.by_set:
+        lacking = {
+            verdict.because: [],
+            BY_SET: [f"{axis}={v}" for axis, values in results.by_set.items() for v in values],
+        }
+    because = [f"{how}: {and_more(words, 4)}" if words else how for how, words in lacking.items()]
+    return Verdict(NOT_JUDGED, "; ".join(because)) if lacking else verdict
+
+
+class _Ones(dict[str, float]):
+    """Metrics that are all there, and 1."""
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return 1.0
+
+    def __missing__(self, name: str) -> float:
+        return 1.0
+
+
+def rows_of_claims(table: AnyTable, default: Any, default_view: Any) -> list[list[str]]:
+    """Return for each claim of a table the labels of the rows that it reads, in the order in which it asks for them.
+
+    They are found by trying: each check is called without results, and with results of a few replicates whose every
+    metric is 1. What it returns or raises does not matter.
+    """
+    made: dict[str, list[Replicate]] = {row.label: [] for row in table.rows}
+    few = dataclasses.replace(table, over={axis: values[-LEAST:] for axis, values in table.over.items()})
+    for row in table.rows:
+        if not isinstance(row, Combined) and row.absent in ("", BY_ROWS):
+            every = expand(few, row, default, default_view)
+            made[row.label] = [dataclasses.replace(each, metrics=_Ones()) for each in every]
+    made |= {row.label: made[row.of[0]] for row in table.rows if isinstance(row, Combined)}
+    found = []
+    for claim in table.claims:
+        asked: dict[str, None] = {}
+        for results in (Results(dict.fromkeys(made, ())), Results(made)):
+            with suppress(Exception):
+                claim.check(results)
+            asked |= results.asked
+        found.append(list(asked))
+    return found
+
+
 def row_fields(table: AnyTable) -> set[str]:
-    """Return the config fields that rows of a table set: what they may be told apart by."""
-    return {path for row in table.rows if not isinstance(row, Combined) for path in row.overrides or {}}
+    """Return the fields of config and view (`view.epoch`) that rows of a table set: what tells them apart."""
+    config = {path for row in table.rows if not isinstance(row, Combined) for path in row.overrides or {}}
+    return config | {f"view.{path}" for row in table.rows if isinstance(row, Row) for path in row.view or {}}
 
 
-def changed(table: AnyTable, changes: Mapping[str, object], default: Any, named: Collection[str]) -> AnyTable:
+def changed(
+    table: AnyTable, changes: Mapping[str, object], default: Any, default_view: Any, named: Collection[str]
+) -> AnyTable:
     """Return a table with the user's changes (`--set`): to all rows, and one to a replicate axis in the axis's place.
 
     A list is several values of an axis; a row that sets the axis itself stays as it is.
@@ -272,8 +366,9 @@ def changed(table: AnyTable, changes: Mapping[str, object], default: Any, named:
 
     Args:
         table: at its scale.
-        changes: config path -> value.
+        changes: config path, or `view.` and a path of the view -> value.
         default: the task's default config.
+        default_view: the task's default view.
         named: the fields by which rows are told apart: their labels say them.
     """
     several = {axis: tuple(dict.fromkeys(value)) for axis in table.over if isinstance(value := changes.get(axis), list)}
@@ -284,33 +379,58 @@ def changed(table: AnyTable, changes: Mapping[str, object], default: Any, named:
     for row in table.rows:
         if not isinstance(row, Combined) and row.overrides is not None:
             own = {path: axes.get(path, value) if path not in named else value for path, value in row.overrides.items()}
-            open_axes = axes.keys() - row.overrides.keys()
-            absent = row.absent or _contradiction(row, default, {p: changes[p] for p in told - open_axes})
+            open_axes = axes.keys() - row_fields(dataclasses.replace(table, rows=[row]))
+            contradicting = {path: changes[path] for path in changes if path in told - open_axes}
+            absent = row.absent or _contradiction(row, default, default_view, contradicting)
             row = dataclasses.replace(row, overrides=own, absent=absent)
         rows.append(row)
     rows = [without_absent(row, rows) if isinstance(row, Combined) else row for row in rows]
     over = {axis: (axes[axis],) if axis in axes else several.get(axis, values) for axis, values in table.over.items()}
+    left_out = {axis: [value for value in values if value not in over[axis]] for axis, values in table.over.items()}
     lost = [new.label for old, new in zip(table.rows, rows, strict=True) if new.absent and not old.absent]
     note = (
         f"{table.note} Left out, as the changes would make them other rows: {'; '.join(lost)}." if lost else table.note
     )
     whole = {**table.changes, **changes}
-    return dataclasses.replace(table, rows=rows, over=over, changes=whole, note=note.strip())
+    return dataclasses.replace(table, rows=rows, over=over, changes=whole, left_out=left_out, note=note.strip())
 
 
 def _within(path: str, field: str) -> bool:
     return path == field or path.startswith(f"{field}.")
 
 
-def _contradiction(row: Row | Measurement, default: Any, changes: Mapping[str, object]) -> str:
-    """Say which of the changes would make a row something else than its label says."""
+def _contradiction(row: Row | Measurement, default: Any, default_view: Any, changes: Mapping[str, object]) -> str:
+    """Return which of the changes would make a row something else than its label says; empty where none would."""
+    config, view = split_view(changes)
     own = override(default, row.overrides or {})
+    seen = None if isinstance(row, Measurement) or row.view is None else override(default_view, row.view)
     try:
-        new = override(own, changes)
+        other = differences(override(own, config), own)
+        if seen is not None:
+            other |= {f"view.{path}": v for path, v in differences(override(seen, view), seen).items()}
     except UserError:  # a field that this row's choice does not have
         return f"it has no {', '.join(sorted(changes))}"
-    other = differences(new, own)
     return f"it is not {', '.join(f'{path}={value}' for path, value in other.items())}" if other else ""
+
+
+def choose_rows(table: AnyTable, patterns: Sequence[str]) -> AnyTable:
+    """Return a table of which only the rows are run that match a pattern (`matches`); without patterns all are.
+
+    A combined row takes along the rows that it joins.
+    """
+    wanted = {row.label for row in table.rows if not patterns or any(matches(row.label, each) for each in patterns)}
+    for row in table.rows:
+        if isinstance(row, Combined) and row.label in wanted:
+            wanted |= {*row.of, *row.needs}
+    rows = [row if row.label in wanted else dataclasses.replace(row, absent=BY_ROWS) for row in table.rows]
+    count = len(rows) - sum(row.absent == BY_ROWS for row in rows)
+    note = f"{table.note} {count} of {len(rows)} rows were chosen by --rows." if patterns else table.note
+    return dataclasses.replace(table, rows=rows, note=note.strip())
+
+
+def matches(label: str, pattern: str) -> bool:
+    """Return whether a row's label matches a pattern, in which `*` stands for any text and all else for itself."""
+    return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), label) is not None
 
 
 def without_absent(row: Combined, rows: Sequence[AnyRow]) -> Combined:
@@ -335,6 +455,7 @@ def expand(table: AnyTable, row: Row | Measurement, default: Any, default_view: 
     if view_overrides is None:
         axes = {path: values for path, values in axes.items() if not path.startswith("view.")}
     scaled = {} if isinstance(row, Measurement) else table.overrides
+    user, user_view = split_view(table.changes)
     base = override(default, row.overrides)
     views: dict[Any, Any] = {}
     fixed = {path: value for path, value in row.overrides.items() if path in table.over}
@@ -343,13 +464,13 @@ def expand(table: AnyTable, row: Row | Measurement, default: Any, default_view: 
     for combination in itertools.product(*axes.values()):
         point = dict(zip(axes, combination, strict=True))
         changes, seen = split_view(point)
-        config = override_lineage(base, {**scaled, **table.changes, **changes})
+        config = override_lineage(base, {**scaled, **user, **changes})
         view = None
         if view_overrides is not None:
             key = (config.epochs, *((path, repr(value)) for path, value in seen.items()))
             view = views.get(key)  # one for all replicates that read their runs alike: they are many
             if view is None:
-                view = views[key] = resolve(override(default_view, {**view_overrides, **seen}), config)
+                view = views[key] = resolve(override(default_view, {**view_overrides, **user_view, **seen}), config)
         found.append(Replicate(row.label, {**fixed, **point}, config, view))
     return found
 

@@ -7,16 +7,18 @@ finds a task by the folder's name.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import importlib
 import itertools
 import pkgutil
 import re
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from retable.platform import extras
+from retable.platform.board import clock
 from retable.platform.config import UnknownField, override, override_lineage
 from retable.platform.errors import UserError, nearest
 from retable.platform.needs import Needs, Stage
@@ -31,6 +33,17 @@ if TYPE_CHECKING:
 
     Arrays = Mapping[str, np.ndarray[Any, Any]]
     State = dict[str, Any]
+
+
+SCALES = {
+    "smoke": "proves every path in seconds a row, for tests; its scores mean nothing",
+    "quick": "a first look in minutes: one seed, models above the trivial baseline; no claim is judged",
+    "small": "a night on two cores, at most 16 core-hours a paper: the paper's claims are tested, three seeds or more",
+    "paper": "the published setting",
+}
+"""The names that tasks give their scales, the smallest first: what each promises. A task may have fewer."""
+DEFAULT_SCALE = "smoke"
+"""The scale of a command that names none."""
 
 
 class Data(Protocol):
@@ -126,6 +139,8 @@ class Scale:
     """A named size of an experiment: what it does to a table, and what one should know of it. By itself: nothing."""
 
     about: str
+    minutes: int = 0
+    """At most so many minutes on two cores, by the planner, take all tables of the task; 0: no promise."""
     overrides: Mapping[str, object] = field(default_factory=dict)
     """Changes to every run and its ancestors."""
     start: Mapping[str, object] = field(default_factory=dict)
@@ -136,6 +151,10 @@ class Scale:
     """Replicate axis -> the values that are run, of those that a table has; of none of them, these in their place."""
     note: Callable[[Any], str] = lambda table: ""
     """Table (unscaled) -> the settings of this scale in words."""
+
+    def __str__(self) -> str:
+        """Return what a list of scales says of it."""
+        return f"{self.about}; at most {clock(60 * self.minutes)} on two cores" if self.minutes else self.about
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,13 +299,22 @@ def find_scale(task: Task, name: str) -> Scale:
     return scales[name]
 
 
-def table_at(task: Task, table: AnyTable, scale: str, changes: Mapping[str, object]) -> AnyTable:
-    """Return a table at a scale, with the user's changes. A replicate axis takes one value or a list of them.
+def table_at(
+    task: Task, table: AnyTable, scale: str, changes: Mapping[str, object], rows: Sequence[str] = ()
+) -> AnyTable:
+    """Return a table at a scale, with the user's changes and choice of rows.
+
+    Args:
+        task: whose table it is.
+        table: as the task defines it.
+        scale: one of the task's.
+        changes: config path, or `view.` and a path of the view -> value. A replicate axis takes one value or a list.
+        rows: labels, or patterns with `*`, of the rows to run; none: all.
 
     Raises:
         UserError: if the task has no such scale, or no such fields.
     """
-    from retable.platform.table import changed, row_fields
+    from retable.platform.table import changed, choose_rows, row_fields
 
     axes = {path: values for path, values in changes.items() if path in table.over and isinstance(values, list)}
     if not all(axes.values()):
@@ -295,20 +323,40 @@ def table_at(task: Task, table: AnyTable, scale: str, changes: Mapping[str, obje
         chosen = {path: axes[path][0] if value is None else value for path, value in zip(axes, values, strict=True)}
         check_fields(task, {**changes, **chosen})
     named = row_fields(table) - {"seed", *task.settings}
-    return changed(scaled(table, find_scale(task, scale)), changes, task.config(), named)
+    at_scale = scaled(table, find_scale(task, scale))
+    return choose_rows(changed(at_scale, changes, task.config(), task.view(), named), rows)
+
+
+def check_rows(patterns: Sequence[str], tables: Iterable[AnyTable]) -> None:
+    """Refuse patterns that match no row of any of some tables.
+
+    Raises:
+        UserError: naming the rows whose labels are nearest.
+    """
+    from retable.platform.table import matches
+
+    labels = list(dict.fromkeys(row.label for table in tables for row in table.rows))
+    for pattern in patterns:
+        if not any(matches(label, pattern) for label in labels):
+            close = difflib.get_close_matches(pattern, labels, n=5, cutoff=0.4) or labels[:5]
+            raise UserError(f"--rows {pattern!r} matches no row; the nearest: {', '.join(map(repr, close))}")
 
 
 def check_fields(task: Task, changes: Mapping[str, object]) -> None:
-    """Refuse changes that a task's config does not take; of a field that other tasks have, say which.
+    """Refuse changes that a task's config or view does not take; of a field that other tasks have, say which.
 
     Raises:
         UserError: naming the field.
     """
+    from retable.platform.table import split_view
+
+    config, view = split_view(changes)
+    override(task.view(), view, "view.")
     try:
-        override(task.config(), changes)
+        override(task.config(), config)
     except UnknownField as error:
         ours = task.config.__dataclass_fields__
-        absent = [name for name in (path.partition(".")[0] for path in changes) if name not in ours]
+        absent = [name for name in (path.partition(".")[0] for path in config) if name not in ours]
         having = [name for name in names() if absent and absent[0] in _fields(name)]
         if not having:
             raise

@@ -14,8 +14,10 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-Status = Literal["holds", "does not hold", "not separable", "not tested at this scale"]
+Status = Literal["holds", "does not hold", "not separable", "not tested at this scale", "not judged"]
 UNTESTED: Status = "not tested at this scale"
+NOT_JUDGED: Status = "not judged"
+"""The user left out what the claim is about."""
 STATUSES: tuple[Status, ...] = ("does not hold", UNTESTED, "not separable", "holds")
 """What decides when verdicts are joined: the first of these that any of them has."""
 LEAST = 3

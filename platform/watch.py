@@ -16,6 +16,9 @@ FAILURE = "trial_failure"
 TAKEN = "trial_taken"
 """Under this name a trial reports the runs that are another command's."""
 
+LATE = "trial_late"
+"""Under this name a trial reports that it did not begin, as the deadline had passed."""
+
 Spec = Mapping[str, Any]
 """What a trial is given."""
 
@@ -114,7 +117,7 @@ class Watch:
         if FAILURE in last and len(pieces) == 1:
             self.board.fail(pieces[0].name, last[FAILURE])
         for piece in pieces:
-            if FAILURE in last or piece.folder.path in last.get(TAKEN, ()):
+            if FAILURE in last or LATE in last or piece.folder.path in last.get(TAKEN, ()):
                 self.board.stop(piece.name)
             else:
                 self.board.done(piece.name, piece.weight)

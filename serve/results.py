@@ -15,6 +15,7 @@ from typing import Any
 
 from pyarrow import fs
 
+from retable.platform import task as tasks
 from retable.platform.errors import UserError, nearest
 from retable.platform.filled import Cell, FilledReplicate, FilledTable, slug_of
 from retable.platform.forms import about, measured, number, remarks, state
@@ -24,7 +25,7 @@ from retable.serve.answers import Problem, Reply
 from retable.serve.models import Model
 
 ORDER = ("weather", "style", "audio", "rl")
-SCALES = ("paper", "small", "smoke")
+SCALES = tuple(reversed(tasks.SCALES))
 FOLDER = "report"
 PLACE = re.compile(r"/|~|\w+://")
 """How a value begins that says where something lies."""

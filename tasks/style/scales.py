@@ -112,19 +112,19 @@ SMALL = Reduced(
 )
 
 
-def scale(about: str, size: Reduced) -> Scale:
+def scale(about: str, minutes: int, size: Reduced) -> Scale:
     """Return a scale; a training that is of no table starts from version 2's rows."""
     over = {"method.content": size.photographs}
-    return Scale(about=about, start={**size.network, "data": "generated"}, row=size.row, over=over, note=size.note)
+    start = {**size.network, "data": "generated"}
+    return Scale(about=about, minutes=minutes, start=start, row=size.row, over=over, note=size.note)
 
 
 SCALES = {
-    "smoke": scale(
-        "minutes on two cores: every row, ten steps with untrained backbones; pictures and errors mean nothing", SMOKE
-    ),
+    "smoke": scale("every row, ten steps with untrained backbones; pictures and errors mean nothing", 3, SMOKE),
     "small": scale(
-        "under an hour on two cores: 192 pixels and 100 evaluations, or 300 batches; untrained backbones "
+        "192 pixels and 100 evaluations, or 300 batches; untrained backbones "
         "(set method.backbone.weights=imagenet for trained ones)",
+        40,
         SMALL,
     ),
     "paper": Scale(about="the published setting: pretrained backbones, COCO 2017, GPUs"),

@@ -145,10 +145,11 @@ SMALL = Reduced(
 )
 
 
-def scale(about: str, size: Reduced, seeds: tuple[int, ...]) -> Scale:
+def scale(about: str, minutes: int, size: Reduced, seeds: tuple[int, ...]) -> Scale:
     """Return a scale; a training that is of no table starts from the U-Net's rows."""
     return Scale(
         about=about,
+        minutes=minutes,
         overrides=size.overrides,
         start={**size.defaults, **size.models["unet"]},
         row=size.row,
@@ -158,9 +159,7 @@ def scale(about: str, size: Reduced, seeds: tuple[int, ...]) -> Scale:
 
 
 SCALES = {
-    "smoke": scale("minutes on two cores: every row, two steps an epoch; scores mean nothing", SMOKE, (0,)),
-    "small": scale(
-        "about an hour on two cores: U-Nets and baselines, generated data of 36 x 36 pixels, 3 seeds", SMALL, (0, 1, 2)
-    ),
+    "smoke": scale("every row, two steps an epoch; scores mean nothing", 30, SMOKE, (0,)),
+    "small": scale("U-Nets and baselines, generated data of 36 x 36 pixels, 3 seeds", 60, SMALL, (0, 1, 2)),
     "paper": Scale(about="the published setting: Weather4cast 2022, 252 x 252 pixels, GPUs", row=installed),
 }

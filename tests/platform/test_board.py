@@ -4,7 +4,8 @@ import time
 
 import pytest
 
-from retable.platform.board import Board, LeftColumn
+from retable.platform.board import Board, LeftColumn, seconds_of
+from retable.platform.errors import UserError
 
 
 def test_no_guess_before_a_twentieth_of_the_work_is_done(capsys):
@@ -27,3 +28,16 @@ def test_a_bar_shows_dashes_until_then(done, known):
     time.sleep(0.02)
     board.bars.advance(board.whole, done)
     assert LeftColumn().render(board.bars.tasks[0]).plain.startswith("0:00:0") == known
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("2h", 7200), ("90m", 5400), ("1h30m", 5400), ("45s", 45), ("1d 1s", 86401), ("0h1m", 60)]
+)
+def test_a_time_is_read_as_people_write_it(text, seconds):
+    assert seconds_of(text, "--deadline") == seconds
+
+
+@pytest.mark.parametrize("text", ["", "soon", "0s", "5", "-1h", "1m2h", "1.5h", "h"])
+def test_what_is_no_time_is_a_line(text):
+    with pytest.raises(UserError, match=f"^--deadline {text}: write a time such as 2h, 90m, 1h30m or 45s$"):
+        seconds_of(text, "--deadline")

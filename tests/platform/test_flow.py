@@ -1,5 +1,8 @@
 """The order of trainings: children behind parents, stacks that fail one by one, another command's runs at the end."""
 
+import pickle
+from dataclasses import replace
+
 import pytest
 
 from retable.platform import flow as flows
@@ -10,7 +13,7 @@ from retable.platform.launch import Launch, Resources
 from retable.platform.needs import Needs
 from retable.platform.plan import compile_configs
 from retable.platform.task import find
-from retable.platform.watch import FAILURE, TAKEN
+from retable.platform.watch import FAILURE, LATE, TAKEN
 
 LINE = find("line")
 
@@ -155,3 +158,30 @@ def test_a_training_begins_once_its_data_are_there(flow):
 def test_without_data_nothing_of_it_is_trained(flow):
     work, told = flow({"seed": 0}, CHILD, there=None)
     assert work.over and work.next() is None and not told
+
+
+LONG_AGO = Resources(deadline=0.0, made=0.0)
+
+
+def test_nothing_begins_after_the_deadline_and_all_that_waits_is_counted(flow):
+    work, told = flow({"seed": 0}, {"init": "parent", "rate": 0.01, "seed": 0}, {"seed": 1})
+    first = work.next()
+    assert len(work.trainings(first)) == 2 and not work.launch.resources.late
+    work.launch = replace(work.launch, resources=LONG_AGO)
+    assert work.next() is None and not work.over, "what runs goes on to its end"
+    work.ended(first, {})
+    assert work.over and work.late == 1 and len(told) == 2
+
+
+def test_a_trial_that_finds_the_deadline_passed_has_trained_nothing(flow):
+    """Tune makes trials before there is room for them."""
+    work, told = flow({"seed": 0}, {"seed": 1})
+    spec = work.next()
+    work.ended(spec, {LATE: True})
+    assert work.over and work.late == 2 and not told and work.shelf.log[-1] == ("back", "line/points", 2)
+
+
+def test_a_deadline_counts_from_when_it_was_set():
+    assert not Resources().late and not Resources(deadline=60).late
+    assert LONG_AGO.late and pickle.loads(pickle.dumps(LONG_AGO)).late
+    assert Resources(deadline=5, made=1.0) == Resources(deadline=5, made=2.0)

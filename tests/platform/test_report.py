@@ -121,7 +121,7 @@ def test_every_number_is_on_the_page_and_a_click_knows_the_config_behind_it(fill
             assert all(run in known["runs"] for run in each["runs"])
     fast = known["runs"][part.rows[1].replicates[0].origin.run]
     assert fast["command"].startswith("retable train line") and fast["config"] and fast["provenance"]["commit"] == "abc"
-    assert "not tested at this scale" in page
+    assert "1 claim is not tested here" in page
     assert into.exists("line-table1-smoke.csv") and into.exists("line-table1-smoke.tex") and into.exists("report.md")
 
 

@@ -37,5 +37,5 @@ def test_a_place_out_of_range_is_refused(where: tuple[int, ...]) -> None:
 
 
 def test_a_negative_seed_is_refused() -> None:
-    with pytest.raises(ValueError, match="non-negative|positive"):
+    with pytest.raises(ValueError, match=r"non-negative|positive"):
         generator(-1, "order")

@@ -4,8 +4,10 @@ import errno
 
 import pytest
 
+from retable.platform import api
+from retable.platform.board import clock
 from retable.platform.errors import UserError, disk_errors, nearest
-from retable.platform.task import find, find_scale, find_table, names, scaled, table_at
+from retable.platform.task import SCALES, find, find_scale, find_table, names, scaled, table_at
 
 
 def test_tasks_are_found_by_the_names_of_their_folders():
@@ -32,6 +34,27 @@ def test_a_wrong_name_is_answered_in_one_line(call, message):
     with pytest.raises(UserError) as caught:
         call()
     assert str(caught.value) == message
+
+
+PAPERS = ("rl", "weather", "style", "audio")
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_a_scale_stays_within_the_time_that_it_promises_and_its_name_promises(name, storage):
+    """By the planner, on two cores: `smoke` a minute a row, `small` a night, `quick` a share of some eight minutes."""
+    task = find(name)
+    assert [*task.scales()] == [scale for scale in SCALES if scale in task.scales()], "the smallest first"
+    for scale, content in task.scales().items():
+        if scale == "paper":
+            assert not content.minutes
+            continue
+        plan = api.plan(name, scale=scale, storage=storage)
+        rows = sum(not row.absent for _, table in plan.tables.values() for row in table.rows)
+        minutes = plan.cost / 60 / 2
+        assert 0 < minutes <= content.minutes, f"{name} at {scale}: {minutes:.0f} minutes on two cores"
+        most = {"smoke": rows, "quick": 2.5, "small": 16 * 60 / 2}
+        assert content.minutes <= most[scale]
+        assert f"at most {clock(60 * content.minutes)} on two cores" in str(content)
 
 
 def test_every_task_is_whole():
