@@ -98,6 +98,9 @@ def convert(
     storage: Where = "results",
     env: Annotated[str | None, typer.Option(help="Environment, where the file's name does not say it.")] = None,
     name: Annotated[str | None, typer.Option(help="Name of the data set; default: from the file's name.")] = None,
+    simulator: Annotated[
+        str | None, typer.Option(help="Version of the environment that a file of your own was recorded in (v5).")
+    ] = None,
 ) -> None:
     """Read a D4RL file into the Parquet form that training loads.
 
@@ -105,7 +108,7 @@ def convert(
     """
     from retable.tasks.rl import data
 
-    info = data.convert(source, Storage.open(storage), environment_name(env) if env else None, name)
+    info = data.convert(source, Storage.open(storage), environment_name(env) if env else None, name, simulator)
     console.print(f"{info['environment']}/{info['name']}: {info['transitions']:,} transitions, source {info['source']}")
 
 

@@ -152,7 +152,13 @@ def _part(number: int) -> str:
     return f"part-{number:05d}.parquet"
 
 
-def convert(source: Path, storage: Storage, environment: str | None = None, name: str | None = None) -> dict[str, Any]:
+def convert(
+    source: Path,
+    storage: Storage,
+    environment: str | None = None,
+    name: str | None = None,
+    simulator: str | None = None,
+) -> dict[str, Any]:
     """Turn a file in D4RL's format into the internal form below the storage's root; return its `dataset.json`.
 
     A file whose SHA-256 is that of a published D4RL file becomes `d4rl-<quality>-<version>` of its environment, and
@@ -166,13 +172,19 @@ def convert(source: Path, storage: Storage, environment: str | None = None, name
         storage: the root of everything that lasts.
         environment: a Gymnasium environment without version; not needed for D4RL's files and our recordings.
         name: what the set is called; not needed for D4RL's files.
+        simulator: the environment's version, such as `v4`, where the file does not say it: policies are played in it.
 
     Raises:
-        UserError: where the file is no valid data set, or a name or environment is missing, reserved or contradicted.
+        UserError: where the file is no valid data set, or a name, environment or simulator is missing, reserved or
+            contradicted.
 
     """
     columns, returns = read_d4rl(source)
     info = identify(source, environment, name)
+    if simulator not in (None, info["simulator"]):
+        if info["simulator"] != "unknown":
+            raise UserError(f"{source}: recorded in {info['simulator']}, not in {simulator}; leave --simulator out")
+        info["simulator"] = simulator
     return store(columns, returns, folder(storage, info["environment"], info["name"]), info)
 
 

@@ -1,7 +1,7 @@
 """Standardized states: networks see observations whose mean is 0 and whose deviation is 1 over the training data.
 
 SNIP and GraSP score a weight by its gradient, which grows with the scale of its input. HalfCheetah's joint angles have
-a standard deviation of 0.1 to 0.6, its velocities of 3 to 11: on raw states all weights of some angles are pruned.
+a standard deviation of 0.1 to 0.6, its velocities of 1 to 11: on raw states all weights of some angles are pruned.
 
 The paper does not say what its networks see. Its first author's later code standardizes, by the mean and the standard
 deviation + 1e-3 of the training data, as TD3+BC (Fujimoto and Gu 2021), CORL and d3rlpy do; its BCQ code does not.
@@ -35,8 +35,9 @@ class Standard:
     @staticmethod
     def of(observations: npt.NDArray[Any]) -> Standard:
         """Return the statistics of a data set's observations (transitions, states)."""
-        mean, deviation = (getattr(observations, name)(axis=0, dtype=np.float64) for name in ("mean", "std"))
-        return Standard(*(torch.from_numpy(value.astype(np.float32)) for value in (mean, deviation + FLOOR)))
+        mean = observations.mean(axis=0, dtype=np.float64)
+        deviation = observations.std(axis=0, dtype=np.float64) + FLOOR
+        return Standard(torch.from_numpy(mean.astype(np.float32)), torch.from_numpy(deviation.astype(np.float32)))
 
     @staticmethod
     def of_weights(weights: Mapping[str, Tensor]) -> Standard | None:
