@@ -99,7 +99,7 @@ SCALES = {
             "environment": QUICK.environments,
             "seed": (0,),
             "view.policy": ("bc",),
-            "view.epoch": (1, 2, 3),
+            "view.epoch": (3,),
             "data": DATA[:1],
         },
     ),

@@ -32,7 +32,8 @@ def validate(learner: OfflineLearner, data: Any) -> list[dict[str, float]]:
         found.append({key: value for one in shapes for key, value in one.items()})
         found[-1] |= {f"zero_scores/{name}": share for name, share in zeros.items()}
         if learner.updates >= learner.configs[0].epochs * learner.configs[0].steps:  # as costly as several updates
-            found[-1] |= every_size(weights, archives=learner.updates >= ARCHIVED_FROM)
+            bcq = learner.networks.critic is not None  # no table has archives of the VAE alone
+            found[-1] |= every_size(weights, archives=bcq and learner.updates >= ARCHIVED_FROM)
     return found
 
 
