@@ -82,13 +82,12 @@ BASE = {
     "line": {"epochs": 2, "batch": 16},
     "rl": {
         "environment": "InvertedPendulum",
-        "simulator": "v5",
         "data": "tiny",
         "actor": [12, 10],
         "critic": [12, 10],
         "vae": [14, 14],
         "batch": 8,
-        "updates": 4,
+        "steps": 4,
         "epochs": 2,
     },
     "weather": {
@@ -167,7 +166,7 @@ VARIANTS = {
 """Task -> changes that give runs with a state of another kind."""
 
 STEADY = {
-    "rl": {"prune": "snip", "updates": 2},
+    "rl": {"prune": "snip", "steps": 2},
     "weather": UNET | {"steps": 2, "model.normalization": "instance", "model.dropout": 0.0},
     "style": {"steps": 2},
     "audio": {"steps": 2},

@@ -179,7 +179,7 @@ def stack_against_single(where: Where) -> dict[str, Value]:
 
 def resume(where: Where) -> dict[str, Value]:
     """Train two members by the loop for two epochs, whole and interrupted in the second."""
-    configs = members(where, 2, epochs=2, updates=UPDATES)
+    configs = members(where, 2, epochs=2, steps=UPDATES)
     return resumed(TASK, configs, Transitions(rows(), INFO, configs), where)
 
 

@@ -41,7 +41,7 @@ TASK = Task(
     about="single-shot pruning before offline reinforcement learning",
     paper="Arnob et al., Single-Shot Pruning for Offline Reinforcement Learning, 2021",
     telling="figure1",
-    version=2,
+    version=3,
     config=Config,
     view=View,
     dataset=Dataset(
@@ -66,5 +66,5 @@ TASK = Task(
     metrics=("return", "behaviour_share", "score", "return_std", "length"),
     tables=tables,
     scales=scales,
-    settings=("epochs", "updates"),
+    settings=("epochs", "steps"),
 )

@@ -10,16 +10,21 @@ import torch
 from torch import Tensor
 
 from retable.tasks.rl.config import Config
-from retable.tasks.rl.model import bc_action, bcq_action, build, load
+from retable.tasks.rl.model import bc_action, bcq_action, build, generator, load
 from retable.tasks.rl.sparse import inference
 from retable.tasks.rl.sparse.inference import Act
+from retable.tasks.rl.states import Standard
 
 Array = np.ndarray[Any, Any]
 Policy = Literal["bcq", "bc"]
+NOISE = "rl.noise.acting"
+"""Stream of the latents that a policy acts with in an episode."""
 
 
 def acting(config: Config, info: Mapping[str, Any], weights: Mapping[str, Tensor], policy: Policy) -> Act:
-    """Return a policy of trained networks.
+    """Return a policy of trained networks, for states as the simulator gives them.
+
+    They are standardized here where the weights hold statistics, and nowhere else on the way.
 
     It acts sparsely where the weights are few enough for that to be faster, else with the dense stack of one. So dense
     runs are played bit for bit as they always were; what may differ for sparse ones, `inference` says.
@@ -29,7 +34,18 @@ def acting(config: Config, info: Mapping[str, Any], weights: Mapping[str, Tensor
         info: `dataset.json` of its data: `states`, `actions` and `max_action`.
         weights: all of the run's; those that the policy does not use may be 0.
         policy: whose.
+
+    Raises:
+        ValueError: if the weights of a run on standardized states lack their statistics, or raw ones have them.
     """
+    standard = Standard.of_weights(weights)
+    if (standard is not None) != (config.states == "standardized"):
+        raise ValueError(f"a run on {config.states} states whose weights do not say so")
+    act = _acting(config, info, weights, policy)
+    return act if standard is None else lambda observations, noise: act(standard(observations), noise)
+
+
+def _acting(config: Config, info: Mapping[str, Any], weights: Mapping[str, Tensor], policy: Policy) -> Act:
     networks = build([config], info["states"], info["actions"], info["max_action"])
     for name, network in networks.named_children():
         prefix = f"{name}."
@@ -48,7 +64,7 @@ def player(act: Act, candidates: int, latent: int, seed: int) -> Callable[[Array
 
     It draws noise (candidates, latent) by the seed, the next with each call.
     """
-    drawing = torch.Generator().manual_seed(seed)
+    drawing = generator(seed, NOISE)
 
     def choose(observations: Array) -> Array:
         noise = torch.randn(candidates, latent, generator=drawing)

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from retable.platform.api import TrainedRun
-from retable.platform.best import Choice, by_name, choose
+from retable.platform.best import Choice, by_name, choose, info_of
 from retable.platform.config import choice_name
 from retable.tasks.rl.config import Bc, Config
+from retable.tasks.rl.data import simulator
 
 SEED = 1_000_000
 """Of the first episode; tables play from 100 on."""
@@ -34,7 +35,7 @@ def best(runs: Sequence[TrainedRun], episodes: int = EPISODES, samples: int = 10
         return run.score({"policy": policy, "seed": SEED, "episodes": episodes, "samples": samples})["return"]
 
     def one(run: TrainedRun) -> object:
-        return run.config.simulator
+        return simulator(run.config.environment, info_of(run))
 
     metric = f"return over {episodes} episodes of no table"
     named = by_name(runs, lambda run: name(run.config))
@@ -44,15 +45,16 @@ def best(runs: Sequence[TrainedRun], episodes: int = EPISODES, samples: int = 10
 def name(config: Config) -> str:
     """Return what a policy is served as: environment, pruning and sparsity, `HalfCheetah-snip-95`.
 
-    Of one network pruned alone that, too: `HalfCheetah-snip-95-vae`.
+    Of one network pruned alone that, too: `HalfCheetah-snip-95-vae`; of raw states as well: `HalfCheetah-snip-95-raw`.
     """
     pruning = choice_name(type(config.prune)).replace("_", "-")
     sparsity = getattr(config.prune, "sparsity", None)
     share = "" if sparsity is None else f"-{100 * sparsity:g}"
     networks = getattr(config.prune, "networks", "all")
     only = "" if networks == "all" else f"-{networks}"
+    raw = "-raw" if config.states == "raw" else ""
     behaviour = "-bc" if isinstance(config.algorithm, Bc) else ""
-    return f"{config.environment}-{pruning}{share}{only}{behaviour}"
+    return f"{config.environment}-{pruning}{share}{only}{raw}{behaviour}"
 
 
 def is_real(info: Mapping[str, Any]) -> bool:

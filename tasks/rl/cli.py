@@ -98,6 +98,9 @@ def convert(
     storage: Where = "results",
     env: Annotated[str | None, typer.Option(help="Environment, where the file's name does not say it.")] = None,
     name: Annotated[str | None, typer.Option(help="Name of the data set; default: from the file's name.")] = None,
+    simulator: Annotated[
+        str | None, typer.Option(help="Version of the environment that a file of your own was recorded in (v5).")
+    ] = None,
 ) -> None:
     """Read a D4RL file into the Parquet form that training loads.
 
@@ -105,7 +108,7 @@ def convert(
     """
     from retable.tasks.rl import data
 
-    info = data.convert(source, Storage.open(storage), environment_name(env) if env else None, name)
+    info = data.convert(source, Storage.open(storage), environment_name(env) if env else None, name, simulator)
     console.print(f"{info['environment']}/{info['name']}: {info['transitions']:,} transitions, source {info['source']}")
 
 
@@ -120,15 +123,12 @@ def import_(
     Example: `retable data import rl ~/.minari/datasets/mujoco/hopper/expert-v0`
     """
     from retable.platform.config import set_line
-    from retable.tasks.rl.data import PLAYED_IN
     from retable.tasks.rl.recordings.minari import import_minari
 
     info = import_minari(source.expanduser(), Storage.open(storage), environment_name(env) if env else None, name)
     console.print(f"{info['environment']}/{info['name']}: {info['transitions']:,} transitions")
-    simulator = PLAYED_IN.get(info["simulator"], info["simulator"])
-    changes = {"environment": info["environment"], "data": info["name"], "simulator": simulator}
-    known = {key: value for key, value in changes.items() if value != "unknown"}
-    console.print(f"train on it: retable train rl {set_line(known)}", markup=False)
+    changes = {"environment": info["environment"], "data": info["name"]}
+    console.print(f"train on it: retable train rl {set_line(changes)}", markup=False)
 
 
 DATA = {"make": make, "check": check, "convert": convert, "import": import_}
@@ -178,6 +178,7 @@ def play(
     from retable.platform.config import override
     from retable.platform.stages import score_weights
     from retable.platform.task import find
+    from retable.tasks.rl.data import simulator
 
     changes: dict[str, object] = {"episodes": episodes, "epoch": epoch}
     if run.endswith(SUFFIX):
@@ -186,7 +187,7 @@ def play(
         task = find("rl")
         config, weights, source, own = _policy_file(Path(run).expanduser(), env)
         view: Any = override(task.view(), {**changes, "policy": policy or own})
-        console.print(f"{run}: a policy for {config.environment}-{config.simulator}", markup=False)
+        console.print(f"{run}: a policy for {simulator(config.environment, source.info)}", markup=False)
         try:
             scores = score_weights(task, config, view, weights, source)
         except UserError as error:
@@ -202,6 +203,7 @@ def play(
 def _policy_file(file: Path, env: str | None) -> tuple[Any, Mapping[str, Tensor], Source, str]:
     """Read a policy's file: what `predict` asks for, and the policy it was written for."""
     from retable.platform.task import Source
+    from retable.tasks.rl.data import simulator
     from retable.tasks.rl.evaluate import check_sizes
     from retable.tasks.rl.export import read_policy
     from retable.tasks.rl.formats.compact import HEAVIEST
@@ -214,5 +216,5 @@ def _policy_file(file: Path, env: str | None) -> tuple[Any, Mapping[str, Tensor]
     config, info, weights, policy = read_policy(file.read_bytes(), str(file))
     if env is not None and environment_name(env) != config.environment:
         raise UserError(f"{file}: a policy for {config.environment}, not for {environment_name(env)}; leave out --env")
-    check_sizes(f"{config.environment}-{config.simulator}", info["states"], info["actions"], "the policy")
+    check_sizes(simulator(config.environment, info), info["states"], info["actions"], "the policy")
     return config, weights, Source(Storage.open(file.absolute().parent), info), policy

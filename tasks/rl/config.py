@@ -138,12 +138,12 @@ class Config:
 
     environment: str = "HalfCheetah"
     """A Gymnasium environment with continuous actions, without its version."""
-    simulator: str = "v4"
-    """The environment's version in which policies are evaluated: v4 for D4RL data, v5 for our recordings; that of the
-    data, where they say it."""
     data: str = "d4rl-expert-v2"
     """The data set: a folder below `data/rl/<environment>/`. `recorded` is what `retable data make rl` writes, `mixed`
     what it writes with `--mix`."""
+    states: Literal["standardized", "raw"] = "standardized"
+    """What all networks see: states less their mean, divided by their standard deviation + 1e-3, both of the training
+    data; or states as they are. The paper does not say; `states.py` says why it matters."""
     algorithm: Bcq | Bc = field(default_factory=Bcq)
     prune: Dense | Snip | Grasp | Random | Magnitude | Erk | SmallDense = field(default_factory=Dense)
     actor: tuple[int, int] = (400, 300)
@@ -159,14 +159,14 @@ class Config:
     """Transitions an update sees, over all workers together."""
     epochs: int = 200
     """The paper trains for 1,000,000 updates; the reference evaluates every 5,000."""
-    updates: int = 5000
+    steps: int = 5000
     """Updates in an epoch."""
     precision: Literal["float32", "tf32"] = "float32"
     """Arithmetic of a GPU's matrix products: `tf32` rounds their factors to 10 bits. On a CPU it is always float32."""
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_least(1, batch=self.batch, epochs=self.epochs, updates=self.updates)
+        check_least(1, batch=self.batch, epochs=self.epochs, steps=self.steps)
         check_least(1, actor=min(self.actor), critic=min(self.critic), vae=min(self.vae))
         check_least(0, seed=self.seed)
         only = getattr(self.prune, "networks", "all")

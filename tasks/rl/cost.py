@@ -25,14 +25,14 @@ def cost(config: Config) -> float:
         case Pruning(sparsity=sparsity, networks=networks) if 1 - sparsity < SPARSE_BELOW:
             sparse = 0.009 + 0.14 * (1 - sparsity) if bcq else 0.002 + 0.03 * (1 - sparsity)
             seconds = dense - SAVED[networks] * max(dense - sparse, 0)
-    return config.epochs * config.updates * seconds * config.batch / 100 + 1
+    return config.epochs * config.steps * seconds * config.batch / 100 + 1
 
 
 def gpu_work(config: Config) -> tuple[str, float]:
     """Return which rate of `python -m benchmarks gpu` a training goes at, and its network-updates, counted as BCQ's."""
     config = override(config, {"prune": "dense"})  # a GPU multiplies dense matrices
     share = cost(config) / cost(override(config, {"algorithm": "bcq"}))
-    return "rl/tf32" if config.precision == "tf32" else "rl", config.epochs * config.updates * share
+    return "rl/tf32" if config.precision == "tf32" else "rl", config.epochs * config.steps * share
 
 
 def view_cost(config: Config, view: View) -> float:

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
+from retable.platform import seeds
 from retable.platform.errors import UserError
 from retable.platform.storage import Storage
 from retable.platform.stream import read_blocks
@@ -27,6 +28,7 @@ from retable.tasks.rl.config import Config
 from retable.tasks.rl.evaluate import check_sizes
 from retable.tasks.rl.metrics import normalised_score
 from retable.tasks.rl.recordings.d4rl import COLUMNS, TOLERANCE, defects, identify, impostor, load, read_d4rl, sha256
+from retable.tasks.rl.states import Standard
 
 if TYPE_CHECKING:
     import ray.data
@@ -59,10 +61,10 @@ PART = 131_072
 """Rows of one Parquet file."""
 BLOCK = 100
 """Steps whose rows are drawn at once: one generator a step would cost more than the rows themselves."""
-PLAYED_IN = {"v2": "v4"}
+PLAYED_IN = {"v2": "v4", "unknown": "v5"}
 """Version in which data were recorded -> that in which policies are played, where it is another: v4 reproduces v2."""
-BATCHES, PRUNING = 1, 2
-"""First words of the seeds of the two streams of random rows."""
+BATCHES, PRUNING = "rl.batches", "rl.pruning"
+"""The two streams of random rows: of trainings, and of the batches that weights are scored on."""
 
 
 def folder(storage: Storage, environment: str, name: str) -> Storage:
@@ -150,7 +152,13 @@ def _part(number: int) -> str:
     return f"part-{number:05d}.parquet"
 
 
-def convert(source: Path, storage: Storage, environment: str | None = None, name: str | None = None) -> dict[str, Any]:
+def convert(
+    source: Path,
+    storage: Storage,
+    environment: str | None = None,
+    name: str | None = None,
+    simulator: str | None = None,
+) -> dict[str, Any]:
     """Turn a file in D4RL's format into the internal form below the storage's root; return its `dataset.json`.
 
     A file whose SHA-256 is that of a published D4RL file becomes `d4rl-<quality>-<version>` of its environment, and
@@ -164,13 +172,19 @@ def convert(source: Path, storage: Storage, environment: str | None = None, name
         storage: the root of everything that lasts.
         environment: a Gymnasium environment without version; not needed for D4RL's files and our recordings.
         name: what the set is called; not needed for D4RL's files.
+        simulator: the environment's version, such as `v4`, where the file does not say it: policies are played in it.
 
     Raises:
-        UserError: where the file is no valid data set, or a name or environment is missing, reserved or contradicted.
+        UserError: where the file is no valid data set, or a name, environment or simulator is missing, reserved or
+            contradicted.
 
     """
     columns, returns = read_d4rl(source)
     info = identify(source, environment, name)
+    if simulator not in (None, info["simulator"]):
+        if info["simulator"] != "unknown":
+            raise UserError(f"{source}: recorded in {info['simulator']}, not in {simulator}; leave --simulator out")
+        info["simulator"] = simulator
     return store(columns, returns, folder(storage, info["environment"], info["name"]), info)
 
 
@@ -331,27 +345,19 @@ def open_transitions(columns: Mapping[str, Array] | None, source: Source, config
     """Return the batches of members that train together; a data set of transitions is always in memory.
 
     Raises:
-        UserError: where the members' policies would be played in another simulator than that of the data.
+        UserError: if policies cannot be played in the simulator of the data: it is unknown or cannot be built here, or
+            its observations or actions have other sizes.
 
     """
     assert columns is not None
-    check_simulator(source.info, configs[0])
+    sizes, config = (source.info["states"], source.info["actions"]), configs[0]
+    check_sizes(simulator(config.environment, source.info), *sizes, f"data {config.data!r}")
     return Transitions(columns, source.info, configs)
 
 
-def check_simulator(info: Mapping[str, Any], config: Config) -> None:
-    """Refuse a simulator that is not that of the data, before a training is spent on it.
-
-    Raises:
-        UserError: where the versions differ, the sizes do, or the environment is unknown or cannot be built.
-
-    """
-    recorded, here = info["simulator"], f"{config.environment}-{config.simulator}"
-    wanted = PLAYED_IN.get(recorded, recorded)
-    if wanted not in ("unknown", config.simulator):
-        told = f"data {config.data!r} were recorded in {config.environment}-{recorded}, policies are played in {here}"
-        raise UserError(f"{told}; use --set simulator={wanted}, or other data")
-    check_sizes(here, info["states"], info["actions"], f"data {config.data!r}")
+def simulator(environment: str, info: Mapping[str, Any]) -> str:
+    """Return the Gymnasium environment in which policies are played, such as `Hopper-v4`: that of the data."""
+    return f"{environment}-{PLAYED_IN.get(info['simulator'], info['simulator'])}"
 
 
 class Transitions:
@@ -363,6 +369,7 @@ class Transitions:
         max_action: bound of each number of an action: 1, as data sets hold actions in [-1, 1].
         steps: batches in an epoch.
         batch: transitions in a batch, over all workers together.
+        standard: what states are standardized by, in every batch; None where they are raw.
 
     """
 
@@ -370,14 +377,15 @@ class Transitions:
         """Take a data set's columns (read-only views of shared memory are fine), its provenance, and the members.
 
         Raises:
-            ValueError: where the members differ in `batch` or `updates`.
+            ValueError: where the members differ in `batch`, `steps` or `states`.
 
         """
-        if len({(config.batch, config.updates) for config in configs}) != 1:
-            raise ValueError("members that train together need equal `batch` and `updates`")
+        if len({(config.batch, config.steps, config.states) for config in configs}) != 1:
+            raise ValueError("members that train together need equal `batch`, `steps` and `states`")
         self.states, self.actions = int(info["states"]), int(info["actions"])
         self.max_action = float(info["max_action"])
-        self.steps, self.batch, self._columns = configs[0].updates, configs[0].batch, columns
+        self.steps, self.batch, self._columns = configs[0].steps, configs[0].batch, columns
+        self.standard = Standard.of(columns["observation"]) if configs[0].states == "standardized" else None
         self._seeds = [config.seed for config in configs]
         # Members with one seed (many sparsities, say) see the same rows, which are drawn once.
         self._streams = sorted(set(self._seeds))
@@ -403,7 +411,7 @@ class Transitions:
         """
         share = slice(rank * self.batch // world, (rank + 1) * self.batch // world)
         for block in range(start // BLOCK, -(-self.steps // BLOCK)):
-            draws = [self._draw((BATCHES, seed, epoch, block), (BLOCK, self.batch)) for seed in self._streams]
+            draws = [self._draw((BLOCK, self.batch), seed, BATCHES, epoch, block) for seed in self._streams]
             rows: Any = np.stack(draws)
             members: Any = self._members
             if self._table is not None:  # one transfer for all the block's steps
@@ -416,10 +424,10 @@ class Transitions:
 
         They come from a stream of their own, so pruning does not change the batches of the training.
         """
-        return self._take(self._draw((PRUNING, self._seeds[member]), (size,)))
+        return self._take(self._draw((size,), self._seeds[member], PRUNING))
 
-    def _draw(self, key: tuple[int, ...], shape: tuple[int, ...]) -> Array:
-        return np.random.default_rng(key).integers(len(self._columns["reward"]), size=shape)
+    def _draw(self, shape: tuple[int, ...], seed: int, stream: str, *where: int) -> Array:
+        return seeds.generator(seed, stream, *where).integers(len(self._columns["reward"]), size=shape)
 
     def _take(self, rows: Array | torch.Tensor) -> dict[str, torch.Tensor]:
         if isinstance(rows, torch.Tensor):
@@ -430,4 +438,7 @@ class Transitions:
         taken = {name: self._columns[name].take(rows, axis=0) for name in COLUMNS[:5]}
         taken["reward"] = taken["reward"][..., None]
         taken["not_done"] = 1 - taken.pop("terminal")[..., None].astype(np.float32)
-        return {name: torch.from_numpy(array) for name, array in taken.items()}
+        batch = {name: torch.from_numpy(array) for name, array in taken.items()}
+        if self.standard is not None:
+            batch |= {name: self.standard(batch[name]) for name in ("observation", "next_observation")}
+        return batch

@@ -15,16 +15,20 @@ from torch import Tensor
 from retable.platform import exported
 from retable.platform.api import TrainedRun
 from retable.platform.errors import UserError
-from retable.tasks.rl.acting import Policy, acting
+from retable.tasks.rl.acting import NOISE, Policy, acting
 from retable.tasks.rl.config import Bc, Bcq, Config
+from retable.tasks.rl.data import simulator
 from retable.tasks.rl.formats import drawn
 from retable.tasks.rl.formats.compact import NAME, Precision, deployable, pack, read_about, unpack
-from retable.tasks.rl.model import build, unstack
+from retable.tasks.rl.model import build, generator, unstack
 from retable.tasks.rl.sparse.inference import ACTING, Act
+from retable.tasks.rl.states import DEVIATION, MEAN, Standard, networks_of
 
 FIELDS = {"environment": str, "simulator": str, "policy": str, "max_action": float}
 FIELDS |= {"perturbation": float, "behaviour_return": float}
 POLICIES = (*ACTING, "all")
+STATISTICS = {"mean": MEAN, "deviation": DEVIATION}
+"""Entries of a header's `states` -> their names among a run's weights."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,20 +36,20 @@ class Exported:
     """A policy out of one file: what acts, and what the file says of it."""
 
     about: Mapping[str, Any]
-    """See `platform.exported.about`; and `environment`, `simulator`, `policy`, `precision`, `max_action`,
+    """See `platform.exported.about`; and `environment`, `simulator`, `states`, `policy`, `precision`, `max_action`,
     `perturbation`, `behaviour_return`. Of files without a run, only these."""
     config: Config
     info: Mapping[str, Any]
-    """`states`, `actions`, `max_action` and `behaviour_return`, as `dataset.json` of the run's data has them."""
+    """`states`, `actions`, `max_action`, `behaviour_return` and `simulator` of the run's data, see `dataset.json`."""
     weights: Mapping[str, Tensor]
-    """Of every network; 0 where the policy does not need them."""
+    """Of every network, 0 where the policy does not need them; and what its states are standardized by."""
     policy: Policy
     """Which policy the file was written for."""
 
     @property
     def environment(self) -> str:
         """The Gymnasium environment, with its version: `HalfCheetah-v5`."""
-        return f"{self.config.environment}-{self.config.simulator}"
+        return simulator(self.config.environment, self.info)
 
     @cached_property
     def act(self) -> Act:
@@ -58,9 +62,8 @@ class Exported:
 
     def noise(self, observations: int, samples: int, seed: int) -> Float[Tensor, "candidates latent"]:
         """Return standard normal noise for `act`; `samples` candidates an observation, which a policy `bc` ignores."""
-        drawn = torch.Generator().manual_seed(seed)
         count = observations * (samples if self.policy == "bcq" else 1)
-        return torch.randn(count, 2 * int(self.info["actions"]), generator=drawn)
+        return torch.randn(count, 2 * int(self.info["actions"]), generator=generator(seed, NOISE))
 
 
 def write_export(
@@ -124,7 +127,8 @@ def write_policy(
         raise UserError("policy bcq needs a run with algorithm=bcq; this one trained the VAE alone (use bc or all)")
     about = {
         "environment": config.environment,
-        "simulator": config.simulator,
+        "simulator": simulator(config.environment, info).rpartition("-")[2],
+        **({"states": _numbers(weights)} if Standard.of_weights(weights) else {}),
         "policy": policy,
         "max_action": float(info["max_action"]),
         "perturbation": float(config.algorithm.perturbation if isinstance(config.algorithm, Bcq) else 0),
@@ -132,7 +136,7 @@ def write_policy(
         "precision": precision,
         **({"run": dict(run)} if run else {}),
     }
-    held = weights if policy == "all" else deployable(weights, policy)
+    held = networks_of(weights) if policy == "all" else deployable(weights, policy)
     known = {}
     if said := drawn.describe(config, info):
         about["masks"] = said
@@ -157,6 +161,7 @@ def read_policy(data: bytes, name: str) -> tuple[Config, dict[str, Any], dict[st
         states = first - 2 * actions
         if states < 1:
             raise ValueError("its decoder has no observations")
+        standard = _standard(about.get("states"), states)
         widths = {"vae": (vae[0], vae[1])}
         for network, outputs in (("actor", actions), ("critic", 1)) if bcq else ():
             inputs, *hidden, last = _chain(weights, f"{network}.l")
@@ -165,7 +170,7 @@ def read_policy(data: bytes, name: str) -> tuple[Config, dict[str, Any], dict[st
             widths[network] = (hidden[0], hidden[1])
         config = Config(
             environment=about["environment"],
-            simulator=about["simulator"],
+            states="standardized" if standard else "raw",
             algorithm=Bcq(perturbation=about["perturbation"]) if bcq else Bc(),
             vae=widths["vae"],
             actor=widths.get("actor", Config.actor),
@@ -180,9 +185,31 @@ def read_policy(data: bytes, name: str) -> tuple[Config, dict[str, Any], dict[st
                 raise ValueError(f"{key} has shape {tuple(value.shape)}, not {tuple(whole[key].shape)}")
     except ValueError as error:
         raise UserError(f"{name}: no policy ({error}); write it again by `retable rl export`") from error
-    info = {"states": states, "actions": actions, **{key: about[key] for key in ("max_action", "behaviour_return")}}
+    said = {key: about[key] for key in ("max_action", "behaviour_return", "simulator")}
     absent = {key: torch.zeros_like(value) for key, value in whole.items()}
-    return config, info, absent | weights, "bc" if not bcq else "bcq"
+    found = absent | weights | (standard.tensors() if standard else {})
+    return config, {"states": states, "actions": actions, **said}, found, "bc" if not bcq else "bcq"
+
+
+def _numbers(weights: Mapping[str, Tensor]) -> dict[str, list[float]]:
+    """Return what states are standardized by as JSON holds it: nine digits make the same float32 again."""
+    return {key: [float(f"{number:.9g}") for number in weights[name].tolist()] for key, name in STATISTICS.items()}
+
+
+def _standard(said: object, states: int) -> Standard | None:
+    """Return what states are standardized by, from what `_numbers` made; a file without it takes raw states."""
+    if said is None:
+        return None
+    if not isinstance(said, dict) or said.keys() != STATISTICS.keys():
+        raise ValueError("its states are described as nothing that is known")
+    if any(not isinstance(row, list) or {type(number) for number in row} != {float} for row in said.values()):
+        raise ValueError("its states are standardized by what are no numbers")
+    mean, deviation = (torch.tensor(said[key]) for key in STATISTICS)
+    if mean.shape != (states,) or deviation.shape != (states,):
+        raise ValueError(f"its states are standardized by other than {states} numbers")
+    if not (mean.isfinite().all() and deviation.isfinite().all() and (deviation > 0).all()):
+        raise ValueError("its states are standardized by impossible numbers")
+    return Standard(mean, deviation)
 
 
 def _masks(about: Any) -> Mapping[str, Tensor]:

@@ -31,6 +31,7 @@ from retable.tasks.rl.readings import (
     updates_needed,
 )
 
+PRUNERS = ("snip", "grasp")
 COLOURS = {"bcq": "#2457c5", "bc": "#d9662b"}
 STYLES = {
     "snip": {"color": "#c2386b", "marker": "o"},
@@ -46,6 +47,7 @@ LINES: Mapping[str, Mapping[str, Any]] = {
     label("snip", 0.5): {**STYLES["snip"], "linestyle": ":"},
     label("snip", 0.9): {**STYLES["snip"], "linestyle": "--"},
     **{label(method, 0.95): style for method, style in STYLES.items()},
+    **{label(method, 0.95, "raw"): {**STYLES[method], "linestyle": "-.", "fillstyle": "none"} for method in PRUNERS},
 }
 """Rows whose learning is shown, and how they are drawn."""
 LAYERS = {
@@ -138,7 +140,7 @@ def against_sparsity(
 def beside_controls(
     axis: Any, results: Results, environment: str, metric: str, method: str, sparsities: Sequence[float], policy: str
 ) -> None:
-    """Draw one policy's final scores from 90 % on, over the logarithm of the weights kept, with controls.
+    """Draw one policy's final scores from 90 % on, over the logarithm of the weights kept, with controls and raw rows.
 
     Whiskers, like the band, go from the lowest to the highest seed.
     """
@@ -147,14 +149,17 @@ def beside_controls(
     kept = [100 * (1 - sparsity) for sparsity in high]
     seeds = [final(results, label(method, sparsity), metric, **at) for sparsity in high]
     band(axis, kept, seeds, COLOURS[policy], marker="o", markersize=4, linewidth=2, label=NAMES[method])
-    for control in CONTROLS:
-        rows = {x: label(control, s) for x, s in zip(kept, high, strict=True)}  # of which some sparsities are no rows
+    raw = {**STYLES[method], "linestyle": "-.", "fillstyle": "none"}
+    others = [*((control, "standardized", STYLES[control]) for control in CONTROLS), (method, "raw", raw)]
+    for other, states, style in others:
+        rows = {x: label(other, s, states) for x, s in zip(kept, high, strict=True)}  # some sparsities are no rows
         runs = {x: final(results, row, metric, **at) for x, row in rows.items() if row in results.replicates}
         found = {x: (v.mean(), v.mean() - v.min(), v.max() - v.mean()) for x, v in runs.items() if v.size}
         if found:
             means, *whiskers = zip(*found.values(), strict=True)
             thin = {"linewidth": 1, "elinewidth": 0.7, "markersize": 4.5}
-            axis.errorbar(list(found), means, yerr=whiskers, label=NAMES[control], **thin, **STYLES[control])
+            name = NAMES[other] + (", raw states" if states == "raw" else "")
+            axis.errorbar(list(found), means, yerr=whiskers, label=name, **thin, **style)
     dense = final(results, "dense", metric, **at)
     if dense.size:
         axis.axhline(dense.mean(), color=COLOURS[policy], linewidth=1, linestyle="--", label="dense")

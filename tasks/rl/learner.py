@@ -16,14 +16,22 @@ import torch
 from torch import Tensor, nn
 
 from retable.tasks.rl.config import Bcq, Config, Dense, SmallDense
-from retable.tasks.rl.losses import Batch, actor_loss, critic_loss, latents, noise_keys, td_target, vae_loss
+from retable.tasks.rl.losses import (
+    TRAINING_NOISE,
+    Batch,
+    actor_loss,
+    critic_loss,
+    latents,
+    noise_keys,
+    td_target,
+    vae_loss,
+)
 from retable.tasks.rl.model import Actor, Critic, Vae, build, layers, load, unstack
 from retable.tasks.rl.prune import Masks, dense, masks
 from retable.tasks.rl.sparse.training import Pattern, choose, masks_of, own_values, sparsify, whole
+from retable.tasks.rl.states import Standard, networks_of
 
 if TYPE_CHECKING:
-    pass
-
     from retable.platform.worker import Worker
 State = dict[str, Any]
 Network = TypeVar("Network", Vae, Actor, Critic)
@@ -46,6 +54,11 @@ class Data(Protocol):
     @property
     def max_action(self) -> float:
         """Bound of every action dimension."""
+        ...
+
+    @property
+    def standard(self) -> Standard | None:
+        """What the states of every batch are standardized by."""
         ...
 
     def sample(self, member: int, size: int) -> Mapping[str, Tensor]:
@@ -172,9 +185,10 @@ class OfflineLearner:
         if on_gpu:
             data.place(self._device)
         self._replay = Replay() if graph and on_gpu and worker.world == 1 else None
-        self._keys = noise_keys([member.seed for member in configs], "train").to(self._device)
+        self._keys = noise_keys([member.seed for member in configs], TRAINING_NOISE).to(self._device)
         self._number = torch.zeros((), dtype=torch.int64, device=self._device)
         self._size = config.batch // worker.world
+        self._statistics = data.standard.tensors() if data.standard is not None else {}
         self._shapes = {"observation": data.states, "action": data.actions, "reward": 1}
         self._shapes |= {"next_observation": data.states, "not_done": 1}
         self._vae = _Trained(self.networks.vae, worker, config.learning_rate, fused)
@@ -251,8 +265,8 @@ class OfflineLearner:
         """Give one state per member, on the CPU: tensors and plain Python only, for `torch.load(weights_only=True)`.
 
         `weights`, `targets` and `masks` (pruned members only) are flat, "actor.l1.weight" (out, in), the layout of
-        ordinary linear layers; `optimizer` has `exp_avg`, `exp_avg_sq` and `step` by the same names; `updates` is a
-        count.
+        ordinary linear layers; `weights` also has what states are standardized by (`states.py`); `optimizer` has
+        `exp_avg`, `exp_avg_sq` and `step` by the same names; `updates` is a count.
         """
         # Whole stacks come to the CPU and are taken apart there: each transfer from a GPU is waited for.
         networks, targets = (copy.deepcopy(part).cpu() for part in (self.networks, self.targets))
@@ -265,7 +279,7 @@ class OfflineLearner:
         found = masks_of(layers(networks))
         return [
             {
-                "weights": unstack(networks, member),
+                "weights": unstack(networks, member) | self._statistics,
                 "targets": unstack(targets, member),
                 "optimizer": {
                     kind: {name: (value if kind == "step" else value[member]).clone() for name, value in own.items()}
@@ -289,7 +303,7 @@ class OfflineLearner:
             raise ValueError(f"{len(self.configs)} members need as many states, all at the same update")
         for member, state in enumerate(states):
             self._load_masks(member, state)
-            load(self.networks, member, state["weights"])
+            load(self.networks, member, networks_of(state["weights"]))
             load(self.targets, member, state["targets"])
             for network, trained in self._trained.items():
                 for name, value in trained.network.named_parameters():

@@ -5,6 +5,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Sequence
 from functools import partial
+from itertools import permutations
+
+import numpy as np
+from scipy.stats import rankdata
 
 from retable.platform.table import Claim, Results, Row
 from retable.platform.verdicts import LEAST, Status, Verdict, join, mean_of, plural, untested
@@ -13,6 +17,7 @@ from retable.tasks.rl.readings import LEVELS, Needed, in_words, policy_gaps, upd
 from retable.tasks.rl.tables import ABLATED, ABLATION, DENSE, PRUNED_PARTS, pruned
 
 ERK = pruned("erk", 0.95)
+RAW_SNIP, RAW_GRASP = (pruned(method, 0.95, "raw") for method in ("snip", "grasp"))
 SLOWER = ((SNIP, ERK), (GRASP, ERK), (ERK, DENSE))
 """Of each pair the first is said to need more updates."""
 
@@ -47,6 +52,55 @@ def both_needed(results: Results, slow: Row, fast: Row, level: float, policy: st
             one, other = (updates_needed(results, row.label, level, environment, policy) for row in (slow, fast))
             pairs = [(one[seed], other[seed]) for seed in one if seed in other]
             found += [pairs] if len(pairs) >= LEAST else []
+    return found
+
+
+ACTING = {"bcq": ("actor", "critic", "vae"), "bc": ("vae",)}
+"""The networks that a policy was made by."""
+MASKED = (*(pruned(method, 0.95) for method in ("snip", "grasp", "random", "magnitude", "erk")), RAW_SNIP, RAW_GRASP)
+"""Rows of one sparsity that differ in their masks."""
+DECIDES = 0.05 / len(ACTING)
+"""Share of the ways to exchange rows that may go as far, for a correlation to count: 5 % over all that are tried."""
+
+
+def blind_score_lower(results: Results, policy: str) -> Verdict:
+    """Correlate the ranks of blind inputs and of final scores among rows of one sparsity, and join environments.
+
+    Rows are ranked by their means over seeds, and correlations averaged over environments. Rows differ, not runs, so
+    the verdict is by an exact test that exchanges rows, the same way in all environments. It is a correlation: what
+    else differs between the rows is not held fixed.
+    """
+    scores = paired(results, MASKED, "behaviour_share", view_policy=policy)
+    parts = [paired(results, MASKED, f"blind/{network}", view_policy=policy) for network in ACTING[policy]]
+    found = [
+        (sum(part[environment].mean(axis=1) for part in parts), values.mean(axis=1))
+        for environment, values in scores.items()
+        if learned(results, environment, policy, COMPARABLE) is None and all(environment in part for part in parts)
+    ]
+    if not found:
+        return untested("no environment in which the dense network has learned and every mask was run")
+    blind, score = (np.stack(side) for side in zip(*found, strict=True))  # (environments, rows)
+    orders = np.array([*permutations(range(len(MASKED)))])  # the first is as it is
+    alike = [np.broadcast_to(values, orders.shape) for values in score]
+    ways = np.mean([rank_correlation(each[orders], own) for each, own in zip(blind, alike, strict=True)], axis=0)
+    lower, higher = ((sign * ways <= sign * ways[0] + 1e-9).mean() for sign in (1, -1))
+    because = (
+        f"rank correlation {ways[0]:+.2f} of {len(MASKED)} rows, mean of {plural(len(found), 'environment')}; "
+        f"{lower:.1%} of the ways to exchange rows are as low, {DECIDES:.1%} would count, {updates(results)}"
+    )
+    status: Status = "holds" if lower <= DECIDES else "does not hold" if higher <= DECIDES else "not separable"
+    return Verdict(status, because)
+
+
+def rank_correlation(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Return Spearman's rank correlation of each line of two arrays (lines, values), and 0 where one is constant.
+
+    SciPy's own `spearmanr` gives NaN and a warning for a constant.
+    """
+    ranks = [rankdata(values, axis=1) for values in (a, b)]
+    a, b = (values - values.mean(axis=1, keepdims=True) for values in ranks)
+    scale = np.sqrt((a**2).sum(axis=1) * (b**2).sum(axis=1))
+    found: np.ndarray = np.divide((a * b).sum(axis=1), scale, out=np.zeros(len(a)), where=scale > 0)
     return found
 
 
@@ -135,5 +189,13 @@ CLAIMS = {
         )
         for policy, level in itertools.product(("bcq", "bc"), LEVELS)
         for slow, fast in SLOWER
+    ]
+    + [
+        Claim(
+            text=f"At equal sparsity, networks with more blind inputs score lower ({policy.upper()}).",
+            check=partial(blind_score_lower, policy=policy),
+            ours=True,
+        )
+        for policy in ACTING
     ],
 }

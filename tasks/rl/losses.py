@@ -6,20 +6,23 @@ which Arnob et al. 2021 prune "without changing anything within the RL objective
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from retable.platform.seeds import sequence
 from retable.tasks.rl.config import Bcq
 from retable.tasks.rl.model import BCQ_CLIP, Actor, Critic, Vae
 
 Batch = Mapping[str, Tensor]
 """observation (E, B, S), action (E, B, A), reward (E, B, 1), next_observation (E, B, S), not_done (E, B, 1)."""
+TRAINING_NOISE, PRUNING_NOISE = "rl.noise.training", "rl.noise.pruning"
+"""The streams of latents: of each update of a training, and of the one batch that weights are scored on."""
 GOLDEN = -0x61C8864680B583EB
 """SplitMix64's step, 2^64 over the golden ratio, as a signed number."""
 
@@ -33,9 +36,9 @@ class Noise(NamedTuple):
 
 
 def noise_keys(seeds: Sequence[int], stream: str) -> Int[Tensor, " member"]:
-    """Return each member's key of one stream of noise: a hash, since nearby seeds must not give related numbers."""
-    digests = [hashlib.blake2b(f"{seed}/{stream}".encode(), digest_size=8).digest() for seed in seeds]
-    return torch.tensor([int.from_bytes(digest, "little", signed=True) for digest in digests])
+    """Return each member's key of one stream of noise: 64 bits, unrelated for nearby seeds."""
+    keys = [sequence(seed, stream).generate_state(1, np.uint64) for seed in seeds]
+    return torch.from_numpy(np.concatenate(keys).view(np.int64))
 
 
 def normals(

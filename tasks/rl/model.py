@@ -10,13 +10,13 @@ the code it builds on (continuous BCQ of Fujimoto et al. 2019, equations 5 to 7;
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from retable.platform import seeds
 from retable.tasks.rl.config import Bcq, Config, SmallDense
 from retable.tasks.rl.sparse.training import Pattern, linear, own_values, pattern_of, whole
 
@@ -26,15 +26,16 @@ BC_CLIP = 0.25
 """Latents that behaviour cloning acts with are clamped to this (BEAR, code)."""
 LOG_STD_RANGE = (-4.0, 15.0)
 NETWORKS = ("vae", "actor", "critic")
+INITIAL = {name: f"rl.initial.{name}" for name in NETWORKS}
+"""Streams of the weights that training starts from."""
 
 
-def generator(seed: int, stream: str, number: int = 0) -> torch.Generator:
-    """Make the CPU generator of one purpose, so that adding a draw for one purpose never shifts another.
+def generator(seed: int, stream: str) -> torch.Generator:
+    """Return the CPU generator of one stream, so that adding a draw for one purpose never shifts another.
 
-    Nearby seeds are hashed: the Mersenne Twister starts in related states when seeded with 0, 1, 2, ...
+    PyTorch's Mersenne Twister takes 32 bits of a seed, and starts in related states when seeded with 0, 1, 2, ...
     """
-    digest = hashlib.blake2b(f"{seed}/{stream}/{number}".encode(), digest_size=4).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest, "little"))
+    return torch.Generator().manual_seed(int(seeds.sequence(seed, stream).generate_state(1)[0]))
 
 
 class StackedLinear(nn.Module):
@@ -231,7 +232,7 @@ def build(configs: Sequence[Config], states: int, actions: int, max_action: floa
     weights are pruned as they would be trained.
     """
     config, algorithm = configs[0], configs[0].algorithm
-    sources = {name: [generator(member.seed, f"initial/{name}") for member in configs] for name in NETWORKS}
+    sources = {name: [generator(member.seed, INITIAL[name]) for member in configs] for name in NETWORKS}
     hidden = {name: widths(config, name, states, actions) for name in NETWORKS}
     networks = Networks(Vae(states, actions, hidden["vae"], max_action, sources["vae"]), None, None)
     if isinstance(algorithm, Bcq):

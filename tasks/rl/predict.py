@@ -13,16 +13,20 @@ from retable.platform.errors import UserError
 from retable.platform.task import Source
 from retable.tasks.rl.acting import acting, player
 from retable.tasks.rl.config import Bc, Config, View
-from retable.tasks.rl.data import some_observations
+from retable.tasks.rl.data import simulator, some_observations
 from retable.tasks.rl.evaluate import check_environment, rollout
 from retable.tasks.rl.formats.compact import pack, unpack
 from retable.tasks.rl.metrics import normalised_score
+from retable.tasks.rl.model import generator
 from retable.tasks.rl.sparse.inference import Act
+from retable.tasks.rl.states import networks_of
 
 Array = np.ndarray[Any, Any]
 
 OBSERVATIONS = 500
 """At which exact and rounded actions are compared."""
+COMPARING = "rl.noise.comparing"
+"""Stream of the latents that both act with there."""
 
 
 def check(config: Config, view: View) -> None:
@@ -33,7 +37,7 @@ def check(config: Config, view: View) -> None:
     """
     if view.policy == "bcq" and isinstance(config.algorithm, Bc):
         raise UserError("view.policy=bcq needs algorithm=bcq; algorithm=bc trains the VAE alone (use view.policy=bc)")
-    check_environment(f"{config.environment}-{config.simulator}")
+    check_environment(f"{config.environment}-{'v4' if config.data.startswith('d4rl-') else 'v5'}")
 
 
 def predict(config: Config, view: View, weights: Mapping[str, Tensor], source: Source, shard: str) -> dict[str, Array]:
@@ -47,13 +51,14 @@ def predict(config: Config, view: View, weights: Mapping[str, Tensor], source: S
     check(config, view)
     info, act, more = source.info, acting(config, source.info, weights, view.policy), {}
     if view.precision != "float32":  # a float32 file gives back every bit
-        exact, act = act, acting(config, info, unpack(pack(weights, view.precision), "weights"), view.policy)
+        rounded = unpack(pack(networks_of(weights), view.precision), "weights")
+        exact, act = act, acting(config, info, {**weights, **rounded}, view.policy)
         if "parts" in info:  # what a policy's file says of its data are not the data
             more["moved"] = action_differences(exact, act, view, source)
     latent = 2 * info["actions"]
     candidates = view.episodes * (view.samples if view.policy == "bcq" else 1)
     choose = player(act, candidates, latent, view.seed)
-    return rollout(choose, f"{config.environment}-{config.simulator}", view.episodes, view.seed) | more
+    return rollout(choose, simulator(config.environment, info), view.episodes, view.seed) | more
 
 
 @torch.no_grad()
@@ -65,7 +70,7 @@ def action_differences(exact: Act, rounded: Act, view: View, source: Source) -> 
     """
     observations = torch.tensor(some_observations(source.folder, source.info, OBSERVATIONS))
     candidates = len(observations) * (view.samples if view.policy == "bcq" else 1)
-    noise = torch.randn(candidates, 2 * source.info["actions"], generator=torch.Generator().manual_seed(view.seed))
+    noise = torch.randn(candidates, 2 * source.info["actions"], generator=generator(view.seed, COMPARING))
     found: Array = (exact(observations, noise) - rounded(observations, noise)).abs().mean(1).numpy()
     return found
 

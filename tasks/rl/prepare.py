@@ -52,10 +52,7 @@ def prepare(config: Config, storage: Storage) -> None:
         (file["url"] for file in D4RL["files"].values() if (file["environment"], file["name"]) == wanted), None
     )
     origin = f"download {known}" if known else "get its .hdf5 file"
-    raise UserError(
-        f"{place} is missing: {origin} and run `retable data convert rl FILE`, or use --set data=recorded "
-        "--set simulator=v5"
-    )
+    raise UserError(f"{place} is missing: {origin} and run `retable data convert rl FILE`, or use --set data=recorded")
 
 
 def is_published(info: Mapping[str, Any]) -> bool:

@@ -23,13 +23,24 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from retable.tasks.rl.config import Bcq, Config, Dense, Erk, Grasp, Magnitude, Pruning, Random, SmallDense, Snip
-from retable.tasks.rl.losses import Batch, Noise, actor_loss, critic_loss, draw_noise, td_target, vae_loss
+from retable.tasks.rl.losses import (
+    PRUNING_NOISE,
+    Batch,
+    Noise,
+    actor_loss,
+    critic_loss,
+    draw_noise,
+    td_target,
+    vae_loss,
+)
 from retable.tasks.rl.model import NETWORKS, Networks, build, generator, layers, load, unstack
 
 Masks = dict[str, dict[str, Bool[Tensor, "member outputs inputs"]]]
 """Network -> layer -> mask; True is kept."""
 Sample = Callable[[int, int], Mapping[str, Tensor]]
 """(member, size) -> batch of that member without the member axis."""
+MASKS = {name: f"rl.masks.{name}" for name in NETWORKS}
+"""Streams of the masks that are random."""
 Objective = Callable[[Batch, Noise], Tensor]
 
 
@@ -123,7 +134,7 @@ def keep_largest(scores: Float[Tensor, " weights"], count: int) -> Bool[Tensor, 
 
 def _random(counts: Sequence[int], shapes: Sequence[tuple[int, int]], seed: int, network: str) -> Tensor:
     """Keep `counts` weights of each part, chosen uniformly in it."""
-    source, parts = generator(seed, f"prune/{network}"), []
+    source, parts = generator(seed, MASKS[network]), []
     for count, (outputs, inputs) in zip(counts, shapes, strict=True):
         part = torch.zeros(outputs * inputs, dtype=torch.bool)
         part[torch.randperm(len(part), generator=source)[:count]] = True
@@ -200,7 +211,7 @@ def _objective(name: str, config: Config, networks: Networks, batch: Batch) -> t
     """
     samples = config.algorithm.target_samples if isinstance(config.algorithm, Bcq) else 0
     size, latent = batch["reward"].shape[1], networks.vae.latent
-    noise = draw_noise([config.seed], "prune/noise", 0, size, latent, samples)
+    noise = draw_noise([config.seed], PRUNING_NOISE, 0, size, latent, samples)
     vae, actor, critic, algorithm = networks.vae, networks.actor, networks.critic, config.algorithm
     if name == "vae":
         return lambda part, drawn: vae_loss(vae, part, drawn.vae).sum(), batch, noise
@@ -279,15 +290,26 @@ class Diagnosis:
     """Weights kept."""
     effective: int
     """Kept weights on some path from an input to an output."""
+    blind: int
+    """Entries of the observation with no path to an output: the network can never take notice of them."""
+    dead: int
+    """Outputs that no input reaches: they are constant."""
 
 
-def diagnose(masks: Mapping[str, Bool[Tensor, "outputs inputs"]]) -> Diagnosis:
+def diagnose(masks: Mapping[str, Bool[Tensor, "outputs inputs"]], states: int) -> Diagnosis:
     """Follow the paths through one member's network (`vae`, `actor` or `critic`), given its masks by layer.
 
     The VAE's latents count as inputs of the decoder, since they are drawn when it acts; the encoder's outputs lead on
-    through the decoder's latent columns, so an encoder weight whose latent the decoder ignores is not effective.
+    through the decoder's latent columns, so an encoder weight whose latent the decoder ignores is not effective. Blind
+    inputs and dead outputs are those of what acts: of the VAE its decoder, of the critic either of its heads.
+
+    Args:
+        masks: layer -> mask, True where a weight is kept.
+        states: entries of an observation, the first inputs of each network.
     """
-    parts = _vae_paths(masks) if "e1" in masks else _head_paths(masks)
+    vae = "e1" in masks
+    parts = _vae_paths(masks) if vae else _head_paths(masks)
+    acting = parts[1:] if vae else parts
     return Diagnosis(
         density={layer: mask.float().mean().item() for layer, mask in masks.items()},
         lost=tuple(layer for layer, mask in masks.items() if not mask.any()),
@@ -295,6 +317,8 @@ def diagnose(masks: Mapping[str, Bool[Tensor, "outputs inputs"]]) -> Diagnosis:
         unconnected=sum(part.unconnected for part in parts),
         weights=sum(int(mask.sum()) for mask in masks.values()),
         effective=sum(part.effective for part in parts),
+        blind=int((~torch.stack([part.leads_on[:states] for part in acting]).all(0)).sum()),
+        dead=sum(part.dead for part in acting),
     )
 
 
@@ -305,6 +329,8 @@ class _Chain:
     effective: int
     leads_on: Tensor
     """Which inputs of the chain lead to a wanted output."""
+    dead: int
+    """Outputs that no input reaches."""
 
 
 def _chain(masks: Sequence[Tensor], wanted: Tensor) -> _Chain:
@@ -317,7 +343,8 @@ def _chain(masks: Sequence[Tensor], wanted: Tensor) -> _Chain:
         leading.insert(0, (mask & leading[0][:, None]).any(0))
     hidden = [into & out for into, out in zip(reached[1:-1], leading[1:-1], strict=True)]
     effective = sum(int((m & leading[i + 1][:, None] & reached[i]).sum()) for i, m in enumerate(masks))
-    return _Chain(sum(len(h) for h in hidden), sum(int((~h).sum()) for h in hidden), effective, leading[0])
+    units, cut = sum(len(h) for h in hidden), sum(int((~h).sum()) for h in hidden)
+    return _Chain(units, cut, effective, leading[0], int((~reached[-1]).sum()))
 
 
 def _head_paths(masks: Mapping[str, Tensor]) -> list[_Chain]:

@@ -44,9 +44,9 @@ LEVELS = (0.5, 0.9)
 """Shares of the dense network's final return whose reaching is counted."""
 
 
-def label(method: str, sparsity: float) -> str:
-    """Return a row's label, `SNIP 95 %`."""
-    return f"{NAMES[method]} {100 * sparsity:.0f} %"
+def label(method: str, sparsity: float, states: str = "standardized") -> str:
+    """Return a row's label, `SNIP 95 %` or `SNIP 95 %, raw states`."""
+    return f"{NAMES[method]} {100 * sparsity:.0f} %{'' if states == 'standardized' else f', {states} states'}"
 
 
 def final(results: Results, row: AnyRow | str, metric: str, **axes: Any) -> np.ndarray[Any, Any]:
@@ -73,7 +73,7 @@ def over_updates(results: Results, row: str, **axes: object) -> dict[Any, list[t
     for replicate in results.select(row, **axes):
         share = replicate.metrics.get("behaviour_share")
         if share is not None and replicate.view is not None:
-            updates = replicate.view.epoch * replicate.config.updates
+            updates = replicate.view.epoch * replicate.config.steps
             found.setdefault(replicate.axes["seed"], []).append((updates, share))
     return {seed: sorted(checkpoints) for seed, checkpoints in found.items()}
 

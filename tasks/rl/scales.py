@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from retable.platform.table import Measurement, Row
 from retable.platform.task import Scale
-from retable.tasks.rl.readings import METHODS
-from retable.tasks.rl.tables import ENVIRONMENTS
+from retable.tasks.rl.readings import METHODS, label
+from retable.tasks.rl.tables import ABLATION, DENSE, ENVIRONMENTS, RAW, ROUNDED
 
-OURS = {"data": "recorded", "simulator": "v5"}
+OURS = {"data": "recorded"}
 DATA = ("recorded", "mixed")
 """What takes the place of D4RL's expert and medium-expert data."""
+BCQ_ROWS = {row.label for row in (*ABLATION.values(), *ROUNDED.values())}
+"""Rows whose policy is BCQ's, or that are compared with such."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +27,12 @@ class Reduced:
     view: Mapping[str, object]
     """How policies are played."""
     environments: Sequence[str] = ENVIRONMENTS
+    raw: Mapping[str, Sequence[float]] = field(default_factory=lambda: dict.fromkeys(METHODS, RAW))
+    """Of each method, the sparsities that are played on raw states."""
+    everywhere: Collection[str] | None = None
+    """Labels of rows that are played in every environment, the others in the first alone; None: all."""
     training: Mapping[str, object] = field(default_factory=dict)
-    """How long rows are trained, but for those that need no training."""
+    """How rows are trained, but for those that need no training."""
 
     def row(self, row: Row | Measurement) -> Row | Measurement | str:
         """Return a row at this size, or why it is left out; what is timed is the same at every size."""
@@ -35,42 +41,78 @@ class Reduced:
         own = row.overrides or {}
         if own.get("environment", self.environments[0]) not in self.environments:
             return "in another environment"
-        if "updates" not in own:
+        if "steps" not in own:
             row = dataclasses.replace(row, overrides={**own, **self.training})
         if row.view is None:
             return row
-        if "prune.sparsity" in own and own["prune.sparsity"] not in self.sparsities[str(own["prune"])]:
+        played = self.raw if "states" in own else self.sparsities
+        if "prune.sparsity" in own and own["prune.sparsity"] not in played.get(str(own["prune"]), ()):
             return "at other sparsities"
-        return dataclasses.replace(row, view={**row.view, **self.view})
+        alone = self.everywhere is not None and row.label not in self.everywhere
+        place = {"environment": self.environments[0]} if alone and "environment" not in own else {}
+        return dataclasses.replace(row, view={**row.view, **self.view}, overrides={**(row.overrides or {}), **place})
+
+    def cloned(self, row: Row | Measurement) -> Row | Measurement | str:
+        """Return a row at this size of a scale that trains BC alone."""
+        if isinstance(row, Measurement):
+            return "as it is timed at the other scales"
+        if row.label in BCQ_ROWS or (row.view is None and "steps" not in (row.overrides or {})):
+            return "as BCQ is not trained"
+        return self.row(row)
 
 
 SMOKE = Reduced(sparsities=dict.fromkeys(METHODS, (0.5, 0.95)), view={"episodes": 2, "samples": 10})
-SMALL = Reduced(
-    # At 50 % an update takes as long as a dense one.
-    sparsities={**dict.fromkeys(METHODS, (0.95,)), "snip": (0.9, 0.95)},
-    view={"episodes": 10, "samples": 10},
+QUICK = Reduced(
+    sparsities=dict.fromkeys(("snip", "grasp", "erk", "random"), (0.95,)),
+    raw={"snip": (0.95,)},
+    view={"episodes": 5},
     environments=("HalfCheetah",),
-    training={"epochs": 10, "updates": 1000},
+    training={"algorithm": "bc", "epochs": 3, "steps": 1000},
+)
+SMALL = Reduced(
+    sparsities={**dict.fromkeys(METHODS, (0.95,)), **dict.fromkeys(("snip", "grasp"), (0.8, 0.9, 0.95, 0.99))},
+    raw=dict.fromkeys(("snip", "grasp"), (0.95,)),
+    view={"episodes": 10, "samples": 10},
+    everywhere={
+        DENSE.label,
+        *(label(method, 0.95) for method in ("snip", "grasp", "erk")),
+        label("snip", 0.95, "raw"),
+    },
+    training={"epochs": 10, "steps": 1000},
 )
 
 SCALES = {
     "smoke": Scale(
         about="proves every path, scores mean nothing; networks, masks and bytes are full size",
         minutes=5,
-        overrides={**OURS, "epochs": 1, "updates": 10},  # all alike: so few updates cost less than more runs
+        overrides={**OURS, "epochs": 1, "steps": 10},  # all alike: so few updates cost less than more runs
         row=SMOKE.row,
         over={"seed": (0, 1), "view.epoch": (1,), "data": DATA},
     ),
+    "quick": Scale(
+        about="HalfCheetah, 1 seed: masks and bytes at full size; BC at 95 %, 3,000 updates",
+        minutes=2,
+        overrides=OURS,
+        start=QUICK.training,
+        row=QUICK.cloned,
+        over={
+            "environment": QUICK.environments,
+            "seed": (0,),
+            "view.policy": ("bc",),
+            "view.epoch": (3,),
+            "data": DATA[:1],
+        },
+    ),
     "small": Scale(
-        about="HalfCheetah, 3 seeds, 10,000 updates, target pass in bfloat16",
-        minutes=90,
+        about="3 seeds, 10,000 updates, target pass in bfloat16; most rows in HalfCheetah, at 95 % in all environments",
+        minutes=420,
         overrides={**OURS, "algorithm.target_precision": "bfloat16"},
         start=SMALL.training,
         row=SMALL.row,
         over={
             "environment": SMALL.environments,
             "seed": (0, 1, 2),
-            "view.epoch": tuple(range(1, 11)),
+            "view.epoch": (1, 2, 3, 4, 6, 8, 10),
             "data": DATA,
         },
     ),

@@ -20,6 +20,8 @@ from retable.tasks.rl.readings import CONTROLS, METHODS, NETWORKS, label
 from retable.tasks.rl.readings import FORMATS as FORMAT_NAMES
 from retable.tasks.rl.timing import speed
 
+RAW = (0.9, 0.95)
+"""Sparsities at which rows of raw states stand beside those of standardized ones."""
 SPARSITIES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 BEYOND = (0.97, 0.98, 0.99)
 """Sparsities beyond the paper's, at which what tells methods apart should show."""
@@ -31,15 +33,16 @@ EPOCHS = tuple(range(20, 201, 20))
 """Epochs of the paper's setting whose weights are kept and evaluated: every 100,000 updates."""
 
 
-UNTRAINED: Mapping[str, object] = {"epochs": 1, "updates": 1}
+UNTRAINED: Mapping[str, object] = {"epochs": 1, "steps": 1}
 """What has no need of training: masks, and with them the bytes of files, are settled before the first update."""
 DENSE = Row(label="dense", overrides={"prune": "dense"}, view={})
 
 
-def pruned(method: str, sparsity: float, **more: Any) -> Row:
+def pruned(method: str, sparsity: float, states: str = "standardized", **more: Any) -> Row:
     """Return the row of one method at one sparsity."""
     overrides = {"prune": method, "prune.sparsity": sparsity}
-    return Row(label=label(method, sparsity), overrides=overrides, **more)
+    raw = {} if states == "standardized" else {"states": states}
+    return Row(label=label(method, sparsity, states), overrides=overrides | raw, **more)
 
 
 def counted(row: Row) -> Row:
@@ -51,13 +54,16 @@ def scores(method: str, name: str) -> Figure:
     """Return figure 1 or 2: score against sparsity for one pruning method, with controls the paper lacks."""
     sparsities = (*SPARSITIES, *BEYOND)
     controls = [pruned(control, s, view={}) for control in CONTROLS for s in (0.95, *BEYOND)]
+    raw = [pruned(method, s, "raw", view={}) for s in RAW]
     return Figure(
         title=f"Score against sparsity, BCQ and BC pruned by {name}",
-        rows=[DENSE, *(pruned(method, s, view={}) for s in sparsities), *controls],
+        rows=[DENSE, *(pruned(method, s, view={}) for s in sparsities), *raw, *controls],
         over={"environment": ENVIRONMENTS, "seed": SEEDS, "view.policy": ("bcq", "bc"), "view.epoch": EPOCHS},
         draw=partial(figures.draw_scores, method=method, sparsities=sparsities),
         note="Final: the last epoch's weights. Best: the best of the evaluated epochs, which looks at the test score. "
         "BC acts with the decoder of the same run's VAE (view.policy=bc). Bands and whiskers: lowest to highest seed. "
+        "States are standardized by mean and standard deviation of the training data, which is our reading: the paper "
+        "does not say. Rows of raw states are ours. "
         "Controls: masks of equal sparsity that are random, keep the largest weights, or follow ERK's layer densities; "
         "and dense networks with as many weights.",
     )
@@ -65,10 +71,11 @@ def scores(method: str, name: str) -> Figure:
 
 def learning() -> Figure:
     """Return scores against updates by method, of runs that figures 1 and 2 have too."""
-    compared = [(method, 0.95) for method in METHODS]
+    compared = [("snip", 0.5), ("snip", 0.9), *((method, 0.95) for method in METHODS)]
+    raw = [pruned(method, 0.95, "raw", view={}) for method in ("snip", "grasp")]
     return Figure(
         title="Score against updates, by method (not in the paper)",
-        rows=[DENSE, *(pruned(m, s, view={}) for m, s in (("snip", 0.5), ("snip", 0.9), *compared))],
+        rows=[DENSE, *(pruned(method, sparsity, view={}) for method, sparsity in compared), *raw],
         over={"environment": ENVIRONMENTS, "seed": SEEDS, "view.policy": ("bcq", "bc"), "view.epoch": EPOCHS},
         draw=figures.draw_learning,
         note="Bands: lowest to highest seed. Dotted: 50 and 90 % of the dense return, the mean over seeds at the last "
@@ -97,6 +104,8 @@ def ablation_rows() -> dict[tuple[str, str], Row]:
 ABLATION = ablation_rows()
 
 DIAGNOSTICS = [
+    Column(header="blind inputs", metric="blind", format=".1f"),
+    Column(header="dead outputs", metric="dead", format=".1f"),
     Column(header="units cut off", metric="unconnected", format=".0f"),
     Column(header="effective weights", metric="effective", format=",.0f"),
     Column(header="lost layers", metric="lost_layers", format=".1f"),
@@ -107,29 +116,26 @@ DIAGNOSTICS = [
 
 def diagnostics() -> Table:
     """Return what each method leaves connected, network by network; it needs no training beyond the figures' runs."""
-    rows = []
-    for environment, (network, title) in itertools.product(ENVIRONMENTS, NETWORKS.items()):
-        for method, sparsity in itertools.product(("snip", "grasp", "random", "magnitude", "erk"), (0.95, 0.99)):
-            rows.append(
-                Row(
-                    label=f"{environment}, {title}: {label(method, sparsity)}",
-                    overrides={
-                        "environment": environment,
-                        "prune": method,
-                        "prune.sparsity": sparsity,
-                        **UNTRAINED,
-                    },
-                    metrics={column.header: f"{column.metric}/{network}" for column in DIAGNOSTICS},
-                )
-            )
+    masks = [pruned(*each) for each in itertools.product(("snip", "grasp", "random", "magnitude", "erk"), (0.95, 0.99))]
+    masks += [pruned(method, 0.95, "raw") for method in ("snip", "grasp")]
+    rows = [
+        Row(
+            label=f"{environment}, {title}: {mask.label}",
+            overrides={"environment": environment, **(mask.overrides or {}), **UNTRAINED},
+            metrics={column.header: f"{column.metric}/{network}" for column in DIAGNOSTICS},
+        )
+        for environment, (network, title), mask in itertools.product(ENVIRONMENTS, NETWORKS.items(), masks)
+    ]
     return Table(
         title="What pruning leaves connected (not in the paper)",
         rows=rows,
         columns=DIAGNOSTICS,
         over={"environment": ENVIRONMENTS, "seed": SEEDS},
-        note="Known before the first update, so as real after ten updates as after a million. A hidden unit is cut off "
-        "without a path from an input or to an output; a weight is effective on a path between the two. Scores of "
-        "exactly 0 belong to units that the batch never activates; which of those weights stay, their order settles.",
+        note="Known before the first update, so as real after ten updates as after a million. A blind input is an "
+        "entry of the observation with no path to an output (of the VAE's decoder, of a head of the critic); a dead "
+        "output is one that no input reaches. A hidden unit is cut off without a path from an input or to an output; a "
+        "weight is effective on a path between the two. Scores of exactly 0 belong to units that the batch never "
+        "activates; which of those weights stay, their order settles.",
     )
 
 
@@ -218,6 +224,11 @@ GRASP_XAVIER = dataclasses.replace(
     overrides={**(GRASP_FILES.overrides or {}), "initialisation": "xavier"},
     published={},
 )
+GRASP_XAVIER_RAW = dataclasses.replace(
+    GRASP_XAVIER,
+    label="GraSP 95 %, Xavier, raw states (ours)",
+    overrides={**(GRASP_XAVIER.overrides or {}), "states": "raw"},
+)
 
 TABLES: Mapping[str, Table | Figure] = {
     "table1": Table(
@@ -227,6 +238,7 @@ TABLES: Mapping[str, Table | Figure] = {
             DENSE_INDEXED,
             GRASP_FILES,
             GRASP_XAVIER,
+            GRASP_XAVIER_RAW,
             counted(pruned("snip", 0.95, published=published(0.14297, 0.2824, 1.2303))),
         ],
         columns=SIZES,
@@ -235,8 +247,8 @@ TABLES: Mapping[str, Table | Figure] = {
         "(rl/formats has them after training). "
         "Sparse files hold `to_sparse()` tensors: an int64 index per dimension beside each value, biases too. "
         "The published GraSP row is smaller than 5 % of the weights and all biases can be stored. Xavier weights and "
-        "zero biases, which the paper does not describe, come near it: biases of units that never learn stay 0, and no "
-        "file holds them.",
+        "zero biases, which the paper does not describe and GraSP's own code starts from, may explain it: biases of "
+        "units that never learn stay 0, and no file holds them. How many these are depends on the states.",
     ),
     "figure1": scores("snip", "SNIP"),
     "figure2": scores("grasp", "GraSP"),

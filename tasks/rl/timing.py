@@ -41,9 +41,10 @@ class RandomTransitions:
     """Transitions of standard normal numbers: enough to time an update."""
 
     max_action = 1.0
+    standard = None
 
     def __init__(self, config: Config, states: int, actions: int) -> None:
-        self.states, self.actions, self.steps, self.seed = states, actions, config.updates, config.seed
+        self.states, self.actions, self.steps, self.seed = states, actions, config.steps, config.seed
 
     def sample(self, member: int, size: int) -> dict[str, Tensor]:
         """Return `size` transitions."""

@@ -10,6 +10,7 @@ from torch import Tensor
 from retable.tasks.rl.formats.sizes import every_size
 from retable.tasks.rl.learner import OfflineLearner
 from retable.tasks.rl.prune import diagnose
+from retable.tasks.rl.states import networks_of
 
 ARCHIVED_FROM = 1000
 """Updates of a training from which on its dense files are given to xz and zstd: a shorter one takes less than that."""
@@ -23,20 +24,23 @@ def validate(learner: OfflineLearner, data: Any) -> list[dict[str, float]]:
     found = []
     for state, zeros in zip(learner.state_dict(), learner.zero_scores, strict=True):
         networks: dict[str, dict[str, Tensor]] = {}
-        for name, tensor in state["weights"].items():
+        weights = networks_of(state["weights"])
+        for name, tensor in weights.items():
             network, parameter = name.split(".", 1)
             networks.setdefault(network, {})[parameter] = tensor
-        found.append({key: value for name, tensors in networks.items() for key, value in shape(name, tensors).items()})
+        shapes = (shape(name, tensors, data.states) for name, tensors in networks.items())
+        found.append({key: value for one in shapes for key, value in one.items()})
         found[-1] |= {f"zero_scores/{name}": share for name, share in zeros.items()}
-        if learner.updates >= learner.configs[0].epochs * learner.configs[0].updates:  # as costly as several updates
-            found[-1] |= every_size(state["weights"], archives=learner.updates >= ARCHIVED_FROM)
+        if learner.updates >= learner.configs[0].epochs * learner.configs[0].steps:  # as costly as several updates
+            bcq = learner.networks.critic is not None  # no table has archives of the VAE alone
+            found[-1] |= every_size(weights, archives=bcq and learner.updates >= ARCHIVED_FROM)
     return found
 
 
-def shape(network: str, tensors: Mapping[str, Tensor]) -> dict[str, float]:
+def shape(network: str, tensors: Mapping[str, Tensor], states: int) -> dict[str, float]:
     """Return what one network's weights say of its size: `kept/...`, `density/...` and connectivity."""
     masks = {name.removesuffix(".weight"): tensor != 0 for name, tensor in tensors.items() if tensor.dim() == 2}
-    seen = diagnose(masks)
+    seen = diagnose(masks, states)
     total = sum(mask.numel() for mask in masks.values())
     return {
         **{f"kept/{network}/{layer}": float(mask.sum()) for layer, mask in masks.items()},
@@ -44,6 +48,8 @@ def shape(network: str, tensors: Mapping[str, Tensor]) -> dict[str, float]:
         f"sparsity/{network}": 1 - seen.weights / total,
         f"effective/{network}": float(seen.effective),
         f"unconnected/{network}": float(seen.unconnected),
+        f"blind/{network}": float(seen.blind),
+        f"dead/{network}": float(seen.dead),
         f"lost_layers/{network}": float(len(seen.lost)),
         f"lowest_density/{network}": min(seen.density.values()),
     }

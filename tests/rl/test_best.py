@@ -17,9 +17,9 @@ TASK = find("rl")
 
 def finished(storage, unseen, shown, **changes):
     """Write a finished run, with its return in the episodes of the choice and in those of the tables."""
-    config = toys.config(environment="InvertedPendulum", simulator="v5", **changes)
+    config = toys.config(environment="InvertedPendulum", **{"states": "standardized", **changes})
     folder = RunFolder.of(storage, TASK, config)
-    made = {"generated": True, "source": "recorded"}
+    made = {"generated": True, "source": "recorded", "simulator": "v5"}
     folder.begin(config, TASK.version, {"command": "retable train rl --scale small", "data": made})
     folder.folder.write_json("result.json", {"data": "d", "metrics": {}, "weights": {str(config.epochs): "w"}})
     policy = "bc" if isinstance(config.algorithm, Bc) else "bcq"
@@ -63,6 +63,7 @@ def test_no_table_plays_these_episodes():
         ({}, "HalfCheetah-dense"),
         ({"prune": "snip"}, "HalfCheetah-snip-95"),
         ({"prune": "snip", "prune.networks": "vae"}, "HalfCheetah-snip-95-vae"),
+        ({"prune": "snip", "states": "raw", "algorithm": "bc"}, "HalfCheetah-snip-95-raw-bc"),
         ({"prune": "small_dense", "prune.sparsity": 0.975}, "HalfCheetah-small-dense-97.5"),
     ],
 )

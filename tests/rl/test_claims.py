@@ -5,7 +5,6 @@ import dataclasses
 import numpy as np
 import pytest
 from scipy import stats
-from scipy.stats import spearmanr
 
 from retable.platform.table import Replicate
 from retable.platform.verdicts import UNTESTED, ratio_of
@@ -166,20 +165,20 @@ def test_every_claim_of_the_figures_is_untested_on_nothing():
         for claim in (
             *claims.keeps_performance(method, name),
             *claims.against_controls(method, name, [0.95]),
-            *claims.explained(method, [0.95]),
+            *claims.needs_standardized(method, name),
         ):
             assert claim.check(results_of(TABLES, {})).status == "not tested at this scale"
 
 
-def with_units(scores, units):
-    """Give each row of 99 % its units cut off, by seed, in the VAE."""
-    found = results({**DENSE, **scores}, policy="bc").replicates
+def with_blind(shares, blind):
+    """Make results of rows whose decoders are blind to so many states, by row and seed."""
+    found = results({**DENSE, **shares}, policy="bc").replicates
     return results_of(
         TABLES,
         {
             label: [
-                dataclasses.replace(r, metrics={**r.metrics, "unconnected/vae": units[label][r.axes["seed"]]})
-                if label in units
+                dataclasses.replace(r, metrics={**r.metrics, "blind/vae": blind[label][r.axes["seed"]]})
+                if label in blind
                 else r
                 for r in replicates
             ]
@@ -188,42 +187,32 @@ def with_units(scores, units):
     )
 
 
-SCORES = {"SNIP 99 %": (0.9, 0.8, 0.85), "random 99 %": (0.5, 0.55, 0.6), "magnitude 99 %": (0.3, 0.35, 0.2)}
-SCORES |= {"ERK 99 %": (0.1, 0.2, 0.15)}
-OF_BC = {"methods": ("snip", "random", "magnitude", "erk"), "sparsities": (0.95, 0.99), "policy": "bc"}
-
-
 @pytest.mark.parametrize(
-    ("units", "status", "correlation"),
+    ("raw", "ours", "status"),
     [
-        ((10, 50, 60, 90), "holds", -1.0),
-        ((90, 60, 50, 10), "does not hold", 1.0),
-        ((50, 50, 50, 50), "not separable", 0.0),
-        ((10, 50, 90, 60), "not separable", -0.8),  # two of the 24 ways are as low: too many
+        ((5, 7, 4), (0, 0, 0), "holds"),
+        ((5, 7, 0), (0, 0, 0), "not separable"),  # a mask of raw states that sees everything
+        ((5, 7, 4), (0, 1, 0), "not separable"),
+        ((0, 0, 0), (0, 0, 0), "does not hold"),
+        ((5, 7), (0, 0), UNTESTED),
     ],
 )
-def test_units_cut_off_are_correlated_with_scores_at_equal_sparsity(units, status, correlation):
-    cut = {name: (count, count, count) for name, count in zip(SCORES, units, strict=True)}
-    verdict = claims.cut_off_explains(with_units(SCORES, cut), **OF_BC)
+def test_raw_states_leave_blind_inputs_where_every_mask_of_theirs_does_and_no_other(raw, ours, status):
+    shares = {"SNIP 95 %": (1.0,) * len(ours), "SNIP 95 %, raw states": (0.2,) * len(raw)}
+    found = with_blind(shares, {"SNIP 95 %": ours, "SNIP 95 %, raw states": raw})
+    (blind, _, _) = claims.needs_standardized("snip", "SNIP")
+    verdict = blind.check(found)
     assert verdict.status == status
-    assert f"correlation {correlation:+.2f} of 4 methods, mean of 1 comparisons" in verdict.because
+    if status == "holds":
+        assert verdict.because.endswith("HalfCheetah 5, 7, 4 and 0, 0, 0")
 
 
-def test_methods_that_are_alike_in_truth_are_seldom_told_apart_by_their_units():
-    random, found = np.random.default_rng(0), []
-    for _ in range(100):
-        scores = {name: tuple(random.uniform(0.2, 1, 3)) for name in SCORES}
-        cut = {name: tuple(random.uniform(0, 90) + random.normal(size=3)) for name in SCORES}
-        found.append(claims.cut_off_explains(with_units(scores, cut), **OF_BC).status)
-    assert found.count("not separable") >= 84 and set(found) <= {"holds", "does not hold", "not separable"}
-
-
-def test_rank_correlation_is_scipys_but_for_constants():
-    random = np.random.default_rng(0)
-    a, b = random.integers(0, 4, (2, 20, 9)).astype(float)
-    expected = [spearmanr(x, y).statistic for x, y in zip(a, b, strict=True)]
-    np.testing.assert_allclose(claims.rank_correlation(a, b), expected, atol=1e-12)
-    assert claims.rank_correlation(np.ones((1, 5)), a[:1, :5]).tolist() == [0.0]
+def test_raw_states_are_compared_with_standardized_ones_seed_by_seed():
+    found = results({**DENSE, "SNIP 95 %": (0.9, 0.8, 0.85), "SNIP 95 %, raw states": (0.3, 0.1, 0.2)}, policy="bc")
+    said = {claim.text: claim.check(found) for claim in claims.needs_standardized("snip", "SNIP")}
+    verdict = said["SNIP at 95 % scores higher on standardized states than on raw ones (BC)."]
+    assert verdict.status == "holds" and verdict.because.startswith("+65% [")
+    assert said["SNIP at 95 % scores higher on standardized states than on raw ones (BCQ)."].status == UNTESTED
 
 
 def sizes(label, dense, sparse, **kept):

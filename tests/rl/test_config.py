@@ -11,7 +11,7 @@ WRONG = [
     ({"critic": [5, -1]}, "critic -1 is below 1"),
     ({"vae": [5, 0]}, "vae 0 is below 1"),
     ({"seed": -1}, "seed -1 is below 0"),
-    ({"updates": 0}, "updates 0 is below 1"),
+    ({"steps": 0}, "steps 0 is below 1"),
     ({"learning_rate": -1}, "learning_rate -1.0 is not above 0"),
     ({"learning_rate": 0}, "learning_rate 0.0 is not above 0"),
     ({"algorithm.discount": 7}, r"discount 7.0 is outside \[0, 1\]"),
@@ -48,10 +48,10 @@ def test_the_smallest_values_are_taken():
 
 
 def test_runs_keep_their_names():
-    assert fingerprint("rl", 2, Config()) == "064cfed0920c6319"
-    assert fingerprint("rl", 2, override(Config(), {"prune": "grasp", "prune.sparsity": 0.9})) == "3392d38e002101ef"
+    assert fingerprint("rl", 3, Config()) == "c352b39a4f079d7b"
+    assert fingerprint("rl", 3, override(Config(), {"prune": "grasp", "prune.sparsity": 0.9})) == "44d553c7a9a15c3d"
     alone = override(Config(), {"prune": "grasp", "prune.sparsity": 0.9, "prune.networks": "vae"})
-    assert fingerprint("rl", 2, alone) != "3392d38e002101ef"
+    assert fingerprint("rl", 3, alone) != "44d553c7a9a15c3d"
     rounds = override(Config(), {"prune": "grasp", "prune.sparsity": 0.9, "prune.iterations": 3})
-    assert fingerprint("rl", 2, rounds) != "3392d38e002101ef"
-    assert fingerprint("rl", 2, override(Config(), {"initialisation": "xavier"})) != "064cfed0920c6319"
+    assert fingerprint("rl", 3, rounds) != "44d553c7a9a15c3d"
+    assert fingerprint("rl", 3, override(Config(), {"initialisation": "xavier"})) != "c352b39a4f079d7b"

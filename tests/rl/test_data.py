@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -211,6 +212,17 @@ def test_provenance_is_plain_json(converted: Storage) -> None:
     assert info["simulator"] == "unknown" and info["source"] == "file" and info["max_action"] == 1.0
     assert set(info["versions"]) == {"h5py", "numpy", "pyarrow"} and list(info["files"]) == ["mine.hdf5"]
     assert info["behaviour_score"] == pytest.approx(100 * (info["behaviour_return"] + 20.272305) / 3254.572305)
+
+
+def test_a_file_that_does_not_say_its_simulator_can_be_told_it(storage: Storage, tmp_path: Path) -> None:
+    path = write(tmp_path / "mine.hdf5", make_arrays(MIXED))
+    info = data.convert(path, storage, "Hopper", "mine", "v4")
+    assert info["simulator"] == "v4" and data.simulator("Hopper", info) == "Hopper-v4"
+    with h5py.File(path, "a") as file:
+        file.attrs["retable"] = json.dumps({"environment": "Hopper", "simulator": "v5"})
+    assert data.convert(path, storage, "Hopper", "mine", "v5")["simulator"] == "v5"
+    with pytest.raises(UserError, match=r"mine.hdf5: recorded in v5, not in v4; leave --simulator out"):
+        data.convert(path, storage, "Hopper", "mine", "v4")
 
 
 def test_overwritten_bytes_are_refused_wherever_they_are_read(converted: Storage) -> None:

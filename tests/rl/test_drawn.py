@@ -14,12 +14,12 @@ from retable.tasks.rl.model import build, unstack
 from retable.tasks.rl.prune import masks
 from tests.rl import toys
 
-INFO = {"states": 4, "actions": 1, "max_action": 1.0, "behaviour_return": 100.0}
+INFO = {"states": 4, "actions": 1, "max_action": 1.0, "behaviour_return": 100.0, "simulator": "v5"}
 
 
 def pruned(prune, **changes):
     """Return a config, and the weights of a run of it before its first update."""
-    config = toys.config(environment="InvertedPendulum", simulator="v5", prune=prune, **changes)
+    config = toys.config(environment="InvertedPendulum", prune=prune, **changes)
     networks = build([config], 4, 1, 1.0)
     found, _ = masks([config], networks, lambda member, size: {})
     weights = dict(unstack(networks, 0))

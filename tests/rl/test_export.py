@@ -15,13 +15,13 @@ from retable.tasks.rl.config import Bc, View
 from retable.tasks.rl.evaluate import check_sizes, rollout
 from retable.tasks.rl.export import read_export, read_policy, write_export, write_policy
 from retable.tasks.rl.formats.compact import deployable, pack, read_about, unpack
-from retable.tasks.rl.model import build, unstack
+from retable.tasks.rl.model import build, generator, unstack
 from retable.tasks.rl.predict import predict
 from tests.rl import toys
 from tests.tiny import tiny, trained, transitions
 
-INFO = {"states": 4, "actions": 1, "max_action": 1.0, "behaviour_return": 100.0}
-CONFIG = toys.config(environment="InvertedPendulum", simulator="v5")
+INFO = {"states": 4, "actions": 1, "max_action": 1.0, "behaviour_return": 100.0, "simulator": "v5"}
+CONFIG = toys.config(environment="InvertedPendulum")
 WEIGHTS = unstack(build([CONFIG], 4, 1, 1.0), 0)
 
 
@@ -126,12 +126,12 @@ def test_an_exported_run_acts_bit_for_bit_as_its_rollouts(run, policy, monkeypat
     view = View(policy=policy, episodes=3, samples=5, epoch=2)
     predict(run.config, view, run.weights(2), run.source, "all")
     opened = read_export(write_export(run, policy=policy), "x")
-    drawn = torch.Generator().manual_seed(view.seed)
+    drawn = generator(view.seed, "rl.noise.acting")
     assert len(played) > 3 and opened.environment == "InvertedPendulum-v5"
     for states, actions in played:
         noise = torch.randn(15 if policy == "bcq" else 3, 2, generator=drawn)
         assert np.array_equal(opened.act(torch.from_numpy(states), noise).numpy(), actions)
-    first = torch.randn(15 if policy == "bcq" else 3, 2, generator=torch.Generator().manual_seed(7))
+    first = torch.randn(15 if policy == "bcq" else 3, 2, generator=generator(7, "rl.noise.acting"))
     assert torch.equal(opened.noise(3, 5, 7), first)
 
 

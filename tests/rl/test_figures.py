@@ -21,7 +21,7 @@ TASK = find("rl")
 
 def value(need):
     """Make a score that differs between all rows, environments, seeds, epochs and policies."""
-    words = repr((need.config.prune, need.config.environment, need.config.seed, need.view))
+    words = repr((need.config.prune, need.config.states, need.config.environment, need.config.seed, need.view))
     return zlib.crc32(words.encode()) / 2**32 * 100
 
 
@@ -64,19 +64,24 @@ def close():
 def test_controls_stand_beside_the_method_with_their_means_and_extremes():
     table, found = results("figure1", "small")
     drawn = panels(table.draw(found))
-    assert set(drawn) == {f"HalfCheetah: {title}" for title in ("SNIP", "over training")} | {
-        f"HalfCheetah: {policy} beside controls" for policy in ("BCQ", "BC")
-    }
+    titles = ("SNIP", "over training", "BCQ beside controls", "BC beside controls")
+    assert set(drawn) == {f"{place}: {title}" for place in ("HalfCheetah", "Hopper", "Walker2d") for title in titles}
+    assert "ERK" in lines(drawn["Hopper: BC beside controls"]) and "random" not in lines(
+        drawn["Hopper: BC beside controls"]
+    )
     for policy in ("bcq", "bc"):
         axis = drawn[f"HalfCheetah: {readings.NAMES[policy]} beside controls"]
         shown = lines(axis)
         for name in ("SNIP", "random", "magnitude", "ERK", "small dense"):
-            shares = (90, 95) if name == "SNIP" else (95,)
+            shares = (90, 95, 99) if name == "SNIP" else (95,)
             expected = [mean(found, f"{name} {s} %", "HalfCheetah", policy, 10) for s in shares]
             np.testing.assert_allclose(shown[name], [[100 - s for s in shares], expected], err_msg=name)
+        raw = mean(found, "SNIP 95 %, raw states", "HalfCheetah", policy, 10)
+        np.testing.assert_allclose(shown["SNIP, raw states"], [[5], [raw]])
+        assert raw != pytest.approx(mean(found, "SNIP 95 %", "HalfCheetah", policy, 10))
         assert shown["dense"][1][0] == pytest.approx(mean(found, "dense", "HalfCheetah", policy, 10))
         whiskers = axis.containers[0].lines[2][0].get_segments()  # random's, at 95 %
-        scores = readings.final(found, "random 95 %", "score", view_policy=policy)
+        scores = readings.final(found, "random 95 %", "score", environment="HalfCheetah", view_policy=policy)
         np.testing.assert_allclose(whiskers[0][:, 1], [scores.min(), scores.max()])
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from retable.platform.errors import UserError
 from retable.tasks.rl.config import Bc, Dense, Erk, Grasp, Magnitude, Random, SmallDense, Snip, View
 from retable.tasks.rl.evaluate import rollout
-from retable.tasks.rl.model import BCQ_CLIP, bc_action, bcq_action, build, load, unstack
+from retable.tasks.rl.model import BCQ_CLIP, bc_action, bcq_action, build, generator, load, unstack
 from retable.tasks.rl.predict import predict
 from retable.tasks.rl.prune import diagnose
 from retable.tasks.rl.sparse import inference
@@ -149,7 +149,7 @@ def test_a_condensed_network_computes_the_same_with_the_connected_units_alone(ca
         assert torch.equal(weight, first_weight) and torch.equal(bias, first_bias), "the caller's weights stay"
     assert all(weight.dtype == bias.dtype == torch.float64 for weight, bias in found)
     if len(layers) == 3:
-        seen = diagnose({f"l{i + 1}": weight != 0 for i, (weight, _) in enumerate(layers)})
+        seen = diagnose({f"l{i + 1}": weight != 0 for i, (weight, _) in enumerate(layers)}, 1)
         assert sum(len(bias) for _, bias in found[:-1]) == seen.units - seen.unconnected
         assert sum(int((weight != 0).sum()) for weight, _ in found) == seen.effective
 
@@ -201,18 +201,18 @@ def test_a_policy_that_cannot_act_says_so():
 class HopperData:
     """Where a run's data are from, as far as playing asks."""
 
-    info: dict = field(default_factory=lambda: {"states": 11, "actions": 3, "max_action": 1.0})
+    info: dict = field(default_factory=lambda: {"states": 11, "actions": 3, "max_action": 1.0, "simulator": "v5"})
 
 
 def played(prune, policy, spoil=lambda weights: None):
     """Play Hopper with fresh weights: as the task does, and with the dense stack."""
-    c = config(environment="Hopper", simulator="v5", prune=prune, **WIDE)
+    c = config(environment="Hopper", prune=prune, **WIDE)
     trained, _ = learner([c], states=11, actions=3)
     weights = unstack(trained.networks, 0)
     spoil(weights)
     load(trained.networks, 0, weights)
     view = View(policy=policy, episodes=2, samples=20, seed=7)
-    noise, act = torch.Generator().manual_seed(7), {"bcq": bcq_action, "bc": bc_action}[policy]
+    noise, act = generator(7, "rl.noise.acting"), {"bcq": bcq_action, "bc": bc_action}[policy]
     rows = 2 * (20 if policy == "bcq" else 1)
 
     def choose(observations):

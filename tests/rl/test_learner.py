@@ -13,7 +13,7 @@ import torch
 
 from retable.tasks.rl.config import Bc, Bcq, Dense, Erk, Grasp, Magnitude, Random, SmallDense, Snip
 from retable.tasks.rl.learner import OfflineLearner, group
-from retable.tasks.rl.losses import draw_noise, td_target
+from retable.tasks.rl.losses import TRAINING_NOISE, draw_noise, td_target
 from tests.rl.reference_bcq import ReferenceBcq
 from tests.rl.toys import Toy, Worker, config, learner, stack, train, transitions
 
@@ -45,7 +45,7 @@ def test_twenty_updates_equal_the_plain_implementation(prune):
     assert bool(plain.masks) == (not isinstance(prune, Dense))
     for step in range(20):
         batch = toy.batch(step)
-        noise = [part[0] for part in draw_noise([3], "train", step, 8, 4, 10)]
+        noise = [part[0] for part in draw_noise([3], TRAINING_NOISE, step, 8, 4, 10)]
         metrics = ours.step(batch)
         wanted = plain.update({name: value[0] for name, value in batch.items()}, noise)
         for name, value in wanted.items():
@@ -66,7 +66,7 @@ def test_the_constants_of_the_target_are_the_configs():
     plain.load(ours.state_dict()[0]["weights"])
     batch = toy.batch(0)
     one = {name: value[0] for name, value in batch.items()}
-    z = draw_noise([0], "train", 0, 8, 4, 3).target
+    z = draw_noise([0], TRAINING_NOISE, 0, 8, 4, 3).target
     parts = ours.networks.vae, ours.targets["actor"], ours.targets["critic"]
     got = td_target(*parts, batch, z, c.algorithm)[0]
     for row in range(8):
@@ -194,8 +194,8 @@ def test_targets_follow_slowly():
 
 
 def test_noise_is_drawn_for_the_global_batch_and_clamped_where_it_decodes():
-    whole = draw_noise([5, 6], "train", 9, 400, 6, 10)
-    halves = [draw_noise([5, 6], "train", 9, 400, 6, 10, slice(i, i + 200)) for i in (0, 200)]
+    whole = draw_noise([5, 6], TRAINING_NOISE, 9, 400, 6, 10)
+    halves = [draw_noise([5, 6], TRAINING_NOISE, 9, 400, 6, 10, slice(i, i + 200)) for i in (0, 200)]
     for part, pieces in zip(whole, zip(*halves, strict=True), strict=True):
         assert torch.equal(part, torch.cat(pieces, 1))
         assert not torch.equal(part[0], part[1])
@@ -203,8 +203,8 @@ def test_noise_is_drawn_for_the_global_batch_and_clamped_where_it_decodes():
     assert whole.vae.std() == pytest.approx(1, abs=0.05) and whole.vae.abs().max() > 2
     for part in (whole.target, whole.actor):
         assert part.abs().max() == 0.5 and (part.abs() < 0.5).float().mean() == pytest.approx(0.383, abs=0.03)
-    assert torch.equal(draw_noise([6], "train", 9, 400, 6, 0).vae[0], whole.vae[1])
-    assert not torch.equal(draw_noise([6], "train", 10, 400, 6, 0).vae[0], whole.vae[1])
+    assert torch.equal(draw_noise([6], TRAINING_NOISE, 9, 400, 6, 0).vae[0], whole.vae[1])
+    assert not torch.equal(draw_noise([6], TRAINING_NOISE, 10, 400, 6, 0).vae[0], whole.vae[1])
 
 
 def test_the_reduced_target_stays_near_and_touches_nothing_else():

@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 from matplotlib import pyplot
+from scipy.stats import spearmanr
 
 from retable.platform.table import Replicate, expand
 from retable.platform.task import scaled
@@ -47,7 +48,7 @@ def results(rows, epochs=10, updates=100):
             Replicate(
                 label,
                 {"environment": "Hopper", "seed": seed, "view.policy": "bcq", "view.epoch": epoch},
-                Config(updates=updates),
+                Config(steps=updates),
                 View(epoch=epoch),
                 metrics={"behaviour_share": min(1.0, epoch * updates / slope)},
             )
@@ -114,10 +115,10 @@ def test_curves_and_updates_are_drawn_for_every_row_and_policy():
         assert list(shown) == [row.label for row in table.rows if not row.absent]
         assert set(shown) == set(figures.LINES) - {"SNIP 50 %"}
         for x, y in shown.values():
-            np.testing.assert_allclose([x[-1], y[-1]], [last * config.updates, 100 * last * 2 / 50])
+            np.testing.assert_allclose([x[-1], y[-1]], [last * config.steps, 100 * last * 2 / 50])
         (needed,) = [axis for title, axis in drawn.items() if title.startswith(f"HalfCheetah: {policy}, updates")]
-        wanted = [0.9 * last * 2 * config.updates / (1 + seed) for seed in (0, 1, 2)]
-        numbers = [f"{updates:,.0f}" if updates <= last * config.updates else "not reached" for updates in wanted]
+        wanted = [0.9 * last * 2 * config.steps / (1 + seed) for seed in (0, 1, 2)]
+        numbers = [f"{updates:,.0f}" if updates <= last * config.steps else "not reached" for updates in wanted]
         assert all(f"90 %: {', '.join(numbers)}" in text.get_text() for text in needed.texts)
         assert len(needed.texts) == len(shown)
 
@@ -218,3 +219,60 @@ def test_learning_plans_no_run_that_the_figures_do_not_have():
         return {need.config for row in table.rows for need in expand(table, row, TASK.config(), TASK.view())}
 
     assert configs("learning") <= configs("figure1") | configs("figure2")
+
+
+MASKED = [row.label for row in learning_claims.MASKED]
+
+
+def masked(shares, blind):
+    """Make results of BC in Hopper: each row's share of the return, and what its decoder is blind to; three seeds."""
+    found = {}
+    for label, share, count in zip(["dense", *MASKED], [1.0, *shares], [0, *blind], strict=True):
+        at = {"environment": "Hopper", "view.policy": "bc"}
+        found[label] = [
+            Replicate(
+                label,
+                {**at, "seed": seed},
+                Config(),
+                View(policy="bc"),
+                metrics={"behaviour_share": share + 0.01 * seed, "blind/vae": float(count)},
+            )
+            for seed in range(3)
+        ]
+    return results_of(TABLES, found)
+
+
+FALLING = (0.9, 0.8, 0.7, 0.6, 0.5, 0.2, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("blind", "status"),
+    [
+        ((0, 1, 2, 3, 4, 5, 6), "holds"),
+        ((6, 5, 4, 3, 2, 1, 0), "does not hold"),
+        ((0, 0, 0, 0, 0, 3, 9), "holds"),  # the two blind rows are the lowest, in this order: one way of 42
+        ((0, 0, 0, 0, 0, 9, 3), "not separable"),  # the lowest two in the other order are two ways of 42
+        ((0, 0, 0, 0, 0, 0, 0), "not separable"),
+    ],
+)
+def test_blind_inputs_are_correlated_with_scores_by_an_exact_test_for_two_policies(blind, status):
+    verdict = learning_claims.blind_score_lower(masked(FALLING, blind), "bc")
+    assert verdict.status == status and "2.5% would count" in verdict.because
+    wanted = spearmanr(blind, FALLING).statistic if len(set(blind)) > 1 else 0.0
+    assert f"rank correlation {wanted:+.2f} of 7 rows, mean of 1 environment;" in verdict.because
+
+
+def test_rows_that_are_alike_in_truth_are_seldom_told_apart_by_their_blind_inputs():
+    random, found = np.random.default_rng(0), []
+    for _ in range(60):
+        shares, blind = random.uniform(0.2, 1, len(MASKED)), random.integers(0, 9, len(MASKED))
+        found.append(learning_claims.blind_score_lower(masked(shares, blind), "bc").status)
+    assert found.count("not separable") >= 51 and set(found) <= {"holds", "does not hold", "not separable"}
+
+
+def test_rank_correlation_is_scipys_but_for_constants():
+    random = np.random.default_rng(0)
+    a, b = random.integers(0, 4, (2, 20, 9)).astype(float)
+    expected = [spearmanr(x, y).statistic for x, y in zip(a, b, strict=True)]
+    np.testing.assert_allclose(learning_claims.rank_correlation(a, b), expected, atol=1e-12)
+    assert learning_claims.rank_correlation(np.ones((1, 5)), a[:1, :5]).tolist() == [0.0]

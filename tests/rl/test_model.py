@@ -12,7 +12,6 @@ from retable.tasks.rl.model import (
     bc_action,
     bcq_action,
     build,
-    generator,
     layers,
     load,
     unstack,
@@ -101,13 +100,6 @@ def test_xavier_weights_are_glorots_and_biases_0():
     for name, value in unstack(build([c], 50, 20, 1.0), 0).items():
         assert torch.equal(value, unstack(stacked, 1)[name]), "whatever the neighbours"
     assert not torch.equal(stacked.critic.l1.weight, stacked.critic.l4.weight)
-
-
-def test_streams_of_random_numbers_differ_by_seed_purpose_and_number():
-    keys = [(0, "a", 0), (1, "a", 0), (0, "b", 0), (0, "a", 1), (-1, "a", 0)]
-    draws = [torch.rand(4, generator=generator(*key)) for key in keys]
-    assert all(not torch.equal(draws[i], draws[j]) for i in range(5) for j in range(i))
-    assert torch.equal(draws[0], torch.rand(4, generator=generator(0, "a", 0)))
 
 
 def test_unstacked_weights_load_into_linear_layers_and_back():

@@ -12,8 +12,8 @@ from retable.tasks.rl.formats.compact import HEAVIEST, pack
 from retable.tasks.rl.model import build, unstack
 from tests.rl import toys
 
-INFO = {"max_action": 1.0, "behaviour_return": 100.0}
-CONFIG = toys.config(environment="InvertedPendulum", simulator="v5")
+INFO = {"max_action": 1.0, "behaviour_return": 100.0, "simulator": "v5"}
+CONFIG = toys.config(environment="InvertedPendulum")
 
 
 @pytest.fixture
@@ -59,9 +59,9 @@ def test_the_largest_policy_is_not_too_large():
 
 
 @pytest.mark.parametrize(
-    ("environment", "words"), [("Hoper", "Hopper-v5"), ("CartPole", "no bounded continuous actions")]
+    ("environment", "data", "words"),
+    [("Hoper", "recorded", "Hopper-v5"), ("Hoper", "d4rl-expert-v2", "Hopper-v4"), ("CartPole", "mine", "CartPole-v5")],
 )
-def test_a_wrong_environment_is_refused_when_planned(environment, words):
-    simulator = "v5" if environment == "Hoper" else "v1"
+def test_a_wrong_environment_is_refused_when_planned(environment, data, words):
     with pytest.raises(UserError, match=words):
-        TASK.check(Config(environment=environment, simulator=simulator), TASK.view())
+        TASK.check(Config(environment=environment, data=data), TASK.view())

@@ -8,7 +8,7 @@ from retable.platform.storage import Storage
 from retable.platform.task import Source
 from retable.tasks.rl.config import Config, View
 from retable.tasks.rl.formats.compact import pack, unpack
-from retable.tasks.rl.model import build, unstack
+from retable.tasks.rl.model import build, generator, unstack
 from retable.tasks.rl.predict import evaluate, predict
 from retable.tasks.rl.prepare import describe
 from tests.rl import toys
@@ -33,7 +33,7 @@ def test_reports_say_who_recorded(policy, words):
 
 def moved(tmp_path, **view):
     transitions(Storage.open(str(tmp_path)))
-    config = toys.config(environment="InvertedPendulum", simulator="v5", data="tiny")
+    config = toys.config(environment="InvertedPendulum", data="tiny")
     weights = unstack(build([config], 4, 1, 1.0), 0)
     source = Source.of(Storage.open(str(tmp_path)), "rl/InvertedPendulum/tiny")
     chosen = View(episodes=1, samples=5, **view)
@@ -44,7 +44,7 @@ def moved(tmp_path, **view):
 def test_rounding_is_measured_by_actions_at_the_observations_of_the_data(tmp_path):
     played, found, weights = moved(tmp_path, policy="bc", precision="int8")
     observations = torch.from_numpy(toys.columns(64, 4, 1)["observation"])
-    noise = torch.randn(64, 2, generator=torch.Generator().manual_seed(View().seed)).clamp(-0.25, 0.25)
+    noise = torch.randn(64, 2, generator=generator(View().seed, "rl.noise.comparing")).clamp(-0.25, 0.25)
 
     def decode(held):  # the decoder, written out; BEAR clamps its latents to 0.25
         hidden = torch.cat((observations, noise), 1)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.func import functional_call
 
 from retable.tasks.rl.config import Bc, Config, Dense, Erk, Grasp, Magnitude, Random, SmallDense, Snip
-from retable.tasks.rl.losses import draw_noise, vae_loss
+from retable.tasks.rl.losses import PRUNING_NOISE, draw_noise, vae_loss
 from retable.tasks.rl.model import build, layers, unstack
 from retable.tasks.rl.prune import diagnose, erk_counts, grasp, keep_largest, kept, masks, snip
 from tests.rl import reference_bcq
@@ -84,7 +84,7 @@ def test_a_round_scores_what_the_round_before_has_left(method, score):
     before = {name: value.clone() for name, value in networks.state_dict().items()}
     ours = masks([c], networks, toy.sample)[0]
     batch = {name: value[None] for name, value in toy.sample(0, size).items()}
-    noise = draw_noise([0], "prune/noise", 0, size, 4, 10)
+    noise = draw_noise([0], PRUNING_NOISE, 0, size, 4, 10)
     once = found([config(prune=method(sparsity=0.7, batch=size))])["vae"]  # 1 - sqrt(0.09)
     with torch.no_grad():
         for layer, module in layers(networks.vae).items():
@@ -124,7 +124,7 @@ def test_ties_at_zero_do_not_break_the_count(method):
         assert mask.sum() == round(0.9 * len(mask)), name
     if method is Snip:
         networks = build([c], 11, 3, 1.0)
-        noise = draw_noise([0], "prune/noise", 0, 20, 6, 10)
+        noise = draw_noise([0], PRUNING_NOISE, 0, 20, 6, 10)
         reference = oracle(c, networks, 11, 3, torch.float32)
         batch = sample(0, 20)
         loss = reference_bcq.autoencoder_loss(reference.vae, batch, noise.vae[0])
@@ -178,7 +178,7 @@ def scored(method, size, seed):
     toy = Toy([seed], 3, 1)
     ours = found([c], toy.sample, 3, 1)
     batch = {k: v.double() for k, v in toy.sample(0, size).items()}
-    noise = [part[0].double() for part in draw_noise([seed], "prune/noise", 0, size, 2, 10)]
+    noise = [part[0].double() for part in draw_noise([seed], PRUNING_NOISE, 0, size, 2, 10)]
     return ours, oracle(c, build([c], 3, 1, 1.0), 3, 1), batch, noise
 
 
@@ -354,6 +354,11 @@ def paths(edges, starts, ends):
     return out
 
 
+FIRST = {"vae": ("d1",), "actor": ("l1",), "critic": ("l1", "l4")}
+"""The first layer of each chain that acts."""
+STATE = {"vae": "state", "actor": "in", "critic": "in"}
+
+
 def random_masks(kind, seed, density):
     networks = build([Config(actor=(3, 2), critic=(2, 3), vae=(3, 2))], 2, 1, 1.0)
     source = torch.Generator().manual_seed(seed)
@@ -368,15 +373,20 @@ def test_the_diagnosis_agrees_with_enumerated_paths(kind, seed, density):
     edges, starts, ends, units = edges_of(by_layer)
     routes = paths(edges, starts, ends)
     crossed = {edges[number][1] for route in routes for number in route}
-    got = diagnose(by_layer)
+    got = diagnose(by_layer, 2)
     assert got.effective == len({number for route in routes for number in route})
     assert got.units == len(units) and got.unconnected == len([unit for unit in units if unit not in crossed])
     assert got.weights == len(edges)
+    acting = [route for route in routes if edges[route[0]][1][0] in FIRST[kind]]
+    for_each = [{edges[route[0]][0] for route in acting if edges[route[0]][1][0] == first} for first in FIRST[kind]]
+    assert got.blind == sum(any((STATE[kind], i) not in seen for seen in for_each) for i in range(2))
+    assert got.dead == len(ends - {edges[route[-1]][1] for route in acting})
     assert got.lost == tuple(layer for layer, mask in by_layer.items() if not mask.sum())
     assert got.density == pytest.approx({layer: mask.sum().item() / mask.numel() for layer, mask in by_layer.items()})
 
 
 def test_the_diagnosis_of_a_dense_network_finds_all_connected():
     for kind in NETWORKS:
-        got = diagnose(random_masks(kind, 0, 2.0))
+        got = diagnose(random_masks(kind, 0, 2.0), 2)
         assert got.unconnected == 0 and got.effective == got.weights and not got.lost
+        assert got.blind == got.dead == 0

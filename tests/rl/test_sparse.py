@@ -103,7 +103,7 @@ def test_weights_of_a_diverged_run_have_no_int8_size_and_break_nothing():
 
 
 def test_a_run_counts_its_files_at_its_end_only():
-    learner, toy = toys.learner([toys.config(epochs=2, updates=1)])
+    learner, toy = toys.learner([toys.config(epochs=2, steps=1)])
     for step, counted in ((0, False), (1, True)):
         learner.step(toy.batch(step))
         assert ("bytes/vae/compact" in validate(learner, toy)[0]) is counted

@@ -1,9 +1,9 @@
 """Stacks of runs: every member ends where it would alone, and its noise and batches are those that it would see."""
 
-import hashlib
 import math
 from contextlib import nullcontext
 
+import numpy as np
 import pytest
 import torch
 from scipy.stats import kstest
@@ -11,6 +11,7 @@ from scipy.stats import kstest
 from retable.platform.config import override
 from retable.platform.loop import train
 from retable.platform.runs import RunFolder
+from retable.platform.seeds import sequence
 from retable.platform.stages import predict_one
 from retable.platform.storage import Storage
 from retable.platform.task import find
@@ -18,13 +19,13 @@ from retable.platform.worker import Worker
 from retable.tasks.rl.config import Snip, View
 from retable.tasks.rl.data import Transitions
 from retable.tasks.rl.learner import OfflineLearner
-from retable.tasks.rl.losses import draw_noise, latents, noise_keys, normals
+from retable.tasks.rl.losses import PRUNING_NOISE, TRAINING_NOISE, draw_noise, latents, noise_keys, normals
 from tests.rl import toys
 from tests.rl.toys import Toy, columns, config, learner
 
 torch.set_num_threads(1)
 TASK = find("rl")
-SMALL = {"actor": [16, 12], "critic": [16, 12], "vae": [18, 18], "batch": 8, "updates": 50, "epochs": 2}
+SMALL = {"actor": [16, 12], "critic": [16, 12], "vae": [18, 18], "batch": 8, "steps": 50, "epochs": 2}
 MEMBERS = [
     {"prune": "snip", "prune.sparsity": 0.5},
     {"prune": "snip", "prune.sparsity": 0.95, "seed": 1},
@@ -32,7 +33,7 @@ MEMBERS = [
     {"prune": "random", "prune.sparsity": 0.8, "seed": 2},
     {"prune": "dense"},
 ]
-INFO = {"states": 17, "actions": 6, "max_action": 1.0, "digest": "digest"}
+INFO = {"states": 17, "actions": 6, "max_action": 1.0, "digest": "digest", "simulator": "v5"}
 
 
 def configs(**changes):
@@ -96,7 +97,7 @@ def test_a_member_that_diverges_fails_alone_and_in_one_line(tmp_path, whole):
     sick = folders[2]
     assert math.isnan(sick.result()["metrics"]["critic_loss"]) and sick.weights(2)["vae.d3.weight"].isnan().any()
     view = View(policy="bc", episodes=1, epoch=2)
-    good, bad = (override(configs()[member], {"simulator": "v5"}) for member in (4, 2))
+    good, bad = (configs()[member] for member in (4, 2))
     assert predict_one("rl", good, view, folders[4], False) is None
     line = predict_one("rl", bad, view, sick, False)
     assert "its training has diverged" in line and "\n" not in line
@@ -137,9 +138,9 @@ def scrambled(word):
 
 @pytest.mark.parametrize(("seed", "number"), [(0, 0), (3, 1), (105, 999_999)])
 def test_noise_is_splitmix_through_box_and_muller(seed, number):
-    key = int.from_bytes(hashlib.blake2b(f"{seed}/train".encode(), digest_size=8).digest(), "little")
+    key = int(sequence(seed, TRAINING_NOISE).generate_state(1, np.uint64)[0])
     stream = scrambled((key + number * 0x9E3779B97F4A7C15) & ((1 << 64) - 1))
-    got = normals(noise_keys([seed], "train"), number, torch.arange(300))[0]
+    got = normals(noise_keys([seed], TRAINING_NOISE), number, torch.arange(300))[0]
     for word, pair in zip(splitmix(stream, 300), got.tolist(), strict=True):
         radius = math.sqrt(-2 * math.log(((word >> 40) + 1) / 2**24))
         angle = 2 * math.pi * (word & 0xFFFFFF) / 2**24
@@ -155,20 +156,20 @@ def test_noise_is_normal_and_independent_of_everything_else():
     columns = torch.cat([columns, columns.roll(1, 0)], 1)  # and with the row before
     correlation = torch.corrcoef(columns.T)
     assert (correlation - torch.eye(len(correlation))).abs().max() < 5.5 / math.sqrt(20_000)
-    large = normals(noise_keys([0], "train"), 7, torch.arange(500_000)).flatten()
+    large = normals(noise_keys([0], TRAINING_NOISE), 7, torch.arange(500_000)).flatten()
     assert large.mean().abs() < 5e-3 and large.std() == pytest.approx(1, abs=5e-3) and 4.3 < large.abs().max() < 5.8
     assert large.pow(4).mean() == pytest.approx(3, abs=0.05)
 
 
-KEYS = [(0, "train", 0), (1, "train", 0), (0, "train", 1), (0, "train", 2), (0, "prune/noise", 0)]
+KEYS = [*((seed, TRAINING_NOISE, number) for seed, number in ((0, 0), (1, 0), (0, 1), (0, 2))), (0, PRUNING_NOISE, 0)]
 
 
 def test_a_members_noise_is_its_own_whoever_draws_it():
     """In a stack, alone, shared out among workers, with the count in a tensor, or without targets: the same bits."""
-    keys = noise_keys([5, 6, 7], "train")
+    keys = noise_keys([5, 6, 7], TRAINING_NOISE)
     stacked = latents(keys, torch.tensor(9), 12, 6, 10)
     for member, seed in enumerate((5, 6, 7)):
-        for part, alone in zip(stacked, draw_noise([seed], "train", 9, 12, 6, 10), strict=True):
+        for part, alone in zip(stacked, draw_noise([seed], TRAINING_NOISE, 9, 12, 6, 10), strict=True):
             assert torch.equal(part[member], alone[0])
     thirds = [latents(keys, 9, 12, 6, 10, slice(i, i + 4)) for i in (0, 4, 8)]
     for part, pieces in zip(stacked, zip(*thirds, strict=True), strict=True):
@@ -180,7 +181,7 @@ def test_a_members_noise_is_its_own_whoever_draws_it():
 
 
 def test_batches_gathered_on_a_device_are_the_same():
-    members = configs(updates=130)
+    members = configs(steps=130)
     plain, placed = transitions(members), transitions(members)
     placed.place(torch.device("cpu"))
     for rank, world in ((0, 1), (1, 2)):

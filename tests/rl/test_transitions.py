@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -15,8 +16,10 @@ from retable.tasks.rl import data
 from retable.tasks.rl.config import Config
 from tests.rl.d4rl_files import ACTIONS, STATES, Arrays
 
+States = Literal["raw", "standardized"]
 
-def opened(*seeds: int, batch: int = 6, updates: int = 230) -> tuple[data.Transitions, Arrays]:
+
+def opened(*seeds: int, updates: int = 230, states: States = "raw") -> tuple[data.Transitions, Arrays]:
     """Transitions over read-only columns, as they come from shared memory, whose rows can be told apart."""
     rows = 50
     columns: Arrays = {
@@ -30,7 +33,7 @@ def opened(*seeds: int, batch: int = 6, updates: int = 230) -> tuple[data.Transi
     for column in columns.values():
         column.setflags(write=False)
     info = {"states": STATES, "actions": ACTIONS, "max_action": 1.0}
-    configs = [Config(seed=seed, batch=batch, updates=updates) for seed in seeds]
+    configs = [Config(seed=seed, batch=6, steps=updates, states=states) for seed in seeds]
     return data.Transitions(columns, info, configs), columns
 
 
@@ -117,33 +120,24 @@ def test_shared_columns_never_reach_torch(seeds: tuple[int, ...]) -> None:
         np.testing.assert_array_equal(column, before[name])
 
 
-def open_as(environment: str, recorded: str, simulator: str, sizes: tuple[int, int]) -> data.Transitions:
-    """Open data of an environment for a training whose policy will be played in a simulator."""
+def open_as(environment: str, recorded: str, sizes: tuple[int, int]) -> data.Transitions:
+    """Open data of an environment that were recorded in a version of it."""
     info = {"simulator": recorded, "states": sizes[0], "actions": sizes[1], "max_action": 1.0}
-    config = Config(environment=environment, simulator=simulator, data="mine")
+    config = Config(environment=environment, data="mine", states="raw")
     return data.open_transitions({}, Source(Storage.open("."), info), [config])
 
 
-@pytest.mark.parametrize(("recorded", "simulator"), [("v2", "v4"), ("v4", "v4"), ("v5", "v5"), ("unknown", "v4")])
-def test_data_are_opened_for_their_own_simulator(recorded: str, simulator: str) -> None:
-    assert open_as("Hopper", recorded, simulator, (11, 3)).states == 11
-
-
-@pytest.mark.parametrize(
-    ("recorded", "simulator", "wanted"), [("v2", "v5", "v4"), ("v5", "v4", "v5"), ("v4", "v5", "v4")]
-)
-def test_another_simulator_than_that_of_the_data_is_refused_before_training(
-    recorded: str, simulator: str, wanted: str
-) -> None:
-    match = f"'mine' were recorded in Hopper-{recorded}.*Hopper-{simulator}; use --set simulator={wanted}, or"
-    with pytest.raises(UserError, match=match):
-        open_as("Hopper", recorded, simulator, (11, 3))
+@pytest.mark.parametrize(("recorded", "played"), [("v2", "v4"), ("v4", "v4"), ("v5", "v5"), ("unknown", "v5")])
+def test_policies_are_played_in_the_simulator_of_the_data(recorded: str, played: str) -> None:
+    assert open_as("Hopper", recorded, (11, 3)).states == 11
+    assert data.simulator("Hopper", {"simulator": recorded}) == f"Hopper-{played}"
 
 
 def test_data_of_other_sizes_than_the_simulators_are_refused_before_training() -> None:
-    """Ant has 27 observations in v4 and 105 in v5, which only the sizes tell where the data do not."""
-    assert open_as("Ant", "unknown", "v5", (105, 8)).states == 105
+    """Ant has 27 observations in v4 and 105 in v5, which the sizes tell where the data do not."""
+    assert open_as("Ant", "unknown", (105, 8)).states == 105
+    assert open_as("Ant", "v2", (27, 8)).states == 27
     with pytest.raises(UserError, match=r"Ant-v4 has \(27, 8\) observations and actions, data 'mine' \(105, 8\)"):
-        open_as("Ant", "unknown", "v4", (105, 8))
+        open_as("Ant", "v4", (105, 8))
     with pytest.raises(UserError, match="did you mean 'Hopper-v5'"):
-        open_as("Hoper", "unknown", "v5", (11, 3))
+        open_as("Hoper", "unknown", (11, 3))

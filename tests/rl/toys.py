@@ -12,7 +12,7 @@ import torch
 from retable.tasks.rl.config import Config
 from retable.tasks.rl.learner import OfflineLearner
 
-SMALL = {"actor": (16, 12), "critic": (14, 10), "vae": (18, 16), "batch": 8}
+SMALL = {"actor": (16, 12), "critic": (14, 10), "vae": (18, 16), "batch": 8, "states": "raw"}
 
 
 def config(**values) -> Config:
@@ -54,6 +54,7 @@ class Toy:
     states: int = 5
     actions: int = 2
     max_action: float = 1.0
+    standard: object = None
 
     def sample(self, member, size):
         return transitions(1000 + self.seeds[member], size, self.states, self.actions)

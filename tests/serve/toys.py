@@ -6,12 +6,12 @@ from retable.tasks.rl.export import read_export, write_policy
 from retable.tasks.rl.model import build, unstack
 from tests.rl import toys
 
-INFO = {"states": 4, "actions": 1, "max_action": 1.0, "behaviour_return": 100.0}
+INFO = {"states": 4, "actions": 1, "max_action": 1.0, "behaviour_return": 100.0, "simulator": "v5"}
 
 
 def policy_file(seed=0, policy="bcq"):
     """Return the file of an untrained policy of four states and one action."""
-    config = toys.config(environment="InvertedPendulum", simulator="v5", seed=seed)
+    config = toys.config(environment="InvertedPendulum", seed=seed)
     return write_policy(config, INFO, unstack(build([config], 4, 1, 1.0), 0), policy, "float32")
 
 

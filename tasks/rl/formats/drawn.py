@@ -59,7 +59,7 @@ def masks(said: Any) -> dict[str, Tensor]:
         raise ValueError(f"its masks are of more than {LARGEST:,} numbers")
     found = _drawn(said)
     if checksum(found) != said.get("checksum"):
-        raise ValueError(f"PyTorch {torch.__version__} draws other masks than the one that wrote it")
+        raise ValueError(f"this program draws other masks than the one that wrote it (PyTorch {torch.__version__})")
     return found
 
 
