@@ -47,9 +47,14 @@ def wheel_of(source, into):
     return zipfile.ZipFile(wheel)
 
 
+@pytest.fixture(scope="module")
+def wheel(source, tmp_path_factory):
+    return wheel_of(source, tmp_path_factory.mktemp("wheel"))
+
+
 def asked(package, *, cwd="/", **more):
-    """Return the provenance that the code in a folder would write for a run of rl."""
-    code = "import json, retable.platform.provenance as p; print(json.dumps(p.collect('rl')))"
+    """Return what of a provenance says which code ran, as the code in a folder writes it for a run of rl."""
+    code = "import json, retable.platform.provenance as p; print(json.dumps(p.code_ran('rl')))"
     variables = {"PATH": os.environ["PATH"], "PYTHONPATH": str(package), **more}
     command = [sys.executable, "-c", code]
     return json.loads(
@@ -57,8 +62,8 @@ def asked(package, *, cwd="/", **more):
     )
 
 
-def test_a_wheel_knows_its_commit_and_shows_what_was_changed_in_it_since(source, tmp_path):
-    wheel_of(source, tmp_path).extractall(tmp_path / "site")
+def test_a_wheel_knows_its_commit_and_shows_what_was_changed_in_it_since(source, wheel, tmp_path):
+    wheel.extractall(tmp_path / "site")
     commit = git(source, "rev-parse", "HEAD")
     made = asked(tmp_path / "site", RETABLE_COMMIT="a" * 40)
     assert (made["commit"], made["dirty"], made["code"]) == (commit, False, code_of("rl"))
@@ -107,8 +112,8 @@ def test_an_image_knows_the_commit_that_its_build_was_given(source, tmp_path):
     assert raised.value.stderr.startswith("error: 'main' is no commit")
 
 
-def test_the_wheel_holds_every_module_and_data_file(source, tmp_path):
-    inside = set(wheel_of(source, tmp_path).namelist())
+def test_the_wheel_holds_every_module_and_data_file(wheel):
+    inside = set(wheel.namelist())
     kinds = ("*.py", "*.json", "*.j2", "*.safetensors", "*.rtsn", "*.html", "*.css", "*.js")
     wanted = [path for folder in FOLDERS for kind in kinds for path in (ROOT / folder).rglob(kind)]
     assert len(wanted) > 40

@@ -211,10 +211,13 @@ def test_what_raises_in_a_step_leaves_its_whole_traceback(cluster, tmp_path, wor
     assert json.loads(capsys.readouterr().out)["tracebacks"] == {f"attempts/{number:04d}/traceback.txt": text}
 
 
-def test_a_mistake_of_the_users_leaves_a_line_and_no_traceback(cluster, tmp_path):
-    with pytest.raises(UserError, match="this cannot be trained; choose another"):
-        retable.train("failing", {"fails": "mistake"}, storage=str(tmp_path))
-    assert list(tmp_path.rglob("failure.json")) and not list(tmp_path.rglob("traceback.txt"))
+def test_a_mistake_of_the_users_leaves_a_line_and_no_traceback(storage):
+    task = find("failing")
+    attempt = attempts.claim(RunFolder.of(storage, task, task.config()), "work", 0)
+    with pytest.raises(UserError), launch.failures_kept([attempt]):
+        raise UserError("this cannot be trained; choose another")
+    assert attempt.folder.folder.read_json("failure.json")["why"] == "this cannot be trained; choose another"
+    assert not attempt.folder.folder.exists("attempts/0001/traceback.txt")
 
 
 def test_a_storage_that_cannot_be_written_does_not_hide_what_went_wrong(storage, monkeypatch):
