@@ -38,7 +38,7 @@ SET = {
     "weather": {"data": "generated-24"},
     "style": {"data": "generated"},
     "audio": {"data": "generated-tiny"},
-    "rl": {"data": "recorded", "simulator": "v5"},
+    "rl": {"data": "recorded"},
 }
 """What makes the published setting run on generated data."""
 
