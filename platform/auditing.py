@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from retable.platform.config import exact_changes, parent, set_line
-from retable.platform.filled import view_changes
 from retable.platform.learnt import Learnt, training_cost
 from retable.platform.plan import Combining, Plan
 from retable.platform.runs import RunFolder
-from retable.platform.table import Combined, Measurement, Replicate
-from retable.platform.verdicts import and_more
+from retable.platform.table import Combined, Measurement, Replicate, view_changes
+from retable.platform.text import and_more
 
 
 def audit(plan: Plan, known: Mapping[str, Learnt], rates: Mapping[str, float]) -> list[dict[str, Any]]:
@@ -62,7 +61,7 @@ def _replicate(
         "state": training.status if training else "measured alone",
         "axes": dict(replicate.axes),
         "set": exact_changes(config),
-        "view": {} if view is None else view_changes(task, config, view),
+        "view": {} if view is None else view_changes(task.view(), config, view),
         "parent": RunFolder.of(plan.storage, task, ancestor).fingerprint if ancestor is not None else None,
         "data": task.dataset.where(config),
         "core_hours": training_cost(task, config, known) / 3600 if training else 0.0,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ from rich.progress import BarColumn, Progress, Task, TaskID, TextColumn, TimeEla
 from rich.table import Column
 from rich.text import Text
 
-from retable.platform.errors import UserError
+from retable.platform.text import clock
 
 ROWS = 8
 """Most running pieces of work that are shown."""
@@ -170,32 +169,3 @@ class Board:
     def _line(self, text: str) -> None:
         if self.bars.disable:
             console.print(f"{self.title}: {text}", markup=False)
-
-
-def seconds_of(text: str, option: str) -> float:
-    """Return the seconds in a text such as `2h`, `90m`, `1h30m` or `45s`.
-
-    Raises:
-        UserError: naming the option, where it is no such text, or no time at all.
-    """
-    found = re.fullmatch(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", text.replace(" ", ""))
-    total = (
-        sum(int(each or 0) * unit for each, unit in zip(found.groups(), (86400, 3600, 60, 1), strict=True))
-        if found
-        else 0
-    )
-    if not total:
-        raise UserError(f"{option} {text}: write a time such as 2h, 90m, 1h30m or 45s")
-    return float(total)
-
-
-def clock(seconds: float) -> str:
-    """Write a time as people say it: `42 s`, `3 min 05 s`, `2 h 10 min`, `93 days`."""
-    seconds = max(0, round(seconds))
-    if seconds < 60:
-        return f"{seconds} s"
-    if seconds < 3600:
-        return f"{seconds // 60} min {seconds % 60:02d} s"
-    if seconds < 48 * 3600:
-        return f"{seconds // 3600} h {seconds % 3600 // 60:02d} min"
-    return f"{seconds / 86400:.1f} days"

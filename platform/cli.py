@@ -22,10 +22,11 @@ from rich.text import Text
 import retable
 from retable.platform import cli_jobs, cli_runs
 from retable.platform import task as tasks
-from retable.platform.board import clock, console, errors, progress_bar, seconds_of
+from retable.platform.board import console, errors, progress_bar
 from retable.platform.config import parse_set, set_line
 from retable.platform.errors import UserError
 from retable.platform.extras import check
+from retable.platform.text import clock, seconds_of
 
 if TYPE_CHECKING:
     from retable.platform.sweep_result import SweepResult
@@ -126,8 +127,10 @@ def resources(
     deadline: str = "",
 ) -> Any:
     """Return the resources that the options ask for."""
-    from retable.platform.launch import Resources
+    from retable.platform import track as trackers
+    from retable.platform.needs import Resources
 
+    trackers.prepare(track)
     return Resources(
         workers=workers,
         cpus=cpus,
@@ -234,7 +237,7 @@ def print_plan(work: Any, wanted: Any = None) -> None:
     from retable.platform.needs import told
     from retable.platform.plan import left_out
     from retable.platform.table import BY_ROWS
-    from retable.platform.verdicts import and_more
+    from retable.platform.text import and_more
 
     rows = sum(row.absent != BY_ROWS for _, table in work.tables.values() for row in table.rows)
     cells = sum(len(found) for rows in work.replicates.values() for found in rows.values())
@@ -280,7 +283,7 @@ def print_plan(work: Any, wanted: Any = None) -> None:
 def sent_notes(work: Any) -> list[str]:
     """Return how many runs of a plan came in a bundle, and which of them are to be trained again."""
     from retable.platform.plan import name_of
-    from retable.platform.verdicts import and_more
+    from retable.platform.text import and_more
 
     sent = [each for each in work.trainings.values() if each.folder.bundle()]
     again = [name_of(each, work.shared) for each in sent if each.status == "weights not sent"]
@@ -360,7 +363,8 @@ def fill_tables(
 def print_section(part: Any) -> None:
     """Print a filled table, and the verdicts of a table or figure."""
     from retable.platform.forms import about, bundled, commits, grid, remarks
-    from retable.platform.verdicts import NOT_JUDGED, and_more, plural
+    from retable.platform.text import and_more, plural
+    from retable.platform.verdicts import NOT_JUDGED
 
     console.print(f"\n[bold]{part.name}[/]  {part.title}")
     say(about(part))

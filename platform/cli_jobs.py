@@ -12,8 +12,9 @@ from rich.live import Live
 from rich.table import Table as Grid
 from rich.text import Text
 
-from retable.platform.board import clock, console
-from retable.platform.cli_runs import COLOURS, MOST, Json, Where, age, grid, print_json, show
+from retable.platform.board import console
+from retable.platform.cli_runs import COLOURS, MOST, Json, Where, grid, print_json, show
+from retable.platform.text import age, clock
 
 app = typer.Typer()
 

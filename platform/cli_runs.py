@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,9 +12,10 @@ from rich.table import Table as Grid
 from rich.text import Text
 from typer.core import TyperGroup
 
-from retable.platform.board import clock, console, errors, progress_bar
+from retable.platform.board import console, errors, progress_bar
 from retable.platform.config import describe, parse_set
 from retable.platform.errors import UserError, redact
+from retable.platform.text import age, clock, size
 
 app = typer.Typer()
 
@@ -45,20 +45,6 @@ def print_json(value: Any) -> None:
     """Print plain data as JSON; numbers that JSON has no word for become null."""
     text = json.dumps(value, indent=2, default=str)
     typer.echo(redact(text))
-
-
-def size(amount: float) -> str:
-    """Write bytes as people read them: `4.2 MB`."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if amount < 1000:
-            return f"{amount:.0f} {unit}" if unit == "B" or amount >= 100 else f"{amount:.1f} {unit}"
-        amount /= 1000
-    return f"{amount:.1f} TB"
-
-
-def age(moment: float) -> str:
-    """Write how long ago something was."""
-    return clock(time.time() - moment) if moment else ""
 
 
 def grid(titles: Sequence[str], rows: Iterable[Sequence[object]], right: str = "") -> Grid:

@@ -11,7 +11,7 @@ from retable.platform.runs import RunFolder, view_key
 from retable.platform.storage import Storage
 from retable.platform.table import AnyRow, AnyTable, Combined, Measurement, Replicate, Results, expand
 from retable.platform.task import Task, find_scale, table_at
-from retable.platform.verdicts import and_more
+from retable.platform.text import and_more
 
 DATA, SETTING, PART, DEVICE = "other data", "another setting", "a part of its replicates", "another device"
 PUBLISHED = "paper"

@@ -16,12 +16,12 @@ from pyarrow import fs
 from rich.console import RenderableType
 from rich.table import Table as Grid
 
-from retable.platform.board import clock
 from retable.platform.config import parent
 from retable.platform.errors import disk_errors
 from retable.platform.nodes import Cluster, NodeType, Prices
 from retable.platform.plan import Plan, Prediction, Training
 from retable.platform.runs import RunFolder, view_key
+from retable.platform.text import clock
 
 Hours = dict[str, float]
 """Node type -> hours of nodes, 0 where there are none."""

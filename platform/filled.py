@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from retable.platform import combine, comparable, notebook, stages
-from retable.platform.config import Config, View, differences, exact_changes, fingerprint, flatten, parent, set_line
+from retable.platform.config import Config, exact_changes, fingerprint, flatten, parent, set_line
 from retable.platform.errors import clean
 from retable.platform.plan import Combining, Plan, combinings, read_timing, timing_read
 from retable.platform.runs import RunFolder, sha256
@@ -33,9 +33,11 @@ from retable.platform.table import (
     expand,
     judge,
     rows_of_claims,
+    view_changes,
 )
 from retable.platform.task import Task, find_scale
-from retable.platform.verdicts import Status, and_more
+from retable.platform.text import and_more
+from retable.platform.verdicts import Status
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -442,14 +444,8 @@ def _run_lines(plan: Plan, task: Task, replicate: Replicate) -> list[str]:
     if view is None:
         return [train_line(task, config)]
     run = RunFolder.of(plan.storage, task, config).fingerprint
-    score = f"retable score {run} {set_line(view_changes(task, config, view))}".strip()
+    score = f"retable score {run} {set_line(view_changes(task.view(), config, view))}".strip()
     return [train_line(task, config, view.epoch), score]
-
-
-def view_changes(task: Task, config: Config, view: View) -> dict[str, Any]:
-    """Return a view as differences from the default; the last epoch is the default."""
-    changes = differences(view, task.view())
-    return {path: value for path, value in changes.items() if (path, value) != ("epoch", config.epochs)}
 
 
 def gather(plan: Plan, name: str) -> Results:
@@ -485,7 +481,7 @@ def _replicate(plan: Plan, task: Task, row: Row | Measurement, replicate: Replic
     if view is None:
         return dataclasses.replace(found, metrics=result["metrics"], origin=Origin(folder.fingerprint, bundle=came))
     weights = result["weights"].get(str(view.epoch), "")
-    origin = Origin(folder.fingerprint, view_changes(task, replicate.config, view), weights, bundle=came)
+    origin = Origin(folder.fingerprint, view_changes(task.view(), replicate.config, view), weights, bundle=came)
     if found.diverged:
         return dataclasses.replace(found, metrics=result["metrics"], origin=origin)
     scores = folder.scores(view, weights)
@@ -505,14 +501,14 @@ def _combined(plan: Plan, combining: Combining) -> Replicate | None:
     members = tuple(
         Origin(
             member.folder.fingerprint,
-            view_changes(task, member.config, member.view),
+            view_changes(task.view(), member.config, member.view),
             stages.weights_digest(member.folder, member.view),
             bundle=_came_of(member.folder),
         )
         for member in combining.members
     )
     first = combining.members[0]
-    view = view_changes(task, first.config, combining.view)
+    view = view_changes(task.view(), first.config, combining.view)
     return Replicate(
         combining.row.label,
         combining.axes,

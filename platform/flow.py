@@ -19,7 +19,7 @@ from retable.platform.needs import Needs, largest
 from retable.platform.plan import Plan, Shared, Training, name_of, stacks
 from retable.platform.runs import RunFolder
 from retable.platform.shelf import Shelf
-from retable.platform.verdicts import plural
+from retable.platform.text import plural
 from retable.platform.watch import FAILURE, LATE, TAKEN, Piece, Watch
 
 STACK = 128

@@ -9,7 +9,8 @@ from retable.platform.config import describe, set_line
 from retable.platform.filled import Cell, FilledClaim, FilledRow, FilledTable, slug_of
 from retable.platform.provenance import UNKNOWN, name_of
 from retable.platform.table import Origin
-from retable.platform.verdicts import NOT_JUDGED, UNTESTED, Status, and_more
+from retable.platform.text import and_more
+from retable.platform.verdicts import NOT_JUDGED, UNTESTED, Status
 
 SMOKE = "smoke"
 """The scale that proves the path: its numbers are shown, and mean nothing."""

@@ -76,10 +76,6 @@ class Resources:
         Raises:
             UserError: naming the field.
         """
-        if self.track:  # here, as a library that is not there is to be told before anything starts
-            from retable.platform.track import prepare
-
-            prepare(self.track)
         least = {"workers": 1, "cpus": 1, "gpus": 0, "checkpoint_every": 0, "stack": 0}
         for name, lowest in least.items():
             value, kind = getattr(self, name), (int, float, np.number) if name == "gpus" else (int, np.integer)

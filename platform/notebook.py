@@ -1,6 +1,6 @@
 """What plans, tables, runs and sweeps look like in a notebook and at Python's prompt: HTML, and a text of a screen.
 
-The values themselves know nothing of it but one line each, `_repr_html_`, which Jupyter calls.
+Plans and sweeps stand on levels below this one: what they look like is set here, when this module is imported.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 from retable.platform.config import describe, differences
 from retable.platform.errors import UserError
 from retable.platform.listing import FIELDS, Run, differs, usual
+from retable.platform.plan import Plan
+from retable.platform.sweep_result import SweepResult
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from retable.platform.filled import FilledTable
-    from retable.platform.plan import Plan
-    from retable.platform.sweep_result import SweepResult
     from retable.platform.trained import TrainedRun
 
 WIDTH, ROWS = 100, 20
@@ -121,7 +121,7 @@ def facts_text(title: str, facts: Mapping[str, str]) -> str:
 
 def plan_facts(plan: Plan) -> dict[str, str]:
     """Return what a plan comes to, in words."""
-    from retable.platform.board import clock
+    from retable.platform.text import clock
 
     states = Counter(training.status for training in plan.trainings.values())
     told = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
@@ -206,7 +206,7 @@ def table_html(part: FilledTable) -> str:
 
 def run_facts(run: TrainedRun) -> dict[str, str]:
     """Return what one wants to know of a run, in words; what cannot be read is said, not raised."""
-    from retable.platform.board import clock
+    from retable.platform.text import clock
 
     facts = {
         "config": describe(differences(run.config, run.task.config())) or "the paper's",
@@ -321,3 +321,12 @@ def _template() -> Any:
 
     environment = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True)
     return environment.get_template("notebook.html.j2").module
+
+
+LOOKS: Sequence[tuple[type, Callable[[Any], str], Callable[[Any], str]]] = (
+    (Plan, plan_text, plan_html),
+    (SweepResult, sweep_text, sweep_html),
+)
+for _kind, _text, _html in LOOKS:
+    setattr(_kind, "__repr__", _text)  # noqa: B010 (mypy takes a plain assignment for a mistake)
+    setattr(_kind, "_repr_html_", _html)  # noqa: B010

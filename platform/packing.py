@@ -22,16 +22,15 @@ from retable.platform.combine import place_of
 from retable.platform.config import fingerprint, override
 from retable.platform.errors import UserError, clean
 from retable.platform.extras import Missing
-from retable.platform.filled import slug
 from retable.platform.plan import Plan, Scoring, Training, compile_plan, data_digest, start_of, task_reads, timings_at
 from retable.platform.records import Malformed, check_content
-from retable.platform.report import read_request
+from retable.platform.report import read_request, request_of, request_slug
 from retable.platform.runs import SHARDS, RunFolder, weights_path
 from retable.platform.snapshot import unswept
 from retable.platform.stages import shards_of, weights_digest
 from retable.platform.storage import Storage
 from retable.platform.task import Task, find_table, table_at
-from retable.platform.verdicts import and_more
+from retable.platform.text import and_more
 
 Reader = Callable[[], bytes]
 LAST = ("combination", "result")
@@ -166,7 +165,7 @@ def requests(
         if asked:
             return asked
     every = tables or [f"{name}/{table}" for name in tasks.names() for table in _tables_at(name, scale)]
-    return {f"{slug(name, scale, changes)}.json": {"table": name, "scale": scale, "set": {**changes}} for name in every}
+    return {f"{request_slug(each)}.json": each for each in (request_of(name, scale, changes) for name in every)}
 
 
 def _tables_at(name: str, scale: str) -> Iterator[str]:
@@ -180,9 +179,9 @@ def _tables_at(name: str, scale: str) -> Iterator[str]:
 
 def plan_of(request: Mapping[str, Any], storage: Storage) -> Plan:
     """Compile the table that a request names."""
-    name, scale, changes = request["table"], request["scale"], request["set"]
+    name, scale, changes, rows = request["table"], request["scale"], request["set"], request.get("rows", ())
     task, table = find_table(name)
-    return compile_plan({name: (task, table_at(task, table, scale, changes))}, storage, scale, changes)
+    return compile_plan({name: (task, table_at(task, table, scale, changes, rows))}, storage, scale, changes, rows)
 
 
 @dataclass

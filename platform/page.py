@@ -19,11 +19,11 @@ from typing import Any
 
 from retable.platform import forms
 from retable.platform import task as tasks
-from retable.platform.board import clock
 from retable.platform.errors import redact
 from retable.platform.filled import FilledRow, FilledTable, slug_of, source_line
 from retable.platform.storage import Storage
-from retable.platform.verdicts import NOT_JUDGED, UNTESTED, Status, and_more
+from retable.platform.text import and_more, clock
+from retable.platform.verdicts import NOT_JUDGED, UNTESTED, Status
 
 PAPERS = ("weather", "style", "audio", "rl")
 """In this order; tasks of others come after them."""

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from retable.platform import notebook
 from retable.platform.config import Config, Parent, View, describe, differences, init_of, override, parent
 from retable.platform.provenance import device_name
 from retable.platform.runs import RunFolder, check_numbers, listed_shards, sha256, view_key
@@ -158,7 +157,7 @@ Shared = Mapping[str, Mapping[str, object]]
 """Task, or `TASK view` -> path -> value."""
 
 
-@dataclass
+@dataclass(repr=False)
 class Plan:
     """All the work that some tables need, each piece once."""
 
@@ -202,12 +201,6 @@ class Plan:
         for item in items:
             found.setdefault(f"{item.task.name} view", []).append(differences(item.view, item.task.view()))
         return {name: common(many) for name, many in found.items()}
-
-    def __repr__(self) -> str:
-        return notebook.plan_text(self)
-
-    def _repr_html_(self) -> str:
-        return notebook.plan_html(self)
 
     @property
     def missing(self) -> list[Training]:

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from retable.platform import provenance, track
-from retable.platform.api import execute, prepare_data
 from retable.platform.attempt import Silence, Taken
 from retable.platform.board import Board
 from retable.platform.cluster import check_nodes, possible_resources, ray_cluster
@@ -34,6 +33,7 @@ from retable.platform.sweep_result import Point, SweepResult, read_points, write
 from retable.platform.table import resolve
 from retable.platform.task import Task, config_at, find
 from retable.platform.watch import FAILURE, Piece, Watch
+from retable.platform.work import execute, prepare_data
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +131,7 @@ def run_sweep(
     Raises:
         UserError: on a mistake of the user's. A point that fails or diverges has no value; the others have.
     """
+    track.prepare(resources.track)
     found = find_space(space) if isinstance(space, str) else space
     found = replace(found, samples=samples) if samples else found
     sweep = Sweep(

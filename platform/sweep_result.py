@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from retable.platform import notebook
 from retable.platform.config import describe, fingerprint, set_line
 from retable.platform.errors import UserError
 from retable.platform.space import Space
@@ -45,7 +44,7 @@ class Point:
         return f"{self.fingerprint} {json.dumps(view, sort_keys=True)}" if view else self.fingerprint
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class SweepResult:
     """What a sweep found."""
 
@@ -74,12 +73,6 @@ class SweepResult:
     def ties(self) -> list[Point]:
         """The points whose value equals the best one's, itself included."""
         return [point for point in self.points if point.value is not None and point.value == self.best.value]
-
-    def __repr__(self) -> str:
-        return notebook.sweep_text(self)
-
-    def _repr_html_(self) -> str:
-        return notebook.sweep_html(self)
 
     def command(self, point: Point) -> str:
         """Return the line that trains a point's run and none else, or loads it where no such line is shorter."""

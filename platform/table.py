@@ -14,7 +14,8 @@ import numpy as np
 
 from retable.platform.config import Config, View, differences, override, override_lineage
 from retable.platform.errors import UserError
-from retable.platform.verdicts import LEAST, NOT_JUDGED, UNTESTED, Verdict, and_more
+from retable.platform.text import and_more
+from retable.platform.verdicts import LEAST, NOT_JUDGED, UNTESTED, Verdict
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
@@ -504,6 +505,12 @@ def split_view(changes: Mapping[str, object]) -> tuple[dict[str, object], dict[s
     config = {path: value for path, value in changes.items() if not path.startswith("view.")}
     view = {path.removeprefix("view."): value for path, value in changes.items() if path.startswith("view.")}
     return config, view
+
+
+def view_changes(default: View, config: Config, view: View) -> dict[str, Any]:
+    """Return a view as differences from the default; the last epoch is the default."""
+    changes = differences(view, default)
+    return {path: value for path, value in changes.items() if (path, value) != ("epoch", config.epochs)}
 
 
 def resolve(view: V, config: Config) -> V:

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from retable.platform import extras
-from retable.platform.board import clock
 from retable.platform.config import UnknownField, override, override_lineage
 from retable.platform.errors import UserError, nearest
 from retable.platform.needs import Needs, Stage
 from retable.platform.storage import Storage
+from retable.platform.text import clock
 
 if TYPE_CHECKING:
     import numpy as np

@@ -16,6 +16,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from retable.platform.text import plural
+
 Status = Literal["holds", "does not hold", "not separable", "not tested at this scale", "not judged"]
 UNTESTED: Status = "not tested at this scale"
 NOT_JUDGED: Status = "not judged"
@@ -127,16 +129,6 @@ def too_few(count: int, noun: str = "seed", least: int = LEAST) -> Verdict | Non
     if not count:
         return untested("rows are missing")
     return untested(f"{plural(count, noun)}; at least {least} are needed") if count < least else None
-
-
-def plural(number: int, noun: str) -> str:
-    """Return a number and its noun."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-def and_more(words: Sequence[str], most: int, separator: str = ", ") -> str:
-    """Join the first words, and say how many there are beyond `most`."""
-    return separator.join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")
 
 
 def join(verdicts: Mapping[str, Verdict] | Sequence[Verdict]) -> Verdict:

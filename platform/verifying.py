@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from retable.platform import api, packing
+from retable.platform import packing
 from retable.platform import task as tasks
 from retable.platform.config import Config, View, override
 from retable.platform.errors import UserError
@@ -25,6 +25,7 @@ from retable.platform.plan import compile_configs, data_digest
 from retable.platform.runs import RunFolder
 from retable.platform.storage import Storage
 from retable.platform.task import Task
+from retable.platform.work import execute, prepare_data
 
 Verdict = Literal["agrees bit for bit", "agrees within the tolerance", "differs", "not comparable"]
 TINY = 1e-9
@@ -142,7 +143,7 @@ def _other_data(sent: Sent, place: Storage) -> str:
     if RunFolder(place, sent.folder.task, sent.folder.fingerprint).result() is not None:
         where = f"{place}/runs/{sent.folder.task}/{sent.folder.fingerprint}"
         raise UserError(f"{where}: the run is there already; choose another storage to train it in again")
-    api.prepare_data(compile_configs(sent.task, [sent.config], place).trainings.values(), place)
+    prepare_data(compile_configs(sent.task, [sent.config], place).trainings.values(), place)
     was, now = (sent.folder.result() or {})["data"], data_digest(place, sent.task.dataset.where(sent.config))
     return "" if was == now else f"its data have the digest {was[:16]}, those here {str(now)[:16]}"
 
@@ -159,7 +160,7 @@ def _train(sent: Sequence[Sent], place: Storage, resources: Resources) -> None:
             if each.task is task:
                 pairs += [(each.config, view) for view in each.views.values()] or [(each.config, None)]
         plan = compile_configs(task, [config for config, _ in pairs], place, [view for _, view in pairs])
-        for name, failure in api.execute(plan, resources).items():
+        for name, failure in execute(plan, resources).items():
             raise UserError(f"{name}: {failure}")
 
 

@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from retable.platform.table import AnyRow, Claim, Replicate, Results
-from retable.platform.verdicts import Estimate, Verdict, join, judge, mean_of, plural, too_few, untested
+from retable.platform.text import plural
+from retable.platform.verdicts import Estimate, Verdict, join, judge, mean_of, too_few, untested
 from retable.tasks.audio import example
 from retable.tasks.audio.figures import validation_losses
 from retable.tasks.audio.metrics import DEPTH, bootstrap

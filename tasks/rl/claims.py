@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from retable.platform.table import Claim, Results, Row
+from retable.platform.text import plural
 from retable.platform.verdicts import (
     LEAST,
     UNTESTED,
@@ -16,7 +17,6 @@ from retable.platform.verdicts import (
     Verdict,
     join,
     mean_of,
-    plural,
     ratio_of,
     seed_mean,
     too_few,

@@ -131,7 +131,7 @@ def test_training_leaves_the_parents_run_alone(storage, monkeypatch):
         name="audio", version=1, keep=lambda config: (), dataset=SimpleNamespace(where=lambda config: "audio/x")
     )
     monkeypatch.setattr(finetune, "find", lambda name: task)
-    monkeypatch.setattr(finetune.api, "execute", execute)
+    monkeypatch.setattr(finetune, "execute", execute)
     before = Config(seed=4)
     config = Config(init=Parent(overrides=(("seed", 4),)), epochs=2)
     seen["failures"] = {}

@@ -4,8 +4,9 @@ import time
 
 import pytest
 
-from retable.platform.board import Board, LeftColumn, seconds_of
+from retable.platform.board import Board, LeftColumn
 from retable.platform.errors import UserError
+from retable.platform.text import seconds_of
 
 
 def test_no_guess_before_a_twentieth_of_the_work_is_done(capsys):

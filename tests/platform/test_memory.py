@@ -5,7 +5,6 @@ import threading
 import pytest
 
 from retable.platform import cluster
-from retable.platform.api import launch_for
 from retable.platform.cluster import ray_cluster, trial_memory
 from retable.platform.config import override
 from retable.platform.flow import train_all
@@ -13,6 +12,7 @@ from retable.platform.launch import concurrent
 from retable.platform.needs import Needs, Resources
 from retable.platform.plan import compile_configs
 from retable.platform.task import find
+from retable.platform.work import launch_for
 from tests.platform.trials import trial_processes
 
 

@@ -10,7 +10,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from retable.platform import launch
-from retable.platform.api import launch_for
 from retable.platform.cluster import ray_cluster
 from retable.platform.config import override
 from retable.platform.flow import stack_size, train_all
@@ -21,6 +20,7 @@ from retable.platform.provenance import here
 from retable.platform.runs import RunFolder
 from retable.platform.storage import Storage
 from retable.platform.task import find
+from retable.platform.work import launch_for
 from retable.platform.worker import Worker
 from tests.platform.halves import fit
 from tests.platform.trials import trial_processes

@@ -5,9 +5,9 @@ import errno
 import pytest
 
 from retable.platform import api
-from retable.platform.board import clock
 from retable.platform.errors import UserError, disk_errors, nearest
 from retable.platform.task import SCALES, find, find_scale, find_table, names, scaled, table_at
+from retable.platform.text import clock
 
 
 def test_tasks_are_found_by_the_names_of_their_folders():

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import retable
 from retable.platform import track
 from retable.platform.config import override
 from retable.platform.errors import UserError
@@ -93,9 +94,10 @@ def test_a_tracker_that_fails_is_noted_once_and_the_run_is_finished(storage, mon
     ("name", "said"),
     [("mlfow", "--track mlfow: no such tracker; did you mean 'mlflow'?"), ("wandb", "pip install 'retable[wandb]'")],
 )
-def test_a_mistake_is_told_before_anything_starts(name, said, monkeypatch):
+def test_a_mistake_is_told_before_anything_starts(name, said, monkeypatch, tmp_path):
     monkeypatch.setattr("retable.platform.extras.is_there", lambda name: False)
     monkeypatch.setattr("retable.platform.extras._whole", set())
     with pytest.raises(UserError) as caught:
-        Resources(track=name)
+        retable.reproduce("line/table1", storage=tmp_path, resources=Resources(track=name))
+    assert not (tmp_path / "data").exists()
     assert said in str(caught.value)

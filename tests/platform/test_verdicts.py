@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from retable.platform.text import and_more
 from retable.platform.verdicts import (
     MOST,
     UNTESTED,
     Estimate,
     Verdict,
-    and_more,
     join,
     joint_of,
     judge,

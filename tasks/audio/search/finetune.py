@@ -16,6 +16,7 @@ from retable.platform.runs import RunFolder, weights_path
 from retable.platform.storage import Storage
 from retable.platform.task import find
 from retable.platform.weights import keep, read_bytes
+from retable.platform.work import execute
 from retable.tasks.audio.config import SPLITS, Config, MeanMel, trained_on
 from retable.tasks.audio.export import Exported, read_export
 
@@ -97,7 +98,7 @@ def train(config: Config, storage: Storage, resources: Resources) -> api.Trained
     """
     task = find("audio")
     work = compile_configs(task, [config], storage)
-    failures = api.execute(work, resources)
+    failures = execute(work, resources)
     if failures:
         raise UserError(next(iter(failures.values())))
     return api.TrainedRun(task, RunFolder.of(storage, task, config), config)

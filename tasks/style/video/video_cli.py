@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.progress import Progress, TextColumn
 
-from retable.platform.board import clock, console
+from retable.platform.board import console
 from retable.platform.errors import UserError
 from retable.platform.storage import Storage
+from retable.platform.text import clock
 from retable.tasks.style.apply.knobs import STYLE_SCALE, Knobs, Precision, spread
 from retable.tasks.style.files import assets
 

@@ -1,0 +1,62 @@
+"""Numbers, times and lists as people read and write them."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+
+from retable.platform.errors import UserError
+
+
+def seconds_of(text: str, option: str) -> float:
+    """Return the seconds in a text such as `2h`, `90m`, `1h30m` or `45s`.
+
+    Raises:
+        UserError: naming the option, where it is no such text, or no time at all.
+    """
+    found = re.fullmatch(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", text.replace(" ", ""))
+    total = (
+        sum(int(each or 0) * unit for each, unit in zip(found.groups(), (86400, 3600, 60, 1), strict=True))
+        if found
+        else 0
+    )
+    if not total:
+        raise UserError(f"{option} {text}: write a time such as 2h, 90m, 1h30m or 45s")
+    return float(total)
+
+
+def clock(seconds: float) -> str:
+    """Write a time as people say it: `42 s`, `3 min 05 s`, `2 h 10 min`, `93 days`."""
+    seconds = max(0, round(seconds))
+    if seconds < 60:
+        return f"{seconds} s"
+    if seconds < 3600:
+        return f"{seconds // 60} min {seconds % 60:02d} s"
+    if seconds < 48 * 3600:
+        return f"{seconds // 3600} h {seconds % 3600 // 60:02d} min"
+    return f"{seconds / 86400:.1f} days"
+
+
+def plural(number: int, noun: str) -> str:
+    """Return a number and its noun."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def and_more(words: Sequence[str], most: int, separator: str = ", ") -> str:
+    """Join the first words, and say how many there are beyond `most`."""
+    return separator.join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")
+
+
+def size(amount: float) -> str:
+    """Write bytes as people read them: `4.2 MB`."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if amount < 1000:
+            return f"{amount:.0f} {unit}" if unit == "B" or amount >= 100 else f"{amount:.1f} {unit}"
+        amount /= 1000
+    return f"{amount:.1f} TB"
+
+
+def age(moment: float) -> str:
+    """Write how long ago something was."""
+    return clock(time.time() - moment) if moment else ""
