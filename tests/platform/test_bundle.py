@@ -274,6 +274,8 @@ def test_a_child_makes_the_plan_train_its_ancestors_again_that_were_sent_without
     again = {(0.01, seed, "Parent"): "weights not sent" for seed in (0, 1)}
     root = {(0.1, seed, "Scratch"): "weights not sent" for seed in (0, 1)}
     assert statuses(plan) == child | again | root
+    assert cli.sent_notes(plan)[0] == f"{len(plan.trainings) - 2} runs"
+    assert cli.sent_notes(plan)[1].startswith("4 to train again, as weights are needed that were not sent: line ")
     assert [each.wave for each in plan.missing] == sorted(each.wave for each in plan.missing)
     assert fill(plan, "line/table1").rows[1].cells[0].mean is not None  # its numbers still count
     assert fill(plan, "line/table1").rows[4].cells[0].mean is not None

@@ -57,7 +57,7 @@ def fits(text, lines=30, columns=100):
 def test_dir_shows_what_there_is_and_all_of_it_is_there():
     code = "import sys, retable; print(*dir(retable)); print({'torch', 'ray', 'numpy', 'pandas'} & set(sys.modules))"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()
-    wanted = "Resources Space TrainedRun UserError __version__ load plan report reproduce runs sweep train"
+    wanted = "Resources Space TrainedRun UserError __version__ load pack plan report reproduce runs sweep train unpack verify"
     assert said == [wanted, "set()"]
     for name in dir(retable):
         assert getattr(retable, name).__doc__
@@ -66,7 +66,7 @@ def test_dir_shows_what_there_is_and_all_of_it_is_there():
 
 
 def test_every_function_is_typed():
-    for name in ("load", "plan", "report", "reproduce", "runs", "sweep", "train"):
+    for name in ("load", "pack", "plan", "report", "reproduce", "runs", "sweep", "train", "unpack", "verify"):
         hints = getattr(retable, name).__annotations__
         assert "return" in hints and "Any" not in str(hints.values())
     assert typing.get_type_hints(retable.Resources)["gpus"] == (float | None)
