@@ -310,7 +310,7 @@ def test_without_training_rows_that_need_weights_are_left_out_and_the_others_sta
     for folder in Path(there.root, "runs", "line").iterdir():
         shutil.rmtree(folder / "views")
     plan = compile_plan({"line/table1": (LINE, table())}, there, train=False)
-    why = "to be scored, but its weights did not come with the bundle"
+    why = "to be scored, but the weights did not come with the bundle"
     assert left_out(plan, "line/table1")[why] == ["slow", "fast", "first", "fine-tuned"] and plan.nothing_to_do
 
 
