@@ -400,7 +400,7 @@ LACKING = {
     "to be continued": "not trained to the end",
     "data changed": "trained on other data",
     "weights not kept": "trained, but an epoch's weights were not kept",
-    "weights not sent": "to be scored, but its weights did not come with the bundle",
+    "weights not sent": "to be scored, but the weights did not come with the bundle",
     "to be retried": "diverged",
 }
 """Status -> why a row is left out where nothing is trained."""

@@ -38,7 +38,8 @@ doctor|runs|show latest|diff latest latest|gc|status|tables|data make rl --env H
 data convert rl x.hdf5|data import audio folder|rl export latest x|rl play latest|weather submit latest
 weather netcdf latest|weather weights x|weather export latest x|style video a.mp4 b.mp4 --style c.jpg|style image a.jpg
 style compare latest a.jpg|style weights x|style export latest x|audio index folder|audio search words|audio weights x
-audio finetune x.csv --from latest|audio augment data|audio submit latest|audio export latest x|data|rl"""
+audio finetune x.csv --from latest|audio augment data|audio submit latest|audio export latest x|data|rl
+runs pack|runs unpack x|verify x"""
 INCOMPLETE = """nonsense|plan --scale|train|train rl extra|score|predict|predict rl|new|show|diff latest|data nonsense
 data make|data make nothing|data check|data convert|data import rl|rl|rl nonsense|rl export|rl export latest
 weather nonsense|style image|style nonsense|style video a.mp4|audio
@@ -50,6 +51,7 @@ NUMBERS = {
     "sweep rl": ("--samples",),
     "runs": ("--limit",),
     "gc": ("--older-than",),
+    "verify x": ("--sample", "--seed", "--tolerance"),
     "serve rl": ("--port",),
     "rl play latest": ("--episodes",),
     "data make rl --env Hopper": ("--transitions", "--noise"),
@@ -106,7 +108,8 @@ style image {} --style great_wave --out o.png|style image lake.jpg --style {} --
 style video {} o.mp4 --style great_wave|audio search --like {}|audio search rain --index {}|audio weights {}
 audio finetune {} --from latest|audio index {}|audio augment {}|weather weights {}|sweep --space {}|plan --cluster {}
 data check rl {}|data check weather {}|data check style {}|data check audio {}|data convert rl {}|data import rl {}
-data import weather {}|data import style {} --name x|data import audio {}|new paper --table {}|submit --fetch {}"""
+data import weather {}|data import style {} --name x|data import audio {}|new paper --table {}|submit --fetch {}
+runs unpack {}|verify {}"""
 FOREIGN = {
     "absent": None,
     "empty": b"",

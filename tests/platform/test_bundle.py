@@ -274,6 +274,8 @@ def test_a_child_makes_the_plan_train_its_ancestors_again_that_were_sent_without
     again = {(0.01, seed, "Parent"): "weights not sent" for seed in (0, 1)}
     root = {(0.1, seed, "Scratch"): "weights not sent" for seed in (0, 1)}
     assert statuses(plan) == child | again | root
+    assert cli.sent_notes(plan)[0] == f"{len(plan.trainings) - 2} runs"
+    assert cli.sent_notes(plan)[1].startswith("4 to train again, as weights are needed that were not sent: line ")
     assert [each.wave for each in plan.missing] == sorted(each.wave for each in plan.missing)
     assert fill(plan, "line/table1").rows[1].cells[0].mean is not None  # its numbers still count
     assert fill(plan, "line/table1").rows[4].cells[0].mean is not None
@@ -308,7 +310,7 @@ def test_without_training_rows_that_need_weights_are_left_out_and_the_others_sta
     for folder in Path(there.root, "runs", "line").iterdir():
         shutil.rmtree(folder / "views")
     plan = compile_plan({"line/table1": (LINE, table())}, there, train=False)
-    why = "to be scored, but its weights did not come with the bundle"
+    why = "to be scored, but the weights did not come with the bundle"
     assert left_out(plan, "line/table1")[why] == ["slow", "fast", "first", "fine-tuned"] and plan.nothing_to_do
 
 
