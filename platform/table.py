@@ -481,7 +481,7 @@ def expand(table: AnyTable, row: Row | Measurement, default: Any, default_view: 
         axes = {path: values for path, values in axes.items() if not path.startswith("view.")}
     scaled = {} if isinstance(row, Measurement) else table.overrides
     user, user_view = split_view(table.changes)
-    base = override(default, row.overrides)
+    base = override_lineage(override(default, row.overrides), scaled)
     views: dict[Any, Any] = {}
     fixed = {path: value for path, value in row.overrides.items() if path in table.over}
     fixed |= {f"view.{path}": v for path, v in (view_overrides or {}).items() if f"view.{path}" in table.over}
@@ -489,7 +489,7 @@ def expand(table: AnyTable, row: Row | Measurement, default: Any, default_view: 
     for combination in itertools.product(*axes.values()):
         point = dict(zip(axes, combination, strict=True))
         changes, seen = split_view(point)
-        config = override_lineage(base, {**scaled, **user, **changes})
+        config = override_lineage(base, {**user, **changes})
         view = None
         if view_overrides is not None:
             key = (config.epochs, *((path, repr(value)) for path, value in seen.items()))

@@ -23,10 +23,12 @@ class Reduced:
     """A reduced setting: what becomes of a row."""
 
     sparsities: Mapping[str, Sequence[float]]
-    """Of each method, those that are played; rows that are only counted are all run."""
+    """Of each method, those that are played."""
     view: Mapping[str, object]
     """How policies are played."""
     environments: Sequence[str] = ENVIRONMENTS
+    counted: Collection[float] | None = None
+    """Sparsities of the rows that are only counted; None: all."""
     raw: Mapping[str, Sequence[float]] = field(default_factory=lambda: dict.fromkeys(METHODS, RAW))
     """Of each method, the sparsities that are played on raw states."""
     everywhere: Collection[str] | None = None
@@ -44,7 +46,8 @@ class Reduced:
         if "steps" not in own:
             row = dataclasses.replace(row, overrides={**own, **self.training})
         if row.view is None:
-            return row
+            left_out = self.counted is not None and own.get("prune.sparsity") not in (None, *self.counted)
+            return "at other sparsities" if left_out else row
         played = self.raw if "states" in own else self.sparsities
         if "prune.sparsity" in own and own["prune.sparsity"] not in played.get(str(own["prune"]), ()):
             return "at other sparsities"
@@ -64,6 +67,7 @@ class Reduced:
 SMOKE = Reduced(sparsities=dict.fromkeys(METHODS, (0.5, 0.95)), view={"episodes": 2, "samples": 10})
 QUICK = Reduced(
     sparsities=dict.fromkeys(("snip", "grasp", "erk", "random"), (0.95,)),
+    counted=(0.5, 0.8, 0.9, 0.95),
     raw={"snip": (0.95,)},
     view={"episodes": 5},
     environments=("HalfCheetah",),

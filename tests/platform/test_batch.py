@@ -99,7 +99,7 @@ def test_the_model_is_a_file_a_name_of_the_zoo_or_a_run(tmp_path):
     ):
         with pytest.raises(UserError, match=wanted):
             batch.find_model("style", name, storage)
-    with pytest.raises(UserError, match="--model: name one of HalfCheetah-dense, HalfCheetah-random-95"):
+    with pytest.raises(UserError, match="--model: name one of HalfCheetah-dense, HalfCheetah-grasp-95"):
         batch.find_model("rl", "", storage)
     with pytest.raises(UserError, match="the task line has no module `answer`"):
         batch.predict("line", ["x"], tmp_path / "out", "", {}, storage, lambda done, total: None)

@@ -88,14 +88,15 @@ def test_the_quick_scale_trains_bc_alone_and_counts_everything(storage):
     assert plan.cost < 180, "90 seconds on two cores"
 
 
-def test_the_bc_half_of_a_figure_can_be_trained_by_itself(storage):
+@pytest.mark.parametrize(("scale", "updates", "epochs"), [("paper", 1_000_000, 10), ("small", 10_000, 7)])
+def test_the_bc_half_of_a_figure_can_be_trained_by_itself(storage, scale, updates, epochs):
     """As for a million updates: the VAE alone takes a fifth of the time, and its numbers are those beside BCQ."""
     changes = {"algorithm": "bc", "view.policy": "bc", "data": "recorded", "environment": "HalfCheetah", "seed": 0}
-    table = table_at(TASK, TABLES["figure1"], "paper", changes, ["dense", "SNIP 95 %"])
+    table = table_at(TASK, TABLES["figure1"], scale, changes, ["dense", "SNIP 95 %"])
     plan = compile_plan({"rl/figure1": (TASK, table)}, storage)
     assert [type(t.config.algorithm) for t in plan.trainings.values()] == [Bc, Bc]
-    assert {t.config.epochs * t.config.steps for t in plan.trainings.values()} == {1_000_000}
-    assert {scoring.view.policy for scoring in plan.scorings.values()} == {"bc"} and len(plan.scorings) == 2 * 10
+    assert {t.config.epochs * t.config.steps for t in plan.trainings.values()} == {updates}
+    assert {scoring.view.policy for scoring in plan.scorings.values()} == {"bc"} and len(plan.scorings) == 2 * epochs
 
 
 def test_the_ablation_prunes_what_its_rows_say(storage):
