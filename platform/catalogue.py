@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from retable.platform import task as tasks
+from retable.platform.commit import code_root
 from retable.platform.extras import Missing, check
 from retable.platform.space import find_space, spaces
 
@@ -102,7 +103,7 @@ def stamp() -> str:
             check(name)
         except Missing as error:
             check_all.append(str(error))
-    places = [Path(__file__).parent, *map(Path, [*retable.tasks.__path__, *retable.search_spaces.__path__])]
+    places = [code_root() / "platform", *map(Path, [*retable.tasks.__path__, *retable.search_spaces.__path__])]
     files = [file for place in places for file in sorted(place.rglob("*.py"))]
     stamps = [[str(file), (about := file.stat()).st_size, about.st_mtime_ns] for file in files]
     return hashlib.sha256(json.dumps([sys.prefix, check_all, stamps]).encode()).hexdigest()[:16]

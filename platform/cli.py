@@ -23,6 +23,7 @@ import retable
 from retable.platform import cli_jobs, cli_runs
 from retable.platform import task as tasks
 from retable.platform.board import console, errors, progress_bar
+from retable.platform.commit import code_root
 from retable.platform.config import parse_set, set_line
 from retable.platform.errors import UserError
 from retable.platform.extras import check
@@ -45,7 +46,7 @@ app.add_typer(cli_jobs.app)
 PLATFORM = tuple(app.registered_groups)
 """The groups of commands that no task brings."""
 
-GPU = Path(retable.__file__).absolute().parents[1] / "benchmarks" / "results" / "gpu.json"
+GPU = code_root().parent / "benchmarks" / "results" / "gpu.json"
 """What `python -m benchmarks gpu` measured, in a checkout where it was run."""
 
 Tables = Annotated[

@@ -21,7 +21,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import retable
 from retable.platform import commit, ray_compat
 from retable.platform.board import errors
 from retable.platform.errors import UserError, one_line
@@ -356,7 +355,7 @@ def cap_memory(wanted: float, most: float) -> None:
 
 def add_to_path() -> None:
     """Let Ray's workers import the very package that this process runs: a checkout need not be installed."""
-    ours = str(Path(retable.__file__).absolute().parents[1])
+    ours = str(commit.code_root().parent)
     paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path != ours]
     os.environ["PYTHONPATH"] = os.pathsep.join([ours, *paths])
 

@@ -25,6 +25,11 @@ VARIABLE = "RETABLE_COMMIT"
 """Environment variable that names the commit of a job's upload."""
 
 
+def code_root() -> Path:
+    """Return the folder `retable`, whose folders hold all code but that of RETABLE_TASKS."""
+    return Path(__file__).absolute().parents[1]
+
+
 def of_checkout(folder: Path) -> str:
     """Return the commit of a checkout, with `-dirty` where it has changes; nothing outside of a checkout."""
     if not (folder / ".git").exists():  # a repository around an installed package is another's
@@ -97,7 +102,7 @@ def main(words: list[str]) -> None:
     Raises:
         SystemExit: where it is no commit, or there is none.
     """
-    package = Path(__file__).absolute().parents[1]
+    package = code_root()
     if words[:1] == ["--write"]:
         commit = words[1] if len(words) > 1 else ""
         if not parsed(commit):

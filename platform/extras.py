@@ -10,9 +10,8 @@ import importlib.util
 import re
 import tomllib
 from importlib import metadata
-from pathlib import Path
 
-import retable
+from retable.platform.commit import code_root
 from retable.platform.errors import UserError
 
 MODULES = {
@@ -33,7 +32,7 @@ class Missing(UserError, ImportError):
 @functools.cache
 def extras() -> dict[str, tuple[str, ...]]:
     """Return extra -> the distributions that it names."""
-    project = Path(retable.__file__).absolute().parents[1] / "pyproject.toml"
+    project = code_root().parent / "pyproject.toml"
     found: dict[str, list[str]] = {}
     if project.exists():  # a checkout, perhaps not installed, or by an older version of itself
         for name, wanted in tomllib.loads(project.read_text())["project"]["optional-dependencies"].items():

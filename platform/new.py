@@ -14,10 +14,11 @@ from typing import Any
 import jinja2
 
 from retable.platform import task as tasks
+from retable.platform.commit import code_root
 from retable.platform.errors import UserError, disk_errors
 from retable.platform.published import Line, Published, read_published
 
-TEMPLATES = Path(__file__).parent / "template"
+TEMPLATES = code_root() / "platform" / "template"
 FOLDER = "papers"
 """Where tasks are written if RETABLE_TASKS names no folder."""
 FILES = ("__init__.py", "config.py", "data.py", "learner.py", "tables.py")

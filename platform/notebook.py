@@ -10,9 +10,9 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from retable.platform.commit import code_root
 from retable.platform.config import describe, differences
 from retable.platform.errors import UserError
 from retable.platform.listing import FIELDS, Run, differs, usual
@@ -319,7 +319,7 @@ def render(what: str, **values: Any) -> str:
 def _template() -> Any:
     from jinja2 import Environment, FileSystemLoader
 
-    environment = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True)
+    environment = Environment(loader=FileSystemLoader(code_root() / "platform"), autoescape=True, trim_blocks=True)
     return environment.get_template("notebook.html.j2").module
 
 

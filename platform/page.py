@@ -14,11 +14,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from retable.platform import forms
 from retable.platform import task as tasks
+from retable.platform.commit import code_root
 from retable.platform.errors import redact
 from retable.platform.filled import FilledRow, FilledTable, slug_of, source_line
 from retable.platform.storage import Storage
@@ -302,7 +302,7 @@ def meta(parts: Sequence[FilledTable], storage: str) -> list[str]:
     return [*words, where, f"{len(made):,} runs"]
 
 
-FOLDER = Path(__file__).parent / "look"
+FOLDER = code_root() / "platform" / "look"
 
 
 @cache

@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import retable
 from retable.platform import commit as commits
 from retable.platform.errors import redact_command
 
@@ -25,7 +24,7 @@ UNKNOWN = "commit not known"
 @functools.cache
 def _git() -> dict[str, Any]:
     """Return the commit of the code that this process runs, and whether it has changes; empty where it is not known."""
-    return commits.current(Path(retable.__file__).absolute().parent)
+    return commits.current(commits.code_root())
 
 
 @functools.cache
@@ -47,7 +46,7 @@ def code() -> dict[str, str]:
     """
     import retable.tasks
 
-    return commits.digests(Path(retable.__path__[0]), map(Path, retable.tasks.__path__))
+    return commits.digests(commits.code_root(), map(Path, retable.tasks.__path__))
 
 
 @functools.cache

@@ -11,10 +11,10 @@ import io
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from retable.platform.board import errors
+from retable.platform.commit import code_root
 from retable.platform.errors import UserError, one_line
 from retable.platform.filled import FilledTable, fill, gather, slug, slug_of
 from retable.platform.forms import latex, markdown
@@ -178,7 +178,7 @@ def code_digest(task: str) -> str:
     Raises:
         UserError: if there is no such task.
     """
-    files = [*Path(__file__).parent.glob("*.py"), *folder(task).rglob("*.py")]
+    files = [file for place in (code_root() / "platform", folder(task)) for file in place.rglob("*.py")]
     parts = [f"{file.name} {sha256(file.read_bytes())}" for file in sorted(files)]
     return sha256("\n".join([processor_name(), *parts]).encode())[:16]
 

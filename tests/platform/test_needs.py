@@ -89,7 +89,7 @@ def test_what_no_node_has_is_refused_instead_of_waited_for(nodes, needs, line):
 
 def test_a_plan_says_what_trainings_take(tmp_path):
     work = plan("rl/table1", scale="paper", storage=tmp_path)
-    assert told(work) == ["rl: 1 CPU, 0.25 GPU, 1 GB (x 20)", "without a GPU: the same on CPUs alone"]
-    assert told(work, Resources(gpus=1, workers=2)) == ["rl: 2 workers of 1 CPU, 1 GPU, 1 GB (x 20)"]
+    assert told(work) == ["rl: 1 CPU, 0.25 GPU, 1 GB (x 25)", "without a GPU: the same on CPUs alone"]
+    assert told(work, Resources(gpus=1, workers=2)) == ["rl: 2 workers of 1 CPU, 1 GPU, 1 GB (x 25)"]
     shown = CliRunner().invoke(app, ["plan", "weather/table1", "--scale", "paper", "--storage", str(tmp_path)])
     assert "a training takes" in shown.output and "weather: 1 CPU, 1 GPU, 2 GB (x " in shown.output
