@@ -39,7 +39,7 @@ BENCHMARKS = (
 
 def main(names: list[str]) -> None:
     """Run the named benchmarks, or all."""
-    from retable.platform.provenance import collect
+    from retable.platform.store.provenance import collect
 
     for name in names or BENCHMARKS:
         result = import_module(f"benchmarks.{name}").measure()

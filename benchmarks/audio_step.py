@@ -22,9 +22,9 @@ import numpy as np
 import soundfile
 import torch
 
-from retable.platform.storage import Storage
-from retable.platform.task import Source
-from retable.platform.worker import Worker
+from retable.platform.spec.task import Source
+from retable.platform.store.storage import Storage
+from retable.platform.train.worker import Worker
 from retable.tasks.audio.collect.files import decode
 from retable.tasks.audio.collect.recordings import AudioShards, Recording, write_dataset
 from retable.tasks.audio.config import Config, Passt, Untrained

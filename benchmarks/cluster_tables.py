@@ -51,7 +51,7 @@ def cluster() -> Iterator[str]:
     """Run a head without CPUs and three nodes with one each; yield the address of the dashboard."""
     from ray.cluster_utils import Cluster
 
-    from retable.platform.cluster import add_to_path, make_token
+    from retable.platform.execute.session import add_to_path, make_token
 
     add_to_path()
     make_token()
@@ -66,7 +66,7 @@ def cluster() -> Iterator[str]:
 
 def submitted(address: str, entrypoint: str, folder: Path, tries: int = 3) -> float:
     """Submit a job and wait for its end; submit it again where it ends badly. Return the seconds of all tries."""
-    from retable.platform.submit import connect
+    from retable.platform.execute.jobs import connect
 
     client, start = connect(address), time.monotonic()
     for number in range(tries):
@@ -88,8 +88,8 @@ def fetch(storage: str, output: Path) -> None:
 def measured() -> set[tuple[str, str]]:
     """Return table and row of each measurement: numbers of seconds, which are no two machines' own."""
     from retable.platform.api import expand_names
-    from retable.platform.table import Measurement
-    from retable.platform.task import find_table
+    from retable.platform.spec.table import Measurement
+    from retable.platform.spec.task import find_table
 
     tables = {name: find_table(name)[1] for name in expand_names(())}
     return {(name, row.label) for name, table in tables.items() for row in table.rows if isinstance(row, Measurement)}
@@ -115,7 +115,7 @@ def differing(new: Path, *old: Path) -> tuple[int, list[str]]:
 
 def main(reference: str, folder: str = "cluster-tables") -> int:
     """Run all of it; return 1 where a number differs."""
-    from retable.platform.provenance import collect
+    from retable.platform.store.provenance import collect
 
     os.environ["RETABLE_TASKS"] = ""  # the four systems alone, not the toy tasks that the other benchmarks add
     place = Path(folder).absolute()

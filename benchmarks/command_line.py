@@ -41,7 +41,7 @@ ASKED = ("runs", "tables", "show latest", "status", "plan rl/table1", "plan", "r
 def timed(words: str, **variables: str) -> tuple[float, float]:
     """Return the seconds on the clock and of the processor that a command took."""
     before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    command = [sys.executable, "-c", "from retable.platform.cli import main; main()", *words.split()]
+    command = [sys.executable, "-c", "from retable.platform.cli.app import main; main()", *words.split()]
     done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, check=False)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     if done.returncode:

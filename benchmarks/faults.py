@@ -1,4 +1,4 @@
-"""What goes wrong on clusters (`tests/platform/test_faults.py`): what survived, and what it cost."""
+"""What goes wrong on clusters (`tests/platform/execute/test_faults.py`): what survived, and what it cost."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-TESTS = Path(__file__).parents[1] / "tests/platform/test_faults.py"
+TESTS = Path(__file__).parents[1] / "tests/platform/execute/test_faults.py"
 
 
 def measure() -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from retable.platform.config import override
-from retable.platform.worker import Worker
+from retable.platform.train.worker import Worker
 from retable.tasks.rl.config import Config
 from retable.tasks.rl.formats.compact import pack, unpack
 from retable.tasks.rl.formats.sizes import COMPACT, every_size, file_bytes

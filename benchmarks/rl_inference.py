@@ -21,7 +21,7 @@ import scipy.sparse
 import torch
 from torch import Tensor, nn
 
-from retable.platform.worker import Worker
+from retable.platform.train.worker import Worker
 from retable.tasks.rl.config import Config, Random, Snip
 from retable.tasks.rl.learner import OfflineLearner
 from retable.tasks.rl.model import BC_CLIP, BCQ_CLIP, StackedLinear, bc_action, bcq_action, generator, unstack

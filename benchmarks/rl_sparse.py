@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from retable.platform.config import override
-from retable.platform.worker import Worker
+from retable.platform.train.worker import Worker
 from retable.tasks.rl.config import Config
 from retable.tasks.rl.learner import OfflineLearner
 from retable.tasks.rl.model import layers

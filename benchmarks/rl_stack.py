@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from retable.platform.config import override
-from retable.platform.worker import Worker
+from retable.platform.train.worker import Worker
 from retable.tasks.rl.config import Bcq, Config
 from retable.tasks.rl.data import Transitions
 from retable.tasks.rl.learner import OfflineLearner

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from retable.platform.config import override
-from retable.platform.worker import Worker
+from retable.platform.train.worker import Worker
 from retable.tasks.rl.config import Config
 from retable.tasks.rl.learner import OfflineLearner
 from retable.tasks.rl.timing import RandomTransitions

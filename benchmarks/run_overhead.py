@@ -48,16 +48,16 @@ def peak_megabytes(call: Any) -> float:
 
 def measure() -> dict[str, Any]:
     from retable.platform import api
-    from retable.platform.cluster import ray_cluster
     from retable.platform.config import override
-    from retable.platform.flow import train_all
-    from retable.platform.launch import Resources
-    from retable.platform.loop import train
-    from retable.platform.plan import compile_configs
-    from retable.platform.runs import RunFolder
-    from retable.platform.storage import Storage
-    from retable.platform.task import Source, find
-    from retable.platform.worker import Worker
+    from retable.platform.execute.flow import train_all
+    from retable.platform.execute.session import ray_cluster
+    from retable.platform.execute.trials import Resources
+    from retable.platform.plan.plan import compile_configs
+    from retable.platform.spec.task import Source, find
+    from retable.platform.store.run import RunFolder
+    from retable.platform.store.storage import Storage
+    from retable.platform.train.loop import train
+    from retable.platform.train.worker import Worker
 
     task = find("line")
     storage = Storage.open(tempfile.mkdtemp(prefix="retable-bench-"))

@@ -34,12 +34,12 @@ import json, resource, sys, threading, time
 from pathlib import Path
 from retable.platform import api
 from retable.platform.config import override
-from retable.platform.needs import Resources
-from retable.platform.plan import compile_configs
-from retable.platform.stages import Scorer
-from retable.platform.storage import Storage
-from retable.platform.table import resolve
-from retable.platform.task import find
+from retable.platform.spec.resources import Resources
+from retable.platform.plan.plan import compile_configs
+from retable.platform.execute.scoring import Scorer
+from retable.platform.store.storage import Storage
+from retable.platform.spec.table import resolve
+from retable.platform.spec.task import find
 
 where, count, pause, scored = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), sys.argv[4] == "scored"
 task, storage, submits, sizes, done = find("line"), Storage.open(where), [], [0], threading.Event()
@@ -72,7 +72,7 @@ def cluster(nodes: int, cpus: int = 1) -> Iterator[str]:
     """Run a head without CPUs and some nodes; yield its address."""
     from ray.cluster_utils import Cluster
 
-    from retable.platform.cluster import add_to_path, make_token
+    from retable.platform.execute.session import add_to_path, make_token
 
     add_to_path()
     make_token()

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks import serving
-from retable.platform import zoo
-from retable.serve import rl
+from retable.platform.models import zoo
+from retable.serve.deployments import rl
 from retable.tasks.audio import export as audio_export
 from retable.tasks.audio.search.embedder import BATCH
 from retable.tasks.rl.export import read_export

@@ -23,7 +23,7 @@ import psutil
 
 from retable.serve.client import Client
 
-ALONE = "from benchmarks import serving; serving.alone(); from retable.platform import cli; cli.main()"
+ALONE = "from benchmarks import serving; serving.alone(); from retable.platform.cli import app as cli; cli.main()"
 
 
 @dataclass(frozen=True)

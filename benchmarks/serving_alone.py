@@ -1,9 +1,9 @@
 """Deployments that answer each request by itself: what batching is compared with."""
 
-# No `from __future__ import annotations` in the modules of deployments; `serve/app.py` says why.
+# No `from __future__ import annotations` in the modules of deployments; `serve/ingress/app.py` says why.
 from typing import Any
 
-from retable.serve import audio, rl, style, weather
+from retable.serve.deployments import audio, rl, style, weather
 
 
 class Policies(rl.Policies):

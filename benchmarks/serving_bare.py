@@ -3,7 +3,7 @@
 `python -m benchmarks.serving_bare PORT` serves it until it is interrupted.
 """
 
-# No `from __future__ import annotations` in the modules of deployments; `serve/app.py` says why.
+# No `from __future__ import annotations` in the modules of deployments; `serve/ingress/app.py` says why.
 import logging
 import signal
 import sys
@@ -40,9 +40,9 @@ class Bare:
 
 
 if __name__ == "__main__":
-    from retable.platform import cluster  # its settings of Ray are ours
+    from retable.platform.execute import session  # its settings of Ray are ours
 
-    with cluster.switches():
+    with session.switches():
         ray.init(address="local", logging_level=logging.ERROR, log_to_driver=False)
     serve.start(http_options={"host": "127.0.0.1", "port": int(sys.argv[1])})
     serve.run(Bare.bind(Echo.bind()), route_prefix="/", logging_config={"enable_access_log": False})

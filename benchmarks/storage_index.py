@@ -31,9 +31,9 @@ METRICS = 150
 def parts(seed: int) -> tuple[str, str, dict[str, Any]]:
     """Return the folder of a made-up run, the key of its view, and its config."""
     from retable.platform.config import fingerprint, flatten, override
-    from retable.platform.runs import view_key
-    from retable.platform.table import resolve
-    from retable.platform.task import find
+    from retable.platform.spec.table import resolve
+    from retable.platform.spec.task import find
+    from retable.platform.store.run import view_key
 
     task = find("rl")
     config = override(task.config(), {"seed": seed})
@@ -102,9 +102,9 @@ def fill(folder: Path) -> None:
 
 def write_index(where: str) -> None:
     """Write the index that a first plan and listing leave, without their reads, which take an hour on a bucket."""
-    from retable.platform.runs import outcome_of
-    from retable.platform.snapshot import Snapshot
-    from retable.platform.storage import Storage
+    from retable.platform.store.cache import Snapshot
+    from retable.platform.store.run import outcome_of
+    from retable.platform.store.storage import Storage
 
     storage = Storage.open(where)
     taken = Snapshot(storage.filesystem, storage.root)
@@ -121,17 +121,17 @@ def write_index(where: str) -> None:
 
 STEP = """
 import json, sys, time
-from retable.platform.storage import Storage
+from retable.platform.store.storage import Storage
 storage = Storage.open(sys.argv[2])
 if sys.argv[1] == "runs":
-    from retable.platform.listing import list_runs
+    from retable.platform.store.query import list_runs
     start = time.perf_counter()
     found = len(list_runs(storage))
 else:
     import dataclasses
-    from retable.platform.plan import compile_plan
-    from retable.platform.table import Row, Table
-    from retable.platform.task import find
+    from retable.platform.plan.plan import compile_plan
+    from retable.platform.spec.table import Row, Table
+    from retable.platform.spec.task import find
     task = find("rl")
     table = Table(title="many", rows=[Row(label="one", view={})], columns=[], over={"seed": range(int(sys.argv[3]))})
     start = time.perf_counter()

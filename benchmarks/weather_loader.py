@@ -50,7 +50,7 @@ def write(root: Path, size: int) -> dict[str, Any]:
 
 def generated(root: Path, size: int) -> dict[str, Any]:
     """Generate two regions; at 252 x 252 pixels that would take minutes."""
-    from retable.platform.storage import Storage
+    from retable.platform.store.storage import Storage
     from retable.tasks.weather.w4c.generate import generate
     from retable.tasks.weather.w4c.prepare import index_folder
 
@@ -106,10 +106,10 @@ def check(found: Any, root: Path, index: Any) -> None:
 
 
 def measure_at(size: int, count: int) -> dict[str, float]:
-    from retable.platform.cluster import ray_cluster
     from retable.platform.config import override
-    from retable.platform.storage import Storage
-    from retable.platform.task import Source
+    from retable.platform.execute.session import ray_cluster
+    from retable.platform.spec.task import Source
+    from retable.platform.store.storage import Storage
     from retable.tasks.weather.config import Config
     from retable.tasks.weather.data import Windows
     from retable.tasks.weather.w4c.layout import Index

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from retable.platform.config import override
-from retable.platform.worker import Worker
+from retable.platform.train.worker import Worker
 from retable.tasks.weather.config import Config
 from retable.tasks.weather.data import Batch
 from retable.tasks.weather.learner import ForecastLearner

@@ -15,10 +15,10 @@ from typing import Any
 
 from retable.platform import api
 from retable.platform.config import choice_name, set_line
-from retable.platform.cost import Rates, estimate
-from retable.platform.nodes import read_cluster, read_prices
-from retable.platform.table import AnyRow, AnyTable, Combined, Figure, Measurement
-from retable.platform.task import Task, find, scaled
+from retable.platform.plan.cluster_spec import read_cluster, read_prices
+from retable.platform.plan.cost import Rates, estimate
+from retable.platform.spec.table import AnyRow, AnyTable, Combined, Figure, Measurement
+from retable.platform.spec.task import Task, find, scaled
 
 ROOT = Path(__file__).parents[1]
 TASKS = ("weather", "style", "audio", "rl")

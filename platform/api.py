@@ -6,30 +6,30 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from retable.platform import listing
-from retable.platform.cluster import (
-    interruptible,
-)
 from retable.platform.config import changes_of
 from retable.platform.errors import UserError as UserError
-from retable.platform.needs import Resources as Resources
-from retable.platform.notebook import Runs, Tables
-from retable.platform.plan import Plan, compile_configs, compile_plan
-from retable.platform.runs import RunFolder
-from retable.platform.space import Space as Space
-from retable.platform.storage import Storage
-from retable.platform.table import BY_ROWS, Figure, Table
-from retable.platform.task import DEFAULT_SCALE, Task, check_rows, config_at, find, find_table, names, table_at
+from retable.platform.execute.run import execute
+from retable.platform.execute.session import (
+    interruptible,
+)
+from retable.platform.plan.plan import Plan, compile_configs, compile_plan
+from retable.platform.report.notebook import Runs, Tables
+from retable.platform.spec.resources import Resources as Resources
+from retable.platform.spec.space import Space as Space
+from retable.platform.spec.table import BY_ROWS, Figure, Table
+from retable.platform.spec.task import DEFAULT_SCALE, Task, check_rows, config_at, find, find_table, names, table_at
+from retable.platform.store import query
+from retable.platform.store.run import RunFolder
+from retable.platform.store.storage import Storage
 from retable.platform.trained import STORAGE
 from retable.platform.trained import TrainedRun as TrainedRun
 from retable.platform.trained import load as load
-from retable.platform.work import execute
 
 if TYPE_CHECKING:
-    from retable.platform.filled import FilledTable
-    from retable.platform.packing import Packed, Unpacked
-    from retable.platform.sweep_result import SweepResult
-    from retable.platform.verifying import Checked
+    from retable.platform.execute.sweep_result import SweepResult
+    from retable.platform.report.packing import Packed, Unpacked
+    from retable.platform.report.results import FilledTable
+    from retable.platform.report.verifying import Checked
 
 Set = Mapping[str, object] | Sequence[str] | None
 """Changes to a config: field path -> value, or what `--set` takes: `["prune=snip", "prune.sparsity=0.9"]`."""
@@ -139,7 +139,7 @@ def complete(
 
     Nothing is returned where something is, or may be: `plan` says what. No task is imported, so it takes no time.
     """
-    from retable.platform import report
+    from retable.platform.report import write as report
 
     if not tables or not all("/" in str(name) for name in tables):
         return {}
@@ -152,7 +152,7 @@ def complete(
 
 def carry_out(work: Plan, resources: Resources) -> tuple[dict[str, FilledTable], dict[str, str]]:
     """Do what a plan of tables lacks, fill them and write the report; return the filled tables, and the failures."""
-    from retable.platform.report import fill_and_keep, write_report
+    from retable.platform.report.write import fill_and_keep, write_report
 
     failures = {}
     work.measure_on = resources.measure_on
@@ -218,7 +218,7 @@ def sweep(
     Raises:
         UserError: on a mistake of the user's.
     """
-    from retable.platform.sweep import run_sweep
+    from retable.platform.execute.sweep import run_sweep
 
     with interruptible():
         return run_sweep(space, changes_of(set), scale, Storage.open(storage), resources or Resources(), samples, name)
@@ -244,8 +244,8 @@ def runs(
     Raises:
         UserError: where there is no such task, field or state.
     """
-    every = listing.list_runs(Storage.open(storage), task)
-    return Runs(listing.select(every, changes_of(where), [state] if isinstance(state, str) else state, sort))
+    every = query.list_runs(Storage.open(storage), task)
+    return Runs(query.select(every, changes_of(where), [state] if isinstance(state, str) else state, sort))
 
 
 def pack(
@@ -271,7 +271,7 @@ def pack(
     Raises:
         UserError: on an unknown table or scale, a damaged file, or where there is nothing to pack.
     """
-    from retable.platform import packing
+    from retable.platform.report import packing
 
     names = expand_names(tables) if tables else ()
     return packing.pack(names, scale, changes_of(set), Storage.open(storage), Path(out), weights, resume)
@@ -283,7 +283,7 @@ def unpack(bundle: str | Path, storage: Where = STORAGE) -> Unpacked:
     Raises:
         UserError: if the file is damaged or no bundle; nothing was written then.
     """
-    from retable.platform import packing
+    from retable.platform.report import packing
 
     return packing.unpack(Path(bundle), Storage.open(storage))
 
@@ -311,7 +311,7 @@ def verify(
     Raises:
         UserError: if the file is damaged or no bundle, or a training fails.
     """
-    from retable.platform import verifying
+    from retable.platform.report import verifying
 
     into = Storage.open(keep) if keep else None
     given = resources or Resources()
@@ -347,7 +347,7 @@ def write_report(
     storage: Storage, output: str | Path | None, tables: Sequence[str], *, single: bool = False, **asked: Any
 ) -> Storage:
     """Write a report and return its folder; `single`: as one file. Arguments and errors are those of `report`."""
-    from retable.platform.report import fill_and_keep, write_report
+    from retable.platform.report.write import fill_and_keep, write_report
 
     into = Storage.open(output) if output else storage / "report"
     if tables:

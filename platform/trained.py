@@ -9,17 +9,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from retable.platform import notebook
-from retable.platform.board import errors
 from retable.platform.config import changes_of, exact_changes, fingerprint, override, set_line
+from retable.platform.console import errors
 from retable.platform.errors import UserError
-from retable.platform.notebook import History
-from retable.platform.runs import RunFolder
-from retable.platform.showing import find_run
-from retable.platform.stages import predict_and_score
-from retable.platform.storage import Storage
-from retable.platform.table import resolve
-from retable.platform.task import Source, Task, find
+from retable.platform.execute.scoring import predict_and_score
+from retable.platform.report import notebook
+from retable.platform.report.describe import find_run
+from retable.platform.report.notebook import History
+from retable.platform.spec.table import resolve
+from retable.platform.spec.task import Source, Task, find
+from retable.platform.store.run import RunFolder
+from retable.platform.store.storage import Storage
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -66,7 +66,6 @@ def __getattr__(name: str) -> Any:
     """Import the platform only when it is used: `import retable` stays cheap in every worker process."""
     if name in __all__:
         from retable.platform import api
-
         return getattr(api, name)
     raise AttributeError(f"module 'retable' has no attribute {name!r}")
 

@@ -5,7 +5,7 @@ Training starts from nothing; `--set init=weights --set init.sha256=...` starts 
 
 from ray import tune
 
-from retable.platform.space import Space
+from retable.platform.spec.space import Space
 
 SPACE = Space(
     task="audio",

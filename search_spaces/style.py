@@ -5,7 +5,7 @@ Backbones are untrained, so that nothing is downloaded; `--set method.backbone.w
 
 from ray import tune
 
-from retable.platform.space import Space
+from retable.platform.spec.space import Space
 
 SPACE = Space(
     task="style",

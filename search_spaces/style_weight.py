@@ -5,7 +5,7 @@ The backbone is untrained, so that nothing is downloaded; `--set method.backbone
 
 from ray import tune
 
-from retable.platform.space import Space
+from retable.platform.spec.space import Space
 
 SPACE = Space(
     task="style",

@@ -2,7 +2,7 @@
 
 from ray import tune
 
-from retable.platform.space import Space
+from retable.platform.spec.space import Space
 
 SPACE = Space(
     task="weather",

@@ -15,14 +15,14 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from ray import serve
 
-from retable.platform.cluster import cluster_resources
 from retable.platform.errors import UserError
+from retable.platform.execute.session import cluster_resources
 from retable.platform.ray_compat import deployment_by_name
-from retable.platform.storage import Storage
-from retable.serve.address import Address
-from retable.serve.choice import Wanted, choose_models
-from retable.serve.limits import LIMITS
-from retable.serve.models import Model, config_of, first_error
+from retable.platform.store.storage import Storage
+from retable.serve.ingress.limits import LIMITS
+from retable.serve.launch.address import Address
+from retable.serve.launch.choice import Wanted, choose_models
+from retable.serve.launch.models import Model, config_of, first_error
 
 NAME = "retable"
 """What Serve calls the application."""
@@ -66,14 +66,14 @@ class Deployment:
         }
 
 
-INGRESS = Deployment("retable.serve.app.Ingress", cpus=0.2, ongoing=512, gpu=False)
+INGRESS = Deployment("retable.serve.ingress.app.Ingress", cpus=0.2, ongoing=512, gpu=False)
 DEPLOYMENTS: Mapping[str, Deployment] = {
-    "weather": Deployment("retable.serve.weather.Forecasters", cpus=0.5, ongoing=8, queued=32),
-    "style": Deployment("retable.serve.style.Styles", cpus=0.5, ongoing=8, queued=32),
-    "audio": Deployment("retable.serve.audio.Retrieval", cpus=0.4, ongoing=64, queued=256),
-    "rl": Deployment("retable.serve.rl.Policies", cpus=0.3, ongoing=128, queued=512, gpu=False),
+    "weather": Deployment("retable.serve.deployments.weather.Forecasters", cpus=0.5, ongoing=8, queued=32),
+    "style": Deployment("retable.serve.deployments.style.Styles", cpus=0.5, ongoing=8, queued=32),
+    "audio": Deployment("retable.serve.deployments.audio.Retrieval", cpus=0.4, ongoing=64, queued=256),
+    "rl": Deployment("retable.serve.deployments.rl.Policies", cpus=0.3, ongoing=128, queued=512, gpu=False),
 }
-JOBS = Deployment("retable.serve.jobs.Jobs", cpus=0.1, ongoing=8, queued=32, told=False)
+JOBS = Deployment("retable.serve.deployments.jobs.Jobs", cpus=0.1, ongoing=8, queued=32, told=False)
 """Videos, where styles are served; always one replica, which has the folder."""
 
 

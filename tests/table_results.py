@@ -1,6 +1,6 @@
 """Results of a task's tables in which only some rows were run, and the numbers of an estimate."""
 
-from retable.platform.table import Results
+from retable.platform.spec.table import Results
 
 
 def results_of(tables, found):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
-from retable.platform import cli
+from retable.platform.cli import app as cli
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "docs" / "cluster.md").read_text()

@@ -13,12 +13,12 @@ from typer.testing import CliRunner
 from retable.platform import api
 from retable.platform.config import choice_name, field_types, fingerprint, flatten, override
 from retable.platform.errors import UserError
-from retable.platform.launch import Job, Launch, Members, Resources, train_group
-from retable.platform.needs import Needs
-from retable.platform.runs import RunFolder
-from retable.platform.storage import Storage
-from retable.platform.task import Startable, find
-from retable.platform.worker import Worker
+from retable.platform.execute.trials import Job, Launch, Members, Resources, train_group
+from retable.platform.spec.resources import Needs
+from retable.platform.spec.task import Startable, find
+from retable.platform.store.run import RunFolder
+from retable.platform.store.storage import Storage
+from retable.platform.train.worker import Worker
 from tests.tiny import DATA, STEADY, VARIANTS, WAIT, Stopped, opened, timeless, tiny, trained, work
 
 TASKS = tuple(DATA)

@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from retable.platform.filled import FilledTable, fill
-from retable.platform.forms import grid, latex, markdown
-from retable.platform.page import in_order, render
-from retable.platform.plan import compile_plan
-from retable.platform.storage import Storage
-from retable.platform.table import Column, Combined, Measurement, Row, Table
-from retable.platform.task import find, find_table, table_at
-from retable.serve.results import Tables
+from retable.platform.plan.plan import compile_plan
+from retable.platform.report.html import in_order, render
+from retable.platform.report.render import grid, latex, markdown
+from retable.platform.report.results import FilledTable, fill
+from retable.platform.spec.table import Column, Combined, Measurement, Row, Table
+from retable.platform.spec.task import find, find_table, table_at
+from retable.platform.store.storage import Storage
+from retable.serve.ingress.results import Tables
 from tests.tiny import DATA
 
 TABLES = ("weather/table1", "weather/table2", "style/table1", "audio/table2", "rl/table1")

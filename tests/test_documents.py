@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import typer
 
-from retable.platform import cli
-from retable.platform.task import find
+from retable.platform.cli import app as cli
+from retable.platform.spec.task import find
 from tests import documents
 
 OURS = [line for line in documents.ALL if line.words[0] == "retable"]

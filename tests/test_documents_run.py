@@ -32,17 +32,17 @@ HOURS = 3600
 ELSEWHERE = {
     r"make (?!docs)": "is what checks a fresh clone",
     r"(pip|aws|helm|docker|kubectl|sed) ": "asks for accounts, images or a cluster of one's own",
-    r"ray (up|dashboard|down|start|stop|job|get-auth-token)": "acts on machines; tests/platform/test_submit.py and "
-    "test_cluster.py do the same on this one",
+    r"ray (up|dashboard|down|start|stop|job|get-auth-token)": "acts on machines; test_jobs.py and "
+    "test_session.py in tests/platform/execute do the same on this one",
     r"RAY_ADDRESS=HEAD": "asks for a cluster",
     r"serve (run|deploy)": "serves until it is stopped; tests/serve/test_config.py reads the same file",
-    r".*(s3://|JOB|submit --list)": "asks for a bucket and a cluster; tests/platform/test_submit.py has both",
+    r".*(s3://|JOB|submit --list)": "asks for a bucket and a cluster; tests/platform/execute/test_jobs.py has both",
     r"export (RAY|RETABLE_TASKS)": "is set where it is wanted",
     r"RETABLE_TOKEN|curl -H": "opens a port to others; tests/serve/test_gate.py asks with and without the token",
     r"retable data convert rl hopper_expert": "reads D4RL's own file; tests/rl/test_d4rl.py reads small ones",
     r"retable style image .*--style (my_)?painting.jpg": "makes 300 evaluations of 512 pixels: minutes",
-    r"retable status --watch": "watches until it is stopped; tests/platform/test_listing.py looks at its table",
-    r"retable (sweep (style|audio\w*|weather_\w+))$": "trains dozens of runs; tests/platform/test_sweep.py sweeps",
+    r"retable status --watch": "watches until it is stopped; tests/platform/store/test_query.py looks at its table",
+    r"retable (sweep (style|audio\w*|weather_\w+))$": "trains dozens of runs; execute/test_sweep.py sweeps",
 }
 """What is not run, and why."""
 CHEAPER = {

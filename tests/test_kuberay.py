@@ -14,7 +14,7 @@ import jsonschema
 import pytest
 import yaml
 
-from retable.platform.nodes import read_cluster, read_prices
+from retable.platform.plan.cluster_spec import read_cluster, read_prices
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "kuberay"

@@ -17,13 +17,13 @@ from pathlib import Path
 import pytest
 import ray
 
-from retable.platform import cli
-from retable.platform.listing import list_runs
-from retable.platform.plan import compile_plan
-from retable.platform.report import fill_and_keep, write_report
-from retable.platform.stages import predict_and_score
-from retable.platform.storage import Storage
-from retable.platform.task import find
+from retable.platform.cli import app
+from retable.platform.execute.scoring import predict_and_score
+from retable.platform.plan.plan import compile_plan
+from retable.platform.report.write import fill_and_keep, write_report
+from retable.platform.spec.task import find
+from retable.platform.store.query import list_runs
+from retable.platform.store.storage import Storage
 from tests import documents
 from tests.platform.halves import fit
 
@@ -167,7 +167,7 @@ def call(words):
     try:
         sys.argv = ["retable", *words]
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(said):
-            cli.main()
+            app.main()
     except SystemExit as ended:
         code = ended.code or 0
     except BaseException as error:

@@ -15,7 +15,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from retable.platform.provenance import code_of
+from retable.platform.store.provenance import code_of
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("platform", "tasks", "search_spaces", "serve")
@@ -54,7 +54,7 @@ def wheel(source, tmp_path_factory):
 
 def asked(package, *, cwd="/", **more):
     """Return what of a provenance says which code ran, as the code in a folder writes it for a run of rl."""
-    code = "import json, retable.platform.provenance as p; print(json.dumps(p.code_ran('rl')))"
+    code = "import json, retable.platform.store.provenance as p; print(json.dumps(p.code_ran('rl')))"
     variables = {"PATH": os.environ["PATH"], "PYTHONPATH": str(package), **more}
     command = [sys.executable, "-c", code]
     return json.loads(

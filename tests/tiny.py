@@ -13,11 +13,11 @@ import torch
 from torch import distributed
 
 from retable.platform.config import override
-from retable.platform.loop import train
-from retable.platform.runs import RunFolder
-from retable.platform.storage import Storage
-from retable.platform.task import Source, find
-from retable.platform.worker import Worker
+from retable.platform.spec.task import Source, find
+from retable.platform.store.run import RunFolder
+from retable.platform.store.storage import Storage
+from retable.platform.train.loop import train
+from retable.platform.train.worker import Worker
 
 WAIT = 300
 """Seconds after which a worker gives up the other."""

@@ -26,7 +26,7 @@ from benchmarks.gpu.frame import Step, Value, Where
 from benchmarks.gpu.measure import free, peak_memory, per_second
 from benchmarks.gpu.training import resumed
 from benchmarks.gpu.ways import HALF, NO_CUDA, Opened, arithmetic, compared, compiled, graphed, shared_out
-from retable.platform.worker import Worker
+from retable.platform.train.worker import Worker
 from retable.tasks.audio import TASK
 from retable.tasks.audio.config import SAMPLE_RATE, Config, Passt, Untrained
 from retable.tasks.audio.data import Batch

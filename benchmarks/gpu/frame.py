@@ -161,7 +161,7 @@ def machine(where: Where) -> dict[str, Any]:
     """Return what numbers belong to: device, versions, commit, time."""
     import torch
 
-    from retable.platform.provenance import collect, processor_name
+    from retable.platform.store.provenance import collect, processor_name
 
     facts: dict[str, Any] = {**collect(), "processor": processor_name(), "torch": torch.__version__}
     facts |= {"python": sys.version.split()[0], "cuda": torch.version.cuda}

@@ -31,7 +31,7 @@ from benchmarks.gpu.measure import (
 from benchmarks.gpu.training import DRIFT, by_two, resumed
 from benchmarks.rl_stack import ACTIONS, STATES, columns, work
 from retable.platform.config import override
-from retable.platform.worker import Worker
+from retable.platform.train.worker import Worker
 from retable.tasks.rl import TASK
 from retable.tasks.rl.config import Bcq, Config
 from retable.tasks.rl.data import Transitions

@@ -22,7 +22,7 @@ from benchmarks.gpu.frame import Step, Value, Where
 from benchmarks.gpu.measure import closeness, free, peak_memory, per_second
 from benchmarks.gpu.training import MOVED, moves, numbers, resumed
 from benchmarks.gpu.ways import NO_CUDA, Opened, arithmetic, compared, compiled, graphed, shared_out
-from retable.platform.worker import Worker
+from retable.platform.train.worker import Worker
 from retable.tasks.style import TASK, losses
 from retable.tasks.style.apply.optimise import EVALUATIONS, ImageOptimisation
 from retable.tasks.style.config import (

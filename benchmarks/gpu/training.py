@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, distributed
 
 from benchmarks.gpu.measure import closeness
-from retable.platform.loop import train
-from retable.platform.runs import RunFolder
-from retable.platform.storage import Storage
-from retable.platform.worker import Worker
+from retable.platform.store.run import RunFolder
+from retable.platform.store.storage import Storage
+from retable.platform.train.loop import train
+from retable.platform.train.worker import Worker
 
 if TYPE_CHECKING:
     from benchmarks.gpu.frame import Where
-    from retable.platform.task import Task
+    from retable.platform.spec.task import Task
 
 DRIFT = 1e-4
 """How far two trainings of a few steps may part by rounding alone, relative to the weights. Adam turns what rounding

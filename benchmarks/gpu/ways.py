@@ -15,8 +15,8 @@ from torch import Tensor, distributed, multiprocessing
 from benchmarks.gpu.frame import Value, Where
 from benchmarks.gpu.measure import Tensors, closeness, tf32
 from benchmarks.gpu.training import MOVED, moves, numbers
-from retable.platform.task import Task
-from retable.platform.worker import Worker, seed_everything
+from retable.platform.spec.task import Task
+from retable.platform.train.worker import Worker, seed_everything
 
 HALF = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 NO_CUDA: Mapping[str, Value] = {"left out": "no CUDA"}

@@ -36,9 +36,9 @@ from benchmarks.gpu.measure import (
 )
 from benchmarks.gpu.training import by_two, resumed
 from retable.platform.config import override
-from retable.platform.storage import Storage
-from retable.platform.task import Source
-from retable.platform.worker import Worker
+from retable.platform.spec.task import Source
+from retable.platform.store.storage import Storage
+from retable.platform.train.worker import Worker
 from retable.tasks.weather import TASK
 from retable.tasks.weather.config import Config
 from retable.tasks.weather.data import Batch, Windows

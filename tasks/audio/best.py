@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from retable.platform.api import TrainedRun
-from retable.platform.best import Choice, choose
 from retable.platform.errors import UserError
+from retable.platform.models.select import Choice, choose
 from retable.tasks.audio.config import SPLITS, trained_on
 
 NAME = "audio"

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from retable.platform.table import AnyRow, Claim, Replicate, Results
+from retable.platform.spec.claims import Estimate, Verdict, join, judge, mean_of, too_few, untested
+from retable.platform.spec.table import AnyRow, Claim, Replicate, Results
 from retable.platform.text import plural
-from retable.platform.verdicts import Estimate, Verdict, join, judge, mean_of, too_few, untested
 from retable.tasks.audio import example
 from retable.tasks.audio.figures import validation_losses
 from retable.tasks.audio.metrics import DEPTH, bootstrap

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from retable.platform.board import console, errors, progress_bar
+from retable.platform.console import console, errors, progress_bar
 from retable.platform.errors import UserError
-from retable.platform.storage import Storage
+from retable.platform.store.storage import Storage
 from retable.tasks.audio.data_cli import DATA, Where
 
 if TYPE_CHECKING:
@@ -310,7 +310,7 @@ def finetune(
     import re
 
     from retable.platform.config import parse_set
-    from retable.platform.launch import Resources
+    from retable.platform.execute.trials import Resources
     from retable.tasks.audio.data_cli import import_table
     from retable.tasks.audio.search.finetune import settings, train
 
@@ -462,7 +462,7 @@ def export(
     Example: `retable audio export latest sounds.safetensors`
     """
     from retable.platform import api
-    from retable.platform.exported import export
+    from retable.platform.models.export import export
     from retable.tasks.audio.search.classes import judge, line
     from retable.tasks.audio.search.embedder import open_embedder
 

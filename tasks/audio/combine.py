@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from retable.platform.errors import UserError
-from retable.platform.table import Member, stored_as
+from retable.platform.spec.table import Member, stored_as
 
 Array = npt.NDArray[Any]
 

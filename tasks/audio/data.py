@@ -20,9 +20,9 @@ from jaxtyping import Float32, Int64
 from torch import Tensor
 
 from retable.platform.errors import UserError
-from retable.platform.storage import Storage
-from retable.platform.stream import decode, encode, read_blocks, stream
-from retable.platform.task import Source
+from retable.platform.execute.streams import decode, encode, read_blocks, stream
+from retable.platform.spec.task import Source
+from retable.platform.store.storage import Storage
 from retable.tasks.audio.collect.leaks import origin, read_listed
 from retable.tasks.audio.collect.recordings import BANDS, FRAME, AudioShards, Recording, read_recordings
 from retable.tasks.audio.config import SAMPLE_RATE, SPLITS, Config, trained_on

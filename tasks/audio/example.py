@@ -9,8 +9,8 @@ from functools import partial
 
 from matplotlib.figure import Figure as Drawing
 
-from retable.platform.table import Claim, Measurement, Results, stored_as
-from retable.platform.verdicts import Verdict
+from retable.platform.spec.claims import Verdict
+from retable.platform.spec.table import Claim, Measurement, Results, stored_as
 from retable.tasks.audio.config import Config
 from retable.tasks.audio.rewrite.rewriter import rewrite
 

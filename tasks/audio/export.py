@@ -9,10 +9,11 @@ from typing import Any
 
 from torch import Tensor
 
-from retable.platform import exported, weights
 from retable.platform.api import TrainedRun
 from retable.platform.config import flatten, override
 from retable.platform.errors import UserError
+from retable.platform.models import export
+from retable.platform.store import weights
 from retable.tasks.audio.config import Config
 from retable.tasks.audio.encoders import clap
 from retable.tasks.audio.encoders.clap import Clap
@@ -91,7 +92,7 @@ def write_export(run: TrainedRun, epoch: int = 0, **more: Any) -> bytes:
     Raises:
         UserError: where the epoch was not kept.
     """
-    return _one_file(run.config, exported.about(run, epoch, **more), run.weights(epoch))
+    return _one_file(run.config, export.about(run, epoch, **more), run.weights(epoch))
 
 
 def write_adopted(pair: Exported | Clap, **more: Any) -> bytes:
@@ -104,7 +105,7 @@ def write_adopted(pair: Exported | Clap, **more: Any) -> bytes:
     said = {**pair.about, **{name: value for name, value in more.items() if value}}
     if isinstance(pair, Exported):
         return _one_file(pair.config, said, pair.weights)
-    return exported.sealed(pair.weights, {"format": clap.FORMAT, "provenance": json.dumps(said, sort_keys=True)})
+    return export.sealed(pair.weights, {"format": clap.FORMAT, "provenance": json.dumps(said, sort_keys=True)})
 
 
 def _one_file(config: Config, said: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bytes:
@@ -114,7 +115,7 @@ def _one_file(config: Config, said: Mapping[str, Any], tensors: Mapping[str, Ten
         "config": json.dumps(fields, sort_keys=True),
         "provenance": json.dumps(said, sort_keys=True),
     }
-    return exported.sealed(tensors, metadata)
+    return export.sealed(tensors, metadata)
 
 
 def read_export(data: bytes, name: str) -> Exported | Clap:
@@ -128,18 +129,18 @@ def read_export(data: bytes, name: str) -> Exported | Clap:
     from safetensors import SafetensorError
     from safetensors.torch import load
 
-    exported.check_size(data, name)
+    export.check_size(data, name)
     metadata = weights.metadata(data) or {}
     if metadata.get("format") not in (FORMAT, clap.FORMAT):
         raise UserError(f"{name}: no model of this task, or not the whole file; {REMEDY}")
-    said = exported.read_json(metadata, "provenance", name, REMEDY) if "provenance" in metadata else {}
+    said = export.read_json(metadata, "provenance", name, REMEDY) if "provenance" in metadata else {}
     try:
         tensors = load(data)
     except (SafetensorError, ValueError) as error:
         raise UserError(f"{name}: a damaged model; {REMEDY}") from error
     if metadata["format"] == clap.FORMAT:
         return Clap(said, tensors, name)
-    fields = exported.read_json(metadata, "config", name, REMEDY)
+    fields = export.read_json(metadata, "config", name, REMEDY)
     try:
         return Exported(said, override(Config(), fields), tensors, name)
     except UserError as error:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from matplotlib.figure import Figure as Drawing
 from matplotlib.ticker import MaxNLocator
 
-from retable.platform.table import Replicate, Results
+from retable.platform.spec.table import Replicate, Results
 
 COLOURS = ("#2457c5", "#d9662b")
 SHIFT = 0.03

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from retable.platform.config import flatten
 from retable.platform.errors import UserError
-from retable.platform.worker import Worker
+from retable.platform.train.worker import Worker
 from retable.tasks.audio.config import SPLITS, Cnn14, Config, Passt, Pretrained, Untrained
 from retable.tasks.audio.losses import contrastive, same_recording
 from retable.tasks.audio.metrics import retrieval_scores

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from jaxtyping import Bool, Float, Int
 
-from retable.platform.verdicts import Estimate, joint_of
+from retable.platform.spec.claims import Estimate, joint_of
 
 Array = npt.NDArray[Any]
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from retable.platform.errors import UserError
-from retable.platform.storage import Storage
+from retable.platform.store.storage import Storage
 from retable.tasks.audio.config import Config
 from retable.tasks.audio.encoders.audio_encoder import AudioEncoder, build_audio
 from retable.tasks.audio.encoders.text import TextEncoder, build_text, rebuild_text

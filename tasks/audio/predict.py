@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from retable.platform.errors import UserError
-from retable.platform.task import Source
+from retable.platform.spec.task import Source
 from retable.tasks.audio import metrics
 from retable.tasks.audio.collect.recordings import AudioShards, Recording, read_recordings
 from retable.tasks.audio.config import SPLITS, Config, View, trained_on

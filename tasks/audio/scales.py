@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from retable.platform.config import describe
-from retable.platform.table import AnyTable, Measurement, Row
-from retable.platform.task import Scale
+from retable.platform.spec.table import AnyTable, Measurement, Row
+from retable.platform.spec.task import Scale
 from retable.tasks.audio.tables import GUARDED, TEXT
 
 Changes = Mapping[str, object]

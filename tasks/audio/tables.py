@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from retable.platform.table import Column, Combined, Figure, Row, Table
+from retable.platform.spec.table import Column, Combined, Figure, Row, Table
 from retable.tasks.audio import example, figures
 from retable.tasks.audio.combine import mean_similarity
 from retable.tasks.audio.config import PAPER

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from retable.platform.needs import Needs, Stage
-from retable.platform.table import Figure, Table, with_claims
-from retable.platform.task import Dataset, Scale, Task
+from retable.platform.spec.resources import Needs, Stage
+from retable.platform.spec.table import Figure, Table, with_claims
+from retable.platform.spec.task import Dataset, Scale, Task
 from retable.tasks.audio.collect.prepare import describe, is_published, prepare
 from retable.tasks.audio.config import Config, Pretrained, View
 from retable.tasks.audio.data import Recordings, arrays, read

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from retable.platform.api import TrainedRun
-from retable.platform.best import Choice, by_name, choose, info_of
 from retable.platform.config import choice_name
+from retable.platform.models.select import Choice, by_name, choose, info_of
 from retable.tasks.rl.config import Bc, Config
 from retable.tasks.rl.data import simulator
 

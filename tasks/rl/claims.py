@@ -8,9 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from retable.platform.table import Claim, Results, Row
-from retable.platform.text import plural
-from retable.platform.verdicts import (
+from retable.platform.spec.claims import (
     LEAST,
     UNTESTED,
     Status,
@@ -22,6 +20,8 @@ from retable.platform.verdicts import (
     too_few,
     untested,
 )
+from retable.platform.spec.table import Claim, Results, Row
+from retable.platform.text import plural
 from retable.tasks.rl.readings import CONTROLS, NAMES, NETWORKS, break_even, file_sizes
 from retable.tasks.rl.tables import (
     ARCHIVES,

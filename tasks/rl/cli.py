@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from retable.platform.board import console, show_defects
+from retable.platform.console import console, show_defects
 from retable.platform.errors import UserError
-from retable.platform.storage import Storage
+from retable.platform.store.storage import Storage
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from retable.platform.task import Source
+    from retable.platform.spec.task import Source
 
 app = typer.Typer(no_args_is_help=True, help="Offline RL: play a trained policy, write it as a compact file.")
 
@@ -148,7 +148,7 @@ def export(
 
     Example: `retable rl export 3f2a policy.rtsn --precision int8`
     """
-    from retable.platform.exported import export
+    from retable.platform.models.export import export
     from retable.tasks.rl.export import POLICIES
     from retable.tasks.rl.formats.compact import TYPES
     from retable.tasks.rl.formats.sizes import file_bytes
@@ -176,8 +176,8 @@ def play(
     """Play a trained policy in its simulator and print its scores."""
     from retable.platform import api
     from retable.platform.config import override
-    from retable.platform.stages import score_weights
-    from retable.platform.task import find
+    from retable.platform.execute.scoring import score_weights
+    from retable.platform.spec.task import find
     from retable.tasks.rl.data import simulator
 
     changes: dict[str, object] = {"episodes": episodes, "epoch": epoch}
@@ -202,7 +202,7 @@ def play(
 
 def _policy_file(file: Path, env: str | None) -> tuple[Any, Mapping[str, Tensor], Source, str]:
     """Read a policy's file: what `predict` asks for, and the policy it was written for."""
-    from retable.platform.task import Source
+    from retable.platform.spec.task import Source
     from retable.tasks.rl.data import simulator
     from retable.tasks.rl.evaluate import check_sizes
     from retable.tasks.rl.export import read_policy

@@ -19,11 +19,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from retable.platform import seeds
 from retable.platform.errors import UserError
-from retable.platform.storage import Storage
-from retable.platform.stream import read_blocks
-from retable.platform.task import Source, data_folder
+from retable.platform.execute.streams import read_blocks
+from retable.platform.spec.task import Source, data_folder
+from retable.platform.store.storage import Storage
+from retable.platform.train import seeds
 from retable.tasks.rl.config import Config
 from retable.tasks.rl.evaluate import check_sizes
 from retable.tasks.rl.metrics import normalised_score

@@ -12,9 +12,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from retable.platform import exported
 from retable.platform.api import TrainedRun
 from retable.platform.errors import UserError
+from retable.platform.models import export
 from retable.tasks.rl.acting import NOISE, Policy, acting
 from retable.tasks.rl.config import Bc, Bcq, Config
 from retable.tasks.rl.data import simulator
@@ -86,7 +86,7 @@ def write_export(
         UserError: where the epoch was not kept, or as `write_policy`.
     """
     chosen = policy or ("bc" if isinstance(run.config.algorithm, Bc) else "bcq")
-    said = exported.about(run, epoch, **more)
+    said = export.about(run, epoch, **more)
     return write_policy(run.config, run.source.info, run.weights(epoch), chosen, precision, said)
 
 

@@ -11,8 +11,8 @@ import numpy as np
 from matplotlib import rcParams
 from matplotlib.figure import Figure as Drawing
 
-from retable.platform.table import Results
-from retable.platform.verdicts import mean_of
+from retable.platform.spec.claims import mean_of
+from retable.platform.spec.table import Results
 from retable.tasks.rl.readings import (
     CONTROLS,
     FORMATS,

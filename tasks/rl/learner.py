@@ -32,7 +32,7 @@ from retable.tasks.rl.sparse.training import Pattern, choose, masks_of, own_valu
 from retable.tasks.rl.states import Standard, networks_of
 
 if TYPE_CHECKING:
-    from retable.platform.worker import Worker
+    from retable.platform.train.worker import Worker
 State = dict[str, Any]
 Network = TypeVar("Network", Vae, Actor, Critic)
 MOMENTS = ("exp_avg", "exp_avg_sq")

@@ -10,9 +10,9 @@ from itertools import permutations
 import numpy as np
 from scipy.stats import rankdata
 
-from retable.platform.table import Claim, Results, Row
+from retable.platform.spec.claims import LEAST, Status, Verdict, join, mean_of, untested
+from retable.platform.spec.table import Claim, Results, Row
 from retable.platform.text import plural
-from retable.platform.verdicts import LEAST, Status, Verdict, join, mean_of, untested
 from retable.tasks.rl.claims import COMPARABLE, GRASP, SNIP, kept_return, learned, paired, updates
 from retable.tasks.rl.readings import LEVELS, Needed, in_words, policy_gaps, updates_needed
 from retable.tasks.rl.tables import ABLATED, ABLATION, DENSE, PRUNED_PARTS, pruned

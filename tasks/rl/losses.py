@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from retable.platform.seeds import sequence
+from retable.platform.train.seeds import sequence
 from retable.tasks.rl.config import Bcq
 from retable.tasks.rl.model import BCQ_CLIP, Actor, Critic, Vae
 

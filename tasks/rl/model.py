@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from retable.platform import seeds
+from retable.platform.train import seeds
 from retable.tasks.rl.config import Bcq, Config, SmallDense
 from retable.tasks.rl.sparse.training import Pattern, linear, own_values, pattern_of, whole
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from retable.platform.errors import UserError
-from retable.platform.task import Source
+from retable.platform.spec.task import Source
 from retable.tasks.rl.acting import acting, player
 from retable.tasks.rl.config import Bc, Config, View
 from retable.tasks.rl.data import simulator, some_observations

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, cast
 
-from retable.platform.board import progress_bar
+from retable.platform.console import progress_bar
 from retable.platform.errors import UserError
-from retable.platform.storage import Storage
+from retable.platform.store.storage import Storage
 from retable.tasks.rl.config import Config
 from retable.tasks.rl.metrics import D4RL
 from retable.tasks.rl.recordings.record import MIX, record

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from retable.platform.table import AnyRow, Results
+from retable.platform.spec.table import AnyRow, Results
 
 NAMES = {
     "bcq": "BCQ",

@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from retable.platform.table import Measurement, Row
-from retable.platform.task import Scale
+from retable.platform.spec.table import Measurement, Row
+from retable.platform.spec.task import Scale
 from retable.tasks.rl.readings import METHODS, label
 from retable.tasks.rl.tables import ABLATION, DENSE, ENVIRONMENTS, RAW, ROUNDED
 

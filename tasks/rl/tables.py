@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from retable.platform.table import Column, Figure, Measurement, Row, Table
+from retable.platform.spec.table import Column, Figure, Measurement, Row, Table
 from retable.tasks.rl import figures
 from retable.tasks.rl.formats.compact import Precision
 from retable.tasks.rl.formats.sizes import COMPACT

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from retable.platform.table import stored_as
-from retable.platform.worker import Worker
+from retable.platform.spec.table import stored_as
+from retable.platform.train.worker import Worker
 from retable.tasks.rl.config import Bc, Config
 from retable.tasks.rl.learner import OfflineLearner
 from retable.tasks.rl.model import bc_action, bcq_action

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from retable.platform.needs import Needs, Stage
-from retable.platform.table import Figure, Table, with_claims
-from retable.platform.task import Dataset, Scale, Task
+from retable.platform.spec.resources import Needs, Stage
+from retable.platform.spec.table import Figure, Table, with_claims
+from retable.platform.spec.task import Dataset, Scale, Task
 from retable.tasks.style.config import Config, TrainNetwork, View
 from retable.tasks.style.data import Photographs, arrays, read
 from retable.tasks.style.files.prepare import describe, is_published, prepare

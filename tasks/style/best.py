@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from retable.platform.api import TrainedRun
-from retable.platform.best import Choice, by_name, choose
 from retable.platform.errors import UserError
+from retable.platform.models.select import Choice, by_name, choose
 from retable.tasks.style.config import TrainNetwork
 from retable.tasks.style.data import tests
 from retable.tasks.style.files.assets import PHOTOGRAPHS

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from retable.platform.table import Claim, Replicate, Results, Row
-from retable.platform.verdicts import Estimate, Verdict, join, judge, mean_of, too_few, untested
+from retable.platform.spec.claims import Estimate, Verdict, join, judge, mean_of, too_few, untested
+from retable.platform.spec.table import Claim, Replicate, Results, Row
 from retable.tasks.style.figures import arrays_of, losses_of, photograph_of
 from retable.tasks.style.tables import (
     ALEXNET,

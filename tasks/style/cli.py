@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
-from retable.platform.board import console, errors
+from retable.platform.console import console, errors
 from retable.platform.errors import disk_errors
-from retable.platform.storage import Storage
+from retable.platform.store.storage import Storage
 from retable.tasks.style.apply.judge_cli import judge
 from retable.tasks.style.apply.knobs import Knobs, Precision, Result, items, spread
 from retable.tasks.style.data_cli import DATA, Where
@@ -174,7 +174,7 @@ def distil(
     Example: `retable style distil SHA256 photographs --out small.safetensors`, then `--weights` with what
     `retable style weights small.safetensors` says
     """
-    from retable.platform.batch import expand
+    from retable.platform.models.predict import expand
     from retable.tasks.style.networks.distil import distil as train
     from retable.tasks.style.video.batches import SUFFIXES
 
@@ -202,7 +202,7 @@ def export(
 
     Example: `retable style export latest wave.safetensors --half`
     """
-    from retable.platform.exported import export
+    from retable.platform.models.export import export
 
     export("style", run, storage, file, epoch=epoch, half=half, painting=painting, licence=licence)
 

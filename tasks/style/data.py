@@ -29,10 +29,10 @@ from pyarrow import fs
 from torch import Tensor
 
 from retable.platform.errors import UserError, disk_errors, nearest
-from retable.platform.storage import Storage
-from retable.platform.stream import decode as decode_table
-from retable.platform.stream import encode, read_blocks, stream
-from retable.platform.task import Source
+from retable.platform.execute.streams import decode as decode_table
+from retable.platform.execute.streams import encode, read_blocks, stream
+from retable.platform.spec.task import Source
+from retable.platform.store.storage import Storage
 from retable.tasks.style.config import Config, TrainNetwork
 from retable.tasks.style.files import assets, images
 

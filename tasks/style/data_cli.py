@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from retable.platform.board import console, progress_bar, show_defects
+from retable.platform.console import console, progress_bar, show_defects
 from retable.platform.errors import UserError
-from retable.platform.storage import Storage
+from retable.platform.store.storage import Storage
 
 Where = Annotated[str, typer.Option("--storage", envvar="RETABLE_STORAGE", help="Where data and runs lie.")]
 

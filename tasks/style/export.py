@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from safetensors.torch import load
 
-from retable.platform import exported, weights
 from retable.platform.api import TrainedRun
 from retable.platform.errors import UserError
+from retable.platform.models import export
+from retable.platform.store import weights
 from retable.tasks.style.apply.stylise import NetworkStyle, Options, check_network, run_network
 from retable.tasks.style.networks import transformer
 from retable.tasks.style.networks.transformer import TransformerNetwork
@@ -51,7 +52,7 @@ def write_export(run: TrainedRun, epoch: int = 0, half: bool = False, painting: 
     network, paintings = run_network(run, epoch), list(run.config.style)
     if painting:
         network, paintings = transformer.chosen(network, paintings, painting, run.fingerprint), [painting]
-    return transformer.pack(network, exported.about(run, epoch, paintings=paintings, **more), half)
+    return transformer.pack(network, export.about(run, epoch, paintings=paintings, **more), half)
 
 
 def read_export(data: bytes, name: str) -> Exported:
@@ -60,11 +61,11 @@ def read_export(data: bytes, name: str) -> Exported:
     Raises:
         UserError: where it is no such file, or is damaged.
     """
-    exported.check_size(data, name)
+    export.check_size(data, name)
     metadata = weights.metadata(data) or {}
     if "network" not in metadata:
         raise UserError(f"{name}: no network of this task, or not the whole file; {REMEDY}")
-    said = exported.read_json(metadata, "provenance", name, REMEDY) if "provenance" in metadata else {}
+    said = export.read_json(metadata, "provenance", name, REMEDY) if "provenance" in metadata else {}
     return Exported(said, transformer.read_bytes(data, name, painting=None))
 
 
@@ -74,7 +75,7 @@ def one_of(data: bytes, painting: str) -> bytes:
     Raises:
         UserError: where it has no such style.
     """
-    said = exported.read_json(weights.metadata(data) or {}, "provenance", painting, REMEDY)
+    said = export.read_json(weights.metadata(data) or {}, "provenance", painting, REMEDY)
     network = transformer.read_bytes(data, painting, painting)
     half = all(tensor.dtype == torch.float16 for tensor in load(data).values())
     return transformer.pack(network, {**said, "paintings": [painting]}, half)

@@ -13,7 +13,7 @@ from matplotlib import rcParams
 from matplotlib.figure import Figure as Drawing
 from matplotlib.patches import Rectangle
 
-from retable.platform.table import Replicate, Results
+from retable.platform.spec.table import Replicate, Results
 from retable.tasks.style.config import OptimiseImage
 
 Array = npt.NDArray[Any]

@@ -14,8 +14,8 @@ from torch.nn import functional
 
 from retable.platform.config import flatten
 from retable.platform.errors import UserError
-from retable.platform.runs import sample_path
-from retable.platform.worker import Worker
+from retable.platform.store.run import sample_path
+from retable.platform.train.worker import Worker
 from retable.tasks.style import losses
 from retable.tasks.style.apply.optimise import ImageOptimisation
 from retable.tasks.style.config import Backbone, Config, Objective, OptimiseImage, Texture, TrainNetwork

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from retable.platform.task import Source
+from retable.platform.spec.task import Source
 from retable.tasks.style.apply.judge import errors
 from retable.tasks.style.config import Config, OptimiseImage, TrainNetwork, View
 from retable.tasks.style.data import painting, photograph, tests

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from retable.platform.config import describe
-from retable.platform.table import AnyTable, Measurement, Row
-from retable.platform.task import Scale
+from retable.platform.spec.table import AnyTable, Measurement, Row
+from retable.platform.spec.task import Scale
 from retable.tasks.style.files.assets import LARGE
 from retable.tasks.style.tables import UNTRAINED
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from retable.platform.table import Column, Figure, Measurement, Row, Table
+from retable.platform.spec.table import Column, Figure, Measurement, Row, Table
 from retable.tasks.style import figures
 from retable.tasks.style.apply.timing import seconds_of_4k, seconds_of_versions, seconds_per_evaluation
 from retable.tasks.style.figures import CRITERIA, VERSION1, VERSION2, of_photograph, timed

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from retable.platform.needs import Needs, Stage
-from retable.platform.table import Figure, Table, with_claims
-from retable.platform.task import Dataset, Scale, Source, Task
+from retable.platform.spec.resources import Needs, Stage
+from retable.platform.spec.table import Figure, Table, with_claims
+from retable.platform.spec.task import Dataset, Scale, Source, Task
 from retable.tasks.weather.config import AllDry, AllRain, Climatology, Config, Swin, View
 from retable.tasks.weather.data import Windows, arrays, memory_notes, read
 from retable.tasks.weather.learner import ForecastLearner, cost, gpu_work, group, validate

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from retable.platform.api import TrainedRun
-from retable.platform.best import Choice, choose
+from retable.platform.models.select import Choice, choose
 
 NAME = "weather"
 

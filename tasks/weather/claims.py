@@ -13,9 +13,9 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from retable.platform.table import AnyRow, Claim, Replicate, Results
+from retable.platform.spec.claims import Estimate, Verdict, join, judge, too_few, untested
+from retable.platform.spec.table import AnyRow, Claim, Replicate, Results
 from retable.platform.text import plural
-from retable.platform.verdicts import Estimate, Verdict, join, judge, too_few, untested
 from retable.tasks.weather.metrics import isotonic, paired_brier, paired_difference, sequence_counts, squared_errors
 from retable.tasks.weather.predict import thresholds, validated
 from retable.tasks.weather.tables import (

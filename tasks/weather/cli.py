@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from retable.platform.board import console, show_defects
+from retable.platform.console import console, show_defects
 from retable.platform.errors import UserError
-from retable.platform.storage import Storage
+from retable.platform.store.storage import Storage
 
 app = typer.Typer(no_args_is_help=True, help="Weather4cast: submissions, forecasts as netCDF, weights of others.")
 
@@ -82,7 +82,7 @@ def convert(
 
     Example: `retable data convert weather w4c22`, then `retable reproduce weather --set data=w4c22-parquet`
     """
-    from retable.platform.cluster import ray_cluster
+    from retable.platform.execute.session import ray_cluster
     from retable.tasks.weather.w4c.convert import convert as run
 
     with ray_cluster():
@@ -116,8 +116,8 @@ def import_(
 
     Example: `retable data import weather opera_20180824 --name opera`
     """
-    from retable.platform.board import progress_bar
     from retable.platform.config import set_line
+    from retable.platform.console import progress_bar
     from retable.tasks.weather.composites.importer import import_composites
     from retable.tasks.weather.w4c.prepare import describe, folder, index_folder
 
@@ -281,7 +281,7 @@ def verify(
 
     Example: `retable weather verify latest --threshold tuned`, `retable weather verify 1f3a@4 1f3a@5`
     """
-    from retable.platform.board import progress_bar
+    from retable.platform.console import progress_bar
     from retable.tasks.weather.forecasts.exchange import opened
     from retable.tasks.weather.forecasts.verify import verify as written
 
@@ -367,7 +367,7 @@ def export(
 
     Example: `retable weather export latest rain.safetensors`
     """
-    from retable.platform.exported import export
+    from retable.platform.models.export import export
     from retable.tasks.weather.forecasts.exchange import at_epoch
 
     name, own = at_epoch(run)

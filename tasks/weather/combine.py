@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from retable.platform.errors import UserError
-from retable.platform.table import Member, stored_as
+from retable.platform.spec.table import Member, stored_as
 from retable.tasks.weather.config import STEPS
 from retable.tasks.weather.metrics import cut
 

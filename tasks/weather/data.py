@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from retable.platform.errors import UserError
-from retable.platform.storage import Storage
-from retable.platform.stream import decode, encode, read_blocks, stream
-from retable.platform.task import Source
+from retable.platform.execute.streams import decode, encode, read_blocks, stream
+from retable.platform.spec.task import Source
+from retable.platform.store.storage import Storage
 from retable.tasks.weather.config import Config
 from retable.tasks.weather.w4c.frames import Frames
 from retable.tasks.weather.w4c.layout import Index, Window

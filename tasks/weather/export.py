@@ -12,10 +12,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from retable.platform import exported, weights
 from retable.platform.api import TrainedRun
 from retable.platform.config import flatten, override
 from retable.platform.errors import UserError, nearest
+from retable.platform.models import export
+from retable.platform.store import weights
 from retable.tasks.weather import metrics
 from retable.tasks.weather.config import Config
 from retable.tasks.weather.model import Forecaster, build
@@ -86,14 +87,14 @@ def write_export(run: TrainedRun, epoch: int = 0, **more: Any) -> bytes:
     config, size = run.config, int(run.source.info["size"])
     fields = {path: value for path, value in flatten(config).items() if path.split(".")[0] not in ITS_OWN}
     shape = {name: getattr(config, name) for name in ("inputs", "forecast", "rain_threshold")}
-    said = exported.about(run, epoch, size=size, regions=list(config.regions), **shape, **more)
+    said = export.about(run, epoch, size=size, regions=list(config.regions), **shape, **more)
     metadata = {
         "format": FORMAT,
         "config": json.dumps(fields, sort_keys=True),
         "size": json.dumps(size),
         "provenance": json.dumps(said, sort_keys=True),
     }
-    return exported.sealed(run.weights(epoch), metadata)
+    return export.sealed(run.weights(epoch), metadata)
 
 
 def read_export(data: bytes, name: str) -> Exported:
@@ -105,13 +106,13 @@ def read_export(data: bytes, name: str) -> Exported:
     from safetensors import SafetensorError
     from safetensors.torch import load as read
 
-    exported.check_size(data, name)
+    export.check_size(data, name)
     metadata = weights.metadata(data) or {}
     if metadata.get("format") != FORMAT:
         raise UserError(f"{name}: no forecaster of this task, or not the whole file; {REMEDY}")
-    said = exported.read_json(metadata, "provenance", name, REMEDY)
+    said = export.read_json(metadata, "provenance", name, REMEDY)
     try:
-        config = override(Config(), exported.read_json(metadata, "config", name, REMEDY))
+        config = override(Config(), export.read_json(metadata, "config", name, REMEDY))
         size, tensors = int(json.loads(metadata["size"])), read(data)
         _check(config, size, tensors)
         return Exported(said, config, size, load(config, tensors, size))

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from matplotlib.colors import LinearSegmentedColormap, ListedColormap
 from matplotlib.figure import Figure as Drawing
 
-from retable.platform.table import Replicate, Results
+from retable.platform.spec.table import Replicate, Results
 from retable.tasks.weather.config import STEPS
 from retable.tasks.weather.forecasts.verification import WIDTHS_KM, Band, Verification
 from retable.tasks.weather.metrics import MINUTES, cut

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from retable.platform.config import flatten
-from retable.platform.worker import Worker
+from retable.platform.train.worker import Worker
 from retable.tasks.weather.config import (
     Adabelief,
     AllDry,

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from retable.platform.verdicts import Estimate, joint_of
+from retable.platform.spec.claims import Estimate, joint_of
 from retable.tasks.weather.config import STEPS
 from retable.tasks.weather.w4c.preprocess import MASKED
 

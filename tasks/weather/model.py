@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from retable.platform.errors import UserError
-from retable.platform.weights import check, unwrapped
+from retable.platform.store.weights import check, unwrapped
 from retable.tasks.weather.config import AllDry, AllRain, Climatology, Config, Context, Retrieval, Swin, UNet, Vivit
 from retable.tasks.weather.models import baselines
 from retable.tasks.weather.models.context import ContextForecaster

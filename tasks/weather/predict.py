@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from retable.platform.errors import UserError
-from retable.platform.task import Source
+from retable.platform.spec.task import Source
 from retable.tasks.weather import metrics
 from retable.tasks.weather.config import Config, View
 from retable.tasks.weather.data import sequences

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 
 from retable.platform.config import describe
-from retable.platform.table import AnyTable, Row
-from retable.platform.task import Scale
+from retable.platform.spec.table import AnyTable, Row
+from retable.platform.spec.task import Scale
 from retable.tasks.weather.tables import BASELINE_ALL, BASELINE_ALL_LATE, IMPROVED_ALL_RIGHT, MOVED_BY_PYSTEPS
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from retable.platform.table import Column, Combined, Figure, Row, Table
+from retable.platform.spec.table import Column, Combined, Figure, Row, Table
 from retable.tasks.weather import figures
 from retable.tasks.weather.combine import best_by_test, best_by_validation, majority_vote, mean_probability
 from retable.tasks.weather.config import CORE_REGIONS, PAPER, PAPER_SWIN, PAPER_VIVIT

@@ -15,7 +15,7 @@ import soundfile
 import torch
 
 from retable.platform.errors import UserError
-from retable.platform.storage import Storage
+from retable.platform.store.storage import Storage
 from retable.tasks.audio.config import Config, MeanMel, Untrained
 from retable.tasks.audio.export import Exported, write_adopted
 from retable.tasks.audio.model import build
@@ -34,7 +34,7 @@ GROWTH = 500.0
 COMMAND = """
 import json, resource, sys
 import soundfile
-from retable.platform.cli import main
+from retable.platform.cli.app import main
 from retable.tasks.audio.search import index
 
 frames, read, update = {}, soundfile.SoundFile.read, index.update
@@ -57,7 +57,7 @@ main()
 """The command, which also says by how many MB it grew and how often each file's sound was decoded."""
 
 
-PLAIN = "from retable.platform.cli import main; main()"
+PLAIN = "from retable.platform.cli.app import main; main()"
 
 
 def command(*words, code=COMMAND, **options):

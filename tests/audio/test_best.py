@@ -1,11 +1,11 @@
 """The encoders that are served are the best on validation, whatever their test scores are."""
 
 from retable.platform.api import TrainedRun
-from retable.platform.best import usable
 from retable.platform.config import override
-from retable.platform.runs import RunFolder
-from retable.platform.table import resolve
-from retable.platform.task import find
+from retable.platform.models.select import usable
+from retable.platform.spec.table import resolve
+from retable.platform.spec.task import find
+from retable.platform.store.run import RunFolder
 from retable.tasks.audio.best import best, is_real
 from retable.tasks.audio.config import View
 from tests.tiny import tiny

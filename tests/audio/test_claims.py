@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from retable.platform.config import override
-from retable.platform.table import Replicate
+from retable.platform.spec.table import Replicate
 from retable.tasks.audio import TASK, claims, example, tables
 from retable.tasks.audio.config import Config, View
 from tests.table_results import results_of

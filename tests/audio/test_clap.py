@@ -16,8 +16,8 @@ from transformers import ClapConfig, ClapFeatureExtractor, ClapModel, ClapProces
 from typer.testing import CliRunner
 
 from retable.platform.errors import UserError
-from retable.platform.storage import Storage
-from retable.serve import choice
+from retable.platform.store.storage import Storage
+from retable.serve.launch import choice
 from retable.tasks.audio.cli import app
 from retable.tasks.audio.config import SAMPLE_RATE, Untrained
 from retable.tasks.audio.encoders import clap, clap_files, pairs

@@ -15,10 +15,10 @@ import soundfile
 from retable.platform.api import config_at
 from retable.platform.config import override
 from retable.platform.errors import UserError
-from retable.platform.stages import score_weights
-from retable.platform.storage import Storage
-from retable.platform.task import Source
-from retable.platform.worker import Worker
+from retable.platform.execute.scoring import score_weights
+from retable.platform.spec.task import Source
+from retable.platform.store.storage import Storage
+from retable.platform.train.worker import Worker
 from retable.tasks.audio import TASK
 from retable.tasks.audio.collect.recordings import write_dataset, write_recordings
 from retable.tasks.audio.config import View

@@ -8,9 +8,9 @@ import pytest
 import ray
 import torch
 
-from retable.platform.cluster import ray_cluster
 from retable.platform.errors import UserError
-from retable.platform.task import Source
+from retable.platform.execute.session import ray_cluster
+from retable.platform.spec.task import Source
 from retable.tasks.audio import data
 from retable.tasks.audio.collect.recordings import Recording, read_recordings, write_dataset, write_recordings
 from retable.tasks.audio.config import Config

@@ -4,7 +4,7 @@ import soundfile
 import typer
 
 from retable.platform.errors import UserError
-from retable.platform.storage import Storage
+from retable.platform.store.storage import Storage
 from retable.tasks.audio import data_cli
 from retable.tasks.audio.collect.recordings import AudioShards, read_recordings
 from retable.tasks.audio.config import SAMPLE_RATE

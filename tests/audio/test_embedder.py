@@ -7,11 +7,11 @@ import soundfile
 import torch
 from safetensors.torch import save_file
 
-from retable.platform import zoo
 from retable.platform.config import Parent
 from retable.platform.errors import UserError
-from retable.platform.runs import RunFolder
-from retable.platform.task import Scale, folder
+from retable.platform.models import zoo
+from retable.platform.spec.task import Scale, folder
+from retable.platform.store.run import RunFolder
 from retable.tasks.audio.collect.files import Remarks
 from retable.tasks.audio.config import SAMPLE_RATE, Config, Passt, Untrained
 from retable.tasks.audio.encoders.words import Words

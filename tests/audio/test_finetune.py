@@ -9,9 +9,9 @@ from safetensors.torch import save_file
 from retable.platform.api import TrainedRun
 from retable.platform.config import Parent, Weights, override, parent
 from retable.platform.errors import UserError
-from retable.platform.runs import RunFolder
-from retable.platform.task import find
-from retable.platform.weights import stored
+from retable.platform.spec.task import find
+from retable.platform.store.run import RunFolder
+from retable.platform.store.weights import stored
 from retable.tasks.audio import export
 from retable.tasks.audio.config import Config, MeanMel, Untrained
 from retable.tasks.audio.search import finetune

@@ -16,8 +16,8 @@ import pytest
 import soundfile
 
 from retable.platform.errors import UserError
-from retable.platform.storage import Storage
-from retable.platform.task import Source
+from retable.platform.spec.task import Source
+from retable.platform.store.storage import Storage
 from retable.tasks.audio.collect.layouts import challenge
 from retable.tasks.audio.collect.recordings import Recording, write_recordings
 from retable.tasks.audio.world.generate import (

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from retable.platform.errors import UserError
-from retable.platform.storage import Storage
+from retable.platform.store.storage import Storage
 from retable.tasks.audio.search import index as indexing
 from retable.tasks.audio.search.index import add, update, writing
 from retable.tasks.audio.search.search import open_index, query_vector, refresh

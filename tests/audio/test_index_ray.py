@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from retable.platform.config import override
-from retable.platform.runs import contiguous
+from retable.platform.store.run import contiguous
 from retable.tasks.audio.config import SAMPLE_RATE, Config
 from retable.tasks.audio.export import FORMAT
 from retable.tasks.audio.model import build

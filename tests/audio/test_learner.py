@@ -12,11 +12,11 @@ from torch import distributed
 
 from retable.platform.config import Parent, differences
 from retable.platform.errors import UserError
-from retable.platform.loop import parent_weights, train
-from retable.platform.runs import RunFolder
-from retable.platform.storage import Storage
-from retable.platform.task import Source
-from retable.platform.worker import Worker
+from retable.platform.spec.task import Source
+from retable.platform.store.run import RunFolder
+from retable.platform.store.storage import Storage
+from retable.platform.train.loop import parent_weights, train
+from retable.platform.train.worker import Worker
 from retable.tasks.audio.config import PAPER, Cnn14, Config, MeanMel, Passt
 from retable.tasks.audio.data import Batch
 from retable.tasks.audio.learner import (

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from retable.platform.storage import Storage
+from retable.platform.store.storage import Storage
 from retable.tasks.audio.search import nearest, null
 from retable.tasks.audio.search.embedder import open_embedder
 from retable.tasks.audio.search.hits import told

@@ -13,7 +13,7 @@ from transformers import AutoModel, AutoTokenizer, PreTrainedTokenizerFast, Robe
 from typer.testing import CliRunner
 
 from retable.platform.errors import UserError
-from retable.platform.storage import Storage
+from retable.platform.store.storage import Storage
 from retable.tasks.audio.cli import app
 from retable.tasks.audio.config import SAMPLE_RATE, Config, Pretrained, Untrained
 from retable.tasks.audio.encoders import pairs

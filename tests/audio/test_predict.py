@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from retable.platform.errors import UserError
-from retable.platform.storage import Storage
-from retable.platform.task import Source
+from retable.platform.spec.task import Source
+from retable.platform.store.storage import Storage
 from retable.tasks.audio import metrics
 from retable.tasks.audio.collect.recordings import Recording, write_dataset
 from retable.tasks.audio.config import Config, MeanMel, Untrained, View

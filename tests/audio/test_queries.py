@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from retable.platform.storage import Storage
+from retable.platform.store.storage import Storage
 from retable.tasks.audio.search.embedder import open_embedder
 from retable.tasks.audio.search.hits import clock
 from retable.tasks.audio.search.index import update

@@ -5,8 +5,8 @@ import shutil
 import pytest
 
 import retable
-from retable.platform.cluster import ray_cluster
-from retable.platform.launch import Resources
+from retable.platform.execute.session import ray_cluster
+from retable.platform.execute.trials import Resources
 
 STEADY = {
     "audio.patchout_frequency": 0,

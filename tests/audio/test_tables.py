@@ -9,9 +9,9 @@ import pytest
 from matplotlib.figure import Figure as Drawing
 
 from retable.platform.config import fingerprint, flatten, override, parent
-from retable.platform.space import find_space
-from retable.platform.table import Combined, Replicate, Row, expand
-from retable.platform.task import config_at, scaled
+from retable.platform.spec.space import find_space
+from retable.platform.spec.table import Combined, Replicate, Row, expand
+from retable.platform.spec.task import config_at, scaled
 from retable.tasks.audio import TASK, claims, example, figures, tables
 from retable.tasks.audio.config import PAPER, Cnn14, Config, Passt, Untrained, View
 from retable.tasks.audio.encoders.audio_encoder import build_audio

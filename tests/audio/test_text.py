@@ -18,7 +18,7 @@ from transformers import (
 
 from retable.platform.config import override
 from retable.platform.errors import UserError
-from retable.platform.worker import Worker
+from retable.platform.train.worker import Worker
 from retable.tasks.audio.config import Config, Pretrained, Untrained
 from retable.tasks.audio.encoders.text import build_text, rebuild_text, train_tokenizer
 from retable.tasks.audio.learner import RetrievalLearner

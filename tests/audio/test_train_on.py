@@ -10,14 +10,14 @@ import soundfile
 from typer.testing import CliRunner
 
 import retable
-from retable.platform.best import usable
-from retable.platform.cluster import ray_cluster
 from retable.platform.config import Parent, fingerprint, flatten, override
 from retable.platform.errors import UserError
-from retable.platform.plan import compile_configs
-from retable.platform.runs import RunFolder
-from retable.platform.storage import Storage
-from retable.platform.task import Source, find
+from retable.platform.execute.session import ray_cluster
+from retable.platform.models.select import usable
+from retable.platform.plan.plan import compile_configs
+from retable.platform.spec.task import Source, find
+from retable.platform.store.run import RunFolder
+from retable.platform.store.storage import Storage
 from retable.tasks.audio import TASK, tables
 from retable.tasks.audio.best import best
 from retable.tasks.audio.challenge import submission

@@ -11,8 +11,8 @@ import pytest
 import soundfile
 import torch
 
-from retable.platform.storage import Storage
-from retable.platform.task import folder
+from retable.platform.spec.task import folder
+from retable.platform.store.storage import Storage
 from retable.tasks.audio.config import SAMPLE_RATE, Config, MeanMel, Pretrained, Untrained
 from retable.tasks.audio.encoders.words import TEXT_STATE, fingerprint, read_words
 from retable.tasks.audio.export import Exported, write_adopted
@@ -96,7 +96,7 @@ def test_a_search_imports_nothing_heavy(tmp_path):
     update(tmp_path / "in", tmp_path / "out", open_embedder("passt-scenes", Storage.open(tmp_path), "cpu"))
     code = f"""
 import sys
-from retable.platform.cli import main
+from retable.platform.cli.app import main
 sys.argv = ["retable", "audio", "search", "a dog barks", "--index", {str(tmp_path / "out")!r}]
 try:
     main()

@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.gpu import audio, style, training, ways
 from benchmarks.gpu.frame import Where
-from retable.platform.worker import Worker
+from retable.platform.train.worker import Worker
 from retable.tasks.audio.learner import RetrievalLearner
 from retable.tasks.style.learner import NetworkLearner
 

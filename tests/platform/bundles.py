@@ -7,13 +7,13 @@ import tarfile
 from hashlib import sha256
 from pathlib import Path
 
-from retable.platform import combine
-from retable.platform.plan import compile_plan, device_slug
-from retable.platform.report import fill_and_keep
-from retable.platform.stages import predict_one, score_one
-from retable.platform.storage import Storage
-from retable.platform.table import Column, Combined, Measurement, Row, Table
-from retable.platform.task import find
+from retable.platform.execute import ensembles as combine
+from retable.platform.execute.scoring import predict_one, score_one
+from retable.platform.plan.plan import compile_plan, device_slug
+from retable.platform.report.write import fill_and_keep
+from retable.platform.spec.table import Column, Combined, Measurement, Row, Table
+from retable.platform.spec.task import find
+from retable.platform.store.storage import Storage
 from retable.tasks.line.learner import mean
 from tests.platform.halves import fit
 

@@ -2,12 +2,12 @@
 
 import pyarrow.parquet as pq
 
-from retable.platform.loop import train
-from retable.platform.plan import compile_plan
-from retable.platform.stages import predict_one, score_one
-from retable.platform.table import Row, Table
-from retable.platform.task import Source, find
-from retable.platform.worker import Worker
+from retable.platform.execute.scoring import predict_one, score_one
+from retable.platform.plan.plan import compile_plan
+from retable.platform.spec.table import Row, Table
+from retable.platform.spec.task import Source, find
+from retable.platform.train.loop import train
+from retable.platform.train.worker import Worker
 
 HALVES = find("halves")
 ROWS = (

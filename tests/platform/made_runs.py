@@ -6,9 +6,9 @@ import time
 from pathlib import Path
 
 from retable.platform.config import override
-from retable.platform.runs import RunFolder
-from retable.platform.table import resolve
-from retable.platform.task import find
+from retable.platform.spec.table import resolve
+from retable.platform.spec.task import find
+from retable.platform.store.run import RunFolder
 
 
 def begun(storage, at=1.0, **changes):

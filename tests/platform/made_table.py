@@ -2,12 +2,12 @@
 
 import pyarrow.parquet as pq
 
-from retable.platform.loop import train
-from retable.platform.plan import compile_plan
-from retable.platform.report import fill_and_keep
-from retable.platform.stages import predict_and_score
-from retable.platform.task import Source, find_table
-from retable.platform.worker import Worker
+from retable.platform.execute.scoring import predict_and_score
+from retable.platform.plan.plan import compile_plan
+from retable.platform.report.write import fill_and_keep
+from retable.platform.spec.task import Source, find_table
+from retable.platform.train.loop import train
+from retable.platform.train.worker import Worker
 
 
 def filled_line(storage, scale="smoke", published=False):

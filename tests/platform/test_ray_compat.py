@@ -19,8 +19,9 @@ import pytest
 import ray
 import yaml
 
-from retable.platform import cluster, ray_compat
-from retable.platform.launch import waiting
+from retable.platform import ray_compat
+from retable.platform.execute import session
+from retable.platform.execute.trials import waiting
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted(
@@ -146,26 +147,28 @@ def test_ray_reads_its_switches_anew(monkeypatch):
 
 def python(code, **variables):
     """Return what code prints in a process whose environment has no switches."""
-    clean = {name: value for name, value in os.environ.items() if name not in cluster.QUIET}
+    clean = {name: value for name, value in os.environ.items() if name not in session.QUIET}
     words = [sys.executable, "-W", "ignore", "-c", code]
     return subprocess.run(words, env=clean | variables, capture_output=True, text=True, check=True).stdout
 
 
 def test_no_variable_is_set_when_a_module_is_imported():
-    code = "import os; before = dict(os.environ); import retable.platform.cluster, retable.platform.launch"
-    assert python(f"{code}, retable.platform.sweep; print(before == dict(os.environ))") == "True\n"
+    code = (
+        "import os; before = dict(os.environ); import retable.platform.execute.session, retable.platform.execute.trials"
+    )
+    assert python(f"{code}, retable.platform.execute.sweep; print(before == dict(os.environ))") == "True\n"
 
 
 def test_switches_hold_inside_the_block_alone_and_leave_what_the_user_set(monkeypatch):
-    for name in cluster.QUIET:
+    for name in session.QUIET:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("RAY_DATA_LOG_LEVEL", "DEBUG")
     before = dict(os.environ)
-    with cluster.switches():
-        with cluster.switches():
+    with session.switches():
+        with session.switches():
             pass
-        assert os.environ == before | cluster.QUIET | {"RAY_DATA_LOG_LEVEL": "DEBUG"}
-        assert set(cluster.QUIET) <= cluster.variables()["runtime_env"]["env_vars"].keys(), "nodes that were joined"
+        assert os.environ == before | session.QUIET | {"RAY_DATA_LOG_LEVEL": "DEBUG"}
+        assert set(session.QUIET) <= session.variables()["runtime_env"]["env_vars"].keys(), "nodes that were joined"
     assert os.environ == before
 
 
@@ -219,7 +222,7 @@ def test_a_running_ray_counts_attempts_and_tells_of_draining(tmp_path):
     from ray._raylet import GcsClient
     from ray.core.generated.autoscaler_pb2 import DrainNodeReason
 
-    with cluster.ray_cluster():
+    with session.ray_cluster():
         begun = tmp_path / "begun"
         assert ray.get(ray.remote(max_retries=2)(attempt).remote(str(begun))) == 1 and begun.read_text() == "01"
         assert ray_compat.task_attempt() == 0 and ray_compat.autoscaler_limits() == {}
@@ -336,7 +339,7 @@ def test_ray_still_says_so_where_it_comes_up_too_late():
     def start():
         raise Exception(text)
 
-    assert cluster.too_late(start)
+    assert session.too_late(start)
 
 
 def test_gloo_still_says_so_where_another_worker_does_not_answer():

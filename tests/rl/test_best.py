@@ -3,11 +3,11 @@
 import pytest
 
 from retable.platform.api import TrainedRun
-from retable.platform.best import usable
 from retable.platform.config import override
-from retable.platform.runs import RunFolder
-from retable.platform.table import Row, resolve
-from retable.platform.task import find
+from retable.platform.models.select import usable
+from retable.platform.spec.table import Row, resolve
+from retable.platform.spec.task import find
+from retable.platform.store.run import RunFolder
 from retable.tasks.rl.best import EPISODES, SEED, best, name
 from retable.tasks.rl.config import Bc, Config, Snip, View
 from tests.rl import toys

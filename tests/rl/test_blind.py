@@ -5,7 +5,7 @@ from functools import cache
 import pytest
 import torch
 
-from retable.platform.storage import Storage
+from retable.platform.store.storage import Storage
 from retable.tasks.rl.config import Config, Grasp, Snip
 from retable.tasks.rl.data import Transitions, columns, provenance
 from retable.tasks.rl.model import build

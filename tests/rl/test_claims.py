@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from retable.platform.table import Replicate
-from retable.platform.verdicts import UNTESTED, ratio_of
+from retable.platform.spec.claims import UNTESTED, ratio_of
+from retable.platform.spec.table import Replicate
 from retable.tasks.rl import TASK, claims
 from retable.tasks.rl.config import Config, View
 from tests.table_results import results_of

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from retable.platform.errors import UserError
-from retable.platform.worker import Worker
+from retable.platform.train.worker import Worker
 from retable.tasks.rl.config import Bc, Config, Dense, Erk, Random, Snip
 from retable.tasks.rl.formats.compact import LARGEST, START, deployable, pack, read_about, unpack
 from retable.tasks.rl.formats.sizes import file_bytes

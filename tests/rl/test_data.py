@@ -17,9 +17,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retable.platform.cluster import ray_cluster
 from retable.platform.errors import UserError
-from retable.platform.storage import Storage
+from retable.platform.execute.session import ray_cluster
+from retable.platform.store.storage import Storage
 from retable.tasks.rl import data
 from retable.tasks.rl.metrics import D4RL
 from retable.tasks.rl.recordings.d4rl import published_as, sha256

@@ -8,9 +8,9 @@ import torch
 
 from retable.platform.api import TrainedRun
 from retable.platform.errors import UserError
-from retable.platform.storage import Storage
-from retable.platform.task import Source, find
-from retable.platform.zoo import zoo
+from retable.platform.models.zoo import zoo
+from retable.platform.spec.task import Source, find
+from retable.platform.store.storage import Storage
 from retable.tasks.rl.config import Bc, View
 from retable.tasks.rl.evaluate import check_sizes, rollout
 from retable.tasks.rl.export import read_export, read_policy, write_export, write_policy

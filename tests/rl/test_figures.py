@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from matplotlib import pyplot
 
-from retable.platform.table import expand
-from retable.platform.task import find, scaled
+from retable.platform.spec.table import expand
+from retable.platform.spec.task import find, scaled
 from retable.tasks.rl import TASK, figures, readings
 from tests.table_results import results_of
 

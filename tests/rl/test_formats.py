@@ -2,7 +2,7 @@
 
 import pytest
 
-from retable.platform.table import Replicate
+from retable.platform.spec.table import Replicate
 from retable.tasks.rl import TASK, claims, figures, readings, tables
 from retable.tasks.rl.config import Config
 from retable.tasks.rl.tables import SPARSITIES

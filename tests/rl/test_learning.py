@@ -7,9 +7,9 @@ import pytest
 from matplotlib import pyplot
 from scipy.stats import spearmanr
 
-from retable.platform.table import Replicate, expand
-from retable.platform.task import scaled
-from retable.platform.verdicts import UNTESTED
+from retable.platform.spec.claims import UNTESTED
+from retable.platform.spec.table import Replicate, expand
+from retable.platform.spec.task import scaled
 from retable.tasks.rl import TASK, figures, learning_claims, readings, tables
 from retable.tasks.rl.config import Config, View
 from tests.rl.test_figures import lines, panels

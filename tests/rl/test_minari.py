@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retable.platform.errors import UserError
-from retable.platform.storage import Storage
+from retable.platform.store.storage import Storage
 from retable.tasks.rl import data
 from retable.tasks.rl.metrics import D4RL
 from retable.tasks.rl.prepare import describe

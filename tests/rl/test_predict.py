@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from retable.platform.storage import Storage
-from retable.platform.task import Source
+from retable.platform.spec.task import Source
+from retable.platform.store.storage import Storage
 from retable.tasks.rl.config import Config, View
 from retable.tasks.rl.formats.compact import pack, unpack
 from retable.tasks.rl.model import build, generator, unstack

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from retable.platform.errors import UserError
-from retable.platform.storage import Storage
+from retable.platform.store.storage import Storage
 from retable.tasks.rl import TASK, data
 from retable.tasks.rl.config import Config
 from retable.tasks.rl.metrics import normalised_score

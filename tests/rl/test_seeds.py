@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from retable.platform import seeds
+from retable.platform.train import seeds
 from retable.tasks import rl
 from retable.tasks.rl import acting, data, losses, model, prune
 from retable.tasks.rl.model import generator

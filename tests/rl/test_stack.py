@@ -9,13 +9,13 @@ import torch
 from scipy.stats import kstest
 
 from retable.platform.config import override
-from retable.platform.loop import train
-from retable.platform.runs import RunFolder
-from retable.platform.seeds import sequence
-from retable.platform.stages import predict_one
-from retable.platform.storage import Storage
-from retable.platform.task import find
-from retable.platform.worker import Worker
+from retable.platform.execute.scoring import predict_one
+from retable.platform.spec.task import find
+from retable.platform.store.run import RunFolder
+from retable.platform.store.storage import Storage
+from retable.platform.train.loop import train
+from retable.platform.train.seeds import sequence
+from retable.platform.train.worker import Worker
 from retable.tasks.rl.config import Snip, View
 from retable.tasks.rl.data import Transitions
 from retable.tasks.rl.learner import OfflineLearner

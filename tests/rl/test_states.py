@@ -7,8 +7,8 @@ import torch
 from retable.platform.api import TrainedRun
 from retable.platform.config import override
 from retable.platform.errors import UserError
-from retable.platform.storage import Storage
-from retable.platform.task import find
+from retable.platform.spec.task import find
+from retable.platform.store.storage import Storage
 from retable.tasks.rl.acting import acting
 from retable.tasks.rl.config import Bc, Snip
 from retable.tasks.rl.data import Transitions

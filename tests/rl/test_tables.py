@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from retable.platform.plan import compile_plan
-from retable.platform.space import find_space
-from retable.platform.table import Row, expand
-from retable.platform.task import scaled, table_at
+from retable.platform.plan.plan import compile_plan
+from retable.platform.spec.space import find_space
+from retable.platform.spec.table import Row, expand
+from retable.platform.spec.task import scaled, table_at
 from retable.tasks.rl import TASK
 from retable.tasks.rl.config import Bc, Bcq, Dense, Grasp, Magnitude, Random, Snip
 from retable.tasks.rl.validate import validate

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from retable.platform.errors import UserError
-from retable.platform.storage import Storage
-from retable.platform.task import Source
+from retable.platform.spec.task import Source
+from retable.platform.store.storage import Storage
 from retable.tasks.rl import data
 from retable.tasks.rl.config import Config
 from tests.rl.d4rl_files import ACTIONS, STATES, Arrays

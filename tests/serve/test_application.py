@@ -12,7 +12,9 @@ from ray.serve._private.build_app import build_app
 from ray.serve.schema import ServeDeploySchema
 
 from retable.platform.errors import UserError
-from retable.serve import address, apart, application, choice, command, models
+from retable.serve import application
+from retable.serve.deployments import apart
+from retable.serve.launch import address, choice, command, models
 from tests.serve import toys
 
 HERE = address.Address("127.0.0.1", 8000)
@@ -147,7 +149,7 @@ def test_replicas_are_a_number_or_a_task_and_a_number():
 
 
 def test_batches_fit_into_what_a_replica_has_at_once():
-    from retable.serve import audio, rl, style, weather
+    from retable.serve.deployments import audio, rl, style, weather
 
     for name, module in {"audio": audio, "rl": rl, "style": style, "weather": weather}.items():
         of = application.DEPLOYMENTS[name]

@@ -10,12 +10,13 @@ import pytest
 import soundfile
 
 from retable.platform.errors import UserError
-from retable.platform.storage import Storage
-from retable.serve import address, choice, command, models, recordings
-from retable.serve.answers import Problem, Reply
+from retable.platform.store.storage import Storage
 from retable.serve.client import Client, ServeError
-from retable.serve.limits import LIMITS, Limits
-from retable.serve.recordings import shown, suffix_of, take_in
+from retable.serve.deployments import recordings
+from retable.serve.deployments.recordings import shown, suffix_of, take_in
+from retable.serve.ingress.answers import Problem, Reply
+from retable.serve.ingress.limits import LIMITS, Limits
+from retable.serve.launch import address, choice, command, models
 from retable.tasks.audio.search.index import update, writing
 from retable.tasks.audio.search.search import open_index
 from tests.audio.test_index import Toy, record, tone

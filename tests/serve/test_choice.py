@@ -7,12 +7,12 @@ import pytest
 from retable.platform.api import TrainedRun
 from retable.platform.config import override
 from retable.platform.errors import UserError
-from retable.platform.filled import Cell, FilledColumn, FilledReplicate, FilledRow, FilledTable
-from retable.platform.report import kept_tables
-from retable.platform.runs import RunFolder
-from retable.platform.table import Origin, resolve
-from retable.platform.task import find
-from retable.serve import cells, choice
+from retable.platform.report.results import Cell, FilledColumn, FilledReplicate, FilledRow, FilledTable
+from retable.platform.report.write import kept_tables
+from retable.platform.spec.table import Origin, resolve
+from retable.platform.spec.task import find
+from retable.platform.store.run import RunFolder
+from retable.serve.launch import cells, choice
 from retable.tasks.weather.config import View
 from tests.weather.toys import config
 

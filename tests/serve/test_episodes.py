@@ -9,10 +9,11 @@ import time
 import numpy as np
 import pytest
 
-from retable.platform.task import Source
-from retable.serve import episodes, models
-from retable.serve.answers import Problem, Reply
-from retable.serve.limits import Limits
+from retable.platform.spec.task import Source
+from retable.serve.deployments import episodes
+from retable.serve.ingress.answers import Problem, Reply
+from retable.serve.ingress.limits import Limits
+from retable.serve.launch import models
 from retable.tasks.rl.config import View
 from retable.tasks.rl.predict import predict
 from tests.serve import toys, web

@@ -12,9 +12,9 @@ import pytest
 import soundfile
 
 from retable.platform.api import TrainedRun
-from retable.platform.storage import Storage
-from retable.platform.task import find
-from retable.serve import audio, maps, style, weather
+from retable.platform.spec.task import find
+from retable.platform.store.storage import Storage
+from retable.serve.deployments import audio, maps, style, weather
 from retable.tasks.audio import export as audio_export
 from retable.tasks.audio.config import View as AudioView
 from retable.tasks.audio.search.index import update

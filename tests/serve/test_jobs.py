@@ -15,13 +15,13 @@ import av
 import numpy as np
 import pytest
 
-from retable.platform.storage import Storage
-from retable.serve import jobs, video
-from retable.serve.answers import Problem, Reply
+from retable.platform.store.storage import Storage
 from retable.serve.client import Client, ServeError
-from retable.serve.limits import Limits
-from retable.serve.models import Model
-from retable.serve.video import Order
+from retable.serve.deployments import jobs, video
+from retable.serve.deployments.video import Order
+from retable.serve.ingress.answers import Problem, Reply
+from retable.serve.ingress.limits import Limits
+from retable.serve.launch.models import Model
 from tests.serve import test_parts as parts
 from tests.serve import toys, web
 from tests.serve.painters import broken, patient, quick, slow, wrong
@@ -173,9 +173,9 @@ def test_a_job_that_takes_too_long_is_ended(desk):
 
 DYING = """
 import os, sys, time
-from retable.platform.storage import Storage
-from retable.serve import jobs
-from retable.serve.video import Order
+from retable.platform.store.storage import Storage
+from retable.serve.deployments import jobs
+from retable.serve.deployments.video import Order
 from tests.serve.painters import slow
 if __name__ == "__main__":
     at = jobs.Desk(Storage.open(sys.argv[1]), slow)
@@ -338,7 +338,7 @@ def test_jobs_are_one_deployment_where_styles_are_served():
 
 @pytest.mark.slow
 def test_a_video_is_painted_through_serve_as_by_the_command(tmp_path):
-    from retable.serve import address, choice, command
+    from retable.serve.launch import address, choice, command
     from retable.tasks.style.networks import transformer
     from retable.tasks.style.video import steady
     from retable.tasks.style.video.video import stylise_video

@@ -347,8 +347,8 @@ def test_a_token_opens_the_page(browser, tmp_path):
 
 @pytest.mark.slow
 def test_the_zoo_on_ray_is_used_from_the_page(browser, opened, tmp_path):
-    from retable.platform.storage import Storage
-    from retable.serve import address, choice, command
+    from retable.platform.store.storage import Storage
+    from retable.serve.launch import address, choice, command
 
     storage = Storage.open(tmp_path / "results")
     web.keep(storage, web.table(), "weather-table1-smoke")

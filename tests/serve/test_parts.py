@@ -13,11 +13,13 @@ import pytest
 from PIL import Image
 
 from retable.platform.errors import UserError
-from retable.platform.storage import Storage
-from retable.serve import address, app, choice, command, gate, models, ranges, rl, style, weather
-from retable.serve.answers import Problem, Reply, plain_line, wrong
+from retable.platform.store.storage import Storage
 from retable.serve.client import Client, ServeError
-from retable.serve.limits import LIMITS, Limits
+from retable.serve.deployments import rl, style, weather
+from retable.serve.ingress import app, gate, ranges
+from retable.serve.ingress.answers import Problem, Reply, plain_line, wrong
+from retable.serve.ingress.limits import LIMITS, Limits
+from retable.serve.launch import address, choice, command, models
 from tests.serve import toys
 
 TOKEN = "0123456789abcdef"

@@ -6,10 +6,11 @@ import json
 import numpy as np
 import pytest
 
-from retable.platform.storage import Storage
-from retable.platform.table import Origin
-from retable.serve import results, weather
-from retable.serve.models import Model
+from retable.platform.spec.table import Origin
+from retable.platform.store.storage import Storage
+from retable.serve.deployments import weather
+from retable.serve.ingress import results
+from retable.serve.launch.models import Model
 from tests.serve import web
 from tests.serve.test_parts import ask, problem
 

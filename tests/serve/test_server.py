@@ -11,9 +11,9 @@ import torch
 from PIL import Image
 
 from retable.platform.errors import UserError
-from retable.platform.storage import Storage
-from retable.serve import address, command, models
+from retable.platform.store.storage import Storage
 from retable.serve.client import Client, ServeError
+from retable.serve.launch import address, command, models
 from retable.tasks.style.apply.stylise import NetworkStyle, Options
 from retable.tasks.style.files import assets, images
 from retable.tasks.style.networks import transformer

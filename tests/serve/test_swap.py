@@ -11,9 +11,9 @@ import pytest
 import ray
 import torch
 
-from retable.platform.storage import Storage
-from retable.serve import address, command, models
+from retable.platform.store.storage import Storage
 from retable.serve.client import Client
+from retable.serve.launch import address, command, models
 from tests.serve import toys
 
 pytestmark = [

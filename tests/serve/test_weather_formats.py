@@ -10,9 +10,9 @@ import pytest
 from PIL import Image
 
 from benchmarks.serve_fuzz import corpus, damaged
-from retable.serve import maps, weather
-from retable.serve.answers import Problem
-from retable.serve.routes.weather import members_of
+from retable.serve.deployments import maps, weather
+from retable.serve.ingress.answers import Problem
+from retable.serve.ingress.routes.weather import members_of
 from retable.tasks.weather.metrics import cut
 
 STEPS = np.random.default_rng(0).integers(0, 201, (32, 36, 36)).astype(np.uint8)
@@ -92,7 +92,7 @@ def test_times_are_of_the_world_and_what_is_none_is_a_problem():
 
 
 def test_members_are_named_each_once():
-    from retable.serve.models import Model
+    from retable.serve.launch.models import Model
 
     models = [Model(task="weather", name="weather", variant=v, sha256=v * 64) for v in "abc"]
     assert members_of(models, "") == [] and members_of(models, "all") == models

@@ -12,14 +12,15 @@ import numpy as np
 import uvicorn
 from PIL import Image, ImageOps
 
-from retable.platform.filled import Cell, FilledClaim, FilledColumn, FilledReplicate, FilledRow, FilledTable
-from retable.platform.storage import Storage
-from retable.platform.table import Origin
-from retable.serve import app, gate, maps
-from retable.serve.answers import Problem, Reply
-from retable.serve.limits import LIMITS
-from retable.serve.models import Model
-from retable.serve.routes import example
+from retable.platform.report.results import Cell, FilledClaim, FilledColumn, FilledReplicate, FilledRow, FilledTable
+from retable.platform.spec.table import Origin
+from retable.platform.store.storage import Storage
+from retable.serve.deployments import maps
+from retable.serve.ingress import app, gate
+from retable.serve.ingress.answers import Problem, Reply
+from retable.serve.ingress.limits import LIMITS
+from retable.serve.ingress.routes import example
+from retable.serve.launch.models import Model
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 RUN = "0123456789abcdef"

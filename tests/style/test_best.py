@@ -5,12 +5,12 @@ from importlib import import_module
 import pytest
 
 from retable.platform.api import TrainedRun
-from retable.platform.best import usable
 from retable.platform.config import override
 from retable.platform.errors import UserError
-from retable.platform.runs import RunFolder
-from retable.platform.table import resolve
-from retable.platform.task import find
+from retable.platform.models.select import usable
+from retable.platform.spec.table import resolve
+from retable.platform.spec.task import find
+from retable.platform.store.run import RunFolder
 from retable.tasks.style.best import best
 from retable.tasks.style.config import View
 from retable.tasks.style.files import assets

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from retable.platform.storage import Storage
+from retable.platform.store.storage import Storage
 from retable.tasks.style.files.check import SMALLEST, check, defect
 from retable.tasks.style.files.prepare import index_folder
 

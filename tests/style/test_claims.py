@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from retable.platform.config import override
-from retable.platform.table import Replicate
+from retable.platform.spec.table import Replicate
 from retable.tasks.style import TASK, claims
 from retable.tasks.style.config import Config, View
 from retable.tasks.style.tables import IMAGE, NETWORK, PHOTOGRAPHS, UHD

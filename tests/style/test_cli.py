@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from retable.platform.config import flatten, override
 from retable.platform.errors import UserError
-from retable.platform.runs import RunFolder
-from retable.platform.task import find
+from retable.platform.spec.task import find
+from retable.platform.store.run import RunFolder
 from retable.tasks.style.apply.knobs import Knobs, Sets
 from retable.tasks.style.cli import app
 from retable.tasks.style.config import Config
@@ -237,7 +237,7 @@ def test_help_teaches(style, words):
 
 
 def test_help_needs_no_torch():
-    code = "import sys; sys.argv = ['retable', '--help']; from retable.platform import cli\n"
+    code = "import sys; sys.argv = ['retable', '--help']; from retable.platform.cli import app as cli\n"
     code += "try: cli.main()\nexcept SystemExit: print(sorted({'torch', 'cv2', 'av'} & set(sys.modules)))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
     assert found.stdout.endswith("[]\n") and "Commands of the task style" in found.stdout

@@ -13,11 +13,11 @@ import ray
 import torch
 from PIL import Image
 
-from retable.platform.cluster import ray_cluster
 from retable.platform.config import override
 from retable.platform.errors import UserError
-from retable.platform.storage import Storage
-from retable.platform.task import Source
+from retable.platform.execute.session import ray_cluster
+from retable.platform.spec.task import Source
+from retable.platform.store.storage import Storage
 from retable.tasks.style import data
 from retable.tasks.style.config import Config, OptimiseImage
 from retable.tasks.style.files import assets

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from retable.platform.errors import UserError
-from retable.platform.storage import Storage
+from retable.platform.store.storage import Storage
 from retable.tasks.style.config import Vgg19
 from retable.tasks.style.files import assets, images
 from retable.tasks.style.networks import weights

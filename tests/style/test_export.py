@@ -8,12 +8,13 @@ import pytest
 import torch
 from safetensors.torch import load, save
 
-from retable.platform import exported, zoo
 from retable.platform.api import TrainedRun
 from retable.platform.errors import UserError
-from retable.platform.storage import Storage
-from retable.platform.task import find
-from retable.platform.weights import metadata
+from retable.platform.models import export as exported
+from retable.platform.models import zoo
+from retable.platform.spec.task import find
+from retable.platform.store.storage import Storage
+from retable.platform.store.weights import metadata
 from retable.tasks.style.apply.stylise import find_network, find_painting
 from retable.tasks.style.config import View
 from retable.tasks.style.export import read_export, write_export

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from retable.platform.table import Figure, Results, expand
-from retable.platform.task import scaled
+from retable.platform.spec.table import Figure, Results, expand
+from retable.platform.spec.task import scaled
 from retable.tasks.style import TASK, figures
 from retable.tasks.style.config import Config, OptimiseImage, View
 

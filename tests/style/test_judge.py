@@ -5,7 +5,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from retable.platform.storage import Storage
+from retable.platform.store.storage import Storage
 from retable.tasks.style.apply import judge, tiling
 from retable.tasks.style.apply.judge import burnt, errors, flicker, lattice
 from retable.tasks.style.cli import app

@@ -12,12 +12,12 @@ from PIL import Image
 
 from retable.platform.config import override
 from retable.platform.errors import UserError
-from retable.platform.loop import train
-from retable.platform.runs import RunFolder
-from retable.platform.stages import predict_and_score, summaries
-from retable.platform.storage import Storage
-from retable.platform.task import Source, find
-from retable.platform.worker import Worker
+from retable.platform.execute.scoring import predict_and_score, summaries
+from retable.platform.spec.task import Source, find
+from retable.platform.store.run import RunFolder
+from retable.platform.store.storage import Storage
+from retable.platform.train.loop import train
+from retable.platform.train.worker import Worker
 from retable.tasks.style import losses
 from retable.tasks.style.config import Config, View
 from retable.tasks.style.data import Photographs

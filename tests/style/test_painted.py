@@ -8,7 +8,7 @@ import typer
 from typer.testing import CliRunner
 
 from retable.platform.errors import UserError
-from retable.platform.storage import Storage
+from retable.platform.store.storage import Storage
 from retable.tasks.style.apply.regions import Mask
 from retable.tasks.style.apply.stylise import Options, open_paintings
 from retable.tasks.style.files import assets, images

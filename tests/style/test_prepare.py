@@ -11,7 +11,7 @@ from PIL import Image
 from pyarrow import fs
 
 from retable.platform.errors import UserError
-from retable.platform.storage import Storage
+from retable.platform.store.storage import Storage
 from retable.tasks.style import data
 from retable.tasks.style.config import Config
 from retable.tasks.style.files import assets, generate

@@ -9,8 +9,8 @@ import torch
 from PIL import Image
 from safetensors import safe_open
 
-from retable.platform.batch import expand
 from retable.platform.errors import UserError
+from retable.platform.models.predict import expand
 from retable.tasks.style.apply.regions import Mask, compose
 from retable.tasks.style.apply.stylise import NetworkStyle, Options, find_network, open_style, painting_config, sized
 from retable.tasks.style.apply.tiling import needed_bytes

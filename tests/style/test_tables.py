@@ -5,10 +5,10 @@ import csv
 import pytest
 
 from retable.platform.config import fingerprint, override
-from retable.platform.space import find_space, point_config
-from retable.platform.storage import Storage
-from retable.platform.table import Measurement, Row, expand
-from retable.platform.task import config_at, scaled
+from retable.platform.spec.space import find_space, point_config
+from retable.platform.spec.table import Measurement, Row, expand
+from retable.platform.spec.task import config_at, scaled
+from retable.platform.store.storage import Storage
 from retable.tasks.style import TASK, figures
 from retable.tasks.style.apply import timing
 from retable.tasks.style.apply.optimise import ImageOptimisation

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import torch
 
-from retable.platform.storage import Storage
-from retable.platform.task import Source
+from retable.platform.spec.task import Source
+from retable.platform.store.storage import Storage
 from retable.tasks.style.apply import timing
 from retable.tasks.style.config import Alexnet, Config, Objective, OptimiseImage, Sgd, TrainNetwork
 from retable.tasks.style.files import images

@@ -381,7 +381,7 @@ def test_all_workers_fit_on_the_gpus(gpus):
 def test_ray_actors_give_the_same_frames_in_order(tmp_path):
     import ray
 
-    from retable.platform.cluster import ray_cluster
+    from retable.platform.execute.session import ray_cluster
 
     with ray_cluster():
         most, given = 0, 0

@@ -8,10 +8,10 @@ import torch
 
 from retable.platform import api
 from retable.platform.errors import UserError
-from retable.platform.filled import adopted
-from retable.platform.plan import compile_plan
-from retable.platform.runs import RunFolder
-from retable.platform.task import find, find_table, table_at
+from retable.platform.plan.plan import compile_plan
+from retable.platform.report.results import adopted
+from retable.platform.spec.task import find, find_table, table_at
+from retable.platform.store.run import RunFolder
 from retable.tasks.weather.forecasts.adopt import adopt, rows_of
 from retable.tasks.weather.model import build
 from retable.tasks.weather.tables import CLIMATOLOGY_HELDOUT, OFFICIAL_HELDOUT, VOTERS

@@ -2,7 +2,7 @@ import h5py
 import numpy as np
 import pytest
 
-from retable.platform.storage import Storage
+from retable.platform.store.storage import Storage
 from retable.tasks.weather.w4c.check import check, gaps
 from retable.tasks.weather.w4c.convert import transfer
 from retable.tasks.weather.w4c.prepare import index_folder

@@ -8,7 +8,7 @@ import pytest
 from pyarrow import fs
 
 from retable.platform.errors import UserError
-from retable.platform.storage import Storage
+from retable.platform.store.storage import Storage
 from retable.tasks.weather.w4c import frames as frames_module
 from retable.tasks.weather.w4c.convert import convert, encode, encoding, parts, transfer, write_part
 from retable.tasks.weather.w4c.frames import Frames, decode, part_path

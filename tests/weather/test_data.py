@@ -9,11 +9,11 @@ import pytest
 import ray
 import torch
 
-from retable.platform.cluster import ray_cluster
 from retable.platform.config import override
 from retable.platform.errors import UserError
-from retable.platform.storage import Storage
-from retable.platform.task import Source
+from retable.platform.execute.session import ray_cluster
+from retable.platform.spec.task import Source
+from retable.platform.store.storage import Storage
 from retable.tasks.weather import TASK, data
 from retable.tasks.weather.config import Config
 from retable.tasks.weather.w4c.frames import Frames

@@ -16,8 +16,8 @@ from safetensors.torch import load
 
 from retable.platform.config import override
 from retable.platform.errors import UserError
-from retable.platform.storage import Storage
-from retable.platform.task import Source
+from retable.platform.spec.task import Source
+from retable.platform.store.storage import Storage
 from retable.tasks.weather import cli, metrics
 from retable.tasks.weather.config import Config, View
 from retable.tasks.weather.forecasts import submission

@@ -9,12 +9,13 @@ import torch
 from safetensors.torch import load, save
 from typer.testing import CliRunner
 
-from retable.platform import exported, zoo
 from retable.platform.api import TrainedRun
 from retable.platform.config import override
 from retable.platform.errors import UserError
-from retable.platform.task import Source, find
-from retable.platform.weights import metadata
+from retable.platform.models import export as exported
+from retable.platform.models import zoo
+from retable.platform.spec.task import Source, find
+from retable.platform.store.weights import metadata
 from retable.tasks.weather import cli
 from retable.tasks.weather.config import Config, View
 from retable.tasks.weather.data import sequences

@@ -9,7 +9,7 @@ import pytest
 from pyarrow import fs
 
 from retable.platform.errors import UserError
-from retable.platform.storage import Storage
+from retable.platform.store.storage import Storage
 from retable.tasks.weather.w4c import frames
 from retable.tasks.weather.w4c.frames import Frames, part_path
 from tests.weather.files import Layout, hdf5_path, write_hdf5

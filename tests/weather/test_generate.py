@@ -13,7 +13,7 @@ import pytest
 from scipy.ndimage import map_coordinates
 
 from retable.platform.errors import UserError
-from retable.platform.storage import Storage
+from retable.platform.store.storage import Storage
 from retable.tasks.weather.w4c.frames import open_hdf5, read_hdf5
 from retable.tasks.weather.w4c.generate import REGIONS, Slot, climate, generate, schedule, times
 from retable.tasks.weather.w4c.layout import RAIN, SATELLITE, Index, rain_path, satellite_path

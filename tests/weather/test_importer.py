@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from retable.platform.errors import UserError
-from retable.platform.storage import Storage
+from retable.platform.store.storage import Storage
 from retable.tasks.weather import cli
 from retable.tasks.weather.composites import importer
 from retable.tasks.weather.composites.composites import Composite, Grid, describe

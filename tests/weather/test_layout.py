@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from retable.platform.errors import UserError
-from retable.platform.storage import Storage
-from retable.platform.task import Source
+from retable.platform.spec.task import Source
+from retable.platform.store.storage import Storage
 from retable.tasks.weather.config import Config
 from retable.tasks.weather.w4c import layout
 from retable.tasks.weather.w4c.layout import Index, Window, local_holdout, rain_path, satellite_path

@@ -9,10 +9,10 @@ from torch import distributed
 
 from retable.platform.config import override
 from retable.platform.errors import UserError
-from retable.platform.runs import RunFolder
-from retable.platform.storage import Storage
-from retable.platform.task import Source, find
-from retable.platform.worker import Worker
+from retable.platform.spec.task import Source, find
+from retable.platform.store.run import RunFolder
+from retable.platform.store.storage import Storage
+from retable.platform.train.worker import Worker
 from retable.tasks.weather.config import Bce, Config
 from retable.tasks.weather.data import Windows
 from retable.tasks.weather.learner import ForecastLearner, make_optimizer, positive_weight, validate

@@ -9,10 +9,10 @@ import torch
 
 from retable.platform.config import override
 from retable.platform.errors import UserError
-from retable.platform.runs import view_key
-from retable.platform.stages import score_weights
-from retable.platform.storage import Storage
-from retable.platform.task import Source, find
+from retable.platform.execute.scoring import score_weights
+from retable.platform.spec.task import Source, find
+from retable.platform.store.run import view_key
+from retable.platform.store.storage import Storage
 from retable.tasks.weather.config import View
 from retable.tasks.weather.data import sequences
 from retable.tasks.weather.model import build

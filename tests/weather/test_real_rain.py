@@ -6,12 +6,12 @@ import pytest
 
 import retable
 from retable.platform.config import override
-from retable.platform.loop import train
-from retable.platform.runs import RunFolder
-from retable.platform.stages import predict_and_score
-from retable.platform.storage import Storage
-from retable.platform.task import Source, find
-from retable.platform.worker import Worker
+from retable.platform.execute.scoring import predict_and_score
+from retable.platform.spec.task import Source, find
+from retable.platform.store.run import RunFolder
+from retable.platform.store.storage import Storage
+from retable.platform.train.loop import train
+from retable.platform.train.worker import Worker
 from retable.tasks.weather.config import Config, View
 from retable.tasks.weather.w4c.frames import Frames
 from retable.tasks.weather.w4c.preprocess import classify

@@ -9,8 +9,8 @@ import pytest
 
 from retable.platform import api
 from retable.platform.config import fingerprint, flatten, parent
-from retable.platform.table import Combined, Replicate, Results, Row
-from retable.platform.task import scaled
+from retable.platform.spec.table import Combined, Replicate, Results, Row
+from retable.platform.spec.task import scaled
 from retable.tasks.weather import TASK, claims, figures, tables
 from retable.tasks.weather.config import Config, View
 from retable.tasks.weather.metrics import scores, summarise

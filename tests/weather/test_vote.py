@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from retable.platform import cli as platform_cli
-from retable.platform.cluster import ray_cluster
+from retable.platform.cli import app
 from retable.platform.config import set_line
-from retable.platform.runs import RunFolder
-from retable.platform.storage import Storage
-from retable.platform.task import find
+from retable.platform.execute.session import ray_cluster
+from retable.platform.spec.task import find
+from retable.platform.store.run import RunFolder
+from retable.platform.store.storage import Storage
 from retable.tasks.weather import cli
 from retable.tasks.weather.config import CORE_REGIONS, TRANSFER_REGIONS
 from retable.tasks.weather.forecasts import submission
@@ -53,7 +53,7 @@ def test_the_vote_of_published_checkpoints_is_filled_and_submitted(cluster, tmp_
     lines = [word for word in set_line(CHANGES).split() if word != "--set"]
     cli.adopt(tmp_path / "checkpoints", TABLE, storage.root, lines)
     assert "--no-train" in capsys.readouterr().out
-    platform_cli.reproduce([TABLE], "paper", [*lines, "seed=0"], storage.root, train=False)
+    app.reproduce([TABLE], "paper", [*lines, "seed=0"], storage.root, train=False)
     said = capsys.readouterr().out
     assert f"{TABLE}: left out, not trained: BASELINE bce, crop and mask put right" in said
     wanted, task = rows_of(TABLE, CHANGES), find("weather")

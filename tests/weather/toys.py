@@ -3,11 +3,11 @@
 from pathlib import Path
 
 from retable.platform.config import override
-from retable.platform.loop import train
-from retable.platform.runs import RunFolder
-from retable.platform.storage import Storage
-from retable.platform.task import Source, find
-from retable.platform.worker import Worker
+from retable.platform.spec.task import Source, find
+from retable.platform.store.run import RunFolder
+from retable.platform.store.storage import Storage
+from retable.platform.train.loop import train
+from retable.platform.train.worker import Worker
 from retable.tasks.weather.config import Config
 from retable.tasks.weather.w4c.prepare import index_folder
 from tests.weather.files import Layout

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from retable.platform.errors import UserError
-from retable.platform.storage import Storage
+from retable.platform.store.storage import Storage
 from retable.tasks.audio.collect import layouts
 from retable.tasks.audio.collect.files import SUFFIXES, Remarks, decode, header, is_sound
 from retable.tasks.audio.collect.importer import SHORTEST, THREADS

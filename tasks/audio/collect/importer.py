@@ -11,9 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from retable.platform.board import progress_bar
+from retable.platform.console import progress_bar
 from retable.platform.errors import UserError
-from retable.platform.storage import Storage
+from retable.platform.store.storage import Storage
 from retable.tasks.audio.collect import layouts, leaks
 from retable.tasks.audio.collect.files import decode, duration
 from retable.tasks.audio.collect.layouts import Entry

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from jaxtyping import Bool, Float, UInt32
 
 from retable.platform.errors import UserError
-from retable.platform.storage import Storage
+from retable.platform.store.storage import Storage
 from retable.tasks.audio.collect.recordings import Recording
 
 Array = npt.NDArray[Any]

@@ -6,10 +6,10 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from retable.platform.board import progress_bar
+from retable.platform.console import progress_bar
 from retable.platform.errors import UserError
-from retable.platform.storage import Storage
-from retable.platform.task import data_folder
+from retable.platform.spec.task import data_folder
+from retable.platform.store.storage import Storage
 from retable.tasks.audio.collect.recordings import write_dataset
 from retable.tasks.audio.config import Config
 

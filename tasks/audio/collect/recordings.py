@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from jaxtyping import Float16, Float32, Int16
 
 from retable.platform.errors import UserError
-from retable.platform.storage import Storage
+from retable.platform.store.storage import Storage
 from retable.tasks.audio.config import SAMPLE_RATE
 
 Array = npt.NDArray[Any]

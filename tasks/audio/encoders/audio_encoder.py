@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from retable.platform.errors import UserError
-from retable.platform.storage import Storage
+from retable.platform.store.storage import Storage
 from retable.tasks.audio.config import SAMPLE_RATE, Cnn14, Config, MeanMel, Passt
 from retable.tasks.audio.encoders import checkpoints, cnn14
 from retable.tasks.audio.encoders.cnn14 import Cnn14Network, PannsMel

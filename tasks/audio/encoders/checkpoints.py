@@ -17,10 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from retable.platform.errors import UserError, nearest
-from retable.platform.runs import sha256
-from retable.platform.storage import Storage
-from retable.platform.weights import check, keep, read_bytes, read_tensors, sealed
-from retable.platform.weights import stored as read_stored
+from retable.platform.store.run import sha256
+from retable.platform.store.storage import Storage
+from retable.platform.store.weights import check, keep, read_bytes, read_tensors, sealed
+from retable.platform.store.weights import stored as read_stored
 from retable.tasks.audio.config import Cnn14, Passt
 from retable.tasks.audio.encoders.cnn14 import BAND, Cnn14Network, slaney_bank
 from retable.tasks.audio.encoders.passt import PasstNetwork, grid

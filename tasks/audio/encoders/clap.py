@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from retable.platform.errors import UserError
-from retable.platform.weights import check
+from retable.platform.store.weights import check
 from retable.tasks.audio.config import SAMPLE_RATE
 from retable.tasks.audio.encoders.text import read_state
 from retable.tasks.audio.encoders.words import read_tokenizer

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from retable.platform.errors import UserError
-from retable.platform.runs import sha256
-from retable.platform.weights import check, read_bytes, read_tensors
+from retable.platform.store.run import sha256
+from retable.platform.store.weights import check, read_bytes, read_tensors
 from retable.tasks.audio.encoders.clap import BAND, BANDS, FFT, HOP, RATE, SECONDS, STATE, Clap, ClapNetwork, mel_bank
 from retable.tasks.audio.encoders.text import fast_tokenizer, state_of
 

@@ -17,8 +17,8 @@ from typing import Any
 from torch import Tensor
 
 from retable.platform.errors import UserError
-from retable.platform.runs import sha256
-from retable.platform.weights import check, read_bytes, read_tensors, unwrapped
+from retable.platform.store.run import sha256
+from retable.platform.store.weights import check, read_bytes, read_tensors, unwrapped
 from retable.tasks.audio.config import Cnn14, Config, Passt, Pretrained
 from retable.tasks.audio.encoders import clap_files
 from retable.tasks.audio.encoders.checkpoints import SIGNATURES, recognise

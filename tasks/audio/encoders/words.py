@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32
 
-from retable.platform import exported
 from retable.platform.config import naming, override
 from retable.platform.errors import UserError
+from retable.platform.models import export
 from retable.tasks.audio.config import Config, Pretrained
 
 FORMAT = "retable audio 1"
@@ -185,7 +185,7 @@ def read_words(path: Path) -> Words | None:
             said = file.metadata() or {}
             if said.get("format") != FORMAT:
                 return None
-            config = override(Config(), exported.read_json(said, "config", str(path), ""))
+            config = override(Config(), export.read_json(said, "config", str(path), ""))
             state = json.loads(bytes(file.get_tensor(TEXT_STATE)))
             architecture = state["architecture"]
             mean = isinstance(config.text, Pretrained) and config.text.pooling == "mean"

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from retable.platform.errors import UserError
-from retable.platform.storage import Storage
+from retable.platform.store.storage import Storage
 from retable.tasks.audio.collect.recordings import Item, Recording, digest, read_recordings, write_recordings
 from retable.tasks.audio.rewrite import variations
 from retable.tasks.audio.rewrite.prompts import Wording, parse, prompt

@@ -14,10 +14,12 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor, nn
 
-from retable.platform import api, exported, zoo
+from retable.platform import api
 from retable.platform.errors import UserError
-from retable.platform.storage import Storage
-from retable.platform.weights import metadata, read_bytes
+from retable.platform.models import export as exported
+from retable.platform.models import zoo
+from retable.platform.store.storage import Storage
+from retable.platform.store.weights import metadata, read_bytes
 from retable.tasks.audio.collect.files import Remarks, stream
 from retable.tasks.audio.config import SAMPLE_RATE, Config
 from retable.tasks.audio.encoders.words import fingerprint

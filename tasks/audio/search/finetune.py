@@ -10,13 +10,13 @@ from typing import Any
 from retable.platform import api
 from retable.platform.config import Weights, override
 from retable.platform.errors import UserError
-from retable.platform.launch import Resources
-from retable.platform.plan import compile_configs
-from retable.platform.runs import RunFolder, weights_path
-from retable.platform.storage import Storage
-from retable.platform.task import find
-from retable.platform.weights import keep, read_bytes
-from retable.platform.work import execute
+from retable.platform.execute.run import execute
+from retable.platform.execute.trials import Resources
+from retable.platform.plan.plan import compile_configs
+from retable.platform.spec.task import find
+from retable.platform.store.run import RunFolder, weights_path
+from retable.platform.store.storage import Storage
+from retable.platform.store.weights import keep, read_bytes
 from retable.tasks.audio.config import SPLITS, Config, MeanMel, trained_on
 from retable.tasks.audio.export import Exported, read_export
 

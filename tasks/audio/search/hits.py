@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
 
-from retable.platform.storage import Storage
+from retable.platform.store.storage import Storage
 from retable.tasks.audio.search.null import verdict
 from retable.tasks.audio.search.search import Hit, Index
 
@@ -73,7 +73,7 @@ def write_page(
     """
     from jinja2 import Environment, FileSystemLoader
 
-    from retable.platform.page import FOLDER
+    from retable.platform.report.html import FOLDER
 
     beside = path.absolute().parent
 

@@ -38,8 +38,8 @@ import pyarrow as pa
 from jaxtyping import Float32
 
 from retable.platform.errors import UserError, disk_errors
-from retable.platform.storage import Storage
-from retable.platform.stream import map_over
+from retable.platform.execute.streams import map_over
+from retable.platform.store.storage import Storage
 from retable.tasks.audio.encoders.words import Words
 from retable.tasks.audio.search import nearest, null, places
 from retable.tasks.audio.search.embedder import Embedder, Heard, embed_file, open_embedder

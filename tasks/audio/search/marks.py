@@ -18,7 +18,7 @@ from pathlib import Path
 import soundfile
 
 from retable.platform.errors import UserError, disk_errors
-from retable.platform.storage import Storage
+from retable.platform.store.storage import Storage
 from retable.tasks.audio.collect.files import decode, duration
 from retable.tasks.audio.config import SAMPLE_RATE
 from retable.tasks.audio.search.search import Hit, Index

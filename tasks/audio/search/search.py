@@ -24,9 +24,9 @@ import numpy as np
 import pyarrow as pa
 from jaxtyping import Float32
 
-from retable.platform import zoo
 from retable.platform.errors import UserError
-from retable.platform.storage import Storage
+from retable.platform.models import zoo
+from retable.platform.store.storage import Storage
 from retable.tasks.audio.encoders.words import Words, read_words
 from retable.tasks.audio.search import nearest, places
 from retable.tasks.audio.search.null import Null

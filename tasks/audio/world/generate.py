@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from retable.platform.errors import UserError, nearest
-from retable.platform.task import Source
+from retable.platform.spec.task import Source
 from retable.tasks.audio.collect.recordings import Item, Recording, Waveform, read_recordings
 from retable.tasks.audio.config import SAMPLE_RATE, Corpus
 from retable.tasks.audio.world import captions, scenes

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from retable.platform.errors import UserError
-from retable.platform.storage import Storage
+from retable.platform.store.storage import Storage
 from retable.tasks.rl.data import folder, store
 from retable.tasks.rl.recordings.d4rl import COLUMNS, TOLERANCE, child, numbers, opened, sha256
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from retable.platform.errors import UserError, nearest
-from retable.platform.storage import Storage
+from retable.platform.store.storage import Storage
 from retable.tasks.rl.data import folder, store
 from retable.tasks.rl.evaluate import make, scale
 from retable.tasks.rl.recordings import expert

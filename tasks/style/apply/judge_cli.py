@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from retable.platform.board import console, progress_bar
+from retable.platform.console import console, progress_bar
 from retable.platform.errors import UserError
 from retable.tasks.style.data_cli import Where
 
 if TYPE_CHECKING:
-    from retable.platform.storage import Storage
+    from retable.platform.store.storage import Storage
     from retable.tasks.style.networks.backbones import BackboneNetwork
 
 COLUMNS = {
@@ -51,7 +51,7 @@ def judge(
     """
     from rich.table import Table
 
-    from retable.platform.storage import Storage
+    from retable.platform.store.storage import Storage
     from retable.tasks.style.apply.judge import burnt, judge_network, lattice
     from retable.tasks.style.apply.stylise import find_network
     from retable.tasks.style.files import assets, images

@@ -15,7 +15,7 @@ from jaxtyping import Float, UInt8
 from retable.platform import api
 from retable.platform.config import override
 from retable.platform.errors import UserError
-from retable.platform.storage import Storage
+from retable.platform.store.storage import Storage
 from retable.tasks.style.apply import regions
 from retable.tasks.style.apply.knobs import STYLE_SCALE
 from retable.tasks.style.apply.optimise import EVALUATIONS, ImageOptimisation

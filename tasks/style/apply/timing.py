@@ -17,8 +17,8 @@ import torch
 from torch.nn import functional
 
 from retable.platform.config import override
-from retable.platform.table import stored_as
-from retable.platform.task import Source
+from retable.platform.spec.table import stored_as
+from retable.platform.spec.task import Source
 from retable.tasks.style.apply.optimise import EVALUATIONS, ImageOptimisation, Pixels
 from retable.tasks.style.apply.tiling import stylise
 from retable.tasks.style.config import Config, Lbfgs, OptimiseImage, TrainNetwork

@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from retable.platform.errors import UserError
-from retable.platform.storage import Storage
+from retable.platform.store.storage import Storage
 from retable.tasks.style.data import SUFFIXES, pictures_below, read_index, threaded, training_files
 from retable.tasks.style.files import images
 

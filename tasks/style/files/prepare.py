@@ -18,10 +18,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from retable.platform.board import progress_bar
+from retable.platform.console import progress_bar
 from retable.platform.errors import UserError, disk_errors
-from retable.platform.storage import Storage
-from retable.platform.task import data_folder
+from retable.platform.spec.task import data_folder
+from retable.platform.store.storage import Storage
 from retable.tasks.style.config import Config
 from retable.tasks.style.data import INDEX, SUFFIXES, files_below, is_picture, pictures_below, threaded
 from retable.tasks.style.files import assets

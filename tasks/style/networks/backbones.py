@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from retable.platform.errors import UserError
-from retable.platform.storage import Storage
+from retable.platform.store.storage import Storage
 from retable.tasks.style.config import Alexnet, Backbone, Squeezenet, Vgg16, Vgg19
 from retable.tasks.style.files.assets import calibration
 from retable.tasks.style.networks import weights, winograd

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from retable.platform import weights as files
 from retable.platform.errors import UserError
-from retable.platform.storage import Storage
+from retable.platform.store import weights as files
+from retable.platform.store.storage import Storage
 from retable.tasks.style.config import Vgg19
 from retable.tasks.style.files import images
 from retable.tasks.style.networks import weights

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from retable.platform import weights
 from retable.platform.errors import UserError
+from retable.platform.store import weights
 
 RESIDUALS = [(f"res{block}.conv{part}.conv2d", f"res{block}.in{part}") for block in range(1, 6) for part in (1, 2)]
 EXAMPLE_NAMES = [

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from retable.platform import extras
+from retable.platform.spec import extras
 from retable.tasks.style.apply.tiling import layers
 from retable.tasks.style.networks.network import Layer, TransformerNetwork
 

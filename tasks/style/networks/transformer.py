@@ -14,11 +14,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from retable.platform import exported, weights
 from retable.platform.errors import UserError, nearest
-from retable.platform.storage import Storage
-from retable.platform.zoo import names
-from retable.platform.zoo import zoo as files
+from retable.platform.models import export
+from retable.platform.models.zoo import names
+from retable.platform.models.zoo import zoo as files
+from retable.platform.store import weights
+from retable.platform.store.storage import Storage
 from retable.tasks.style.apply.tiling import Precision, layers, stylise
 from retable.tasks.style.config import Config, TrainNetwork
 from retable.tasks.style.networks.layouts import FIRST, MANIFEST, convert, read_folder
@@ -203,7 +204,7 @@ def pack(network: TransformerNetwork, provenance: Mapping[str, object], half: bo
     }
     if network.architecture.styles > 1:
         metadata["models"] = json.dumps(styles(metadata))  # by which a zoo knows them
-    return exported.sealed(state, metadata)
+    return export.sealed(state, metadata)
 
 
 def is_file(name: str) -> bool:

@@ -21,10 +21,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from retable.platform import weights
 from retable.platform.errors import UserError
-from retable.platform.runs import sha256
-from retable.platform.storage import Storage
+from retable.platform.store import weights
+from retable.platform.store.run import sha256
+from retable.platform.store.storage import Storage
 
 NETWORKS = ("vgg16", "vgg19", "alexnet", "squeezenet1_0")
 """torchvision's names."""

@@ -14,10 +14,10 @@ import torch
 from jaxtyping import Float
 from PIL import Image, ImageDraw, ImageFont
 
-from retable.platform.batch import expand
 from retable.platform.errors import UserError, disk_errors
-from retable.platform.storage import Storage
-from retable.platform.stream import map_over
+from retable.platform.execute.streams import map_over
+from retable.platform.models.predict import expand
+from retable.platform.store.storage import Storage
 from retable.tasks.style.apply import regions
 from retable.tasks.style.apply.stylise import (
     MaskedStyle,

@@ -24,8 +24,8 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from retable.platform.cluster import cluster_resources, cpu_share
 from retable.platform.errors import UserError, disk_errors
+from retable.platform.execute.session import cluster_resources, cpu_share
 from retable.tasks.style.video import frames as files
 from retable.tasks.style.video.frames import CODECS, Clip, Frame, Reader
 

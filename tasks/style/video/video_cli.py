@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.progress import Progress, TextColumn
 
-from retable.platform.board import console
+from retable.platform.console import console
 from retable.platform.errors import UserError
-from retable.platform.storage import Storage
+from retable.platform.store.storage import Storage
 from retable.platform.text import clock
 from retable.tasks.style.apply.knobs import STYLE_SCALE, Knobs, Precision, spread
 from retable.tasks.style.files import assets
@@ -78,7 +78,7 @@ def video(
 
     Two regions: `... --style great_wave@ff0000 --style the_scream@0000ff --mask regions.png`
     """
-    from retable.platform.cluster import ray_cluster
+    from retable.platform.execute.session import ray_cluster
     from retable.tasks.style.video.steady import Flicker, stylise_stream
     from retable.tasks.style.video.video import stylise_video
 

@@ -20,12 +20,12 @@ from pathlib import Path
 
 from torch import Tensor
 
-from retable.platform import provenance, weights
 from retable.platform.errors import UserError, nearest
-from retable.platform.runs import RunFolder
-from retable.platform.storage import Storage
-from retable.platform.table import Row, expand
-from retable.platform.task import Source, find_table, table_at
+from retable.platform.spec.table import Row, expand
+from retable.platform.spec.task import Source, find_table, table_at
+from retable.platform.store import provenance, weights
+from retable.platform.store.run import RunFolder
+from retable.platform.store.storage import Storage
 from retable.tasks.weather.config import Config, View
 from retable.tasks.weather.data import sequences
 from retable.tasks.weather.model import convert_reference

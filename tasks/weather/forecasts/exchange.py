@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from retable.platform import api, weights
+from retable.platform import api
 from retable.platform.config import override, parse_set
 from retable.platform.errors import UserError
-from retable.platform.storage import Storage
-from retable.platform.table import resolve
-from retable.platform.task import Source, data_folder
+from retable.platform.spec.table import resolve
+from retable.platform.spec.task import Source, data_folder
+from retable.platform.store import weights
+from retable.platform.store.storage import Storage
 from retable.tasks.weather import metrics
 from retable.tasks.weather.config import STEPS, Config, View
 from retable.tasks.weather.data import sequences

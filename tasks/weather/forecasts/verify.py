@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from retable.platform.errors import UserError
-from retable.platform.storage import Storage
+from retable.platform.store.storage import Storage
 from retable.tasks.weather import metrics
 from retable.tasks.weather.config import STEPS
 from retable.tasks.weather.data import sequences
@@ -121,8 +121,8 @@ def write_page(
     """Write the page and what lies beside it."""
     from jinja2 import Environment, FileSystemLoader
 
-    from retable.platform.page import FOLDER, size_of
-    from retable.platform.report import pictures
+    from retable.platform.report.html import FOLDER, size_of
+    from retable.platform.report.write import pictures
 
     folder = Storage.open(out)
     draw: dict[str, Callable[[], Any]] = {"scores": lambda: draw_scores(parts)}

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from retable.platform.errors import UserError
-from retable.platform.storage import Storage
+from retable.platform.store.storage import Storage
 from retable.tasks.weather.w4c.convert import parts
 from retable.tasks.weather.w4c.frames import Frames, open_hdf5, part_path, read_hdf5
 from retable.tasks.weather.w4c.layout import SPLITS, STEP, TARGET, Slots, blocks, read_csv

@@ -20,11 +20,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from retable.platform.board import progress_bar
-from retable.platform.cluster import ray_cluster
+from retable.platform.console import progress_bar
 from retable.platform.errors import UserError
-from retable.platform.storage import Storage
-from retable.platform.stream import stream
+from retable.platform.execute.session import ray_cluster
+from retable.platform.execute.streams import stream
+from retable.platform.store.storage import Storage
 from retable.tasks.weather.w4c.frames import COLUMN, FRAMES_PER_FILE, Frames, part_path
 from retable.tasks.weather.w4c.layout import CSV, find_csv
 from retable.tasks.weather.w4c.preprocess import HIGH, LOW

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from retable.platform.errors import UserError
-from retable.platform.storage import Storage
+from retable.platform.store.storage import Storage
 from retable.tasks.weather.w4c.layout import RAIN, REMEDY, SATELLITE, rain_path, satellite_path
 from retable.tasks.weather.w4c.preprocess import CHANNELS
 

@@ -21,7 +21,7 @@ import pyarrow as pa
 from pyarrow import csv
 
 from retable.platform.errors import UserError, nearest
-from retable.platform.storage import Storage
+from retable.platform.store.storage import Storage
 
 Array = npt.NDArray[Any]
 

@@ -15,10 +15,10 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from retable.platform.board import progress_bar
+from retable.platform.console import progress_bar
 from retable.platform.errors import UserError
-from retable.platform.storage import Storage
-from retable.platform.task import Source, data_folder
+from retable.platform.spec.task import Source, data_folder
+from retable.platform.store.storage import Storage
 from retable.tasks.weather.config import Config
 from retable.tasks.weather.w4c import preprocess
 from retable.tasks.weather.w4c.convert import transfer

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from retable.platform.task import Scale
+from retable.platform.spec.task import Scale
 from retable.tasks import line
 from retable.tasks.line.learner import LineLearner
 

@@ -5,7 +5,7 @@ from typing import Literal
 
 import numpy as np
 
-from retable.platform.task import Scale
+from retable.platform.spec.task import Scale
 from retable.tasks import line
 from retable.tasks.line.config import Config as LineConfig
 

@@ -2,9 +2,9 @@
 
 from matplotlib.figure import Figure as Drawing
 
-from retable.platform.table import Claim, Column, Combined, Figure, Results, Row, Table
-from retable.platform.task import Dataset, Scale, Task
-from retable.platform.verdicts import Verdict, untested
+from retable.platform.spec.claims import Verdict, untested
+from retable.platform.spec.table import Claim, Column, Combined, Figure, Results, Row, Table
+from retable.platform.spec.task import Dataset, Scale, Task
 from retable.tasks.line.config import Config, View
 from retable.tasks.line.data import Points, arrays, prepare, read, where
 from retable.tasks.line.learner import LineLearner, evaluate, mean, predict, validate

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import torch
 
 from retable.platform.errors import UserError
-from retable.platform.stream import read_blocks
+from retable.platform.execute.streams import read_blocks
 
 
 def where(config):

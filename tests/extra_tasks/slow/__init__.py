@@ -3,8 +3,8 @@
 import time
 from dataclasses import replace
 
-from retable.platform.table import Column, Combined, Row, Table
-from retable.platform.task import Scale
+from retable.platform.spec.table import Column, Combined, Row, Table
+from retable.platform.spec.task import Scale
 from retable.tasks import halves
 
 

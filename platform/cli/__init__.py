@@ -1,0 +1,11 @@
+"""The command `retable`, and `python -m retable.platform.cli`.
+
+Level 15 of 15: nothing imports it.
+
+    `app`        plan, reproduce, train, score, sweep, report, serve, predict, ...; tasks mount their own commands
+    `runs`       runs, show, tables, diff, gc
+    `jobs`       status, submit
+    `catalogue`  what `retable list` and help show without importing the tasks
+    `doctor`     checks of this machine
+    `new`        a task of your own from `templates/`; `published`: the paper's table from CSV
+"""

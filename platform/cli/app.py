@@ -1,0 +1,817 @@
+"""The command `retable`."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import shlex
+import signal
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table as Grid
+from rich.text import Text
+
+import retable
+from retable.platform.cli import jobs, runs
+from retable.platform.commit import code_root
+from retable.platform.config import parse_set, set_line
+from retable.platform.console import console, errors, progress_bar
+from retable.platform.errors import UserError
+from retable.platform.spec import task as tasks
+from retable.platform.spec.extras import check
+from retable.platform.text import clock, seconds_of
+
+if TYPE_CHECKING:
+    from retable.platform.execute.sweep_result import SweepResult
+
+app = typer.Typer(
+    name="retable",
+    help="Re-run the tables of published systems, sweep them, and serve the best models, on Ray.\n\n"
+    "`retable reproduce rl/table1` fills a paper's table, measured beside published; the same command again trains "
+    "nothing. Set RAY_ADDRESS, or use `ray job submit`, to run on a cluster.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_show_locals=False,
+)
+app.add_typer(runs.app)
+app.add_typer(jobs.app)
+PLATFORM = tuple(app.registered_groups)
+"""The groups of commands that no task brings."""
+
+GPU = code_root().parent / "benchmarks" / "results" / "gpu.json"
+"""What `python -m benchmarks gpu` measured, in a checkout where it was run."""
+
+Tables = Annotated[
+    list[str] | None, typer.Argument(help="Tables such as rl/table1; `rl` for all of a task; none: all.")
+]
+TaskName = Annotated[str, typer.Argument(metavar="TASK", help="A task; see `retable list`.")]
+ScaleName = Annotated[
+    str, typer.Option("--scale", "-s", help="Size of the experiment: smoke, quick, small or paper (`retable list`).")
+]
+Set = Annotated[list[str] | None, typer.Option("--set", help="Change a config field: path=value. May be repeated.")]
+Rows = Annotated[
+    list[str] | None,
+    typer.Option("--rows", metavar="LABEL", help="Run only rows with this label; `*` stands for any text. Repeatable."),
+]
+Where = Annotated[
+    str,
+    typer.Option("--storage", envvar="RETABLE_STORAGE", help="Where data, runs and reports lie: a folder or a URI."),
+]
+Workers = Annotated[
+    int | None, typer.Option(help="Workers of each training, else as its task says; several: a Train group.", min=1)
+]
+Cpus = Annotated[
+    int | None, typer.Option(help="CPUs and torch threads of a training with one worker, else as its task says.", min=1)
+]
+Gpus = Annotated[
+    float | None,
+    typer.Option(help="GPUs of each worker (0.25: four trainings share one), else as its task says.", min=0),
+]
+Every = Annotated[
+    int, typer.Option(help="Steps between checkpoints within an epoch; 0: one about every half minute.", min=0)
+]
+Stack = Annotated[
+    int, typer.Option(help="Most trainings of a group in one stack; 0: one on CPUs, as many as fit on GPUs.", min=0)
+]
+
+On = Annotated[
+    str, typer.Option(metavar="WORD", help="Take measurements on a node with this resource, or type of accelerators.")
+]
+Deadline = Annotated[
+    str,
+    typer.Option(
+        metavar="TIME",
+        help="Begin no training or measurement after this time (2h, 90m); those that decide a claim come first.",
+    ),
+]
+Retry = Annotated[bool, typer.Option("--retry-diverged", help="Try again the trainings that diverged.")]
+Track = Annotated[
+    str, typer.Option(metavar="NAME", help="Tell a tracker of each training: mlflow, wandb or tensorboard.")
+]
+Stream = Annotated[
+    bool, typer.Option("--stream/--no-stream", help="Read data as a stream even where they fit in memory.")
+]
+
+
+def show_version(wanted: bool) -> None:
+    """Print the version and exit, where that is wanted."""
+    if wanted:
+        console.print(retable.__version__)
+        raise typer.Exit
+
+
+Version = Annotated[bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print the version.")]
+
+
+@app.callback()
+def options(version: Version = False) -> None:
+    """Take what stands before a command."""
+
+
+def resources(
+    workers: int | None,
+    cpus: int | None,
+    gpus: float | None,
+    every: int,
+    stream: bool,
+    stack: int = 0,
+    on: str = "",
+    track: str = "",
+    deadline: str = "",
+) -> Any:
+    """Return the resources that the options ask for."""
+    from retable.platform.spec.resources import Resources
+    from retable.platform.train import trackers
+
+    trackers.prepare(track)
+    return Resources(
+        workers=workers,
+        cpus=cpus,
+        gpus=gpus,
+        checkpoint_every=every,
+        stream=stream,
+        stack=stack,
+        measure_on=on,
+        track=track,
+        **({"deadline": seconds_of(deadline, "--deadline")} if deadline else {}),
+    )
+
+
+@app.command("list")
+def list_all() -> None:
+    """Show tasks, their tables, scales and search spaces."""
+    from retable.platform.cli.catalogue import catalogue
+
+    found = catalogue()
+    for name, entry in found["tasks"].items():
+        if "missing" in entry:
+            console.print(f"[bold]{name}[/]  [dim]{escape(entry['missing'])}[/]")
+            continue
+        console.print(f"[bold]{name}[/]  {escape(entry['about'])}")
+        for table, title in entry["tables"].items():
+            console.print(f"  {name}/{table}  [dim]{escape(title)}[/]")
+        for scale, about in entry["scales"].items():
+            console.print(f"  --scale {scale}  [dim]{escape(about)}[/]")
+    console.print("[bold]scales[/]")
+    for scale, promise in tasks.SCALES.items():
+        console.print(f"  {scale}  [dim]{promise}[/]")
+    console.print("[bold]search spaces[/]")
+    for name, about in found["spaces"].items():
+        console.print(f"  {name}  [dim]{escape(about)}[/]")
+
+
+@app.command()
+def plan(
+    tables: Tables = None,
+    scale: ScaleName = tasks.DEFAULT_SCALE,
+    set: Set = None,
+    rows: Rows = None,
+    storage: Where = "results",
+    cluster: Annotated[
+        str, typer.Option(metavar="FILE", help="A file of Ray's cluster launcher, or of KubeRay: what it takes there.")
+    ] = "",
+    prices: Annotated[str, typer.Option(metavar="FILE", help="What its machines cost.")] = "prices.toml",
+    configs: Annotated[
+        bool, typer.Option("--configs", help="Also each row: its fields, view, parent, data, cost and runs.")
+    ] = False,
+    as_json: runs.Json = False,
+) -> None:
+    """Print what filling tables takes, without starting anything; with --cluster also nodes, money and time.
+
+    Trainings cost what finished runs of the storage took, where there are some of this scale on such a machine.
+
+    Examples: `retable plan rl/figure1 rl/figure2 --scale paper` · `retable plan --scale paper --cluster cluster.yaml`
+    · `retable plan rl/figure1 --rows dense --rows 'SNIP 9*' --set view.policy=bc --configs`
+    """
+    from retable.platform import api
+    from retable.platform.plan import audit as auditing
+    from retable.platform.plan import calibration
+    from retable.platform.plan.cluster_spec import read_cluster, read_prices
+
+    costs = read_prices(prices) if cluster else None
+    nodes = read_cluster(cluster, costs) if costs else None
+    work = api.plan(*tables or (), scale=scale, set=parse_set(set or []), rows=rows or (), storage=storage)
+    audited = auditing.audit(work, known := calibration.learn(work), gpu_rates()[1]) if configs or as_json else []
+    if as_json:
+        whole = auditing.summary(work, known, calibration.core_seconds(work, known))
+        runs.print_json({**whole, "rows": audited} if configs else whole)
+        return
+    print_plan(work)
+    for line in auditing.lines(audited):
+        console.print(line, markup=False)
+    if costs and nodes:
+        print_cost(work, nodes, costs)
+
+
+def gpu_rates() -> tuple[str, Mapping[str, float]]:
+    """Return the GPU that was measured, and its units a second; none where that was only tried."""
+    measured: dict[str, Any] = json.loads(GPU.read_text()) if GPU.exists() else {"tiny": True}
+    return ("", {}) if measured["tiny"] else (measured["machine"]["device"], measured["rates"])
+
+
+def print_cost(work: Any, nodes: Any, prices: Any) -> None:
+    """Print what a plan takes on a cluster, table by table."""
+    from retable.platform.plan.cost import Rates, estimate, grid, remarks
+
+    device, measured = gpu_rates()
+    found = estimate(work, nodes, prices, Rates(device, measured) if measured else Rates())
+    if not found.nodes:
+        console.print("  nothing is left to do on a cluster")
+        return
+    console.print()
+    console.print(grid(found))
+    notes = Grid(box=None, show_header=False, padding=(0, 2))
+    for word, text in remarks(found):
+        notes.add_row(word, Text(text))
+    console.print(notes)
+
+
+def print_plan(work: Any, wanted: Any = None) -> None:
+    """Print a plan's counts and cost, and what its trainings take (`wanted`: what the options say of that)."""
+    from retable.platform.plan import calibration
+    from retable.platform.plan.plan import left_out
+    from retable.platform.spec.resources import told
+    from retable.platform.spec.table import BY_ROWS
+    from retable.platform.text import and_more
+
+    rows = sum(row.absent != BY_ROWS for _, table in work.tables.values() for row in table.rows)
+    cells = sum(len(found) for rows in work.replicates.values() for found in rows.values())
+    grid = Grid(box=None, show_header=False, padding=(0, 2))
+    states: dict[str, int] = {}
+    for training in work.trainings.values():
+        states[training.status] = states.get(training.status, 0) + 1
+    shown = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+    chosen = f" (--rows {' '.join(map(shlex.quote, work.rows))})" if work.rows else ""
+    grid.add_row("tables", f"{len(work.tables)} with {rows} rows, {cells} replicates{chosen}")
+    grid.add_row("unique trainings", f"{len(work.trainings)} ({shown})" if shown else "0")
+    waves = len({training.wave for training in work.missing})
+    grid.add_row("groups to train", f"{len(work.groups)} stackable, in {waves} wave{'s' if waves != 1 else ''}")
+    for number, line in enumerate(told(work, wanted)):
+        grid.add_row("" if number else "a training takes", line)
+    for number, line in enumerate(sent_notes(work)):
+        grid.add_row("" if number else "from a bundle", line)
+    for number, line in enumerate(work.data_notes()):
+        grid.add_row("" if number else "data", line)
+    grid.add_row("evaluations", f"{len(work.scorings)} ({len(work.unscored)} to do)")
+    grid.add_row("measurements", f"{len(work.timings)} ({len(work.unmeasured)} to do)")
+    known = calibration.learn(work)
+    grid.add_row("estimated cost", f"{clock(calibration.core_seconds(work, known))} of one CPU core (rough)")
+    if known:
+        grid.add_row("", calibration.told(known))
+    device, measured = gpu_rates()
+    if work.missing and measured:
+        hours, untimed = work.gpu_hours(measured)
+        more = f", and {untimed} trainings that were not timed" if untimed else ""
+        grid.add_row("", f"{hours:,.1f} h of one {device}{more} (as measured; trainings alone)")
+    console.print(grid)
+    for name, (_, table) in work.tables.items():
+        absent: dict[str, list[str]] = {}
+        for row in table.rows:
+            if row.absent not in ("", BY_ROWS):
+                absent.setdefault(row.absent, []).append(row.label)
+        for why, labels in absent.items():
+            say(f"{name}: absent, {why}: {and_more(labels, 6, '; ')}")
+        for why, labels in left_out(work, name).items():
+            say(f"{name}: left out, {why}: {and_more(labels, 6, '; ')}")
+
+
+def sent_notes(work: Any) -> list[str]:
+    """Return how many runs of a plan came in a bundle, and which of them are to be trained again."""
+    from retable.platform.plan.plan import name_of
+    from retable.platform.text import and_more
+
+    sent = [each for each in work.trainings.values() if each.folder.bundle()]
+    again = [name_of(each, work.shared) for each in sent if each.status == "weights not sent"]
+    lines = [f"{len(sent)} runs"] if sent else []
+    if again:
+        lines.append(
+            f"{len(again)} to train again, as weights are needed that were not sent: {and_more(again, 3, '; ')}"
+        )
+    return lines
+
+
+@app.command()
+def reproduce(
+    tables: Tables = None,
+    scale: ScaleName = tasks.DEFAULT_SCALE,
+    set: Set = None,
+    rows: Rows = None,
+    storage: Where = "results",
+    workers: Workers = None,
+    cpus_per_run: Cpus = None,
+    gpus_per_run: Gpus = None,
+    checkpoint_every: Every = 0,
+    stream: Stream = False,
+    stack: Stack = 0,
+    measure_on: On = "",
+    track: Track = "",
+    deadline: Deadline = "",
+    retry_diverged: Retry = False,
+    train: Annotated[
+        bool, typer.Option("--train/--no-train", help="Train what is missing, or fill from finished runs alone.")
+    ] = True,
+) -> None:
+    """Fill tables and figures, measured beside published, and write the report.
+
+    Runs that are finished are used; what was interrupted goes on. With --no-train nothing is trained or measured: rows
+    without finished runs are named and stay empty. --set also takes replicate axes (`seed=[0,1,2]`) and fields of the
+    view (`view.policy=bc`).
+
+    Examples: `retable reproduce rl` · `retable reproduce rl/figure1 --scale small --rows dense --rows 'SNIP 9*' --set
+    environment=HalfCheetah --set view.policy=bc`
+    """
+    wanted = resources(
+        workers, cpus_per_run, gpus_per_run, checkpoint_every, stream, stack, measure_on, track, deadline
+    )
+    asked = {"scale": scale, "set": parse_set(set or []), "rows": rows or (), "storage": storage}
+    if retry_diverged and not train:
+        raise UserError("--retry-diverged trains, --no-train does not; leave one out")
+    fill_tables(tables or (), asked, wanted, retry_diverged, train)
+
+
+def fill_tables(
+    names: Sequence[str], asked: Mapping[str, Any], wanted: Any, retry_diverged: bool = False, train: bool = True
+) -> None:
+    """Fill tables, print them, and write the report.
+
+    Raises:
+        UserError: where runs failed.
+    """
+    from retable.platform import api
+    from retable.platform.store.storage import Storage
+
+    failures: dict[str, str] = {}
+    filled = {} if retry_diverged else api.complete(*names, **asked)
+    if filled:
+        console.print("nothing to do: all is there, as it was filled before")
+    else:
+        work = api.plan(*names, **asked, retry_diverged=retry_diverged, train=train)
+        print_plan(work, wanted)
+        filled, failures = api.carry_out(work, wanted)
+    for part in filled.values():
+        print_section(part)
+    console.print(f"report: {Storage.open(asked['storage'])}/report/index.html")
+    if failures:
+        raise UserError(f"failed: {len(failures)} (see above); mend the cause and run the same command again")
+
+
+def print_section(part: Any) -> None:
+    """Print a filled table, and the verdicts of a table or figure."""
+    from retable.platform.report.render import about, bundled, commits, grid, remarks
+    from retable.platform.spec.claims import NOT_JUDGED
+    from retable.platform.text import and_more, plural
+
+    console.print(f"\n[bold]{part.name}[/]  {part.title}")
+    say(about(part))
+    if part.apart:
+        say(part.apart)
+    if part.columns:
+        header, lines = grid(part)
+        shown = Grid(box=None, padding=(0, 1))
+        for position, title in enumerate(header):
+            shown.add_column(title, justify="right" if position else "left")
+        for line in lines:
+            shown.add_row(*line)
+        console.print(shown)
+    for remark in filter(None, [*bundled(part), commits(part), *remarks(part)]):
+        say(remark)
+    colours = {"holds": "green", "does not hold": "red", "not separable": "yellow"}
+    for claim in part.claims:
+        if claim.status == NOT_JUDGED:
+            continue
+        whose = "ours: " if claim.ours else ""
+        colour = colours.get(claim.status, "dim")
+        verdict = f"  [{colour}]{claim.status}[/]  {escape(whose + claim.text)} [dim]{escape(claim.because)}[/]"
+        console.print(verdict, soft_wrap=not console.is_terminal)
+    if unjudged := [claim.because for claim in part.claims if claim.status == NOT_JUDGED]:
+        say(f"  {plural(len(unjudged), 'claim')} not judged: {and_more(list(dict.fromkeys(unjudged)), 3, '; ')}")
+
+
+def say(text: str) -> None:
+    """Print a remark: broken between words in a terminal, in one line elsewhere."""
+    console.print(runs.plain(text), style="dim", markup=False, soft_wrap=not console.is_terminal)
+
+
+@app.command()
+def train(
+    task: TaskName,
+    scale: ScaleName = tasks.DEFAULT_SCALE,
+    set: Set = None,
+    storage: Where = "results",
+    workers: Workers = None,
+    cpus_per_run: Cpus = None,
+    gpus_per_run: Gpus = None,
+    checkpoint_every: Every = 0,
+    stream: Stream = False,
+    track: Track = "",
+    keep: Annotated[list[int] | None, typer.Option(help="An epoch whose weights are kept; may be repeated.")] = None,
+    retry_diverged: Retry = False,
+) -> None:
+    """Train one config, or go on with it.
+
+    Example: `retable train rl --set prune=snip --set prune.sparsity=0.9 --workers 2`
+    """
+    from retable.platform import api
+
+    wanted = resources(workers, cpus_per_run, gpus_per_run, checkpoint_every, stream, track=track)
+    run = api.train(
+        task,
+        parse_set(set or []),
+        scale=scale,
+        storage=storage,
+        resources=wanted,
+        keep=keep or (),
+        retry_diverged=retry_diverged,
+    )
+    if run.diverged:
+        raise UserError(f"run {run.fingerprint} diverged, {run.diverged}; change its config, or use --retry-diverged")
+    console.print(f"run {run.fingerprint}: {run.folder.folder}")
+    for name, value in run.metrics.items():
+        console.print(f"  {name}  {value:.6g}")
+
+
+@app.command()
+def score(
+    run: Annotated[str, typer.Argument(help="A run: its first digits, `latest`, or TABLE/ROW; or a table.")],
+    set: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Change a field of the view: split=validation; of a table as `reproduce` does."),
+    ] = None,
+    scale: ScaleName = tasks.DEFAULT_SCALE,
+    rows: Rows = None,
+    storage: Where = "results",
+) -> None:
+    """Score a finished run, on the test data unless its view says otherwise; the same again is only read.
+
+    Of a table, the finished runs of its rows are scored at --scale, and it is filled; nothing is trained.
+
+    Examples: `retable score latest --set split=validation --set epoch=3` · `retable score rl/figure1 --scale small
+    --rows 'SNIP 9*' --set view.policy=bc`
+    """
+    from retable.platform import api
+
+    changes = parse_set(set or [])
+    if run.count("/") == 1:
+        asked = {"scale": scale, "set": changes, "rows": rows or (), "storage": storage}
+        fill_tables([run], asked, api.Resources(), train=False)
+        return
+    if rows:
+        raise UserError(f"--rows chooses rows of a table, and {run!r} is a run; leave it out")
+    loaded = api.load(run, storage)
+    for name, value in loaded.score(changes).items():
+        console.print(f"  {name}  {value:.6g}")
+
+
+@app.command()
+def sweep(
+    name: Annotated[str | None, typer.Argument(metavar="[SPACE]", help="A search space; see `retable list`.")] = None,
+    space: Annotated[str | None, typer.Option(help="A Python file of your own that defines SPACE.")] = None,
+    scale: ScaleName = tasks.DEFAULT_SCALE,
+    set: Set = None,
+    storage: Where = "results",
+    samples: Annotated[int | None, typer.Option(help="Points to draw; default: what the space says.", min=1)] = None,
+    workers: Workers = None,
+    cpus_per_run: Cpus = None,
+    gpus_per_run: Gpus = None,
+    stream: Stream = False,
+    track: Track = "",
+) -> None:
+    """Search a space with Ray Tune; the same command goes on where it stopped. Prints the winner as --set options.
+
+    Examples: `retable sweep rl --set environment=Hopper` · `retable sweep --space my.py`
+    """
+    from retable.platform import api
+    from retable.platform.spec.space import load_space
+
+    if (name is None) == (space is None):
+        raise UserError("name one search space (`retable list` shows them), or a file of your own: --space my.py")
+    found = api.sweep(
+        load_space(space) if space else name or "",
+        set=parse_set(set or []),
+        scale=scale,
+        storage=storage,
+        resources=resources(workers, cpus_per_run, gpus_per_run, 0, stream, track=track),
+        samples=samples,
+        name=Path(space).stem if space else "",
+    )
+    print_sweep(found)
+
+
+def print_sweep(found: SweepResult) -> None:
+    """Print the points of a sweep, best first, which tie, and the winner.
+
+    Raises:
+        UserError: if no point has a value.
+    """
+    shown = Grid(box=None, padding=(0, 1))
+    for title in ("", found.space.metric, "epochs", "run", "point"):
+        shown.add_column(title)
+    frame, most = found.frame(), 20
+    for place, point in zip(frame["place"][:most], found.points, strict=False):
+        value = point.note.partition(":")[0] if point.value is None else f"{point.value:.4g}"
+        words = ("" if point.value is None else str(place), value, str(point.epochs), point.fingerprint[:8])
+        shown.add_row(*words, Text(point_line(point.overrides)))
+    console.print(shown)
+    if len(found.points) > most:
+        console.print(f"{len(found.points) - most} more points: sweeps/ on the storage has all, as CSV")
+    notes = Counter(point.note for point in found.points if point.note)
+    for note, count in notes.items():
+        console.print(f"{count} point{'s' if count > 1 else ''} without a value: {note}", markup=False)
+    if len(found.ties) > 1:
+        console.print(f"{len(found.ties)} points tie at {found.best.value:.4g}; the first of them is named")
+    console.print(f"winner: {point_line(found.best.overrides)}", markup=False)
+    console.print(f"its run: {found.command(found.best)}", markup=False)
+
+
+def point_line(overrides: Mapping[str, object]) -> str:
+    """Write a point of a sweep: its config as --set options, and the fields of its view where it has some."""
+    from retable.platform.spec.table import split_view
+
+    config, view = split_view(overrides)
+    seen = [f"view: {', '.join(f'{path}={value}' for path, value in view.items())}"] if view else []
+    return "  ".join([*([set_line(config)] if config else []), *seen])
+
+
+@app.command()
+def report(
+    tables: Tables = None,
+    scale: ScaleName = tasks.DEFAULT_SCALE,
+    set: Set = None,
+    rows: Rows = None,
+    storage: Where = "results",
+    output: Annotated[str | None, typer.Option(help="Folder of the report; default: <storage>/report.")] = None,
+    compare: Annotated[
+        str, typer.Option(metavar="OTHER", help="Another storage, or a report's folder: what changed since, too.")
+    ] = "",
+    single_file: Annotated[bool, typer.Option("--single-file", help="One page with all of its pictures, to send.")] = (
+        False
+    ),
+) -> None:
+    """Write the report of all tables that a storage path holds: HTML, Markdown, CSV, LaTeX, PNG, SVG.
+
+    With tables, write a report of these alone, at --scale and with --set and --rows, from the scores that are there.
+
+    Examples: `retable report` · `retable report --single-file` · `retable report --compare s3://lab/results` · `retable
+    report rl/figure1 --scale small --rows dense --rows 'SNIP 9*' --output chosen`
+    """
+    from retable.platform import api
+    from retable.platform.report.diff import changes, report_tables, write_comparison
+    from retable.platform.store.storage import Storage
+
+    other = report_tables(Storage.open(compare)) if compare else []
+    asked = {"scale": scale, "set": parse_set(set or []), "rows": rows or ()}
+    into = api.write_report(Storage.open(storage), output, tables or (), single=single_file, **asked)
+    console.print(f"report: {into}/index.html")
+    if compare:
+        found = changes(report_tables(into), other)
+        write_comparison(found, str(Storage.open(storage)), str(Storage.open(compare)), into)
+        for line in found.lines():
+            console.print(line, markup=False)
+        console.print(f"comparison: {into}/compare.html")
+
+
+@app.command()
+def zoo(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[TASK]...", help="Tasks; none: all.")] = None,
+) -> None:
+    """List the models that come with the tasks: what each is, where it is from, its score on data it never saw.
+
+    Examples: `retable zoo` · `retable zoo style`, then `retable style image lake.jpg --style great_wave --out out.jpg`
+    """
+    from retable.platform.models.zoo import show
+
+    for name in names or tasks.names():
+        lines = show(name)
+        if lines or names:
+            console.print(f"[bold]{name}[/]" if lines else f"{name}: no models come with it", highlight=False)
+        for line in lines:
+            console.print(f"  {line}", markup=False)
+
+
+@app.command()
+def serve(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[TASK]...", help="Tasks; none: all there are.")] = None,
+    run: Annotated[list[str] | None, typer.Option(help="A run's fingerprint; may be repeated. Else the best.")] = None,
+    best: Annotated[
+        list[str] | None, typer.Option(metavar="TABLE[/METRIC]", help="The best of a table's runs; may be repeated.")
+    ] = None,
+    zoo: Annotated[bool, typer.Option("--zoo", help="The files that come with the tasks, whatever runs there are.")] = (
+        False
+    ),
+    host: Annotated[str, typer.Option(help="Any other than this machine's own asks for a token.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
+    token_file: Annotated[str, typer.Option(help="Holds the token, mode 0600; else RETABLE_TOKEN does.")] = "",
+    index: Annotated[
+        str, typer.Option(help="Of recordings, by `retable audio index`; none: those that the server keeps.")
+    ] = "",
+    anyway: Annotated[bool, typer.Option("--anyway", help="Take a model of audio of the smoke scale, too.")] = False,
+    replicas: Annotated[
+        list[str] | None, typer.Option(metavar="[TASK=]N", help="Replicas that are always there; may be repeated.")
+    ] = None,
+    config_out: Annotated[str, typer.Option(help="Write the config file for `serve deploy`, and serve nothing.")] = "",
+    storage: Where = "results",
+) -> None:
+    """Serve the best models behind one address, with a page, until Ctrl-C; on SIGHUP choose again.
+
+    Examples: `retable serve` · `retable serve rl --run 3f2a` · `retable serve --zoo --port 8080`
+    """
+    command = importlib.import_module("retable.serve.launch.command")  # a name: the platform knows nothing above it
+    wanted = {"tasks": names or (), "runs": run or (), "zoo": zoo, "best": best or (), "index": index, "anyway": anyway}
+    address = {"host": host, "port": port, "token_file": token_file}
+    command.run(wanted, storage, address, replicas or (), config_out)
+
+
+@app.command()
+def predict(
+    task: Annotated[str, typer.Argument(help="What answers: weather, style, audio or rl.")],
+    inputs: Annotated[list[str], typer.Argument(metavar="INPUT...", help="Files, folders, patterns.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The folder of the answers.")],
+    model: Annotated[str, typer.Option(help="A run, an exported file, a name of the zoo; else the best run.")] = "",
+    set: Set = None,
+    storage: Where = "results",
+) -> None:
+    """Answer many files by a trained model, over Ray, without a server; again: only new and changed ones.
+
+    rl: observations (.npy) to actions; style: photographs to paintings; audio: recordings to vectors; weather:
+    satellite images (.npz, .h5) to probabilities of rain.
+
+    Examples: `retable predict style holiday --model great_wave --set strength=0.7 --out painted` · `retable predict rl
+    *.npy --model HalfCheetah-snip-95 --out actions`
+    """
+    from retable.platform.models import predict as batch
+    from retable.platform.store.storage import Storage
+
+    with progress_bar(f"{task}: answering") as report:
+        made, failures = batch.predict(task, inputs, out, model, parse_set(set or []), Storage.open(storage), report)
+    for failure in failures:
+        errors.print(f"failed: {failure}", markup=False)
+    console.print(f"{out}: {made} new answers" + (f", {len(failures)} failed" if failures else ""), markup=False)
+    if failures:
+        raise typer.Exit(1)
+
+
+@app.command()
+def new(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the task: my_paper.")],
+    table: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The paper's table as CSV; columns `set:path` say what rows change."),
+    ] = None,
+) -> None:
+    """Write a task of your own that runs at once: config, data, learner, the paper's table, a claim and a test.
+
+    It is written to the first folder of RETABLE_TASKS, else to papers/; docs/extending.md goes through it.
+
+    Examples: `retable new my_paper` · `retable new my_paper --table published.csv`
+    """
+    from retable.platform.cli.new import write_task
+
+    written = write_task(name, table)
+    for path in written.files:
+        console.print(f"wrote {path}", markup=False)
+    for label in written.unwritten:
+        say(f"not run yet: the row {label!r}; say in tables.py what it changes")
+    for header in written.unmeasured:
+        say(f"not measured yet: {header!r}; let `evaluate` in learner.py return it")
+    console.print("next:")
+    if not written.found:
+        console.print(f"  export RETABLE_TASKS={shlex.quote(str(written.folder.parent.absolute()))}", markup=False)
+    console.print(f"  retable reproduce {name}", markup=False)
+    console.print(f"  python -m pytest {written.folder.parent}/test_{name}.py", markup=False)
+
+
+@app.command()
+def doctor(storage: Where = "results") -> None:
+    """Check this machine: versions, cores, GPUs, the storage, and settings that make Ray hang."""
+    from retable.platform.cli.doctor import checks
+
+    bad = 0
+    for line in checks(storage):
+        bad += not line.good
+        mark = "[red]bad[/] " if not line.good else "[dim]--[/]  " if line.optional else "[green]ok[/]  "
+        console.print(f"{mark} {escape(line.text)}")
+    if bad:
+        raise typer.Exit(1)
+
+
+VERBS = {
+    "make": "Write generated or recorded data in the task's real format.",
+    "check": "Say every defect of a data set, one line each.",
+    "convert": "Read the real public files into the form that training streams.",
+    "import": "Bring other real data into the task's layout.",
+}
+"""Commands of `retable data`: what each does."""
+
+
+def typed() -> list[str]:
+    """Return the words of the command line; while a shell completes one, those before it."""
+    if "_RETABLE_COMPLETE" not in os.environ:
+        return sys.argv[1:]
+    words = (os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS") or "").split()
+    last = os.environ.get("COMP_CWORD")  # of bash; others give the text up to the cursor
+    return words[1 : int(last)] if last else words[1:]
+
+
+def mount(words: Sequence[str]) -> None:
+    """Mount each task's own commands, and its part of `retable data`; what was mounted before is gone.
+
+    A task is imported (which takes seconds) only for a command of it; the help that lists them is the catalogue's.
+    """
+    app.registered_groups[:] = PLATFORM
+    data_app = typer.Typer(no_args_is_help=True, help="Make, check, convert or import a task's data.")
+    verbs = {verb: typer.Typer(no_args_is_help=True, help=text) for verb, text in VERBS.items()}
+    for name in tasks.names():
+        if not tasks.has_commands(name):
+            continue
+        here = words[:1] == [name]
+        if here or (words[:1] == ["data"] and name in words[2:3]):
+            check(name)
+        if words[:1] == ["data"] and name in words[2:3]:
+            for verb, command in importlib.import_module(f"retable.tasks.{name}.cli").DATA.items():
+                verbs[verb].command(name)(command)
+        elif words[:1] == ["data"] and words[1:2] and words[1] in VERBS:
+            stub(verbs[words[1]], {name: catalogued(name).get("data", {}).get(words[1])})
+        if here and any(not word.startswith("-") for word in words[1:]):
+            app.add_typer(importlib.import_module(f"retable.tasks.{name}.cli").app, name=name)
+            continue
+        group = typer.Typer(no_args_is_help=True)
+        stub(group, catalogued(name).get("commands", {}) if here else {})
+        about = catalogued(name)["help"] if here else f"Commands of the task {name}."
+        app.add_typer(group, name=name, help=about)
+    for verb, group in verbs.items():
+        data_app.add_typer(group, name=verb)
+    app.add_typer(data_app, name="data")
+
+
+def catalogued(name: str) -> Mapping[str, Any]:
+    """Return what the catalogue has of a task."""
+    from retable.platform.cli.catalogue import catalogue
+
+    found: Mapping[str, Any] = catalogue()["tasks"][name]
+    return found
+
+
+def stub(group: typer.Typer, found: Mapping[str, str | None]) -> None:
+    """Add commands that only show in a group's help."""
+    for name, about in found.items():
+        if about is not None:
+            group.command(name, help=about)(lambda: None)
+
+
+def main() -> None:
+    """Run the command line; a user's mistake is one line and status 2, Ctrl-C status 130, SIGTERM 143."""
+    setattr(Console, "on_broken_pipe", closed)  # noqa: B010 (Rich, and Typer's help with it, would end with status 1)
+    try:
+        mount(typed())
+        ended = app(prog_name="retable", standalone_mode=False)
+        sys.stdout.flush()
+        sys.exit(ended if isinstance(ended, int) else 0)
+    except UserError as error:
+        errors.print(f"error: {shortened(str(error))}", markup=False)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        closed()
+    except SystemExit as ended:
+        if ended.code in (130, 143):
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # one more would be a traceback of Python's own end
+        raise
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # a mistake that Typer found; its class is private there
+            raise
+        sys.exit(refuse(error))
+
+
+def closed(*_: object) -> None:
+    """End well where whoever reads what is printed has seen enough, as `head` has."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(0)
+
+
+def refuse(error: Any) -> int:
+    """Tell, in a line, a mistake that Typer found in the words of a command; return the status."""
+    context = getattr(error, "ctx", None)
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()
+        return 2
+    said = shortened(runs.plain(error.format_message()).rstrip("."))
+    errors.print(f"error: {said}; see `{context.command_path if context else 'retable'} --help`", markup=False)
+    return 2
+
+
+def shortened(said: str, most: int = 1200) -> str:
+    """Return a refusal, and of a very long one both ends: a word of the user's may be a file's content."""
+    return said if len(said) <= most else f"{said[: most // 2]} … {said[-most // 2 :]}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""The commands `status` and `submit`: what is going on, here and on a cluster."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.live import Live
+from rich.table import Table as Grid
+from rich.text import Text
+
+from retable.platform.cli.runs import COLOURS, MOST, Json, Where, grid, print_json, show
+from retable.platform.console import console
+from retable.platform.text import age, clock
+
+app = typer.Typer()
+
+Address = Annotated[str, typer.Option(help="Of the dashboard, http://HEAD:8265; else RAY_API_SERVER_ADDRESS.")]
+
+
+@app.command()
+def status(
+    storage: Where = "results",
+    address: Address = "",
+    watch: Annotated[bool, typer.Option("--watch", help="Look again every 10 seconds, until Ctrl-C.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show what is going on: trainings by host with progress, failures with their cause, what has fallen silent.
+
+    It reads the storage alone, from any machine. With --address also a Ray cluster's nodes, and what waits for which.
+
+    Examples: `retable status --storage s3://bucket/retable --watch` · `retable status --address http://HEAD:8265`
+    """
+    from retable.platform.execute.jobs import dashboard
+    from retable.platform.execute.status import of_cluster, of_storage
+    from retable.platform.store.storage import Storage
+
+    where = Storage.open(storage)
+
+    def look() -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        if where.exists("runs") or not address:
+            found["storage"] = of_storage(where)
+        return found | ({"cluster": of_cluster(dashboard(address))} if address else {})
+
+    if as_json:
+        print_json(look())
+        return
+    if not watch or not console.is_terminal:
+        show(status_grid(look()))
+        return
+    with Live(status_grid(look()), console=console, auto_refresh=False) as live:
+        while True:
+            time.sleep(10)
+            live.update(status_grid(look()), refresh=True)
+
+
+def status_grid(found: Mapping[str, Any]) -> Grid:
+    """Return what is drawn of a status."""
+    whole = Grid.grid()
+    if "storage" in found:
+        counts = ", ".join(f"{count} {state}" for state, count in found["storage"]["states"].items())
+        whole.add_row(Text(f"runs: {counts}"))
+        rows = []
+        for run in found["storage"]["active"]:
+            left = run["seconds left"]
+            text = f"{clock(left)} left" if left is not None else f"for {clock(run['silent'])}" if run["silent"] else ""
+            how = Text(run["state"], COLOURS.get(run["state"], "dim"))
+            rows.append(
+                (run["host"], how, run["run"][:8], run["task"], f"{run['epoch']}/{run['epochs']}", run["why"] or text)
+            )
+        if rows:
+            whole.add_row(grid(("host", "state", "run", "task", "epochs", ""), rows[:MOST], "epochs"))
+        if len(rows) > MOST:
+            whole.add_row(Text(f"and {len(rows) - MOST} more: --json shows all", "dim"))
+    if "cluster" in found:
+        nodes = found["cluster"]["nodes"]
+        cells = [(n["address"], n["state"].lower(), f"{n.get('CPU', 0):g}", f"{n.get('GPU', 0):g}") for n in nodes]
+        whole.add_row(grid(("node", "state", "CPU", "GPU"), cells, "CPU GPU"))
+        waits = found["cluster"]["waiting"]
+        lines = [f"waits: {count} x {what}" for what, count in waits.items()] or ["nothing waits for resources"]
+        whole.add_row(Text("\n".join(lines)))
+    return whole
+
+
+@app.command(context_settings={"ignore_unknown_options": True})
+def submit(
+    words: Annotated[list[str] | None, typer.Argument(metavar="-- COMMAND...", help="Such as reproduce rl.")] = None,
+    address: Address = "",
+    storage: Where = "results",
+    working_dir: Annotated[
+        Path, typer.Option(help="The folder that is uploaded.", exists=True, file_okay=False)
+    ] = Path(),
+    follow: Annotated[bool, typer.Option("--follow/--no-follow", help="Print what the job says until it ends.")] = True,
+    follow_job: Annotated[str, typer.Option(metavar="JOB", help="Follow a job that was submitted before.")] = "",
+    stop: Annotated[str, typer.Option(metavar="JOB", help="Stop a job; submitted again, it goes on.")] = "",
+    list_: Annotated[bool, typer.Option("--list", help="List the cluster's jobs.")] = False,
+    fetch: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Copy the storage's report to a folder here.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Send a command of retable to a Ray cluster as a job, and follow it; Ctrl-C leaves the job as it is.
+
+    The folder is uploaded without what git ignores; the storage must be one that every node sees.
+
+    Examples: `retable submit --storage s3://bucket/retable -- reproduce rl --scale paper` · `retable submit --stop JOB`
+    """
+    from retable.platform.execute import jobs
+    from retable.platform.store.storage import Storage
+
+    if fetch is not None:
+        jobs.fetch(Storage.open(storage), fetch)
+        console.print(f"report: {fetch}/index.html", markup=False)
+        return
+    where = jobs.dashboard(address)
+    if stop:
+        console.print(jobs.stop(where, stop), markup=False)
+        return
+    if list_:
+        show_jobs(jobs.jobs(where), as_json)
+        return
+    if not follow_job:
+        command, storage = jobs.split_storage(words or [], storage)
+        follow_job = jobs.submit(where, command, storage, working_dir)
+        console.print(f"job {follow_job}", markup=False)
+    if follow and not jobs.follow(where, follow_job):
+        raise typer.Exit(1)
+
+
+def show_jobs(found: Sequence[Mapping[str, Any]], as_json: bool) -> None:
+    """Print jobs."""
+    if as_json:
+        print_json(found)
+    elif found:
+        show(
+            grid(
+                ("job", "state", "age", "command"),
+                [(j["job"], j["state"], age(j["started"]), j["command"]) for j in found],
+            )
+        )
+    else:
+        console.print("no jobs")

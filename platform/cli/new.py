@@ -1,0 +1,193 @@
+"""`retable new`: the files of a fifth task, which runs as it is and is made one's own file by file."""
+
+from __future__ import annotations
+
+import json
+import keyword
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from retable.platform.cli.published import Line, Published, read_published
+from retable.platform.commit import code_root
+from retable.platform.errors import UserError, disk_errors
+from retable.platform.spec import task
+
+TEMPLATES = code_root() / "platform" / "cli" / "templates"
+FOLDER = "papers"
+"""Where tasks are written if RETABLE_TASKS names no folder."""
+FILES = ("__init__.py", "config.py", "data.py", "learner.py", "tables.py")
+MEASURED = {"accuracy": "accuracy", "acc": "accuracy", "loss": "loss"}
+"""First word of a header -> what the written learner measures under it."""
+EXAMPLE = Published(
+    ("Accuracy (%)",),
+    {"Accuracy (%)": 1},
+    (
+        Line("linear", {"Accuracy (%)": 61.5}, {"model": "linear"}),
+        Line("perceptron of 4", {"Accuracy (%)": 88.0}, {"model": "perceptron", "model.width": 4}),
+        Line("perceptron of 64", {"Accuracy (%)": 97.5}, {"model": "perceptron", "model.width": 64}),
+    ),
+)
+
+
+@dataclass
+class Written:
+    """What was written, and what is left to write by hand."""
+
+    name: str
+    folder: Path
+    """Of the task's code; its test lies beside it."""
+    files: list[Path] = field(default_factory=list)
+    found: bool = True
+    """Whether RETABLE_TASKS names the folder already."""
+    unwritten: list[str] = field(default_factory=list)
+    """Labels of rows that are not run: nothing says what they change."""
+    unmeasured: list[str] = field(default_factory=list)
+    """Headers of columns whose metric nothing measures yet."""
+
+
+def write_task(name: str, table: Path | None = None) -> Written:
+    """Write a task's folder and its test; nothing that is there is written over.
+
+    Args:
+        name: of the task: a Python name in lower case.
+        table: the paper's table as CSV; none: an example's.
+
+    Raises:
+        UserError: where the name cannot be used or is taken, or the table cannot be read.
+    """
+    check_name(name)
+    published = read_published(table) if table else EXAMPLE
+    named = next(filter(None, os.environ.get("RETABLE_TASKS", "").split(os.pathsep)), "")
+    place = Path(named or FOLDER)
+    written = Written(name, place / name, found=bool(named))
+    test = place / f"test_{name}.py"
+    for path in (written.folder, test):
+        if path.exists():
+            raise UserError(f"{path} is there already; choose another name, or remove it first")
+    words = words_of(name, table, published, written) | {"file": test}
+    texts = {written.folder / file: render(f"{file}.j2", words) for file in FILES}
+    texts[test] = render("test.py.j2", words)
+    if not (place / "conftest.py").exists():
+        texts[place / "conftest.py"] = render("conftest.py.j2", words)
+    with disk_errors(str(place)):
+        written.folder.mkdir(parents=True)
+        for path, text in texts.items():
+            path.write_text(text, encoding="utf-8")
+            written.files.append(path)
+    return written
+
+
+def check_name(name: str) -> None:
+    """Raise a UserError where a task cannot be called so."""
+    if not re.fullmatch(r"[a-z][a-z0-9_]{0,39}", name) or keyword.iskeyword(name):
+        raise UserError(f"{name!r} cannot name a task; use lower case letters, digits and '_', such as my_paper")
+    if name in task.names() or name in ("data", "search_spaces"):
+        raise UserError(f"{name!r} is taken; choose another name")
+
+
+def render(template: str, words: dict[str, Any]) -> str:
+    """Return a template's text."""
+    loader = jinja2.FileSystemLoader(TEMPLATES)
+    made = jinja2.Environment(
+        loader=loader,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    return made.get_template(template).render(words)
+
+
+def words_of(name: str, table: Path | None, published: Published, written: Written) -> dict[str, Any]:
+    """Return what the templates are filled with; note what is left to write."""
+    rows = [row_of(line, first=number == 0) for number, line in enumerate(published.lines)]
+    for number, row in enumerate(rows):
+        row["constant"] = constant(row["text"], number, [other["constant"] for other in rows[:number]])
+    columns = [column_of(header, published) for header in published.headers]
+    written.unwritten = [row["text"] for row in rows if row["absent"]]
+    written.unmeasured = [header for header, c in zip(published.headers, columns, strict=True) if not c["measured"]]
+    if not any(column["measured"] for column in columns):
+        columns.append({"header": quoted("Accuracy (example)"), "metric": "accuracy", "format": ".3f", "factor": 1})
+    title = "Published values, and what was measured" if table else "An example: its published values are invented"
+    return {
+        "name": name,
+        "about": f"a task of your own, {name}",
+        "rows": rows,
+        "columns": columns,
+        "claim": claim_of(published, rows, columns),
+        "unwritten": bool(written.unwritten),
+        "title": quoted(title),
+    }
+
+
+def row_of(line: Line, first: bool) -> dict[str, Any]:
+    """Return a row's words. Where nothing says what rows change, the first is taken for the defaults."""
+    overrides = line.overrides or {}
+    return {
+        "text": line.label,
+        "label": quoted(line.label),
+        "overrides": literal(overrides),
+        "published": literal(line.published),
+        "absent": line.overrides is None and not first,
+    }
+
+
+def column_of(header: str, published: Published) -> dict[str, Any]:
+    """Return a column's words: its metric is called after its header, and printed as the paper does."""
+    metric = re.sub(r"[^a-z0-9]+", "_", header.lower()).strip("_") or "score"
+    measured = MEASURED.get(metric.split("_")[0], "")
+    most = max(abs(line.published.get(header, 0.0)) for line in published.lines)
+    percent = measured == "accuracy" and most > 1
+    return {
+        "header": quoted(header),
+        "metric": measured or metric,
+        "measured": bool(measured),
+        "format": f".{published.places[header]}f",
+        "factor": 100 if percent else 1,
+    }
+
+
+def claim_of(published: Published, rows: Sequence[dict[str, Any]], columns: Sequence[dict[str, Any]]) -> Any:
+    """Return the words of what the first column says: its highest row is above its lowest. None of a single row."""
+    header = published.headers[0]
+    found = [
+        (line.published[header], row)
+        for line, row in zip(published.lines, rows, strict=True)
+        if header in line.published
+    ]
+    if not found:
+        return None
+    (low, lower), (high, upper) = min(found, key=lambda each: each[0]), max(found, key=lambda each: each[0])
+    if low == high:
+        return None
+    return {
+        "upper": upper["constant"],
+        "lower": lower["constant"],
+        "upper_label": upper["label"],
+        "lower_label": lower["label"],
+        "metric": columns[0]["metric"],
+        "text": quoted(f"{header}: {upper['text']} is above {lower['text']}."),
+    }
+
+
+def constant(label: str, number: int, taken: Sequence[str]) -> str:
+    """Return a name for a row's constant: of its label's letters and digits."""
+    words = re.sub(r"[^A-Z0-9]+", "_", label.upper()).strip("_")[:40].strip("_")
+    name = words if words and not words[0].isdigit() else f"ROW_{words or number + 1}"
+    return name if name not in (*taken, "TABLE", "UNWRITTEN") else f"{name}_ROW_{number + 1}"
+
+
+def literal(values: dict[str, Any]) -> str:
+    """Write a dictionary as Python does, with the quotes that this project uses."""
+    return "{" + ", ".join(f"{quoted(key)}: {quoted(each)}" for key, each in values.items()) + "}"
+
+
+def quoted(value: Any) -> str:
+    """Write a value as Python reads it: texts in double quotes."""
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)

@@ -1,0 +1,433 @@
+"""The commands `runs`, `show`, `tables`, `diff` and `gc`: what a storage holds. All but `gc` know no task's code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table as Grid
+from rich.text import Text
+from typer.core import TyperGroup
+
+from retable.platform.config import describe, parse_set
+from retable.platform.console import console, errors, progress_bar
+from retable.platform.errors import UserError, redact
+from retable.platform.text import age, clock, size
+
+app = typer.Typer()
+
+Where = Annotated[
+    str,
+    typer.Option("--storage", envvar="RETABLE_STORAGE", help="Where data, runs and reports lie: a folder or a URI."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+RunName = Annotated[str, typer.Argument(metavar="RUN", help="A run: its first digits, `latest`, or TABLE/ROW.")]
+
+COLOURS = {"finished": "green", "running": "cyan", "failed": "red", "damaged": "red", "diverged": "yellow"}
+MOST = 40
+"""Most runs that are shown where nobody says how many."""
+
+
+LAST = 12
+"""Last lines that are shown of a traceback."""
+
+
+def plain(text: object) -> str:
+    """Return a text in one line, without what would move a terminal's cursor: names on a storage may be anybody's."""
+    shown = " ".join(redact(str(text)).split())
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in shown)
+
+
+def print_json(value: Any) -> None:
+    """Print plain data as JSON; numbers that JSON has no word for become null."""
+    text = json.dumps(value, indent=2, default=str)
+    typer.echo(redact(text))
+
+
+def grid(titles: Sequence[str], rows: Iterable[Sequence[object]], right: str = "") -> Grid:
+    """Return rows under titles, each in one line; the last column is cut where there is no room.
+
+    Args:
+        titles: of the columns.
+        rows: what is in them.
+        right: titles of the columns whose numbers are aligned.
+    """
+    cells = [[cell if isinstance(cell, Text) else Text(plain(cell)) for cell in row] for row in rows]
+    found = Grid(box=None, padding=(0, 1), pad_edge=False, show_header=any(titles), expand=True)
+    for place, title in enumerate(titles):
+        last = place == len(titles) - 1
+        width = min(60, max([len(title), *(row[place].cell_len for row in cells)]))
+        justify: Any = "right" if title and title in right.split() else "left"
+        fit: Any = {"ratio": 1} if last else {"width": width}
+        found.add_column(title, justify=justify, no_wrap=True, overflow="ellipsis", **fit)
+    for row in cells:
+        found.add_row(*row)
+    return found
+
+
+def show(table: Grid) -> None:
+    """Print a table: as wide as the terminal."""
+    console.print(table, soft_wrap=False)
+
+
+class RunsGroup(TyperGroup):
+    """The commands of `runs`; words that name none of them are those of the listing, `retable runs rl`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put `list` before words that begin with no command; `--help` as the first word is the group's."""
+        return super().parse_args(ctx, args if args[:1] == ["--help"] else self._named(args))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command that words name, else the listing."""
+        return super().resolve_command(ctx, self._named(args))
+
+    def _named(self, args: list[str]) -> list[str]:
+        return args if args and args[0] in self.commands else ["list", *args]
+
+
+runs_app = typer.Typer(
+    cls=RunsGroup,
+    help="List the runs on a storage (`retable runs [TASK]`), pack what fills tables into a bundle, unpack one.\n\n"
+    "`retable runs` alone is `retable runs list`; `retable runs list --help` explains its options.",
+)
+app.add_typer(runs_app, name="runs")
+
+
+@runs_app.command("list")
+def runs(
+    task: Annotated[str, typer.Argument(metavar="[TASK]", help="A task; none: all.")] = "",
+    where: Annotated[
+        list[str] | None, typer.Option("--where", help="Only runs with field=value, of the config or of the listing.")
+    ] = None,
+    state: Annotated[
+        list[str] | None, typer.Option(help="finished, diverged, running, silent, stopped, failed, damaged.")
+    ] = None,
+    sort: Annotated[
+        str, typer.Option(help="age, size, seconds, epoch, or any field; -size: the smallest last.")
+    ] = "age",
+    limit: Annotated[int, typer.Option(help="Most runs to show; 0: all.", min=0)] = MOST,
+    storage: Where = "results",
+    as_json: Json = False,
+) -> None:
+    """List the runs on a storage: state, epochs, age, size, and what tells them apart from most.
+
+    Examples: `retable runs rl --where prune=snip --sort -size` · `retable runs --state failed --state silent`
+    """
+    from retable.platform.store.query import differs, list_runs, select, usual
+    from retable.platform.store.storage import Storage
+
+    with progress_bar(f"{storage}: reading what is not in the index") if console.is_terminal else quiet() as report:
+        every = list_runs(Storage.open(storage), task, report)
+    found = select(every, parse_set(where or [], "--where"), state or (), sort)
+    if as_json:
+        print_json([run.as_json() for run in found])
+        return
+    shown = found[:limit] if limit else found
+    base = usual(every)
+    rows = []
+    for run in shown:
+        about = run.why or differs(run, base.get(run.task, {}))
+        how = Text(
+            run.state + (f" {clock(run.silent)}" if run.state == "silent" else ", bundle" if run.bundle else ""),
+            COLOURS.get(run.state, "dim"),
+        )
+        epochs = f"{run.epoch}/{run.epochs}"
+        rows.append((run.run[:8], run.task, how, epochs, age(run.changed), size(run.size), run.attempts, about))
+    if rows:
+        show(grid(("run", "task", "state", "epochs", "age", "size", "tries", "differs"), rows, "epochs age size tries"))
+    rest = f", {len(shown)} shown (--limit 0: all)" if len(shown) < len(found) else ""
+    console.print(f"{len(found)} of {len(every)} runs{rest}; {size(sum(run.size for run in found))}", markup=False)
+
+
+@runs_app.command()
+def pack(
+    tables: Annotated[
+        list[str] | None,
+        typer.Argument(help="Tables such as rl/table1; `rl` for all of a task (default: all that were asked for)."),
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Write the bundle here.")] = Path(
+        "results.bundle"
+    ),
+    scale: Annotated[str, typer.Option("--scale", "-s", help="Pack the tables at this scale.")] = "small",
+    set: Annotated[
+        list[str] | None, typer.Option("--set", help="Pack the tables with this change: path=value. May be repeated.")
+    ] = None,
+    weights: Annotated[bool, typer.Option("--weights", help="Also pack the weights that were kept.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Also pack what goes on elsewhere: checkpoints, weights of parents.")
+    ] = False,
+    storage: Where = "results",
+    as_json: Json = False,
+) -> None:
+    """Pack the finished runs, combinations and measurements that fill tables into one file, without weights.
+
+    Examples: `retable runs pack rl/figure1 --scale small --out rl.bundle` · `retable runs pack --scale paper --resume`
+    """
+    from retable.platform import api
+
+    found = api.pack(
+        *tables or (),
+        scale=scale,
+        set=parse_set(set or []),
+        storage=storage,
+        out=out,
+        weights=weights,
+        resume=resume,
+    )
+    if as_json:
+        print_json(found.as_json())
+        return
+    for line in found.lines():
+        console.print(plain(line), markup=False)
+
+
+@runs_app.command()
+def unpack(
+    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A file that `retable runs pack` wrote.")],
+    storage: Where = "results",
+    as_json: Json = False,
+) -> None:
+    """Take a bundle into a storage. Runs that are there already are kept; nothing in a bundle is run.
+
+    Example: `retable runs unpack rl.bundle`, then `retable report`, or `retable reproduce rl/figure1 --no-train`
+    """
+    from retable.platform import api
+
+    found = api.unpack(bundle, storage=storage)
+    if as_json:
+        print_json(found.as_json())
+        return
+    for line in found.lines():
+        console.print(plain(line), markup=False)
+
+
+@app.command()
+def verify(
+    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A file that `retable runs pack` wrote.")],
+    sample: Annotated[int, typer.Option(help="Train so many of its runs again.", min=1)] = 5,
+    seed: Annotated[int, typer.Option(help="Draw the sample with this seed.", min=0)] = 0,
+    tolerance: Annotated[
+        float, typer.Option(help="Relative tolerance on another device, other versions or other code.", min=0)
+    ] = 0.02,
+    keep: Annotated[
+        str, typer.Option(metavar="STORAGE", help="Train in this storage and keep it (default: a temporary folder).")
+    ] = "",
+    storage: Where = "results",
+    as_json: Json = False,
+) -> None:
+    """Train a random sample of a bundle's runs again and compare metrics and scores; status 1 if any differs.
+
+    Datasets are read from the storage if they are there, else made. Nothing is written to it.
+
+    Examples: `retable verify rl.bundle` · `retable verify rl.bundle --sample 20 --seed 1`
+    """
+    from retable.platform import api
+
+    found = api.verify(bundle, sample=sample, seed=seed, tolerance=tolerance, keep=keep, storage=storage)
+    if as_json:
+        print_json([each.as_json() for each in found])
+    else:
+        for each in found:
+            console.print(plain(each.line()), markup=False)
+            for line in each.details():
+                console.print(f"  {plain(line)}", markup=False)
+    states = [each.verdict for each in found]
+    if "differs" in states or all(verdict == "not comparable" for verdict in states):
+        raise typer.Exit(1)
+
+
+class quiet:
+    """Report no progress."""
+
+    def __enter__(self) -> None:
+        """Return no function to report to."""
+
+    def __exit__(self, *_: object) -> None:
+        """End."""
+
+
+@app.command("show")
+def show_run(run: RunName, storage: Where = "results", as_json: Json = False) -> None:
+    """Show a run: its config, last metrics, provenance, attempts, last traceback, views with scores, files.
+
+    Examples: `retable show latest --json` · `retable show rl/table1/dense`
+    """
+    from retable.platform.report.describe import find_run, last_tracebacks, whole
+    from retable.platform.store.provenance import name_of
+    from retable.platform.store.storage import Storage
+
+    folder = find_run(Storage.open(storage), run)
+    found = whole(folder)
+    if as_json:
+        print_json(found)
+        return
+    state = f"{found['state']}" + (f": {found['why']}" if found["why"] else "")
+    console.print(f"run {found['run']} of {plain(found['task'])}, {plain(state)}", markup=False)
+    made = found["provenance"]
+    facts = {
+        "epochs": f"{found['epoch']} of {found['epochs']}",
+        "trained": f"{clock(found['seconds'])}, attempts: {(found['attempts'] and len(found['attempts'])) or 1}",
+        "begun": f"{made.get('started', '?')} on {made.get('host', '?')} ({made.get('device', '?')})",
+        "commit": name_of(made, 12).removeprefix("commit ") or "not recorded",
+        "code": code_words(**found["code"]),
+        "command": made.get("command", "?"),
+        "data": str(found["result"].get("data", (made.get("data") or {}).get("digest", "?")))[:16],
+        "files": f"{len(found['files'])}, {size(found['size'])}, in {folder.folder}",
+    }
+    if isinstance(bundle := found["result"].get("bundle"), dict):
+        where = f"{bundle.get('host', '?')} ({bundle.get('device', '?')})"
+        facts["bundle"] = f"{str(bundle.get('id', '?'))[:16]}, packed {bundle.get('packed', '?')} on {where}"
+    used = found["result"].get("used")
+    if isinstance(used, dict):
+        cpu, gpu, memory = (used.get(name) or 0 for name in ("cpu_seconds", "gpu_seconds", "peak_memory"))
+        on = f", {clock(gpu)} of GPUs" if gpu else ""
+        facts["took"] = f"{clock(cpu)} of CPU cores{on}, {size(memory)} of memory at most"
+    facts |= {f"note {number}": note for number, note in enumerate(found["notes"], 1)}
+    show(grid(("", ""), facts.items()))
+    for path, text in last_tracebacks(found).items():
+        lines = text.splitlines()
+        about = f"all {len(lines)} lines" if len(lines) > LAST else "also"
+        console.print(f"\ntraceback ({about} in {plain(folder.folder)}/{plain(path)})", style="bold", markup=False)
+        for line in lines[-LAST:]:
+            indent = len(line) - len(line.lstrip(" "))
+            console.print(f"{' ' * indent}{plain(line)}", markup=False, highlight=False)
+    section("config", found["config"])
+    section("last metrics", found["metrics"])
+    for view in found["views"].values():
+        said = ", ".join(f"{path}={value}" for path, value in (view.get("view") or {}).items())
+        section(f"scores ({said})", view.get("metrics") or {})
+
+
+def code_words(differs: Sequence[str] | None, changed: Sequence[str]) -> str:
+    """Return in words which parts of a run's code differ from the code that shows it, and changed while it trained."""
+    if differs is None:
+        return "not recorded"
+    verb = "differs" if len(differs) == 1 else "differ"
+    words = f"{', '.join(differs)} {verb} from the code here" if differs else "the same as now"
+    return words + (f"; an attempt went on with another {', '.join(changed)}" if changed else "")
+
+
+def section(title: str, values: Mapping[str, Any], most: int = 30) -> None:
+    """Print names and values under a title; of very many, the first."""
+    if not values:
+        return
+    console.print(f"\n{plain(title)}", style="bold", markup=False)
+    show(grid(("", ""), [(name, number(value)) for name, value in list(values.items())[:most]]))
+    if len(values) > most:
+        console.print(f"  and {len(values) - most} more: --json shows all", style="dim", markup=False)
+
+
+def number(value: Any, most: int = 200) -> str:
+    """Write a value as people read it; one that is longer is cut."""
+    text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+@app.command()
+def tables(storage: Where = "results", as_json: Json = False) -> None:
+    """List the tables of a storage: at which scale each was filled, how many of its rows, and its verdicts.
+
+    Examples: `retable tables` · `retable tables --storage s3://lab/results --json`
+    """
+    from retable.platform.cli.catalogue import catalogue
+    from retable.platform.report.describe import tables_of
+    from retable.platform.store.storage import Storage
+
+    where = Storage.open(storage)
+    found = tables_of(where)
+    if as_json:
+        print_json(found)
+        return
+    if not found:
+        raise UserError(f"{where}: no tables have been reproduced here; run `retable reproduce` first")
+    rows = []
+    for each in found:
+        filled = f"{each['filled']}/{each['rows'] - each['absent']}" if "rows" in each else Text("none", "yellow")
+        claims = ", ".join(f"{count} {status}" for status, count in each.get("claims", {}).items())
+        changes = f"changed: {describe(each['set'])}" if each["set"] else ""
+        about = each["why"] or "; ".join(text for text in (changes, claims) if text)
+        rows.append((each["table"], each["scale"], filled, each.get("absent", ""), each.get("replicates", ""), about))
+    show(grid(("table", "scale", "rows", "absent", "numbers", "claims"), rows, "rows absent numbers"))
+    names = {f"{task}/{table}" for task, entry in catalogue()["tasks"].items() for table in entry.get("tables", ())}
+    rest = sorted(names - {each["table"] for each in found})
+    console.print(f"{len(found)} tables" + (f"; not filled here: {', '.join(rest)}" if rest else ""), markup=False)
+
+
+@app.command()
+def diff(first: RunName, second: RunName, storage: Where = "results", as_json: Json = False) -> None:
+    """Show what two runs differ in: config, data, code, versions, machine, and their metrics and scores side by side.
+
+    Example: `retable diff rl/table1/dense latest`
+    """
+    from retable.platform.report.describe import compare, find_run, whole
+    from retable.platform.store.storage import Storage
+
+    where = Storage.open(storage)
+    one, other = (whole(find_run(where, name)) for name in (first, second))
+    found = compare(one, other)
+    if as_json:
+        print_json({"runs": [one["run"], other["run"]], **found})
+        return
+    if one["task"] != other["task"]:
+        errors.print(f"note: a run of {plain(one['task'])} and one of {plain(other['task'])}", markup=False)
+    for title, pairs in found.items():
+        console.print(plain(title), style="bold", markup=False)
+        rows = [(name, number(a, 28), number(b, 28), gap(a, b)) for name, (a, b) in pairs.items()]
+        show(grid(("", one["run"][:8], other["run"][:8], "difference" if any(row[3] for row in rows) else ""), rows))
+    if not found:
+        console.print("they differ in nothing")
+
+
+def gap(first: Any, second: Any) -> str:
+    """Return the difference of two numbers, in words; nothing of other values."""
+    if any(isinstance(value, bool) or not isinstance(value, (int, float)) for value in (first, second)):
+        return ""
+    return f"{second - first:+.4g}"
+
+
+@app.command()
+def gc(
+    older_than: Annotated[
+        float, typer.Option(metavar="DAYS", help="Only what has not changed for so long.", min=0)
+    ] = 0.0,
+    delete: Annotated[bool, typer.Option("--delete", help="Remove it. Without this, it is only listed.")] = False,
+    storage: Where = "results",
+    as_json: Json = False,
+) -> None:
+    """List, or remove, what no table and no sweep names: runs, combinations, measurements, what Ray left.
+
+    Never what is being trained or changed within the hour, nor data sets and imported weights. With --older-than also
+    exported files that were served; `retable serve` makes those again.
+
+    Examples: `retable gc` · `retable gc --older-than 30 --delete`
+    """
+    from retable.platform.plan.gc import find_waste, remove
+    from retable.platform.store.storage import Storage
+
+    where = Storage.open(storage)
+    if not where.exists():
+        raise UserError(f"{where}: there is nothing here")
+    found, notes = find_waste(where, older_than)
+    if as_json:
+        print_json({"delete": delete, "found": [each.as_json() for each in found], "notes": notes})
+    else:
+        for note in notes:
+            errors.print(plain(note), markup=False)
+        if found:
+            show(
+                grid(
+                    ("size", "age", "path", ""),
+                    [(size(e.size), age(e.changed), e.path, e.why) for e in found],
+                    "size age",
+                )
+            )
+        total = f"{len(found)} things of nobody, {size(sum(each.size for each in found))}"
+        console.print(total + ("" if delete or not found else "; --delete removes them"), markup=False)
+    if delete and found:
+        with progress_bar("removing") if not as_json else quiet() as report:
+            remove(where, found, report or (lambda done, total: None))
+        if not as_json:
+            console.print("removed")

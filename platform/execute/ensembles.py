@@ -1,0 +1,280 @@
+"""Ensembles and selections, after training: Ray actors that join the members' predictions shard by shard.
+
+An actor takes one shard of one row at a time (a region and year, a block of queries). It streams the members'
+predictions of that shard from storage; a machine that is lost costs the shard it was at, begun again elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from retable.platform.config import Config, View, describe
+from retable.platform.console import Board
+from retable.platform.errors import one_line
+from retable.platform.execute.scoring import shards_of, show, training_metrics, weights_digest
+from retable.platform.execute.session import possible_resources
+from retable.platform.plan.plan import Combining, Plan, Scoring
+from retable.platform.spec.task import Source, find
+from retable.platform.store.lease import DEATHS
+from retable.platform.store.run import read_arrays, sha256, write_arrays
+from retable.platform.store.storage import Storage
+
+
+@dataclass(frozen=True)
+class StoredMember:
+    """One member of a combination, for one shard: its row, its scores, and where its predictions lie."""
+
+    label: str
+    view: View
+    metrics: Mapping[str, float]
+    place: Storage
+    shard: str
+
+    def load(self) -> Mapping[str, Any]:
+        """Read the predictions."""
+        return read_arrays(self.place, f"{self.shard}/predictions.npz")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One shard of one combination: what an actor does in one go. Small and picklable."""
+
+    task: str
+    config: Config
+    read: Any
+    """The first member's view that this shard belongs to."""
+    where: str
+    storage: Storage
+    combine: Any
+    shard: str
+    members: tuple[StoredMember, ...]
+    place: Storage
+
+    @property
+    def done(self) -> bool:
+        """Whether the shard was joined before."""
+        return self.place.exists(f"{self.shard}/summary.npz")
+
+    def run(self) -> str | None:
+        """Join the members and keep what comes out, with its summary; return why it failed, or None."""
+        task = find(self.task)
+        try:
+            joined = self.combine(self.shard, self.members)
+            source = Source.of(self.storage, self.where)
+            summary = task.summarise(self.config, self.read, joined, source, self.shard)
+            write_arrays(self.place, f"{self.shard}/summary.npz", summary)
+        except Exception as error:
+            return one_line(error)
+        return None
+
+
+class Combiner:
+    """The actor: joins one piece after another."""
+
+    def run(self, piece: Piece) -> str | None:
+        """Join a piece; return why it failed, or None."""
+        return piece.run()
+
+
+def combine_all(plan: Plan) -> dict[str, str]:
+    """Join predictions for every combined row that lacks its scores; return the failures, row -> line."""
+    joiner = Joiner(plan)
+    joiner.begin(combining for combining in plan.uncombined if len(combining.inputs()) == len(combining.members))
+    return joiner.finish()
+
+
+class Joiner:
+    """Joins the members of rows. A row is scored as soon as its last shard is there.
+
+    Shards of an interrupted call are used.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.storage = plan.storage
+        self.board = Board("combinations", 0)
+        self.actors = Actors()
+        self.rows: dict[str, Combining] = {}
+        """By the folder of their shards."""
+        self.left: Counter[str] = Counter()
+        """Folder -> shards still to be joined."""
+        self.failures: dict[str, str] = {}
+
+    def begin(self, rows: Iterable[Combining]) -> None:
+        """Join rows whose members are predicted and scored."""
+        for combining in rows:
+            root = place_of(combining, self.storage).root
+            self.rows[root] = combining
+            self.board.add()
+            try:
+                pieces = [piece for piece in pieces_of(combining, self.storage) if not piece.done]
+            except Exception as error:
+                pieces, self.failures[root] = [], one_line(error)
+            self.left[root] = len(pieces)
+            self.actors.add(pieces)
+            if not pieces:
+                self._close(root)
+
+    def look(self, seconds: float | None = 0) -> None:
+        """Take note of shards that were joined; wait so long for the first of them (None: as long as it takes)."""
+        for piece, failure in self.actors.ended(seconds):
+            root = piece.place.root
+            self.left[root] -= 1
+            if failure:
+                self.failures[root] = failure
+            if not self.left[root]:
+                self._close(root)
+
+    def finish(self) -> dict[str, str]:
+        """Wait for all that was begun, and return the failures."""
+        try:
+            with self.board.show():
+                while self.actors.busy:
+                    self.look(None)
+        finally:
+            self.actors.close()
+        return self.board.failures
+
+    def _close(self, root: str) -> None:
+        """Score a row whose shards are there, and show what became of it."""
+        combining = self.rows[root]
+        show(self.board, name_of_combining(combining), self.failures.get(root) or score(combining, self.storage))
+
+
+def place_of(combining: Combining, storage: Storage) -> Storage:
+    """Return the folder of a combination's shards: theirs alone who were joined from exactly these inputs."""
+    return storage / f"{combining.place}/{sha256(json.dumps(combining.inputs()).encode())[:16]}"
+
+
+def name_of_combining(combining: Combining) -> str:
+    """Name one replicate of a combined row: task, label, axes, and the first digits of its folder."""
+    words = [combining.task.name, combining.row.label, describe(combining.axes)]
+    return f"{' '.join(word for word in words if word)} [{combining.place.rsplit('/', 1)[-1][:8]}]"
+
+
+def pieces_of(combining: Combining, storage: Storage) -> list[Piece]:
+    """Return the shards of a combination."""
+    task, first = combining.task, combining.members[0]
+    where = task.dataset.where(first.config)
+    source = Source.of(storage, where)
+    metrics = [member_metrics(member) for member in combining.members]
+    reads = [combining.reads(member) for member in combining.members]
+    found = []
+    for number, read in enumerate(reads[0]):
+        places = [
+            member.folder.artifacts(views[number], weights_digest(member.folder, views[number]))
+            for member, views in zip(combining.members, reads, strict=True)
+        ]
+        for shard in task.shards(first.config, read, source):
+            stored = tuple(
+                StoredMember(label, member.view, scores, place, shard)
+                for label, member, scores, place in zip(
+                    combining.row.of, combining.members, metrics, places, strict=True
+                )
+            )
+            place = place_of(combining, storage)
+            found.append(
+                Piece(task.name, first.config, read, where, storage, combining.row.combine, shard, stored, place)
+            )
+    return found
+
+
+def member_metrics(member: Scoring) -> dict[str, float]:
+    """Return what selections may look at: the training's metrics at the view's epoch, and the view's scores."""
+    scores = member.folder.scores(member.view, weights_digest(member.folder, member.view)) or {"metrics": {}}
+    return {**training_metrics(member.folder, member.view, member.config.epochs), **scores["metrics"]}
+
+
+class Actors:
+    """Gives pieces to actors, one a CPU that is there or may come.
+
+    A piece whose actor died, or is not heard of any more, is another one's; it fails where that happened three times.
+    """
+
+    def __init__(self) -> None:
+        self.waiting: deque[Piece] = deque()
+        self.idle: list[Any] = []
+        self.running: dict[Any, tuple[Any, Piece]] = {}
+        self.deaths: Counter[str] = Counter()
+
+    @property
+    def busy(self) -> bool:
+        """Whether any piece is still to be done."""
+        return bool(self.waiting or self.running)
+
+    def add(self, pieces: Iterable[Piece]) -> None:
+        """Take more pieces."""
+        self.waiting.extend(pieces)
+        self._start()
+
+    def ended(self, seconds: float | None) -> list[tuple[Piece, str | None]]:
+        """Return the pieces that have ended, each with why it failed; wait so long for the first of them."""
+        import ray
+
+        if not self.running:
+            return []
+        ready, _ = ray.wait(list(self.running), num_returns=1, timeout=seconds)
+        found = [taken for ref in ready if (taken := self._take(ref)) is not None]
+        self._start()
+        if not self.waiting:  # an idle actor keeps a CPU that one begun again on another node may wait for
+            while self.idle:
+                ray.kill(self.idle.pop())
+        return found
+
+    def _start(self) -> None:
+        """Give pieces to actors that are free, and to new ones."""
+        import ray
+
+        room = max(1, int(possible_resources().get("CPU", 1))) if self.waiting else 0
+        while self.waiting and len(self.running) < room:
+            piece = self.waiting.popleft()
+            actor: Any = self.idle.pop() if self.idle else ray.remote(num_cpus=1)(Combiner).remote()
+            self.running[actor.run.remote(piece)] = (actor, piece)
+
+    def _take(self, ref: Any) -> tuple[Piece, str | None] | None:
+        """Return a piece that has ended; None where it is begun again."""
+        import ray
+
+        actor, piece = self.running.pop(ref)
+        try:
+            failure = ray.get(ref)
+            self.idle.append(actor)
+        except ray.exceptions.RayError as error:
+            failure = one_line(error)
+            ray.kill(actor)
+            place = f"{piece.place.root}/{piece.shard}"
+            self.deaths[place] += 1
+            if self.deaths[place] < DEATHS:
+                self.waiting.append(piece)
+                return None
+        return piece, failure
+
+    def close(self) -> None:
+        """End all actors."""
+        import ray
+
+        for actor in [*self.idle, *(actor for actor, _ in self.running.values())]:
+            ray.kill(actor)
+        self.idle, self.running = [], {}
+
+
+def score(combining: Combining, storage: Storage) -> str | None:
+    """Score a combination from its shards' summaries; return why it failed, or None."""
+    task, config = combining.task, combining.members[0].config
+    try:
+        source = Source.of(storage, task.dataset.where(config))
+        metrics = dict(task.evaluate(config, combining.view, summaries(combining, storage), source))
+        storage.write_json(combining.path, {"inputs": combining.inputs(), "metrics": metrics})
+    except Exception as error:
+        return one_line(error)
+    return None
+
+
+def summaries(combining: Combining, storage: Storage) -> dict[str, Any]:
+    """Read what a combination is scored from: shard -> arrays."""
+    task, config, place = combining.task, combining.members[0].config, place_of(combining, storage)
+    shards = shards_of(task, config, task.reads(combining.view), storage, place)
+    return {shard: read_arrays(place, f"{shard}/summary.npz") for shard in shards}

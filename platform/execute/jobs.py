@@ -1,0 +1,259 @@
+"""A command sent to a cluster as a Ray job: a thin convenience over Ray's own `JobSubmissionClient`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from retable.platform import commit, ray_compat
+from retable.platform.console import console, errors
+from retable.platform.errors import UserError, disk_errors, redact
+from retable.platform.store.storage import Storage
+
+if TYPE_CHECKING:
+    from ray.job_submission import JobSubmissionClient
+
+DASHBOARD = "http://127.0.0.1:8265"
+EXCLUDED = (
+    *(".git", ".venv", "venv", "results", "build", "dist", "node_modules", "*.egg-info", "__pycache__"),
+    *(".mypy_cache", ".pytest_cache", ".ruff_cache", ".hypothesis", ".index", ".ray"),
+)
+"""What is never uploaded, besides what `.gitignore` and `.rayignore` name."""
+COMMANDS = ("reproduce", "train", "sweep", "score", "report", "plan", "predict", "doctor")
+"""What makes sense as a job."""
+ANSWER = 10.0
+"""Seconds that a dashboard has to answer."""
+
+
+def dashboard(address: str) -> str:
+    """Return the address of a cluster's dashboard: the one given, or RAY_API_SERVER_ADDRESS, or this machine's.
+
+    Raises:
+        UserError: where it is the address of something else.
+    """
+    found = (address or os.environ.get("RAY_API_SERVER_ADDRESS", "") or DASHBOARD).rstrip("/")
+    if re.fullmatch(r"https?://[^/\s]+", found):
+        return found
+    host = re.match(r"(?:\w+://)?([^:/\s]+)", found)
+    remedy = f"write http://{host[1] if host else 'HEAD'}:8265"
+    raise UserError(f"--address {found}: not the address of Ray's dashboard, which takes jobs; {remedy}")
+
+
+def use_token() -> None:
+    """Let Ray's client send the token that this user has: with an address it does so only when told to."""
+    path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token")).expanduser()
+    if os.environ.get("RAY_AUTH_TOKEN") or path.exists():
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+
+
+@contextmanager
+def told(address: str) -> Iterator[None]:
+    """Turn what goes wrong with a dashboard into one line.
+
+    Raises:
+        UserError: saying what answered instead.
+    """
+    import requests
+    from ray.exceptions import AuthenticationError
+
+    try:
+        yield
+    except AuthenticationError as error:
+        remedy = "put the cluster's token into ~/.ray/auth_token, or name its file in RAY_AUTH_TOKEN_PATH"
+        raise UserError(f"{address}: refuses this token, or the lack of one; {remedy}") from error
+    except (requests.exceptions.RequestException, ConnectionError) as error:
+        remedy = "is the tunnel to the head open (`ray dashboard cluster.yaml`)?"
+        raise UserError(f"{address}: no Ray dashboard answers there; {remedy}") from error
+    except (RuntimeError, ValueError) as error:
+        raise UserError(f"{address}: {str(error).strip().splitlines()[-1]}") from error
+
+
+def ask(address: str, path: str) -> Any:
+    """Return what a dashboard answers to a request, as plain data.
+
+    Raises:
+        UserError: where none answers, or it refuses.
+    """
+    use_token()
+    import requests
+    from ray.exceptions import AuthenticationError
+
+    with told(address):
+        headers = ray_compat.auth_headers()
+        answer = requests.get(address + path, headers=headers, timeout=ANSWER, allow_redirects=False)
+        if answer.status_code in (401, 403):
+            raise AuthenticationError(answer.text)
+        if answer.status_code != 200:
+            raise ValueError(f"answers {answer.status_code}; is it Ray's dashboard?")
+        try:
+            return answer.json()
+        except ValueError as error:
+            raise ValueError("answers something else than Ray's dashboard does") from error
+
+
+def connect(address: str) -> JobSubmissionClient:
+    """Return a client of the cluster whose dashboard answers at an address.
+
+    Raises:
+        UserError: where none does.
+    """
+    ask(address, "/api/version")  # the client itself would wait for ever for a server that is silent
+    from ray.job_submission import JobSubmissionClient
+
+    for name in (
+        "ray",
+        "ray.dashboard.modules.dashboard_sdk",
+        "ray.dashboard.modules.job.sdk",
+    ):  # it says each file that it leaves out
+        logging.getLogger(name).setLevel(logging.ERROR)
+    with told(address):
+        return JobSubmissionClient(address)
+
+
+def split_storage(words: Sequence[str], storage: str) -> tuple[list[str], str]:
+    """Return a command without its `--storage`, and the storage it is to use."""
+    rest: list[str] = []
+    given = iter(words)
+    for word in given:
+        if word == "--storage":
+            storage = next(given, "")
+        elif word.startswith("--storage="):
+            storage = word.partition("=")[2]
+        else:
+            rest.append(word)
+    return rest, storage
+
+
+def check_shared(storage: str) -> None:
+    """Refuse a storage that the nodes of a cluster cannot share; say what is asked of them where they may.
+
+    Raises:
+        UserError: with the remedy.
+    """
+    if "://" in storage and not storage.startswith("file://"):
+        Storage.open(storage)  # a mistake in the URI is told here, not by the job
+        return
+    if not os.path.isabs(storage.removeprefix("file://")):
+        shared = "name a bucket (s3://...), or the absolute path of a folder that every node mounts"
+        raise UserError(f"--storage {storage or '(none)'}: a folder of this machine, which no node sees; {shared}")
+    errors.print(f"note: --storage {storage}: every node is asked whether it sees this folder", markup=False)
+
+
+def environment(storage: str, folder: Path) -> dict[str, str]:
+    """Return the variables that a job gets: where its storage is, which tasks there are, and the commit.
+
+    Raises:
+        UserError: where RETABLE_TASKS names a folder that is not uploaded.
+    """
+    found = {"RETABLE_STORAGE": storage}
+    if made := commit.of_checkout(folder):
+        found[commit.VARIABLE] = made
+    places = []
+    for place in filter(None, os.environ.get("RETABLE_TASKS", "").split(os.pathsep)):
+        path = Path(place).absolute()
+        if path.exists() and not path.is_relative_to(folder):
+            raise UserError(
+                f"RETABLE_TASKS names {path}, which is outside of {folder}; use --working-dir, or move it there"
+            )
+        places.append(str(path.relative_to(folder)) if path.exists() else place)
+    return found | ({"RETABLE_TASKS": os.pathsep.join(places)} if places else {})
+
+
+def submit(address: str, words: Sequence[str], storage: str, folder: Path) -> str:
+    """Upload a folder and start a command of retable as a job; return the job's id.
+
+    Args:
+        address: of the dashboard.
+        words: the command, such as `reproduce rl --scale small`.
+        storage: where its results go.
+        folder: what is uploaded.
+
+    Raises:
+        UserError: on a storage that is not shared, a folder too large, or where no cluster takes the job.
+    """
+    if not words or words[0] not in COMMANDS:
+        raise UserError(f"submit: write a command after --, such as `-- reproduce rl`; of {', '.join(COMMANDS)}")
+    check_shared(storage)
+    folder = folder.absolute()
+    variables = environment(storage, folder)
+    client = connect(address)
+    with told(address):
+        return str(
+            client.submit_job(
+                entrypoint=shlex.join(["python", "-m", "retable.platform.cli", *words]),
+                runtime_env={"working_dir": str(folder), "excludes": list(EXCLUDED), "env_vars": variables},
+                metadata={"retable": redact(shlex.join(words))},
+            )
+        )
+
+
+def follow(address: str, job: str) -> bool:
+    """Print what a job says until it ends; say whether it ended well. Ctrl-C ends the following, not the job."""
+    client = connect(address)
+
+    async def tail() -> None:
+        async for text in client.tail_job_logs(job):
+            console.print(redact(text), end="", markup=False)
+
+    try:
+        with told(address):
+            asyncio.run(tail())
+            info = client.get_job_info(job)
+    except KeyboardInterrupt:
+        errors.print(f"\nthe job goes on; follow it: retable submit --follow-job {job}; stop it: --stop {job}")
+        raise
+    console.print(f"job {job}: {str(info.status.value).lower()}", markup=False)
+    return str(info.status.value) == "SUCCEEDED"
+
+
+def stop(address: str, job: str) -> str:
+    """Stop a job: its trainings go on from their last checkpoints when the same command is submitted again.
+
+    Raises:
+        UserError: where there is no such job.
+    """
+    client = connect(address)
+    with told(address):
+        stopped = client.stop_job(job)
+    return f"job {job}: told to stop" if stopped else f"job {job}: had ended before"
+
+
+def jobs(address: str) -> list[Mapping[str, Any]]:
+    """Return the jobs that a cluster knows, the newest first, as plain data."""
+    client = connect(address)
+    with told(address):
+        found = client.list_jobs()
+    rows = [
+        {
+            "job": job.submission_id or job.job_id,
+            "state": str(job.status.value).lower(),
+            "started": (job.start_time or 0) / 1000,
+            "ended": (job.end_time or 0) / 1000,
+            "command": redact((job.metadata or {}).get("retable") or job.entrypoint),
+        }
+        for job in found
+    ]
+    return sorted(rows, key=lambda row: float(row["started"]), reverse=True)
+
+
+def fetch(storage: Storage, folder: Path) -> None:
+    """Copy a storage's report to a folder of this machine.
+
+    Raises:
+        UserError: where there is no report.
+    """
+    from pyarrow import fs
+
+    if not storage.exists("report/index.html"):
+        raise UserError(f"{storage}: no report there yet; `retable report --storage URI` writes it")
+    with disk_errors(str(folder)):
+        folder.mkdir(parents=True, exist_ok=True)
+    source = f"{storage.root}/report"
+    fs.copy_files(source, str(folder.absolute()), storage.filesystem, fs.LocalFileSystem())

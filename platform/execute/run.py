@@ -1,0 +1,89 @@
+"""Does what a plan lacks: data, trainings, predictions, scores, combinations, measurements."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from retable.platform.errors import UserError
+from retable.platform.execute.after import After
+from retable.platform.execute.flow import train_all
+from retable.platform.execute.scoring import measure_all
+from retable.platform.execute.session import (
+    check_nodes,
+    cluster_address,
+    interruptible,
+    possible_resources,
+    ray_cluster,
+    resource_of,
+)
+from retable.platform.execute.trials import Launch
+from retable.platform.plan.plan import Plan, Training, compile_plan
+from retable.platform.spec.resources import Resources
+from retable.platform.spec.table import split_view
+from retable.platform.store import provenance
+from retable.platform.store.storage import Storage
+from retable.platform.train import trackers as track
+
+
+def execute(work: Plan, resources: Resources) -> dict[str, str]:
+    """Do what a plan lacks; start Ray only where there is something to do. Return the failures."""
+    track.prepare(resources.track)  # a library that is missing is named before anything starts
+    if work.nothing_to_do:
+        return {}
+    with interruptible():
+        work.storage.check_writable()
+        if prepare_data(at_once(work), work.storage) and work.tables:  # of other data, finished runs no longer count
+            on = work.measure_on
+            asked = (work.tables, work.storage, work.scale, work.changes, work.rows)
+            work = compile_plan(*asked, retry=work.retry, train=work.train)
+            work.measure_on = on
+        with ray_cluster(nested=in_groups(work, resources)):
+            check_nodes(work.storage)
+            if work.measure_on and work.unmeasured:
+                resource_of(work.measure_on)  # a mistake is told before anything is trained
+            after = After(work, resources, possible_resources().get("GPU", 0.0))
+            failures = train_all(work, launch_for(work, resources), after) if work.missing else {}
+            return failures | after.finish() | measure_all(work, resources)
+
+
+def in_groups(work: Plan, resources: Resources) -> bool:
+    """Say whether any training of a plan takes several workers."""
+    return any(resources.needs(each.task, each.config, 0.0).workers > 1 for each in work.missing)
+
+
+def at_once(work: Plan) -> list[Training]:
+    """Return the trainings whose data must be there before any begins: those of runs that are finished.
+
+    Where all read one data set there is nothing to train beside, and what cannot be had is refused before Ray starts.
+    A run that came in a bundle needs its data only where something of it is to be made.
+    """
+    items: list[Any] = [*work.unscored, *work.predictions.values(), *(m for c in work.uncombined for m in c.members)]
+    busy = {item.folder.path for item in items}
+    every = [t for t in work.trainings.values() if t.status != "done" or t.folder.path in busy or not t.folder.bundle()]
+    alone = len({training.task.dataset.where(training.config) for training in every}) == 1 and not cluster_address()
+    return [training for training in every if alone or training.status not in ("new", "to be continued")]
+
+
+def prepare_data(trainings: Iterable[Training], storage: Storage) -> bool:
+    """Make, here and now, the data sets of trainings that are missing; return whether any was."""
+    found = False
+    for training in trainings:
+        where = training.task.dataset.where(training.config)
+        if not storage.exists(f"data/{where}/dataset.json"):
+            training.task.dataset.prepare(training.config, storage)
+            found = True
+    return found
+
+
+def launch_for(work: Plan, resources: Resources) -> Launch:
+    """Return what every trial of a plan shares.
+
+    Raises:
+        UserError: where data cannot be streamed as asked for.
+    """
+    for task in {training.task.name: training.task for training in work.missing}.values():
+        if resources.stream and not task.dataset.streams:
+            raise UserError(f"--stream: {task.name} has no data to stream; leave it out")
+    made = provenance.collect() | {"scale": work.scale, "changed": sorted(split_view(work.changes)[0])}
+    return Launch(work.storage, resources, made, track=track.prepare(resources.track))

@@ -1,0 +1,339 @@
+"""What follows training, as Ray tasks: predictions and their scores, measurements."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from retable.platform import ray_compat
+from retable.platform.config import Config, View
+from retable.platform.console import Board
+from retable.platform.errors import TRACEBACK, UserError, one_line, traceback_of
+from retable.platform.execute.session import resource_of
+from retable.platform.plan.plan import Plan, Prediction, Scoring, device_slug, name_of, name_of_view
+from retable.platform.spec.resources import Resources
+from retable.platform.spec.table import Measurement
+from retable.platform.spec.task import Source, Task, find
+from retable.platform.store.lease import DEATHS
+from retable.platform.store.provenance import collect
+from retable.platform.store.run import RunFolder, listed_shards, read_arrays, view_key, write_arrays
+from retable.platform.store.storage import Storage
+
+
+@dataclass
+class Scorer:
+    """Predicts and evaluates views as Ray tasks: those of a run as soon as it is finished, beside other trainings."""
+
+    plan: Plan
+    resources: Resources = field(default_factory=Resources)
+    gpus: float = 0.0
+    """GPUs that there are, or may come."""
+    pending: dict[Any, Waiting] = field(default_factory=dict)
+    """By the Ray task that is waited for."""
+    submitted: set[str] = field(default_factory=set)
+    """Keys of predictions and scorings that were started."""
+
+    def __post_init__(self) -> None:
+        import ray
+
+        self.predictions: dict[str, list[str]] = {}
+        self.scorings: dict[str, list[str]] = {}
+        for key, prediction in self.plan.predictions.items():
+            self.predictions.setdefault(prediction.folder.path, []).append(key)
+        for key, scoring in self.plan.scorings.items():
+            if not scoring.done:
+                self.scorings.setdefault(scoring.folder.path, []).append(key)
+        self.open = {*self.plan.predictions, *(scores(key) for keys in self.scorings.values() for key in keys)}
+        self.board = Board("evaluation", 0)
+        # Made once: each new one would be pickled, sent to every node and read again there.
+        self.predict: Any = ray.remote(max_retries=-1)(predict_one)
+        self.score: Any = ray.remote(num_cpus=1, max_retries=DEATHS - 1)(score_one)
+
+    def submit(self, folder: RunFolder) -> None:
+        """Start the predictions of a finished run, and the scoring of the views that read them."""
+        keys = [key for key in self.predictions.get(folder.path, ()) if key not in self.submitted]
+        views = [key for key in self.scorings.get(folder.path, ()) if scores(key) not in self.submitted]
+        if not (keys or views) or "diverged" in (folder.result() or {}):
+            return
+        self.submitted.update(keys, map(scores, views))
+        started = {key: self._predict(self.plan.predictions[key]) for key in keys}
+        read = set()
+        for key in views:
+            scoring = self.plan.scorings[key]
+            reads = [f"{folder.path}/{view_key(view)}" for view in scoring.task.reads(scoring.view)]
+            read.update(reads)
+            ref = self._score(scoring, [started[each] for each in reads if each in started])
+            self._await(ref, scoring, (scores(key), *reads))
+        for key in started.keys() - read:  # only joined, not scored: nobody else waits for them
+            self._await(started[key], self.plan.predictions[key], (key,))
+
+    def _predict(self, item: Prediction) -> Any:
+        needs = self.resources.needs(item.task, item.config, self.gpus, "predict")
+        predict = self.predict.options(num_cpus=needs.cpus, num_gpus=needs.gpus)
+        return predict.remote(item.task.name, item.config, item.view, item.folder, item.joined)
+
+    def _score(self, item: Scoring, waits: Sequence[Any]) -> Any:
+        return self.score.remote(item.task.name, item.config, item.view, item.folder, *waits)
+
+    def _await(self, ref: Any, item: Scoring | Prediction, closes: Sequence[str]) -> None:
+        weight = item.task.view_cost(item.config, item.view)
+        self.pending[ref] = Waiting(name_of_view(item, self.plan.shared), weight, tuple(closes))
+        self.board.add(weight)
+
+    def submit_finished(self) -> None:
+        """Start what is left of the runs that are finished."""
+        items: list[Scoring | Prediction] = [*self.plan.unscored, *self.plan.predictions.values()]
+        for folder in {item.folder.path: item.folder for item in items}.values():
+            if folder.result() is not None:
+                self.submit(folder)
+
+    def take(self, ref: Any) -> None:
+        """Take note of a Ray task that ended, and show it."""
+        waited = self.pending.pop(ref)
+        if show(self.board, waited.name, ended(ref), waited.weight):
+            self.open.difference_update(waited.closes)
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """What a Ray task does."""
+
+    name: str
+    weight: float
+    closes: tuple[str, ...]
+    """Keys of what is there once it has ended well."""
+
+
+def scores(key: str) -> str:
+    """Return the key of a scoring among those of predictions."""
+    return f"scores {key}"
+
+
+def ended(ref: Any) -> str | None:
+    """Return why a Ray task that ended failed, or None. Tasks return so themselves; else their process died."""
+    import ray
+
+    try:
+        failure: str | None = ray.get(ref)
+    except ray.exceptions.RayError as error:
+        return one_line(error)
+    return failure
+
+
+def show(board: Board, name: str, failure: str | None, weight: float = 1.0) -> bool:
+    """Show what became of a piece of work; return whether it ended well."""
+    if failure:
+        board.fail(name, failure)
+    else:
+        board.done(name, weight)
+    return not failure
+
+
+def predict_one(task_name: str, config: Config, view: View, folder: RunFolder, joined: bool) -> str | None:
+    """Predict every shard of one view of a finished run that is not there yet; return why it failed, or None."""
+    import torch
+
+    torch.set_num_threads(1)
+    task = find(task_name)
+    try:
+        source = Source.of(folder.storage, task.dataset.where(config))
+        place = folder.artifacts(view, weights_digest(folder, view))
+        names = ("predictions.npz", "summary.npz") if joined else ("summary.npz",)
+        weights, again = None, begun_again()
+        for shard in task.shards(config, view, source):
+            if all(place.exists(f"{shard}/{name}") for name in names):
+                continue
+            if again:
+                count_death(place, shard)
+                again = False
+            weights = weights or folder.weights(view.epoch)
+            predictions = task.predict(config, view, weights, source, shard)
+            if joined:
+                write_arrays(place, f"{shard}/predictions.npz", predictions)
+            write_arrays(place, f"{shard}/summary.npz", task.summarise(config, view, predictions, source, shard))
+        if weights is not None:
+            folder.folder.remove(f"views/{view_key(view)}/{TRACEBACK}")
+    except Exception as error:
+        return failed(folder, view, error)
+    return None
+
+
+def begun_again() -> bool:
+    """Say whether Ray runs this task again, as its process died."""
+    import ray
+
+    return ray.is_initialized() and ray_compat.task_attempt() > 0
+
+
+def count_death(place: Storage, shard: str) -> None:
+    """Note that a process died while it predicted a shard: machines vanish, but not always there.
+
+    Raises:
+        UserError: where it is no accident any more.
+    """
+    before = place.read_json("deaths.json") if place.exists("deaths.json") else {}
+    died = before.get(shard, 0) + 1
+    if died >= DEATHS:
+        place.remove("deaths.json")
+        raise UserError(f"its process died {DEATHS} times at {shard}; it may need more memory than there is")
+    place.write_json("deaths.json", {shard: died})
+
+
+def weights_digest(folder: RunFolder, view: View) -> str:
+    """Return the digest of the weights that a view of a finished run names."""
+    return str((folder.result() or {"weights": {}})["weights"].get(str(view.epoch), ""))
+
+
+def training_metrics(folder: RunFolder, view: View, epochs: int) -> dict[str, float]:
+    """Return the training's own metrics at a view's epoch; with early stopping the last one's are the best one's."""
+    if view.epoch == epochs:
+        return dict((folder.result() or {"metrics": {}})["metrics"])
+    digest = weights_digest(folder, view)
+    rows = [row for row in folder.history() if digest in (row.get("weights"), row.get("best"))]
+    found = max(rows, key=lambda row: bool(row["epoch"] == view.epoch), default={})
+    return {name: v for name, v in found.items() if isinstance(v, (int, float)) and name != "time"}
+
+
+def summaries(task: Task, config: Config, view: View, folder: RunFolder) -> dict[str, Any]:
+    """Read what a view of a finished run is scored from: shard -> arrays."""
+    found: dict[str, Any] = {}
+    for read in task.reads(view):
+        place = folder.artifacts(read, weights_digest(folder, read))
+        shards = shards_of(task, config, [read], folder.storage, place)
+        found |= {shard: read_arrays(place, f"{shard}/summary.npz") for shard in shards}
+    return found
+
+
+def shards_of(task: Task, config: Config, reads: Sequence[View], storage: Storage, place: Storage) -> list[str]:
+    """Return the shards of views: as the dataset has them or, where it is not here, as a bundle listed them.
+
+    Args:
+        task: whose views they are.
+        config: of the run.
+        reads: the views.
+        storage: where the dataset lies.
+        place: the folder of the shards, with `shards.json` where they came in a bundle.
+
+    Raises:
+        UserError: if the list is damaged.
+        FileNotFoundError: if there is neither a dataset nor a list.
+    """
+    where = task.dataset.where(config)
+    if not storage.exists(f"data/{where}/dataset.json") and (listed := listed_shards(place)) is not None:
+        return listed
+    source = Source.of(storage, where)
+    return [shard for read in reads for shard in task.shards(config, read, source)]
+
+
+def score_one(task_name: str, config: Config, view: View, folder: RunFolder, *failures: str | None) -> str | None:
+    """Evaluate one view of a finished run from its summaries; return why it (or a prediction) failed, or None."""
+    for failure in failures:
+        if failure:
+            return failure
+    task = find(task_name)
+    try:
+        start = time.perf_counter()
+        source = Source.of(folder.storage, task.dataset.where(config))
+        metrics = task.evaluate(config, view, summaries(task, config, view, folder), source)
+        folder.save_scores(view, weights_digest(folder, view), metrics, time.perf_counter() - start)
+        folder.folder.remove(f"views/{view_key(view)}/{TRACEBACK}")
+    except Exception as error:
+        return failed(folder, view, error)
+    return None
+
+
+def failed(folder: RunFolder, view: View, error: Exception) -> str:
+    """Keep the traceback of a prediction or scoring with its view, if the storage can; return the error in a line."""
+    with suppress(Exception):
+        if text := traceback_of(error):
+            folder.folder.write(f"views/{view_key(view)}/{TRACEBACK}", text)
+    return one_line(error)
+
+
+def predict_and_score(task: Task, config: Config, view: View, folder: RunFolder) -> str | None:
+    """Do all that one view of a finished run needs, here and now; return why it failed, or None."""
+    failures = [predict_one(task.name, config, read, folder, joined=False) for read in task.reads(view)]
+    return score_one(task.name, config, view, folder, *failures)
+
+
+def score_weights(task: Task, config: Config, view: View, weights: Any, source: Source) -> Mapping[str, float]:
+    """Score weights that are still in training, and keep nothing."""
+    found: dict[str, Any] = {}
+    for read in task.reads(view):
+        for shard in task.shards(config, read, source):
+            predictions = task.predict(config, read, weights, source, shard)
+            found[shard] = task.summarise(config, read, predictions, source, shard)
+    return task.evaluate(config, view, found, source)
+
+
+def measure_all(plan: Plan, resources: Resources) -> dict[str, str]:
+    """Take the measurements that are missing, one at a time, each with its node to itself; return the failures.
+
+    After the deadline none begins.
+
+    The node is the one that this process runs on, or one that has what `plan.measure_on` names. They come last: each
+    wants all of its node's CPUs, which trainings beside it would have to leave idle until the last of them has ended.
+    """
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    todo = plan.unmeasured
+    if not todo or resources.late:
+        return {}
+    with Board("measurements", len(todo)).show() as board:
+        if plan.measure_on:
+            board.start("a node", f"with {plan.measure_on} is waited for")
+            node = node_with(plan.measure_on)
+            board.stop("a node")
+        else:
+            node = ray.get_runtime_context().get_node_id()
+        nodes = ray.nodes()  # type: ignore[no-untyped-call]
+        whole = next(each["Resources"] for each in nodes if each["NodeID"] == node)
+        remote = ray.remote(  # type: ignore[call-overload]
+            num_cpus=whole.get("CPU", 0.0),
+            num_gpus=whole.get("GPU", 0.0),
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+        )(measure_one)
+        for timing in itertools.takewhile(lambda _: not resources.late, todo):
+            name = f"{timing.row.label} ({name_of(timing, plan.shared)})"
+            board.start(name)
+            data = timing.task.dataset.where(timing.config) if timing.row.reads_data else ""
+            taken = remote.remote(timing.row, timing.config, plan.storage, timing.stem, data, plan.measure_on)
+            show(board, name, ended(taken))
+        return board.failures
+
+
+def node_with(word: str) -> str:
+    """Return a node that has a custom resource, or accelerators of a type; wait for one where the cluster may grow."""
+    import ray
+
+    probe = ray.remote(num_cpus=1, resources={resource_of(word): 0.001})(here)  # no other node can run it
+    node: str = ray.get(probe.remote())
+    return node
+
+
+def here() -> str:
+    """Return the node that this process runs on."""
+    import ray
+
+    return str(ray.get_runtime_context().get_node_id())
+
+
+def measure_one(
+    row: Measurement, config: Config, storage: Storage, stem: str, data: str = "", measured_on: str = ""
+) -> str | None:
+    """Take one measurement and keep it, named by the device it was taken on; `data`: the data set that it reads."""
+    try:
+        given = dict(row.arguments)
+        if row.reads_data:
+            given["source"] = Source.of(storage, data) if storage.exists(f"data/{data}/dataset.json") else None
+        made = collect(stem.split("/")[1])
+        found = {"metrics": dict(row.measure(config, **given)), "provenance": made, "measured on": measured_on}
+        storage.write_json(f"{stem}{device_slug()}.json", found)
+    except Exception as error:
+        return one_line(error)
+    return None

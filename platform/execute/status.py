@@ -1,0 +1,88 @@
+"""What is going on: on a storage, from its files alone, and on a Ray cluster, from its dashboard."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+from retable.platform.errors import UserError
+from retable.platform.execute.jobs import ask
+from retable.platform.store.query import Run, list_runs
+from retable.platform.store.run import RunFolder
+from retable.platform.store.storage import Storage
+
+ACTIVE = ("running", "silent", "failed", "stopped", "damaged")
+"""States that somebody may want to know of."""
+
+
+def of_storage(storage: Storage) -> dict[str, Any]:
+    """Return how many runs are in each state, and those that are not finished, as plain data."""
+    runs = list_runs(storage)
+    active = sorted((run for run in runs if run.state in ACTIVE), key=lambda run: (ACTIVE.index(run.state), run.host))
+    return {
+        "states": dict(Counter(run.state for run in runs)),
+        "active": [run.as_json() | {"seconds left": seconds_left(storage, run)} for run in active],
+    }
+
+
+def seconds_left(storage: Storage, run: Run) -> float | None:
+    """Return the seconds that a running training will still take at the pace of its last epochs; None while unknown."""
+    if run.state != "running":
+        return None
+    try:
+        times = [float(row["time"]) for row in RunFolder(storage, run.task, run.run).history()[-10:]]
+    except UserError:
+        return None
+    steps = [later - sooner for sooner, later in pairwise(times) if later > sooner]
+    return median(steps) * max(0, run.epochs - run.epoch) if steps else None
+
+
+def of_cluster(address: str) -> dict[str, Any]:
+    """Return a Ray cluster's nodes, and how much waits for which resources, as plain data.
+
+    Raises:
+        UserError: where no Ray's dashboard answers at the address.
+    """
+    nodes = listing(address, "nodes")
+    waiting: Counter[str] = Counter()
+    for kind, states, key in (
+        ("tasks", ("PENDING_NODE_ASSIGNMENT",), "required_resources"),
+        ("actors", ("PENDING_CREATION",), "required_resources"),
+        ("placement_groups", ("PENDING", "RESCHEDULING"), "bundles"),
+    ):
+        for each in listing(address, kind):
+            if each.get("state") in states:
+                waiting[f"{kind.replace('_', ' ')[:-1]}: {amounts(each.get(key))}"] += 1
+    return {"nodes": [node_of(node) for node in nodes], "waiting": dict(waiting)}
+
+
+def listing(address: str, kind: str) -> Sequence[Mapping[str, Any]]:
+    """Return what Ray's state API lists of a kind."""
+    found = ask(address, f"/api/v0/{kind}?detail=1&limit=10000")
+    try:
+        rows: Sequence[Mapping[str, Any]] = found["data"]["result"]["result"]
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{address}: does not answer as Ray's dashboard does; is it one?") from error
+    return rows
+
+
+def node_of(node: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is shown of a node."""
+    total = node.get("resources_total") or {}
+    has = {name: total[name] for name in ("CPU", "GPU", "memory") if name in total}
+    return {
+        "address": node.get("node_ip", ""),
+        "state": node.get("state", ""),
+        "head": bool(node.get("is_head_node")),
+        **has,
+    }
+
+
+def amounts(wanted: Any) -> str:
+    """Write resources as people read them."""
+    if isinstance(wanted, list):
+        return " + ".join(amounts(each.get("unit_resources", each)) for each in wanted) or "nothing"
+    return ", ".join(f"{name} {amount:g}" for name, amount in (wanted or {}).items()) or "nothing"

@@ -1,0 +1,372 @@
+"""Sweeps: run a search space, or go on with it.
+
+Points that are known beforehand (a grid, random draws) are a plan like a table's rows: each config is trained once,
+every view of it is scored, and what is on the storage is used. Points that a searcher draws, or that a scheduler may
+stop, are trials of Ray Tune that report their score after each epoch; a journal tells what was tried.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from retable.platform.config import Config, View, describe, flatten, override, parent
+from retable.platform.console import Board
+from retable.platform.errors import UserError, nearest
+from retable.platform.execute.datasets import Shelf
+from retable.platform.execute.flow import LOOK
+from retable.platform.execute.run import execute, prepare_data
+from retable.platform.execute.scoring import predict_and_score, weights_digest
+from retable.platform.execute.session import check_nodes, possible_resources, ray_cluster
+from retable.platform.execute.sweep_result import Point, SweepResult, read_points, write_points
+from retable.platform.execute.trials import Job, Launch, check, concurrent, fit, reported, require, run_job
+from retable.platform.execute.watch import FAILURE, Piece, Watch
+from retable.platform.plan.plan import ENDED, Plan, compile_configs, data_digest, name_of, name_of_view, status
+from retable.platform.spec.resources import Needs, Resources
+from retable.platform.spec.space import SAMPLES, Space, find_space, plain, point_config, point_view
+from retable.platform.spec.table import resolve
+from retable.platform.spec.task import Task, config_at, find
+from retable.platform.store import provenance
+from retable.platform.store.lease import Silence, Taken
+from retable.platform.store.run import RunFolder, sha256, view_key
+from retable.platform.store.storage import Storage
+from retable.platform.train import trackers as track
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """A search space, and what its points change."""
+
+    name: str
+    space: Space
+    scale: str
+    changes: Mapping[str, object]
+    """The caller's changes to every point."""
+    storage: Storage
+
+    @property
+    def task(self) -> Task:
+        """The task."""
+        return find(self.space.task)
+
+    @property
+    def fixed(self) -> dict[str, object]:
+        """What is changed of the scale in every point."""
+        return {**self.space.overrides, **self.changes}
+
+    @property
+    def changed(self) -> dict[str, object]:
+        """What is not as the scale sets it: what is fixed, and what is searched."""
+        return {**self.fixed, **self.space.domains}
+
+    @property
+    def base(self) -> Any:
+        """The config that points change."""
+        return config_at(self.task, self.scale, self.fixed)
+
+    def config(self, point: Mapping[str, object]) -> Any:
+        """Return the config of a point."""
+        return point_config(self.base, self.fixed, point)
+
+    def view(self, point: Mapping[str, object]) -> Any:
+        """Return how a point's run is scored, at its last epoch."""
+        return resolve(point_view(override(self.task.view(), self.space.view), point), self.config(point))
+
+    def folder(self, point: Mapping[str, object]) -> RunFolder:
+        """Return the folder of a point's run."""
+        return RunFolder.of(self.storage, self.task, self.config(point))
+
+    def plan(self, configs: Sequence[Config], views: Sequence[View] = ()) -> Plan:
+        """Return what is to be trained of points, and scored where there are views."""
+        return compile_configs(self.task, configs, self.storage, views, scale=self.scale, changes=self.changed)
+
+    def path(self, configs: Sequence[Config]) -> str:
+        """Return where the sweep's files lie, without suffix: named by all that its points and values depend on."""
+        space, task = self.space, self.task
+        digests = sorted({str(data_digest(self.storage, task.dataset.where(config))) for config in configs})
+        how = [space.metric, space.mode, space.search, space.scheduler, space.domains]
+        known = [task.version, *how, digests, flatten(self.base), flatten(self.view({}))]
+        text = json.dumps(known, sort_keys=True, default=lambda domain: [type(domain).__name__, vars(domain)])
+        return f"sweeps/{self.name}-{sha256(text.encode())[:8]}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepLaunch(Launch):
+    """What every trial of a sweep shares."""
+
+    sweep: Sweep
+    points: Sequence[Mapping[str, object]] = ()
+    """Points that trials name by number; the others draw theirs."""
+
+    def point(self, spec: Mapping[str, Any]) -> dict[str, object]:
+        """Return the point that a trial's spec names or is."""
+        point = self.points[spec["point"]] if self.points else spec
+        return {path: plain(value) for path, value in point.items()}
+
+    def needs(self, spec: Mapping[str, Any]) -> Needs:
+        """Return what a trial takes."""
+        return self.needs_of(self.sweep.config(self.point(spec)))
+
+    def needs_of(self, config: Config) -> Needs:
+        """Return what the training of a config takes."""
+        return self.resources.needs(self.sweep.task, config, self.gpus)
+
+
+def run_sweep(
+    space: str | Space,
+    changes: Mapping[str, object],
+    scale: str,
+    storage: Storage,
+    resources: Resources,
+    samples: int | None,
+    name: str = "",
+) -> SweepResult:
+    """Run a sweep, or go on with it, and write what it found to `sweeps/`.
+
+    Finished runs are used as they are; interrupted ones go on from their checkpoints.
+
+    Raises:
+        UserError: on a mistake of the user's. A point that fails or diverges has no value; the others have.
+    """
+    track.prepare(resources.track)
+    found = find_space(space) if isinstance(space, str) else space
+    found = replace(found, samples=samples) if samples else found
+    sweep = Sweep(
+        name=name or (space if isinstance(space, str) else space.task),
+        space=found,
+        scale=scale,
+        changes=changes,
+        storage=storage,
+    )
+    known = found.points()
+    configs = [sweep.config(point) for point in known] or [sweep.base]
+    storage.check_writable()
+    prepare_data(sweep.plan(configs).trainings.values(), storage)
+    path = sweep.path(configs)
+    stops = found.scheduler is not None and sweep.base.epochs > 1
+    if known and not stops:
+        points = run_plan(sweep, known, resources)
+    else:
+        points = run_trials(sweep, known, configs, resources, f"{path}.json")
+    valued = [point for point in points if point.value is not None]
+    best_first = sorted(valued, key=lambda point: point.value or 0.0, reverse=found.mode == "max")
+    rest = [point for point in points if point.value is None]
+    result = SweepResult(name=sweep.name, space=found, scale=scale, changes=changes, points=[*best_first, *rest])
+    result.write(storage, path)
+    return result
+
+
+def run_plan(sweep: Sweep, known: Sequence[Mapping[str, object]], resources: Resources) -> list[Point]:
+    """Train each config of the points once, and score every view of it, as a table's rows are."""
+    configs, views = [sweep.config(point) for point in known], [sweep.view(point) for point in known]
+    plan = sweep.plan(configs, views)
+    failures = execute(plan, resources)
+    plan = sweep.plan(configs, views)
+    points: dict[str, Point] = {}
+    for overrides, view in zip(known, views, strict=True):
+        folder = sweep.folder(overrides)
+        scoring, training = plan.scorings[f"{folder.path}/{view_key(view)}"], plan.trainings[folder.path]
+        point = Point(dict(overrides), folder.fingerprint, ended=training.status in ENDED)
+        failure = failures.get(name_of(training, plan.shared)) or failures.get(name_of_view(scoring, plan.shared))
+        metrics = measured(folder, view) if training.status == "done" and scoring.done else {}
+        note_value(point, sweep, {FAILURE: failure} if failure else metrics)
+        point.note = training.status if training.status == "parent diverged" else point.note
+        points.setdefault(point.key, point)
+    return list(points.values())
+
+
+def measured(folder: RunFolder, view: View) -> dict[str, Any]:
+    """Return the metrics of a finished run and the scores of a view of it, which are there."""
+    result, scores = folder.result() or {}, folder.scores(view, weights_digest(folder, view)) or {}
+    return {**result["metrics"], **scores["metrics"], "epoch": folder.history()[-1]["epoch"]}
+
+
+def note_value(point: Point, sweep: Sweep, last: Mapping[str, Any]) -> None:
+    """Note what a point has come to; a run that diverged, or a value that is not finite, is none."""
+    result, metric = sweep.folder(point.overrides).result() or {}, sweep.space.metric
+    diverged, value = result.get("diverged"), last.get(metric)
+    point.value = value if value is not None and math.isfinite(value) and not diverged else None
+    point.epochs = last.get("epoch") or result.get("metrics", {}).get("epoch", 0)
+    if diverged:
+        point.note = f"diverged: {diverged}"
+    elif FAILURE in last:
+        point.note = f"failed: {last[FAILURE]}"
+    elif last and value is None:
+        point.note = f"no metric {metric!r}{nearest(metric, last)}"
+    else:
+        point.note = "diverged" if value is not None and point.value is None else ""
+
+
+def run_trials(
+    sweep: Sweep, known: Sequence[Mapping[str, object]], configs: Sequence[Config], resources: Resources, path: str
+) -> list[Point]:
+    """Run points as trials of Tune: those that a scheduler may stop, and those that a searcher draws."""
+    train_parents(sweep, configs, resources)
+    journal = Journal(sweep.storage, path, {point.key: point for point in read_points(sweep.storage, path)})
+    told = known or [point.overrides for point in journal.points.values()]
+    todo = [point for point in told if not journal.point(sweep, point).ended]
+    ended = sum(point.ended for point in journal.points.values())
+    rest = 0 if known else (sweep.space.samples or SAMPLES) - ended - len(todo)
+    if todo or rest > 0:
+        nested = resources.needs(sweep.task, sweep.base, 0.0).workers > 1
+        with ray_cluster(nested=nested):
+            check_nodes(sweep.storage)
+            shelf = Shelf(sweep.storage, resources.stream)
+            shelf.fetch({sweep.task.dataset.where(config): (sweep.task, config) for config in configs})
+            made = provenance.collect() | {"scale": sweep.scale, "changed": sorted(sweep.changed)}
+            launch = SweepLaunch(
+                sweep.storage,
+                resources,
+                made,
+                shelf.lender,
+                possible_resources().get("GPU", 0.0),
+                sweep=sweep,
+                track=track.prepare(resources.track),
+            )
+            if todo:
+                run_known(todo, launch, journal)
+            if rest > 0:
+                run_searcher(rest, launch, journal)
+    return list(journal.points.values())
+
+
+def train_parents(sweep: Sweep, configs: Sequence[Config], resources: Resources) -> None:
+    """Train the runs that the points start from.
+
+    Raises:
+        UserError: if one fails.
+    """
+    work = sweep.plan([config for config in configs if parent(config)])
+    for config in configs:
+        work.trainings.pop(RunFolder.of(sweep.storage, sweep.task, config).path, None)
+    for failure in execute(work, resources).values():
+        raise UserError(failure)
+
+
+@dataclass
+class Journal:
+    """What the trials of a sweep have tried, written at every change: the same command reads it and goes on."""
+
+    storage: Storage
+    path: str
+    points: dict[str, Point]
+    """By key."""
+
+    def point(self, sweep: Sweep, overrides: Mapping[str, object]) -> Point:
+        """Return what is known of a point; a new one where nothing is."""
+        point = Point(dict(overrides), sweep.folder(overrides).fingerprint)
+        return self.points.get(point.key, point)
+
+    def watch(self, board: Board, launch: SweepLaunch) -> Watch:
+        """Return what keeps the board and the journal while trials run."""
+        sweep = launch.sweep
+
+        def pieces(spec: Mapping[str, Any]) -> list[Piece]:
+            point = launch.point(spec)
+            return [Piece(describe(point), sweep.folder(point), sweep.base.epochs)]
+
+        def note(spec: Mapping[str, Any], last: Mapping[str, Any] | None = None) -> None:
+            point = self.point(sweep, launch.point(spec))
+            self.points[point.key] = point
+            if last is not None:
+                point.ended = FAILURE not in last
+                note_value(point, sweep, last)
+            write_points(self.storage, self.path, list(self.points.values()))
+
+        return Watch(board, pieces, started=note, ended=note)
+
+
+def run_known(points: Sequence[Mapping[str, object]], launch: SweepLaunch, journal: Journal) -> None:
+    """Run points side by side."""
+    from ray import tune
+
+    points = list({launch.sweep.folder(point).path: point for point in points}.values())  # two draws may be equal
+    space = {"point": tune.grid_search(list(range(len(points))))}
+    run_trials_of(space, len(points), replace(launch, points=points), journal)
+
+
+def run_searcher(samples: int, launch: SweepLaunch, journal: Journal) -> None:
+    """Let a searcher draw points, knowing what was tried before."""
+    space = launch.sweep.space
+    known = [point for point in journal.points.values() if point.value is not None]
+    search = space.searcher(
+        seed=len(known),
+        random_state_seed=len(known),
+        points_to_evaluate=[point.overrides for point in known] or None,
+        evaluated_rewards=[point.value for point in known] or None,
+    )
+    if not takes_values(search):
+        samples += len(known)  # it cannot be told of values: it tries the points again, which are there
+    one = {} if space.trains_apart else {"max_concurrent_trials": 1}
+    run_trials_of(space.domains, samples, launch, journal, search_alg=search, num_samples=samples, **one)
+
+
+def takes_values(search: Any) -> bool:
+    """Return whether a searcher of Tune can be given the values of points that were evaluated before."""
+    from ray.tune.search import Searcher
+
+    added = getattr(type(search), "add_evaluated_point", Searcher.add_evaluated_point)
+    return added is not Searcher.add_evaluated_point
+
+
+def run_trials_of(space: Mapping[str, Any], count: int, launch: SweepLaunch, journal: Journal, **settings: Any) -> None:
+    """Run so many trials of a Tune experiment, and keep the board and the journal meanwhile."""
+    sweep = launch.sweep
+    with Board(f"sweep {sweep.name}", count).show() as board:
+        watch = journal.watch(board, launch)
+        needs = launch.needs_of(sweep.base)
+        check(needs)
+        settings = {"max_concurrent_trials": concurrent(needs), **settings} if needs.workers > 1 else settings
+        stopper = sweep.space.stopper(sweep.base.epochs)
+        fit(space, launch, watch, launch.needs, try_point, needs.workers == 1, scheduler=stopper, **settings)
+
+
+def try_point(spec: Mapping[str, Any], launch: SweepLaunch) -> None:
+    """Train one point in a trial, scored after each epoch. A finished run is only scored, another's is waited for."""
+    from ray import tune
+
+    sweep, dead = launch.sweep, 0
+    with reported(**{"epoch": 0, sweep.space.metric: math.nan}):  # searchers and schedulers ask every trial for them
+        point = launch.point(spec)
+        config, view, folder = sweep.config(point), sweep.view(point), sweep.folder(point)
+        while True:
+            there = status(folder, (), data_digest(sweep.storage, sweep.task.dataset.where(config)))
+            if there in ("done", "diverged"):
+                nan = {"epoch": config.epochs, sweep.space.metric: math.nan}
+                tune.report(nan if there == "diverged" else scored(sweep, config, view, folder))
+                return
+            job = Job(
+                sweep.task.name, (config,), ((),), view, sweep.space.metric, dead=(dead,), needs=launch.needs(spec)
+            )
+            try:
+                run_job(job, launch, f"{launch.id} {tune.get_context().get_trial_id()}")
+                return
+            except Taken:
+                dead = left(folder)
+
+
+def left(folder: RunFolder) -> int:
+    """Wait until a run that another command has is finished, or nobody's; return the number of its last attempt."""
+    silence = Silence(folder)
+    while not (number := silence.look()):
+        time.sleep(LOOK)
+    return number
+
+
+def scored(sweep: Sweep, config: Config, view: View, folder: RunFolder) -> dict[str, Any]:
+    """Return the metrics of a finished run, which is scored where it is not yet.
+
+    Raises:
+        UserError: if the scoring fails, or the sweep's metric is not among them.
+    """
+    if folder.scores(view, weights_digest(folder, view)) is None:
+        failure = predict_and_score(sweep.task, config, view, folder)
+        if failure:
+            raise UserError(failure)
+    metrics = measured(folder, view)
+    require(sweep.space.metric, metrics)
+    return metrics

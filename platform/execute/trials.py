@@ -1,0 +1,531 @@
+"""Everything that trains: Ray Tune trials that run the loop, alone or as a Ray Train group.
+
+With one worker a trial runs the loop itself, in an actor that the next trial uses again. With more it starts a Ray
+Train `TorchTrainer` whose workers run the very same loop.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import math
+import re
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from retable.platform import ray_compat
+from retable.platform.config import Config, override
+from retable.platform.errors import Unreachable, UserError, disk_errors, nearest, one_line, traceback_carried
+from retable.platform.execute import preemption
+from retable.platform.execute.session import (
+    check_node,
+    check_room,
+    cpu_share,
+    possible_resources,
+    switches,
+    trial_memory,
+)
+from retable.platform.execute.watch import FAILURE, LATE, TAKEN, Watch
+from retable.platform.plan.plan import status
+from retable.platform.spec.resources import Needs
+from retable.platform.spec.resources import Resources as Resources
+from retable.platform.spec.task import Data, Source, Task, find
+from retable.platform.store import lease as attempts
+from retable.platform.store.lease import Attempt
+from retable.platform.store.run import RunFolder
+from retable.platform.store.storage import Storage
+
+if TYPE_CHECKING:
+    from retable.platform.train.worker import Worker
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one trial trains: a stack of members, usually one."""
+
+    task: str
+    configs: tuple[Config, ...]
+    keep: tuple[tuple[int, ...], ...]
+    view: Any | None = None
+    """Scored after each epoch, for a sweep."""
+    metric: str = ""
+    """What a sweep must find in each report."""
+    retry: bool = False
+    """Whether members that diverged are trained again."""
+    dead: tuple[int, ...] = ()
+    """For each member the number of the last attempt that is known to be dead, where any is."""
+    needs: Needs = field(default_factory=Needs)
+    """What the trial takes."""
+
+    def of(self, members: Sequence[int], dead: Sequence[int]) -> Job:
+        """Return the job of some members alone."""
+        configs, keep = [self.configs[member] for member in members], [self.keep[member] for member in members]
+        return dataclasses.replace(self, configs=tuple(configs), keep=tuple(keep), dead=tuple(dead))
+
+
+HUNG = 600
+"""Seconds that a worker of a Train group waits for the others before the group counts as hung and begins again. Train
+itself asks each worker all the while, and gives one up after the same time."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What every trial of one launch shares; sent once."""
+
+    storage: Storage
+    resources: Resources
+    provenance: Mapping[str, Any]
+    lender: Any = None
+    """The actor that holds the data sets (`shelf.Lender`); None: each is read as a stream."""
+    gpus: float = 0.0
+    """GPUs that the cluster has or may come to have."""
+    jobs: Sequence[Job] = ()
+    track: Mapping[str, str] = field(default_factory=dict)
+    """What workers must know of the experiment tracker (`track.prepare`); nothing: there is none."""
+    scratch: str = ".ray"
+    """Folder of the storage where Ray keeps its own state while it runs."""
+    hung: int = field(default_factory=lambda: HUNG)
+    """Seconds that workers of a Train group wait for each other."""
+    id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
+    """Tells one command's trials from another's."""
+
+
+@dataclass(frozen=True)
+class Members:
+    """What one trial trains now: the members of its job that are not finished, and are ours."""
+
+    job: Job
+    """With these members alone."""
+    folders: tuple[RunFolder, ...]
+    attempts: tuple[Attempt, ...]
+
+    def confirm(self) -> None:
+        """Make sure that all of them are still ours.
+
+        Raises:
+            Taken: where one is not.
+        """
+        for attempt in self.attempts:
+            attempt.confirm()
+
+    def note(self, text: str) -> None:
+        """Keep a line about what happened, with each."""
+        for attempt in self.attempts:
+            attempt.note(text)
+
+
+def claim_members(job: Job, launch: Launch, work: str) -> tuple[Members, list[RunFolder]]:
+    """Make what a job is to train ours; return that, and the runs that others have.
+
+    Members that are finished are left out: where a process died while it wrote the results, the others go on.
+    """
+    task = find(job.task)
+    digest = Source.of(launch.storage, task.dataset.where(job.configs[0])).info["digest"]
+    dead = job.dead or (0,) * len(job.configs)
+    every = [
+        (c, keep, RunFolder.of(launch.storage, task, c), d)
+        for c, keep, d in zip(job.configs, job.keep, dead, strict=True)
+    ]
+    over = () if job.retry else ("diverged",)
+    todo = [each for each in every if status(each[2], each[1], digest, weights=True) not in ("done", *over)]
+    steps = [set(folder.checkpoints()) for _, _, folder, _ in todo]
+    step = max(set.intersection(*steps), default=0) if steps else 0
+    ours, taken = [], []
+    for config, keep, folder, number in todo:
+        try:
+            attempt = attempts.claim(folder, work, step, number)
+        except attempts.Taken:
+            taken.append(folder)
+            continue
+        found = status(folder, keep, digest, weights=True)
+        if found in ("data changed", "weights not kept", "weights not sent"):
+            forget(folder, found == "data changed")
+        if found in ("done", *over):  # another one has just ended
+            attempt.tell("released", -1)
+        else:
+            ours.append((config, keep, folder, attempt))
+    configs, keeps, places, mine = zip(*ours, strict=True) if ours else ((), (), (), ())
+    return Members(dataclasses.replace(job, configs=configs, keep=keeps, dead=()), places, mine), taken
+
+
+def forget(folder: RunFolder, data_changed: bool) -> None:
+    """Make a run that no longer counts start anew, with new provenance.
+
+    With other data its views go first: these may well give the very same weights. `result.json` goes last, so that an
+    interruption finds the run as it was.
+    """
+    if data_changed:
+        folder.folder.remove("views")
+    folder.remove_checkpoints()
+    for name in ("provenance.json", "result.json"):
+        folder.folder.remove(name)
+
+
+def train_job(members: Members, launch: Launch, worker: Worker) -> None:
+    """Run the loop for the members of a job in this process, as a worker."""
+    import torch
+
+    from retable.platform.execute.scoring import score_weights
+    from retable.platform.store.provenance import code_of, here
+    from retable.platform.train.loop import train
+    from retable.platform.train.trackers import tracked
+
+    needs = members.job.needs
+    torch.set_num_threads(needs.cpus if needs.workers == 1 else 1)
+    job, folders = members.job, members.folders
+    configs, task = job.configs, find(job.task)
+    source = Source.of(launch.storage, task.dataset.where(configs[0]))
+    if worker.rank == 0:
+        code = code_of(task.name)
+        facts = {**launch.provenance, **here(), "code": code, "data": source.info, "stack": len(configs)}
+        for folder, config in zip(folders, configs, strict=True):
+            folder.begin(config, task.version, {**facts, "seed": config.seed})
+        worker = dataclasses.replace(worker, save=folders[0].folder.write, confirm=members.confirm, note=members.note)
+    worker = tracked(worker, launch.track, folders, configs) if launch.track else worker
+    data = open_data(task, configs, source, launch)
+
+    def score(weights: Mapping[str, torch.Tensor], epoch: int) -> Mapping[str, float]:
+        view: Any = job.view
+        return score_weights(task, configs[0], override(view, {"epoch": epoch}), weights, source)
+
+    def report(metrics: Mapping[str, Any]) -> None:
+        if worker.rank == 0:  # the others do not score
+            require(job.metric, metrics)
+        worker.report(metrics)
+
+    train(
+        task,
+        configs,
+        data,
+        folders,
+        source.info["digest"],
+        dataclasses.replace(worker, report=report) if job.metric else worker,
+        job.keep,
+        launch.resources.checkpoint_every,
+        score if job.view is not None else None,
+    )
+
+
+def open_data(task: Task, configs: Sequence[Config], source: Source, launch: Launch) -> Data:
+    """Open the data set of some configs; its arrays are in the object store, or it is a stream."""
+    import ray
+
+    held = ray.get(launch.lender.borrow.remote(task.dataset.where(configs[0]))) if launch.lender else []
+    return task.dataset.open(ray.get(held[0]) if held else None, source, configs)
+
+
+def require(metric: str, metrics: Mapping[str, Any]) -> None:
+    """Raise a UserError where a metric is not among those that were taken."""
+    if metric not in metrics:
+        raise UserError(f"no metric {metric!r} was taken{nearest(metric, metrics)}")
+
+
+def trial(spec: Mapping[str, Any], launch: Launch) -> None:
+    """Train the job that `spec` names by number, or those of its members that it names."""
+    from ray import tune
+
+    if launch.resources.late:  # Tune makes trials before there is room for them
+        tune.report({LATE: True})
+        return
+    with reported():
+        try:
+            run_job(
+                launch.jobs[spec["job"]].of(spec["members"], spec["dead"]), launch, f"{launch.id} {spec['members']}"
+            )
+        except attempts.Taken as taken:
+            tune.report({TAKEN: [folder.path for folder in taken.folders]})
+
+
+@contextmanager
+def reported(**more: float) -> Iterator[None]:
+    """Report what goes wrong, with more metrics, and do not raise it.
+
+    What may be another matter in a moment is raised: Ray then begins the trial again, perhaps elsewhere.
+    """
+    from ray import tune
+
+    try:
+        yield
+    except Exception as error:
+        if passing(error):
+            raise
+        tune.report({FAILURE: one_line(error), **more})
+    finally:
+        trim_memory()
+
+
+def passing(error: BaseException) -> bool:
+    """Say whether an error is the machines', not the training's: a storage, a GPU, a network, a worker that is gone."""
+    import ray.exceptions
+    import torch
+    from torch.distributed import DistError
+
+    found = ray_compat.worker_errors(error)
+    if any(isinstance(cause, UserError) and not isinstance(cause, Unreachable) for cause in found):
+        return False
+    machines = (Unreachable, ConnectionError, TimeoutError, ray.exceptions.RayError, torch.AcceleratorError, DistError)
+    return any(isinstance(cause, machines) or ray_compat.is_train_error(cause) for cause in found)
+
+
+def trim_memory() -> None:
+    """Give what this process has freed back to the system.
+
+    Tune runs each trial of a reused actor in a new thread. glibc allots memory to threads in up to eight arenas a core,
+    and keeps in each what is freed there: without this an actor grows with every training.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only glibc has it, and needs it
+    if trim is not None:
+        trim(0)
+
+
+def run_job(job: Job, launch: Launch, work: str) -> None:
+    """Train what of a job is to be trained and is nobody else's: in this process, or as a Ray Train group.
+
+    Args:
+        job: what.
+        launch: what all trials share.
+        work: names the trial: where Ray begins it again, its former attempt is over.
+
+    Raises:
+        Taken: at the end, where others have runs of it.
+    """
+    from ray import tune
+
+    from retable.platform.train.worker import Worker
+
+    members, taken = claim_members(job, launch, work)
+    if members.folders:
+        group = job.needs.workers > 1
+        with (
+            switches(),  # on a Ray that the user has started
+            attempts.held(members.attempts),
+            preemption.heeded(members.attempts, relayed=group),
+            failures_kept(members.attempts),
+        ):
+            if job.needs.workers > 1:
+                train_group(members, launch)
+            else:
+                device = "cuda" if job.needs.gpus else "cpu"
+                train_job(
+                    members, launch, Worker(device=device, report=tune.report, **heeding(preemption.NOTICE.answer))
+                )
+    if taken:
+        raise attempts.Taken(taken)
+
+
+@contextmanager
+def failures_kept(tried: Sequence[Attempt]) -> Iterator[None]:
+    """Keep with each run why it failed, where the block does; a storage that fails then does not hide that."""
+    try:
+        yield
+    except attempts.Taken:
+        raise
+    except Exception as error:
+        for attempt in tried:
+            with suppress(Exception):
+                attempt.fail(error)
+        raise
+
+
+def heeding(answer: Callable[[], None]) -> dict[str, Any]:
+    """Return what lets a worker heed notice to leave."""
+    return {"asked": preemption.NOTICE.asked.is_set, "answer": answer}
+
+
+def train_group(members: Members, launch: Launch) -> None:
+    """Train a job in a Ray Train group. A worker that dies ends it, and Tune begins the trial again.
+
+    The data are opened here first: over a mistake of the user, Train would start its workers again and again.
+    """
+    from retable.platform.train.loop import check_batch
+
+    job = members.job
+    task, needs = find(job.task), job.needs
+    source = Source.of(launch.storage, task.dataset.where(job.configs[0]))
+    data = open_data(task, job.configs, source, launch)
+    check_batch(task, data, needs.workers)
+    while True:
+        workers = workers_now(needs, data.batch)
+        if workers < needs.workers:
+            members.note(f"went on with {workers} of {needs.workers} workers: the cluster has room for no more")
+            needs = dataclasses.replace(needs, workers=workers)
+        try:
+            trainer_of(members, launch, needs).fit()
+            return
+        except Exception as error:
+            if ray_compat.start_timed_out(error):  # left to itself, Train would ask for the same again and again
+                continue
+            for cause in ray_compat.worker_errors(error):
+                if isinstance(cause, attempts.Taken):
+                    raise cause from error
+            raise
+
+
+def trainer_of(members: Members, launch: Launch, needs: Needs) -> Any:
+    """Return a Ray Train group that is still to be started."""
+    import ray.train
+    from ray.train.torch import TorchConfig, TorchTrainer
+    from ray.tune.integration.ray_train import TuneReportCallback
+
+    return TorchTrainer(
+        train_worker,
+        train_loop_config={"members": members, "launch": launch},
+        torch_config=TorchConfig(timeout_s=launch.hung),
+        scaling_config=ray.train.ScalingConfig(
+            num_workers=needs.workers, use_gpu=needs.gpus > 0, resources_per_worker=each_worker(needs)
+        ),
+        run_config=ray.train.RunConfig(
+            name=f"train-{uuid.uuid4().hex[:12]}",  # one used before would make Train resume its own snapshot
+            **ray_storage(launch),
+            failure_config=ray.train.FailureConfig(max_failures=0, controller_failure_limit=0),  # type: ignore[call-arg]
+            callbacks=[TuneReportCallback()],  # type: ignore[list-item, no-untyped-call]
+        ),
+    )
+
+
+def workers_now(needs: Needs, batch: int) -> int:
+    """Return how many workers a group begins with: fewer than it should have where nodes were lost for good.
+
+    The batch is then shared by fewer, and stays what it is.
+    """
+    there = possible_resources()
+
+    def fits(workers: int) -> bool:
+        cpus, gpus = there.get("CPU", 0.0) - 0.1, there.get("GPU", 0.0)
+        return batch % workers == 0 and cpus / workers >= 0.45 and workers * needs.gpus <= gpus
+
+    return next(filter(fits, range(needs.workers, 0, -1)), needs.workers)
+
+
+def each_worker(needs: Needs) -> dict[str, float]:
+    """Return what each worker of a Train group asks Ray for."""
+    share = cpu_share(needs.workers)
+    memory = trial_memory(share, needs.gpus, needs.memory)
+    return {"CPU": share, "memory": memory, **({"GPU": needs.gpus} if needs.gpus else {})}
+
+
+def ray_storage(launch: Launch) -> dict[str, Any]:
+    """Say where Ray may keep its own state while it runs: beside ours, so that every node sees it."""
+    storage = launch.storage
+    return {
+        "storage_path": f"{storage.root}/{launch.scratch}",
+        "storage_filesystem": None if storage.is_local else storage.filesystem,
+    }
+
+
+def train_worker(settings: Mapping[str, Any]) -> None:
+    """Run the loop as one worker of a Ray Train group."""
+    import ray.train
+
+    from retable.platform.train.worker import Worker
+
+    place = ray.train.get_context()
+    device = "cuda" if settings["members"].job.needs.gpus else "cpu"
+    rank, members = place.get_world_rank(), settings["members"]
+    with preemption.passed_on(members.attempts, rank) as answer:
+        worker = Worker(rank, place.get_world_size(), device, ray.train.report, **heeding(answer))
+        with traceback_carried(), waiting():
+            train_job(members, settings["launch"], worker)
+
+
+def check(needs: Needs) -> None:
+    """Refuse what the cluster can never give: it would be waited for without an end.
+
+    Raises:
+        UserError: naming what there is.
+    """
+    check_room("GPU", needs.workers * needs.gpus)
+    check_node("GPU", needs.gpus)
+    if needs.workers > 1:
+        cpu_share(needs.workers)
+    else:
+        check_room("CPU", needs.cpus)
+        check_node("CPU", needs.cpus)
+
+
+def asked(needs: Needs) -> dict[str, float]:
+    """Return what a trial asks Tune for; of a Train group, its workers ask for theirs themselves."""
+    if needs.workers > 1:
+        return {"CPU": 0.01}
+    memory = trial_memory(needs.cpus, needs.gpus, needs.memory)
+    return {"CPU": needs.cpus, "GPU": needs.gpus, "memory": memory}
+
+
+@contextmanager
+def waiting() -> Iterator[None]:
+    """Tell a worker that waited in vain for another one from one that went wrong itself.
+
+    Raises:
+        TimeoutError: so that the group begins again.
+    """
+    try:
+        yield
+    except RuntimeError as error:  # gloo has no better one; NCCL ends the process
+        if re.search(r"gloo|NCCL|Timed out waiting|Connection (closed|reset) by peer", str(error)):
+            raise TimeoutError(f"another worker does not answer: {one_line(error)}") from error
+        raise
+
+
+def fit(
+    trainable_space: Mapping[str, Any],
+    launch: Launch,
+    watch: Watch,
+    needs: Callable[[Mapping[str, Any]], Needs],
+    trainable: Callable[..., None] = trial,
+    reuse: bool = True,
+    **tune_config: Any,
+) -> Any:
+    """Run a Tune experiment over a space and return its `ResultGrid`.
+
+    Args:
+        trainable_space: what trials are drawn from.
+        launch: what they share.
+        watch: hears of them.
+        needs: a trial's spec -> what it takes.
+        trainable: what each does.
+        reuse: whether a trial may run in the process of another; one that starts a Train group may not.
+        tune_config: of `tune.TuneConfig`.
+    """
+    from ray import tune
+
+    launch = dataclasses.replace(launch, scratch=f".ray/{uuid.uuid4().hex[:12]}")
+    ray_compat.mix_in(trainable, preemption.Listens)
+
+    def request(spec: Mapping[str, Any]) -> Any:
+        """Say what a trial asks for, by what there is now: Tune asks when it makes the trial."""
+        return tune.PlacementGroupFactory([{k: v for k, v in asked(needs(spec)).items() if v}])
+
+    try:
+        with disk_errors(str(launch.storage)):
+            tuner = tune.Tuner(
+                tune.with_resources(tune.with_parameters(trainable, launch=launch), request),
+                param_space=dict(trainable_space),
+                tune_config=tune.TuneConfig(reuse_actors=reuse, **tune_config),
+                run_config=tune.RunConfig(
+                    name="tune",
+                    **ray_storage(launch),
+                    verbose=0,
+                    callbacks=[watch.callback()],
+                    failure_config=tune.FailureConfig(max_failures=attempts.DEATHS),
+                    checkpoint_config=tune.CheckpointConfig(num_to_keep=1),
+                ),
+            )
+            return tuner.fit()
+    except KeyboardInterrupt:  # the trials are still there; Ray ends them with this process
+        with suppress(Exception):
+            preemption.give_notice(watch.running)
+        raise
+    finally:
+        launch.storage.remove(launch.scratch)  # Ray's own state is never read, nor is that of Train in the trials
+
+
+def concurrent(needs: Needs) -> int:
+    """Return how many Train groups fit the cluster at once, grown as it may: Tune does not know of their workers."""
+    there, workers = possible_resources(), needs.workers
+    by_cpu = there.get("CPU", 1) / (workers * cpu_share(workers) + 0.01)
+    by_gpu = there.get("GPU", 0) / (workers * needs.gpus) if needs.gpus else by_cpu
+    by_memory = there.get("memory", math.inf) / (workers * needs.memory)
+    return max(1, int(min(by_cpu, by_gpu, by_memory)))

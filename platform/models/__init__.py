@@ -1,0 +1,9 @@
+"""Trained models as files, and what answers from them without a server.
+
+Level 14 of 15.
+
+    `export`   metadata of an exported model: run, config, digests, provenance
+    `zoo`      the models that come with a task
+    `select`   which of several runs is the best, by a score that no table shows
+    `predict`  many files answered over Ray: `retable predict`
+"""

@@ -1,0 +1,202 @@
+"""What the one file that is served says of itself, alike for every task: which run it holds, and where that is from."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping
+from hashlib import sha256
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from retable.platform.config import flatten
+from retable.platform.console import console
+from retable.platform.errors import UserError
+from retable.platform.spec.task import config_at
+from retable.platform.store.run import contiguous
+from retable.platform.store.storage import Storage
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from retable.platform.api import TrainedRun
+
+LARGEST = 1 << 32
+"""Bytes of a file that is read, at most."""
+MADE = ("command", "commit", "versions", "started")
+"""What is taken over from a run's provenance."""
+DEFAULT_SCALE = "smoke"
+"""What `retable train`, `sweep` and `reproduce` run at where they name none."""
+
+
+def about(run: TrainedRun, epoch: int = 0, **more: Any) -> dict[str, Any]:
+    """Return what an exported file says of its run: flat, and all of it JSON.
+
+    Args:
+        run: a finished run.
+        epoch: whose weights the file holds; 0: the last.
+        **more: what else is to be said; nothing is said of what is empty.
+
+    Returns:
+        `task`, `version`, `fingerprint`, `epoch`, `scale` (empty where it is not known), `data` (the data set's name),
+        `data_digest`, `data_description`, `config` (field path -> value), `metrics` (of the last epoch), and `command`,
+        `commit`, `versions` and `started` of the run's provenance, as far as they are known.
+
+    Raises:
+        UserError: where the run is not finished.
+    """
+    made = provenance(run)
+    info = made["data"] if "data" in made else run.source.info
+    return {
+        "task": run.task.name,
+        "version": run.task.version,
+        "fingerprint": run.fingerprint,
+        "epoch": epoch or run.config.epochs,
+        "scale": scale_of(run),
+        "data": str(info.get("name", "")),
+        "data_digest": str(run.result["data"]),
+        "data_description": run.task.dataset.describe(info),
+        "config": flatten(run.config),
+        "metrics": {name: value for name, value in run.metrics.items() if finite(value)},
+        **{name: made[name] for name in MADE if name in made},
+        **{name: value for name, value in more.items() if value not in ("", None, {})},
+    }
+
+
+def finite(value: object) -> bool:
+    """Say whether JSON can hold a metric."""
+    return isinstance(value, (int, float)) and math.isfinite(value)
+
+
+def provenance(run: TrainedRun) -> dict[str, Any]:
+    """Return a run's `provenance.json`; nothing where it has none."""
+    folder = run.folder.folder
+    return dict(folder.read_record("provenance.json", {})) if folder.exists("provenance.json") else {}
+
+
+def scale_of(run: TrainedRun) -> str:
+    """Return the scale that a run is of; empty where it is not known.
+
+    It is the one that the run was started at, unless a change made by hand is smaller than what that scale sets: then
+    it is the largest of the task's whose whole numbers (epochs, steps, widths) the run has at least.
+    """
+    made = provenance(run)
+    named, changed = (made["scale"], made["changed"]) if "scale" in made else _of_command(str(made.get("command", "")))
+    scales = run.task.scales() if named else {}
+    if named not in scales:
+        return ""
+    sizes = {field for scale in scales.values() for field in {**scale.overrides, **scale.start}}
+    changed = sizes & set(changed)
+    if not changed or not _smaller(run, named, changed):
+        return str(named)
+    return next((name for name in reversed(list(scales)) if not _smaller(run, name, sizes)), "")
+
+
+def _smaller(run: TrainedRun, scale: str, fields: Iterable[str]) -> bool:
+    """Say whether one of these fields is a whole number below the scale's."""
+    own, wanted = flatten(run.config), flatten(config_at(run.task, scale, {}))
+    pairs = [(own.get(field), wanted.get(field)) for field in fields]
+    return any(type(a) is int and type(b) is int and a < b for a, b in pairs)
+
+
+def _of_command(command: str) -> tuple[str, list[str]]:
+    """Return the scale and the changed fields that a command names: runs of before kept nothing else."""
+    words = re.sub(r"(?<=\s)(--scale|--set)=", r"\1 ", command).split()
+    if not {"train", "sweep", "reproduce"} & set(words):
+        return "", []
+    pairs = list(itertools.pairwise(words))
+    named = [after for word, after in pairs if word in ("--scale", "-s")]
+    return named[-1] if named else DEFAULT_SCALE, [after.partition("=")[0] for word, after in pairs if word == "--set"]
+
+
+def sealed(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
+    """Return a safetensors file; the same content gives the same file, as safetensors alone does not."""
+    from safetensors.torch import save
+
+    data: bytes = save(contiguous(tensors), dict(metadata))
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = json.dumps(json.loads(data[8:end]), sort_keys=True, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)  # tensors begin at multiples of 8 bytes
+    return len(header).to_bytes(8, "little") + header + data[end:]
+
+
+def read_json(metadata: Mapping[str, str], key: str, name: str, remedy: str) -> dict[str, Any]:
+    """Return the JSON object that a file's metadata hold under a key.
+
+    Raises:
+        UserError: where there is none; `name` is what it calls the file, `remedy` how it ends.
+    """
+    try:
+        found = json.loads(metadata[key])
+        if isinstance(found, dict):
+            return found
+    except (KeyError, ValueError, RecursionError):
+        pass
+    raise UserError(f"{name}: its metadata `{key}` are missing or no JSON object; {remedy}")
+
+
+def export(task: str, run: str, storage: str, file: Path, suffix: str = ".safetensors", **options: Any) -> TrainedRun:
+    """Write a run's exported file, say how large it is, and return the run: what `retable TASK export` does.
+
+    Args:
+        task: the run's.
+        run: its fingerprint, or the first digits.
+        storage: where it is.
+        file: what is written.
+        suffix: how files of the task end.
+        **options: of the task's `write_export`.
+
+    Raises:
+        UserError: where there is no such run, or the file has another ending.
+    """
+    from retable.platform import api
+
+    if file.suffix != suffix:
+        raise UserError(f"{file}: call it {file.stem}{suffix}, so that it is known for what it is")
+    loaded = api.load(run, storage, task=task)
+    data = import_module(f"retable.tasks.{task}.export").write_export(loaded, **options)
+    Storage.open(file.expanduser().absolute().parent).write(file.name, data)
+    console.print(f"{file}: {len(data):,} bytes", markup=False)
+    return loaded
+
+
+def place_of(task: str, digest: str) -> str:
+    """Return where on a storage the exported file of a digest lies, from which servers and batches read it."""
+    return f"served/{task}/{digest}"
+
+
+def keep(task: str, data: bytes, storage: Storage) -> str:
+    """Put an exported file where actors of any node find it, unless it is there; return its SHA-256."""
+    digest = sha256(data).hexdigest()
+    if not storage.exists(place_of(task, digest)):
+        storage.write(place_of(task, digest), data)
+    return digest
+
+
+def kept(task: str, digest: str, storage: Storage) -> bytes:
+    """Return an exported file by its SHA-256.
+
+    Raises:
+        UserError: where it is not there, or not the one that was kept.
+    """
+    place, again = place_of(task, digest), "run the same command again, which exports it"
+    try:
+        data = storage.read(place)
+    except FileNotFoundError as error:
+        raise UserError(f"{storage}/{place}: not there; {again}") from error
+    if sha256(data).hexdigest() != digest:
+        raise UserError(f"{storage}/{place}: not what was exported; remove it and {again}")
+    return data
+
+
+def check_size(data: bytes, name: str) -> None:
+    """Refuse a file that is larger than any of ours.
+
+    Raises:
+        UserError: naming its size.
+    """
+    if len(data) > LARGEST:
+        raise UserError(f"{name}: {len(data):,} bytes; no exported file is larger than {LARGEST:,}")

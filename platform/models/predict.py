@@ -1,0 +1,201 @@
+"""Batch inference: many files through one trained model over Ray, without a server; what is answered stays answered."""
+
+from __future__ import annotations
+
+import glob
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from retable.platform import api
+from retable.platform.config import override
+from retable.platform.errors import UserError, disk_errors, nearest
+from retable.platform.execute.streams import map_over
+from retable.platform.models import export, select, zoo
+from retable.platform.spec.task import folder
+from retable.platform.store.storage import Storage
+
+SHARE = 8
+"""Files that an actor of Ray Data gets at once."""
+RECORD = "predict.json"
+"""Says in the folder of the answers what made them."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A file to answer, and where the answer goes."""
+
+    source: Path
+    target: Path
+
+
+def predict(
+    task: str,
+    inputs: Sequence[str],
+    out: Path,
+    model: str,
+    changes: Mapping[str, object],
+    storage: Storage,
+    report: Callable[[int, int], None],
+) -> tuple[int, list[str]]:
+    """Answer files by a trained model; return how many answers are new, and what failed, a line each.
+
+    Answers that are there, and not older than their files, are left as they are: an interrupted batch goes on.
+
+    Args:
+        task: what answers: its module `answer`.
+        inputs: files, folders, patterns such as `holiday/*.jpg`.
+        out: folder of the answers, each named as its file.
+        model: see `find_model`.
+        changes: to the task's options, by field.
+        storage: where runs lie, and where actors find the exported model.
+        report: told how many files of how many are done.
+
+    Raises:
+        UserError: on a mistake that concerns all files.
+    """
+    if not (folder(task) / "answer.py").exists():
+        raise UserError(f"predict: the task {task} has no module `answer`, which says what is made of a file")
+    answers = import_module(f"retable.tasks.{task}.answer")
+    options = override(answers.Options(), changes)
+    data, name = find_model(task, model, storage)
+    answers.answering(import_module(f"retable.tasks.{task}.export").read_export(data, name), options)  # or refuses
+    sources, _ = expand(inputs, answers.SUFFIXES)
+    with disk_errors(str(out)):
+        out.mkdir(parents=True, exist_ok=True)
+    sha256 = export.keep(task, data, storage)
+    remember(out, {"task": task, "model": sha256, "options": asdict(options)})
+    jobs, failures = plan(sources, out, lambda source: answers.target(source, options))
+    rows = [{"source": str(job.source.absolute()), "target": str(job.target.absolute())} for job in jobs]
+    shares = [pa.Table.from_pylist(rows[start : start + SHARE]) for start in range(0, len(rows), SHARE)]
+    failed = []
+    for done, row in enumerate(map_over(shares, Answerer, task, sha256, options, storage, in_order=False), 1):
+        report(done, len(rows))
+        failed += [row["failure"]] if row["failure"] else []
+    return len(rows) - len(failed), [*failures, *sorted(failed)]
+
+
+class Answerer:
+    """An actor of Ray Data: holds a model, and answers the files of a block."""
+
+    def __init__(self, task: str, sha256: str, options: Any, storage: Storage) -> None:
+        reader = import_module(f"retable.tasks.{task}.export")
+        model = reader.read_export(export.kept(task, sha256, storage), task)
+        self.answering = import_module(f"retable.tasks.{task}.answer").answering(model, options)
+
+    def __call__(self, block: pa.Table) -> pa.Table:
+        """Return the block with the reason of each failure; empty where the answer is written."""
+        failures = [self.answer(Path(row["source"]), Path(row["target"])) for row in block.to_pylist()]
+        return block.append_column("failure", pa.array(failures, pa.string()))
+
+    def answer(self, source: Path, target: Path) -> str:
+        """Answer a file; return why there is no answer, in a line."""
+        try:
+            Storage.open(target.parent).write(target.name, self.answering(source))
+        except (UserError, OSError) as error:
+            line = str(error).strip().splitlines()[0]
+            return line if str(source) in line else f"{source}: {line}"
+        return ""
+
+
+def find_model(task: str, name: str, storage: Storage) -> tuple[bytes, str]:
+    """Return the exported file that a name means, and what to call it.
+
+    Args:
+        task: whose.
+        name: a file, a name of the zoo, or a run's fingerprint; empty: the best run, or the zoo's model, if there is
+            one of them.
+        storage: where runs lie.
+
+    Raises:
+        UserError: where there is none, or the choice is not clear.
+    """
+    shipped = zoo.zoo(task)
+    if not name:
+        of_task = import_module(f"retable.tasks.{task}.best")
+        runs = of_task.best(select.usable(task, storage)) if storage.folders(f"runs/{task}") else {}
+        found = {each: choice.run.fingerprint for each, choice in runs.items()} or {each: each for each in shipped}
+        if len(found) != 1:
+            named = ", ".join(f"{value} ({each})" if value != each else each for each, value in found.items())
+            raise UserError(f"--model: name one{f' of {named}' if named else '; train one first'}, or a file")
+        (name,) = found.values()
+    if Path(name).is_file():
+        with disk_errors(name):
+            return Path(name).read_bytes(), name
+    if name in shipped:
+        return zoo.read(task, name), name
+    if not set(name) <= set("0123456789abcdef"):
+        raise UserError(f"--model {name}: no file, no run, and not in the zoo{nearest(name, shipped)}")
+    data: bytes = import_module(f"retable.tasks.{task}.export").write_export(api.load(name, storage, task=task))
+    return data, name
+
+
+def expand(inputs: Sequence[str], suffixes: Collection[str], what: str = "files") -> tuple[list[Path], list[str]]:
+    """Return the files that names, folders and patterns mean, and what else there is in those, a line each.
+
+    A file that is named is taken whatever its name; of a folder or pattern, those of some suffixes.
+
+    Raises:
+        UserError: where a folder or pattern holds none.
+    """
+    found: list[Path] = []
+    notes = []
+    for name in inputs:
+        path = Path(name)
+        if not path.is_dir() and (path.exists() or not glob.has_magic(name)):
+            found.append(path)
+            continue
+        there = sorted(path.iterdir() if path.is_dir() else map(Path, glob.glob(name, recursive=True)))
+        there = [file for file in there if not file.name.startswith(".")]  # previews, and what a killed run left
+        fitting = [file for file in there if file.is_file() and file.suffix.lower() in suffixes]
+        if not fitting:
+            raise UserError(f"{name}: holds no {what} ({', '.join(sorted(suffixes))})")
+        others = (file for file in there if file not in fitting)
+        kind = what.removesuffix("s")
+        notes += [f"{file}: skipped, {'a folder' if file.is_dir() else f'no {kind} by its name'}" for file in others]
+        found += fitting
+    return list(dict.fromkeys(found)), notes
+
+
+def plan(sources: Sequence[Path], out: Path, target: Callable[[Path], str]) -> tuple[list[Job], list[str]]:
+    """Return what is to be done, and what cannot be, a line each.
+
+    Args:
+        sources: files.
+        out: folder of the answers.
+        target: file -> the name of its answer.
+    """
+    jobs: dict[Path, Path] = {}
+    failures = []
+    seen: dict[Path, Path] = {}
+    for source in sources:
+        place = out / target(source)
+        if not source.is_file():
+            failures.append(f"{source}: no such file")
+        elif place in seen:
+            failures.append(f"{source}: its answer would take the place of that of {seen[place]}; use two folders")
+        elif place.exists() and place.samefile(source):
+            failures.append(f"{source}: its answer would take its own place; choose another folder")
+        elif not place.exists() or place.stat().st_mtime < source.stat().st_mtime:
+            jobs[place] = source
+        seen.setdefault(place, source)
+    return [Job(source, place) for place, source in jobs.items()], failures
+
+
+def remember(out: Path, record: Mapping[str, Any]) -> None:
+    """Keep in a folder what its answers are made by.
+
+    Raises:
+        UserError: where they were made by something else.
+    """
+    place = Storage.open(out)
+    made = json.loads(json.dumps(record))
+    if not place.exists(RECORD):
+        place.write_json(RECORD, made)
+    elif place.read_record(RECORD, {}) != made:
+        raise UserError(f"{out}: holds answers of another model or with other options; choose another --out")

@@ -1,0 +1,181 @@
+"""Which of several runs is served: the best by a number that no table shows, so never by a test score."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from retable.platform.api import TrainedRun
+from retable.platform.config import fingerprint
+from retable.platform.console import progress_bar
+from retable.platform.errors import UserError
+from retable.platform.models import export
+from retable.platform.spec.task import find
+from retable.platform.store.run import RunFolder
+from retable.platform.store.storage import Storage
+
+Rank = tuple[bool, int]
+"""Of real data, and which of the task's scales, from the smallest; -1 where the scale is not known."""
+SMOKE = "smoke"
+"""The scale that proves the path: what its runs score means nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """What was chosen, and why."""
+
+    name: str
+    """What it is served as."""
+    run: TrainedRun
+    metric: str
+    """The number it was chosen by, in words."""
+    value: float | None
+    """That number; None where the runs were not compared, as at the smoke scale."""
+    among: int
+    """Runs that were compared, or that it was taken from."""
+    passed_over: int
+    """Runs that were not: of generated data, a smaller scale or other data, or without a number."""
+    scale: str
+    """Empty where it is not known."""
+    real: bool
+    """Whether its data are real."""
+
+    def line(self) -> str:
+        """Say it in one line."""
+        data = "real" if self.real else "generated"
+        of = f"the best of {self.among}" if self.among > 1 else "the only one"
+        if self.value is None:
+            number = f"the first of {self.among}, not compared: what a smoke run scores means nothing"
+        else:
+            number = f"{self.metric} {self.value:.4g}, {of}"
+        rest = f"; {self.passed_over} of less or other data not compared" if self.passed_over else ""
+        where = f"scale {self.scale or 'unknown'}, {data} data{rest}"
+        return f"{self.run.task.name} {self.name}: run {self.run.fingerprint}, {number} ({where})"
+
+
+def usable(task: str, storage: Storage) -> list[TrainedRun]:
+    """Return a task's runs whose numbers count: finished, not diverged, of this version; in order of fingerprints.
+
+    Raises:
+        UserError: if there is no such task.
+    """
+    of, found = find(task), []
+    for digits in storage.folders(f"runs/{task}"):
+        folder = RunFolder(storage, task, digits)
+        try:
+            config, result = folder.config(of), folder.result()
+        except UserError:  # damaged, or of fields that the task no longer has
+            continue
+        whole = result and "diverged" not in result and not folder.lacks(config.epochs)
+        if whole and fingerprint(task, of.version, config) == digits:
+            found.append(TrainedRun(of, folder, config))
+    return found
+
+
+def info_of(run: TrainedRun) -> Mapping[str, Any]:
+    """Return `dataset.json` of a run's data, as it was when the run began."""
+    made: Mapping[str, Any] = export.provenance(run).get("data") or run.source.info
+    return made
+
+
+def same_data(run: TrainedRun) -> Hashable:
+    """Return what tells data sets apart: numbers of different ones cannot be compared."""
+    return str(run.result["data"])
+
+
+def choose(
+    name: str,
+    runs: Sequence[TrainedRun],
+    score: Callable[[TrainedRun], float],
+    metric: str,
+    real: Callable[[Mapping[str, Any]], bool],
+    mode: Literal["max", "min"] = "max",
+    comparable: Callable[[TrainedRun], Hashable] = same_data,
+    smoke: bool = False,
+) -> Choice:
+    """Return the best of runs; one of generated data or of a smaller scale never beats one of real data or a larger.
+
+    Runs of the smoke scale are not compared, as to score a hundred of them takes minutes and says nothing.
+
+    Args:
+        name: what it is served as.
+        runs: finished ones of one task.
+        score: the number they are chosen by; where it raises a UserError or is not finite, the run is passed over.
+        metric: that number in words.
+        real: `dataset.json` -> whether the data are real.
+        mode: whether it is the better, the larger it is, or the smaller.
+        comparable: run -> a key; of the best runs by data and scale, those of the commonest key are compared.
+        smoke: whether those of the smoke scale are compared nevertheless.
+
+    Raises:
+        UserError: where there is no run, or none has a number.
+    """
+    ranks = {run.fingerprint: _rank(run, real) for run in runs}
+    failures: list[str] = []
+    for rank in sorted(set(ranks.values()), reverse=True):
+        compared = _alike([run for run in runs if ranks[run.fingerprint] == rank], comparable)
+        if export.scale_of(compared[0]) == SMOKE and not smoke:
+            values: dict[str, float | None] = {run.fingerprint: None for run in compared}
+            best = compared[0].fingerprint
+        else:
+            numbers = _numbers(f"{name}: {metric}", compared, score, failures)
+            values, best = {**numbers}, (max if mode == "max" else min)(numbers, key=numbers.__getitem__, default="")
+        if values:
+            run = next(run for run in compared if run.fingerprint == best)
+            return Choice(
+                name=name,
+                run=run,
+                metric=metric,
+                value=values[best],
+                among=len(values),
+                passed_over=len(runs) - len(values),
+                scale=export.scale_of(run),
+                real=rank[0],
+            )
+    raise UserError(f"no run for {name}: {failures[0] if failures else 'there is none; train one, or serve the zoo'}")
+
+
+def _alike(runs: Sequence[TrainedRun], comparable: Callable[[TrainedRun], Hashable]) -> list[TrainedRun]:
+    """Return the runs of the commonest key."""
+    keys = [comparable(run) for run in runs]
+    commonest = max(keys, key=keys.count)
+    return [run for run, key in zip(runs, keys, strict=True) if key == commonest]
+
+
+def _numbers(
+    title: str, runs: Sequence[TrainedRun], score: Callable[[TrainedRun], float], failures: list[str]
+) -> dict[str, float]:
+    """Return runs' numbers by fingerprint, of those that can be scored; each is kept, and asked for once."""
+    numbers = {}
+    with progress_bar(f"{title} of {len(runs)} runs") as advance:
+        for done, run in enumerate(runs):
+            advance(done, len(runs))
+            if (value := _number(run, score, failures)) is not None:
+                numbers[run.fingerprint] = value
+    return numbers
+
+
+def _number(run: TrainedRun, score: Callable[[TrainedRun], float], failures: list[str]) -> float | None:
+    """Return a run's number; none where it cannot be scored, which joins `failures`, or is not finite."""
+    try:
+        value = score(run)
+    except UserError as error:
+        failures.append(str(error))
+        return None
+    if not math.isfinite(value):
+        failures.append(f"run {run.fingerprint} scores {value}")
+        return None
+    return value
+
+
+def _rank(run: TrainedRun, real: Callable[[Mapping[str, Any]], bool]) -> Rank:
+    scales, scale = list(run.task.scales()), export.scale_of(run)
+    return real(info_of(run)), scales.index(scale) if scale in scales else -1
+
+
+def by_name(runs: Sequence[TrainedRun], name: Callable[[TrainedRun], str]) -> dict[str, list[TrainedRun]]:
+    """Return runs by what each would be served as, in order of names; those of an empty name are left out."""
+    names = {run.fingerprint: name(run) for run in runs}
+    return {each: [r for r in runs if names[r.fingerprint] == each] for each in sorted(set(names.values())) if each}

@@ -1,0 +1,81 @@
+"""The zoos: files of trained models that come with the tasks, so that a fresh machine has something real to serve."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+
+from retable.platform.errors import UserError, nearest
+from retable.platform.spec import extras
+from retable.platform.spec.task import folder
+
+SUFFIXES = (".safetensors", ".rtsn")
+"""Of files that hold a model."""
+
+LONG = ("config", "metrics", "versions", "data_digest")
+"""What a file says of itself and a list does not; the command stands for the config."""
+
+
+def zoo(task: str) -> dict[str, Path]:
+    """Return the models in a task's zoo and their files, by name; the task is not imported for that.
+
+    A file that holds several names them in its metadata, as `models`.
+
+    Raises:
+        UserError: if there is no such task.
+    """
+    files = sorted((folder(task) / "zoo").glob("*"))
+    return {name: file for file in files if file.suffix in SUFFIXES for name in names(file)}
+
+
+def names(file: Path) -> list[str]:
+    """Return the names of what a file holds: those that it says, else its own."""
+    if file.suffix != ".safetensors":
+        return [file.stem]
+    with safe_open(file, "numpy") as opened:
+        said = (opened.metadata() or {}).get("models")
+    return [str(name) for name in json.loads(said)] if said else [file.stem]
+
+
+def read(task: str, name: str) -> bytes:
+    """Return the file of a model in a task's zoo; out of a file of several, a file of that one alone.
+
+    Raises:
+        UserError: if there is none of that name, or the task's extra is not installed.
+    """
+    there = zoo(task)
+    if name not in there:
+        raise UserError(f"the zoo of {task} has no {name!r}{nearest(name, there)}")
+    data = there[name].read_bytes()
+    if names(there[name]) == [there[name].stem]:
+        return data
+    extras.check(task)
+    alone: bytes = import_module(f"retable.tasks.{task}.export").one_of(data, name)
+    return alone
+
+
+def about(task: str, name: str) -> Mapping[str, Any]:
+    """Return what a file of a task's zoo says of itself.
+
+    Raises:
+        UserError: if there is none of that name, it is damaged, or the task's extra is not installed.
+    """
+    data = read(task, name)
+    extras.check(task)
+    said: Mapping[str, Any] = import_module(f"retable.tasks.{task}.export").read_export(data, name).about
+    return said
+
+
+def show(task: str) -> list[str]:
+    """Return lines that list a task's zoo and say of each file what it is and where it is from."""
+    lines = []
+    for name, file in zoo(task).items():
+        shared = f", one file with {len(names(file)) - 1} more" if len(names(file)) > 1 else ""
+        lines.append(f"{name}  {file.stat().st_size / 1e6:.2f} MB{shared}")
+        lines += [f"  {key}: {value}" for key, value in about(task, name).items() if key not in LONG]
+    return lines

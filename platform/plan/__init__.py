@@ -1,0 +1,11 @@
+"""From tables to the smallest set of work, before anything starts: pure functions of spec and store.
+
+Level 9 of 15.
+
+    `plan`          Plan: unique trainings in waves, predictions, scores, combinations, measurements, and their status
+    `audit`         the plan row by row: fields, view, parent, cost, state
+    `cost`          node-hours, money and wall-clock time on a cluster
+    `calibration`   cost estimates corrected by finished runs
+    `cluster_spec`  node types of a Ray cluster file or KubeRay, and their prices
+    `gc`            what on a storage no table and no sweep names
+"""

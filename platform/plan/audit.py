@@ -1,0 +1,124 @@
+"""A plan row by row, as plain data: which fields make each run, and what it costs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from retable.platform.config import exact_changes, parent, set_line
+from retable.platform.plan.calibration import Learnt, training_cost
+from retable.platform.plan.plan import Combining, Plan
+from retable.platform.spec.table import Combined, Measurement, Replicate, view_changes
+from retable.platform.store.run import RunFolder
+from retable.platform.text import and_more
+
+
+def audit(plan: Plan, known: Mapping[str, Learnt], rates: Mapping[str, float]) -> list[dict[str, Any]]:
+    """Return each replicate of each row of a plan's tables, as plain data; a row that is not run has its reason.
+
+    A training that several rows share stands in each of them, with its whole cost.
+
+    Args:
+        plan: of which tables.
+        known: what finished runs took.
+        rates: units a second of a GPU, as `python -m benchmarks gpu` measured; none: no GPU hours.
+    """
+    found: list[dict[str, Any]] = []
+    for name, (_, table) in plan.tables.items():
+        for row in table.rows:
+            entry = {"table": name, "row": row.label}
+            if row.absent:
+                found.append({**entry, "state": f"absent: {row.absent}"})
+            elif isinstance(row, Combined):
+                found += [
+                    {**entry, "state": _combined_state(plan, each), "axes": dict(each.axes), "joins": list(row.of)}
+                    for each in plan.combinings
+                    if each.row is row
+                ]
+            else:
+                each_one = plan.replicates[name].get(row.label, [])
+                found += [{**entry, **_replicate(plan, name, row, each, known, rates)} for each in each_one]
+    return found
+
+
+def _combined_state(plan: Plan, combining: Combining) -> str:
+    whole = plan.whole(combining) and combining.scores(plan.storage) is not None
+    return "done" if whole else "to be combined"
+
+
+def _replicate(
+    plan: Plan, name: str, row: Any, replicate: Replicate, known: Mapping[str, Learnt], rates: Mapping[str, float]
+) -> dict[str, Any]:
+    task, _ = plan.tables[name]
+    config, ancestor = replicate.config, parent(replicate.config)
+    folder = RunFolder.of(plan.storage, task, config)
+    training = plan.trainings.get(folder.path)
+    work = task.gpu_work(config)
+    view = None if isinstance(row, Measurement) else replicate.view
+    return {
+        "run": folder.fingerprint,
+        "state": training.status if training else "measured alone",
+        "axes": dict(replicate.axes),
+        "set": exact_changes(config),
+        "view": {} if view is None else view_changes(task.view(), config, view),
+        "parent": RunFolder.of(plan.storage, task, ancestor).fingerprint if ancestor is not None else None,
+        "data": task.dataset.where(config),
+        "core_hours": training_cost(task, config, known) / 3600 if training else 0.0,
+        "view_core_hours": 0.0 if view is None else task.view_cost(config, view) / 3600,
+        "gpu_hours": work[1] / rates[work[0]] / 3600 if training and work and work[0] in rates else None,
+    }
+
+
+def summary(plan: Plan, known: Mapping[str, Learnt], seconds: float) -> dict[str, Any]:
+    """Return a plan's counts and cost as plain data."""
+    return {
+        "scale": plan.scale,
+        "changes": dict(plan.changes),
+        "tables": list(plan.tables),
+        "trainings": dict(Counter(each.status for each in plan.trainings.values())),
+        "evaluations": {"all": len(plan.scorings), "to do": len(plan.unscored)},
+        "combinations": {"all": len(plan.combinings), "to do": len(plan.uncombined)},
+        "measurements": {"all": len(plan.timings), "to do": len(plan.unmeasured)},
+        "core_hours": seconds / 3600,
+        "learnt": {name: {"factor": each.factor, "runs": each.runs} for name, each in known.items()},
+    }
+
+
+def lines(entries: list[dict[str, Any]]) -> list[str]:
+    """Write an audit as lines: a row of a table, its replicates together where they differ in nothing but the axes."""
+    found, table = [], ""
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for each in entries:
+        groups.setdefault((each["table"], each["row"]), []).append(each)
+    for (name, label), same in groups.items():
+        if name != table:
+            found.append(name)
+            table = name
+        states = ", ".join(f"{count} {state}" for state, count in Counter(each["state"] for each in same).items())
+        found.append(f"  {label}: {states if len(same) > 1 or 'run' in same[0] else same[0]['state']}")
+        found += [f"    {line}" for line in _facts(same)]
+    return found
+
+
+def _facts(same: list[dict[str, Any]]) -> list[str]:
+    first = same[0]
+    if "joins" in first:
+        return [f"joins {'; '.join(first['joins'])}"]
+    if "run" not in first:
+        return []
+    axes = {axis: [each["axes"].get(axis) for each in same] for axis in first["axes"]}
+    over = "; ".join(f"{axis} {', '.join(map(str, dict.fromkeys(values)))}" for axis, values in axes.items())
+    fields = {path: value for path, value in first["set"].items() if path not in axes}
+    cost = f"{sum(each['core_hours'] + each['view_core_hours'] for each in same):,.3g} core hours"
+    gpu = [each["gpu_hours"] for each in same if each["gpu_hours"] is not None]
+    cost += f", or {sum(gpu):,.3g} GPU hours" if gpu else ""
+    runs = and_more([each["run"][:8] for each in same], 4)
+    view = " ".join(f"{path}={value}" for path, value in first["view"].items()) or "as the task says"
+    start = f"; starts from run {first['parent'][:8]}" if first["parent"] else ""
+    return [
+        set_line(fields) or "as the task says",
+        *([f"for each {over}"] if over else []),
+        f"view {view}; data {first['data']}{start}",
+        f"{cost}; runs {runs}",
+    ]

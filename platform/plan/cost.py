@@ -1,0 +1,296 @@
+"""What a plan takes on a cluster: hours of nodes, money, wall-clock time and bytes, before anything is started.
+
+Work is counted in seconds of one CPU core, by the tasks' own estimates, or in hours of a GPU where
+`python -m benchmarks gpu` measured the training's rate on the very GPU of the cluster. A run that several tables want
+is counted in the first of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from pyarrow import fs
+from rich.console import RenderableType
+from rich.table import Table as Grid
+
+from retable.platform.config import parent
+from retable.platform.errors import disk_errors
+from retable.platform.plan.cluster_spec import Cluster, NodeType, Prices
+from retable.platform.plan.plan import Plan, Prediction, Training
+from retable.platform.store.run import RunFolder, view_key
+from retable.platform.text import clock
+
+Hours = dict[str, float]
+"""Node type -> hours of nodes, 0 where there are none."""
+
+NOT_KNOWN = "not known: no run of this plan is finished on the storage"
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Step times that were measured, of `gpu.json`."""
+
+    device: str = ""
+    """The GPU they count for, by PyTorch's name."""
+    units: Mapping[str, float] = field(default_factory=dict)
+    """What a task's `gpu_work` names -> units a second."""
+
+
+@dataclass
+class Work:
+    """What one table takes that no table before it does."""
+
+    trainings: int = 0
+    evaluations: int = 0
+    hours: Hours = field(default_factory=lambda: defaultdict(float))
+    """Node type -> hours of a node that is busy all over."""
+
+
+@dataclass
+class Estimate:
+    """What a plan takes on a cluster."""
+
+    cluster: Cluster
+    prices: Prices
+    tables: dict[str, Work]
+    nodes: dict[str, int] = field(default_factory=dict)
+    """Node type -> most nodes at once."""
+    measured: int = 0
+    """Trainings on a GPU whose step time was measured there."""
+    guessed: int = 0
+    """Trainings on a GPU whose time is a guess."""
+    longest: float = 0.0
+    """Hours from a run's first ancestor to its last score: no cluster is faster."""
+    name: str = ""
+    """Which run that is."""
+    wall: float = 0.0
+    """Hours that it takes at least, with that many nodes."""
+    idle: Hours = field(default_factory=lambda: defaultdict(float))
+    """Node type -> hours of nodes that wait: those always there, and the last ones before they are stopped."""
+    storage: tuple[float, list[str]] = (0.0, [])
+    """Bytes of all runs, by the finished ones of this plan, and the tasks that have none of those."""
+    unmeasured: int = 0
+    """Measurements, which run on the machine of the command and are not counted."""
+
+    def money(self, hours: Mapping[str, float]) -> float:
+        """Return the price of some hours of nodes, by type."""
+        prices = {kind.name: kind.hour for kind in (self.cluster.head, *self.cluster.workers)}
+        return sum(prices[name] * amount for name, amount in hours.items())
+
+    @property
+    def busy(self) -> Hours:
+        """Node type -> hours of nodes, of all tables."""
+        return summed(*(work.hours for work in self.tables.values()))
+
+    @property
+    def total(self) -> float:
+        """Money for all of it."""
+        return self.money(self.busy) + self.money(self.idle) + self.cluster.head.hour * self.wall
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one kind of work runs: a node type, and how many pieces a node does at once."""
+
+    kind: NodeType
+    slots: float
+
+    def add(self, hours: Hours, pieces: Hours, amount: float) -> None:
+        """Count a piece of work, in hours of one of a node's GPUs or CPUs."""
+        hours[self.kind.name] += amount / self.slots
+        pieces[self.kind.name] += 1 / self.slots
+
+
+def estimate(plan: Plan, cluster: Cluster, prices: Prices, rates: Rates) -> Estimate:
+    """Count what the missing work of a plan takes. Starts nothing, and asks no cloud.
+
+    Trainings, and the predictions of tasks that predict on GPUs, go to the node type with GPUs that costs least for its
+    work, if there is one; all else goes to the cheapest CPUs.
+    """
+    found = Estimate(cluster, prices, {name: Work() for name in plan.tables}, unmeasured=len(plan.unmeasured))
+    gpu, cpu = gpu_place(cluster), cpu_place(cluster)
+    pieces: Hours = defaultdict(float)
+    chains: dict[str, float] = {}  # by run path: hours from its first ancestor's start to its end
+    for training in plan.missing:
+        work = found.tables[plan.first[training.folder.path]]
+        hours = _training(training, gpu, rates, found)
+        (gpu or cpu).add(work.hours, pieces, hours)
+        work.trainings += 1
+        ancestor = parent(training.config)
+        before = RunFolder.of(plan.storage, training.task, ancestor).path if ancestor is not None else ""
+        chains[training.folder.path] = hours + chains.get(before, 0.0)
+    for key, scoring in plan.scorings.items():
+        found.tables[plan.first[key]].evaluations += not scoring.done
+    ends = dict(chains)
+    for name, prediction in predictions(plan):
+        place = gpu if gpu is not None and prediction.task.predicts_on_gpu(prediction.config) else cpu
+        hours = prediction.task.view_cost(prediction.config, prediction.view) / 3600
+        hours /= place.kind.gpu_cores if place is gpu else 1.0
+        place.add(found.tables[name].hours, pieces, hours)
+        path = prediction.folder.path
+        ends[path] = max(ends.get(path, 0.0), chains.get(path, 0.0) + hours)
+    _add_time(plan, found, pieces, ends)
+    found.storage = run_bytes(plan)
+    return found
+
+
+def gpu_place(cluster: Cluster) -> Place | None:
+    """Return the workers whose GPUs cost least for their work, if any have GPUs."""
+    able = [kind for kind in cluster.workers if kind.gpus and kind.most]
+    kind = min(able, key=lambda kind: kind.hour / (kind.gpus * kind.gpu_cores), default=None)
+    return Place(kind, kind.gpus) if kind is not None else None
+
+
+def cpu_place(cluster: Cluster) -> Place:
+    """Return the workers whose CPUs cost least; those with GPUs only where there are no others."""
+    able = [kind for kind in cluster.workers if kind.cpus and kind.most]
+    kind = min(able, key=lambda kind: (kind.gpus > 0, kind.hour / kind.cpus))
+    return Place(kind, kind.cpus)
+
+
+def _training(training: Training, gpu: Place | None, rates: Rates, found: Estimate) -> float:
+    """Return a training's hours of one GPU, or of one CPU core where there are no GPUs; note how they are known."""
+    task, config = training.task, training.config
+    if gpu is None:
+        return task.cost(config) / 3600
+    name, units = task.gpu_work(config) or ("", 0.0)
+    if name in rates.units and rates.device == gpu.kind.gpu:
+        found.measured += 1
+        return units / rates.units[name] / 3600
+    found.guessed += 1
+    return task.cost(config) / gpu.kind.gpu_cores / 3600
+
+
+def predictions(plan: Plan) -> Iterator[tuple[str, Prediction]]:
+    """Yield each prediction that is still to be made, with the first table that wants it."""
+    wanted: dict[str, str] = {}
+    for key, scoring in plan.scorings.items():
+        for view in () if scoring.done else scoring.task.reads(scoring.view):
+            wanted.setdefault(f"{scoring.folder.path}/{view_key(view)}", plan.first[key])
+    for key, prediction in plan.predictions.items():  # what only a combined row joins is the run's first table's
+        yield wanted.get(key, plan.first[prediction.folder.path]), prediction
+
+
+def _add_time(plan: Plan, found: Estimate, pieces: Mapping[str, float], ends: Mapping[str, float]) -> None:
+    """Fill in nodes, wall-clock and idle hours.
+
+    Args:
+        plan: what is done.
+        found: with the hours of each table.
+        pieces: node type -> nodes that all of its work would keep busy at once.
+        ends: run path -> hours from its first ancestor's start to its last score; no cluster is faster.
+    """
+    busy = found.busy
+    limits = {k.name: min(k.most, math.ceil(pieces[k.name])) for k in found.cluster.workers if pieces.get(k.name)}
+    found.nodes = dict.fromkeys(limits, 1)
+    for _ in range(found.cluster.most - len(limits)):  # each further node goes where most work waits for it
+        able = [name for name, limit in limits.items() if found.nodes[name] < limit]
+        if able:
+            found.nodes[max(able, key=lambda name: busy[name] / found.nodes[name])] += 1
+    found.longest = max(ends.values(), default=0.0)
+    longest = max(ends, key=ends.__getitem__, default="")
+    found.name = "{0.task} run {0.fingerprint:.8}".format(plan.trainings[longest].folder) if longest else ""
+    found.wall = max([found.longest, *(busy[name] / count for name, count in found.nodes.items())])
+    for kind in found.cluster.workers:
+        always = max(0.0, min(kind.least, kind.most) * found.wall - busy[kind.name])
+        found.idle[kind.name] = always + found.cluster.idle * max(0, found.nodes.get(kind.name, 0) - kind.least)
+
+
+def run_bytes(plan: Plan) -> tuple[float, list[str]]:
+    """Estimate the bytes of all runs of a plan from those that are finished; and name the tasks that have none."""
+    done = {path: training.task.name for path, training in plan.trainings.items() if training.status == "done"}
+    sizes: Counter[str] = Counter()
+    if done:
+        storage = plan.storage
+        selector = fs.FileSelector(f"{storage.root}/runs", allow_not_found=True, recursive=True)
+        with disk_errors(str(storage)):
+            files = storage.filesystem.get_file_info(selector)
+        for info in files:
+            path = "/".join(info.path[len(storage.root) + 1 :].split("/", 3)[:3])
+            if path in done and info.type == fs.FileType.File:
+                sizes[done[path]] += info.size
+    wanted = Counter(training.task.name for training in plan.trainings.values())
+    finished = Counter(done.values())
+    total = sum(sizes[name] / finished[name] * wanted[name] for name in finished)
+    return total, sorted(wanted.keys() - finished.keys())
+
+
+def grid(found: Estimate) -> RenderableType:
+    """Return the estimate as a table: a line for each table of the paper, then what comes on top."""
+    kinds = [name for name in found.nodes if found.busy[name] or found.idle[name]]
+    shown = Grid(box=None, padding=(0, 1))
+    shown.add_column("", overflow="fold")
+    for title in ("trainings", "evaluations", *(f"{name} node-h" for name in kinds), found.prices.currency):
+        shown.add_column(title, justify="right", no_wrap=True)
+
+    def line(name: str, counts: tuple[str, str], hours: Mapping[str, float], money: float, style: str = "") -> None:
+        cells = [amount(hours.get(kind, 0.0)) for kind in kinds]
+        shown.add_row(name, *counts, *cells, amount(money), style=style)
+
+    for name, work in found.tables.items():
+        line(name, (f"{work.trainings:,}", f"{work.evaluations:,}"), work.hours, found.money(work.hours))
+    line("nodes that wait", ("", ""), found.idle, found.money(found.idle))
+    line(f"head, {amount(found.wall)} h", ("", ""), {}, found.cluster.head.hour * found.wall)
+    trainings = sum(work.trainings for work in found.tables.values())
+    evaluations = sum(work.evaluations for work in found.tables.values())
+    hours = summed(found.busy, found.idle)
+    line("in all", (f"{trainings:,}", f"{evaluations:,}"), hours, found.total, "bold")
+    return shown
+
+
+def remarks(found: Estimate) -> Iterator[tuple[str, str]]:
+    """Yield what one should know of an estimate: a word, and what is to be said of it."""
+    kinds = {kind.name: kind for kind in found.cluster.workers}
+    parts = [
+        f"{count} {name} ({kinds[name].instance}{', spot' if kinds[name].spot else ''})"
+        for name, count in found.nodes.items()
+    ]
+    yield "nodes", f"at most {' and '.join(parts)}, beside the head ({found.cluster.head.instance})"
+    why = f"; the longest run, {found.name}, takes {clock(3600 * found.longest)}"
+    yield "wall-clock", f"{clock(3600 * found.wall)} or more{why}"
+    yield "storage", stored(found)
+    yield "times", times(found)
+    if found.unmeasured:
+        yield "not counted", f"{found.unmeasured} measurements: they run on the machine of the command"
+
+
+def stored(found: Estimate) -> str:
+    """Say how much the runs will take on the storage."""
+    size, unknown = found.storage
+    month = f"{found.prices.currency} {amount(size / 1e9 * found.prices.gigabyte_month)} a month"
+    rest = f"; of {', '.join(unknown)} not known" if unknown else ""
+    written = f"{size / 1e9:,.1f} GB" if size >= 1e9 else f"{size / 1e6:,.1f} MB"
+    return f"{written}, {month}, by the runs that are finished{rest}" if size else NOT_KNOWN
+
+
+def times(found: Estimate) -> str:
+    """Say where the times are from."""
+    guess = "the tasks' own rough estimates of CPU time, a CPU of a node counted as one core"
+    place = gpu_place(found.cluster)
+    if place is None:
+        return guess
+    gpu = place.kind
+    worth = f"one {gpu.gpu or 'GPU'} counted as {gpu.gpu_cores:g} cores (a guess in {found.prices.file})"
+    if not found.measured:
+        return f"{guess}, {worth}; no step time was measured on that GPU: `python -m benchmarks gpu`"
+    more = f"; of {found.guessed} others and of evaluations {guess}, {worth}" if found.guessed else f"; else {guess}"
+    return f"of {found.measured} trainings as measured on {gpu.gpu}, by themselves{more}"
+
+
+def summed(*parts: Mapping[str, float]) -> Hours:
+    """Return the sum of hours, node type by node type."""
+    found: Hours = defaultdict(float)
+    for part in parts:
+        for name, hours in part.items():
+            found[name] += hours
+    return found
+
+
+def amount(value: float) -> str:
+    """Write hours or money: two digits after the point where they matter."""
+    if 0 < value < 0.005:
+        return "<0.01"
+    return "-" if not value else f"{value:,.2f}" if value < 100 else f"{value:,.0f}"

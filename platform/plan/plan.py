@@ -1,0 +1,738 @@
+"""From tables to the smallest set of work: unique trainings in waves, predictions, combinations, measurements.
+
+Compiling a plan reads the storage and starts nothing.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import json
+import re
+from collections import Counter, deque
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+from retable.platform.config import Config, Parent, View, describe, differences, init_of, override, parent
+from retable.platform.spec.table import (
+    Combined,
+    Figure,
+    Measurement,
+    Replicate,
+    Row,
+    Table,
+    expand,
+    rows_of_claims,
+    stored_key,
+)
+from retable.platform.spec.task import DEFAULT_SCALE
+from retable.platform.store.cache import Snapshot, unswept
+from retable.platform.store.provenance import device_name
+from retable.platform.store.run import RunFolder, check_numbers, listed_shards, sha256, view_key
+from retable.platform.store.storage import Storage
+
+if TYPE_CHECKING:
+    from retable.platform.spec.task import Task
+
+Status = Literal[
+    "done", "new", "to be continued", "data changed", "weights not kept", "weights not sent", "to be retried",
+    "diverged", "parent diverged",
+]  # fmt: skip
+ENDED = ("done", "diverged", "parent diverged")
+"""There is nothing to train."""
+FINISHED = ("done", "weights not sent")
+"""Its numbers are there. Without weights, the run is trained again only for what has to be made from them."""
+READERS = 32
+"""Files that are read at once."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """One unique training, whichever cells want it."""
+
+    task: Task
+    config: Config
+    folder: RunFolder
+    keep: tuple[int, ...]
+    """Epochs whose weights views ask for."""
+    status: Status
+    wave: int
+    """0 for runs that start from nothing; a child is one wave behind its parent."""
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """One view of one training."""
+
+    task: Task
+    config: Config
+    folder: RunFolder
+    view: View
+    done: bool
+    """Scored, or never to be: a run that diverged has no scores."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What `predict` is called for: a view of a training that one or more views are scored from."""
+
+    task: Task
+    config: Config
+    folder: RunFolder
+    view: View
+    joined: bool
+    """Whether a combined row needs the predictions themselves, not only their summary."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One measurement on this kind of device."""
+
+    task: Task
+    config: Config
+    row: Measurement
+    path: str
+    """Where it lies that was taken on this kind of device."""
+    done: bool
+    """Whether that is there, and was taken here: one that came in a bundle does not count."""
+
+    @property
+    def stem(self) -> str:
+        """The same without the device: all that were taken of it begin with this."""
+        return self.path.removesuffix(f"{device_slug()}.json")
+
+
+@dataclass(frozen=True)
+class Combining:
+    """One replicate of a combined row: the views whose predictions it joins, in the row's order."""
+
+    task: Task
+    row: Combined
+    axes: Mapping[str, object]
+    members: tuple[Scoring, ...]
+
+    @property
+    def place(self) -> str:
+        """The combination's folder; named by the row, its function and its members, whose names hold the version."""
+        names = [f"{member.folder.path}/{view_key(member.view)}" for member in self.members]
+        function = self.row.combine
+        how = stored_key(function, f"{function.__module__}.{function.__qualname__}")
+        key = json.dumps([self.row.label, how, dict(self.row.view), *names])
+        return f"combinations/{self.task.name}/{sha256(key.encode())[:16]}"
+
+    @property
+    def path(self) -> str:
+        """Where its scores lie."""
+        return f"{self.place}/scores.json"
+
+    @property
+    def view(self) -> Any:
+        """How the joined predictions are scored."""
+        return override(self.members[0].view, self.row.view)
+
+    def reads(self, member: Scoring) -> Sequence[Any]:
+        """Return the views of a member whose predictions are joined, in an order that all members share."""
+        return self.task.reads(override(member.view, self.row.view))
+
+    def scores(self, storage: Storage) -> dict[str, Any] | None:
+        """Return the combination's file if it was made from exactly these members."""
+        if not storage.exists(self.path):
+            return None
+        found = storage.read_record(self.path, {"inputs": list, "metrics": dict})
+        check_numbers(f"{storage}/{self.path}", found["metrics"], "remove it and run again")
+        return found if found["inputs"] == self.inputs() else None
+
+    def inputs(self) -> list[str]:
+        """Return the digests of each member's weights and data; none of one that is not finished, or diverged."""
+        results = [member.folder.outcome() for member in self.members]
+        pairs = zip(results, self.members, strict=True)
+        finished = [(r, member) for r, member in pairs if r and "diverged" not in r]
+        return [f"{r['weights'].get(str(member.view.epoch), '')} {r['data']}" for r, member in finished]
+
+
+Shared = Mapping[str, Mapping[str, object]]
+"""Task, or `TASK view` -> path -> value."""
+
+
+@dataclass(repr=False)
+class Plan:
+    """All the work that some tables need, each piece once."""
+
+    storage: Storage
+    tables: Mapping[str, tuple[Task, Table | Figure]]
+    """At their scale, with the user's changes."""
+    scale: str = ""
+    changes: Mapping[str, object] = field(default_factory=dict)
+    rows: Sequence[str] = ()
+    """Labels or patterns of the rows that the user chose; none: all."""
+    retry: bool = False
+    """Whether runs that diverged are to be tried again."""
+    train: bool = True
+    """Whether to train what is not trained, and measure; if not, only what finished runs give is done."""
+    untrained: dict[str, Training] = field(default_factory=dict)
+    """By run path: what is left undone, where nothing is trained."""
+    measure_on: str = ""
+    """What the nodes have that measurements are to be taken on; nothing: this machine."""
+    trainings: dict[str, Training] = field(default_factory=dict)
+    """By run path."""
+    scorings: dict[str, Scoring] = field(default_factory=dict)
+    """By run path and view key."""
+    predictions: dict[str, Prediction] = field(default_factory=dict)
+    """What is still to be scored or joined is read from these; by run path and view key."""
+    timings: dict[str, Timing] = field(default_factory=dict)
+    """By path of the measurement's file."""
+    combinings: list[Combining] = field(default_factory=list)
+    replicates: dict[str, dict[str, list[Replicate]]] = field(default_factory=dict)
+    """Table -> row label -> replicates, not yet filled."""
+    first: dict[str, str] = field(default_factory=dict)
+    """Key of a training or scoring -> the first table that wants it: there its cost is counted."""
+
+    @cached_property
+    def shared(self) -> Shared:
+        """Return what all trainings of a task, and all of its views, have that is not the default."""
+        found: dict[str, list[Mapping[str, object]]] = {}
+        for training in self.trainings.values():
+            changes = differences(training.config, training.task.config())
+            found.setdefault(training.task.name, []).append(changes)
+        items: list[Scoring | Prediction] = [*self.scorings.values(), *self.predictions.values()]
+        for item in items:
+            found.setdefault(f"{item.task.name} view", []).append(differences(item.view, item.task.view()))
+        return {name: common(many) for name, many in found.items()}
+
+    @property
+    def missing(self) -> list[Training]:
+        """Trainings still to be done, parents before children."""
+        todo = [training for training in self.trainings.values() if training.status not in ENDED]
+        return sorted(todo, key=lambda training: training.wave)
+
+    def turn(self, training: Training) -> int:
+        """Return a training's place in the order in which trainings begin: those first that decide a claim."""
+        return self._turns.get(training.folder.path, len(self._turns))
+
+    @cached_property
+    def _turns(self) -> Mapping[str, int]:
+        """Return run path -> its turn, of runs that decide a claim: the paper's claims first, a claim's runs together.
+
+        Runs of the rows that a claim reads alternate, replicate by replicate; parents come before their children.
+        """
+        found: dict[str, int] = {}
+        for ours in (False, True):
+            for name, (task, table) in self.tables.items():
+                reads = rows_of_claims(table, task.config(), task.view())
+                members = {row.label: row.of for row in table.rows if isinstance(row, Combined)}
+                for claim, labels in zip(table.claims, reads, strict=True):
+                    if claim.ours is ours:
+                        own = dict.fromkeys(each for label in labels for each in members.get(label, (label,)))
+                        rows = [self.replicates[name].get(label, []) for label in own]
+                        for replicate in filter(None, itertools.chain(*itertools.zip_longest(*rows))):
+                            for config in lineage(replicate.config):
+                                found.setdefault(RunFolder.of(self.storage, task, config).path, len(found))
+        return found
+
+    @property
+    def unscored(self) -> list[Scoring]:
+        """Views still to be predicted and evaluated."""
+        return [scoring for scoring in self.scorings.values() if not scoring.done]
+
+    @property
+    def uncombined(self) -> list[Combining]:
+        """Combinations still to be made, each once, whichever tables want it."""
+        unique = {combining.path: combining for combining in self.combinings}
+        return [c for c in unique.values() if self.waits(c) or (self.whole(c) and c.scores(self.storage) is None)]
+
+    def whole(self, combining: Combining) -> bool:
+        """Say whether all members of a combination are finished, so that it may be made or read."""
+        return all(self.trainings[member.folder.path].status in FINISHED for member in combining.members)
+
+    def waits(self, combining: Combining) -> bool:
+        """Say whether members of a combination are still to be trained; of one that diverged, nothing can come."""
+        found = {self.trainings[member.folder.path].status for member in combining.members}
+        return not found & {"diverged", "parent diverged"} and not found <= {*FINISHED}
+
+    @property
+    def unmeasured(self) -> list[Timing]:
+        """Measurements still to be taken: on this kind of device, or on a node as `measure_on` says."""
+        if not self.train:
+            return []
+        if not self.measure_on:
+            return [timing for timing in self.timings.values() if not timing.done]
+        return [timing for timing in self.timings.values() if not self._taken(timing)]
+
+    def _taken(self, timing: Timing) -> bool:
+        """Say whether a measurement was taken on a node as `measure_on` says."""
+        found = [read_timing(self.storage, path) for path in timings_at(self.storage, timing.stem)]
+        return any(each.get("measured on") == self.measure_on and "bundle" not in each for each in found)
+
+    @property
+    def nothing_to_do(self) -> bool:
+        """Whether everything is there."""
+        return not (self.missing or self.unscored or self.uncombined or self.unmeasured)
+
+    def data_notes(self) -> list[str]:
+        """Return what tasks say of the data sets that trainings read, each line once; nothing of those not there yet.
+
+        Raises:
+            UserError: where a data set is damaged.
+        """
+        from retable.platform.spec.task import Source
+
+        readers: dict[str, list[Training]] = {}
+        for each in self.trainings.values():
+            readers.setdefault(each.task.dataset.where(each.config), []).append(each)
+        lines: list[str] = []
+        for where, several in readers.items():
+            if data_digest(self.storage, where) is not None:
+                configs = [each.config for each in several]
+                lines += several[0].task.dataset.notes(configs, Source.of(self.storage, where))
+        return list(dict.fromkeys(lines))
+
+    @property
+    def groups(self) -> dict[Hashable, list[Training]]:
+        """Missing trainings by what may be trained as one stack."""
+        found: dict[Hashable, list[Training]] = {}
+        for training in self.missing:
+            key = (training.task.name, training.wave, training.task.group(training.config))
+            found.setdefault(key, []).append(training)
+        return found
+
+    def gpu_hours(self, rates: Mapping[str, float]) -> tuple[float, int]:
+        """Return the hours of one GPU that the missing trainings take at measured rates, and how many have none.
+
+        Args:
+            rates: name -> units a second, of `gpu.json`, which `python -m benchmarks gpu` writes.
+        """
+        work = [training.task.gpu_work(training.config) for training in self.missing]
+        timed = [units / rates[name] for name, units in filter(None, work) if name in rates]
+        return sum(timed) / 3600, len(work) - len(timed)
+
+    @property
+    def cost(self) -> float:
+        """Seconds of one CPU core that the missing work takes, by the tasks' own rough estimates."""
+        training = sum(t.task.cost(t.config) for t in self.missing)
+        return training + sum(p.task.view_cost(p.config, p.view) for p in self.predictions.values())
+
+
+def compile_plan(
+    tables: Mapping[str, tuple[Task, Table | Figure]],
+    storage: Storage,
+    scale: str = DEFAULT_SCALE,
+    changes: Mapping[str, object] | None = None,
+    rows: Sequence[str] = (),
+    *,
+    retry: bool = False,
+    train: bool = True,
+) -> Plan:
+    """Expand tables (already at their scale, with the changes and rows) and find out what of them is there."""
+    plan = Plan(storage, tables, scale, changes or {}, rows, retry=retry, train=train)
+    with unswept(), storage.snapshot() as taken:
+        for name, (task, table) in tables.items():
+            _add_table(plan, name, task, table, taken)
+            plan.first = dict.fromkeys((*plan.trainings, *plan.scorings), name) | plan.first
+        _find_unsent(plan)
+        if not train:
+            _leave_untrained(plan)
+        _add_predictions(plan)
+        for combining in plan.uncombined:
+            for member in combining.members:
+                for view in combining.reads(member):
+                    _add_prediction(plan, member, view, joined=True)
+    return plan
+
+
+def _find_unsent(plan: Plan) -> None:
+    """Mark the runs that came in a bundle without weights which something that is still to be done needs."""
+    wanted = [start for training in plan.missing for start in start_of(plan, training)]
+    for scoring in plan.unscored:
+        wanted += _unpredicted(scoring.folder, task_reads(scoring), "summary.npz")
+    for combining in plan.uncombined:
+        for member in combining.members:
+            wanted += _unpredicted(member.folder, combining.reads(member), "predictions.npz")
+    while wanted:
+        path, epoch = wanted.pop()
+        training = plan.trainings[path]
+        if training.status == "done" and training.folder.lacks(epoch):
+            plan.trainings[path] = again = replace(training, status="weights not sent")
+            wanted += start_of(plan, again)
+
+
+def _unpredicted(folder: RunFolder, views: Sequence[View], name: str) -> list[tuple[str, int]]:
+    """Return a run that came in a bundle, with the epoch of each view of which the bundle lacks a file of a shard."""
+    found: list[tuple[str, int]] = []
+    for view in views if folder.bundle() else ():
+        place = folder.artifacts(view, str((folder.outcome() or {})["weights"].get(str(view.epoch), "")))
+        shards = listed_shards(place)
+        if shards is None or not all(place.exists(f"{shard}/{name}") for shard in shards):
+            found.append((folder.path, view.epoch))
+    return found
+
+
+def start_of(plan: Plan, training: Training) -> list[tuple[str, int]]:
+    """Return the run, and its epoch, whose weights a training starts from; an empty list for other trainings."""
+    init, ancestor = init_of(training.config), parent(training.config)
+    if not isinstance(init, Parent) or ancestor is None:
+        return []
+    return [(RunFolder.of(plan.storage, training.task, ancestor).path, init.checkpoint or ancestor.epochs)]
+
+
+def _leave_untrained(plan: Plan) -> None:
+    """Take from a plan the trainings that are still to be done, and what would be made of them."""
+    plan.untrained = {path: training for path, training in plan.trainings.items() if training.status not in ENDED}
+    plan.trainings = {path: each for path, each in plan.trainings.items() if path not in plan.untrained}
+    there = {path for path, training in plan.untrained.items() if training.status in FINISHED} | plan.trainings.keys()
+    scored = {key: each for key, each in plan.scorings.items() if each.folder.path in there}
+    plan.scorings = {key: each for key, each in scored.items() if each.done or each.folder.path in plan.trainings}
+    plan.combinings = [c for c in plan.combinings if all(m.folder.path in plan.trainings for m in c.members)]
+
+
+def lineage(config: Config) -> list[Config]:
+    """Return a config after those of the runs that it descends from, the first one first."""
+    found = [config]
+    while (ancestor := parent(found[0])) is not None:
+        found.insert(0, ancestor)
+    return found
+
+
+LACKING = {
+    "new": "not trained",
+    "to be continued": "not trained to the end",
+    "data changed": "trained on other data",
+    "weights not kept": "trained, but an epoch's weights were not kept",
+    "weights not sent": "to be scored, but the weights did not come with the bundle",
+    "to be retried": "diverged",
+}
+"""Status -> why a row is left out where nothing is trained."""
+
+
+def left_out(plan: Plan, name: str) -> dict[str, list[str]]:
+    """Return the rows of a table that lack runs, or are not measured, where nothing is trained, by the reason."""
+    task, table = plan.tables[name]
+    if plan.train:
+        return {}
+    found: dict[str, list[str]] = {}
+    for row in table.rows:
+        replicates = plan.replicates[name].get(row.label, [])
+        if isinstance(row, Measurement):
+            lacking = ["not measured" for each in replicates if timing_read(plan, task, row, each) is None]
+        else:
+            lacking = [why for each in replicates if (why := _why_left(plan, task, each))]
+        if lacking:
+            part = f"{len(lacking)} of {len(replicates)} runs " if len(lacking) < len(replicates) else ""
+            found.setdefault(part + lacking[0], []).append(row.label)
+    without = {label for labels in found.values() for label in labels}
+    joined = [row.label for row in table.rows if isinstance(row, Combined) and without & {*row.of} and not row.absent]
+    return found | ({"of rows that are left out": joined} if joined else {})
+
+
+def _why_left(plan: Plan, task: Task, replicate: Replicate) -> str:
+    """Return why a replicate has no number where nothing is trained; empty if it has."""
+    training = plan.untrained.get(RunFolder.of(plan.storage, task, replicate.config).path)
+    if training is None:
+        return ""
+    sent = training.status in FINISHED
+    if sent and (replicate.view is None or scoring_key(plan, task, replicate) in plan.scorings):
+        return ""
+    return LACKING[training.status]
+
+
+def _add_table(plan: Plan, name: str, task: Task, table: Table | Figure, taken: Snapshot) -> None:
+    rows = plan.replicates[name] = {}
+    there = [row for row in table.rows if not isinstance(row, Combined) and not row.absent]
+    for each in there:
+        rows[each.label] = expand(table, each, task.config(), task.view())
+    trained = [replicate for row in there if isinstance(row, Row) for replicate in rows[row.label]]
+    folders = [RunFolder.of(plan.storage, task, replicate.config) for replicate in trained]
+    read_ahead(folders, [replicate.view for replicate in trained], taken)
+    for replicate, folder in zip(trained, folders, strict=True):
+        _add(plan, task, replicate.config, replicate.view, folder)
+    for each in there:
+        if isinstance(each, Measurement):
+            for replicate in rows[each.label]:
+                _add_timing(plan, task, each, replicate)
+    for row in table.rows:
+        if isinstance(row, Combined) and not row.absent:
+            plan.combinings += combinings(plan, name, row)
+
+
+def read_ahead(folders: Sequence[RunFolder], views: Sequence[View | None], taken: Snapshot) -> None:
+    """Read the results and scores that the index does not know, many at once: a bucket's time is waiting."""
+    wanted: dict[str, tuple[RunFolder, list[View]]] = {}
+    for folder, view in zip(folders, views, strict=True):
+        files = ["result.json", *([f"views/{view_key(view)}/scores.json"] if view else [])]
+        if not all(taken.knows(f"{folder.path}/{file}") for file in files):
+            wanted.setdefault(folder.path, (folder, []))[1].extend([view] if view else [])
+
+    def read(folder: RunFolder, views: Sequence[View]) -> None:
+        folder.outcome()
+        for view in views:
+            folder.scored(view, "")
+
+    with ThreadPoolExecutor(READERS) as readers:
+        deque(readers.map(lambda each: read(*each), wanted.values()), maxlen=0)
+
+
+def task_reads(scoring: Scoring) -> Sequence[Any]:
+    """Return the views whose predictions a view is scored from."""
+    return scoring.task.reads(scoring.view)
+
+
+def _add_predictions(plan: Plan) -> None:
+    for scoring in plan.unscored:
+        for view in task_reads(scoring):
+            _add_prediction(plan, scoring, view, joined=False)
+
+
+def _add_prediction(plan: Plan, scoring: Scoring, view: View, joined: bool) -> None:
+    key = f"{scoring.folder.path}/{view_key(view)}"
+    if joined or key not in plan.predictions:
+        plan.predictions[key] = Prediction(scoring.task, scoring.config, scoring.folder, view, joined)
+
+
+def combinings(plan: Plan, name: str, row: Combined) -> list[Combining]:
+    """Return the replicates of a combined row: one for each point of the axes that all its members have."""
+    task, table = plan.tables[name]
+    unknown = set(row.of) - {other.label for other in table.rows if isinstance(other, Row)}
+    if unknown:
+        raise ValueError(f"{name}: the row {row.label!r} combines unknown rows: {', '.join(sorted(unknown))}")
+    members = [plan.replicates[name].get(label, []) for label in row.of]
+    found = []
+    for first in members[0]:
+        same = [next((each for each in rows if each.axes == first.axes), None) for rows in members]
+        if all(each is not None and each.view is not None for each in same):
+            scorings = (plan.scorings[scoring_key(plan, task, each)] for each in same if each is not None)
+            found.append(Combining(task, row, first.axes, tuple(scorings)))
+    return found
+
+
+def scoring_key(plan: Plan, task: Task, replicate: Replicate) -> str:
+    """Return the key of a replicate's view among a plan's scorings."""
+    return f"{RunFolder.of(plan.storage, task, replicate.config).path}/{view_key(replicate.view)}"
+
+
+def compile_configs(
+    task: Task,
+    configs: Sequence[Config],
+    storage: Storage,
+    views: Sequence[View | None] = (),
+    keep: Sequence[int] = (),
+    retry: bool = False,
+    scale: str = "",
+    changes: Mapping[str, object] | None = None,
+) -> Plan:
+    """Plan trainings that no table asks for: what `train` and `sweep` run.
+
+    Args:
+        task: of all of them.
+        configs: what is trained.
+        storage: where it is kept.
+        views: how each config's run is scored, where there are any; their epochs are resolved.
+        keep: epochs whose weights are kept of each.
+        retry: whether runs that diverged are to be tried again.
+        scale: what the configs started from, if anything.
+        changes: what was changed of it by hand.
+    """
+    plan = Plan(storage, {}, scale, changes or {}, retry=retry)
+    with storage.snapshot():
+        for config, view in itertools.zip_longest(configs, views):
+            wave = _add(plan, task, config, view)
+            for epoch in keep:
+                _keep(plan, task, config, epoch, wave)
+        _find_unsent(plan)
+        _add_predictions(plan)
+    return plan
+
+
+def _add(plan: Plan, task: Task, config: Config, view: View | None, folder: RunFolder | None = None) -> int:
+    """Add a training, its ancestors and its view; return its wave. `folder` is the run's, where it is known."""
+    init, ancestor = init_of(config), parent(config)
+    wave = 0
+    if isinstance(init, Parent) and ancestor is not None:
+        epoch = init.checkpoint or ancestor.epochs
+        wave = 1 + _add(plan, task, ancestor, None)
+        _keep(plan, task, ancestor, epoch, wave - 1)
+    epoch = config.epochs if view is None else view.epoch
+    training = _keep(plan, task, config, epoch, wave, folder)
+    if view is not None:
+        task.check(config, view)
+        done = training.status in ("diverged", "parent diverged")
+        if training.status == "done":
+            kept = (training.folder.outcome() or {"weights": {}})["weights"].get(str(epoch), "")
+            done = training.folder.scored(view, kept)
+        key = f"{training.folder.path}/{view_key(view)}"
+        plan.scorings[key] = Scoring(task, config, training.folder, view, done)
+    return wave
+
+
+def _keep(plan: Plan, task: Task, config: Config, epoch: int, wave: int, folder: RunFolder | None = None) -> Training:
+    """Note that an epoch's weights of a run are wanted."""
+    folder = folder or RunFolder.of(plan.storage, task, config)
+    known = plan.trainings.get(folder.path)
+    if known is not None and epoch in known.keep:
+        return known
+    keep = tuple(sorted({epoch, config.epochs, *task.keep(config), *(known.keep if known else ())}))
+    found = status(folder, keep, data_digest(plan.storage, task.dataset.where(config)))
+    ancestor = parent(config)
+    if ancestor is not None and found not in ("done", "diverged"):
+        before = plan.trainings[RunFolder.of(plan.storage, task, ancestor).path].status
+        found = "parent diverged" if before in ("diverged", "parent diverged") else found
+    if found == "diverged" and plan.retry:
+        found = "to be retried"
+    training = Training(task, config, folder, keep, found, wave)
+    plan.trainings[folder.path] = training
+    return training
+
+
+def data_digest(storage: Storage, where: str) -> str | None:
+    """Return the digest of a data set, or None where it is not there (yet)."""
+    path = f"data/{where}/dataset.json"
+
+    def read() -> str | None:
+        try:
+            return str(storage.read_record(path, {"digest": str})["digest"])
+        except FileNotFoundError:
+            return None
+
+    found: str | None = storage.once(path, "digest", read)
+    return found
+
+
+def status(folder: RunFolder, keep: Sequence[int], digest: str | None, weights: bool = False) -> Status:
+    """Return what is to be done about a run.
+
+    Args:
+        folder: the run's.
+        keep: the epochs whose weights are wanted.
+        digest: of the data that are here; None where there are none.
+        weights: whether a run that came in a bundle without those weights is to be trained again.
+    """
+    result = folder.outcome()
+    if result is None:
+        return "to be continued" if folder.checkpoints() else "new"
+    if digest is not None and result["data"] != digest:
+        return "data changed"
+    if "diverged" in result:
+        return "diverged"
+    if any(str(epoch) not in result["weights"] for epoch in keep):
+        return "weights not kept"
+    return "weights not sent" if weights and any(folder.lacks(epoch) for epoch in keep) else "done"
+
+
+def stacks(groups: Iterable[Sequence[Training]], size: int) -> list[Sequence[Training]]:
+    """Share out each group of trainings to stacks of at most `size` members, as equal as can be."""
+    found: list[Sequence[Training]] = []
+    for group in groups:
+        for members in side_by_side(group) if size > 1 else [group]:
+            parts = -(-len(members) // size)
+            found += [members[part::parts] for part in range(parts)]
+    return found
+
+
+def side_by_side(group: Sequence[Training]) -> Iterator[list[Training]]:
+    """Split a group by data set and the step that its members go on from: what is ahead must not start anew.
+
+    A member has two checkpoints where its process died in between; the one that most members have is what counts.
+    """
+    left = [(training, places(training)) for training in group]
+    while left:
+        counts = Counter(place for _, there in left for place in there)
+        common = max(counts, key=lambda place: (counts[place], place))
+        yield [training for training, there in left if common in there]
+        left = [(training, there) for training, there in left if common not in there]
+
+
+def places(training: Training) -> set[tuple[str, int]]:
+    """Return a training's data set with each step that it can go on from; with 0 where it starts anew."""
+    folder, where = training.folder, training.task.dataset.where(training.config)
+    steps, log = folder.checkpoints(), folder.history()
+    kept = [row for row in log if row["epoch"] in training.keep and row["step"] <= max(steps, default=0)]
+    useful = all("weights" in row for row in kept)  # as `loop.restore` has it
+    return {(where, step) for step in (steps if useful and steps else [0])}
+
+
+def _add_timing(plan: Plan, task: Task, row: Measurement, replicate: Replicate) -> None:
+    path = timing_path(plan, task, row, replicate)
+    done = plan.storage.exists(path) and "bundle" not in read_timing(plan.storage, path)
+    plan.timings[path] = Timing(task, replicate.config, row, path, done)
+
+
+def read_timing(storage: Storage, path: str) -> dict[str, Any]:
+    """Return a measurement's file.
+
+    Raises:
+        UserError: if it is damaged.
+    """
+    found = storage.read_record(path, {"metrics": dict})
+    check_numbers(f"{storage}/{path}", found["metrics"], "remove it and run again")
+    return found
+
+
+def timing_path(plan: Plan, task: Task, row: Measurement, replicate: Replicate) -> str:
+    """Return where a measurement lies: named by the function, what it is told, the config and this kind of device."""
+    run = RunFolder.of(plan.storage, task, replicate.config).fingerprint
+    told = "".join(f"-{name}={row.arguments[name]}" for name in sorted(row.arguments) if is_told(row, name))
+    name = stored_key(row.measure, row.measure.__name__)
+    return f"measurements/{task.name}/{name}{told}-{run}-{device_slug()}.json"
+
+
+def is_told(row: Measurement, name: str) -> bool:
+    """Say whether an argument of a measurement differs from its function's default."""
+    return bool(inspect.signature(row.measure).parameters[name].default != row.arguments[name])
+
+
+def device_slug() -> str:
+    """Return the name of this kind of device as it stands in the names of files."""
+    return re.sub(r"[^A-Za-z0-9]+", "-", device_name()).strip("-")
+
+
+def timings_at(storage: Storage, stem: str) -> list[str]:
+    """Return the paths of a measurement's files, of whichever devices."""
+    place, _, start = stem.rpartition("/")
+    return [f"{place}/{name}" for name in storage.list(place) if name.startswith(start)]
+
+
+def timing_read(plan: Plan, task: Task, row: Measurement, replicate: Replicate) -> str | None:
+    """Return the path of a measurement that a table shows: this device's, else another's; None where none was taken."""
+    own = timing_path(plan, task, row, replicate)
+    if plan.storage.exists(own):
+        return own
+    others = timings_at(plan.storage, own.removesuffix(f"{device_slug()}.json"))
+    return min(others, key=lambda path: "bundle" in read_timing(plan.storage, path), default=None)
+
+
+def name_of(item: Training | Scoring | Prediction | Timing, shared: Shared | None = None) -> str:
+    """Name a piece of work: task, what tells its config from the defaults and from the others, the first digits.
+
+    Args:
+        item: the piece.
+        shared: what all of its plan have in common (`Plan.shared`), which is left out.
+    """
+    words = words_of(differences(item.config, item.task.config()), (shared or {}).get(item.task.name, {}))
+    digits = f"[{item.folder.fingerprint[:8]}]" if not isinstance(item, Timing) else ""
+    return " ".join(word for word in (item.task.name, words, digits) if word)
+
+
+def name_of_view(item: Scoring | Prediction, shared: Shared | None = None) -> str:
+    """Name a view of a run likewise."""
+    words = words_of(differences(item.view, item.task.view()), (shared or {}).get(f"{item.task.name} view", {}))
+    return f"{name_of(item, shared)} as {words}" if words else name_of(item, shared)
+
+
+def words_of(changes: Mapping[str, object], known: Mapping[str, object]) -> str:
+    """Write changes but those that are known, in at most `ROOM` columns."""
+    told = {path: value for path, value in changes.items() if path not in known and path != "init.overrides"}
+    words = describe({path.rsplit(".", 1)[-1]: value for path, value in told.items()})
+    return words if len(words) <= ROOM else f"{words[: ROOM - 1]}…"
+
+
+ROOM = 30
+"""Columns of the changes of a config, and of a view: a line of progress has at most 100, as many terminals."""
+
+
+def common(many: Iterable[Mapping[str, object]]) -> dict[str, object]:
+    """Return the entries that all of some mappings have; of a single one none, as nothing is beside it."""
+    every = list(many)
+    if len(every) < 2:
+        return {}
+    return {key: v for key, v in every[0].items() if all(key in each and each[key] == v for each in every[1:])}

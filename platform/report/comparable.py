@@ -1,0 +1,118 @@
+"""Which rows measured what the paper measured: on its data, in its setting. Of these alone is a difference shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from retable.platform.config import fingerprint, override_lineage, parent
+from retable.platform.plan.plan import Plan
+from retable.platform.spec.table import AnyRow, AnyTable, Combined, Measurement, Replicate, Results, expand
+from retable.platform.spec.task import Task, find_scale, table_at
+from retable.platform.store.run import RunFolder, view_key
+from retable.platform.store.storage import Storage
+from retable.platform.text import and_more
+
+DATA, SETTING, PART, DEVICE = "other data", "another setting", "a part of its replicates", "another device"
+PUBLISHED = "paper"
+"""The scale that is the published setting."""
+NAMED = 3
+"""Rows that are named at most."""
+
+
+def published_table(task: Task, name: str) -> AnyTable | None:
+    """Return a table in its published setting; None where the task has no such table or scale."""
+    table = task.tables().get(name.partition("/")[2])
+    return table_at(task, table, PUBLISHED, {}) if table is not None and PUBLISHED in task.scales() else None
+
+
+def apart(plan: Plan, name: str, results: Results) -> dict[str, list[str]]:
+    """Return why each row must not be subtracted from what was published; nothing where it may be.
+
+    Rows without published numbers, and those that were not run, are left out.
+    """
+    task, table = plan.tables[name]
+    rows = [row for row in table.rows if row.published and row in results]
+    whole = published_table(task, name) if rows else None
+    printed = {row.label: row for row in whole.rows if not row.absent} if whole else {}
+    found = {}
+    for row in rows:
+        same, why = printed.get(row.label), list[str]()
+        behind = _behind(plan, name, row, results.select(row))
+        if not _published_data(plan.storage, task, row, behind):
+            why.append(DATA)
+        if whole is None or same is None or not _alike(row, same):
+            why.append(SETTING)
+        else:
+            why += _setting(task, behind, _expanded(task, whole, same, printed))
+        found[row.label] = [*why, *([DEVICE] if isinstance(row, Measurement) else [])]
+    return found
+
+
+def sentence(task: Task, reasons: Mapping[str, Sequence[str]]) -> str:
+    """Say why measured and published are not subtracted (`apart`); empty where they are, in every row."""
+    without = {label: why for label, why in reasons.items() if why}
+    if not without:
+        return ""
+    every = list(dict.fromkeys(reason for why in without.values() for reason in why))
+    rows = "" if len(without) == len(reasons) else f" for {and_more(list(without), NAMED, '; ')}"
+    about = f" ({find_scale(task, PUBLISHED).about})" if PUBLISHED in task.scales() and every != [DEVICE] else ""
+    return f"No difference to the published numbers{rows}, as they are of {' and '.join(every)}{about}."
+
+
+def data_info(storage: Storage, where: str, run: RunFolder) -> dict[str, Any] | None:
+    """Return what a dataset's `dataset.json` says; of one that is not there, what a bundled run of it says, or None."""
+    path = f"data/{where}/dataset.json"
+    if storage.exists(path):
+        return storage.read_record(path, {})
+    return dict(run.folder.read_record("provenance.json", {"data": dict})["data"]) if run.bundle() else None
+
+
+def _behind(plan: Plan, name: str, row: AnyRow, found: Iterable[Replicate]) -> list[Replicate]:
+    """Return the replicates that a row's numbers are from; of a combined row, those of its members."""
+    if not isinstance(row, Combined):
+        return list(found)
+    joined = [each.axes for each in found]
+    return [each for label in row.of for each in plan.replicates[name][label] if each.axes in joined]
+
+
+def _published_data(storage: Storage, task: Task, row: AnyRow, behind: Iterable[Replicate]) -> bool:
+    """Return whether replicates and their parents read the published data, as far as they read any."""
+    if isinstance(row, Measurement) and not row.reads_data:
+        return True
+    readers = {}
+    for config in (each.config for each in behind):
+        while config is not None:
+            readers[task.dataset.where(config)] = RunFolder.of(storage, task, config)
+            config = parent(config)
+    infos = [data_info(storage, where, run) for where, run in readers.items()]
+    return all(info is not None and task.dataset.published(info) for info in infos)
+
+
+def _alike(row: AnyRow, printed: AnyRow) -> bool:
+    """Return whether a row does what the published one of its label does, its configs aside."""
+    if isinstance(row, Combined) and isinstance(printed, Combined):
+        return (row.of, row.combine, row.view) == (printed.of, printed.combine, printed.view)
+    if isinstance(row, Measurement) and isinstance(printed, Measurement):
+        return row.arguments == printed.arguments
+    return type(row) is type(printed)
+
+
+def _expanded(task: Task, table: AnyTable, row: AnyRow, rows: Mapping[str, AnyRow]) -> list[Replicate]:
+    """Return the replicates that a published row has; of a combined row, those of its members."""
+    members = [rows[label] for label in row.of if label in rows] if isinstance(row, Combined) else [row]
+    some = [each for each in members if not isinstance(each, Combined)]
+    return [replicate for each in some for replicate in expand(table, each, task.config(), task.view())]
+
+
+def _setting(task: Task, behind: Iterable[Replicate], published: Iterable[Replicate]) -> list[str]:
+    """Return in what replicates differ from the published ones: which seeds they have does not count."""
+    ours, theirs = ({_key(task, each) for each in some} for some in (behind, published))
+    return [SETTING] if ours - theirs else [PART] if theirs - ours else []
+
+
+def _key(task: Task, replicate: Replicate) -> tuple[str, str, str]:
+    """Return what tells replicates apart but for their seed."""
+    config = override_lineage(replicate.config, {"seed": 0})
+    view = "" if replicate.view is None else view_key(replicate.view)
+    return replicate.label, fingerprint(task.name, task.version, config), view

@@ -1,0 +1,224 @@
+"""One run in full, and what tells two apart: for `retable show` and `retable diff`."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from retable.platform.errors import TRACEBACK, UserError, nearest
+from retable.platform.spec.table import Origin
+from retable.platform.store import provenance
+from retable.platform.store.cache import listed
+from retable.platform.store.index import Index
+from retable.platform.store.query import Files, folders_in, list_runs, look_at
+from retable.platform.store.run import RunFolder
+from retable.platform.store.storage import Storage
+
+TRACEBACKS = re.compile(rf"(attempts/\d+|views/[^/]+)/{re.escape(TRACEBACK)}")
+DIGITS = re.compile(r"[0-9a-f]{1,16}")
+
+
+def find_run(storage: Storage, start: str) -> RunFolder:
+    """Return the run whose fingerprint begins with some digits, the `latest`, or the one that fills a row of a table.
+
+    Args:
+        storage: where it lies.
+        start: first digits; `latest`, the one that changed last; or `TABLE/ROW`, such as `rl/table1/dense`: of several
+            replicates the first.
+
+    Raises:
+        UserError: where there is none, or more than one.
+    """
+    if start == "latest":
+        newest = list_runs(storage)[0]
+        return RunFolder(storage, newest.task, newest.run)
+    if "/" in start:
+        return run_of_row(storage, start)
+    if not DIGITS.fullmatch(start):
+        raise UserError(f"run {start!r}: name it by its first digits, 0-9 and a-f, by TABLE/ROW, or say latest")
+    every = ((task, run) for task in folders_in(storage, "runs") for run in folders_in(storage, f"runs/{task}"))
+    found = [RunFolder(storage, task, run) for task, run in every if run.startswith(start)]
+    if not found:
+        raise UserError(f"{storage}: no run begins with {start!r}; `retable runs` lists what is there")
+    if len(found) > 1:
+        names = ", ".join(f"{folder.task} {folder.fingerprint}" for folder in found[:5])
+        raise UserError(f"{storage}: {len(found)} runs begin with {start!r}; name one by more digits: {names}")
+    return found[0]
+
+
+def run_of_row(storage: Storage, name: str) -> RunFolder:
+    """Return the run that fills a row, `TABLE/ROW` or `TABLE/ROW/COLUMN`; of several replicates the first.
+
+    Raises:
+        UserError: where no such row was filled here, or it joins several runs.
+    """
+    from retable.platform.report.write import kept_tables
+
+    task, _, rest = name.partition("/")
+    table, _, label = rest.partition("/")
+    tables = [part for part in kept_tables(storage) if part.name == f"{task}/{table}"]
+    if not tables:
+        raise UserError(f"run {name!r}: {storage} has no table {task}/{table}; `retable reproduce` fills it")
+    rows: dict[str, list[Origin]] = {}
+    for part in tables:
+        for row in part.rows:
+            alone = [each.origin for each in row.replicates if not each.origin.members]
+            for key in (row.label, *(f"{row.label}/{column.header}" for column in part.columns)):
+                rows.setdefault(key, alone)
+    if label not in rows:
+        raise UserError(f"run {name!r}: no such row{nearest(label, rows)}")
+    if not rows[label]:
+        raise UserError(f"run {name!r}: no single run fills this row; name one of those that it joins")
+    return RunFolder(storage, task, rows[label][0].run)
+
+
+def tables_of(storage: Storage) -> list[dict[str, Any]]:
+    """Return, as plain data, each table that was asked for on a storage: its scale, changes, and what of it is filled.
+
+    A request whose numbers are not there, or were kept by another version, has no `rows`.
+    """
+    from retable.platform.report.results import FilledTable, slug_of
+    from retable.platform.report.write import kept_tables, read_request, request_slug
+
+    kept: dict[str, FilledTable] = {slug_of(part): part for part in kept_tables(storage)}
+    found = []
+    for file in storage.list("tables"):
+        try:
+            asked = read_request(storage, f"tables/{file}")
+            part = kept.get(request_slug(asked))
+        except UserError as error:
+            found.append({"table": file, "scale": "", "set": {}, "why": str(error)})
+            continue
+        entry: dict[str, Any] = {**asked, "why": ""}
+        if part is None:
+            entry["why"] = "asked for, and not filled; `retable reproduce` does"
+        else:
+            entry |= {
+                "title": part.title,
+                "rows": len(part.rows),
+                "filled": sum(1 for row in part.rows if row.replicates),
+                "absent": sum(1 for row in part.rows if row.absent),
+                "replicates": sum(len(row.replicates) for row in part.rows),
+                "claims": dict(Counter(claim.status for claim in part.claims)),
+            }
+        found.append(entry)
+    return found
+
+
+def whole(folder: RunFolder) -> dict[str, Any]:
+    """Return all that is known of a run, as plain data: what is damaged is named in `why`, and left out."""
+    files: Files = dict(listed(folder.storage.filesystem, f"{folder.storage.root}/{folder.path}"))
+    run = look_at(folder, files, Index(), 0, time.time())
+    result = _read(folder, "result.json", files)
+    log = _log(folder) if "metrics.jsonl" in files else {}
+    made = _read(folder, "provenance.json", files)
+    tries = [_read(folder, path, files) for path in sorted(files) if re.fullmatch(r"attempts/\d+/[^/]+\.json", path)]
+    return {
+        **run.as_json(),
+        "metrics": result.get("metrics") or log,
+        "result": {name: value for name, value in result.items() if name != "metrics"},
+        "provenance": made,
+        "code": {"differs": provenance.differing(made), "changed": _changed([made, *tries])},
+        "attempts": tries,
+        "notes": [
+            " ".join(_text(folder, path).split())
+            for path in sorted(files)
+            if re.fullmatch(r"attempts/\d+/note\.txt", path)
+        ],
+        "tracebacks": {path: _text(folder, path) for path in sorted(files) if TRACEBACKS.fullmatch(path)},
+        "views": {
+            path.split("/")[1]: _read(folder, path, files)
+            for path in sorted(files)
+            if re.fullmatch(r"views/[^/]+/scores\.json", path)
+        },
+        "files": {path: size for path, (size, _) in sorted(files.items())},
+    }
+
+
+def _read(folder: RunFolder, path: str, files: Files) -> dict[str, Any]:
+    """Return a JSON object in a run's folder; an empty one where it is absent or damaged."""
+    try:
+        return folder.folder.read_record(path, {}) if path in files else {}
+    except (UserError, FileNotFoundError):
+        return {}
+
+
+def _text(folder: RunFolder, path: str) -> str:
+    return folder.folder.read(path).decode(errors="replace")
+
+
+def last_tracebacks(found: Mapping[str, Any]) -> dict[str, str]:
+    """Return the tracebacks of a run (as `whole` has it) that still tell: of its newest attempt, and of its views."""
+    newest = max((path.split("/")[1] for path in found["files"] if path.startswith("attempts/")), default="")
+    return {
+        path: text
+        for path, text in found["tracebacks"].items()
+        if path.startswith("views/") or path.split("/")[1] == newest
+    }
+
+
+def _log(folder: RunFolder) -> dict[str, Any]:
+    """Return the last line of a run's log."""
+    try:
+        rows = folder.history()
+    except UserError:
+        return {}
+    return rows[-1] if rows else {}
+
+
+def compare(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, dict[str, tuple[Any, Any]]]:
+    """Return what two runs (as `whole` has them) differ in: group -> name -> both values; None where one has none.
+
+    Metrics and scores that both have are all there, equal or not.
+    """
+    pairs: dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
+        "config": (first["config"], second["config"]),
+        "data": (_data(first), _data(second)),
+        "versions": (first["provenance"].get("versions") or {}, second["provenance"].get("versions") or {}),
+        "code": (_code(first["provenance"]), _code(second["provenance"])),
+        "made by": (_made(first), _made(second)),
+    }
+    found = {name: _changes(*both) for name, both in pairs.items()}
+    found["metrics"] = _shared(first["metrics"], second["metrics"])
+    for key in sorted(first["views"].keys() & second["views"].keys()):
+        one, other = (run["views"][key] for run in (first, second))
+        view = ", ".join(f"{path}={value}" for path, value in (one.get("view") or {}).items())
+        found[f"scores ({view})"] = _shared(one.get("metrics") or {}, other.get("metrics") or {})
+    return {name: changes for name, changes in found.items() if changes}
+
+
+def _changes(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    pairs = {name: (first.get(name), second.get(name)) for name in [*first, *second]}
+    return {name: (one, other) for name, (one, other) in pairs.items() if one != other}
+
+
+def _shared(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    return {name: (value, second[name]) for name, value in first.items() if name in second and _number(value)}
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _data(run: Mapping[str, Any]) -> Mapping[str, Any]:
+    made = run["provenance"].get("data") or {}
+    return {**{f"data.{name}": value for name, value in made.items()}, "digest": run["result"].get("data")}
+
+
+def _code(made: Mapping[str, Any]) -> Mapping[str, Any]:
+    kept = made.get("code")
+    return kept if isinstance(kept, dict) else {}
+
+
+def _changed(made: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the parts of the code that were not the same in all of a run's attempts."""
+    first, *others = [code for code in map(_code, made) if code] or [{}]
+    return sorted({name for code in others for name in _changes(first, code)})
+
+
+def _made(run: Mapping[str, Any]) -> Mapping[str, Any]:
+    made = run["provenance"]
+    return {name: made.get(name) for name in ("commit", "dirty", "device", "host", "system", "scale", "stack")}

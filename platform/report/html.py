@@ -1,0 +1,313 @@
+"""The report's page: papers first, then their own tables and figures in their order, then ours.
+
+What stands here is what the template needs and a filled table does not say by itself. Pictures lie beside the page;
+what a click on a number shows (`details.js`) is read at the first click.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import struct
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from retable.platform.commit import code_root
+from retable.platform.errors import redact
+from retable.platform.report import render as forms
+from retable.platform.report.results import FilledRow, FilledTable, slug_of, source_line
+from retable.platform.spec import task as tasks
+from retable.platform.spec.claims import NOT_JUDGED, UNTESTED, Status
+from retable.platform.store.storage import Storage
+from retable.platform.text import and_more, clock
+
+PAPERS = ("weather", "style", "audio", "rl")
+"""In this order; tasks of others come after them."""
+SCALES = tuple(reversed(tasks.SCALES))
+BARS = 5
+"""Rows on a paper's card."""
+FOLD = 15
+"""Rows of a table that are seen at first."""
+DENSITY = 1.3
+"""Pixels of a figure's PNG for each of the page's."""
+
+
+@dataclass(frozen=True)
+class Paper:
+    """A task, and the sections that were filled of it."""
+
+    name: str
+    parts: Sequence[FilledTable]
+
+    @property
+    def telling(self) -> FilledTable:
+        """The section that stands for the paper: at the largest scale, of those that have results."""
+        return min(self.parts, key=lambda part: (not part.filled, SCALES.index(scale_of(part)), not part.telling))
+
+    @property
+    def scales(self) -> list[str]:
+        """The scales at which anything is filled, the largest first."""
+        return sorted({part.scale for part in self.parts if part.filled}, key=lambda scale: rank(scale))
+
+    @property
+    def results(self) -> list[FilledTable]:
+        """The sections whose numbers mean something; all, where it is none."""
+        return [part for part in self.parts if part.scale != forms.SMOKE] or list(self.parts)
+
+    @property
+    def counts(self) -> Mapping[Status, int]:
+        """How many claims have each verdict."""
+        return forms.counts([claim for part in self.results for claim in part.claims])
+
+    @property
+    def data(self) -> list[str]:
+        """What the data are, each set once."""
+        return list(dict.fromkeys(text for part in self.results for text in part.data))
+
+    @property
+    def full(self) -> dict[str, float]:
+        """What the published setting of all of its tables takes; runs that tables share count for each."""
+        found: Counter[str] = Counter()
+        for part in {part.name: part for part in self.parts}.values():
+            found.update({key: int(value) for key, value in part.full.items()})
+        return dict(found)
+
+
+def scale_of(part: FilledTable) -> str:
+    """Return a section's scale, of those that are known."""
+    return part.scale if part.scale in SCALES else SCALES[-1]
+
+
+def rank(scale: str) -> int:
+    """Return the place of a scale, the largest first."""
+    return SCALES.index(scale) if scale in SCALES else len(SCALES)
+
+
+def in_order(parts: Sequence[FilledTable]) -> list[FilledTable]:
+    """Return sections by paper; the paper's own tables and figures, `table1` and `figure2`, before ours."""
+
+    def key(part: FilledTable) -> tuple[Any, ...]:
+        task, _, name = part.name.partition("/")
+        own = re.fullmatch(r"(table|figure)(\d+)", name)
+        paper = PAPERS.index(task) if task in PAPERS else len(PAPERS)
+        place = ("figure table".index(own[1]) == 0, int(own[2]), "") if own else (True, 0, name)
+        return paper, task, own is None, place, rank(part.scale), json.dumps(dict(part.changes), default=str)
+
+    return sorted(parts, key=key)
+
+
+def own(part: FilledTable) -> bool:
+    """Say whether a table or figure is the paper's own."""
+    return re.fullmatch(r"(table|figure)\d+", part.name.partition("/")[2]) is not None
+
+
+def short(part: FilledTable) -> str:
+    """Return what links call a section: `Table 1`, `formats`."""
+    name = part.name.partition("/")[2]
+    return re.sub(r"^(table|figure)(\d+)$", lambda found: f"{found[1].title()} {found[2]}", name)
+
+
+def papers_of(parts: Sequence[FilledTable]) -> list[Paper]:
+    """Return sections (in order) by paper."""
+    names = dict.fromkeys(part.name.partition("/")[0] for part in parts)
+    return [Paper(name, [part for part in parts if part.name.startswith(f"{name}/")]) for name in names]
+
+
+def bars(part: FilledTable) -> list[dict[str, Any]]:
+    """Return the largest numbers of a table's first column, as shares of the largest, and those published of them.
+
+    Published numbers of other data or another setting are left out.
+    """
+    if not part.columns:
+        return []
+    rows = [row for row in part.rows if row.cells[0].mean is not None and row.cells[0].mean > 0]
+    rows = sorted(rows, key=lambda row: -(row.cells[0].mean or 0))[:BARS]
+    shown = [(row.cells[0].mean, row.cells[0].published if row.cells[0].comparable else None) for row in rows]
+    most = max([number for pair in shown for number in pair if number], default=1)
+    return [
+        {
+            "label": row.label,
+            "text": format(mean, part.columns[0].format),
+            "share": 100 * (mean or 0) / most,
+            "published": 100 * published / most if published else None,
+        }
+        for row, (mean, published) in zip(rows, shown, strict=True)
+    ]
+
+
+def best(part: FilledTable, place: int) -> float | None:
+    """Return the largest mean of a column whose larger numbers are better, as far as its header says so."""
+    header = part.columns[place].header.lower()
+    if part.scale == forms.SMOKE or not re.search(r"map|r@|iou|total|20\d\d|score|return|accuracy|%$", header):
+        return None
+    means = [row.cells[place].mean for row in part.rows if row.cells[place].mean is not None]
+    return max((mean for mean in means if mean is not None), default=None)
+
+
+def alt(part: FilledTable) -> str:
+    """Say in words what a figure shows."""
+    there = [row.label for row in part.rows if row.replicates]
+    axes = "".join(f", over {axis} {', '.join(map(str, values))}" for axis, values in part.axes.items())
+    return f"{part.title}: {and_more(there, 6, '; ')}{axes}"
+
+
+DAY = 86400
+"""Seconds."""
+
+
+def glance(parts: Sequence[FilledTable], papers: Sequence[Paper]) -> list[tuple[str, str, str]]:
+    """Return, of what was run here and of a full replication: scope, data, hardware, time and outcome."""
+    runs = runs_of(parts)
+    rows = sum(len(part.rows) for part in {part.name: part for part in parts}.values())
+    there = sum(bool(row.replicates) for part in parts for row in part.rows)
+    seconds = sum(float(run.get("usage", {}).get("seconds", 0)) for run in runs.values())
+    devices = Counter(str(run["provenance"].get("device", "unknown")) for run in runs.values())
+    trainings = sum(paper.full.get("trainings", 0) for paper in papers)
+    full = sum(paper.full.get("core_seconds", 0) for paper in papers)
+    claims = [claim for part in parts if part.scale != forms.SMOKE for claim in part.claims]
+    said = ", ".join(f"{status}: {count}" for status, count in forms.counts(claims).items())
+    scales = ", ".join(sorted({part.scale for part in parts}, key=rank))
+    return [
+        ("scope", f"{there} filled rows of {len(parts)} sections, {len(runs):,} runs; scale {scales}",
+         f"{rows} rows, {trainings:,.0f} trainings (those that tables share count for each)"),
+        ("hardware", "; ".join(f"{name} ({count} runs)" for name, count in devices.most_common(3)) or "–",
+         "GPUs: retable plan --scale paper --cluster FILE says nodes and money" if full > DAY else "a laptop"),
+        ("time", f"{clock(seconds)} of training" if seconds else "–",
+         f"{full / DAY:,.0f} days of one core, roughly" if full > 2 * DAY else f"{clock(full)} of one core, roughly"),
+        ("outcome", said or "the smoke scale judges no claim", "the papers' own numbers, beside ours"),
+    ]  # fmt: skip
+
+
+def runs_of(parts: Sequence[FilledTable]) -> dict[str, Any]:
+    """Return every run behind a number, by fingerprint."""
+    return {name: run for part in parts for name, run in part.runs.items()}
+
+
+def details(parts: Sequence[FilledTable]) -> dict[str, Any]:
+    """Return what a click on a number shows, of every row and every run."""
+    return {
+        "rows": {slug_of(part): [row_details(row) for row in part.rows] for part in parts},
+        "runs": runs_of(parts),
+    }
+
+
+def row_details(row: FilledRow) -> list[dict[str, Any]]:
+    """Return the replicates of a row: where each stands and is from, its values by column, the lines that make it."""
+    return [
+        {
+            "axes": {axis: str(value) for axis, value in replicate.axes.items()},
+            "source": source_line(replicate.origin),
+            "runs": [member.run for member in replicate.origin.members] or [replicate.origin.run],
+            "combined": replicate.origin.run if replicate.origin.members else "",
+            "bundle": "; ".join(
+                dict.fromkeys(filter(None, map(forms.came, (replicate.origin, *replicate.origin.members))))
+            ),
+            "view": dict(replicate.origin.view or {}),
+            "commands": list(replicate.commands),
+            "values": [cell.values[place] for cell in row.cells],
+            "diverged": replicate.diverged,
+            "epochs": replicate.epochs,
+        }
+        for place, replicate in enumerate(row.replicates)
+    ]
+
+
+def script(value: object) -> str:
+    """Return a value as JSON that may stand in a script of a page: no text in it can end the script."""
+    return (
+        json.dumps(value, default=str).replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+    )
+
+
+class Pictures:
+    """The figures of a report: beside the page, or in it."""
+
+    def __init__(self, into: Storage, single: bool) -> None:
+        """Of a report's folder; `single`: whether the page holds them itself."""
+        self.into, self.single = into, single
+
+    def source(self, part: FilledTable, kind: str = "png") -> str:
+        """Return what an `img` reads."""
+        name = f"{slug_of(part)}.{kind}"
+        if not self.single:
+            return name
+        return f"data:image/png;base64,{base64.b64encode(self.into.read(name)).decode()}"
+
+    def size(self, part: FilledTable) -> tuple[int, int]:
+        """Return a figure's width and height in CSS pixels, so that nothing moves when it has been read."""
+        return size_of(self.into.read(f"{slug_of(part)}.png"))
+
+
+def size_of(png: bytes) -> tuple[int, int]:
+    """Return the width and height in CSS pixels of a PNG that `report.pictures` drew."""
+    width, height = struct.unpack(">II", png[16:24])
+    return round(width / DENSITY), round(height / DENSITY)
+
+
+def render(parts: Sequence[FilledTable], storage: str, into: Storage, single: bool = False) -> tuple[str, str]:
+    """Return the page, and the script with what a click on a number shows.
+
+    Args:
+        parts: filled tables, in order.
+        storage: what was reported on, in words.
+        into: the report's folder, where the figures are.
+        single: whether the page holds figures and details itself.
+    """
+    papers = papers_of(parts)
+    told = f"retable({script(details(parts))});\n"
+    page = (
+        environment()
+        .get_template("report.html.j2")
+        .render(
+            about=forms.about,
+            alt=alt,
+            bars=bars,
+            best=best,
+            claims=forms.in_order,
+            clock=clock,
+            counts=forms.counts,
+            css=(FOLDER / "report.css").read_text(),
+            details=told if single else "",
+            fold=FOLD,
+            forms=forms,
+            glance=glance(parts, papers),
+            js=(FOLDER / "report.js").read_text(),
+            meta=meta(parts, storage),
+            own=own,
+            papers=papers,
+            parts=parts,
+            pictures=Pictures(into, single),
+            short=short,
+            silent=(UNTESTED, NOT_JUDGED),
+            slug=slug_of,
+            total=forms.counts([claim for part in parts if part.scale != forms.SMOKE for claim in part.claims]),
+        )
+    )
+    return page, told
+
+
+def meta(parts: Sequence[FilledTable], storage: str) -> list[str]:
+    """Say when the newest run began, of which commits the runs are, and where: of a folder of this machine its name."""
+    made = [run["provenance"] for run in runs_of(parts).values()]
+    days = sorted({str(each.get("started", ""))[:10] for each in made} - {""})
+    commits = sorted({str(each.get("commit", ""))[:7] for each in made} - {"", "None"})
+    words = [" to ".join(dict.fromkeys((days[0], days[-1])))] if days else []
+    if commits:
+        words.append(f"commit {and_more(commits, 3)}")
+    where = redact(storage) if "://" in storage else storage.rstrip("/").rpartition("/")[2]
+    return [*words, where, f"{len(made):,} runs"]
+
+
+FOLDER = code_root() / "platform" / "report" / "templates"
+
+
+@cache
+def environment() -> Any:
+    """Return what reads the templates of pages; all text that is put into them is escaped."""
+    from jinja2 import Environment, FileSystemLoader
+
+    return Environment(loader=FileSystemLoader(FOLDER), autoescape=True, trim_blocks=True, lstrip_blocks=True)

@@ -1,0 +1,333 @@
+"""What plans, tables, runs and sweeps look like in a notebook and at Python's prompt: HTML, and a text of a screen.
+
+Plans and sweeps stand on levels below this one: what they look like is set here, when this module is imported.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from retable.platform.commit import code_root
+from retable.platform.config import describe, differences
+from retable.platform.errors import UserError
+from retable.platform.execute.sweep_result import SweepResult
+from retable.platform.plan.plan import Plan
+from retable.platform.store.query import FIELDS, Run, differs, usual
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from retable.platform.report.results import FilledTable
+    from retable.platform.trained import TrainedRun
+
+WIDTH, ROWS = 100, 20
+"""Columns and lines of a text."""
+AXES = ("epoch", "step", "time", "seconds")
+"""Entries of a log that are no metrics."""
+PANELS = 6
+"""Most curves of a run that are drawn."""
+MOST = 10
+"""Most metrics of a run that are named."""
+Rows = Sequence[Sequence[str]]
+
+
+class Tables(dict[str, "FilledTable"]):
+    """Filled tables by name, which show themselves."""
+
+    def __repr__(self) -> str:
+        return "\n\n".join(map(repr, self.values()))
+
+    def _repr_html_(self) -> str:
+        return "".join(map(table_html, self.values()))
+
+
+class History(list[dict[str, Any]]):
+    """A run's log, an entry an epoch."""
+
+    def frame(self) -> pd.DataFrame:
+        """Return a line an epoch, a column a metric."""
+        import pandas as pd
+
+        return pd.DataFrame(self)
+
+    def _repr_html_(self) -> str:
+        return render("curves", curves=curves(self))
+
+
+class Runs(list[Run]):
+    """The runs that were asked for."""
+
+    def frame(self) -> pd.DataFrame:
+        """Return a line a run: what is known of it, then its config."""
+        import pandas as pd
+
+        lines = [{**{name: run.value(name) for name in FIELDS}, **_only_config(run.config)} for run in self]
+        return pd.DataFrame(lines, columns=None if lines else FIELDS)
+
+    def _grid(self) -> tuple[list[str], Rows]:
+        base = usual(self)
+        shown = [(r.run[:8], r.task, r.state, f"{r.epoch}/{r.epochs}", differs(r, base.get(r.task, {}))) for r in self]
+        return ["run", "task", "state", "epochs", "differs"], shown
+
+    def __repr__(self) -> str:
+        return f"{len(self)} runs\n{text_grid(*self._grid())}"
+
+    def _repr_html_(self) -> str:
+        header, rows = self._grid()
+        return render("grid", title=f"{len(self)} runs", header=header, rows=rows[:ROWS], more=len(rows) - ROWS)
+
+
+def _only_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {path: value for path, value in config.items() if path not in FIELDS}
+
+
+def text_grid(header: Sequence[str], rows: Rows, width: int = WIDTH, most: int = ROWS) -> str:
+    """Return a table as text: at most so wide and so many lines, and what was left out in words."""
+    columns = list(zip(header, *rows[:most], strict=True))
+    full = [max(map(len, column)) for column in columns]
+    widths = [min(40, longest) for longest in full]
+    fitting = 1
+    while fitting < len(widths) and sum(widths[: fitting + 1]) + 2 * fitting <= width:
+        fitting += 1
+    rest = width - sum(widths[:-1]) - 2 * (len(widths) - 1)
+    if fitting >= len(widths) - 1 and rest >= 10:  # the last one is cut where it must be, and has all the room there is
+        widths[-1], fitting = min(full[-1], rest), len(widths)
+    lines = ["  ".join(cut(text, w).ljust(w) for text, w in zip(line, widths[:fitting], strict=False)).rstrip()
+             for line in zip(*columns, strict=True)]  # fmt: skip
+    left = [f"{len(rows) - most} more rows"] if len(rows) > most else []
+    left += [f"{len(widths) - fitting} more columns"] if fitting < len(widths) else []
+    return "\n".join([*lines, *([f"... {' and '.join(left)}: .frame() has all"] if left else [])])
+
+
+def cut(text: str, width: int) -> str:
+    """Return a text in one line, cut where it is longer."""
+    text = " ".join(text.split())
+    return text if len(text) <= width else f"{text[: width - 1]}…"
+
+
+def facts_text(title: str, facts: Mapping[str, str]) -> str:
+    """Return a title and what is known, a line each."""
+    wide = max(map(len, facts), default=0)
+    return "\n".join([cut(title, WIDTH), *(f"  {n.ljust(wide)}  {cut(t, WIDTH - wide - 4)}" for n, t in facts.items())])
+
+
+# A plan ----------------------------------------------------------------------------------------------------------
+
+
+def plan_facts(plan: Plan) -> dict[str, str]:
+    """Return what a plan comes to, in words."""
+    from retable.platform.text import clock
+
+    states = Counter(training.status for training in plan.trainings.values())
+    told = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+    return {
+        "trainings": f"{len(plan.trainings)}" + (f" ({told})" if told else ""),
+        "evaluations": f"{len(plan.scorings)} ({len(plan.unscored)} to do)",
+        "combinations": f"{len({each.path for each in plan.combinings})} ({len(plan.uncombined)} to do)",
+        "measurements": f"{len(plan.timings)} ({len(plan.unmeasured)} to do)",
+        "cost": f"{clock(plan.cost)} of one CPU core (rough)",
+        "changed by": describe(plan.changes) or "nothing",
+        "storage": str(plan.storage),
+    }
+
+
+def plan_title(plan: Plan) -> str:
+    """Say what a plan is of."""
+    return f"plan of {len(plan.tables)} table{'s' * (len(plan.tables) != 1)} at the scale {plan.scale or '?'}"
+
+
+def plan_grid(plan: Plan) -> tuple[list[str], Rows]:
+    """Return a line a table: how many rows it has, how many are not run, and how many replicates the others have."""
+    rows = []
+    for name, (_, table) in plan.tables.items():
+        absent = sum(bool(row.absent) for row in table.rows)
+        replicates = sum(len(found) for found in plan.replicates[name].values())
+        rows.append((name, str(len(table.rows)), str(absent), str(replicates), table.title))
+    return ["table", "rows", "absent", "replicates", "title"], rows
+
+
+def plan_text(plan: Plan) -> str:
+    """Return a plan as a text of a screen."""
+    return f"{facts_text(plan_title(plan), plan_facts(plan))}\n\n{text_grid(*plan_grid(plan), most=12)}"
+
+
+def plan_html(plan: Plan) -> str:
+    """Return a plan as HTML."""
+    header, rows = plan_grid(plan)
+    facts = render("facts", title=plan_title(plan), facts=plan_facts(plan))
+    return facts + render("grid", title="", header=header, rows=rows, more=0)
+
+
+# A filled table --------------------------------------------------------------------------------------------------
+
+
+def table_text(part: FilledTable) -> str:
+    """Return a filled table as a text of a screen."""
+    header, rows = table_grid(part)
+    verdicts = Counter(claim.status for claim in part.claims)
+    told = ", ".join(f"{count} {status}" for status, count in verdicts.items())
+    claims = [f"claims: {told}"] if told else []
+    apart = [cut(part.apart, WIDTH)] if part.apart else []
+    return "\n".join([cut(table_title(part), WIDTH), *apart, text_grid(header, rows, most=ROWS - 4), *claims])
+
+
+def table_title(part: FilledTable) -> str:
+    """Return a table's name, title and scale."""
+    proof = ": proves the path, its numbers are no results" if part.scale == "smoke" else ""
+    return f"{part.name}: {part.title} [{part.scale}{proof}]"
+
+
+def table_grid(part: FilledTable) -> tuple[list[str], Rows]:
+    """Return a table's header and lines as text; of a figure, how many replicates each row has."""
+    from retable.platform.report.render import grid, label, state
+
+    if part.columns:
+        return grid(part)
+    return ["", "replicates"], [(label(row), str(len(row.replicates)) if row.replicates else state(row))
+                                for row in part.rows]  # fmt: skip
+
+
+def table_html(part: FilledTable) -> str:
+    """Return a filled table as HTML, with its claims."""
+    from retable.platform.report.render import about, remarks
+
+    header, rows = table_grid(part)
+    below = [about(part), *remarks(part)]
+    return render("table", part=part, title=table_title(part), header=header, rows=rows, below=below)
+
+
+# A run -----------------------------------------------------------------------------------------------------------
+
+
+def run_facts(run: TrainedRun) -> dict[str, str]:
+    """Return what one wants to know of a run, in words; what cannot be read is said, not raised."""
+    from retable.platform.text import clock
+
+    facts = {
+        "config": describe(differences(run.config, run.task.config())) or "the paper's",
+        "folder": str(run.folder.folder),
+    }
+    try:
+        result = run.folder.result()
+        if result is None:
+            return {"state": "not finished", **facts}
+        ended = f"diverged: {run.diverged}" if run.diverged else "finished"
+        most = main_names(run.metrics)[:MOST]
+        more = len(run.metrics) - len(most)
+        numbers = describe({name: run.metrics[name] for name in most}) + (f" and {more} more" if more else "")
+        took = f" in {clock(result['seconds'])}" if isinstance(result.get("seconds"), (int, float)) else ""
+        return {"state": f"{ended}{took}, epochs: {run.config.epochs}", "metrics": numbers, **facts}
+    except UserError as error:
+        return {"state": f"damaged: {error}", **facts}
+
+
+def run_text(run: TrainedRun) -> str:
+    """Return a run as a text of a screen."""
+    return facts_text(f"run {run.fingerprint} of {run.task.name}", run_facts(run))
+
+
+def run_html(run: TrainedRun) -> str:
+    """Return a run as HTML, with its curves."""
+    try:
+        history = run.history
+    except UserError:
+        history = History()
+    title = f"run {run.fingerprint} of {run.task.name}"
+    return render("facts", title=title, facts=run_facts(run)) + render("curves", curves=curves(history))
+
+
+def curves(history: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return for each metric of a log a line to draw, in a box of 100 x 40: the first few that have numbers."""
+    found = []
+    for name in main_names({name: 0 for row in history for name in row}):
+        points = [(float(row["epoch"]), float(row[name])) for row in history if _is_number(row.get(name))]
+        if points:
+            found.append({"name": name, "points": _scaled(points), "last": f"{points[-1][1]:.4g}",
+                          "from": f"{points[0][1]:.4g}", "epochs": f"{points[-1][0]:g}"})  # fmt: skip
+    return found[:PANELS]
+
+
+def main_names(metrics: Mapping[str, Any]) -> list[str]:
+    """Return the names of metrics, those first that are of the whole (`loss`, not `loss/layer1`)."""
+    return sorted((name for name in metrics if name not in AXES), key=lambda name: "/" in name)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _scaled(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return points in a box of 100 x 40, the largest value on top."""
+    (left, right), (low, high) = ((min(axis), max(axis)) for axis in zip(*points, strict=True))
+    wide, tall = (right - left) or 1.0, (high - low) or 1.0
+    flat = 20.0 if high == low else 0.0
+    return [(round(100 * (x - left) / wide, 2), round(40 - 40 * (y - low) / tall - flat, 2)) for x, y in points]
+
+
+# A sweep ---------------------------------------------------------------------------------------------------------
+
+
+def sweep_grid(found: SweepResult) -> tuple[list[str], Rows]:
+    """Return a sweep's points as text, best first."""
+    frame = found.frame()
+    lines = [[_cell(value) for value in line] for line in frame.itertuples(index=False)]
+    return [str(name) for name in frame.columns], lines
+
+
+def _cell(value: object) -> str:
+    if str(value) in ("None", "nan", "<NA>"):
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def sweep_title(found: SweepResult) -> str:
+    """Say what a sweep searched."""
+    how = f"{found.space.metric} ({found.space.mode})"
+    return f"sweep {found.name} of {found.space.task} at the scale {found.scale}: {len(found.points)} points, {how}"
+
+
+def sweep_text(found: SweepResult) -> str:
+    """Return a sweep as a text of a screen."""
+    return f"{cut(sweep_title(found), WIDTH)}\n{text_grid(*sweep_grid(found))}"
+
+
+def sweep_html(found: SweepResult) -> str:
+    """Return a sweep as HTML: its points, and the metric over each axis."""
+    header, rows = sweep_grid(found)
+    buffer = io.StringIO()
+    if any(point.value is not None for point in found.points):
+        found.figure().savefig(buffer, format="svg", metadata={"Date": None})
+    shown = render("grid", title=sweep_title(found), header=header, rows=rows[:ROWS], more=len(rows) - ROWS)
+    return shown + buffer.getvalue()[buffer.getvalue().find("<svg") :] if buffer.getvalue() else shown
+
+
+# HTML ------------------------------------------------------------------------------------------------------------
+
+
+def render(what: str, **values: Any) -> str:
+    """Return a part of the template; all text in it is escaped."""
+    part: Callable[..., str] = getattr(_template(), what)
+    return str(part(**values))
+
+
+@cache
+def _template() -> Any:
+    from jinja2 import Environment, FileSystemLoader
+
+    place = code_root() / "platform" / "report" / "templates"
+    environment = Environment(loader=FileSystemLoader(place), autoescape=True, trim_blocks=True)
+    return environment.get_template("notebook.html.j2").module
+
+
+LOOKS: Sequence[tuple[type, Callable[[Any], str], Callable[[Any], str]]] = (
+    (Plan, plan_text, plan_html),
+    (SweepResult, sweep_text, sweep_html),
+)
+for _kind, _text, _html in LOOKS:
+    setattr(_kind, "__repr__", _text)  # noqa: B010 (mypy takes a plain assignment for a mistake)
+    setattr(_kind, "_repr_html_", _html)  # noqa: B010

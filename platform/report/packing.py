@@ -1,0 +1,484 @@
+"""Packs what fills tables into a bundle, and takes a bundle into a storage.
+
+What a bundle holds is found from a plan of its tables. A run that came in one has `bundle` in its `result.json` (`id`,
+`packed`, `host`, `device`), as have combinations and measurements in their files; `bundles/<id>.json` keeps what the
+manifest says. So what is trained or measured here again, which replaces the file, no longer says that it was sent.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from retable.platform.config import fingerprint, override
+from retable.platform.errors import UserError, clean
+from retable.platform.execute.ensembles import place_of
+from retable.platform.execute.scoring import shards_of, weights_digest
+from retable.platform.plan.plan import (
+    Plan,
+    Scoring,
+    Training,
+    compile_plan,
+    data_digest,
+    start_of,
+    task_reads,
+    timings_at,
+)
+from retable.platform.report.write import read_request, request_of, request_slug
+from retable.platform.spec import task as tasks
+from retable.platform.spec.extras import Missing
+from retable.platform.spec.task import Task, find_table, table_at
+from retable.platform.store import provenance
+from retable.platform.store.bundle import HEAVY, Bundle, Member, damaged, kind_of, read_bundle, replay, write_bundle
+from retable.platform.store.cache import unswept
+from retable.platform.store.records import Malformed, check_content
+from retable.platform.store.run import SHARDS, RunFolder, weights_path
+from retable.platform.store.storage import Storage
+from retable.platform.text import and_more
+
+Reader = Callable[[], bytes]
+LAST = ("combination", "result")
+"""Kinds that make the files beside them count: they are written after all others."""
+MARKED = ("result", "combination", "measurement")
+"""Kinds of files that say which bundle they came in."""
+WRITERS = 16
+"""Files that are written at once: most of the time is waiting for a disk or bucket."""
+
+
+@dataclass
+class Packed:
+    """What was packed."""
+
+    file: Path
+    size: int = 0
+    """Bytes of the bundle."""
+    tables: list[str] = field(default_factory=list)
+    runs: int = 0
+    """Finished runs."""
+    unfinished: int = 0
+    combinations: int = 0
+    measurements: int = 0
+    left: list[str] = field(default_factory=list)
+    """Runs that were left out, as they are of other data than those that are here."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        return {**asdict(self), "file": str(self.file)}
+
+    def lines(self) -> list[str]:
+        """Say in words what was packed, and what was not."""
+        counts = {"unfinished runs": self.unfinished, "combinations": self.combinations}
+        parts = counted(self.runs, counts | {"measurements": self.measurements})
+        lines = [f"{self.file}: {parts}; {self.size / 1e6:.2f} MB", f"tables: {', '.join(self.tables)}"]
+        return lines + ([f"left out, of other data than those here: {and_more(self.left, 6)}"] if self.left else [])
+
+
+def counted(runs: int, counts: Mapping[str, int]) -> str:
+    """Return a number of finished runs, and of other things that there are, in words."""
+    return ", ".join([f"{runs} finished runs", *(f"{count} {what}" for what, count in counts.items() if count)])
+
+
+@dataclass
+class Unpacked:
+    """What was taken from a bundle, and what was not."""
+
+    id: str
+    about: Mapping[str, Any] = field(repr=False)
+    """The manifest without its list of members."""
+    runs: list[str] = field(default_factory=list)
+    """Finished runs that were taken, by fingerprint."""
+    resumed: list[str] = field(default_factory=list)
+    """Unfinished runs that were taken."""
+    combinations: int = 0
+    measurements: int = 0
+    kept: list[str] = field(default_factory=list)
+    """What is here already, and was left as it is: `run <fingerprint>`, or a path."""
+    other_data: list[str] = field(default_factory=list)
+    """Runs that were taken, and do not count: the dataset here has another digest."""
+    other_version: list[str] = field(default_factory=list)
+    """Runs that were not taken: of another version of their task, or of a task that is not here."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        return asdict(self)
+
+    def lines(self) -> list[str]:
+        """Say in words what was taken, and what was not."""
+        about, asked = self.about, [each for each in self.about["tables"] if isinstance(each, dict)]
+        tables = list(dict.fromkeys(f"{each.get('table')} at scale {each.get('scale')}" for each in asked))
+        counts = {"unfinished runs": len(self.resumed), "combinations": self.combinations}
+        parts = counted(len(self.runs), counts | {"measurements": self.measurements})
+        said = {
+            "kept, as they are here already": self.kept,
+            "taken, but of other data than those here, so they count as not there": self.other_data,
+            "not taken, as their task is of another version or not here": self.other_version,
+        }
+        return [
+            f"bundle {self.id[:16]}, packed {about['packed']} on {about['host']} ({about['device']})",
+            f"taken: {parts}, of {and_more(tables, 6)}",
+            *(f"{what} ({len(names)}): {and_more(names, 4)}" for what, names in said.items() if names),
+        ]
+
+
+# Packing ---------------------------------------------------------------------------------------------------------
+
+
+def pack(
+    tables: Sequence[str],
+    scale: str,
+    changes: Mapping[str, object],
+    storage: Storage,
+    out: Path,
+    weights: bool = False,
+    resume: bool = False,
+) -> Packed:
+    """Pack what fills some tables into one file.
+
+    Args:
+        tables: full names; none: the tables that were asked for at this scale, else all that have any run.
+        scale: the tables'.
+        changes: the user's own (`--set`).
+        storage: where the runs lie.
+        out: the file.
+        weights: whether weights that were kept go along.
+        resume: whether what an unfinished campaign needs goes along: checkpoints of unfinished runs, weights that runs
+            start from, predictions that are still to be combined.
+
+    Raises:
+        UserError: if there is nothing to pack, or a file is damaged.
+    """
+    if not storage.exists():
+        raise UserError(f"{storage}: there is nothing here; name a --storage where tables were reproduced")
+    packer = Packer(storage, Packed(out), weights, resume)
+    with unswept(), storage.snapshot():
+        for name, request in requests(tables, scale, changes, storage).items():
+            packer.add(name, request)
+        if not (packer.result.runs or packer.result.unfinished or packer.result.measurements):
+            raise UserError(f"{storage}: no finished run of these tables at scale {scale}; `retable runs` lists all")
+        packer.result.size = write_bundle(out, packer.about(), packer.ordered())
+    return packer.result
+
+
+def requests(
+    tables: Sequence[str], scale: str, changes: Mapping[str, object], storage: Storage
+) -> dict[str, dict[str, Any]]:
+    """Return the requests that are packed, by file name."""
+    if not tables and not changes:
+        asked = {file: read_request(storage, f"tables/{file}") for file in storage.list("tables")}
+        asked = {file: request for file, request in asked.items() if request["scale"] == scale}
+        if asked:
+            return asked
+    every = tables or [f"{name}/{table}" for name in tasks.names() for table in _tables_at(name, scale)]
+    return {f"{request_slug(each)}.json": each for each in (request_of(name, scale, changes) for name in every)}
+
+
+def _tables_at(name: str, scale: str) -> Iterator[str]:
+    """Yield the tables of a task that can be loaded and has the scale."""
+    try:
+        task = tasks.find(name)
+    except (ImportError, Missing):
+        return
+    yield from task.tables() if scale in task.scales() else ()
+
+
+def plan_of(request: Mapping[str, Any], storage: Storage) -> Plan:
+    """Compile the table that a request names."""
+    name, scale, changes, rows = request["table"], request["scale"], request["set"], request.get("rows", ())
+    task, table = find_table(name)
+    return compile_plan({name: (task, table_at(task, table, scale, changes, rows))}, storage, scale, changes, rows)
+
+
+@dataclass
+class Packer:
+    """Gathers the files of a bundle."""
+
+    storage: Storage
+    result: Packed
+    weights: bool
+    resume: bool
+    files: dict[str, Reader] = field(default_factory=dict)
+    """Path on the storage -> reads what is packed of it."""
+    requests: list[Mapping[str, Any]] = field(default_factory=list)
+    data: dict[str, Any] = field(default_factory=dict)
+    """Folder of a dataset -> what its `dataset.json` says."""
+
+    def about(self) -> dict[str, Any]:
+        """Return what the manifest says besides its members."""
+        made = provenance.collect()
+        names = ("host", "device", "system", "commit", "dirty", "versions")
+        about: dict[str, Any] = {name: made[name] for name in names if name in made}
+        what = {"tables": self.requests, "weights": self.weights, "resume": self.resume, "data": self.data}
+        return {**about, **what, "packed": made["started"]}
+
+    def ordered(self) -> dict[str, Reader]:
+        """Return the files, those of a kind together: they are alike, so that they compress well."""
+        kinds: list[str] = ["request", "config", "provenance", "log", "scores", "shards"]
+
+        def key(path: str) -> tuple[Any, ...]:
+            kind = kind_of(path) or ""
+            return kind in LAST, kinds.index(kind) if kind in kinds else len(kinds), kind, path
+
+        return {path: partial(self._checked, path) for path in sorted(self.files, key=key)}
+
+    def add(self, name: str, request: Mapping[str, Any]) -> None:
+        """Add what fills one table; nothing of a table that has no run at all."""
+        plan = plan_of(request, self.storage)
+        before = len(self.files)
+        for training in plan.trainings.values():
+            self._add_run(training)
+        for scoring in plan.scorings.values():
+            if scoring.done and scoring.folder.outcome() is not None:
+                self._add_summaries(scoring)
+        self._add_combinations(plan)
+        for timing in plan.timings.values():
+            for path in timings_at(self.storage, timing.stem):
+                self._file(path, partial(self._stripped, path))
+        self.result.measurements = sum(path.startswith("measurements/") for path in self.files)
+        if self.resume:
+            self._add_unfinished(plan)
+        if len(self.files) > before or any(
+            f"{t.folder.path}/config.json" in self.files for t in plan.trainings.values()
+        ):
+            self.requests.append(request)
+            self.result.tables.append(request["table"])
+            self._file(f"tables/{name}", lambda: json.dumps(dict(request), indent=2, sort_keys=True).encode())
+
+    def _file(self, path: str, read: Reader | None = None) -> bool:
+        """Add a file that is there; return whether it was not added before."""
+        new = path not in self.files
+        self.files.setdefault(path, read or partial(self.storage.read, path))
+        return new
+
+    def _checked(self, path: str) -> bytes:
+        """Return what is packed of a file, which whoever unpacks it must be able to read."""
+        data, kind = self.files[path](), kind_of(path)
+        if kind is None:
+            raise UserError(f"{self.storage}/{path}: its name cannot be packed; rename or remove it")
+        try:
+            check_content(Member(path, kind, len(data), ""), data)
+        except Malformed as error:
+            raise UserError(f"{self.storage}/{path}: {error}; remove it and run again") from error
+        return data
+
+    def _stripped(self, path: str) -> bytes:
+        """Return a JSON file without the entry of a bundle that it came in."""
+        found = self.storage.read_record(path, {})
+        return json.dumps({k: v for k, v in found.items() if k != "bundle"}, indent=2, sort_keys=True).encode()
+
+    def _add_run(self, training: Training) -> None:
+        folder = training.folder
+        result = folder.outcome()
+        if result is None or training.status == "data changed":
+            self.result.left += [folder.fingerprint] if result and folder.fingerprint not in self.result.left else []
+            return
+        if not self._file(f"{folder.path}/result.json", partial(self._stripped, f"{folder.path}/result.json")):
+            return
+        self.result.runs += 1
+        self._add_about(training)
+        for key in folder.folder.list("views"):
+            path = f"views/{key}/scores.json"
+            if folder.folder.exists(path):
+                self._file(f"{folder.path}/{path}")
+        for epoch in result["weights"] if self.weights else ():
+            self._add_weights(folder, int(epoch))
+
+    def _add_about(self, training: Training) -> None:
+        """Add what a run says of itself, and what its data are."""
+        folder = training.folder
+        for name in ("config.json", "provenance.json", "metrics.jsonl"):
+            if folder.folder.exists(name):
+                self._file(f"{folder.path}/{name}")
+        made = folder.folder.read_record("provenance.json", {}) if folder.folder.exists("provenance.json") else {}
+        self.data.setdefault(training.task.dataset.where(training.config), made.get("data") or {})
+
+    def _add_weights(self, folder: RunFolder, epoch: int) -> None:
+        if folder.folder.exists(weights_path(epoch)):
+            self._file(f"{folder.path}/{weights_path(epoch)}")
+
+    def _add_summaries(self, scoring: Scoring) -> None:
+        """Add what the scores of a view were computed from, which claims and figures read."""
+        for view in task_reads(scoring):
+            place = scoring.folder.artifacts(view, weights_digest(scoring.folder, view))
+            self._add_shards(scoring, [view], place, "summary.npz")
+
+    def _add_shards(self, scoring: Scoring, views: Sequence[Any], place: Storage, name: str) -> None:
+        """Add a file of each shard, and their list, if all are there."""
+        path = place.root[len(self.storage.root) + 1 :]
+        if f"{path}/{SHARDS}" in self.files and name == "summary.npz":
+            return
+        try:
+            shards = shards_of(scoring.task, scoring.config, views, self.storage, place)
+        except (UserError, FileNotFoundError):  # neither the data nor a list of shards: they cannot be read here either
+            return
+        if all(place.exists(f"{shard}/{name}") for shard in shards):
+            for shard in shards:
+                self._file(f"{path}/{shard}/{name}")
+            self._file(f"{path}/{SHARDS}", lambda: json.dumps(shards).encode())
+
+    def _add_combinations(self, plan: Plan) -> None:
+        for combining in plan.combinings:
+            if plan.whole(combining) and combining.scores(self.storage) is not None:
+                new = self._file(combining.path, partial(self._stripped, combining.path))
+                self.result.combinations += new
+                reads = combining.task.reads(combining.view)
+                self._add_shards(combining.members[0], reads, place_of(combining, self.storage), "summary.npz")
+
+    def _add_unfinished(self, plan: Plan) -> None:
+        """Add what going on elsewhere needs, besides the data."""
+        for training in plan.missing:
+            for path, epoch in start_of(plan, training):
+                self._add_weights(plan.trainings[path].folder, epoch)
+            steps = training.folder.checkpoints()
+            if training.folder.outcome() is None and steps:
+                self.result.unfinished += self._file(f"{training.folder.path}/config.json")
+                self._add_about(training)
+                for name in ("model.safetensors", "state.pt", "manifest.json"):
+                    self._file(f"{training.folder.path}/checkpoint-{steps[-1]:08d}/{name}")
+                for name in training.folder.folder.list("weights"):
+                    self._file(f"{training.folder.path}/weights/{name}")
+        for scoring in plan.unscored:
+            if scoring.folder.outcome() is not None:
+                self._add_weights(scoring.folder, scoring.view.epoch)
+        for combining in plan.uncombined:
+            for member in combining.members:
+                for view in combining.reads(member) if member.folder.outcome() is not None else ():
+                    place = member.folder.artifacts(view, weights_digest(member.folder, view))
+                    self._add_shards(member, [view], place, "predictions.npz")
+                    self._add_weights(member.folder, view.epoch)
+
+
+# Unpacking -------------------------------------------------------------------------------------------------------
+
+
+def unpack(file: Path, storage: Storage) -> Unpacked:
+    """Take a bundle into a storage. All of it is verified before anything is written.
+
+    Raises:
+        UserError: if the file is damaged or no bundle, or the storage cannot be written.
+    """
+    about: dict[str, dict[str, Any]] = {}
+
+    def check(member: Member, data: bytes) -> None:
+        try:
+            check_content(member, data)
+        except Malformed as error:
+            raise damaged(file, f"{member.path}: {error}") from error
+        if member.kind in ("config", "result"):
+            about.setdefault(member.run, {})[member.kind] = json.loads(data)
+
+    bundle = read_bundle(file, check)
+    taker = Taker(storage, bundle, Unpacked(bundle.id, bundle.about))
+    with storage.snapshot():
+        taker.choose(about)
+    taker.write()
+    return taker.result
+
+
+@dataclass
+class Taker:
+    """Writes the members of a bundle that was verified to a storage."""
+
+    storage: Storage
+    bundle: Bundle
+    result: Unpacked
+    runs: set[tuple[str, str]] = field(default_factory=set)
+    """Task and fingerprint of the runs whose files are written."""
+    added: set[tuple[str, str]] = field(default_factory=set)
+    """Those that came in a bundle before: what they lack is added."""
+
+    def choose(self, about: Mapping[str, Mapping[str, Any]]) -> None:
+        """Decide which runs are taken. `about`: fingerprint -> `config` and `result`, as the bundle has them."""
+        for task_name, run in dict.fromkeys((member.task, member.run) for member in self.bundle.members if member.run):
+            files = about.get(run, {})
+            folder = RunFolder(self.storage, task_name, run)
+            task = _task(task_name)
+            if task is None or "config" not in files or not self._ours(task, run, files["config"]):
+                self.result.other_version.append(run)
+                continue
+            if (own := folder.outcome()) is not None:
+                self._keep(folder, own, files.get("result"))
+                continue
+            if folder.checkpoints() or folder.folder.list("attempts"):
+                self.result.kept.append(f"run {run}, which is not finished")
+                continue
+            self.runs.add((task_name, run))
+            (self.result.runs if "result" in files else self.result.resumed).append(run)
+            digest = data_digest(self.storage, task.dataset.where(_config(task, files["config"])))
+            if "result" in files and digest not in (None, files["result"]["data"]):
+                self.result.other_data.append(run)
+
+    def _ours(self, task: Task, run: str, found: Mapping[str, Any]) -> bool:
+        """Return whether a config is of this version of its task, and the one that its run is named by."""
+        try:
+            config = _config(task, found)
+        except (UserError, TypeError, ValueError):
+            return False
+        return found["version"] == task.version and fingerprint(task.name, task.version, config) == run
+
+    def _keep(self, folder: RunFolder, own: Mapping[str, Any], sent: Mapping[str, Any] | None) -> None:
+        """Leave a finished run as it is; add what one that was sent before lacks, if it is the same."""
+        self.result.kept.append(f"run {folder.fingerprint}")
+        if folder.bundle() and sent and (own["weights"], own["data"]) == (sent["weights"], sent["data"]):
+            self.added.add((folder.task, folder.fingerprint))
+
+    def write(self) -> None:
+        """Write what was chosen, many files at once; what makes a run or a combination count comes last."""
+        self.storage.write_json(f"bundles/{self.bundle.id}.json", dict(self.bundle.about))
+        last: list[tuple[Member, bytes]] = []
+        with ThreadPoolExecutor(WRITERS) as writers:
+            pending: list[Future[None]] = []
+            for member, read in replay(self.bundle):
+                if not self._wanted(member):
+                    continue
+                if member.kind in LAST:
+                    last.append((member, read()))
+                    continue
+                pending.append(writers.submit(self._write, member, read()))
+                if len(pending) >= WRITERS or member.kind in HEAVY:
+                    finish(pending)
+            finish(pending)
+            finish([writers.submit(self._write, *each) for each in last])
+
+    def _wanted(self, member: Member) -> bool:
+        if member.run:
+            key = (member.task, member.run)
+            return key in self.runs or (key in self.added and not self.storage.exists(member.path))
+        if member.kind not in ("combination", "measurement"):
+            return not self.storage.exists(member.path)
+        if self.storage.exists(member.path):
+            self.result.kept.append(member.path)
+            return False
+        self.result.combinations += member.kind == "combination"
+        self.result.measurements += member.kind == "measurement"
+        return True
+
+    def _write(self, member: Member, data: bytes) -> None:
+        if member.kind in MARKED:
+            text = {name: clean(self.bundle.about[name]) for name in ("packed", "host", "device")}
+            data = json.dumps({**json.loads(data), "bundle": {"id": self.bundle.id, **text}}, indent=2).encode()
+        self.storage.write(member.path, data)
+
+
+def finish(pending: list[Future[None]]) -> None:
+    """Wait for what was begun, raise the first error, and forget it."""
+    for each in pending:
+        each.result()
+    pending.clear()
+
+
+def _config(task: Task, found: Mapping[str, Any]) -> Any:
+    """Return the config in a run's `config.json`."""
+    return override(task.config(), found["config"])
+
+
+def _task(name: str) -> Task | None:
+    """Return a task; None of one that is not here, or does not load."""
+    try:
+        return tasks.find(name) if name in tasks.names() else None
+    except ImportError:
+        return None

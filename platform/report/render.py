@@ -1,0 +1,251 @@
+"""Filled tables as text: the grid that screens and notebooks show, Markdown and LaTeX."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from retable.platform.config import describe, set_line
+from retable.platform.report.results import Cell, FilledClaim, FilledRow, FilledTable, slug_of
+from retable.platform.spec.claims import NOT_JUDGED, UNTESTED, Status
+from retable.platform.spec.table import Origin
+from retable.platform.store.provenance import UNKNOWN, name_of
+from retable.platform.text import and_more
+
+SMOKE = "smoke"
+"""The scale that proves the path: its numbers are shown, and mean nothing."""
+ORDER: tuple[Status, ...] = ("holds", "does not hold", "not separable", UNTESTED, NOT_JUDGED)
+"""In which verdicts are counted."""
+REPLICATES = 6
+"""Replicates of a row whose epochs a remark names at most."""
+
+
+def number(value: float | None, form: str) -> str:
+    """Write a number, or a dash where there is none."""
+    return "–" if value is None else format(value, form)
+
+
+def measured(found: Cell, form: str) -> str:
+    """Write mean ± standard deviation, or what there is."""
+    spread = f" ± {format(found.deviation, form)}" if found.deviation is not None else ""
+    return number(found.mean, form) + spread
+
+
+def parts_of(part: FilledTable, place: int) -> list[str]:
+    """Return what a column is split into: `measured`, and `published` and `difference` where any row has such."""
+    cells = [row.cells[place] for row in part.rows]
+    published = any(cell.published is not None for cell in cells)
+    difference = any(cell.difference is not None for cell in cells)
+    return ["measured", *(["published"] if published else []), *(["difference"] if difference else [])]
+
+
+def text_of(row: FilledRow, place: int, what: str, form: str) -> str:
+    """Write one part of a cell."""
+    found = row.cells[place]
+    if what == "measured":
+        return state(row) if found.mean is None else measured(found, form)
+    return number(found.published, form) if what == "published" else number(found.difference, "+" + form)
+
+
+def grid(part: FilledTable) -> tuple[list[str], list[list[str]]]:
+    """Return a table's header and lines as text: measured, and published and difference where there are any."""
+    split = [(place, column, what) for place, column in enumerate(part.columns) for what in parts_of(part, place)]
+    titles = {"measured": "{}", "published": "{} published", "difference": "difference"}
+    header = ["", *(titles[what].format(column.header) for _, column, what in split)]
+    lines = [[label(row), *(text_of(row, place, what, column.format) for place, column, what in split)]
+             for row in part.rows]  # fmt: skip
+    return header, lines
+
+
+def label(row: FilledRow) -> str:
+    """Write a row's label; where it shows other epochs than were asked for, with these."""
+    return f"{row.label} (epoch {row.epochs})" if row.epochs else row.label
+
+
+def state(row: FilledRow) -> str:
+    """Say why a row has no number: it is not run here, or it diverged; a dash where it is just not there yet."""
+    if row.absent:
+        return "absent"
+    return "diverged" if any(replicate.diverged for replicate in row.replicates) else "–"
+
+
+def remarks(part: FilledTable) -> list[str]:
+    """Return which rows diverged, and how, which show other epochs than were asked for, and which lack runs."""
+    lacking = [row for row in part.rows if len(row.replicates) < row.planned]
+    words = and_more([f"{row.label} ({len(row.replicates)} of {row.planned})" for row in lacking], 12, "; ")
+    found = [f"Not there yet: {words}."] if lacking else []
+    for row in part.rows:
+        shown = [f"{each.epochs} ({describe(each.axes)})" for each in row.replicates if each.epochs]
+        where = f"{row.label}: epoch {and_more(shown, REPLICATES)}"
+        found += [f"{where}, the best epoch's weights, as early stopping keeps them."] if shown else []
+        why = sorted({replicate.diverged for replicate in row.replicates if replicate.diverged})
+        found += [f"Diverged, and in no number: {row.label} ({'; '.join(why)})."] if why else []
+    return found
+
+
+def commits(part: FilledTable) -> str:
+    """Return a sentence that names the commits that measured a table; nothing where it has no runs."""
+    named = Counter(name_of(run["provenance"]) for run in part.runs.values())
+    untold = named.pop("", 0)
+    names = sorted(named)
+    known = [name.removeprefix("commit ") for name in names if not name.startswith(UNKNOWN)]
+    words = [f"commit{'s' if len(known) > 1 else ''} {and_more(known, 5)}"] if known else []
+    words += [and_more([name for name in names if name.startswith(UNKNOWN)], 1)] if len(known) < len(names) else []
+    words += [f"code not recorded for {untold} of {len(part.runs)} runs"] if untold else []
+    return f"Measured by {'; '.join(words)}." if words else ""
+
+
+def bundled(part: FilledTable) -> list[str]:
+    """Say how many of a table's results came in a bundle, and when and where each bundle was packed."""
+    results = {leaf.run: leaf for row in part.rows for each in row.replicates
+               for leaf in each.origin.members or (each.origin,)}  # fmt: skip
+    packed = Counter((o.bundle["packed"][:10], o.bundle["packed_on"]) for o in results.values() if o.bundle)
+    return [f"{count} of {len(results)} runs came in a bundle packed {day} on {host}."
+            for (day, host), count in packed.items()]  # fmt: skip
+
+
+def came(origin: Origin) -> str:
+    """Say which bundle a number came in, and when and on which machine it was measured; empty if it was made here."""
+    told = origin.bundle
+    if not told:
+        return ""
+    machine = " ".join(text for text in (told["host"], f"({told['device']})" if told["device"] else "") if text)
+    measured = f"; measured {told['measured']} on {machine}" if told["measured"] or machine else ""
+    return f"packed {told['packed']} on {told['packed_on']}{measured}"
+
+
+def about(part: FilledTable) -> str:
+    """Say what a section's numbers are: scale, replicates, spread, data, changes."""
+    words = [f"scale {part.scale} ({part.scale_about})"]
+    words += [f"{axis}: {', '.join(map(str, values))}" for axis, values in part.axes.items()]
+    words += ["mean ± standard deviation over replicates"] if part.columns else []
+    words += [f"data: {' | '.join(part.data)}"] if part.data else []
+    words += [f"changed by {set_line(part.changes)}"] if part.changes else []
+    return "; ".join(words)
+
+
+def counts(claims: Sequence[FilledClaim]) -> dict[Status, int]:
+    """Return how many claims have each verdict, in the order in which they are told."""
+    found = Counter(claim.status for claim in claims)
+    return {status: found[status] for status in ORDER if found[status]}
+
+
+def in_order(claims: Sequence[FilledClaim]) -> list[FilledClaim]:
+    """Return claims as they are told: the paper's before ours, those that could be tested before the others."""
+    return sorted(claims, key=lambda claim: (claim.status in (UNTESTED, NOT_JUDGED), claim.ours))
+
+
+# Markdown --------------------------------------------------------------------------------------------------------
+
+
+def markdown(part: FilledTable) -> str:
+    """Return a section as Markdown."""
+    lines = [f"## {part.name}: {part.title}", "", f"*{about(part)}.*", ""]
+    lines += [_plain(part.apart), ""] if part.apart else []
+    if part.scale == SMOKE:
+        lines += ["> Smoke scale: this proves the path, its numbers mean nothing.", ""]
+    if part.columns:
+        header, rows = grid(part)
+        lines += [_line(header), "|---|" + "--:|" * (len(header) - 1), *map(_line, rows), ""]
+    elif part.filled:
+        lines += [f"![{_plain(part.title)}]({slug_of(part)}.png)", ""]
+    lines += [f"*{_plain(line)}*\n" for line in bundled(part)]
+    lines += [f"{said}\n"] if (said := commits(part)) else []
+    for status_line in map(_claim_line, in_order(part.claims)):
+        lines.append(status_line)
+    lines += [""] if part.claims else []
+    if notes := [*([part.note] if part.note else []), *remarks(part)]:
+        lines += ["<details><summary>Settings and remarks</summary>", "", *(f"{_plain(note)}\n" for note in notes)]
+        lines += ["</details>"]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _claim_line(claim: FilledClaim) -> str:
+    return f"- **{claim.status}** ({'ours' if claim.ours else 'paper'}): {_plain(claim.text)} — {_plain(claim.because)}"
+
+
+def _line(words: Sequence[str]) -> str:
+    return "| " + " | ".join(_plain(word) for word in words) + " |"
+
+
+def _plain(text: str) -> str:
+    """Return text that Markdown neither takes for a column's end nor for markup of HTML."""
+    return text.replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
+
+
+# LaTeX -----------------------------------------------------------------------------------------------------------
+
+LATEX: Mapping[int, str] = str.maketrans(
+    {
+        "\\": r"\textbackslash{}", "%": r"\%", "_": r"\_", "&": r"\&", "#": r"\#", "$": r"\$", "{": r"\{", "}": r"\}",
+        "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "–": "--", "−": r"$-$", "×": r"$\times$",
+    }
+)  # fmt: skip
+
+
+def latex(part: FilledTable) -> str:
+    """Return a table as a LaTeX `tabular` in the booktabs style, with a group of columns under each header.
+
+    It needs the packages booktabs and siunitx; numbers are aligned at the decimal point.
+    """
+    split = [parts_of(part, place) for place in range(len(part.columns))]
+    formats = [_format(part, place, what) for place, each in enumerate(split) for what in each]
+    top = [rf"\multicolumn{{{len(each)}}}{{c}}{{{_latex(column.header)}}}"
+           for column, each in zip(part.columns, split, strict=True)]  # fmt: skip
+    lines = [
+        f"% {part.name}, {about(part)}. {part.apart}".replace("\n", " "),
+        r"% \usepackage{booktabs, siunitx}",
+        rf"\begin{{tabular}}{{l{''.join(formats)}}}",
+        r"\toprule",
+        " & ".join(["", *top]) + r" \\",
+        *_rules(split),
+        " & ".join(["", *(f"{{{what}}}" for each in split for what in each)]) + r" \\",
+        r"\midrule",
+        *(" & ".join([_latex(label(row)), *_numbers(part, row, split)]) + r" \\" for row in part.rows),
+        r"\bottomrule",
+        r"\end{tabular}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _rules(split: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yield the line below each group of more than one column."""
+    first = 2
+    for each in split:
+        if len(each) > 1:
+            yield rf"\cmidrule(lr){{{first}-{first + len(each) - 1}}}"
+        first += len(each)
+
+
+def _format(part: FilledTable, place: int, what: str) -> str:
+    """Return the column of siunitx that holds a column's widest number."""
+    form = part.columns[place].format
+    values = [text_of(row, place, what, form) for row in part.rows if _value(row.cells[place], what) is not None]
+    means = [text.partition(" ± ")[0] for text in values] or ["0"]
+    signed = "+" if what == "difference" else "-" if any(text.startswith("-") for text in means) else ""
+    whole, decimals = (max(map(len, ends)) for ends in zip(*(_ends(text) for text in means), strict=True))
+    spread = max((sum(map(len, _ends(text.partition(" ± ")[2]))) for text in values if " ± " in text), default=0)
+    uncertain = f"({spread})" if spread else ""
+    return f"S[table-format={signed}{whole}.{decimals}{uncertain}, separate-uncertainty]"
+
+
+def _value(cell: Cell, what: str) -> float | None:
+    return {"measured": cell.mean, "published": cell.published, "difference": cell.difference}[what]
+
+
+def _ends(text: str) -> tuple[str, str]:
+    """Return the digits before and after a number's point."""
+    whole, _, decimals = text.lstrip("+-").replace(",", "").partition(".")
+    return whole, decimals
+
+
+def _numbers(part: FilledTable, row: FilledRow, split: Sequence[Sequence[str]]) -> Iterator[str]:
+    for place, each in enumerate(split):
+        for what in each:
+            text = text_of(row, place, what, part.columns[place].format)
+            there = _value(row.cells[place], what) is not None
+            yield text.replace("±", r"\pm").replace(",", "") if there else f"{{{_latex(text)}}}"
+
+
+def _latex(text: str) -> str:
+    return text.translate(LATEX).replace("->", r"$\rightarrow$")

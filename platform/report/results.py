@@ -1,0 +1,523 @@
+"""Tables filled from what lies on the storage: read once, then shown on screen, page, CSV, LaTeX and in notebooks.
+
+A filled table is plain data, so that whoever shows it needs no code of the task.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from retable.platform.config import Config, exact_changes, fingerprint, flatten, parent, set_line
+from retable.platform.errors import clean
+from retable.platform.execute import ensembles, scoring
+from retable.platform.plan.plan import Combining, Plan, combinings, read_timing, timing_read
+from retable.platform.report import comparable, notebook
+from retable.platform.spec.claims import Status
+from retable.platform.spec.table import (
+    BY_ROWS,
+    Column,
+    Combined,
+    Measurement,
+    Origin,
+    Replicate,
+    Results,
+    Row,
+    Table,
+    expand,
+    judge,
+    rows_of_claims,
+    view_changes,
+)
+from retable.platform.spec.task import Task, find_scale
+from retable.platform.store.run import RunFolder, sha256
+from retable.platform.text import and_more
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+USAGE = ("seconds", "cpu_seconds", "gpu_seconds", "peak_memory", "peak_gpu_memory")
+"""What is told of a run's cost, as `result.json` has it."""
+SHOWN = 3
+"""Pairs of epochs that a row's label names at most."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What the replicates of a row say in one column."""
+
+    values: tuple[float | None, ...]
+    """One for each of the row's replicates; None where it has no such metric."""
+    published: float | None = None
+    comparable: bool = False
+    """Whether data and setting are the published ones."""
+
+    @property
+    def measured(self) -> list[float]:
+        """The values that are there."""
+        return [value for value in self.values if value is not None]
+
+    @property
+    def mean(self) -> float | None:
+        """The mean over replicates, or None where there is none."""
+        return float(np.mean(self.measured)) if self.measured else None
+
+    @property
+    def deviation(self) -> float | None:
+        """The standard deviation between replicates (n - 1); None where there are not two."""
+        return float(np.std(self.measured, ddof=1)) if len(self.measured) > 1 else None
+
+    @property
+    def difference(self) -> float | None:
+        """Measured minus published, where both are there and of the same data and setting."""
+        if not self.comparable or self.mean is None or self.published is None:
+            return None
+        return self.mean - self.published
+
+
+@dataclass(frozen=True)
+class FilledReplicate:
+    """One replicate of a row: where it stands, where it is from, and all that was measured."""
+
+    axes: Mapping[str, object]
+    origin: Origin
+    commands: tuple[str, ...]
+    """The lines that make exactly this."""
+    metrics: Mapping[str, float]
+    diverged: str = ""
+    """Why it is in no cell: its training's numbers are not finite."""
+    epochs: str = ""
+    """`24 -> 3`: the epoch that was asked for, and the best one, whose weights early stopping keeps in its place."""
+
+
+@dataclass(frozen=True)
+class FilledRow:
+    """A row with its cells, one for each column."""
+
+    label: str
+    absent: str
+    replicates: tuple[FilledReplicate, ...]
+    cells: tuple[Cell, ...]
+    planned: int = 0
+    """Replicates that it has once all of them are there."""
+
+    @property
+    def epochs(self) -> str:
+        """Which other epochs than those asked for its replicates show, `24 -> 3, 24 -> 5`; empty where none does."""
+        return and_more(list(dict.fromkeys(each.epochs for each in self.replicates if each.epochs)), SHOWN)
+
+
+@dataclass(frozen=True)
+class FilledClaim:
+    """A claim and its verdict."""
+
+    text: str
+    ours: bool
+    status: Status
+    because: str
+
+
+@dataclass(frozen=True)
+class FilledColumn:
+    """A column's header and how its numbers are printed."""
+
+    header: str
+    format: str
+
+
+@dataclass(frozen=True)
+class FilledTable:
+    """A table or figure, as it was filled: all that a screen, a page or a file shows of it."""
+
+    name: str
+    title: str
+    scale: str
+    scale_about: str
+    changes: Mapping[str, object]
+    figure: bool
+    columns: tuple[FilledColumn, ...]
+    rows: tuple[FilledRow, ...]
+    claims: tuple[FilledClaim, ...]
+    axes: Mapping[str, tuple[object, ...]]
+    """Replicate axis -> the values there are results of."""
+    data: tuple[str, ...]
+    """What each data set is, in words."""
+    note: str
+    apart: str = ""
+    """Why measured and published are not subtracted, in a sentence; empty where they are."""
+    task_about: str = ""
+    paper: str = ""
+    """Whose table it is."""
+    telling: bool = False
+    """Whether it stands for its paper."""
+    full: Mapping[str, float] = field(default_factory=dict)
+    """What the published setting takes: `trainings`, and `core_seconds`, roughly."""
+    chosen: tuple[str, ...] = ()
+    """Labels or patterns of the rows that the user chose; none: all. Other rows are not among `rows`."""
+    runs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Fingerprint -> `task`, `command`, `config`, `provenance`, `usage`, `curves` of each run behind a number."""
+
+    @property
+    def has_published(self) -> bool:
+        """Whether any cell has a published number."""
+        return any(cell.published is not None for row in self.rows for cell in row.cells)
+
+    @property
+    def has_differences(self) -> bool:
+        """Whether any cell may be subtracted from its published number."""
+        return any(cell.difference is not None for row in self.rows for cell in row.cells)
+
+    @property
+    def filled(self) -> bool:
+        """Whether there is any result."""
+        return any(row.replicates for row in self.rows)
+
+    def cell(self, label: str, header: str) -> Cell:
+        """Return a cell by its row and column.
+
+        Raises:
+            KeyError: if there is no such row or column.
+        """
+        cells = {row.label: row.cells for row in self.rows}
+        place = {column.header: place for place, column in enumerate(self.columns)}
+        return cells[label][place[header]]
+
+    def frame(self) -> pd.DataFrame:
+        """Return the table as a data frame: a line for each cell; of a figure, a line for each replicate."""
+        import pandas as pd
+
+        return pd.DataFrame([*(self._replicate_lines() if self.figure else self._cell_lines())])
+
+    def _cell_lines(self) -> Iterator[dict[str, Any]]:
+        for row in self.rows:
+            for column, cell in zip(self.columns, row.cells, strict=True):
+                used = [r for r, value in zip(row.replicates, cell.values, strict=True) if value is not None]
+                yield {
+                    "row": row.label,
+                    "column": column.header,
+                    "mean": cell.mean,
+                    "std": cell.deviation,
+                    "min": min(cell.measured, default=None),
+                    "max": max(cell.measured, default=None),
+                    "n": len(cell.measured),
+                    "published": cell.published,
+                    "difference": cell.difference,
+                    "scale": self.scale,
+                    "epochs": row.epochs,
+                    "values": " ".join(map(repr, cell.measured)),
+                    "sources": " ".join(source_line(replicate.origin) for replicate in used),
+                }
+
+    def _replicate_lines(self) -> Iterator[dict[str, Any]]:
+        for row in self.rows:
+            for replicate in row.replicates:
+                origin = {"scale": self.scale, "source": source_line(replicate.origin), "diverged": replicate.diverged}
+                yield {"row": row.label, **replicate.axes, **origin, **replicate.metrics}
+
+    def __repr__(self) -> str:
+        return notebook.table_text(self)
+
+    def _repr_html_(self) -> str:
+        return notebook.table_html(self)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as plain values, which `of_json` reads."""
+        return dataclasses.asdict(self)
+
+    @staticmethod
+    def of_json(values: Mapping[str, Any]) -> FilledTable:
+        """Read what `as_json` gave."""
+        whole = dict(values)
+        whole["columns"] = tuple(FilledColumn(**column) for column in whole["columns"])
+        whole["claims"] = tuple(FilledClaim(**claim) for claim in whole["claims"])
+        whole["rows"] = tuple(_row_of(row) for row in whole["rows"])
+        whole |= {"data": tuple(whole["data"]), "chosen": tuple(whole.get("chosen", ()))}
+        whole["axes"] = {axis: tuple(found) for axis, found in whole["axes"].items()}
+        return FilledTable(**whole)
+
+
+def _row_of(values: Mapping[str, Any]) -> FilledRow:
+    replicates = tuple(
+        FilledReplicate(**{**each, "origin": _origin_of(each["origin"]), "commands": tuple(each["commands"])})
+        for each in values["replicates"]
+    )
+    cells = tuple(Cell(**{**cell, "values": tuple(cell["values"])}) for cell in values["cells"])
+    return FilledRow(values["label"], values["absent"], replicates, cells, values.get("planned", 0))
+
+
+def _origin_of(values: Mapping[str, Any]) -> Origin:
+    return Origin(**{**values, "members": tuple(map(_origin_of, values["members"]))})
+
+
+def slug(name: str, scale: str, changes: Mapping[str, object], rows: Sequence[str] = ()) -> str:
+    """Return the name under which a table at a scale, with changes and chosen rows, is kept."""
+    asked: object = [dict(changes), sorted(rows)] if rows else dict(changes)
+    marked = f"-{sha256(json.dumps(asked, sort_keys=True).encode())[:6]}" if changes or rows else ""
+    return f"{name.replace('/', '-')}-{scale}{marked}"
+
+
+def slug_of(part: FilledTable) -> str:
+    """Return the name under which a filled table is kept."""
+    return slug(part.name, part.scale, part.changes, part.chosen)
+
+
+def source_line(origin: Origin) -> str:
+    """Write where a number is from: `<run>`, `<run>[epoch=3]`, `<combination>(<run>,<run>[threshold=0.2])`."""
+    seen = ",".join(f"{path}={value}" for path, value in (origin.view or {}).items())
+    members = ",".join(source_line(member) for member in origin.members)
+    return origin.run + (f"[{seen}]" if seen else "") + (f"({members})" if members else "")
+
+
+def fill(plan: Plan, name: str, results: Results | None = None) -> FilledTable:
+    """Fill a planned table from what is there, and judge its claims. `results`: what `gather` returned, if it did."""
+    task, table = plan.tables[name]
+    with plan.storage.snapshot():
+        results = results or gather(plan, name)
+        columns = table.columns if isinstance(table, Table) else ()
+        whole = rows_of_claims(table, task.config(), task.view()) if results.by_rows else [()] * len(table.claims)
+        verdicts = [(claim, judge(claim, results, reads)) for claim, reads in zip(table.claims, whole, strict=True)]
+        runs, reasons = _runs(plan, task, results), comparable.apart(plan, name, results)
+        return FilledTable(
+            name=name,
+            title=table.title,
+            scale=plan.scale,
+            scale_about=str(find_scale(task, plan.scale)),
+            changes=dict(plan.changes),
+            chosen=tuple(plan.rows),
+            figure=not isinstance(table, Table),
+            columns=tuple(FilledColumn(column.header, column.format) for column in columns),
+            rows=tuple(
+                _fill_row(plan, name, row, columns, results, reasons.get(row.label) == [])
+                for row in table.rows
+                if row.absent != BY_ROWS
+            ),
+            claims=tuple(FilledClaim(claim.text, claim.ours, v.status, v.because) for claim, v in verdicts),
+            axes={axis: tuple(found) for axis in table.over if (found := results.axis(axis))},
+            data=tuple(_data(plan, task, name)),
+            note=" ".join(part for part in (table.note, adopted(task, results, runs)) if part),
+            apart=comparable.sentence(task, reasons) if columns else "",
+            task_about=task.about,
+            paper=task.paper,
+            telling=name == f"{task.name}/{task.telling or next(iter(task.tables()), '')}",
+            full=_full(task, name),
+            runs=runs,
+        )
+
+
+def _fill_row(
+    plan: Plan, name: str, row: Any, columns: Sequence[Column], results: Results, as_published: bool
+) -> FilledRow:
+    """Return a row's replicates and cells; what diverged is listed, in no cell."""
+    found = [*results.select(row), *results.diverged(row)]
+    cells = []
+    for column in columns:
+        metric = row.metrics.get(column.header, column.metric) if isinstance(row, Row) else column.metric
+        values = [None if each.diverged else each.metrics.get(metric) for each in found]
+        scaled = tuple(None if value is None else float(value) * column.factor for value in values)
+        cells.append(Cell(scaled, row.published.get(column.header), as_published))
+    replicates = tuple(
+        FilledReplicate(
+            each.axes,
+            each.origin,
+            commands(plan, name, row, each),
+            each.metrics,
+            each.diverged,
+            epochs_of(plan.tables[name][0], each) if isinstance(row, Row) else "",
+        )
+        for each in found
+    )
+    if isinstance(row, Combined):
+        planned = 0 if row.absent else len(combinings(plan, name, row))
+    else:
+        planned = len(plan.replicates[name].get(row.label, ()))
+    return FilledRow(row.label, row.absent, replicates, tuple(cells), planned)
+
+
+def epochs_of(task: Task, replicate: Replicate) -> str:
+    """Return `24 -> 3` where early stopping keeps the weights of epoch 3 under the number 24, which was asked for."""
+    asked = replicate.view.epoch if replicate.view is not None else replicate.config.epochs
+    shown = replicate.metrics.get("epoch", asked)
+    if replicate.diverged or task.early_stop(replicate.config) is None or shown == asked:
+        return ""
+    return f"{asked} -> {shown:.0f}"
+
+
+def _data(plan: Plan, task: Task, name: str) -> Iterator[str]:
+    """Say what the data sets behind a table are, each once."""
+    replicates = [replicate for rows in plan.replicates[name].values() for replicate in rows if replicate.config]
+    for where, config in {task.dataset.where(each.config): each.config for each in reversed(replicates)}.items():
+        if (info := comparable.data_info(plan.storage, where, RunFolder.of(plan.storage, task, config))) is not None:
+            yield clean(task.dataset.describe(info))
+
+
+def _came(bundle: Any, made: Mapping[str, Any]) -> dict[str, str]:
+    """Return which bundle a number came in, and when and where it was measured; nothing of one that was made here."""
+    if not isinstance(bundle, dict):
+        return {}
+    facts = {"packed": bundle.get("packed", ""), "packed_on": bundle.get("host", ""), "bundle": bundle.get("id", "")}
+    facts |= {"measured": made.get("started", ""), "host": made.get("host", ""), "device": made.get("device", "")}
+    return {name: clean(value) for name, value in facts.items()}
+
+
+def _came_of(folder: RunFolder) -> dict[str, str]:
+    bundle = folder.bundle()
+    return _came(bundle, folder.folder.read_record("provenance.json", {})) if bundle else {}
+
+
+def _full(task: Task, name: str) -> dict[str, float]:
+    """Return what the published setting of a table takes, parents included; nothing where the task has none."""
+    table = comparable.published_table(task, name)
+    if table is None:
+        return {}
+    configs: dict[str, Any] = {}
+    for row in table.rows:
+        for replicate in (
+            expand(table, row, task.config(), task.view()) if isinstance(row, Row) and not row.absent else ()
+        ):
+            config = replicate.config
+            while config is not None and (digits := fingerprint(task.name, task.version, config)) not in configs:
+                configs[digits] = config
+                config = parent(config)
+    return {"trainings": len(configs), "core_seconds": sum(map(task.cost, configs.values()))}
+
+
+def _runs(plan: Plan, task: Task, results: Results) -> dict[str, dict[str, Any]]:
+    """Return what is told of each run behind a number, each once."""
+    found = {}
+    for replicate in (each for rows in results.replicates.values() for each in rows):
+        for config in [replicate.config] if replicate.config is not None else []:
+            folder = RunFolder.of(plan.storage, task, config)
+            if folder.fingerprint not in found and folder.folder.exists("provenance.json"):
+                result = folder.result() or {}
+                found[folder.fingerprint] = {
+                    "task": task.name,
+                    "usage": {key: result[key] for key in USAGE if isinstance(result.get(key), (int, float))},
+                    "curves": notebook.curves(folder.history())[:1],
+                    "command": train_line(task, config),
+                    "config": flatten(config),
+                    "provenance": folder.folder.read_record("provenance.json", {}),
+                }
+    return found
+
+
+def adopted(task: Task, results: Results, runs: Mapping[str, Mapping[str, Any]]) -> str:
+    """Say which rows show weights that others trained; empty where none does."""
+    others = {digits for digits, run in runs.items() if "adopted" in run["provenance"]}
+    if not others:
+        return ""
+    configs = {label: [each.config for each in found if each.config] for label, found in results.replicates.items()}
+    found = [
+        label for label, some in configs.items() if any(fingerprint(task.name, task.version, c) in others for c in some)
+    ]
+    return f"Weights that others trained, adopted without a step of training: {', '.join(found)}."
+
+
+def train_line(task: Task, config: Config, epoch: int = 0) -> str:
+    """Return the command that trains exactly this config, and keeps the weights of an epoch."""
+    keep = f"--keep {epoch}" if epoch not in (0, config.epochs, *task.keep(config)) else ""
+    words = [f"retable train {task.name} --scale paper", set_line(exact_changes(config)), keep]
+    return " ".join(word for word in words if word)
+
+
+def commands(plan: Plan, name: str, row: Any, replicate: Replicate) -> tuple[str, ...]:
+    """Return the lines that make exactly one replicate: `train`, and `score` for a view; `reproduce` what is joined."""
+    task, _ = plan.tables[name]
+    words = f"retable reproduce {name} --rows {shlex.quote(row.label)} --scale {plan.scale} {set_line(plan.changes)}"
+    whole = words.strip()
+    if isinstance(row, Measurement):
+        return (whole,)
+    if isinstance(row, Combined):
+        rows = plan.replicates[name]
+        members = [each for label in row.of for each in rows[label] if each.axes == replicate.axes]
+        return (*dict.fromkeys(line for each in members for line in _run_lines(plan, task, each)), whole)
+    return tuple(_run_lines(plan, task, replicate))
+
+
+def _run_lines(plan: Plan, task: Task, replicate: Replicate) -> list[str]:
+    config, view = replicate.config, replicate.view
+    if view is None:
+        return [train_line(task, config)]
+    run = RunFolder.of(plan.storage, task, config).fingerprint
+    score = f"retable score {run} {set_line(view_changes(task.view(), config, view))}".strip()
+    return [train_line(task, config, view.epoch), score]
+
+
+def gather(plan: Plan, name: str) -> Results:
+    """Return what is there for each row of a planned table."""
+    task, table = plan.tables[name]
+    found: dict[str, Sequence[Replicate]] = {}
+    with plan.storage.snapshot():
+        for row in table.rows:
+            if isinstance(row, Combined):
+                rows = [_combined(plan, each) for each in combinings(plan, name, row)] if not row.absent else []
+            else:
+                rows = [_replicate(plan, task, row, each) for each in plan.replicates[name].get(row.label, [])]
+            found[row.label] = [each for each in rows if each is not None]
+    return Results(found, table)
+
+
+def _replicate(plan: Plan, task: Task, row: Row | Measurement, replicate: Replicate) -> Replicate | None:
+    """Return one replicate of a row with what it measured, or None while that is not there."""
+    folder = RunFolder.of(plan.storage, task, replicate.config)
+    if isinstance(row, Measurement):
+        path = timing_read(plan, task, row, replicate)
+        if path is None:
+            return None
+        key, taken = path.rsplit("/", 1)[-1].removesuffix(".json"), read_timing(plan.storage, path)
+        origin = Origin(key, bundle=_came(taken.get("bundle"), taken.get("provenance") or {}))
+        return dataclasses.replace(replicate, metrics=taken["metrics"], origin=origin)
+    result, view = folder.result(), replicate.view
+    if result is None or plan.trainings[folder.path].status == "data changed":
+        return None
+    found, came = dataclasses.replace(replicate, history=folder.history(), diverged=result.get("diverged", "")), {}
+    if "bundle" in result:
+        came = _came_of(folder)
+    if view is None:
+        return dataclasses.replace(found, metrics=result["metrics"], origin=Origin(folder.fingerprint, bundle=came))
+    weights = result["weights"].get(str(view.epoch), "")
+    origin = Origin(folder.fingerprint, view_changes(task.view(), replicate.config, view), weights, bundle=came)
+    if found.diverged:
+        return dataclasses.replace(found, metrics=result["metrics"], origin=origin)
+    scores = folder.scores(view, weights)
+    if scores is None:
+        return None
+    metrics = {**scoring.training_metrics(folder, view, replicate.config.epochs), **scores["metrics"]}
+    summaries = partial(scoring.summaries, task, replicate.config, view, folder)
+    return dataclasses.replace(found, metrics=metrics, origin=origin, summaries=summaries)
+
+
+def _combined(plan: Plan, combining: Combining) -> Replicate | None:
+    """Return one replicate of a combined row, or None while it is not there."""
+    scores = combining.scores(plan.storage) if plan.whole(combining) else None
+    if scores is None:
+        return None
+    task = combining.task
+    members = tuple(
+        Origin(
+            member.folder.fingerprint,
+            view_changes(task.view(), member.config, member.view),
+            scoring.weights_digest(member.folder, member.view),
+            bundle=_came_of(member.folder),
+        )
+        for member in combining.members
+    )
+    first = combining.members[0]
+    view = view_changes(task.view(), first.config, combining.view)
+    return Replicate(
+        combining.row.label,
+        combining.axes,
+        first.config,
+        combining.view,
+        metrics=scores["metrics"],
+        origin=Origin(
+            combining.place.rsplit("/", 1)[-1], view, members=members, bundle=_came(scores.get("bundle"), {})
+        ),
+        summaries=partial(ensembles.summaries, combining, plan.storage),
+    )

@@ -1,0 +1,223 @@
+"""Checks a result that was sent: trains a random sample of a bundle's runs again and compares their numbers.
+
+What is compared are the metrics of the training and the scores of its views, but seconds. They must be equal bit for
+bit where device, versions, code and stacking are those of the bundle's run, else within a relative tolerance.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from retable.platform.config import Config, View, override
+from retable.platform.errors import UserError
+from retable.platform.execute.run import execute, prepare_data
+from retable.platform.plan.plan import compile_configs, data_digest
+from retable.platform.report import packing
+from retable.platform.spec import task as tasks
+from retable.platform.spec.resources import Resources
+from retable.platform.spec.task import Task
+from retable.platform.store.run import RunFolder
+from retable.platform.store.storage import Storage
+
+Verdict = Literal["agrees bit for bit", "agrees within the tolerance", "differs", "not comparable"]
+TINY = 1e-9
+"""Absolute tolerance, of numbers near zero."""
+
+
+@dataclass
+class Checked:
+    """What became of one run that was trained again."""
+
+    task: str
+    run: str
+    """The fingerprint."""
+    verdict: Verdict
+    why: str = ""
+    """Why it cannot be compared, or why it need not be equal bit for bit."""
+    compared: int = 0
+    """Numbers that were compared."""
+    tolerance: float = 0.0
+    """Relative; 0: bit for bit."""
+    different: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+    """Metric -> what the bundle says, what it is here."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        return asdict(self)
+
+    def line(self) -> str:
+        """Say it in one line."""
+        numbers = f", {self.compared} numbers" if self.compared else ""
+        how = f", relative tolerance {self.tolerance:g}" if self.tolerance else ""
+        return f"{self.task} {self.run}: {self.verdict}{numbers}{how}" + (f" ({self.why})" if self.why else "")
+
+    def details(self, most: int = 10) -> list[str]:
+        """Say which metrics differ; of very many, the first."""
+        lines = [f"{name}: was {was!r}, is {now!r}" for name, (was, now) in self.different.items()]
+        return lines[:most] + ([f"and {len(lines) - most} more: --json shows all"] if len(lines) > most else [])
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A finished run of a bundle, to be trained again."""
+
+    task: Task
+    folder: RunFolder
+    config: Config
+    views: Mapping[str, View]
+    """Key of its folder -> a view that was scored."""
+
+
+def verify(
+    bundle: Path,
+    storage: Storage,
+    into: Storage | None,
+    sample: int,
+    seed: int,
+    tolerance: float,
+    resources: Resources,
+) -> list[Checked]:
+    """Train a sample of a bundle's runs again and compare them; see `api.verify`.
+
+    Raises:
+        UserError: if the bundle is refused, holds no finished run of a task that is here, or a training fails.
+    """
+    with tempfile.TemporaryDirectory(prefix="retable-verify-") as temporary:
+        unpacked = Storage.open(Path(temporary, "bundle"))
+        taken = packing.unpack(bundle, unpacked)
+        place = into or Storage.open(Path(temporary, "again"))
+        chosen = random.Random(seed).sample(sorted(taken.runs), min(sample, len(taken.runs)))
+        sent = [_sent(unpacked, run) for run in chosen]
+        if not sent:
+            raise UserError(f"{bundle}: no finished run of a task and version that is here; nothing can be verified")
+        with _data_of(storage, place, sent):
+            refused = {each.folder.fingerprint: why for each in sent if (why := _other_data(each, place))}
+            _train([each for each in sent if each.folder.fingerprint not in refused], place, resources)
+            return [_compared(each, place, tolerance, refused.get(each.folder.fingerprint, "")) for each in sent]
+
+
+def _sent(unpacked: Storage, run: str) -> Sent:
+    name = next(name for name in unpacked.folders("runs") if unpacked.exists(f"runs/{name}/{run}"))
+    task, folder = tasks.find(name), RunFolder(unpacked, name, run)
+    views: dict[str, View] = {}
+    for key in folder.folder.list("views"):
+        if folder.folder.exists(f"views/{key}/scores.json"):
+            found = folder.folder.read_record(f"views/{key}/scores.json", {"view": dict})
+            views[key] = override(task.view(), found["view"])
+    return Sent(task, folder, folder.config(task), views)
+
+
+@contextmanager
+def _data_of(storage: Storage, place: Storage, sent: Sequence[Sent]) -> Iterator[None]:
+    """Let a local storage read the datasets, and imported weights, of another one, while the block runs."""
+    links = []
+    if storage.is_local and place.is_local and storage.root != place.root:
+        wanted = [f"data/{each.task.dataset.where(each.config)}" for each in sent]
+        for path in dict.fromkeys([*wanted, "weights"]):
+            target, link = Path(storage.root, path), Path(place.root, path)
+            if target.exists() and not link.exists():
+                link.parent.mkdir(parents=True, exist_ok=True)
+                os.symlink(target, link)
+                links.append(link)
+    try:
+        yield
+    finally:
+        for link in links:
+            link.unlink()
+
+
+def _other_data(sent: Sent, place: Storage) -> str:
+    """Make the data of a run that are not there; return how they differ from those it was trained on, if they do.
+
+    Raises:
+        UserError: if the data cannot be had, or the run is in that storage already.
+    """
+    if RunFolder(place, sent.folder.task, sent.folder.fingerprint).result() is not None:
+        where = f"{place}/runs/{sent.folder.task}/{sent.folder.fingerprint}"
+        raise UserError(f"{where}: the run is there already; choose another storage to train it in again")
+    prepare_data(compile_configs(sent.task, [sent.config], place).trainings.values(), place)
+    was, now = (sent.folder.result() or {})["data"], data_digest(place, sent.task.dataset.where(sent.config))
+    return "" if was == now else f"its data have the digest {was[:16]}, those here {str(now)[:16]}"
+
+
+def _train(sent: Sequence[Sent], place: Storage, resources: Resources) -> None:
+    """Train runs again, a task's together, and score their views.
+
+    Raises:
+        UserError: if one fails.
+    """
+    for task in {each.task.name: each.task for each in sent}.values():
+        pairs: list[tuple[Config, View | None]] = []
+        for each in sent:
+            if each.task is task:
+                pairs += [(each.config, view) for view in each.views.values()] or [(each.config, None)]
+        plan = compile_configs(task, [config for config, _ in pairs], place, [view for _, view in pairs])
+        for name, failure in execute(plan, resources).items():
+            raise UserError(f"{name}: {failure}")
+
+
+def _compared(sent: Sent, place: Storage, tolerance: float, refused: str = "") -> Checked:
+    """Compare a run with the one that was sent; `refused` says why it was not trained."""
+    folder = RunFolder(place, sent.folder.task, sent.folder.fingerprint)
+    found = Checked(folder.task, folder.fingerprint, "not comparable", refused)
+    if refused:
+        return found
+    before, after = _numbers(sent.folder, sent.views), _numbers(folder, sent.views)
+    pairs = {name: (before.get(name), after.get(name)) for name in [*before, *(after.keys() - before.keys())]}
+    found.compared = len(pairs)
+    if all(same(was, now, 0.0) for was, now in pairs.values()):
+        found.verdict = "agrees bit for bit"
+        return found
+    made = [each.folder.read_record("provenance.json", {}) for each in (sent.folder, folder)]
+    found.why = other_conditions(folder.task, made[0], made[1])
+    found.tolerance = tolerance if found.why else 0.0
+    found.different = {name: pair for name, pair in pairs.items() if not same(*pair, found.tolerance)}
+    found.verdict = "differs" if found.different else "agrees within the tolerance"
+    return found
+
+
+def _numbers(folder: RunFolder, views: Mapping[str, View]) -> dict[str, Any]:
+    """Return all numbers of a run but seconds, by name."""
+    result = folder.result() or {"metrics": {}}
+    found = dict(result["metrics"]) | {"diverged": result.get("diverged")}
+    for key in views:
+        path = f"views/{key}/scores.json"
+        scores = folder.folder.read_record(path, {"metrics": dict}) if folder.folder.exists(path) else {"metrics": {}}
+        found |= {f"{key} {name}": value for name, value in scores["metrics"].items()}
+    return {name: value for name, value in found.items() if "seconds" not in name and value is not None}
+
+
+def other_conditions(task: str, was: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Return why two runs of one config need not be equal bit for bit; empty if they must be.
+
+    Args:
+        task: theirs.
+        was: the provenance of the one that was sent.
+        now: that of the other.
+    """
+    parts = ("platform", f"tasks/{task}")
+    codes = [made.get("code") for made in (was, now)]
+    if all(isinstance(code, dict) for code in codes):
+        same_code = all(was["code"].get(part) == now["code"].get(part) for part in parts)
+    else:
+        same_code = all(was.get(name) == now.get(name) for name in ("commit", "dirty"))
+    other = [name for name in ("device", "versions", "stack") if was.get(name) != now.get(name)]
+    other += [] if same_code else ["code"]
+    return f"another {', '.join(other)}" if other else ""
+
+
+def same(was: Any, now: Any, relative: float) -> bool:
+    """Return whether two numbers are equal, or within a relative tolerance; NaN equals NaN."""
+    if not isinstance(was, (int, float)) or not isinstance(now, (int, float)):
+        return bool(was == now)
+    if math.isnan(was) or math.isnan(now):
+        return math.isnan(was) and math.isnan(now)
+    return was == now or (relative > 0 and math.isclose(was, now, rel_tol=relative, abs_tol=TINY))

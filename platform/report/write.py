@@ -1,0 +1,247 @@
+"""Reports: every table measured beside published, figures, claims with verdicts, and the run behind each cell.
+
+One static page, `report/index.html`, for all that a storage path holds; the same as Markdown, CSV and LaTeX. A section
+whose inputs have not changed is shown as it was filled, without the task's code.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from retable.platform.commit import code_root
+from retable.platform.console import errors
+from retable.platform.errors import UserError, one_line
+from retable.platform.plan.plan import Plan, compile_plan
+from retable.platform.report.html import in_order, render
+from retable.platform.report.render import latex, markdown
+from retable.platform.report.results import FilledTable, fill, gather, slug, slug_of
+from retable.platform.spec.table import Figure, Results, Table
+from retable.platform.spec.task import Task, find_table, folder, table_at
+from retable.platform.store.cache import Snapshot
+from retable.platform.store.provenance import processor_name
+from retable.platform.store.run import sha256
+from retable.platform.store.storage import Storage
+
+
+def fill_and_keep(plan: Plan, into: Storage | None = None) -> dict[str, FilledTable]:
+    """Fill a plan's tables, record that they were asked for, and keep them for the report; return them by name.
+
+    Those that are kept in the report's folder (`into`, else `report`), complete and unchanged are not filled again.
+    """
+    found, into = {}, into or plan.storage / "report"
+    for name, of in plan.tables.items():
+        request = request_of(name, plan.scale, plan.changes, plan.rows)
+        with plan.storage.snapshot() as snapshot:
+            part, whole = kept_section(request, into, snapshot) or (None, False)
+            found[name] = part if part and whole else keep_section(request, of, plan.storage, into, snapshot)
+        plan.storage.write_json(f"tables/{request_slug(request)}.json", request)
+    return found
+
+
+def request_of(table: str, scale: str, changes: Mapping[str, object], rows: Sequence[str] = ()) -> dict[str, Any]:
+    """Return what is kept of a table that was asked for."""
+    return {"table": table, "scale": scale, "set": dict(changes), **({"rows": [*rows]} if rows else {})}
+
+
+def request_slug(request: Mapping[str, Any]) -> str:
+    """Return the name under which a request and its section are kept."""
+    return slug(request["table"], request["scale"], request["set"], request.get("rows", ()))
+
+
+def keep_section(
+    request: Mapping[str, Any], of: tuple[Task, Table | Figure], storage: Storage, into: Storage, snapshot: Snapshot
+) -> FilledTable:
+    """Fill a table that was asked for and write its files; in its JSON stands what it was made of."""
+    name, table = request["table"], of[1]
+    with snapshot.watching() as inputs, blamed(storage, name):
+        plan = compile_plan({name: of}, storage, request["scale"], request["set"], request.get("rows", ()))
+        results = gather(plan, name)
+        part = fill(plan, name, results)
+        files = {"csv": part.frame().to_csv(index=False).encode()} if part.filled else {}
+        if isinstance(table, Figure):
+            files |= drawing(table, results) if part.filled else {}
+        else:
+            files["tex"] = latex(part).encode()
+    complete = plan.nothing_to_do and not plan.timings  # what is measured may be due again on another device
+    kept = {"code": code_digest(task_of(name)), "inputs": inputs, "complete": complete, "table": part.as_json()}
+    for kind, data in {**files, "json": json.dumps(kept, default=str).encode()}.items():
+        into.write(f"{slug_of(part)}.{kind}", data)
+    return part
+
+
+@contextmanager
+def blamed(storage: Storage, name: str) -> Iterator[None]:
+    """Turn what fails in a block, which fills a table, into one line if the storage took in a bundle: it may be that.
+
+    Raises:
+        UserError: naming the table.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        if not storage.list("bundles"):
+            raise
+        remedy = "if its runs came in a bundle, remove those and train them here"
+        raise UserError(f"{storage}: {name} cannot be filled ({one_line(error)}); {remedy}") from error
+
+
+def kept_section(request: Mapping[str, Any], into: Storage, snapshot: Snapshot) -> tuple[FilledTable, bool] | None:
+    """Return a table as it was kept, and whether it was complete, if neither its inputs nor the code have changed."""
+    path = f"{request_slug(request)}.json"
+    if not into.exists(path):
+        return None
+    try:
+        kept = json.loads(into.read(path))
+        same = kept["code"] == code_digest(task_of(request["table"]))
+        same = same and all(snapshot.stamp(where) == stamp for where, stamp in kept["inputs"].items())
+        return (FilledTable.of_json(kept["table"]), kept["complete"]) if same else None
+    except (ValueError, KeyError, TypeError, AttributeError):  # half a file, or one of before: fill it again
+        return None
+
+
+def complete(
+    tables: Sequence[str], scale: str, changes: Mapping[str, object], rows: Sequence[str], storage: Storage
+) -> dict[str, FilledTable]:
+    """Return tables as they were filled, if all are complete and unchanged, else nothing; no task is imported."""
+    found = {}
+    with storage.snapshot() as snapshot:
+        for name in tables:
+            kept = kept_section(request_of(name, scale, changes, rows), storage / "report", snapshot)
+            if kept is None or not kept[1]:
+                return {}
+            found[name] = kept[0]
+    return found
+
+
+def sections(storage: Storage, into: Storage) -> list[FilledTable]:
+    """Return every table that was asked for on a storage path, filled; what cannot be filled is named and left out."""
+    found = []
+    with storage.snapshot() as snapshot:
+        for file in storage.list("tables"):
+            try:
+                request = read_request(storage, f"tables/{file}")
+                kept = kept_section(request, into, snapshot)
+                found.append(kept[0] if kept else new_section(request, storage, into, snapshot))
+            except Exception as error:  # one bad request, or one claim that cannot be judged, must not hide the others
+                errors.print(f"left out of the report: tables/{file}: {one_line(error)}", markup=False)
+    return found
+
+
+def kept_tables(storage: Storage) -> list[FilledTable]:
+    """Return the tables that `retable reproduce` filled on a storage, as they were filled; no task is imported."""
+    found = []
+    for file in storage.list("tables"):
+        try:
+            request = read_request(storage, f"tables/{file}")
+            kept = json.loads(storage.read(f"report/{request_slug(request)}.json"))
+            found.append(FilledTable.of_json(kept["table"]))
+        except (UserError, FileNotFoundError, ValueError, KeyError, TypeError):  # of another version, or half a file
+            continue
+    return found
+
+
+def read_request(storage: Storage, path: str) -> dict[str, Any]:
+    """Read which table was asked for.
+
+    Raises:
+        UserError: if the file is no such request.
+    """
+    found = storage.read_record(path, {"table": str, "scale": str, "set": dict})
+    if not isinstance(rows := found.get("rows", []), list) or not all(isinstance(each, str) for each in rows):
+        raise UserError(f"{storage}/{path}: the entry 'rows' is no list of labels; remove it and run again")
+    return found
+
+
+def new_section(request: Mapping[str, Any], storage: Storage, into: Storage, snapshot: Snapshot) -> FilledTable:
+    """Fill a table that was asked for."""
+    task, table = find_table(request["table"])
+    at_scale = table_at(task, table, request["scale"], request["set"], request.get("rows", ()))
+    return keep_section(request, (task, at_scale), storage, into, snapshot)
+
+
+def task_of(name: str) -> str:
+    """Return the task's name in a table's full name."""
+    return name.partition("/")[0]
+
+
+@functools.cache
+def code_digest(task: str) -> str:
+    """Return a digest of the code that fills a task's tables, and of the processor, for which measurements count.
+
+    Raises:
+        UserError: if there is no such task.
+    """
+    files = [file for place in (code_root() / "platform", folder(task)) for file in place.rglob("*.py")]
+    parts = [f"{file.name} {sha256(file.read_bytes())}" for file in sorted(files)]
+    return sha256("\n".join([processor_name(), *parts]).encode())[:16]
+
+
+STYLE: Any = {
+    "svg.hashsalt": "retable",
+    "figure.dpi": 130,
+    "savefig.bbox": "tight",
+    "axes.grid": True,
+    "grid.alpha": 0.25,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+}
+"""What all figures share."""
+DARK: Any = STYLE | {
+    **dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor", "legend.facecolor"), "#161c27"),
+    **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), "#c9d1de"),
+    "grid.color": "#8590a4",
+}
+"""The same for a page in the dark."""
+
+
+def drawing(figure: Figure, results: Results) -> dict[str, bytes]:
+    """Draw a figure: `png` and `svg`, and `dark.png` for a page in the dark."""
+    return pictures(lambda: figure.draw(results))
+
+
+def pictures(draw: Callable[[], Any]) -> dict[str, bytes]:
+    """Return what a function draws: `png` and `svg`, and `dark.png` for a page in the dark."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    files = {}
+    for style, kinds in ((STYLE, ("png", "svg")), (DARK, ("dark.png",))):
+        with pyplot.rc_context(style):
+            drawn = draw()
+            for kind in kinds:
+                buffer = io.BytesIO()
+                form = kind.rpartition(".")[2]
+                drawn.savefig(buffer, format=form, metadata={"Date": None} if form == "svg" else None)
+                files[kind] = buffer.getvalue()
+            pyplot.close(drawn)
+    return files
+
+
+def write_report(
+    storage: Storage, into: Storage | None = None, single: bool = False, parts: Sequence[FilledTable] | None = None
+) -> Storage:
+    """Write the whole report of a storage path; return its folder.
+
+    Args:
+        storage: where runs and requests lie.
+        into: where the report goes; by default `report/` below the storage.
+        single: whether the page holds all of its pictures and details, as one file to send.
+        parts: the tables that it shows; by default all that were asked for on the storage.
+    """
+    into = into or storage / "report"
+    parts = in_order(sections(storage, into) if parts is None else parts)
+    into.write("report.md", "# retable report\n\n" + "\n".join(markdown(part) for part in parts))
+    page, details = render(parts, str(storage), into, single)
+    into.write("index.html", page)
+    if not single:
+        into.write("details.js", details)
+    return into

@@ -1,0 +1,524 @@
+"""A paper's table as an object that knows the runs which fill it."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import numpy as np
+
+from retable.platform.config import Config, View, differences, override, override_lineage
+from retable.platform.errors import UserError
+from retable.platform.spec.claims import LEAST, NOT_JUDGED, UNTESTED, Verdict
+from retable.platform.text import and_more
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Drawing
+
+V = TypeVar("V", bound=View)
+
+Predictions = Mapping[str, "np.ndarray[Any, Any]"]
+
+
+F = TypeVar("F", bound=Callable[..., object])
+
+
+def stored_as(key: str) -> Callable[[F], F]:
+    """Return a decorator that sets the name under which results of a combining or measuring function are stored.
+
+    Without it, moving or renaming the function would lose what was stored.
+    """
+
+    def named(function: F) -> F:
+        setattr(function, "stored_as", key)  # noqa: B010 (functions have no such attribute by their type)
+        return function
+
+    return named
+
+
+def stored_key(function: Callable[..., object], name: str) -> str:
+    """Return the name under which a function's results are stored; `name` where it has none of its own."""
+    return str(getattr(function, "stored_as", name))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Row:
+    """One line of a table: what to train, how to view it, and what the paper printed."""
+
+    label: str
+    overrides: Mapping[str, object] | None = field(default_factory=dict)
+    """The config, as differences from the paper's defaults; None where there is only a published value."""
+    view: Mapping[str, object] | None = None
+    """How to read the run, as differences from the default view; None reads the metrics of the training itself."""
+    published: Mapping[str, float] = field(default_factory=dict)
+    """Column header -> the paper's number."""
+    metrics: Mapping[str, str] = field(default_factory=dict)
+    """Column header -> metric, where the row reads another one than its column says."""
+    absent: str = ""
+    """Why the row is not run here (at this scale, with these changes); empty where it is."""
+
+
+class Member(Protocol):
+    """What a combining function sees of one of the rows it joins."""
+
+    @property
+    def label(self) -> str:
+        """The row's label."""
+
+    @property
+    def view(self) -> Any:
+        """How the row reads its run."""
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """The row's scores, and the training's own metrics at the view's epoch."""
+
+    def load(self) -> Predictions:
+        """Read the member's predictions of this shard: one at a time is all that need be in memory."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Combined:
+    """A line that trains nothing: it joins the predictions of other lines (a vote, a mean, a choice by region)."""
+
+    label: str
+    of: tuple[str, ...]
+    """Labels of the rows that are joined, replicate by replicate; they have a view."""
+    combine: Callable[[str, Sequence[Member]], Predictions]
+    """(shard, members) -> the shard's joined predictions; a function of a module, called in an actor."""
+    view: Mapping[str, object] = field(default_factory=dict)
+    """How the joined predictions are scored, as differences from the first member's view."""
+    published: Mapping[str, float] = field(default_factory=dict)
+    needs: tuple[str, ...] = ()
+    """Labels of rows without which the line says nothing, where a scale leaves out some of those that it joins."""
+    absent: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Measurement:
+    """A line whose result is seconds or bytes: it has its node to itself and counts for that kind of device only."""
+
+    label: str
+    measure: Callable[..., Mapping[str, float]]
+    """Config -> metrics; a function of a module, so that a worker can import it."""
+    arguments: Mapping[str, object] = field(default_factory=dict)
+    """What else `measure` is told, by name; those that differ from its defaults tell measurements apart."""
+    reads_data: bool = False
+    """Whether `measure` also takes the config's data set, as `source`: a `Source`, or None where it is not there."""
+    overrides: Mapping[str, object] = field(default_factory=dict)
+    published: Mapping[str, float] = field(default_factory=dict)
+    absent: str = ""
+
+
+AnyRow = Row | Combined | Measurement
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """One column: its header, the metric that fills it, and how it is printed."""
+
+    header: str
+    metric: str
+    format: str = ".2f"
+    factor: float = 1.0
+    """Multiplies the metric (1e-6: bytes to MB)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """A sentence of the paper (or ours), and the function of the results that tests it."""
+
+    text: str
+    check: Callable[[Results], Verdict]
+    ours: bool = False
+    """Whether the sentence is ours, not the paper's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Rows by columns, replicated over axes such as seeds and environments."""
+
+    title: str
+    rows: Sequence[AnyRow]
+    columns: Sequence[Column]
+    over: Mapping[str, Sequence[object]] = field(default_factory=dict)
+    """Replicate axes: config path, or `view.` and a path of the view -> values."""
+    claims: Sequence[Claim] = ()
+    overrides: Mapping[str, object] = field(default_factory=dict)
+    """Changes to every run and its ancestors: what a scale sets. Measurements are left as they are."""
+    changes: Mapping[str, object] = field(default_factory=dict)
+    """The user's own (`--set`), to everything; those of views are written `view.` and a path of the view."""
+    left_out: Mapping[str, Sequence[object]] = field(default_factory=dict)
+    """Replicate axis -> values of it that the user's changes leave out."""
+    note: str = ""
+
+    def __repr__(self) -> str:
+        return f"<table of {len(self.rows)} rows: {self.title}>"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """A table whose lines are drawn, not printed."""
+
+    title: str
+    rows: Sequence[AnyRow]
+    draw: Callable[[Results], Drawing]
+    over: Mapping[str, Sequence[object]] = field(default_factory=dict)
+    claims: Sequence[Claim] = ()
+    overrides: Mapping[str, object] = field(default_factory=dict)
+    changes: Mapping[str, object] = field(default_factory=dict)
+    left_out: Mapping[str, Sequence[object]] = field(default_factory=dict)
+    note: str = ""
+
+    def __repr__(self) -> str:
+        return f"<figure of {len(self.rows)} rows: {self.title}>"
+
+
+AnyTable = Table | Figure
+
+BY_ROWS = "left out by --rows"
+"""Why a row is absent that the user did not choose."""
+BY_SET = "left out by --set"
+
+
+def with_claims(tables: Mapping[str, AnyTable], claims: Mapping[str, Sequence[Claim]]) -> dict[str, AnyTable]:
+    """Return tables with their claims, which refer to the tables' rows and so are made after them.
+
+    Raises:
+        KeyError: if there are claims on a table that is not there.
+    """
+    unknown = claims.keys() - tables.keys()
+    if unknown:
+        raise KeyError(f"claims on unknown tables: {', '.join(sorted(unknown))}")
+    return {name: dataclasses.replace(table, claims=claims.get(name, ())) for name, table in tables.items()}
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a number is from: a run and how it was read, or what several were joined to."""
+
+    run: str = ""
+    """The fingerprint; of a combination and a measurement, the key of their file."""
+    view: Mapping[str, object] | None = None
+    """How it was read, as differences from the default view; None where it was not."""
+    weights: str = ""
+    """Digest of the weights that were read."""
+    members: tuple[Origin, ...] = ()
+    """What a combination joined."""
+    bundle: Mapping[str, str] = field(default_factory=dict)
+    """The bundle that it came in (`bundle`, `packed`, `packed_on`), and when and where it was `measured` (`host`,
+    `device`); empty for what was measured here."""
+
+
+@dataclass(frozen=True)
+class Replicate:
+    """One replicate of one row: a config and perhaps a view of it; once it was run, also what it measured."""
+
+    label: str
+    axes: Mapping[str, object]
+    config: Any
+    """The task's own class."""
+    view: Any | None
+    """The task's own class, with its epoch resolved; None where the training's own metrics are read."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """At the view's epoch."""
+    history: Sequence[Mapping[str, Any]] = ()
+    """The training's log, one entry an epoch."""
+    origin: Origin = field(default_factory=Origin)
+    diverged: str = ""
+    """Why the training's numbers mean nothing: they are not finite."""
+    summaries: Callable[[], Mapping[str, Predictions]] = dict
+    """Reads what scores were computed from: shard -> arrays."""
+
+
+class Results:
+    """What the rows of a table measured. A row that is not the table's is an error, never a missing result.
+
+    It records which rows were asked for, and which of the values that the user left out.
+    """
+
+    def __init__(self, found: Mapping[str, Sequence[Replicate]], table: AnyTable | None = None) -> None:
+        """Take the replicates of every row, by label; of a row that was not run, none.
+
+        Args:
+            found: label -> replicates.
+            table: the table, for what the user left out of it.
+        """
+        self.replicates = {label: [each for each in rows if not each.diverged] for label, rows in found.items()}
+        self._diverged = {label: [each for each in rows if each.diverged] for label, rows in found.items()}
+        self.by_rows = {row.label for row in table.rows if row.absent == BY_ROWS} if table else set()
+        """Labels of the rows that the user left out."""
+        self.by_set = {axis: values for axis, values in table.left_out.items() if values} if table else {}
+        """Replicate axis -> values that the user left out."""
+        self.asked: dict[str, None] = {}
+        """Labels of the rows that were asked for, in order."""
+        self.lacking: dict[str, dict[str, None]] = {BY_ROWS: {}, BY_SET: {}}
+        """What was asked for and left out by the user: how -> labels, or axes with their values."""
+
+    def __contains__(self, row: AnyRow | str) -> bool:
+        """Say whether a row has any result. Raises KeyError if it is not the table's."""
+        return bool(self._of(row))
+
+    def _of(self, row: AnyRow | str) -> list[Replicate]:
+        label = _label(row)
+        self.asked[label] = None
+        if label in self.by_rows:
+            self.lacking[BY_ROWS][label] = None
+        return self.replicates[label]
+
+    def select(self, row: AnyRow | str, **axes: object) -> list[Replicate]:
+        """Return a row's replicates whose axes have these values; write `view.epoch` as `view_epoch`.
+
+        Raises:
+            KeyError: if the row is not one of the table's.
+        """
+        wanted = {re.sub("^view_", "view.", name): value for name, value in axes.items()}
+        for name, value in wanted.items():
+            if value in self.by_set.get(name, ()):
+                self.lacking[BY_SET][f"{name}={value}"] = None
+        return [
+            replicate
+            for replicate in self._of(row)
+            if all(replicate.axes.get(name) == value for name, value in wanted.items())
+        ]
+
+    def diverged(self, row: AnyRow | str) -> list[Replicate]:
+        """Return a row's replicates whose training diverged: they are in no number. Raises KeyError as `select`."""
+        return self._diverged[_label(row)]
+
+    def values(self, row: AnyRow | str, metric: str, **axes: object) -> np.ndarray[Any, Any]:
+        """Return a metric over the selected replicates that have it, shape (replicates,)."""
+        chosen = self.select(row, **axes)
+        return np.array([r.metrics[metric] for r in chosen if r.metrics.get(metric) is not None], float)
+
+    def lines(self, *rows: AnyRow | str) -> list[tuple[Replicate, ...]]:
+        """Return the replicates of several rows in lines of equal axes; lines that lack a row are left out."""
+        first, *others = (self.select(row) for row in rows)
+        found = []
+        for replicate in first:
+            same = [[other for other in rows if other.axes == replicate.axes] for rows in others]
+            if all(same):
+                found.append((replicate, *(each[0] for each in same)))
+        return found
+
+    def axis(self, name: str) -> list[Any]:
+        """Return the values that an axis takes among the results, in order of appearance."""
+        seen = [r.axes[name] for rs in self.replicates.values() for r in rs if name in r.axes]
+        return list(dict.fromkeys(seen))
+
+
+def _label(row: AnyRow | str) -> str:
+    return row if isinstance(row, str) else row.label
+
+
+def judge(claim: Claim, results: Results, reads: Collection[str] = ()) -> Verdict:
+    """Return the verdict on a claim: not judged where it reads what the user left out, or could not do without.
+
+    Args:
+        claim: of the results' table.
+        results: what was measured.
+        reads: labels of the rows that it reads, as far as that is known beforehand (`rows_of_claims`).
+    """
+    for words in results.lacking.values():
+        words.clear()
+    for label in reads:
+        results.select(label)
+    verdict = claim.check(results)
+    lacking = {how: list(words) for how, words in results.lacking.items() if words}
+    if not lacking and verdict.status == UNTESTED and results.by_set:
+        lacking = {
+            verdict.because: [],
+            BY_SET: [f"{axis}={v}" for axis, values in results.by_set.items() for v in values],
+        }
+    because = [f"{how}: {and_more(words, 4)}" if words else how for how, words in lacking.items()]
+    return Verdict(NOT_JUDGED, "; ".join(because)) if lacking else verdict
+
+
+class _Ones(dict[str, float]):
+    """Metrics that are all there, and 1."""
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return 1.0
+
+    def __missing__(self, name: str) -> float:
+        return 1.0
+
+
+def rows_of_claims(table: AnyTable, default: Any, default_view: Any) -> list[list[str]]:
+    """Return for each claim of a table the labels of the rows that it reads, in the order in which it asks for them.
+
+    They are found by trying: each check is called without results, and with results of a few replicates whose every
+    metric is 1. What it returns or raises does not matter.
+    """
+    made: dict[str, list[Replicate]] = {row.label: [] for row in table.rows}
+    few = dataclasses.replace(table, over={axis: values[-LEAST:] for axis, values in table.over.items()})
+    for row in table.rows:
+        if not isinstance(row, Combined) and row.absent in ("", BY_ROWS):
+            every = expand(few, row, default, default_view)
+            made[row.label] = [dataclasses.replace(each, metrics=_Ones()) for each in every]
+    made |= {row.label: made[row.of[0]] for row in table.rows if isinstance(row, Combined)}
+    found = []
+    for claim in table.claims:
+        asked: dict[str, None] = {}
+        for results in (Results(dict.fromkeys(made, ())), Results(made)):
+            with suppress(Exception):
+                claim.check(results)
+            asked |= results.asked
+        found.append(list(asked))
+    return found
+
+
+def row_fields(table: AnyTable) -> set[str]:
+    """Return the fields of config and view (`view.epoch`) that rows of a table set: what tells them apart."""
+    config = {path for row in table.rows if not isinstance(row, Combined) for path in row.overrides or {}}
+    return config | {f"view.{path}" for row in table.rows if isinstance(row, Row) for path in row.view or {}}
+
+
+def changed(
+    table: AnyTable, changes: Mapping[str, object], default: Any, default_view: Any, named: Collection[str]
+) -> AnyTable:
+    """Return a table with the user's changes (`--set`): to all rows, and one to a replicate axis in the axis's place.
+
+    A list is several values of an axis; a row that sets the axis itself stays as it is.
+
+    What rows say of themselves stays true: of a change to a field by which rows are told apart, those rows stay that
+    have the new value anyway; the others are absent.
+
+    Args:
+        table: at its scale.
+        changes: config path, or `view.` and a path of the view -> value.
+        default: the task's default config.
+        default_view: the task's default view.
+        named: the fields by which rows are told apart: their labels say them.
+    """
+    several = {axis: tuple(dict.fromkeys(value)) for axis in table.over if isinstance(value := changes.get(axis), list)}
+    changes = {path: value for path, value in changes.items() if path not in several}
+    axes = {axis: changes[axis] for axis in table.over if axis in changes}
+    told = {path for path in changes if any(_within(path, field) or _within(field, path) for field in named)}
+    rows: list[AnyRow] = []
+    for row in table.rows:
+        if not isinstance(row, Combined) and row.overrides is not None:
+            own = {path: axes.get(path, value) if path not in named else value for path, value in row.overrides.items()}
+            open_axes = axes.keys() - row_fields(dataclasses.replace(table, rows=[row]))
+            contradicting = {path: changes[path] for path in changes if path in told - open_axes}
+            absent = row.absent or _contradiction(row, default, default_view, contradicting)
+            row = dataclasses.replace(row, overrides=own, absent=absent)
+        rows.append(row)
+    rows = [without_absent(row, rows) if isinstance(row, Combined) else row for row in rows]
+    over = {axis: (axes[axis],) if axis in axes else several.get(axis, values) for axis, values in table.over.items()}
+    left_out = {axis: [value for value in values if value not in over[axis]] for axis, values in table.over.items()}
+    lost = [new.label for old, new in zip(table.rows, rows, strict=True) if new.absent and not old.absent]
+    note = (
+        f"{table.note} Left out, as the changes would make them other rows: {'; '.join(lost)}." if lost else table.note
+    )
+    whole = {**table.changes, **changes}
+    return dataclasses.replace(table, rows=rows, over=over, changes=whole, left_out=left_out, note=note.strip())
+
+
+def _within(path: str, field: str) -> bool:
+    return path == field or path.startswith(f"{field}.")
+
+
+def _contradiction(row: Row | Measurement, default: Any, default_view: Any, changes: Mapping[str, object]) -> str:
+    """Return which of the changes would make a row something else than its label says; empty where none would."""
+    config, view = split_view(changes)
+    own = override(default, row.overrides or {})
+    seen = None if isinstance(row, Measurement) or row.view is None else override(default_view, row.view)
+    try:
+        other = differences(override(own, config), own)
+        if seen is not None:
+            other |= {f"view.{path}": v for path, v in differences(override(seen, view), seen).items()}
+    except UserError:  # a field that this row's choice does not have
+        return f"it has no {', '.join(sorted(changes))}"
+    return f"it is not {', '.join(f'{path}={value}' for path, value in other.items())}" if other else ""
+
+
+def choose_rows(table: AnyTable, patterns: Sequence[str]) -> AnyTable:
+    """Return a table of which only the rows are run that match a pattern (`matches`); without patterns all are.
+
+    A combined row takes along the rows that it joins.
+    """
+    wanted = {row.label for row in table.rows if not patterns or any(matches(row.label, each) for each in patterns)}
+    for row in table.rows:
+        if isinstance(row, Combined) and row.label in wanted:
+            wanted |= {*row.of, *row.needs}
+    rows = [row if row.label in wanted else dataclasses.replace(row, absent=BY_ROWS) for row in table.rows]
+    count = len(rows) - sum(row.absent == BY_ROWS for row in rows)
+    note = f"{table.note} {count} of {len(rows)} rows were chosen by --rows." if patterns else table.note
+    return dataclasses.replace(table, rows=rows, note=note.strip())
+
+
+def matches(label: str, pattern: str) -> bool:
+    """Return whether a row's label matches a pattern, in which `*` stands for any text and all else for itself."""
+    return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), label) is not None
+
+
+def without_absent(row: Combined, rows: Sequence[AnyRow]) -> Combined:
+    """Return a combined row of those members that are run: absent if fewer than two are, or one that it needs."""
+    trained = [other for other in rows if isinstance(other, Row) and other.overrides is not None]
+    there = {other.label for other in trained if not other.absent}
+    if all(label in there for label in row.of):
+        return row
+    members = tuple(label for label in row.of if label in there)
+    lacking = [label for label in row.needs if label not in there]
+    absent = f"without {lacking[0]}" if lacking else "" if len(members) > 1 else "its members are absent"
+    return dataclasses.replace(row, of=members or row.of, absent=absent)
+
+
+def expand(table: AnyTable, row: Row | Measurement, default: Any, default_view: Any) -> list[Replicate]:
+    """Return every replicate of a row, not yet run. An axis that the row itself sets is not replicated."""
+    if row.overrides is None:
+        return []
+    view_overrides = row.view if isinstance(row, Row) else None
+    own = {*row.overrides, *(f"view.{path}" for path in view_overrides or ())}
+    axes = {path: values for path, values in table.over.items() if path not in own}
+    if view_overrides is None:
+        axes = {path: values for path, values in axes.items() if not path.startswith("view.")}
+    scaled = {} if isinstance(row, Measurement) else table.overrides
+    user, user_view = split_view(table.changes)
+    base = override_lineage(override(default, row.overrides), scaled)
+    views: dict[Any, Any] = {}
+    fixed = {path: value for path, value in row.overrides.items() if path in table.over}
+    fixed |= {f"view.{path}": v for path, v in (view_overrides or {}).items() if f"view.{path}" in table.over}
+    found = []
+    for combination in itertools.product(*axes.values()):
+        point = dict(zip(axes, combination, strict=True))
+        changes, seen = split_view(point)
+        config = override_lineage(base, {**user, **changes})
+        view = None
+        if view_overrides is not None:
+            key = (config.epochs, *((path, repr(value)) for path, value in seen.items()))
+            view = views.get(key)  # one for all replicates that read their runs alike: they are many
+            if view is None:
+                view = views[key] = resolve(override(default_view, {**view_overrides, **user_view, **seen}), config)
+        found.append(Replicate(row.label, {**fixed, **point}, config, view))
+    return found
+
+
+def split_view(changes: Mapping[str, object]) -> tuple[dict[str, object], dict[str, object]]:
+    """Return the changes to the config, and those to the view, which are written `view.` and a path of the view."""
+    config = {path: value for path, value in changes.items() if not path.startswith("view.")}
+    view = {path.removeprefix("view."): value for path, value in changes.items() if path.startswith("view.")}
+    return config, view
+
+
+def view_changes(default: View, config: Config, view: View) -> dict[str, Any]:
+    """Return a view as differences from the default; the last epoch is the default."""
+    changes = differences(view, default)
+    return {path: value for path, value in changes.items() if (path, value) != ("epoch", config.epochs)}
+
+
+def resolve(view: V, config: Config) -> V:
+    """Return a view with the last epoch's number in place of 0.
+
+    Raises:
+        UserError: if it names an epoch that the run does not reach.
+    """
+    if not 0 <= view.epoch <= config.epochs:
+        raise UserError(f"view.epoch {view.epoch} is not among the run's epochs 1..{config.epochs} (0: the last)")
+    return override(view, {"epoch": view.epoch or config.epochs})

@@ -1,0 +1,404 @@
+"""The nouns of a task: what a folder `tasks/<name>/` must say of itself so that the platform can run it.
+
+A task is one frozen value, `TASK`, in the folder's `__init__.py`. There is no base class and no registry; the platform
+finds a task by the folder's name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+import itertools
+import pkgutil
+import re
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from retable.platform.config import UnknownField, override, override_lineage
+from retable.platform.errors import UserError, nearest
+from retable.platform.spec import extras
+from retable.platform.spec.resources import Needs, Stage
+from retable.platform.store.storage import Storage
+from retable.platform.text import clock
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+    from retable.platform.spec.table import AnyTable, Figure, Table
+    from retable.platform.train.worker import Worker
+
+    Arrays = Mapping[str, np.ndarray[Any, Any]]
+    State = dict[str, Any]
+
+
+SCALES = {
+    "smoke": "proves every path in seconds a row, for tests; its scores mean nothing",
+    "quick": "a first look in minutes: one seed, models above the trivial baseline; no claim is judged",
+    "small": "a night on two cores, at most 16 core-hours a paper: the paper's claims are tested, three seeds or more",
+    "paper": "the published setting",
+}
+"""The names that tasks give their scales, the smallest first: what each promises. A task may have fewer."""
+DEFAULT_SCALE = "smoke"
+"""The scale of a command that names none."""
+
+
+class Data(Protocol):
+    """A data set opened for one training (or for several that are stacked)."""
+
+    @property
+    def steps(self) -> int:
+        """Batches in an epoch."""
+
+    @property
+    def batch(self) -> int:
+        """Rows of a batch, over all workers together; 1 where a step cannot be shared out."""
+
+    def batches(self, epoch: int, start: int, rank: int, world: int) -> Iterator[Any]:
+        """Yield the epoch's batches from step `start` on, this rank's rows only: a function of seed and epoch alone.
+
+        `world` divides `batch`: the loop has seen to that.
+        """
+
+
+class Learner(Protocol):
+    """One training, or several stacked ones ("members"). It owns its loss, backward pass and every optimiser."""
+
+    def step(self, batch: Any) -> Mapping[str, Tensor]:
+        """Update once; return each metric for every member, shape (members,)."""
+
+    def state_dict(self) -> Sequence[State]:
+        """Return a state for each member: `weights` (named tensors), and whatever else resuming needs."""
+
+    def load_state_dict(self, states: Sequence[State]) -> None:
+        """Continue from such states."""
+
+
+@runtime_checkable
+class Startable(Learner, Protocol):
+    """A learner whose config has `init`: it can start from the weights of other runs, or of a file."""
+
+    def load_weights(self, weights: Sequence[Mapping[str, Tensor]]) -> None:
+        """Start from weights, one set for each member, before the first step.
+
+        Raises:
+            UserError: where they are of another model.
+        """
+
+
+@dataclass(frozen=True)
+class Source:
+    """A data set: the folder it lies in, and what its `dataset.json` says."""
+
+    folder: Storage
+    info: Mapping[str, Any]
+
+    @staticmethod
+    def of(storage: Storage, where: str) -> Source:
+        """Return the data set at `<storage>/data/<where>`.
+
+        Raises:
+            UserError: where its `dataset.json` is damaged.
+        """
+        folder = storage / f"data/{where}"
+        return Source(folder, folder.read_record("dataset.json", {"digest": str}, "make or convert the data set again"))
+
+    @property
+    def storage(self) -> Storage:
+        """The storage that the data set lies in: above `data/<task>/`, where imported weights are too."""
+        return Storage(self.folder.filesystem, self.folder.root.rsplit("/data/", 1)[0])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dataset:
+    """How a task comes by its data."""
+
+    where: Callable[[Any], str]
+    """Config -> the data set's folder, relative to `<storage>/data/`."""
+    prepare: Callable[[Any, Storage], None]
+    """(config, storage): make the data if they can be made here, else raise a UserError that says where to get them."""
+    read: Callable[[Storage], Any]
+    """folder -> `ray.data.Dataset` of its rows."""
+    arrays: Callable[[Any], Arrays]
+    """Arrow table -> the arrays that learners sample from."""
+    open: Callable[[Arrays | None, Source, Sequence[Any]], Data]
+    """(arrays, the data set, configs of the members) -> data. No arrays: it reads the data set itself, as a stream."""
+    describe: Callable[[Mapping[str, Any]], str]
+    """`dataset.json` -> the words a report puts beside every number that came from these data."""
+    published: Callable[[Mapping[str, Any]], bool] = lambda info: False
+    """`dataset.json` -> whether these are the paper's own data; on others no published number is subtracted."""
+    notes: Callable[[Sequence[Any], Source], Sequence[str]] = lambda configs, source: ()
+    """(configs that read a data set, the data set) -> lines that a plan says of that, such as what is held back."""
+    streams: bool = False
+    """Whether sets that are too large for memory (`bytes` in `dataset.json`) can be read as a stream."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """A named size of an experiment: what it does to a table, and what one should know of it. By itself: nothing."""
+
+    about: str
+    minutes: int = 0
+    """At most so many minutes on two cores, by the planner, take all tables of the task; 0: no promise."""
+    overrides: Mapping[str, object] = field(default_factory=dict)
+    """Changes to every run and its ancestors."""
+    start: Mapping[str, object] = field(default_factory=dict)
+    """Further changes to a run that is of no table: what `train` and `sweep` start from."""
+    row: Callable[[Any], Any] = lambda row: row
+    """Row or Measurement -> the same at this scale, or the reason (text) why it is left out."""
+    over: Mapping[str, Sequence[object]] = field(default_factory=dict)
+    """Replicate axis -> the values that are run, of those that a table has; of none of them, these in their place."""
+    note: Callable[[Any], str] = lambda table: ""
+    """Table (unscaled) -> the settings of this scale in words."""
+
+    def __str__(self) -> str:
+        """Return what a list of scales says of it."""
+        return f"{self.about}; at most {clock(60 * self.minutes)} on two cores" if self.minutes else self.about
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """Everything about one published system that the platform needs to know."""
+
+    name: str
+    about: str
+    paper: str = ""
+    """Whose tables they are, as one cites them: authors, title, year."""
+    telling: str = ""
+    """The table or figure that stands for the paper on the first screen of a report; none: its first."""
+    version: int
+    """Raised whenever the code's numbers change: old runs then no longer count."""
+    config: type[Any]
+    view: type[Any]
+    """A frozen dataclass of what can change without training again; it has a field `epoch` (0: the last)."""
+    dataset: Dataset
+    learner: Callable[[Sequence[Any], Any, Worker], Learner]
+    validate: Callable[[Any, Any], Sequence[Mapping[str, float]]]
+    """(learner, data) -> cheap metrics of each member, taken with every checkpoint; the same on every rank."""
+    predict: Callable[[Any, Any, Mapping[str, Tensor], Source, str], Arrays]
+    """(config, view, weights, data set, shard) -> predictions, the costly stage. They are kept where a combined row
+    joins them; what stays of the others is their summary."""
+    evaluate: Callable[[Any, Any, Mapping[str, Arrays], Source], Mapping[str, float]]
+    """(config, view, shard -> summary, data set) -> scores; the shards of every view in `reads`."""
+    shards: Callable[[Any, Any, Source], Sequence[str]] = lambda config, view, source: ("all",)
+    """(config, view, data set) -> the names of the pieces that predictions are made, kept and combined in."""
+    summarise: Callable[[Any, Any, Arrays, Source, str], Arrays] = lambda config, view, predictions, source, shard: (
+        predictions
+    )
+    """(config, view, predictions, data set, shard) -> the small arrays that scores are computed from."""
+    reads: Callable[[Any], Sequence[Any]] = lambda view: (view,)
+    """View -> the views whose predictions it is scored from: those that differ in a threshold share one."""
+    keep: Callable[[Any], Sequence[int]] = lambda config: ()
+    """Config -> epochs whose weights are kept besides the last one and those that views name."""
+    early_stop: Callable[[Any], tuple[str, int] | None] = lambda config: None
+    """Config -> (metric of `validate` to maximise, epochs to wait for a better one), or None."""
+    needs: Callable[[Any, Stage], Needs] = lambda config, stage: Needs()
+    """(config, stage) -> what its training, or the predictions of one view, take of a machine that has GPUs."""
+    group: Callable[[Any], Hashable]
+    """Configs with equal keys may be trained as one stack."""
+    cost: Callable[[Any], float]
+    """Config -> seconds of one CPU core that its training takes, roughly."""
+    gpu_work: Callable[[Any], tuple[str, float] | None] = lambda config: None
+    """Config -> (a rate of `python -m benchmarks gpu`, how many of its units a training takes), or None."""
+    view_cost: Callable[[Any, Any], float]
+    """(config, view) -> seconds of one CPU core that its predictions take, roughly."""
+    check: Callable[[Any, Any], None] = lambda config, view: None
+    """(config, view): called when both are planned; raises `UserError` where such a run cannot be scored so."""
+    metrics: Sequence[str] = ()
+    """What a sweep may search for the best of, among the scores and the log's metrics; `iou` also stands for `iou/...`.
+    Where there are none, any word is taken."""
+    tables: Callable[[], Mapping[str, Table | Figure]] = dict
+    """The paper's tables and figures; imported when asked for, as a training needs none of what they draw with."""
+    scales: Callable[[], Mapping[str, Scale]] = dict
+    settings: Sequence[str] = ()
+    """Config fields in which a table's rows may differ without their labels saying so: `--set` changes all rows."""
+
+    def __repr__(self) -> str:
+        return f"<task {self.name}: {self.about}>"
+
+    def predicts_on_gpu(self, config: Any) -> bool:
+        """Say whether predictions of a config's run are made on a GPU, where there is one."""
+        return self.needs(config, "predict").gpus > 0
+
+
+def data_folder(storage: Storage, *words: str) -> Storage:
+    """Return the folder of a data set, `<storage>/data/<task>/<name>`.
+
+    Raises:
+        UserError: where a name would leave that folder.
+    """
+    for word in words:
+        if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", word):
+            raise UserError(f"{word!r} cannot name a data set; use letters, digits, '-', '_' and '.'")
+    return storage / "/".join(("data", *words))
+
+
+def names() -> list[str]:
+    """Return the names of all tasks, those of RETABLE_TASKS included."""
+    import retable.tasks
+
+    return sorted(module.name for module in pkgutil.iter_modules(retable.tasks.__path__) if module.ispkg)
+
+
+def folder(name: str) -> Path:
+    """Return the folder of a task's code; the task is not imported for that.
+
+    Raises:
+        UserError: if there is none of that name.
+    """
+    import retable.tasks
+
+    places = [Path(place, name) for place in retable.tasks.__path__ if Path(place, name, "__init__.py").exists()]
+    if not places:
+        raise UserError(f"no task {name!r}{nearest(name, names())}")
+    return places[0]
+
+
+def has_commands(name: str) -> bool:
+    """Say whether a task has commands of its own, in `cli.py`; the task is not imported for that."""
+    return (folder(name) / "cli.py").exists()
+
+
+def find(name: str) -> Task:
+    """Return a task by name.
+
+    Raises:
+        UserError: if there is none of that name, or what it needs is not installed (`extras.Missing`).
+    """
+    if name not in names():
+        raise UserError(f"no task {name!r}{nearest(name, names())}")
+    extras.check(name)
+    task: Task = importlib.import_module(f"retable.tasks.{name}").TASK
+    return task
+
+
+def find_table(name: str) -> tuple[Task, Table | Figure]:
+    """Return a table or figure by its full name, such as `rl/table1`.
+
+    Raises:
+        UserError: if there is none of that name.
+    """
+    task_name, _, table_name = name.partition("/")
+    task = find(task_name)
+    tables = task.tables()
+    if table_name not in tables:
+        raise UserError(f"no table {name!r}{nearest(name, [f'{task.name}/{table}' for table in tables])}")
+    return task, tables[table_name]
+
+
+def find_scale(task: Task, name: str) -> Scale:
+    """Return a task's scale.
+
+    Raises:
+        UserError: if the task has none of that name.
+    """
+    scales = task.scales()
+    if name not in scales:
+        raise UserError(f"{task.name}: no scale {name!r}{nearest(name, scales)}")
+    return scales[name]
+
+
+def table_at(
+    task: Task, table: AnyTable, scale: str, changes: Mapping[str, object], rows: Sequence[str] = ()
+) -> AnyTable:
+    """Return a table at a scale, with the user's changes and choice of rows.
+
+    Args:
+        task: whose table it is.
+        table: as the task defines it.
+        scale: one of the task's.
+        changes: config path, or `view.` and a path of the view -> value. A replicate axis takes one value or a list.
+        rows: labels, or patterns with `*`, of the rows to run; none: all.
+
+    Raises:
+        UserError: if the task has no such scale, or no such fields.
+    """
+    from retable.platform.spec.table import changed, choose_rows, row_fields
+
+    axes = {path: values for path, values in changes.items() if path in table.over and isinstance(values, list)}
+    if not all(axes.values()):
+        raise UserError(f"{', '.join(axes)}: a list of no values; give one at least, such as [0]")
+    for values in itertools.zip_longest(*axes.values()) if axes else [()]:  # a mistake is told before anything else
+        chosen = {path: axes[path][0] if value is None else value for path, value in zip(axes, values, strict=True)}
+        check_fields(task, {**changes, **chosen})
+    named = row_fields(table) - {"seed", *task.settings}
+    at_scale = scaled(table, find_scale(task, scale))
+    return choose_rows(changed(at_scale, changes, task.config(), task.view(), named), rows)
+
+
+def check_rows(patterns: Sequence[str], tables: Iterable[AnyTable]) -> None:
+    """Refuse patterns that match no row of any of some tables.
+
+    Raises:
+        UserError: naming the rows whose labels are nearest.
+    """
+    from retable.platform.spec.table import matches
+
+    labels = list(dict.fromkeys(row.label for table in tables for row in table.rows))
+    for pattern in patterns:
+        if not any(matches(label, pattern) for label in labels):
+            close = difflib.get_close_matches(pattern, labels, n=5, cutoff=0.4) or labels[:5]
+            raise UserError(f"--rows {pattern!r} matches no row; the nearest: {', '.join(map(repr, close))}")
+
+
+def check_fields(task: Task, changes: Mapping[str, object]) -> None:
+    """Refuse changes that a task's config or view does not take; of a field that other tasks have, say which.
+
+    Raises:
+        UserError: naming the field.
+    """
+    from retable.platform.spec.table import split_view
+
+    config, view = split_view(changes)
+    override(task.view(), view, "view.")
+    try:
+        override(task.config(), config)
+    except UnknownField as error:
+        ours = task.config.__dataclass_fields__
+        absent = [name for name in (path.partition(".")[0] for path in config) if name not in ours]
+        having = [name for name in names() if absent and absent[0] in _fields(name)]
+        if not having:
+            raise
+        raise UserError(f"unknown field {absent[0]!r} of {task.name}: only {', '.join(having)} has it") from error
+
+
+def _fields(name: str) -> Mapping[str, object]:
+    """Return the fields of a task's config; none of one that cannot be had."""
+    try:
+        found: Mapping[str, object] = find(name).config.__dataclass_fields__
+    except ImportError:
+        return {}
+    return found
+
+
+def scaled(table: AnyTable, scale: Scale) -> AnyTable:
+    """Return a table at a scale: its rows, replicates and note. Combined rows join those members that are run."""
+    from retable.platform.spec.table import Combined, without_absent
+
+    rows: list[Any] = []
+    for row in table.rows:
+        small = row if isinstance(row, Combined) or row.overrides is None else scale.row(row)
+        rows.append(dataclasses.replace(row, absent=small) if isinstance(small, str) else small)
+    rows = [without_absent(row, rows) if isinstance(row, Combined) else row for row in rows]
+    over = {axis: _kept(values, scale.over.get(axis, ())) for axis, values in table.over.items()}
+    reasons: dict[str, list[str]] = {}
+    for row in rows:
+        if row.absent:
+            reasons.setdefault(row.absent, []).append(row.label)
+    left_out: list[str] = [f"Not at this scale, {why}: {'; '.join(labels)}." for why, labels in reasons.items()]
+    note = " ".join(text for text in (table.note, scale.note(table), *left_out) if text)
+    return dataclasses.replace(table, rows=rows, over=over, overrides={**table.overrides, **scale.overrides}, note=note)
+
+
+def _kept(values: Sequence[object], run: Sequence[object]) -> Sequence[object]:
+    return [value for value in values if value in run] or run or values
+
+
+def config_at(task: Task, scale: str, changes: Mapping[str, object]) -> Any:
+    """Return the task's default config at a scale, with changes: what `train` runs and `sweep` starts from."""
+    found = find_scale(task, scale)
+    check_fields(task, changes)
+    return override_lineage(override_lineage(task.config(), {**found.overrides, **found.start}), changes)

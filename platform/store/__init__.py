@@ -1,0 +1,14 @@
+"""Everything that lasts: files on a disk or a bucket, and the folder of each run.
+
+Level 6 of 15: it knows nothing of tasks, Ray or torch.
+
+    `storage`     Storage: atomic files below a path or URI, retried while a disk or bucket does not answer
+    `cache`       Snapshot: one listing of a storage, from which a plan or report reads
+    `index`       what plans and listings ask of finished runs, packed into one file a task
+    `run`         RunFolder: config, log, checkpoints, weights, scores and result of one run
+    `lease`       Attempt: who trains a run; heartbeats, fencing numbers, stale leases
+    `weights`     checkpoints of others, read without unpickling, and kept by digest
+    `provenance`  commit, code digests, versions, device and command behind a number
+    `bundle`      one file of finished runs, as it is sent; `records`: the shapes of its files
+    `query`       the runs of a storage: state, age, size, differences
+"""

@@ -1,0 +1,237 @@
+"""What a storage holds at one moment, read once: a plan and a report ask the same of it again and again."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyarrow import fs
+
+from retable.platform.store.index import Indexes
+
+LISTED = ("runs", "combinations", "measurements", "tables")
+"""Folders that are listed whole, in one go; of others each path is asked for by itself."""
+
+Stamp = list[Any] | None
+"""What was found at a path: size and time of a file, the names in a folder; None where nothing is there."""
+
+
+@dataclass
+class Snapshot:
+    """The answers to one process's questions about a storage. What is written meanwhile is not seen."""
+
+    filesystem: fs.FileSystem
+    root: str
+    folders: dict[str, dict[str, tuple[int, int] | None]] = field(default_factory=dict)
+    """Path of a listed folder, of at most two parts -> name -> size and time of a file; None of a folder."""
+    works: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
+    """Path of a folder of three parts, such as a run's -> path in there of each file -> its size and time."""
+    listed: set[str] = field(default_factory=set)
+    values: dict[Any, Any] = field(default_factory=dict)
+    """What was read, and what was made of it."""
+    touched: dict[str, Stamp] = field(default_factory=dict)
+    """Every path that was asked for, and what was there: while none of them changes, nor does what was made of them."""
+
+    def __post_init__(self) -> None:
+        self.indexes = Indexes(self._with_time)
+
+    def path_of(self, filesystem: fs.FileSystem, path: str) -> str | None:
+        """Return a path relative to the root, or None where it lies elsewhere."""
+        if (path != self.root and not path.startswith(f"{self.root}/")) or not self.filesystem.equals(filesystem):
+            return None
+        return path[len(self.root) + 1 :]
+
+    def stamp(self, path: str) -> Stamp:
+        """Return what is at a path, and note that it was asked for."""
+        if path not in self.touched:
+            self.touched[path] = self._listed(path) if self._covers(path) else self._asked(path)
+        return self.touched[path]
+
+    def names(self, path: str) -> list[str]:
+        """Return the sorted names in a folder; of none, and of a file, an empty list."""
+        found = self.stamp(path) or []
+        return [name for name in found if isinstance(name, str)]
+
+    def once(self, key: Any, make: Callable[[], Any]) -> Any:
+        """Return `make()`, which is called the first time only."""
+        if key not in self.values:
+            self.values[key] = make()
+        return self.values[key]
+
+    def brief(self, path: str, make: Callable[[], Any]) -> Any:
+        """Return `make()`, what is needed of a finished run's file: from the index, where that knows this very file.
+
+        Args:
+            path: of a file in a run's folder, `runs/<task>/<fingerprint>/...`.
+            make: reads the file; None is not kept.
+        """
+        stamp = self.stamp(path)
+        _, task, run, inner = path.split("/", 3)
+        index = self.indexes.of(task)
+        found = index.kept(run, inner, stamp)
+        if found is None and stamp is not None:
+            whole = ("json", path)
+            before = whole in self.values
+            found = make()
+            if not before:
+                self.values.pop(whole, None)  # of a hundred thousand results, the metrics would fill the memory
+            if found is not None:
+                index.note(run, {inner: [*stamp, found]})
+        return found
+
+    def knows(self, path: str) -> bool:
+        """Say whether `brief` answers without reading: from the index, or as there is no such file."""
+        _, task, run, inner = path.split("/", 3)
+        stamp = self._listed(path) if self._covers(path) else None
+        return stamp is None or self.indexes.of(task).kept(run, inner, stamp) is not None
+
+    def below(self, path: str) -> Mapping[str, tuple[int, int]]:
+        """Return every file below a listed folder of three parts, such as a run's, with its size and time."""
+        self._covers(path)
+        return self.works.get(path, {})
+
+    def keep_index(self, write: Callable[[str, bytes], None], least: int = 50) -> None:
+        """Write down what had to be read of finished runs, if that was of more than a few."""
+        self.indexes.write(lambda task: self.folders.get(f"runs/{task}", {}), write, least)
+
+    @contextmanager
+    def watching(self) -> Iterator[dict[str, Stamp]]:
+        """Give the paths that the block asks for, as it does, with what was there."""
+        before, self.touched = self.touched, {}
+        found = self.touched
+        try:
+            yield found
+        finally:
+            self.touched = before | found
+
+    def _covers(self, path: str) -> bool:
+        top = path.split("/", 1)[0]
+        if top in LISTED and top not in self.listed:
+            for name, stamp in listed(self.filesystem, f"{self.root}/{top}"):
+                self._add(f"{top}/{name}", stamp)
+            self.listed.add(top)  # not before: a listing that fails is asked for again
+        return top in LISTED
+
+    def _add(self, path: str, stamp: tuple[int, int]) -> None:
+        """Add a file. Names are shared: a storage has millions of files, of few names."""
+        top, *parts = path.split("/", 3)
+        if len(parts) == 3:
+            work = f"{top}/{parts[0]}/{parts[1]}"
+            if work in self.works:
+                self.works[work][sys.intern(parts[2])] = stamp
+                return
+            self.works[work] = {sys.intern(parts[2]): stamp}
+        above = top
+        for place, name in enumerate(parts[:2]):
+            is_file = place == len(parts) - 1
+            self.folders.setdefault(above, {})[name] = stamp if is_file else None
+            above = f"{above}/{name}"
+
+    def _listed(self, path: str) -> Stamp:
+        parts = path.split("/", 3)
+        work = self.works.get("/".join(parts[:3]))
+        if work is not None:
+            inner = parts[3] if len(parts) == 4 else ""
+            if inner in work:
+                return list(work[inner])
+            start = f"{inner}/" if inner else ""
+            names = {each[len(start) :].split("/", 1)[0] for each in work if each.startswith(start)}
+            return sorted(names) or None
+        if path in self.folders:
+            return sorted(self.folders[path])
+        above, _, name = path.rpartition("/")
+        found = self.folders.get(above, {}).get(name)
+        return list(found) if found else None
+
+    def _asked(self, path: str) -> Stamp:
+        info = self.filesystem.get_file_info(f"{self.root}/{path}" if path else self.root)
+        if info.type != fs.FileType.Directory:
+            return _stamp(info) if info.type == fs.FileType.File else None
+        names = [each.base_name for each in self.filesystem.get_file_info(fs.FileSelector(info.path))]
+        return sorted(name for name in names if not name.startswith(".writing-"))
+
+    def _with_time(self, path: str) -> tuple[bytes, int] | None:
+        info = self.filesystem.get_file_info(f"{self.root}/{path}")
+        if info.type != fs.FileType.File:
+            return None
+        with self.filesystem.open_input_stream(info.path) as stream:
+            return stream.read(), info.mtime_ns or 0
+
+
+def listed(filesystem: fs.FileSystem, folder: str) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Yield every file below a folder, by its path from there, with its size and time (ns)."""
+    if isinstance(filesystem, fs.LocalFileSystem):  # a list of a million pyarrow's objects would take half a gigabyte
+        yield from _walked(folder, "")
+        return
+    selector = fs.FileSelector(folder, allow_not_found=True, recursive=True)
+    infos = filesystem.get_file_info(selector)
+    while infos:
+        info = infos.pop()  # and its memory is free: there may be a million
+        if info.type == fs.FileType.File and not info.base_name.startswith(".writing-"):
+            yield info.path[len(folder) + 1 :], (info.size, info.mtime_ns)
+
+
+@contextmanager
+def unswept() -> Iterator[None]:
+    """Let Python look for no garbage while the block runs: it would look through a million files again and again."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
+
+
+def is_text(name: str) -> bool:
+    """Say whether a name of a local file is text: other names are not ours, and pyarrow fails on them."""
+    return name.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in name)
+
+
+def _walked(folder: str, above: str) -> Iterator[tuple[str, tuple[int, int]]]:
+    try:
+        with os.scandir(f"{folder}/{above}") as entries:
+            for entry in entries:
+                if not is_text(entry.name):
+                    continue
+                if entry.is_dir():
+                    yield from _walked(folder, f"{above}{entry.name}/")
+                elif not entry.name.startswith(".writing-"):
+                    with suppress(FileNotFoundError):  # it went meanwhile, or is a link to nothing
+                        about = entry.stat()
+                        yield f"{above}{entry.name}", (about.st_size, about.st_mtime_ns)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+
+
+def _stamp(info: Any) -> Stamp:
+    return [info.size, info.mtime_ns]
+
+
+_current: Snapshot | None = None
+
+
+def current(filesystem: fs.FileSystem, path: str) -> tuple[Snapshot, str] | None:
+    """Return the snapshot that answers for a path, and the path relative to it; None where there is none."""
+    found = None if _current is None else _current.path_of(filesystem, path)
+    return None if _current is None or found is None else (_current, found)
+
+
+@contextmanager
+def take(filesystem: fs.FileSystem, root: str) -> Iterator[Snapshot]:
+    """Answer this process's reads below `root` from what is there now, while the block runs; a nested one is the same.
+
+    The outermost decides: what is asked of another storage meanwhile is read as ever.
+    """
+    global _current
+    outer = _current
+    _current = outer if outer is not None else Snapshot(filesystem, root)
+    try:
+        yield _current
+    finally:
+        _current = outer

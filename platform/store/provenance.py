@@ -1,0 +1,128 @@
+"""Where a number is from: commit, versions, machine, command."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from retable.platform import commit
+from retable.platform.errors import redact_command
+
+PACKAGES = ("retable", "ray", "torch", "numpy", "pyarrow", "gymnasium", "mujoco", "monai", "timm", "transformers")
+UNKNOWN = "commit not known"
+
+
+@functools.cache
+def _git() -> dict[str, Any]:
+    """Return the commit of the code that this process runs, and whether it has changes; empty where it is not known."""
+    return commit.current(commit.code_root())
+
+
+@functools.cache
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that shape numbers, where installed."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def code() -> dict[str, str]:
+    """Return a digest of each part of the code that this process imports: `platform`, `tasks/rl`, ...
+
+    Tasks of RETABLE_TASKS are among them. Where a part differs on another machine, so may its numbers.
+    """
+    import retable.tasks
+
+    return commit.digests(commit.code_root(), map(Path, retable.tasks.__path__))
+
+
+@functools.cache
+def _code() -> dict[str, str]:
+    """Return `code()` as it was when this process first asked."""
+    return code()
+
+
+def code_of(task: str) -> dict[str, str]:
+    """Return the digests of the parts that can shape a task's numbers: `platform` and the task itself.
+
+    A task imports no other, and what a search space chooses stands in the run's config.
+    """
+    return {name: found for name, found in _code().items() if name in ("platform", f"tasks/{task}")}
+
+
+def differing(made: Mapping[str, Any]) -> list[str] | None:
+    """Return the parts of a run's code that differ from this process's; None where its provenance has no digests."""
+    before = made.get("code")
+    if not isinstance(before, dict) or not before:
+        return None
+    return [name for name, found in before.items() if _code().get(name) != found]
+
+
+def name_of(made: Mapping[str, Any], digits: int = 7) -> str:
+    """Return what names the code of a provenance: `commit 1a2b3c4 and changes`; nothing where none was recorded.
+
+    Without a commit it is the digest of the code.
+    """
+    if made.get("commit"):
+        return f"commit {str(made['commit'])[:digits]}{' and changes' if made.get('dirty') else ''}"
+    if made.get("code"):
+        whole = hashlib.sha256(json.dumps(made["code"], sort_keys=True).encode()).hexdigest()
+        return f"{UNKNOWN}; code {whole[:digits]}"
+    return ""
+
+
+def device_name() -> str:
+    """Return the name of the device that numbers of seconds belong to: GPU, where there is one, and processor."""
+    import torch
+
+    if torch.cuda.is_available():
+        return f"{torch.cuda.get_device_name()}, {processor_name()}"
+    return processor_name()
+
+
+def processor_name() -> str:
+    """Return the name of this machine's processor and the number of its cores."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        model = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        model = platform.processor() or platform.machine()
+    return f"{model}, {os.cpu_count()} cores"
+
+
+def here() -> dict[str, str]:
+    """Return where this process runs: what a worker says of itself, as the driver may run elsewhere."""
+    return {"device": device_name(), "system": platform.platform(), "host": platform.node()}
+
+
+def code_ran(task: str) -> dict[str, Any]:
+    """Return what says which code a task's numbers are from: `commit` and `dirty`, where known, and `code`."""
+    return {**_git(), "code": code_of(task)}
+
+
+def collect(task: str = "") -> dict[str, Any]:
+    """Return the provenance of what this process is about to do; its command is kept without secrets.
+
+    Args:
+        task: whose numbers; `code` then has the digests of its code.
+    """
+    return {
+        **(code_ran(task) if task else _git()),
+        "versions": versions(),
+        **here(),
+        "command": redact_command([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }

@@ -1,0 +1,329 @@
+"""What runs a storage holds: their state, without Ray and without the tasks' code.
+
+A finished run is told from the index (`index.py`) as long as its folder has not changed; of the others the files are
+read. On a local disk a folder's own time says whether it has changed; on a bucket, one listing of all files does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, get_args
+
+from retable.platform.config import describe
+from retable.platform.errors import UserError, disk_errors, nearest
+from retable.platform.store.cache import Snapshot, is_text, listed, unswept
+from retable.platform.store.index import Entry, Index
+from retable.platform.store.lease import SILENCE
+from retable.platform.store.run import RunFolder, outcome_of
+from retable.platform.store.storage import Storage
+
+State = Literal["finished", "diverged", "running", "silent", "stopped", "failed", "damaged"]
+"""silent: someone trains it, and has not been heard of for a while. stopped: begun, and nobody is at it."""
+FEW = 500
+"""Most changed runs of a local storage that are listed one by one; for more, all files are listed at once."""
+READERS = 16
+"""Files that are read at once: a bucket's time is waiting."""
+KEPT = ("started", "host", "scale", "commit", "dirty", "device")
+"""What the index keeps of `provenance.json`."""
+Files = Mapping[str, tuple[int, int]]
+"""Of a run: path in its folder -> size and time (ns)."""
+
+
+@dataclass(slots=True)
+class Run:
+    """One run on a storage."""
+
+    run: str
+    """The fingerprint."""
+    task: str
+    state: State
+    why: str = ""
+    """The cause, of a run that failed, diverged or is damaged."""
+    epoch: int = 0
+    epochs: int = 0
+    changed: float = 0.0
+    """When a file of it was last written (of a finished run: its result), seconds since 1970."""
+    size: int = 0
+    """Bytes of all its files, as they were listed last."""
+    attempts: int = 1
+    host: str = ""
+    seconds: float = 0.0
+    """Of training; 0 while it is not finished."""
+    silent: float = 0.0
+    """Seconds since its last beat, while somebody trains it."""
+    scale: str = ""
+    commit: str = ""
+    bundle: str = ""
+    """First digits of the bundle that it came in; empty for a run that was trained here."""
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        return asdict(self)
+
+    def value(self, name: str) -> Any:
+        """Return one of these fields, or of the config's, by its path; None where the run has none such."""
+        return getattr(self, name) if name in FIELDS else self.config.get(name)
+
+
+FIELDS = tuple(name for name in Run.__slots__ if name != "config")
+"""What runs are filtered and sorted by, besides the fields of their configs."""
+
+
+def list_runs(storage: Storage, task: str = "", done: Callable[[int, int], None] | None = None) -> list[Run]:
+    """Return the runs on a storage, the newest first.
+
+    Args:
+        storage: where.
+        task: only this task's; all, where it is empty.
+        done: hears how many runs were read, of how many.
+
+    Raises:
+        UserError: where the storage holds no such task's runs, or none at all.
+    """
+    tasks = [name for name in folders_in(storage, "runs") if task in ("", name)]
+    if not tasks:
+        there = folders_in(storage, "runs")
+        raise UserError(f"{storage}: no runs of {task or 'any task'}{nearest(task, there) if task else ''}")
+    taken = Snapshot(storage.filesystem, storage.root)
+    found: list[Run] = []
+    names = {}
+    with unswept():
+        for name in tasks:
+            runs, names[name] = _runs_of(storage, name, taken, done)
+            found += runs
+    with suppress(UserError, OSError):  # a storage for reading only has no index
+        taken.indexes.write(lambda name: names.get(name, ()), storage.write, 50)
+    return sorted(found, key=lambda run: (-run.changed, run.task, run.run))
+
+
+def _runs_of(
+    storage: Storage, task: str, taken: Snapshot, done: Callable[[int, int], None] | None
+) -> tuple[list[Run], set[str]]:
+    """Return a task's runs, and the names of their folders."""
+    index, folder = taken.indexes.of(task), f"runs/{task}"
+    times = folder_times(storage, folder) if storage.is_local else dict.fromkeys(taken.names(folder), 0)
+    found: list[Run] = []
+    changed: dict[str, Files | None] = {}
+    for run, when in times.items():
+        entry = index.entry(run)
+        files = None if storage.is_local else taken.below(f"{folder}/{run}")
+        known = told(task, run, entry) if holds(entry, when, files) else None
+        if known is None:
+            changed[run] = files
+        else:
+            known.size = sum(size for size, _ in files.values()) if files else known.size
+            found.append(known)
+    for run, known_files in changed.items():
+        if known_files is None:
+            few = len(changed) <= FEW
+            path = f"{folder}/{run}"
+            changed[run] = dict(listed(storage.filesystem, f"{storage.root}/{path}")) if few else taken.below(path)
+    now = max([time.time(), *(when / 1e9 for files in changed.values() for _, when in (files or {}).values() if when)])
+    with ThreadPoolExecutor(READERS) as readers:
+        looks = [(RunFolder(storage, task, run), files or {}, index, times[run], now) for run, files in changed.items()]
+        for count, seen in enumerate(readers.map(lambda look: look_at(*look), looks), 1):
+            found.append(seen)
+            if done and not count % 100:
+                done(count, len(looks))
+    return found, set(times)
+
+
+def folder_times(storage: Storage, path: str) -> dict[str, int]:
+    """Return the folders in a folder of a local storage, each with its own time (ns)."""
+    with disk_errors(str(storage / path)), suppress(FileNotFoundError), os.scandir(f"{storage.root}/{path}") as found:
+        ours = (each for each in found if each.is_dir() and not each.name.startswith(".") and is_text(each.name))
+        return {each.name: each.stat().st_mtime_ns for each in ours}
+    return {}
+
+
+def folders_in(storage: Storage, path: str) -> Sequence[str]:
+    """Return the sorted names of the folders in a folder, but those that are no text."""
+    return sorted(folder_times(storage, path)) if storage.is_local else storage.folders(path)
+
+
+def holds(entry: Entry, folder: int, files: Files | None) -> bool:
+    """Say whether what the index knows of a run is so still.
+
+    Args:
+        entry: the index's.
+        folder: the time of the run's folder, ns: it changes as any file in it is replaced; where there are `files`, 0.
+        files: what was listed, where that is known.
+    """
+    if files is None:
+        return bool(folder) and entry.get("folder") == folder
+    known = entry["files"]
+    wanted = ("result.json", "config.json", "provenance.json")
+    return all(name in known and known[name][:2] == list(files.get(name, ())) for name in wanted)
+
+
+def told(task: str, run: str, entry: Entry) -> Run | None:
+    """Return a finished run as the index knows it; None where that is not whole."""
+    try:
+        files = entry["files"]
+        result, config, made = (files[name][2] for name in ("result.json", "config.json", "provenance.json"))
+        return finished(task, run, result, config, made, files["result.json"][1] / 1e9, entry.get("bytes", 0))
+    except (KeyError, IndexError, TypeError, AttributeError):
+        return None
+
+
+def finished(
+    task: str,
+    run: str,
+    result: Mapping[str, Any],
+    config: Mapping[str, Any],
+    made: Mapping[str, Any],
+    at: float,
+    size: int,
+) -> Run:
+    """Return a finished run, of what the index keeps of its files."""
+    why = result.get("diverged", "")
+    state: State = "diverged" if "diverged" in result else "finished"
+    bundle = result.get("bundle")
+    return Run(
+        run=run,
+        task=task,
+        state=state,
+        why=str(why),
+        epoch=result.get("epoch") or 0,
+        epochs=config.get("epochs") or 0,
+        changed=at,
+        size=size,
+        attempts=result.get("attempts", 1),
+        host=made.get("host", ""),
+        seconds=result.get("seconds", 0.0),
+        scale=made.get("scale", ""),
+        commit=made.get("commit", ""),
+        bundle=str(bundle.get("id", ""))[:16] if isinstance(bundle, dict) else "",
+        config=config,
+    )
+
+
+def look_at(folder: RunFolder, files: Files, index: Index, when: int, now: float) -> Run:
+    """Return a run from its files; a finished one is noted in the index.
+
+    Args:
+        folder: the run's.
+        files: what lies in it.
+        index: of the task's runs.
+        when: the folder's own time, ns.
+        now: seconds since 1970, by the storage's clock as far as that is known.
+    """
+    size = sum(size for size, _ in files.values())
+    changed = max((moment or 0 for _, moment in files.values()), default=when) / 1e9
+    run = Run(folder.fingerprint, folder.task, "stopped", changed=changed, size=size)
+    try:
+        result = outcome_of(folder.result()) if "result.json" in files else None
+        config = folder.folder.read_record("config.json", {"config": dict})["config"]
+        made = folder.folder.read_record("provenance.json", {}) if "provenance.json" in files else {}
+        made = {name: made[name] for name in KEPT if name in made}
+        if result is None:
+            return unfinished(run, folder, files, config, made, now)
+        kept = {"result.json": result, "config.json": config, "provenance.json": made}
+        note = {name: [*files[name], value] for name, value in kept.items() if name in files}
+        index.note(folder.fingerprint, note, when, size)
+        return finished(folder.task, folder.fingerprint, result, config, made, files["result.json"][1] / 1e9, size)
+    except UserError as error:
+        run.state, run.why = "damaged", str(error)
+    except FileNotFoundError:
+        run.state, run.why = "damaged", f"{folder.folder}/config.json is missing; remove the folder, it is of no use"
+    except (TypeError, ValueError, AttributeError, OSError) as error:
+        run.state, run.why = "damaged", f"{folder.folder}: not a run's files ({type(error).__name__}: {error})"
+    return run
+
+
+def unfinished(
+    run: Run, folder: RunFolder, files: Files, config: Mapping[str, Any], made: Mapping[str, Any], now: float
+) -> Run:
+    """Return a run that is not finished, with what is known of how far it is, and who trains it."""
+    number, attempt, beaten = newest_attempt(folder, files)
+    run.config, run.epochs = config, config.get("epochs") or 0
+    run.scale, run.commit = made.get("scale", ""), made.get("commit", "")
+    run.host = str(attempt.get("host", made.get("host", "")))
+    run.attempts = number or 1
+    if "metrics.jsonl" in files:
+        log = folder.history()
+        run.epoch = log[-1]["epoch"] if log else 0
+    if "failure.json" in files:
+        why = str(folder.folder.read_record("failure.json", {"why": str})["why"])
+        run.state, run.why = "failed", " ".join(why.split())
+    elif attempt.get("state") == "running":
+        run.silent = max(0.0, now - beaten)
+        run.state = "silent" if run.silent > SILENCE else "running"
+    elif not number and now - run.changed < SILENCE:  # of before attempts were noted: somebody writes its log
+        run.state = "running"
+    return run
+
+
+def newest_attempt(folder: RunFolder, files: Files) -> tuple[int, Mapping[str, Any], float]:
+    """Return the number of a run's last attempt, what it says of itself, and when (seconds since 1970)."""
+    parts = ((re.fullmatch(r"attempts/(\d+)/[^/]+\.json", path), stamp) for path, stamp in files.items())
+    every = [(int(match[1]), stamp[1] or 0, match[0]) for match, stamp in parts if match]
+    if not every:
+        return 0, {}, 0.0
+    number, when, path = max(every)
+    try:
+        return number, folder.folder.read_record(path, {}), when / 1e9
+    except FileNotFoundError:  # it ended meanwhile
+        return number, {}, when / 1e9
+
+
+def select(runs: Sequence[Run], where: Mapping[str, Any], states: Sequence[str], sort: str) -> list[Run]:
+    """Return the runs that have these values and states, sorted by age or by a field (`-field`: the largest first).
+
+    Raises:
+        UserError: where no run has such a field, or there is no such state.
+    """
+    for state in states:
+        if state not in get_args(State):
+            raise UserError(f"--state {state}: no such state{nearest(state, get_args(State))}")
+    by = sort.removeprefix("-")
+    for option, name in [*(("--where", name) for name in where), ("--sort", by)]:
+        if name not in (*FIELDS, "age") and not any(name in run.config for run in runs):
+            known = {*FIELDS, "age", *(path for run in runs[:1000] for path in run.config)}
+            raise UserError(f"{option}: no run here has a field {name!r}{nearest(name, known)}")
+    found = [run for run in runs if not states or run.state in states]
+    found = [run for run in found if all(same(run.value(name), value) for name, value in where.items())]
+    if by == "age":
+        return found[::-1] if sort != by else found
+    return sorted(found, key=lambda run: order(run.value(by)), reverse=sort != by)
+
+
+def same(value: Any, wanted: Any) -> bool:
+    """Say whether a field has a value: equal, or written so."""
+    return bool(value == wanted or str(value) == str(wanted))
+
+
+def order(value: Any) -> tuple[int, float, str]:
+    """Return a key by which any values can be sorted: none, numbers, then texts."""
+    if value is None:
+        return 0, 0.0, ""
+    if isinstance(value, (int, float)):
+        return 1, float(value), ""
+    return 2, 0.0, str(value)
+
+
+def usual(runs: Sequence[Run], most: int = 2000) -> dict[str, dict[str, str]]:
+    """Return task -> path -> the value that most of the runs have, as JSON; of as many as are looked at."""
+    counts: dict[str, dict[str, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
+    for run in runs[:: -(-len(runs) // most) or 1]:
+        for path, value in run.config.items():
+            counts[run.task][path][json.dumps(value)] += 1
+    return {task: {path: c.most_common(1)[0][0] for path, c in paths.items()} for task, paths in counts.items()}
+
+
+def differs(run: Run, base: Mapping[str, str]) -> str:
+    """Say in short what a run's config has that most do not: the last part of each path, with its value."""
+    found = {path: value for path, value in run.config.items() if base.get(path) != json.dumps(value)}
+    found.pop("init.overrides", None)
+    names = Counter(path.rsplit(".", 1)[-1] for path in found)
+    short = {name if names[name := path.rsplit(".", 1)[-1]] == 1 else path: value for path, value in found.items()}
+    return describe(short)

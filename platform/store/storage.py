@@ -1,0 +1,361 @@
+"""One place for everything that lasts: a local folder or any `pyarrow.fs` / fsspec URI."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import random
+import shutil
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+
+from pyarrow import ArrowInvalid, fs
+
+from retable.platform.errors import Unreachable, UserError, disk_errors, redact
+from retable.platform.store import cache as snapshot
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+PATIENCE = "RETABLE_PATIENCE"
+"""Name of the variable that says for how many seconds a storage that does not answer is tried again; else 300."""
+
+OBJECT_STORES = ("s3", "gcs", "abfs")
+"""pyarrow's own: an object appears whole when its stream is closed, and there are no folders to make."""
+
+
+def patient(method: Callable[Concatenate[Storage, P], T]) -> Callable[Concatenate[Storage, P], T]:
+    """Let a method be tried again, with growing pauses, while the disk or bucket does not answer; at last it raises."""
+
+    @functools.wraps(method)
+    def trying(self: Storage, *arguments: P.args, **named: P.kwargs) -> T:
+        end, pause = time.monotonic() + patience(), 0.5
+        while True:
+            try:
+                return method(self, *arguments, **named)
+            except Unreachable:
+                if time.monotonic() + pause > end:
+                    raise
+                time.sleep(pause * random.uniform(0.5, 1))  # so that workers do not all come back at once
+                pause = min(30.0, 2 * pause)
+
+    return cast("Callable[Concatenate[Storage, P], T]", trying)
+
+
+def patience() -> float:
+    """Return for how many seconds a storage that does not answer is tried again.
+
+    Raises:
+        UserError: where the variable is no number.
+    """
+    text = os.environ.get(PATIENCE, "300")
+    try:
+        return float(text)
+    except ValueError as error:
+        raise UserError(f"{PATIENCE}={text!r} is no number of seconds; unset it, or write 300") from error
+
+
+@dataclass(frozen=True)
+class Storage:
+    """A folder on a file system. Small, picklable, and the same on every node.
+
+    Every write is atomic: a reader sees the old file, the new file, or none; never half of one.
+    """
+
+    filesystem: fs.FileSystem
+    root: str
+
+    @staticmethod
+    def open(where: str | Path | Storage) -> Storage:
+        """Open `where`: a local path, or a URI such as `s3://bucket/path?region=...` or any fsspec protocol.
+
+        What is open already is given back.
+
+        Raises:
+            UserError: if nothing on this machine understands the URI, or its host does not answer.
+        """
+        if isinstance(where, Storage):
+            return where
+        where = str(where)
+        if not where.strip() or not where.isprintable():
+            raise UserError(
+                f"--storage {where!r}: no name of a place; name a folder, or a URI such as s3://bucket/path"
+            )
+        if "://" not in where:
+            if len(where) > 4000 or any(len(os.fsencode(part)) > 255 for part in where.split("/")):
+                raise UserError(f"--storage {where[:40]}...: longer than the name of a folder can be; choose another")
+            return Storage(fs.LocalFileSystem(), os.path.abspath(os.path.expanduser(where)))
+        if any(letter.isspace() for letter in where):  # not quoted: what a secret is cannot be told from the rest
+            raise UserError("--storage: a URI holds no spaces; write %20 for each")
+        try:
+            filesystem, root = fs.FileSystem.from_uri(where)
+        except (ArrowInvalid, NotImplementedError) as error:
+            if "Unrecognized filesystem" not in str(error):
+                raise UserError(f"--storage {where}: {error}") from error
+            filesystem, root = _fsspec(where)
+        except OSError as error:
+            raise UserError(f"--storage {where}: {str(error).splitlines()[0]}") from error
+        if not root.strip("/") and any(kind in filesystem.type_name for kind in OBJECT_STORES):
+            raise UserError(f"--storage {where}: names no bucket; write it as in s3://bucket/path")
+        return Storage(filesystem, root.rstrip("/"))._reached(where)
+
+    def _reached(self, where: str) -> Storage:
+        """Ask for the folder once, without patience: a wrong address is told at once."""
+        try:
+            with disk_errors(where):
+                self.filesystem.get_file_info(self.root)
+        except Unreachable as error:
+            raise UserError(f"--storage {error}") from error
+        except (OSError, UserError):  # reading or writing will say so
+            pass
+        return self
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the files lie in a folder of this machine (or one mounted there)."""
+        return isinstance(self.filesystem, fs.LocalFileSystem)
+
+    def __truediv__(self, path: str) -> Storage:
+        """Return the folder `path` below this one."""
+        return Storage(self.filesystem, f"{self.root}/{path}")
+
+    def __str__(self) -> str:
+        """Return the folder as people write it, without secrets."""
+        if self.is_local:
+            return self.root
+        protocol = self.filesystem.type_name.removeprefix("py::fsspec+")
+        return redact(self.root if "://" in self.root else f"{protocol}://{self.root}")
+
+    @patient
+    def exists(self, path: str = "") -> bool:
+        """Say whether a file or folder is there."""
+        with disk_errors(self._name(path)):
+            if known := snapshot.current(self.filesystem, self._path(path)):
+                return known[0].stamp(known[1]) is not None
+            return bool(self.filesystem.get_file_info(self._path(path)).type != fs.FileType.NotFound)
+
+    @patient
+    def list(self, path: str = "") -> list[str]:
+        """Return the sorted names in a folder; an absent folder is empty. Half-written files are hidden."""
+        selector = fs.FileSelector(self._path(path), allow_not_found=True)
+        with disk_errors(self._name(path)):
+            if known := snapshot.current(self.filesystem, self._path(path)):
+                return known[0].names(known[1])
+            names = [info.base_name for info in self.filesystem.get_file_info(selector)]
+        return sorted(name for name in names if not name.startswith(".writing-"))
+
+    @patient
+    def folders(self, path: str = "") -> Sequence[str]:
+        """Return the sorted names of the folders in a folder: no files, and nothing hidden."""
+        selector = fs.FileSelector(self._path(path), allow_not_found=True)
+        with disk_errors(self._name(path)):
+            if known := snapshot.current(self.filesystem, self._path(path)):
+                every = [name for name in known[0].names(known[1]) if not name.startswith(".")]
+                return [name for name in every if known[0].names(f"{known[1]}/{name}")]
+            found = self.filesystem.get_file_info(selector)
+        names = [info.base_name for info in found if info.type == fs.FileType.Directory]
+        return sorted(name for name in names if not name.startswith("."))
+
+    @patient
+    def read(self, path: str) -> bytes:
+        """Return a file's bytes. Raises FileNotFoundError where there is none."""
+        with disk_errors(self._name(path)):
+            if known := snapshot.current(self.filesystem, self._path(path)):
+                if known[0].stamp(known[1]) is None:
+                    raise FileNotFoundError(self._name(path))
+            with self.filesystem.open_input_stream(self._path(path)) as stream:
+                data: bytes = stream.read()
+        return data
+
+    def read_json(self, path: str) -> Any:
+        """Return a JSON file's content.
+
+        Raises:
+            FileNotFoundError: where there is none.
+            UserError: where the file is not JSON.
+        """
+        return self.once(path, "json", lambda: self._parse(path))
+
+    def once(self, path: str, what: str, make: Callable[[], T]) -> T:
+        """Return `make()`, which reads a file: once only within a snapshot; the value is shared, so change it not."""
+        known = snapshot.current(self.filesystem, self._path(path))
+        if known is None:
+            return make()
+        known[0].stamp(known[1])
+        found: T = known[0].once((what, known[1]), make)
+        return found
+
+    def brief(self, path: str, make: Callable[[], T]) -> T | None:
+        """Return `make()`, what is needed of a finished run's file; within a snapshot perhaps from the index."""
+        known = snapshot.current(self.filesystem, self._path(path))
+        if known is None:
+            return make()
+        found: T | None = known[0].once(("brief", known[1]), lambda: known[0].brief(known[1], make))
+        known[0].stamp(known[1])
+        return found
+
+    @contextmanager
+    def snapshot(self) -> Iterator[snapshot.Snapshot]:
+        """Answer this process's reads from what lies here now, while the block runs; what is written is not seen."""
+        with snapshot.take(self.filesystem, self.root) as taken:
+            yield taken
+        if snapshot.current(self.filesystem, self.root) is None:
+            with suppress(UserError, OSError):  # a storage for reading only has no index
+                taken.keep_index(self.write)
+
+    def _parse(self, path: str) -> Any:
+        try:
+            return json.loads(self.read(path))
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{self._name(path)}: not a JSON file ({error}); remove it and run again") from error
+
+    def read_record(
+        self, path: str, entries: Mapping[str, type | tuple[type, ...]], remedy: str = "remove it and run again"
+    ) -> dict[str, Any]:
+        """Return the object in a JSON file; it may hold more than these entries.
+
+        Args:
+            path: the file.
+            entries: name of an entry that must be there -> its type, or types.
+            remedy: what to do where it is not.
+
+        Raises:
+            FileNotFoundError: where there is none.
+            UserError: where the file is not JSON, no object, or an entry is missing or of another type.
+        """
+        found = self.read_json(path)
+        if not isinstance(found, dict):
+            raise UserError(f"{self._name(path)}: a {type(found).__name__}, not an object with entries; {remedy}")
+        for name, kind in entries.items():
+            if not isinstance(found.get(name, ...), kind):
+                raise UserError(f"{self._name(path)}: the entry {name!r} is missing or of the wrong type; {remedy}")
+        return found
+
+    @patient
+    def write(self, path: str, data: bytes | str) -> None:
+        """Write a whole file at once.
+
+        Raises:
+            UserError: where the disk is full or the folder cannot be written.
+        """
+        data = data.encode() if isinstance(data, str) else data
+        target = self._path(path)
+        parent, name = target.rsplit("/", 1)
+        with disk_errors(self._name(path)):
+            if self.filesystem.type_name in OBJECT_STORES:
+                with self.filesystem.open_output_stream(target) as stream:
+                    stream.write(data)
+                return
+            try:
+                self.filesystem.create_dir(parent)
+            except FileNotFoundError as error:
+                raise UserError(f"{self}: no folder can be made here; choose another --storage") from error
+            writing = f"{parent}/.writing-{uuid.uuid4().hex[:8]}-{name}"
+            try:
+                if self.is_local:
+                    with open(writing, "wb") as file:
+                        file.write(data)
+                        file.flush()
+                        os.fsync(file.fileno())
+                    os.replace(writing, target)
+                else:
+                    with self.filesystem.open_output_stream(writing) as stream:
+                        stream.write(data)
+                    self.filesystem.move(writing, target)
+            except BaseException:
+                with suppress(OSError):
+                    self.filesystem.delete_file(writing)
+                raise
+
+    @patient
+    def claim(self, path: str, name: str, data: bytes) -> bool:
+        """Make a folder that is not there yet, with a file in it; return False where another process was first.
+
+        On a disk, making a folder is one step, over NFS too. A bucket has no folders, and pyarrow no conditional write:
+        there a writer counts that finds its own file alone. Of two at once both may give way, never both stay.
+        """
+        if self.is_local:
+            with disk_errors(self._name(path)):
+                os.makedirs(os.path.dirname(self._path(path)), exist_ok=True)
+            try:
+                os.mkdir(self._path(path))
+            except FileExistsError:
+                return False
+        elif self.list(path):
+            return False
+        self.write(f"{path}/{name}", data)
+        if self.is_local or self.list(path) == [name]:
+            return True
+        self.remove(f"{path}/{name}")
+        return False
+
+    def check_writable(self) -> None:
+        """Write a small file and remove it: better to fail now than after hours of work.
+
+        Raises:
+            UserError: where nothing can be written.
+        """
+        self.write("writable.txt", "yes")
+        self.remove("writable.txt")
+
+    def write_json(self, path: str, value: object) -> None:
+        """Write `value` as indented JSON, with a stable order of keys."""
+        self.write(path, json.dumps(value, indent=2, sort_keys=True) + "\n")
+
+    @patient
+    def remove(self, path: str) -> None:
+        """Remove a file or a folder with all that is in it; absent is fine."""
+        with disk_errors(self._name(path)):
+            kind = self.filesystem.get_file_info(self._path(path)).type
+            if kind == fs.FileType.Directory:
+                self.filesystem.delete_dir(self._path(path))
+            elif kind == fs.FileType.File:
+                self.filesystem.delete_file(self._path(path))
+
+    @contextmanager
+    def local(self, path: str) -> Iterator[Path]:
+        """Give a file or folder as a local path for reading: itself where local, else a copy in a temporary folder."""
+        if self.is_local:
+            yield Path(self._path(path))
+            return
+        folder = Path(tempfile.mkdtemp(prefix="retable-"))
+        try:
+            target = folder / path.rsplit("/", 1)[-1]
+            self._copy(path, target)
+            yield target
+        finally:
+            shutil.rmtree(folder)
+
+    @patient
+    def _copy(self, path: str, target: Path) -> None:
+        with disk_errors(self._name(path)):
+            fs.copy_files(self._path(path), str(target), self.filesystem, fs.LocalFileSystem())
+
+    def upload(self, folder: Path, path: str) -> None:
+        """Copy a local folder's files below `path`, each of them atomically."""
+        for file in sorted(folder.rglob("*")):
+            if file.is_file():
+                self.write(f"{path}/{file.relative_to(folder).as_posix()}", file.read_bytes())
+
+    def _path(self, path: str) -> str:
+        return f"{self.root}/{path}" if path else self.root
+
+    def _name(self, path: str) -> str:
+        return str(self / path) if path else str(self)
+
+
+def _fsspec(uri: str) -> tuple[fs.FileSystem, str]:
+    import fsspec
+
+    try:
+        filesystem, root = fsspec.core.url_to_fs(uri)
+    except (ImportError, ValueError, OSError) as error:
+        raise UserError(f"--storage {uri}: {error}") from error
+    return fs.PyFileSystem(fs.FSSpecHandler(filesystem)), root

@@ -1,0 +1,212 @@
+"""Weights from a file: read without running what it may hold, checked, and kept under their digest.
+
+`<storage>/weights/<sha256>.safetensors` holds what was imported; a config names it by that digest.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from retable.platform.errors import UserError
+from retable.platform.store.run import contiguous, sha256
+from retable.platform.store.storage import Storage
+
+
+def read_bytes(file: Path) -> bytes:
+    """Return a file's bytes.
+
+    Raises:
+        UserError: where it cannot be read.
+    """
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise UserError(f"{file}: {error.strerror or error}") from error
+
+
+def metadata(data: bytes) -> dict[str, str] | None:
+    """Return the metadata of a safetensors file, which begins with its header and the length of that; else None."""
+    length = int.from_bytes(data[:8], "little")
+    try:
+        header = json.loads(data[8 : 8 + length]) if length <= len(data) - 8 else None
+    except ValueError:
+        return None
+    return header.get("__metadata__", {}) if isinstance(header, dict) else None
+
+
+def read_tensors(file: Path, data: bytes, known: str, *names: str, integers: bool = False) -> dict[str, Tensor]:
+    """Read the tensors of a PyTorch or safetensors file; code in it is never run.
+
+    Those of a checkpoint are its `state_dict` (Lightning) or `model`.
+
+    Args:
+        file: what an error calls it.
+        data: its bytes.
+        known: ends an error: which files are known.
+        names: see `unwrapped`.
+        integers: whether counters are wanted too, not only floating-point numbers.
+
+    Raises:
+        UserError: where they are no state dict.
+    """
+    try:
+        state = load(data) if metadata(data) is not None else _loaded(data)
+    except Exception as error:  # unpickling a broken file raises almost anything
+        # torch's own message advises to load the file unsafely
+        raise UserError(f"{file}: no file of tensors and plain values, or not the whole file; {known}") from error
+    for key in ("state_dict", "model"):
+        if isinstance(state, dict) and isinstance(state.get(key), dict):
+            state = state[key]
+    if not isinstance(state, dict):
+        raise UserError(f"{file}: no state dict but a {type(state).__name__}; {known}")
+    tensors = {name: value for name, value in state.items() if isinstance(name, str) and isinstance(value, Tensor)}
+    sound = {
+        name: value.detach()
+        for name, value in tensors.items()
+        if (integers or value.is_floating_point()) and value.layout == torch.strided and value.numel() <= len(data)
+    }  # a repeated number can claim to be a tensor of any size
+    return unwrapped(sound, *names)
+
+
+class _Unread:
+    """Stands for settings of a library that is not here: it takes what a file says of them, and does nothing."""
+
+    def __new__(cls, *_: object, **__: object) -> Any:
+        return super().__new__(cls)
+
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    def __setstate__(self, _: object) -> None:
+        pass
+
+
+class _UnreadDict(_Unread):
+    """The same for a subclass of `dict`: the reader fills nothing but a plain one."""
+
+    def __new__(cls, *_: object, **__: object) -> Any:
+        return {}
+
+
+SETTINGS = (
+    *("sacred.", "omegaconf.", "pytorch_lightning.", "lightning.", "argparse.Namespace", "pathlib."),
+    *("numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar", "numpy.dtype"),
+)
+"""What checkpoints hold besides tensors: settings of the training, in containers of these, and scores as NumPy's
+scalars. They are not read."""
+
+
+def _loaded(data: bytes) -> Any:
+    """Unpickle plain values and tensors by PyTorch's safe reader; containers of settings become empty ones."""
+    try:
+        named = torch.serialization.get_unsafe_globals_in_checkpoint(io.BytesIO(data))
+    except ValueError:  # a file of before PyTorch 1.6: no archive
+        named = []
+    # One class for each name: the reader wants to know them apart.
+    unread = [
+        (type("Unread", (_UnreadDict if name.endswith("Dict") else _Unread,), {}), name)
+        for name in named
+        if name.startswith(SETTINGS)
+    ]
+    with torch.serialization.safe_globals(unread):  # type: ignore[arg-type]
+        return torch.load(io.BytesIO(data), "cpu", weights_only=True)
+
+
+def unwrapped(tensors: Mapping[str, Tensor], *names: str) -> dict[str, Tensor]:
+    """Return a network's tensors by its own names, whatever wraps it: `module.`, `model.`, `net.`, ...
+
+    The first of `names` that ends a tensor's name says what stands before all of the network's; tensors that have
+    another beginning are not the network's. Where none of `names` is there, all are returned as they are.
+    """
+    for wanted in names:
+        found = [name for name in tensors if name == wanted or name.endswith(f".{wanted}")]
+        if found:
+            prefix = min(found, key=len).removesuffix(wanted)
+            return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+    return dict(tensors)
+
+
+def check(tensors: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> None:
+    """See whether there are just the tensors of `like`, of these shapes and with finite values.
+
+    Raises:
+        ValueError: where not, naming one.
+    """
+    if missing := sorted(like.keys() - tensors.keys()):
+        raise ValueError(f"{missing[0]} is missing")
+    if surplus := sorted(tensors.keys() - like.keys()):
+        raise ValueError(f"{surplus[0]} is not of this network")
+    for name, wanted in like.items():
+        if tensors[name].shape != wanted.shape:
+            raise ValueError(f"{name} has shape {tuple(tensors[name].shape)}, not {tuple(wanted.shape)}")
+    check_finite(tensors)
+
+
+def check_finite(tensors: Mapping[str, Tensor]) -> None:
+    """See whether all values are finite.
+
+    Raises:
+        ValueError: where not, naming a tensor.
+    """
+    for name, value in tensors.items():
+        if not value.isfinite().all():
+            raise ValueError(f"{name} has values that are no finite numbers")
+
+
+def sealed(tensors: Mapping[str, Tensor], kind: str = "", fields: Mapping[str, Any] | None = None) -> bytes:
+    """Return a safetensors file of tensors and, under the name `kind`, fields; the same content gives the same file.
+
+    The fields are one JSON text, as safetensors puts several in any order.
+    """
+    return save(contiguous(tensors), metadata={kind: json.dumps(fields, sort_keys=True)} if kind else None)
+
+
+def unsealed(data: bytes, kind: str) -> tuple[dict[str, Tensor], Any]:
+    """Return the tensors and fields of what `sealed` made.
+
+    Raises:
+        KeyError: where it is of another kind.
+        ValueError: where its fields are no JSON.
+        SafetensorError: where it is no such file.
+    """
+    return load(data), json.loads((metadata(data) or {})[kind])
+
+
+def keep(data: bytes, storage: Storage) -> str:
+    """Write a safetensors file as `<storage>/weights/<sha256>.safetensors`; return that digest."""
+    digest = sha256(data)
+    storage.write(f"weights/{digest}.safetensors", data)
+    return digest
+
+
+def stored(digest: str, storage: Storage | None, remedy: str, kind: str = "") -> tuple[dict[str, Tensor], Any]:
+    """Read a file that was kept: its tensors, and the fields of its kind; none where no kind is asked for.
+
+    Args:
+        digest: which one.
+        storage: where it lies; none: nowhere.
+        remedy: ends an error: how one comes by the file.
+        kind: as `sealed` was given.
+
+    Raises:
+        UserError: where the file is missing, changed, or of another kind.
+    """
+    path = f"weights/{digest}.safetensors"
+    where = f"{storage}/{path}" if storage else path
+    data = storage.read(path) if storage and storage.exists(path) else b""
+    if sha256(data) != digest:
+        raise UserError(f"{where} is missing or is another file; {remedy}")
+    try:
+        return unsealed(data, kind) if kind else (load(data), None)
+    except (SafetensorError, KeyError, ValueError) as error:
+        what = f"holds no weights of the kind {kind}" if kind else "is no safetensors file"
+        raise UserError(f"{where} {what}; {remedy}") from error

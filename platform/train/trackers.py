@@ -1,0 +1,171 @@
+"""Experiment trackers, by `--track`: configs, metrics of each epoch and final metrics, through their own libraries.
+
+What is logged is read from the run's own log, so a training that goes on after an interruption fills its gap. A tracker
+that fails is noted in the run's folder and does no harm to the training.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from retable.platform.config import Config, flatten
+from retable.platform.errors import UserError, nearest, one_line
+from retable.platform.spec import extras
+from retable.platform.store.run import RunFolder
+
+if TYPE_CHECKING:
+    from retable.platform.train.worker import Worker  # which imports Torch
+
+TRACKERS = ("mlflow", "wandb", "tensorboard")
+"""Names, each also of an extra and of the library."""
+PROJECT = "retable"
+"""Experiment of MLflow, project of Weights & Biases, unless MLFLOW_EXPERIMENT_NAME or WANDB_PROJECT names another."""
+
+Row = Mapping[str, float]
+Log = Callable[[Sequence[Row], Row | None], None]
+"""(every epoch so far, the final metrics once there are some): called at each epoch's end."""
+
+
+def prepare(name: str) -> dict[str, str]:
+    """Return what workers must know of a tracker: its name, and where it writes as seen from this process.
+
+    Raises:
+        UserError: if there is no such tracker, or its library is not installed.
+    """
+    if not name:
+        return {}
+    if name not in TRACKERS:
+        raise UserError(f"--track {name}: no such tracker{nearest(name, TRACKERS)}")
+    extras.check(name)
+    if name == "mlflow":
+        import mlflow
+
+        experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
+        return {"name": name, "where": mlflow.get_tracking_uri(), "project": experiment}
+    if name == "wandb":
+        folder = os.environ.get("WANDB_DIR", os.getcwd())
+        return {"name": name, "where": os.path.abspath(folder), "project": os.environ.get("WANDB_PROJECT", PROJECT)}
+    return {"name": name, "where": os.path.abspath("tensorboard"), "project": PROJECT}
+
+
+def tracked(
+    worker: Worker, settings: Mapping[str, str], folders: Sequence[RunFolder], configs: Sequence[Config]
+) -> Any:
+    """Return a worker that also tells the tracker of each member at each epoch's end; the same where there is none."""
+    if not settings or worker.rank:
+        return worker
+    opened = {"mlflow": open_mlflow, "wandb": open_wandb, "tensorboard": open_tensorboard}[settings["name"]]
+    logs: list[Log | None] = [None] * len(folders)
+    broken = False
+
+    def report(metrics: Mapping[str, Any]) -> None:
+        nonlocal broken
+        try:
+            for place, (folder, config) in enumerate(zip(folders, configs, strict=True)):
+                if not broken:
+                    log = logs[place] = logs[place] or opened(settings, folder, flatten(config))
+                    result = folder.result()
+                    log([numbers(row) for row in folder.history()], numbers(result["metrics"]) if result else None)
+        except Exception as error:
+            broken = True
+            worker.note(f"--track {settings['name']}: {one_line(error)}; the training went on without it")
+        worker.report(metrics)
+
+    return dataclasses.replace(worker, report=report)
+
+
+def numbers(row: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers of a line of the log."""
+    return {name: value for name, value in row.items() if isinstance(value, (int, float))}
+
+
+def open_mlflow(settings: Mapping[str, str], folder: RunFolder, config: Mapping[str, Any]) -> Log:
+    """Return what logs to MLflow: one run for each of ours, found again by its tag."""
+    from mlflow import MlflowClient
+    from mlflow.entities import Metric, Param
+
+    client = MlflowClient(settings["where"])
+    known = client.get_experiment_by_name(settings["project"])
+    experiment = known.experiment_id if known else client.create_experiment(settings["project"])
+    there = client.search_runs([experiment], f"tags.`retable.run` = '{folder.fingerprint}'")
+    if there:
+        run = there[0]
+    else:
+        tags = {"retable.run": folder.fingerprint, "retable.task": folder.task}
+        run = client.create_run(experiment, tags=tags, run_name=f"{folder.task} {folder.fingerprint[:8]}")
+        params = [Param(path, str(value)[:500]) for path, value in config.items()]
+        for first in range(0, len(params), 100):
+            client.log_batch(run.info.run_id, params=params[first : first + 100])
+    done = int(run.data.metrics.get("epoch", 0))
+
+    def log(rows: Sequence[Row], final: Row | None) -> None:
+        nonlocal done
+        for row in rows:
+            if row["epoch"] > done:
+                at, step = int(1000 * row["time"]), int(row["epoch"])
+                client.log_batch(run.info.run_id, [Metric(name, float(v), at, step) for name, v in row.items()])
+                done = step
+        if final is not None:
+            at = int(1000 * rows[-1]["time"])
+            last = [Metric(f"final/{name}", float(value), at, done) for name, value in final.items()]
+            client.log_batch(run.info.run_id, last)
+            client.set_terminated(run.info.run_id)
+
+    return log
+
+
+def open_wandb(settings: Mapping[str, str], folder: RunFolder, config: Mapping[str, Any]) -> Log:
+    """Return what logs to Weights & Biases, which heeds WANDB_MODE and its other variables."""
+    import wandb
+
+    run = wandb.init(
+        project=settings["project"],
+        dir=settings["where"],
+        id=folder.fingerprint,
+        name=f"{folder.task} {folder.fingerprint[:8]}",
+        group=folder.task,
+        config=dict(config),
+        resume="allow",
+        reinit="create_new",
+        settings=wandb.Settings(silent=True),
+    )
+    done = run.step  # of what was logged before
+
+    def log(rows: Sequence[Row], final: Row | None) -> None:
+        nonlocal done
+        for row in rows:
+            if row["epoch"] > done or not done:
+                run.log(dict(row), step=int(row["epoch"]))
+                done = int(row["epoch"])
+        if final is not None:
+            run.summary.update({f"final/{name}": value for name, value in final.items()})
+            run.finish()
+
+    return log
+
+
+def open_tensorboard(settings: Mapping[str, str], folder: RunFolder, config: Mapping[str, Any]) -> Log:
+    """Return what logs to TensorBoard: the curves, and the config with the final metrics as hyperparameters."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    writer = SummaryWriter(f"{settings['where']}/{folder.task}-{folder.fingerprint}", purge_step=0)
+    done = 0
+
+    def log(rows: Sequence[Row], final: Row | None) -> None:
+        nonlocal done
+        for row in rows[done:]:
+            for name, value in row.items():
+                writer.add_scalar(name, value, int(row["epoch"]), row["time"])
+        done = len(rows)
+        if final is not None:
+            chosen = {
+                path: value if isinstance(value, (bool, int, float)) else str(value) for path, value in config.items()
+            }
+            last = {f"final/{name}": value for name, value in final.items()}
+            writer.add_hparams(chosen, last, run_name=".")
+        writer.flush()
+
+    return log

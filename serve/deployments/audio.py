@@ -1,0 +1,154 @@
+"""Retrieval: words in, recordings of an index out, and the recordings themselves."""
+
+# No `from __future__ import annotations` in the modules of deployments; `app.py` says why.
+import asyncio
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float32
+from ray import serve
+
+from retable.platform.errors import UserError
+from retable.platform.store.storage import Storage
+from retable.serve.deployments.held import Held
+from retable.serve.deployments.recordings import folder_of, own_index, shown, take_in
+from retable.serve.ingress.answers import Problem, Reply, wrong
+from retable.serve.ingress.limits import LIMITS
+from retable.serve.ingress.ranges import send
+from retable.tasks.audio.export import read_export
+from retable.tasks.audio.search.embedder import BATCH, Embedder
+from retable.tasks.audio.search.hits import judged
+from retable.tasks.audio.search.index import indexed
+from retable.tasks.audio.search.search import Index, check_model, open_index, p_value, refresh, search
+
+WAIT = 0.005
+"""Seconds that the first query of a batch waits for others."""
+MEDIA = {
+    ".wav": "audio/wav",
+    ".flac": "audio/flac",
+    ".ogg": "audio/ogg",
+    ".oga": "audio/ogg",
+    ".opus": "audio/ogg",
+    ".mp3": "audio/mpeg",
+    ".aif": "audio/aiff",
+    ".aiff": "audio/aiff",
+}
+
+
+def identity(file: str) -> str:
+    """Return what requests call a recording: nothing of its path."""
+    return hashlib.sha256(file.encode()).hexdigest()[:16]
+
+
+def recordings(index: Index) -> dict[str, Path]:
+    """Return the recordings that an index holds, by their identities."""
+    return {identity(file.path): index.folder / file.path for file in index.files}
+
+
+def found(index: Index, vector: Float32[np.ndarray, " dimension"], top: int) -> Reply:
+    """Return the recordings nearest to a vector of words, and how unusual that is (`p`, `verdict`; see `null.py`)."""
+    listed = search(index, vector, top)
+    hits = [
+        {
+            "id": identity(hit.file),
+            "file": shown(hit.file, index.folder),
+            "score": round(hit.score, 6),
+            "offset": hit.offset,
+        }
+        for hit in listed
+    ]
+    found = {"hits": hits, **judged(listed, p_value(index, vector))}
+    return Reply(json.dumps(found).encode(), "application/json")
+
+
+class Shelf:
+    """A pair of encoders, and the index that was made with it, as it lies there now."""
+
+    def __init__(self, embedder: Embedder, out: Path) -> None:
+        self.embedder, self.index = embedder, open_index(out)
+        check_model(self.index.info, embedder, out)
+        self.recordings = recordings(self.index)
+
+    def refresh(self) -> None:
+        """See what was added since."""
+        self._have(refresh(self.index))
+
+    def found(self, vector: Float32[np.ndarray, " dimension"], top: int) -> Reply:
+        """Return the recordings nearest to a vector of words, as the model embeds them."""
+        self.refresh()
+        refit = self.index.refit
+        return found(self.index, refit.apply(vector[None])[0] if refit else vector, top)
+
+    def add(self, body: bytes, name: str, storage: Storage) -> Reply:
+        """Take in a recording.
+
+        Raises:
+            Problem: where it is none that is taken.
+        """
+        try:
+            folder = folder_of(storage)
+        except UserError as error:
+            raise Problem(501, "this server keeps no recordings: its storage is no folder") from error
+        index, kept, seconds = take_in(body, name, self.index, self.embedder, folder)
+        self._have(index)
+        file = indexed(index, kept)
+        said = {"id": identity(file), "file": shown(file, index.folder), "seconds": round(seconds, 3)}
+        place = (("Location", f"/v1/audio/{said['id']}"),)
+        return Reply(json.dumps(said).encode(), "application/json", 201, place)
+
+    def _have(self, index: Index) -> None:
+        if index is not self.index:
+            self.index, self.recordings = index, recordings(index)
+
+
+class Retrieval:
+    """Holds a pair of encoders, and maps the index that was made with it.
+
+    Every replica may add to the index: the index lets one process write at a time, and all see what was written.
+    """
+
+    def __init__(self, storage: str, index: str):
+        self.storage, self.adding = Storage.open(storage), asyncio.Lock()
+
+        def load(data: bytes, name: str) -> Shelf:
+            embedder = read_export(data, name).embedder()
+            shelf = Shelf(embedder, Path(index) if index else own_index(embedder, self.storage))
+            embedder.words(["ready"])  # what is made at the first use is made now
+            return shelf
+
+        self.shelves = Held("audio", storage, load)
+        self.reconfigure = self.shelves.reconfigure
+
+    async def search(self, words: str, top: int) -> Reply | Problem:
+        """Find the recordings that fit words best."""
+        if not any(letter.isalnum() for letter in words):
+            return wrong("q", "nothing that can be heard", "words")
+        shelf, vector = await self.batch(words)
+        return await asyncio.to_thread(shelf.found, vector, top)
+
+    async def recording(self, name: str, wanted: str) -> Reply | Problem:
+        """Return a recording by its identity, or a range of its bytes."""
+        shelf = self.shelves.any()
+        if name not in shelf.recordings:
+            await asyncio.to_thread(shelf.refresh)
+        if name not in shelf.recordings:
+            return Problem(404, "no such recording; GET /v1/audio?q=WORDS names some")
+        path = shelf.recordings[name]
+        media = MEDIA.get(path.suffix.lower(), "application/octet-stream")
+        return await asyncio.to_thread(send, path, wanted, LIMITS.recording_bytes, media)
+
+    async def add(self, body: bytes, name: str) -> Reply | Problem:
+        """Take in a recording, so that the next query finds it; one at a time."""
+        async with self.adding:
+            try:
+                return await asyncio.to_thread(self.shelves.any().add, body, name, self.storage)
+            except Problem as problem:
+                return problem
+
+    @serve.batch(max_batch_size=BATCH, batch_wait_timeout_s=WAIT)
+    async def batch(self, words: list[str]) -> list[tuple[Shelf, Float32[np.ndarray, " dimension"]]]:
+        """Embed queries together, in a thread, so that the replica hears meanwhile whether it lives."""
+        shelf = self.shelves.any()
+        return [(shelf, vector) for vector in await asyncio.to_thread(shelf.embedder.words, words)]

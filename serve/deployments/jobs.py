@@ -1,0 +1,365 @@
+"""Jobs: videos that are painted one after the other, in processes of their own, and kept for a day.
+
+Each lies in `<storage>/served/jobs/<id>`: `state.json`, what was sent, and what was made. What is kept there is what
+is known: a replica that starts reads it, goes on with what waited, and says of what was being painted that it failed.
+"""
+
+# No `from __future__ import annotations` in the modules of deployments; `app.py` says why.
+import asyncio
+import fcntl
+import json
+import logging
+import re
+import shutil
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import IO, Any
+
+from retable.platform.errors import UserError
+from retable.platform.store.storage import Storage
+from retable.serve.deployments.apart import Work
+from retable.serve.deployments.video import MEDIA, NICE, Order, check, kind_of, order_of, paint
+from retable.serve.ingress.answers import Problem, Reply, plain_line
+from retable.serve.ingress.limits import LIMITS, Limits
+from retable.serve.ingress.ranges import send
+
+FOLDER = "served/jobs"
+ID = re.compile(r"[A-Za-z0-9_-]{22}")
+"""What jobs are called: 128 random bits."""
+OVER = ("done", "failed", "cancelled")
+CHECKING = 30.0
+"""Seconds that a look at a header may take."""
+
+
+@dataclass
+class Job:
+    """A video and what became of it."""
+
+    id: str
+    kind: str
+    """Suffix of what was sent."""
+    order: Order
+    state: str = "queued"
+    made: float = field(default_factory=time.time)
+    """Seconds since 1970."""
+    frames: int = 0
+    total: int = 0
+    detail: str = ""
+    """Why it failed."""
+    notes: tuple[str, ...] = ()
+    """What is lost in the result: a file that ended too early, sound that the container cannot hold."""
+    begun: float = 0.0
+    """When the first frame was done, by this machine's clock."""
+
+    def told(self, ahead: int = 0) -> dict[str, Any]:
+        """Return what is said of it; `ahead`: jobs that come before it."""
+        said = {"id": self.id, "state": self.state, "frames": self.frames, "frames_total": self.total}
+        said |= {"progress": 1.0 if self.state == "done" else round(self.frames / self.total, 4) if self.total else 0.0}
+        if self.state == "queued":
+            said["ahead"] = ahead
+        if self.state == "running" and self.frames > 1 and self.total:
+            rate = (self.frames - 1) / max(time.monotonic() - self.begun, 1e-6)
+            said["seconds_left"] = round((self.total - self.frames) / rate, 1)
+        if self.state == "done":
+            said |= {"file": f"/v1/jobs/{self.id}/file", "notes": list(self.notes)}
+        return said | ({"detail": self.detail} if self.detail else {})
+
+
+class Desk:
+    """The jobs of a folder. One process at a time has it: the kernel keeps its lock, and frees it when it ends."""
+
+    def __init__(self, storage: Storage, work: Callable[..., tuple[str, ...]] = paint, limits: Limits = LIMITS) -> None:
+        """Take the folder, and go on with what waits there.
+
+        Raises:
+            BlockingIOError: where another process has it.
+        """
+        self.storage, self.work, self.limits = storage, work, limits
+        self.folder = Path((storage / FOLDER).root)
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.lock = _locked(self.folder / ".lock")
+        self.changed = threading.Condition()
+        self.checking = threading.Lock()
+        self.jobs: dict[str, Job] = {}
+        self.arriving, self.closed = 0, False
+        self.running: Work | None = None
+        for path in sorted(self.folder.iterdir()):
+            if path.is_dir():
+                self._recover(path)
+        self._clean()
+        self.thread = threading.Thread(target=self._serve, daemon=True)
+        self.thread.start()
+
+    def close(self) -> None:
+        """Let go of the folder; what is painted is ended."""
+        with self.changed:
+            self.closed = True
+            if self.running:
+                self.running.end()
+            self.changed.notify_all()
+        self.thread.join()
+        self.lock.close()
+
+    def create(self, id: str, body: bytes, order: Order) -> dict[str, Any]:
+        """Take in a video, after a look at its header; the same id twice is one job.
+
+        Raises:
+            Problem: where it is no video that is taken, or too many wait.
+        """
+        if not ID.fullmatch(id):
+            raise Problem(404, "no such job")
+        kind = kind_of(body)
+        with self.changed:
+            if id in self.jobs:
+                return self._told(self.jobs[id])
+            self._clean()
+            if sum(job.state not in OVER for job in self.jobs.values()) + self.arriving > self.limits.jobs_waiting:
+                detail = f"{self.limits.jobs_waiting} videos wait; try again in some minutes"
+                raise Problem(503, detail).wait(60)
+            self.arriving += 1
+        job = Job(id=id, kind=kind, order=order)
+        try:
+            self._write(job, body)
+        except BaseException:
+            shutil.rmtree(self.folder / id, ignore_errors=True)
+            raise
+        finally:
+            with self.changed:
+                self.arriving -= 1
+        with self.changed:
+            self.jobs[id] = job
+            self._keep(job)
+            self.changed.notify_all()
+            return self._told(job)
+
+    def told(self, id: str) -> dict[str, Any]:
+        """Return what is said of a job.
+
+        Raises:
+            Problem: 404.
+        """
+        with self.changed:
+            return self._told(self._job(id))
+
+    def file(self, id: str, wanted: str) -> Reply | Problem:
+        """Return a painted video, or a range of its bytes.
+
+        Raises:
+            Problem: 404 where there is no such job, 409 where it is not done.
+        """
+        with self.changed:
+            job = self._job(id)
+            if job.state != "done":
+                raise Problem(409, f"the video is {job.state}; there is no file")
+        return send(self._target(job), wanted, self.limits.video_bytes, MEDIA[job.order.format])
+
+    def cancel(self, id: str) -> None:
+        """Cancel a job, or remove one that is over; no file of it is left then.
+
+        Raises:
+            Problem: 404.
+        """
+        with self.changed:
+            job = self._job(id)
+            if job.state in OVER:
+                self._remove(job)
+                return
+            before, job.state = job.state, "cancelled"
+            self._keep(job)
+            if before == "running" and self.running:
+                self.running.end()
+                self.changed.wait_for(lambda: self.running is None, timeout=CHECKING)
+            self._tidy(job)
+
+    def _write(self, job: Job, body: bytes) -> None:
+        """Write a video, and look at its header, one at a time."""
+        path = self._source(job)
+        try:
+            path.parent.mkdir(mode=0o700)
+            path.write_bytes(body)
+        except OSError as error:
+            raise Problem(507, f"there is no room for the video: {error.strerror}") from error
+        with self.checking:
+            try:
+                look = Work(check, path, job.order.size, self.limits)
+                deque(look.told(CHECKING))
+            except UserError as error:
+                raise Problem(400, f"the video cannot be read: {error}") from error
+        if look.result:
+            raise Problem(*look.result)
+
+    def _serve(self) -> None:
+        """Paint what waits, one after the other, in the order in which it came."""
+        while True:
+            with self.changed:
+                self.changed.wait_for(lambda: self.closed or any(self._waiting()))
+                if self.closed:
+                    return
+                job = self._waiting()[0]
+                job.state = "running"
+                self._keep(job)
+                given = (self._source(job), self._target(job), job.order, str(self.storage), self.limits)
+                self.running = Work(self.work, *given, nice=NICE)
+            try:
+                self._watch(job, self.running)
+            except Exception:  # the next one is painted all the same
+                logging.getLogger("ray.serve").exception("a job failed")
+
+    def _watch(self, job: Job, running: Work) -> None:
+        """Follow a job to its end."""
+        state, detail = "done", ""
+        try:
+            for frames, total in running.told(self.limits.job_seconds):
+                with self.changed:
+                    job.begun = job.begun or time.monotonic()
+                    job.frames, job.total = frames, total
+        except UserError as error:
+            state, detail = "failed", self._plain(str(error), job)
+        with self.changed:
+            self.running = None
+            if job.state == "running" and not self.closed:  # and not cancelled
+                job.state, job.detail, job.notes = state, detail, running.result or ()
+                self._keep(job)
+                self._tidy(job)
+            self.changed.notify_all()
+
+    def _recover(self, path: Path) -> None:
+        """Read what is kept of a job, from a process that has ended."""
+        try:
+            said = json.loads((path / "state.json").read_bytes())
+            known = {each.name for each in fields(Job)}
+            job = Job(**{name: value for name, value in said.items() if name in known})
+            job.order = order_of(said["order"])
+            if job.id != path.name or not ID.fullmatch(job.id):
+                raise ValueError
+        except (OSError, ValueError, KeyError, TypeError):  # it ended while the video came in
+            shutil.rmtree(path, ignore_errors=True)
+            return
+        self.jobs[job.id] = job
+        if job.state == "running":
+            job.state, job.frames, job.total = "failed", 0, 0
+            job.detail = "the server ended while the video was painted; send it again"
+            self._keep(job)
+        if job.state != "queued":
+            self._tidy(job)
+
+    def _clean(self) -> None:
+        """Remove what is old, and of what is over all but the newest."""
+        ended = sorted((job for job in self.jobs.values() if job.state in OVER), key=lambda job: -job.made)
+        now = time.time()
+        for place, job in enumerate(ended):
+            if place >= self.limits.jobs_kept or now - job.made > 3600 * self.limits.job_hours:
+                self._remove(job)
+
+    def _remove(self, job: Job) -> None:
+        shutil.rmtree(self.folder / job.id, ignore_errors=True)
+        self.jobs.pop(job.id, None)
+
+    def _tidy(self, job: Job) -> None:
+        """Remove all files of a job that is over but its state, and what was made if it is whole."""
+        kept = {"state.json"} | ({self._target(job).name} if job.state == "done" else set())
+        for path in (self.folder / job.id).iterdir():
+            if path.name not in kept:
+                path.unlink(missing_ok=True)
+
+    def _keep(self, job: Job) -> None:
+        (self.storage / FOLDER).write_json(f"{job.id}/state.json", asdict(job))
+
+    def _job(self, id: str) -> Job:
+        job = self.jobs.get(id)
+        if job is None or (job.state in OVER and time.time() - job.made > 3600 * self.limits.job_hours):
+            raise Problem(404, "no such job; those that are over are gone after a day")
+        return job
+
+    def _told(self, job: Job) -> dict[str, Any]:
+        waiting = self._waiting()
+        ahead = waiting.index(job) + (self.running is not None) if job in waiting else 0
+        return job.told(ahead)
+
+    def _waiting(self) -> list[Job]:
+        return sorted((job for job in self.jobs.values() if job.state == "queued"), key=lambda job: job.made)
+
+    def _plain(self, line: str, job: Job) -> str:
+        """Return a line of the painting's without the places of its files."""
+        folder = re.escape(str(self.folder / job.id))
+        return plain_line(re.sub(rf"{folder}/[^\s:,]+", "the video", line).replace(str(self.storage), "storage"))
+
+    def _source(self, job: Job) -> Path:
+        return self.folder / job.id / f"sent.{job.kind}"
+
+    def _target(self, job: Job) -> Path:
+        return self.folder / job.id / f"painted.{job.order.format}"
+
+
+def _locked(path: Path) -> IO[bytes]:
+    """Return a file that this process alone has open with a lock.
+
+    Raises:
+        BlockingIOError: where another one has.
+    """
+    file = path.open("ab")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+class Jobs:
+    """Answers for the jobs of a storage."""
+
+    def __init__(self, storage: str) -> None:
+        self.storage, self.opening = Storage.open(storage), threading.Lock()
+        self.desk: Desk | None = None
+        try:
+            self._desk()
+        except Problem as problem:  # it is said to whom asks
+            logging.getLogger("ray.serve").warning(problem.detail)
+
+    async def create(self, id: str, body: bytes, order: Order) -> Reply | Problem:
+        """Take in a video."""
+        place = (("Location", f"/v1/jobs/{id}"),)
+        return await self._answer(lambda desk: _json(desk.create(id, body, order), 202, place))
+
+    async def told(self, id: str) -> Reply | Problem:
+        """Say how far a job is."""
+        return await self._answer(lambda desk: _json(desk.told(id)))
+
+    async def file(self, id: str, wanted: str) -> Reply | Problem:
+        """Return what a job has made."""
+        return await self._answer(lambda desk: desk.file(id, wanted))
+
+    async def cancel(self, id: str) -> Reply | Problem:
+        """Cancel a job, or remove one that is over."""
+
+        def work(desk: Desk) -> Reply:
+            desk.cancel(id)
+            return Reply(b"", "application/json", 204)
+
+        return await self._answer(work)
+
+    async def _answer(self, work: Callable[[Desk], Reply | Problem]) -> Reply | Problem:
+        try:
+            return await asyncio.to_thread(lambda: work(self._desk()))
+        except Problem as problem:
+            return problem
+
+    def _desk(self) -> Desk:
+        if not self.storage.is_local:
+            raise Problem(501, "this server takes no videos: its storage is no folder")
+        with self.opening:
+            if self.desk is None:
+                try:
+                    self.desk = Desk(self.storage)
+                except BlockingIOError as error:
+                    raise Problem(503, "another server on this storage has the jobs; ask that one").wait(5) from error
+            return self.desk
+
+
+def _json(said: dict[str, Any], status: int = 200, headers: tuple[tuple[str, str], ...] = ()) -> Reply:
+    return Reply(json.dumps(said).encode(), "application/json", status, headers)

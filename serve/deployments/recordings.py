@@ -1,0 +1,158 @@
+"""Recordings that are sent to a server: what they may be, where they are kept, and the index that finds them.
+
+They lie in `<storage>/served/audio/recordings`, each under its SHA-256 beside a file with the name that it was sent
+with. A server that was given no index searches this folder, and starts it with the recordings that come with the task.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+import tempfile
+import uuid
+from pathlib import Path
+
+from retable.platform.errors import UserError
+from retable.platform.spec.task import folder as task_folder
+from retable.platform.store.storage import Storage
+from retable.serve.ingress.answers import Problem
+from retable.serve.ingress.limits import LIMITS, Limits
+from retable.tasks.audio.collect.files import SUFFIXES, header
+from retable.tasks.audio.search.embedder import Embedder
+from retable.tasks.audio.search.index import add, update
+from retable.tasks.audio.search.search import Index
+
+FOLDER, INDEX = "served/audio/recordings", "served/audio/index"
+SHIPPED = task_folder("audio") / "zoo" / "recordings"
+"""What a fresh machine finds: `zoo/LICENSES.md` says whose they are."""
+LONGEST = 100
+"""Characters of a name."""
+STARTING = 300.0
+"""Seconds that a replica waits for another one that makes the same index."""
+
+
+def own_index(embedder: Embedder, storage: Storage) -> Path:
+    """Return the index of the folder that recordings are kept in, made or brought up to date: one for each model.
+
+    Raises:
+        UserError: where the storage is no folder of this machine, or the index cannot be made.
+    """
+    folder = folder_of(storage)
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in sorted(SHIPPED.glob("*.ogg")):
+        if not (folder / file.name).exists():
+            writing = folder / f".{uuid.uuid4().hex}"
+            shutil.copyfile(file, writing)
+            writing.replace(folder / file.name)
+    out = Path((storage / INDEX).root) / embedder.fingerprint[:16]
+    update(folder, out, embedder, patience=STARTING)
+    return out
+
+
+def folder_of(storage: Storage) -> Path:
+    """Return the folder in which recordings are kept.
+
+    Raises:
+        UserError: where the storage is no folder of this machine.
+    """
+    if not storage.is_local:
+        raise UserError("audio: recordings are kept in a folder, and the storage is none; name an index with --index")
+    return Path((storage / FOLDER).root)
+
+
+def take_in(
+    body: bytes, name: str, index: Index, embedder: Embedder, folder: Path, limits: Limits = LIMITS
+) -> tuple[Index, Path, float]:
+    """Keep a recording and put it into an index; return the index with it, the kept file and its seconds.
+
+    What was sent is decoded in a folder of its own, which is gone afterwards. The same recording twice is one.
+
+    Args:
+        body: a file, WAV, FLAC, Ogg or MP3 by what it holds.
+        name: what it is to be called.
+        index: an open one.
+        embedder: the model that it was made with.
+        folder: where it is kept.
+        limits: of its length.
+
+    Raises:
+        Problem: where it is something else, broken or too long, or another process writes the index.
+    """
+    suffix = suffix_of(body)
+    kept = folder / f"{hashlib.sha256(body).hexdigest()}{suffix}"
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".") as own:
+        path = Path(own) / f"recording{suffix}"
+        path.write_bytes(body)
+        try:
+            seconds = length(path, limits)
+            now = add(index, embedder, path, kept)
+        except UserError as error:
+            if str(path) not in str(error):  # not of the recording: the index is being written, or is gone
+                raise Problem(503, "the index is being written; try again in a moment").wait(5) from error
+            detail = str(error).replace(str(path), "the recording")
+            raise Problem(400, detail) from error
+    note(kept, name)
+    return now, kept, seconds
+
+
+def suffix_of(body: bytes) -> str:
+    """Return how files are named that hold what a body holds.
+
+    Raises:
+        Problem: 415 where that is none of the four kinds that are taken.
+    """
+    if body[:4] in (b"RIFF", b"RF64") and body[8:12] == b"WAVE":
+        return ".wav"
+    if body.startswith(b"fLaC"):
+        return ".flac"
+    if body.startswith(b"OggS"):
+        return ".ogg"
+    if body.startswith(b"ID3") or (len(body) > 1 and body[0] == 0xFF and body[1] & 0xE0 == 0xE0):
+        return ".mp3"
+    raise Problem(415, "the body is no recording that is known: WAV, FLAC, Ogg or MP3")
+
+
+def length(path: Path, limits: Limits) -> float:
+    """Return a recording's seconds, by its header: nothing of it is decoded yet.
+
+    Raises:
+        Problem: 413 where it is too long, 415 where it is of another kind than it began.
+        UserError: where its header is broken.
+    """
+    said = header(path)
+    if said.container not in SUFFIXES[path.suffix]:
+        raise Problem(415, "the recording is of another kind than its first bytes say")
+    if said.seconds > limits.sound_seconds:
+        detail = f"the recording lasts {said.seconds:.0f} s; {limits.sound_seconds:g} s are taken"
+        raise Problem(413, detail).having(wanted=limits.sound_seconds)
+    if said.seconds * said.rate * said.channels > limits.sound_samples:
+        raise Problem(413, f"the recording has more than {limits.sound_samples} samples; send fewer channels or less")
+    return said.seconds
+
+
+def note(kept: Path, name: str) -> None:
+    """Write down what a recording is called, unless it has a name; one without a name is called by its digest."""
+    beside = kept.with_suffix(".json")
+    if not beside.exists():
+        plain = "".join(letter for letter in re.split(r"[/\\]", name)[-1] if letter.isprintable()).strip()
+        called = plain[:LONGEST] or f"recording-{kept.stem[:8]}{kept.suffix}"
+        Storage.open(kept.parent).write_json(beside.name, {"name": called})
+
+
+def shown(file: str, folder: Path) -> str:
+    """Return what a recording of an index is called: nothing of where it lies.
+
+    Args:
+        file: its path, as the index has it.
+        folder: the index's.
+    """
+    path = folder / file
+    if re.fullmatch("[0-9a-f]{64}", path.stem):
+        try:
+            return str(json.loads(path.with_suffix(".json").read_bytes())["name"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return path.name
+    return path.name if Path(file).is_absolute() else file

@@ -1,0 +1,153 @@
+"""Policies: observations in, actions out, many requests in one pass of the networks."""
+
+# No `from __future__ import annotations` in the modules of deployments; `app.py` says why.
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float32
+from ray import serve
+
+from retable.serve.deployments.episodes import Stage, weight
+from retable.serve.deployments.held import Held
+from retable.serve.ingress.answers import Problem, Reply, wrong
+from retable.serve.ingress.limits import LIMITS, Limits
+from retable.tasks.rl.config import View
+from retable.tasks.rl.export import Exported, read_export
+
+Rows = Float32[np.ndarray, "rows width"]
+
+BATCH, WAIT = 64, 0.002
+"""Requests of one batch, and the seconds that the first of them waits for others."""
+ROWS = 256
+"""Observations that go through the networks together: with a hundred candidates each, some 20 MB."""
+SEEDS = 2**63
+"""Seeds are below this."""
+
+
+@dataclass(frozen=True, eq=False)
+class Question:
+    """Observations that were checked, and the noise that their request's seed draws."""
+
+    policy: Exported
+    observations: Rows
+    noise: torch.Tensor
+
+
+def question(policy: Exported, body: bytes, limits: Limits = LIMITS) -> Question:
+    """Read and check a request, so that nothing in it can fail a batch.
+
+    Raises:
+        Problem: which names the field, what was got and what is wanted.
+    """
+    try:
+        said = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise Problem(400, "the body is no JSON") from error
+    states = int(policy.info["states"])
+    wanted = f"numbers of shape (rows, {states})"
+    if not isinstance(said, dict) or "observations" not in said:
+        raise wrong("observations", "nothing", wanted)
+    if unknown := said.keys() - {"observations", "seed"}:
+        raise wrong(min(unknown), "a field that is unknown", "observations, and seed")
+    seed = said.get("seed", 0)
+    if type(seed) is not int or not 0 <= seed < SEEDS:
+        raise wrong("seed", repr(seed)[:40], "a whole number from 0 to 2^63 - 1")
+    rows = numbers(said["observations"], states, wanted)
+    if not 1 <= len(rows) <= limits.observations:
+        raise wrong("observations", f"{len(rows)} rows", f"1 to {limits.observations}")
+    return Question(policy, rows, policy.noise(len(rows), View.samples, seed))
+
+
+def load(data: bytes, name: str) -> Exported:
+    """Read a policy's file, and ask it once: what is made at the first use is made now."""
+    policy = read_export(data, name)
+    answers([question(policy, ready(policy))])
+    return policy
+
+
+def ready(policy: Exported) -> bytes:
+    """Return a body that a policy answers."""
+    return json.dumps({"observations": [[0.0] * int(policy.info["states"])]}).encode()
+
+
+def numbers(value: object, width: int, wanted: str) -> Rows:
+    """Return nested lists as rows of so many finite float32.
+
+    Raises:
+        Problem: where they are something else.
+    """
+    try:
+        found: Any = np.array(value)
+    except ValueError as error:
+        raise wrong("observations", "rows of different lengths", wanted) from error
+    if found.dtype.kind not in "iuf":
+        raise wrong("observations", "something else than numbers", wanted)
+    if found.ndim != 2 or found.shape[1] != width:
+        raise wrong("observations", f"shape {found.shape}", wanted)
+    with np.errstate(over="ignore"):
+        rows: Rows = found.astype(np.float32)
+    if not np.isfinite(rows).all():
+        raise wrong("observations", "numbers that are not finite in float32", wanted)
+    return rows
+
+
+def answers(questions: Sequence[Question]) -> list[Rows]:
+    """Return the actions of each question; those of one policy share its networks' passes."""
+    found: dict[int, Rows] = {}
+    for share in shares(questions):
+        policy = questions[share[0]].policy
+        rows = torch.from_numpy(np.concatenate([questions[place].observations for place in share]))
+        with torch.inference_mode():
+            actions = policy.act(rows, torch.cat([questions[place].noise for place in share])).numpy()
+        ends = np.cumsum([len(questions[place].observations) for place in share])
+        found |= dict(zip(share, np.split(actions, ends[:-1]), strict=True))
+    return [found[place] for place in range(len(questions))]
+
+
+def shares(questions: Sequence[Question]) -> list[list[int]]:
+    """Return the places of questions that go together: of one policy, and of `ROWS` observations at most."""
+    groups: dict[Exported, list[list[int]]] = {}
+    for place, asked in enumerate(questions):
+        group = groups.setdefault(asked.policy, [[]])
+        if sum(len(questions[other].observations) for other in group[-1]) + len(asked.observations) > ROWS:
+            group.append([])
+        group[-1].append(place)
+    return [share for group in groups.values() for share in group if share]
+
+
+class Policies:
+    """Holds every policy that is served."""
+
+    def __init__(self, storage: str):
+        self.policies = Held("rl", storage, load)
+        self.reconfigure = self.policies.reconfigure
+        self.stage = Stage()
+
+    async def act(self, sha256: str, body: bytes) -> Reply | Problem:
+        """Choose actions for the observations in a body."""
+        try:
+            asked = question(self.policies[sha256], body)
+        except Problem as problem:
+            return problem
+        actions = await self.batch(asked)
+        return Reply(json.dumps({"actions": actions.tolist()}).encode(), "application/json")
+
+    async def episode(self, sha256: str, seed: int, steps: int) -> Reply | Problem:
+        """Play an episode, and tell how large the policy is that played it."""
+        policy = self.policies[sha256]
+        try:
+            told = await self.stage.play(policy, seed, steps)
+        except Problem as problem:
+            return problem
+        told |= {**weight(policy), "bytes": len(await asyncio.to_thread(self.policies.file, sha256))}
+        return Reply(json.dumps(told, separators=(",", ":")).encode(), "application/json")
+
+    @serve.batch(max_batch_size=BATCH, batch_wait_timeout_s=WAIT)
+    async def batch(self, questions: list[Question]) -> list[Rows]:
+        """Answer questions together, in a thread, so that the replica hears meanwhile whether it lives."""
+        return await asyncio.to_thread(answers, questions)

@@ -1,0 +1,145 @@
+"""Styles: a photograph in, a painting out; every network is held at once."""
+
+# No `from __future__ import annotations` in the modules of deployments; `app.py` says why.
+import asyncio
+import io
+import tempfile
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from PIL import Image
+from ray import serve
+
+from retable.platform.errors import UserError
+from retable.serve.deployments.held import Held
+from retable.serve.ingress.answers import Problem, Reply
+from retable.serve.ingress.limits import LIMITS, Limits
+from retable.tasks.style.apply.stylise import BATCH_PIXELS, NetworkStyle, Pixels
+from retable.tasks.style.export import read_export
+from retable.tasks.style.files import images
+from retable.tasks.style.files.images import Picture
+from retable.tasks.style.video.batches import nothing, resized
+
+BATCH, WAIT = 8, 0.01
+"""Requests of one batch, and the seconds that the first of them waits for others."""
+KINDS = {
+    b"\x89PNG": "PNG",
+    b"\xff\xd8\xff": "JPEG",
+    b"GIF8": "GIF",
+    b"RIFF": "WEBP",
+    b"II*\0": "TIFF",
+    b"MM\0*": "TIFF",
+}
+KINDS |= {b"BM": "BMP"}
+"""How files of pictures begin. Other decoders are never asked: some run programs, many were never attacked."""
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """A decoded photograph, and the network that it goes through."""
+
+    style: NetworkStyle
+    pixels: Pixels
+
+
+def decode(body: bytes, size: int, limits: Limits = LIMITS) -> Picture:
+    """Decode a photograph, after a look at its header, and resize it.
+
+    Raises:
+        Problem: where it is no picture, or a larger one than is accepted.
+    """
+    check(body, size, limits)
+    try:
+        return resized(images.read(body), size)
+    except UserError as error:
+        raise Problem(400, str(error)) from error
+
+
+def check(body: bytes, size: int, limits: Limits) -> None:
+    """Refuse what is no picture, or one of too many pixels, before anything is decoded.
+
+    Raises:
+        Problem: 413 or 415.
+    """
+    kind = next((kind for start, kind in KINDS.items() if body.startswith(start)), None)
+    if kind is None:
+        raise Problem(415, f"no picture: send {', '.join(sorted(set(KINDS.values())))}")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of broken metadata
+            with Image.open(io.BytesIO(body), formats=[kind]) as image:
+                width, height = image.size
+    except Exception as error:  # decoders raise anything on broken bytes
+        raise Problem(400, f"the {kind} file is broken") from error
+    scale = max(1.0, size / max(width, height, 1))
+    if width * height * scale**2 > limits.pixels:
+        raise Problem(
+            413, f"{width} x {height} pixels; at most {limits.pixels // 10**6} million, here and in the result"
+        )
+
+
+def paint(works: Sequence[Work]) -> list[Pixels]:
+    """Stylise photographs; those of one style and size together."""
+    found: dict[int, Pixels] = {}
+    for share in shares(works):
+        made = works[share[0]].style([works[place].pixels for place in share], nothing)
+        found |= {place: result.pixels for place, result in zip(share, made, strict=True)}
+    return [found[place] for place in range(len(works))]
+
+
+def shares(works: Sequence[Work], most: int = BATCH_PIXELS) -> list[list[int]]:
+    """Return the places of works that go together: of one network and shape, and of so many pixels at most."""
+    groups: dict[tuple[int, tuple[int, ...]], list[list[int]]] = {}
+    for place, work in enumerate(works):
+        height, width = work.pixels.shape[:2]
+        group = groups.setdefault((id(work.style), work.pixels.shape), [[]])
+        if group[-1] and (len(group[-1]) + 1) * height * width > most:
+            group.append([])
+        group[-1].append(place)
+    return [share for group in groups.values() for share in group]
+
+
+def finish(made: Pixels, photograph: Picture, strength: float, original: bool, kind: str) -> Reply:
+    """Mix a result with its photograph as asked, and return its file; JPEG has no transparency."""
+    if original:
+        made = images.original_colours(made, photograph.pixels)
+    if strength < 1:
+        made = images.mix(made, photograph.pixels, strength)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"picture.{kind}"
+        try:
+            images.write(path, made, photograph.alpha, photograph.icc)
+        except UserError as error:
+            raise Problem(422, f"{kind.upper()} holds no picture so large; ask for a smaller size") from error
+        return Reply(path.read_bytes(), f"image/{kind}")
+
+
+def load(data: bytes, name: str) -> NetworkStyle:
+    """Read a style's file."""
+    return read_export(data, name).style()
+
+
+class Styles:
+    """Holds every style that is served."""
+
+    def __init__(self, storage: str):
+        self.styles = Held("style", storage, load)
+        self.reconfigure = self.styles.reconfigure
+
+    async def stylise(
+        self, sha256: str, body: bytes, size: int, strength: float, original: bool, kind: str
+    ) -> Reply | Problem:
+        """Paint the photograph in a body."""
+        try:
+            photograph = await asyncio.to_thread(decode, body, size)
+            made = await self.batch(Work(self.styles[sha256], photograph.pixels))
+            return await asyncio.to_thread(finish, made, photograph, strength, original, kind)
+        except Problem as problem:
+            return problem
+
+    @serve.batch(max_batch_size=BATCH, batch_wait_timeout_s=WAIT)
+    async def batch(self, works: list[Work]) -> list[Pixels]:
+        """Stylise photographs together, in a thread, so that the replica hears meanwhile whether it lives."""
+        return await asyncio.to_thread(paint, works)

@@ -1,0 +1,201 @@
+"""Forecasts: an hour of satellite images in, eight hours of probabilities of rain out."""
+
+# No `from __future__ import annotations` in the modules of deployments; `app.py` says why.
+import asyncio
+import io
+import math
+import tempfile
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from numpy.lib import format as npy
+from ray import serve
+
+from retable.platform.errors import UserError, nearest
+from retable.serve.deployments import maps
+from retable.serve.deployments.held import Held
+from retable.serve.ingress.answers import Problem, Reply, wrong
+from retable.serve.ingress.limits import LIMITS, Limits
+from retable.tasks.weather.combine import majority_vote, mean_probability
+from retable.tasks.weather.config import View
+from retable.tasks.weather.export import Exported, read_export
+from retable.tasks.weather.predict import BATCH
+from retable.tasks.weather.w4c.frames import open_hdf5, read_hdf5
+from retable.tasks.weather.w4c.layout import SATELLITE
+from retable.tasks.weather.w4c.preprocess import CHANNELS
+
+Array = npt.NDArray[Any]
+
+WAIT = 0.02
+"""Seconds that the first request of a batch waits for others."""
+NAME = "images"
+"""What the array is called in a file of NumPy's."""
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """Images that were checked, and what forecasts them."""
+
+    forecaster: Exported
+    region: str
+    images: Array
+
+
+def images_of(body: bytes, shape: tuple[int, ...], limits: Limits = LIMITS) -> Array:
+    """Return the images in a file, float32, by what it holds and not by what it is called.
+
+    Raises:
+        Problem: where it is neither HDF5 nor npz, is broken, or the images have another shape.
+    """
+    if body.startswith(b"PK\3\4"):
+        return from_npz(body, shape, limits)
+    if body.startswith(b"\x89HDF\r\n\x1a\n"):
+        return from_hdf5(body, shape)
+    raise Problem(415, f"neither npz (an array `{NAME}`) nor HDF5 (a data set `{SATELLITE}`)")
+
+
+def from_npz(body: bytes, shape: tuple[int, ...], limits: Limits) -> Array:
+    """Return the images in an npz file; its header is read before anything is made room for, and no pickles are."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(body)) as folder, folder.open(f"{NAME}.npy") as file:
+            if folder.getinfo(f"{NAME}.npy").file_size > limits.frames_bytes:
+                raise Problem(413, f"{NAME}: more than {limits.frames_bytes} bytes")
+            if npy.read_magic(file) != (1, 0):
+                raise Problem(400, "the npz file is of an unknown version")
+            found, columns, kind = npy.read_array_header_1_0(file)
+            if found != shape:
+                raise wrong(NAME, f"shape {found}", f"shape {shape}")
+            if kind.kind not in "fiu":
+                raise wrong(NAME, str(kind), "numbers")
+            data = file.read(kind.itemsize * math.prod(shape) + 1)
+            array = np.frombuffer(data, kind).reshape(shape, order="F" if columns else "C")
+    except Problem:
+        raise
+    except Exception as error:  # zlib, zipfile and NumPy's reader of headers raise anything on broken bytes
+        raise Problem(400, f"no npz file that holds an array `{NAME}`, or a broken one") from error
+    return array.astype(np.float32)
+
+
+def from_hdf5(body: bytes, shape: tuple[int, ...]) -> Array:
+    """Return the images in a file of the competition's layout; it may hold no links to anywhere."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "images.h5"
+        path.write_bytes(body)
+        try:
+            data = open_hdf5(path, SATELLITE, len(CHANNELS))
+            with data.file:
+                if data.shape != shape:
+                    raise wrong(SATELLITE, f"shape {data.shape}", f"shape {shape}")
+                read: Array = read_hdf5(data, slice(None)).astype(np.float32)
+        except UserError as error:
+            raise Problem(400, str(error).replace(str(path), "the file").partition("; download")[0]) from error
+    return read
+
+
+def work(forecaster: Exported, region: str, body: bytes) -> Work:
+    """Read and check a request, so that nothing in it can fail a batch.
+
+    Raises:
+        Problem: which says what was got and what is wanted.
+    """
+    regions = forecaster.config.regions
+    if region not in regions:
+        problem = wrong("region", repr(region)[:60], f"one of {', '.join(regions)}")
+        raise problem if not region else problem.having(nearest=nearest(region, regions).removeprefix("; "))
+    shape = (forecaster.config.inputs, len(CHANNELS), forecaster.size, forecaster.size)
+    return Work(forecaster, region, images_of(body, shape))
+
+
+def forecasts(works: Sequence[Work]) -> list[Array]:
+    """Return the steps of each forecast, uint8 (leads, S, S); those of one model and region go together."""
+    groups: dict[tuple[int, str], list[int]] = {}
+    for place, each in enumerate(works):
+        groups.setdefault((id(each.forecaster), each.region), []).append(place)
+    found: dict[int, Array] = {}
+    for (_, region), places in groups.items():
+        steps = works[places[0]].forecaster.steps(np.stack([works[place].images for place in places]), region)
+        found |= dict(zip(places, steps, strict=True))
+    return [found[place] for place in range(len(works))]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a request asks for beside a region."""
+
+    combine: Literal["mean", "vote"] = "mean"
+    """How several forecasters are joined; `vote` is the share of those that forecast rain."""
+    threshold: float = 0.5
+    """From which on a voter forecasts rain."""
+    kind: maps.Format = "npz"
+    lead: int = 0
+    """Minutes ahead of the one map that a PNG shows; 0: all."""
+    time: str = ""
+    """Of the last image, UTC, ISO 8601; empty: not known."""
+
+
+def joined(members: Sequence[Array], wanted: Wanted) -> Array:
+    """Return the forecast of several, by the arithmetic of the tables' ensembles; of one, as it is.
+
+    Raises:
+        Problem: 422 where they differ in shape, or the threshold is none.
+    """
+    if len(members) == 1:
+        return members[0]
+    try:
+        view = View(threshold=wanted.threshold)
+        given = [maps.Member(str(place), view, steps, {}) for place, steps in enumerate(members, 1)]
+        join = majority_vote if wanted.combine == "vote" else mean_probability
+        found: Array = join("", given)["probability"]
+    except (UserError, ValueError) as error:
+        raise Problem(422, str(error)) from error
+    return found
+
+
+def moment(time: str) -> np.datetime64 | None:
+    """Return a time that a request names, UTC; none where it names none.
+
+    Raises:
+        Problem: 422 where it is none.
+    """
+    if not time:
+        return None
+    try:
+        said = datetime.fromisoformat(time)
+    except ValueError as error:
+        raise wrong("time", repr(time)[:40], "ISO 8601, as 2019-06-01T12:00") from error
+    plain = said.astimezone(UTC).replace(tzinfo=None) if said.tzinfo else said
+    return np.datetime64(plain, "m")
+
+
+class Forecasters:
+    """Holds every forecaster that is served."""
+
+    def __init__(self, storage: str):
+        self.forecasters = Held("weather", storage, read_export)
+        self.reconfigure = self.forecasters.reconfigure
+
+    async def forecast(
+        self, sha256s: Sequence[str], body: bytes, region: str, options: Mapping[str, Any]
+    ) -> Reply | Problem:
+        """Forecast rain from the images in a body, by one forecaster or several."""
+        wanted = Wanted(**options)
+        try:
+            time = moment(wanted.time)
+            asked = [await asyncio.to_thread(work, self.forecasters[sha256], region, body) for sha256 in sha256s]
+            members = await asyncio.gather(*(self.batch(each) for each in asked))
+            source = f"retable, {wanted.combine} of {len(sha256s)} forecasters" if len(sha256s) > 1 else "retable"
+            made = maps.Forecast(joined(members, wanted), region, f"{source}; files {', '.join(sha256s)}", time)
+            return await asyncio.to_thread(maps.written, made, wanted.kind, wanted.lead)
+        except Problem as problem:
+            return problem
+
+    @serve.batch(max_batch_size=BATCH, batch_wait_timeout_s=WAIT)
+    async def batch(self, works: list[Work]) -> list[Array]:
+        """Forecast together, in a thread, so that the replica hears meanwhile whether it lives."""
+        return await asyncio.to_thread(forecasts, works)

@@ -1,0 +1,1 @@
+"""The one address of the server: middleware, routes, limits, replies, metrics, OpenAPI."""

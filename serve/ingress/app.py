@@ -1,0 +1,129 @@
+"""The one address: what every request passes, and which deployment answers it. It decodes nothing and needs no GPU."""
+
+# No `from __future__ import annotations` in modules of routes and deployments: FastAPI reads the annotations of routes
+# when it is given them, and would take `request: Request`, were it a text that it cannot resolve under Serve's ingress,
+# for a query parameter. Each call would then be answered with 422.
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from ray import serve
+from ray.exceptions import RayActorError
+from ray.serve.exceptions import BackPressureError
+from ray.serve.handle import DeploymentHandle
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp
+
+from retable.serve.ingress import openapi
+from retable.serve.ingress.answers import Problem, Reply, wrong
+from retable.serve.ingress.gate import Bodies, Gate, respond
+from retable.serve.ingress.limits import Limits
+from retable.serve.ingress.metrics import Metrics
+from retable.serve.ingress.routes import audio, example, facts, jobs, pages, rl, style, tables, weather
+from retable.serve.ingress.routes.common import Ask
+from retable.serve.launch.models import Model, models_of
+
+TRIES = 4
+"""How often a deployment is asked whose replica died: every request can be answered twice without harm."""
+
+
+@serve.ingress()
+class Ingress:
+    """The deployment that HTTP reaches."""
+
+    def __init__(
+        self,
+        handles: dict[str, DeploymentHandle[Any]],
+        token: str,
+        hosts: Sequence[str],
+        limits: Limits,
+        storage: str = "",
+    ) -> None:
+        self.handles, self.limits, self.storage = handles, limits, storage
+        self.metrics = Metrics()
+        self.gate = Gate(routes_of([], self.ask, limits, storage), token, hosts, self.metrics.answered)
+
+    def __serve_build_asgi_app__(self) -> ASGIApp:
+        """Return the application; Serve asks for it once the handles are here."""
+        return self.gate
+
+    def reconfigure(self, config: Mapping[str, Any]) -> None:
+        """Serve the models that Serve's `user_config` names; what was begun is answered by those that it asked for."""
+        models = models_of(config)
+        self.gate.app = routes_of(models, self.ask, self.limits, self.storage)
+        self.metrics.serve(models)
+
+    async def drain(self, seconds: float) -> int:
+        """Take no more requests, and wait so long for those that were begun; return how many are left."""
+        self.gate.closing = True
+        end = time.monotonic() + seconds
+        while self.gate.busy and time.monotonic() < end:
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(0.2)  # the proxy has the last answer, and still sends it
+        return self.gate.busy
+
+    async def ask(self, task: str, method: str, *arguments: Any) -> Reply | Problem:
+        """Ask a deployment; again where its replica died; never for longer than the limit.
+
+        Raises:
+            Problem: where it has too much to do, or does not come back.
+        """
+        try:
+            async with asyncio.timeout(self.limits.seconds):
+                return await self._ask(task, method, *arguments)
+        except TimeoutError as error:
+            raise Problem(503, f"no answer within {self.limits.seconds:g} s; ask for less at once").wait(10) from error
+
+    async def _ask(self, task: str, method: str, *arguments: Any) -> Reply | Problem:
+        for attempt in range(TRIES):
+            response = getattr(self.handles[task], method).remote(*arguments)
+            try:
+                answer: Reply | Problem = await response
+                return answer
+            except asyncio.CancelledError:
+                response.cancel()
+                raise
+            except BackPressureError as error:
+                raise Problem(503, f"{task} has more to do than it can; try again in a moment").wait(1) from error
+            except RayActorError:
+                await asyncio.sleep(0.2 * 2**attempt)
+        raise Problem(503, f"{task} is starting again; try again in a moment").wait(5)
+
+
+def routes_of(models: Sequence[Model], ask: Ask, limits: Limits, storage: str = "") -> FastAPI:
+    """Return what is behind the gate: the routes of models, and the result tables of a storage, where one is named."""
+    app = FastAPI(title="retable", version="1", docs_url=None, redoc_url=None)
+    app.add_exception_handler(Problem, lambda request, error: respond(error))
+    app.add_exception_handler(HTTPException, _http_problem)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(Exception, _fault)
+    bodies = Bodies(limits)
+    pages.add(app)
+    facts.add(app, models, limits)
+    tables.add(app, models, storage)
+    if forecasters := [model for model in models if model.task == "weather"]:
+        example.add(app, forecasters)
+    for task, routes in {"rl": rl, "style": style, "audio": audio, "weather": weather}.items():
+        if own := [model for model in models if model.task == task]:
+            routes.add(app, own, ask, bodies)
+    if any(model.task == "style" for model in models):
+        jobs.add(app, ask)
+    openapi.describe(app, models)
+    return app
+
+
+def _http_problem(request: Request, error: Any) -> Response:
+    known = {404: "there is nothing here; GET /v1/models says what is served", 405: f"{request.method} is not for this"}
+    return respond(Problem(error.status_code, known.get(error.status_code, str(error.detail))))
+
+
+def _invalid(request: Request, error: Any) -> Response:
+    first = error.errors()[0]
+    return respond(wrong(str(first["loc"][-1]), repr(first.get("input"))[:80], first["msg"].lower()))
+
+
+def _fault(request: Request, error: Any) -> Response:
+    return respond(Problem(500, "a fault of the server's; its log has it under the request's id"))

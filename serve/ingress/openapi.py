@@ -1,0 +1,122 @@
+"""What `GET /openapi.json` says beyond the routes: answers, problems, and examples that this server answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import FastAPI
+
+from retable.serve.ingress.answers import PROBLEM, Problem, wrong
+from retable.serve.launch.models import Model
+
+TEXT, NUMBER, WHOLE = {"type": "string"}, {"type": "number"}, {"type": "integer"}
+PROBLEM_SCHEMA = {
+    "type": "object",
+    "description": "RFC 9457: one clear line in `detail`; of a wrong value also its field, what was got and wanted.",
+    "required": ["type", "title", "status", "detail"],
+    "properties": {name: TEXT for name in ("type", "title", "detail", "field", "got", "nearest")}
+    | {"status": WHOLE, "wanted": {"type": ["string", "integer"]}},
+}
+EXAMPLES = (
+    Problem(401, "a token is needed: the header `Authorization: Bearer TOKEN`"),
+    Problem(404, "no style 'great_wav' is served; did you mean 'great_wave'?"),
+    wrong("observations", "shape (1, 3)", "numbers of shape (rows, 17)"),
+    Problem(503, "rl has more to do than it can; try again in a moment").wait(1),
+)
+"""What problems look like; every endpoint may answer any of them."""
+FILE = {"schema": {"type": "string", "format": "binary"}}
+
+
+def object_of(**properties: object) -> dict[str, Any]:
+    """Return the schema of an object that has these properties."""
+    return {"type": "object", "required": list(properties), "properties": properties}
+
+
+ROWS = {"type": "array", "items": {"type": "array", "items": NUMBER}}
+ACTIONS = {"actions": [[0.12, 0.446, -0.783, -0.855, -0.294, -0.174]]}
+HITS: dict[str, Any] = {
+    "hits": [{"id": "2b1c0a9d8e7f6a5b", "file": "rain/1-17367-A.ogg", "score": 0.412, "offset": 1.0}]
+}
+HITS |= {"p": 0.0156, "verdict": "found"}
+HITS_SCHEMA: dict[str, Any] = object_of(
+    hits={"type": "array", "items": object_of(id=TEXT, file=TEXT, score=NUMBER, offset=NUMBER)},
+    p={"type": ["number", "null"], "description": "how often words at random find as much"},
+    verdict={"type": ["string", "null"], "enum": ["found", "doubtful", "nothing", None]},
+)
+JOB = {"id": "n0T6uE2jR4mXq8vLw1sYzA", "state": "running", "frames": 96, "frames_total": 240, "progress": 0.4}
+JOB |= {"seconds_left": 31.5}
+JOB_SCHEMA: dict[str, Any] = object_of(
+    id=TEXT,
+    state={"type": "string", "enum": ["queued", "running", "done", "failed", "cancelled"]},
+    frames=WHOLE,
+    frames_total={"type": "integer", "description": "0: not known yet"},
+    progress=NUMBER,
+)
+JOB_SCHEMA["properties"] |= {
+    "ahead": WHOLE | {"description": "of a queued one: those before it"},
+    "seconds_left": NUMBER | {"description": "of a running one"},
+    "file": TEXT | {"description": "of one that is done: where it is"},
+    "notes": {"type": "array", "items": TEXT, "description": "of one that is done: what was lost"},
+    "detail": TEXT | {"description": "of one that failed: why"},
+}
+JOB_ANSWER = {"application/json": {"schema": JOB_SCHEMA, "example": JOB}}
+ANSWERS: dict[tuple[str, str], dict[str, Any]] = {
+    ("/v1/rl/{environment}", "post"): {"application/json": {"schema": object_of(actions=ROWS), "example": ACTIONS}},
+    ("/v1/style/{style}", "post"): {"image/png": FILE, "image/jpeg": FILE},
+    ("/v1/audio", "get"): {"application/json": {"schema": HITS_SCHEMA, "example": HITS}},
+    ("/v1/audio/{id}", "get"): {"audio/*": FILE},
+    ("/v1/weather", "post"): dict.fromkeys(
+        ("application/x-npz", "application/x-netcdf", "image/png", "image/gif"), FILE
+    ),
+    ("/v1/style/{style}/video", "post"): JOB_ANSWER,
+    ("/v1/jobs/{id}", "get"): JOB_ANSWER,
+    ("/v1/jobs/{id}/file", "get"): {"video/mp4": FILE, "video/webm": FILE, "video/x-matroska": FILE},
+}
+"""Path and method -> what is answered. Routes that are not here say it themselves."""
+
+
+def describe(app: FastAPI, models: Sequence[Model]) -> None:
+    """Let an application's OpenAPI document say what is answered, what problems look like, and what may be asked."""
+    plain = app.openapi
+
+    def document() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            found = plain()
+            components = found.setdefault("components", {})
+            components["schemas"] = {
+                name: schema
+                for name, schema in components.get("schemas", {}).items()
+                if name not in ("HTTPValidationError", "ValidationError")  # of FastAPI: ours are problems
+            } | {"Problem": PROBLEM_SCHEMA}
+            components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+            found["security"] = [{}, {"token": []}]  # whether it is needed, the server's host says
+            for path, operations in found["paths"].items():
+                for method, operation in operations.items():
+                    _complete(operation, path, method, models)
+        schema: dict[str, Any] = app.openapi_schema or {}
+        return schema
+
+    app.openapi = document  # type: ignore[method-assign]
+
+
+def _complete(operation: dict[str, Any], path: str, method: str, models: Sequence[Model]) -> None:
+    responses = operation["responses"]
+    responses.pop("422", None)
+    if (path, method) in ANSWERS:
+        good = next(status for status in responses if status.startswith("2"))
+        responses[good]["content"] = ANSWERS[path, method]
+    examples = {str(each.status): {"value": json.loads(each.reply().body)} for each in EXAMPLES}
+    content = {PROBLEM: {"schema": {"$ref": "#/components/schemas/Problem"}, "examples": examples}}
+    responses["default"] = {"description": "Refused", "content": content}
+    names = {"environment": "rl", "style": "style", "name": "weather"}
+    for parameter in operation.get("parameters", ()):
+        served = [model.name for model in models if model.task == names.get(parameter["name"])]
+        if served and parameter["in"] in ("path", "query") and not path.startswith("/v1/tables"):
+            parameter["example"] = served[0]
+        if (path, parameter["name"]) == ("/v1/audio", "q"):
+            parameter["example"] = "a dog barks"
+        regions = [region for model in models if model.task == "weather" for region in model.about.get("regions", ())]
+        if (path, parameter["name"]) == ("/v1/weather", "region") and regions:
+            parameter["example"] = regions[0]

@@ -1,0 +1,53 @@
+"""Files that are sent: whole, or the range of bytes that a request names."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from retable.serve.ingress.answers import Problem, Reply
+
+
+def send(path: Path, wanted: str, most: int, media: str) -> Reply | Problem:
+    """Return a file, or a range of its bytes.
+
+    Args:
+        path: where it lies.
+        wanted: the `Range` header; empty: all.
+        most: bytes that are sent at once.
+        media: its type.
+    """
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            start, stop = span(wanted, size, most)
+            file.seek(start)
+            body = file.read(stop - start)
+    except OSError:
+        return Problem(404, "the file is gone")
+    except Problem as problem:
+        return problem
+    headers: tuple[tuple[str, str], ...] = (("Accept-Ranges", "bytes"),)
+    if wanted:
+        headers = (*headers, ("Content-Range", f"bytes {start}-{stop - 1}/{size}"))
+    return Reply(body, media, 206 if wanted else 200, headers)
+
+
+def span(wanted: str, size: int, most: int) -> tuple[int, int]:
+    """Return the bytes [start, stop) that a `Range` header names, `most` of them; all, where there is none.
+
+    Raises:
+        Problem: 416 where there are no such bytes, 413 where all are more than is sent at once.
+    """
+    if not wanted:
+        if size > most:
+            raise Problem(413, f"the file has {size} bytes; ask for a range of at most {most}")
+        return 0, size
+    named = re.fullmatch(r"bytes=(\d{0,18})-(\d{0,18})", wanted.strip(), re.ASCII)
+    if not named or not (named[1] or named[2]):
+        raise Problem(416, "one range of bytes can be asked for: bytes=FIRST-LAST")
+    start = int(named[1]) if named[1] else max(0, size - int(named[2]))
+    stop = min(size, int(named[2]) + 1) if named[1] and named[2] else size
+    if not start < stop:
+        raise Problem(416, f"no such bytes; the file has {size}")
+    return start, min(stop, start + most)

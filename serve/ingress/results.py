@@ -1,0 +1,198 @@
+"""The result tables of a storage, as a page shows them: measured beside published, claims, and who serves a cell's run.
+
+They are read as they were filled, without the tasks' code; nothing is told of where they lie, nor of machines.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pyarrow import fs
+
+from retable.platform.errors import UserError, nearest
+from retable.platform.report.render import about, measured, number, remarks, state
+from retable.platform.report.results import Cell, FilledReplicate, FilledTable, slug_of
+from retable.platform.spec import task as tasks
+from retable.platform.spec.table import Origin
+from retable.platform.store.storage import Storage
+from retable.serve.ingress.answers import Problem, Reply
+from retable.serve.launch.models import Model
+
+ORDER = ("weather", "style", "audio", "rl")
+SCALES = tuple(reversed(tasks.SCALES))
+FOLDER = "report"
+PLACE = re.compile(r"/|~|\w+://")
+"""How a value begins that says where something lies."""
+LARGEST = 64 << 20
+"""Bytes of a kept table; a larger one is none of ours."""
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The filled tables that a storage keeps; of none, where no storage is named."""
+
+    storage: Storage | None
+    models: Sequence[Model]
+    known: dict[str, tuple[tuple[int, int], FilledTable | None]] = field(default_factory=dict)
+    """File -> its size and time, and what was read then."""
+
+    def listed(self) -> Reply:
+        """Return what tables there are, in the papers' order, with the counts of their claims' verdicts."""
+        entries = []
+        for part in sorted(self.parts(), key=place):
+            claims = dict(Counter(claim.status for claim in part.claims))
+            entries.append(self.heading(part) | {"filled": part.filled, "claims": claims})
+        return self.reply(entries)
+
+    def shown(self, name: str, at: str) -> Reply | Problem:
+        """Return a table with its claims; `at`: the scale, and what `listed` says of changes; none: the largest."""
+        parts = sorted(self.parts(), key=place)
+        named = [part for part in parts if part.name == name]
+        found = [part for part in named if at in ("", kept_at(part))]
+        if not named:
+            return Problem(404, f"no table {name!r} was filled here{nearest(name, {part.name for part in parts})}")
+        if not found:
+            return Problem(404, f"{name} was not filled at {at!r}{nearest(at, {kept_at(part) for part in named})}")
+        return self.reply(self.whole(found[0]))
+
+    def picture(self, name: str, at: str) -> Reply | Problem:
+        """Return the picture of a figure, PNG."""
+        for part in sorted(self.parts(), key=place):
+            if self.storage and part.name == name and at in ("", kept_at(part)) and self.drawn(part):
+                return Reply(self.storage.read(f"{FOLDER}/{slug_of(part)}.png"), "image/png")
+        return Problem(404, f"no picture of {name!r} was drawn here; GET /v1/tables lists what there is")
+
+    def parts(self) -> list[FilledTable]:
+        """Return every kept table, read again where its file has changed; what is no such file is left out."""
+        if self.storage is None:
+            return []
+        folder = fs.FileSelector(f"{self.storage.root}/{FOLDER}", allow_not_found=True)
+        found = []
+        for file in sorted(self.storage.filesystem.get_file_info(folder), key=lambda info: str(info.base_name)):
+            name, stamp = str(file.base_name), (file.size, file.mtime_ns)
+            if name.endswith(".json") and self.known.get(name, (None, None))[0] != stamp:
+                self.known[name] = stamp, read_table(self.storage, f"{FOLDER}/{name}")
+            found.append(self.known.get(name, (None, None))[1])
+        return [part for part in found if part]
+
+    def heading(self, part: FilledTable) -> dict[str, Any]:
+        """Return what a table is."""
+        names = {"name": part.name, "at": kept_at(part), "scale": part.scale, "title": part.title}
+        return names | {"figure": part.figure, "picture": self.drawn(part)}
+
+    def whole(self, part: FilledTable) -> dict[str, Any]:
+        """Return all that is shown of a table."""
+        hidden = {path: "…" if PLACE.match(str(value)) else value for path, value in part.changes.items()}
+        return self.heading(part) | {
+            "about": about(replace(part, changes=hidden)),
+            "apart": part.apart,
+            "note": part.note,
+            "remarks": remarks(part),
+            "published": part.has_published,
+            "differences": part.has_differences,
+            "columns": [column.header for column in part.columns],
+            "rows": list(self.rows(part)),
+            "claims": [
+                {"text": each.text, "ours": each.ours, "status": each.status, "because": each.because}
+                for each in part.claims
+            ],
+        }
+
+    def rows(self, part: FilledTable) -> Iterator[dict[str, Any]]:
+        """Return each row: label, and its cells in words, each with the models that serve its runs."""
+        for row in part.rows:
+            cells = []
+            for column, cell in zip(part.columns, row.cells, strict=False):
+                text = state(row) if cell.mean is None else measured(cell, column.format)
+                cells.append(
+                    {
+                        "measured": text,
+                        "mean": cell.mean if cell.mean is not None and math.isfinite(cell.mean) else None,
+                        "count": len(cell.measured),
+                        "published": number(cell.published, column.format),
+                        "difference": number(cell.difference, f"+{column.format}"),
+                        "models": self.serving(used(row.replicates, cell)),
+                    }
+                )
+            yield {
+                "label": row.label,
+                "epochs": row.epochs,
+                "absent": row.absent,
+                "cells": cells,
+                "models": self.serving(row.replicates),
+            }
+
+    def serving(self, replicates: Sequence[FilledReplicate]) -> list[str]:
+        """Return the digests of the served models that are the runs behind replicates, at the same epoch."""
+        origins = [leaf for replicate in replicates for leaf in leaves(replicate.origin)]
+        return [model.sha256 for model in self.models if any(same(model, origin) for origin in origins)]
+
+    def drawn(self, part: FilledTable) -> bool:
+        """Say whether a figure's picture is kept."""
+        return bool(part.figure and self.storage and self.storage.exists(f"{FOLDER}/{slug_of(part)}.png"))
+
+    def reply(self, told: Any) -> Reply:
+        """Return plain values as JSON, in which the storage is not named."""
+        text = json.dumps(told, ensure_ascii=False, default=str)
+        if self.storage:
+            text = text.replace(json.dumps(str(self.storage), ensure_ascii=False)[1:-1], "STORAGE")
+        return Reply(text.encode(), "application/json")
+
+
+def read_table(storage: Storage, path: str) -> FilledTable | None:
+    """Return a kept table; nothing where the file is none, half of one, or too large to be one."""
+    try:
+        data = storage.read(path)
+        return FilledTable.of_json(json.loads(data)["table"]) if len(data) <= LARGEST else None
+    except (ValueError, KeyError, TypeError, AttributeError, OSError, UserError):
+        return None
+
+
+def kept_at(part: FilledTable) -> str:
+    """Return what tells the table from others of its name: the scale, and a digest of the changes."""
+    return slug_of(part).removeprefix(part.name.replace("/", "-")).removeprefix("-")
+
+
+def place(part: FilledTable) -> tuple[Any, ...]:
+    """Return where a table stands: by task; tables before figures before what is ours; the largest scale first."""
+    task, _, name = part.name.partition("/")
+    kind, digits = re.sub(r"\d", "", name), re.sub(r"\D", "", name)
+    return (
+        ORDER.index(task) if task in ORDER else len(ORDER),
+        {"table": 0, "figure": 1}.get(kind, 2),
+        int(digits[:9] or 0),
+        name,
+        SCALES.index(part.scale) if part.scale in SCALES else len(SCALES),
+        bool(part.changes),
+        kept_at(part),
+    )
+
+
+def used(replicates: Sequence[FilledReplicate], cell: Cell) -> list[FilledReplicate]:
+    """Return the replicates that a cell is of."""
+    return [each for each, value in zip(replicates, cell.values, strict=False) if value is not None]
+
+
+def leaves(origin: Origin) -> Iterator[Origin]:
+    """Return the runs that a number is from, also of those that were joined to it."""
+    if origin.members:
+        for member in origin.members:
+            yield from leaves(member)
+    else:
+        yield origin
+
+
+def same(model: Model, origin: Origin) -> bool:
+    """Say whether a model is a run at the epoch that was read; one whose file does not say its epochs is."""
+    if not origin.run or model.about.get("fingerprint") != origin.run:
+        return False
+    epoch, config = model.about.get("epoch"), model.about.get("config")
+    last = config.get("epochs") if isinstance(config, dict) else None
+    wanted = (origin.view or {}).get("epoch") or last
+    return epoch is None or wanted is None or wanted == epoch

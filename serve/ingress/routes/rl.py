@@ -1,0 +1,40 @@
+"""Policies over HTTP."""
+
+# No `from __future__ import annotations` here; `serve/ingress/app.py` says why.
+from collections.abc import Sequence
+from typing import Annotated
+
+from fastapi import FastAPI, Query, Request, Response
+
+from retable.serve.ingress.gate import Bodies, respond
+from retable.serve.ingress.routes.common import Ask, Variant, body_of
+from retable.serve.launch.models import Model, choose
+
+OBSERVATIONS = {"observations": [[0.0] * 17], "seed": 0}
+
+
+def add(app: FastAPI, models: Sequence[Model], ask: Ask, bodies: Bodies) -> None:
+    """Add `POST /v1/rl/{environment}` and `POST /v1/rl/{environment}/episode`."""
+
+    @app.post("/v1/rl/{environment}", openapi_extra=body_of("application/json", example=OBSERVATIONS))
+    async def act(request: Request, environment: str, model: Variant = "") -> Response:
+        """Choose an action for each row of observations; the same seed draws the same candidates."""
+        chosen = choose(models, environment, model, "policy of the environment")
+        async with bodies.read(request, bodies.limits.observations_bytes) as body:
+            return respond(await ask("rl", "act", chosen.sha256, body), chosen)
+
+    @app.post("/v1/rl/{environment}/episode")
+    async def episode(
+        environment: str,
+        model: Variant = "",
+        seed: Annotated[int, Query(ge=0, lt=2**31)] = 0,
+        steps: Annotated[int, Query(ge=1, le=bodies.limits.episode_steps)] = 200,
+    ) -> Response:
+        """Play the first steps of an episode in the simulator.
+
+        The answer has `return`, the `rewards` of each step, `end` (`steps`, `limit` or `fell`), `weights` that are not
+        0 of `weights_of`, the file's `bytes`; and for whoever draws it `frames` after every `every` steps of
+        `seconds_per_step`, each x and y or z of both ends of each of the `bodies`, in mm.
+        """
+        chosen = choose(models, environment, model, "policy of the environment")
+        return respond(await ask("rl", "episode", chosen.sha256, seed, steps), chosen)

@@ -1,0 +1,40 @@
+"""Result tables over HTTP."""
+
+# No `from __future__ import annotations` here; `serve/ingress/app.py` says why.
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Annotated
+
+from fastapi import FastAPI, Query, Response
+
+from retable.platform.store.storage import Storage
+from retable.serve.ingress.answers import Problem, Reply
+from retable.serve.ingress.gate import respond
+from retable.serve.ingress.results import Tables
+from retable.serve.launch.models import Model
+
+At = Annotated[str, Query(max_length=60, description="The scale, as `at` says in the list; none: the largest.")]
+
+
+def add(app: FastAPI, models: Sequence[Model], storage: str) -> None:
+    """Add `GET /v1/tables`, `GET /v1/tables/{task}/{name}` and its `/picture`; `storage`: where runs lie, or none."""
+    tables = Tables(Storage.open(storage) if storage else None, models)
+
+    async def read(work: Callable[[Tables], Reply | Problem]) -> Response:
+        """Do what reads the storage in a thread."""
+        return respond(await asyncio.to_thread(work, tables))
+
+    @app.get("/v1/tables")
+    async def list_tables() -> Response:
+        """List the tables that were filled on the server's storage, in the papers' order, with counts of verdicts."""
+        return await read(lambda tables: tables.listed())
+
+    @app.get("/v1/tables/{task}/{name}")
+    async def show_table(task: str, name: str, at: At = "") -> Response:
+        """Return a table: measured beside published, its claims, and which served model each cell's runs are."""
+        return await read(lambda tables: tables.shown(f"{task}/{name}", at))
+
+    @app.get("/v1/tables/{task}/{name}/picture")
+    async def show_picture(task: str, name: str, at: At = "") -> Response:
+        """Return a figure's picture, PNG."""
+        return await read(lambda tables: tables.picture(f"{task}/{name}", at))

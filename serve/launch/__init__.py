@@ -1,0 +1,1 @@
+"""What is served, and how: models chosen, addresses, `retable serve`."""

@@ -1,0 +1,37 @@
+"""The result tables that a storage keeps: which runs fill them, and which cell a run fills."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from retable.platform.report.results import FilledTable
+from retable.platform.spec.table import Origin
+
+
+def runs_of(table: FilledTable) -> set[str]:
+    """Return the fingerprints of the runs behind a table's numbers, those included that others were joined of."""
+    origins = [replicate.origin for row in table.rows for replicate in row.replicates]
+    return {origin.run for whole in origins for origin in (whole, *_members(whole))}
+
+
+def cell_of(fingerprint: str, scale: str, tables: Sequence[FilledTable]) -> str:
+    """Return the first cell that a run alone fills, `table/row/column`; empty where there is none.
+
+    Args:
+        fingerprint: the run's.
+        scale: the run's; tables of another one come last.
+        tables: where to look.
+    """
+    for table in sorted(tables, key=lambda table: table.scale != scale):
+        for row in table.rows:
+            places = [place for place, each in enumerate(row.replicates) if each.origin.run == fingerprint]
+            for column, cell in zip(table.columns, row.cells, strict=False):
+                if any(cell.values[place] is not None for place in places):
+                    return f"{table.name}/{row.label}/{column.header}"
+    return ""
+
+
+def _members(origin: Origin) -> Iterator[Origin]:
+    for member in origin.members:
+        yield member
+        yield from _members(member)

@@ -1,0 +1,234 @@
+"""Which files are served: runs that were named, the best of a storage, or the zoo of a fresh machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from retable.platform import api
+from retable.platform.config import override
+from retable.platform.console import errors
+from retable.platform.errors import UserError, nearest
+from retable.platform.models import zoo
+from retable.platform.models.select import Choice, choose, usable
+from retable.platform.report.write import kept_tables, task_of
+from retable.platform.spec.extras import missing
+from retable.platform.spec.task import find_table
+from retable.platform.store.storage import Storage
+from retable.serve.launch.cells import cell_of, runs_of
+from retable.serve.launch.models import Model, keep
+
+TASKS = ("weather", "style", "audio", "rl")
+"""What can be served."""
+NAMED = "named by --run"
+"""Why a run is served that the user chose."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a user wants to serve."""
+
+    tasks: Sequence[str] = ()
+    """Which; none: all that there is something of, or those of the runs and tables that are named."""
+    runs: Sequence[str] = ()
+    """Fingerprints, or their first digits: these and no others."""
+    zoo: bool = False
+    """Whether the zoo's files are served, whatever runs there are."""
+    best: Sequence[str] = ()
+    """`TABLE`, or `TABLE/METRIC`: the best of the runs that fill a table."""
+    index: str = ""
+    """Of recordings, made by the model of audio that is served; none: what the server itself keeps."""
+    anyway: bool = False
+    """Whether a model of audio of the smoke scale may be served."""
+
+
+def choose_models(wanted: Wanted, storage: Storage) -> list[Model]:
+    """Export what is served to `<storage>/served`, and return it, each with the reason.
+
+    Args:
+        wanted: what.
+        storage: where runs lie, and exported files go.
+
+    Raises:
+        UserError: on an unknown task, a run that cannot be served, or where there is nothing to serve.
+    """
+    for task in wanted.tasks:
+        if task not in TASKS:
+            raise UserError(f"serve: no task {task!r}{nearest(task, TASKS)}")
+    if [bool(wanted.runs), wanted.zoo, bool(wanted.best)].count(True) > 1:
+        raise UserError("--run, --zoo and --best exclude each other; leave out all but one")
+    models: list[Model] = []
+    if wanted.runs:
+        models = [of_run(api.load(run, storage), NAMED, storage) for run in dict.fromkeys(wanted.runs)]
+        if others := {model.task for model in models} - set(wanted.tasks or TASKS):
+            raise UserError(f"--run names a run of {min(others)}, which is not among the tasks to serve; add it")
+    else:
+        tables = {task_of(name): name for name in wanted.best}
+        if unknown := tables.keys() - set(wanted.tasks or TASKS):
+            raise UserError(f"--best {tables[min(unknown)]}: {min(unknown)} is not among the tasks to serve")
+        for task in wanted.tasks or list(tables) or [task for task in TASKS if not missing(task)]:
+            own = [] if wanted.zoo else best_of(tables[task], storage) if task in tables else best(task, storage)
+            models += own or of_zoo(task, storage)
+    models = with_index(models, wanted.index, wanted.anyway, storage)
+    if absent := sorted(set(wanted.tasks) - {model.task for model in models}):
+        raise UserError(f"serve: nothing of {absent[0]} here: train a run of it, or leave it out")
+    if not models:
+        raise UserError(f"{storage}: no runs, and no zoo; train something first, e.g. `retable train rl`")
+    return models
+
+
+def with_index(models: Sequence[Model], index: str, anyway: bool, storage: Storage) -> list[Model]:
+    """Return the models, of those of audio only the one that an index was made with: others mean nothing there.
+
+    Without an index the first one: it searches the recordings that the server keeps. A model of the smoke scale, to
+    which all words are alike, gives way to the zoo's, unless it was named.
+
+    Raises:
+        UserError: where there is no such index, or its model, or the one named, is of the smoke scale.
+    """
+    others = [model for model in models if model.task != "audio"]
+    own = [model for model in models if model.task == "audio"]
+    if index and own:
+        made_with = import_module("retable.tasks.audio.search.search").open_index(Path(index)).info["model"]
+        own = [model for model in own if model.about.get("weights") == made_with]
+        if not own:
+            raise UserError(f"--index {index}: made with another model; name its run with --run, or index again")
+    if own and own[0].about.get("scale") == "smoke" and not anyway:
+        line = f"audio: run {own[0].about.get('fingerprint')} is of the smoke scale: it tells no sounds apart"
+        if index or own[0].why == NAMED:
+            raise UserError(f"{line}; use a run of --scale small or more, or add --anyway")
+        errors.print(f"note: {line}; the zoo is served instead", markup=False)
+        own = of_zoo("audio", storage)
+    return [*others, *own[:1]]
+
+
+def best(task: str, storage: Storage) -> list[Model]:
+    """Return the best runs of a task on a storage; none where there are none, or none has the number that says so."""
+    if not storage.folders(f"runs/{task}"):
+        return []
+    try:
+        found = import_module(f"retable.tasks.{task}.best").best(usable(task, storage))
+    except UserError as error:
+        errors.print(f"note: {error}; the zoo is served instead", markup=False)
+        return []
+    return of_choices(found, storage)
+
+
+def of_choices(found: Mapping[str, Choice], storage: Storage) -> list[Model]:
+    """Export what was chosen, by name."""
+    return [of_run(it.run, it.line().partition(": ")[2], storage, name) for name, it in sorted(found.items())]
+
+
+def best_of(named: str, storage: Storage) -> list[Model]:
+    """Return the best of the runs that fill a table.
+
+    A table's numbers are what it shows: whoever chooses by them shows the luck of the best. So the runs are compared by
+    their task's own rule, or by `METRIC` on the validation split, and never by the table's scores.
+
+    Args:
+        named: `task/table`, or `task/table/metric`.
+        storage: where the table was filled.
+
+    Raises:
+        UserError: where there is no such table or metric, or the task has no validation split.
+    """
+    task, table, metric = (*named.split("/", 2), "", "")[:3]
+    find_table(f"{task}/{table}")
+    filled = [kept for kept in kept_tables(storage) if kept.name == f"{task}/{table}"]
+    digits = {run for kept in filled for run in runs_of(kept)}
+    runs = [run for run in usable(task, storage) if run.fingerprint in digits]
+    if not runs:
+        raise UserError(f"--best {named}: {storage} has no run of it; `retable reproduce {task}/{table}` makes them")
+    rule = import_module(f"retable.tasks.{task}.best")
+    found = by_metric(named, metric, rule, runs) if metric else rule.best(runs)
+    return of_choices(found, storage)
+
+
+def by_metric(named: str, metric: str, rule: Any, runs: Sequence[api.TrainedRun]) -> dict[str, Choice]:
+    """Return the best of runs by a metric on the validation split; the larger it is, the better.
+
+    Raises:
+        UserError: where the task has no such split, or scores no such metric.
+    """
+    task = runs[0].task
+    validation = {"split": "validation"}
+    try:
+        override(task.view(), validation)
+    except UserError as error:
+        whole = named.removesuffix(f"/{metric}")
+        raise UserError(
+            f"--best {named}: {metric} is what the table shows, and {task.name} has no validation split to choose by; "
+            f"--best {whole} chooses among the same runs by numbers that no table shows"
+        ) from error
+
+    def score(run: api.TrainedRun) -> float:
+        scores = run.score(validation)
+        if metric not in scores:
+            raise UserError(f"--best {named}: no metric {metric!r}{nearest(metric, scores)}")
+        return scores[metric]
+
+    return {rule.NAME: choose(rule.NAME, runs, score, f"validation {metric}", rule.is_real, smoke=True)}
+
+
+def of_run(run: api.TrainedRun, why: str, storage: Storage, name: str = "") -> Model:
+    """Export a run.
+
+    Raises:
+        UserError: where it is not finished, has diverged, or is of a kind that nobody can serve.
+    """
+    if run.task.name not in TASKS:
+        raise UserError(f"run {run.fingerprint} is of {run.task.name}; what can be served: {', '.join(TASKS)}")
+    if run.diverged:
+        raise UserError(f"run {run.fingerprint} has diverged: its weights are no numbers; name another")
+    model = of_file(run.task.name, name, reader(run.task.name).write_export(run), why, storage)
+    cell = cell_of(run.fingerprint, str(model.about.get("scale", "")), kept_tables(storage))
+    return replace(model, about={**model.about, "cell": cell}) if cell else model
+
+
+def of_zoo(task: str, storage: Storage) -> list[Model]:
+    """Return the models of a task's zoo."""
+    return [of_file(task, name, zoo.read(task, name), "from the zoo", storage) for name in zoo.zoo(task)]
+
+
+def of_file(task: str, name: str, data: bytes, why: str, storage: Storage) -> Model:
+    """Keep an exported file, by the names under which requests know it.
+
+    Raises:
+        UserError: where the file is none of the task's.
+    """
+    exported = reader(task).read_export(data, name or task)
+    place, variant = named(task, name, exported)
+    about = {**exported.about, **known(task, exported)}
+    return keep(data, storage, task=task, name=place, variant=variant, why=why, about=about)
+
+
+def known(task: str, exported: Any) -> dict[str, Any]:
+    """Return what is to be known of a file beyond what it says of itself: how to ask its model."""
+    if task == "audio":  # what tells whether an index was made with it
+        return {"weights": exported.fingerprint}
+    if task == "rl":
+        return {"states": int(exported.info["states"]), "actions": int(exported.info["actions"])}
+    return {}
+
+
+def named(task: str, name: str, exported: Any) -> tuple[str, str]:
+    """Return what requests call a model, and its variant: policies are known by their environment.
+
+    The variant of one that has no name is its run's first digits.
+    """
+    digits = str(exported.about.get("fingerprint", ""))[:8]
+    if task == "rl":
+        environment = str(exported.config.environment)
+        return environment, name.removeprefix(environment).strip("-_") or digits
+    if task == "style":
+        painted = "-".join(exported.about.get("paintings", ())) or "style"
+        return (name, "") if name else (painted, digits)
+    return (name or task, "" if name else digits)
+
+
+def reader(task: str) -> Any:
+    """Return the module that reads and writes a task's exported files."""
+    return import_module(f"retable.tasks.{task}.export")

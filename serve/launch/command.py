@@ -1,0 +1,311 @@
+"""`retable serve`: choose, export, start Ray or join it, say what is served and how to ask it, drain at the end."""
+
+from __future__ import annotations
+
+import json
+import logging
+import queue
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from retable.platform.console import console, errors
+from retable.platform.errors import UserError, one_line
+from retable.platform.execute.session import (
+    Interrupt,
+    autoscales,
+    cluster_address,
+    cluster_resources,
+    end_ray,
+    start_ray,
+)
+from retable.platform.spec.extras import check
+from retable.platform.store.storage import Storage
+from retable.serve.deployments.apart import Apart
+from retable.serve.launch.address import Address, check_port, read_token
+from retable.serve.launch.choice import Wanted, choose_models
+from retable.serve.launch.models import Model, describe
+
+PATIENCE = 20.0
+"""Seconds that what was begun has to be answered when the server ends."""
+FEW = 8
+"""Models of one task that are told of, a line each."""
+Swap = Callable[[Sequence[Model]], None]
+"""Serves other models of the same tasks from then on."""
+
+
+def run(
+    wanted: Mapping[str, Any], storage: str, address: Mapping[str, Any], replicas: Sequence[str], config: str
+) -> None:
+    """Serve until Ctrl-C or SIGTERM; on SIGHUP choose again, and serve what is better.
+
+    Args:
+        wanted: the fields of `choice.Wanted`.
+        storage: where runs lie, and exported files go.
+        address: host, port, and the file of the token.
+        replicas: `N` or `TASK=N`, the replicas that are there at least.
+        config: where the config file of Serve goes that says the same; nothing is served then.
+
+    Raises:
+        UserError: on a mistake of the user's.
+    """
+    check_extra()
+    at = Address(address["host"], address["port"], read_token(address["host"], address["token_file"]))
+    if not config:
+        check_port(at.host, at.port)
+    where, chosen = Storage.open(storage), Wanted(**wanted)
+    least = read_replicas(replicas)
+    choosing = Apart(choose_models, chosen, where)
+    import_module("ray.serve")  # meanwhile
+    models = choosing.result()
+    for line in some(models, describe):
+        console.print(line, markup=False, highlight=False)
+    if config:
+        from retable.serve import application as of
+
+        fixed = {name: {"num_replicas": number} for name, number in least.items()}
+        arguments = of.arguments(models, where, at, chosen.index)
+        write_config(config, of.config_file(arguments, at.port, at.host, fixed, of.served(models)))
+        return
+    with hangups() as heard, serving(models, where, at, chosen.index, least) as swap:
+        show(models, at)
+        while True:
+            heard.get()
+            models = renew(models, chosen, where, swap)
+
+
+@contextmanager
+def hangups() -> Iterator[queue.SimpleQueue[int]]:
+    """Give the queue into which each SIGHUP goes while the block runs, if anything asks for one.
+
+    Raises:
+        KeyboardInterrupt: where the signal says that the terminal is gone.
+    """
+    heard: queue.SimpleQueue[int] = queue.SimpleQueue()  # others may not be filled by a handler of signals
+    attached = sys.stdin.isatty()
+
+    def hear(number: int, frame: object) -> None:
+        if attached and not sys.stdin.isatty():
+            raise KeyboardInterrupt
+        heard.put(number)
+
+    before = signal.signal(signal.SIGHUP, hear)
+    try:
+        yield heard
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def renew(models: Sequence[Model], wanted: Wanted, storage: Storage, swap: Swap) -> list[Model]:
+    """Choose again, of the tasks that are served; serve it, say what has changed, and return it."""
+    try:
+        found = Apart(choose_models, wanted, storage).result()
+        tasks = list(dict.fromkeys(model.task for model in models))
+        chosen = [
+            m for task in tasks for m in ([m for m in found if m.task == task] or [m for m in models if m.task == task])
+        ]
+        old, new = ({model.sha256: model for model in some} for some in (models, chosen))
+        if old.keys() == new.keys():
+            console.print("chosen again: nothing has changed")
+            return list(models)
+        swap(chosen)
+    except UserError as error:
+        errors.print(f"note: {error}; what is served stays", markup=False)
+        return list(models)
+    for sha256 in new.keys() - old.keys():
+        console.print(f"now: {describe(new[sha256])}", markup=False, highlight=False)
+    for sha256 in old.keys() - new.keys():
+        console.print(f"no longer: {describe(old[sha256])}", markup=False, highlight=False)
+    return chosen
+
+
+def check_extra() -> None:
+    """Refuse where what serving needs is not installed.
+
+    Raises:
+        UserError: saying how to install it.
+    """
+    check("serve")
+
+
+@contextmanager
+def serving(
+    models: Sequence[Model],
+    storage: Storage,
+    address: Address,
+    index: str = "",
+    replicas: Mapping[str, int] | None = None,
+) -> Iterator[Swap]:
+    """Serve models while the block runs, until a signal; then answer what was begun, and end.
+
+    Gives what serves other models of the same tasks, without a request that fails.
+
+    Raises:
+        UserError: where Ray does not start, the machine is too small, or a deployment does not come up.
+    """
+    import ray
+    from ray import serve
+
+    from retable.serve import application
+
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)
+    interrupt = Interrupt() if threading.current_thread() is threading.main_thread() else None
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM) if interrupt}
+    try:
+        start_ray(nested=False, interrupt=interrupt)
+        arguments = application.arguments(models, storage, address, index)
+        least = replicas or {}
+        spare = check_cpus(application.reserved(arguments.tasks, least))
+        scaling = application.scaling(arguments.tasks, least, spare, int(cluster_resources().get("CPU", 1)))
+        where: Any = {"host": address.host, "port": address.port, "keep_alive_timeout_s": application.KEEP_ALIVE}
+        serve.start(proxy_location="HeadOnly", http_options=where, logging_config={"log_level": "WARNING"})
+        swap = partial(deploy, arguments, scaling)
+        swap(models)
+        yield swap
+    except KeyboardInterrupt:
+        console.print("draining: what was begun is answered")
+    finally:
+        if ray.is_initialized():
+            drain()
+            if cluster_address():
+                serve.delete(application.NAME)
+        end_ray()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def deploy(arguments: Any, scaling: Mapping[str, Mapping[str, Any]], models: Sequence[Model]) -> None:
+    """Let Serve run the application with these models, and wait until it does; where it runs, they are swapped.
+
+    Raises:
+        UserError: where a deployment does not come up.
+    """
+    from ray import serve
+
+    from retable.serve.application import LOGS, NAME, assemble, served
+
+    try:
+        serve.run(assemble(arguments, served(models), scaling), name=NAME, route_prefix="/", logging_config=LOGS)
+    except RuntimeError as error:
+        raise UserError(f"serve: a deployment does not start: {reason(error)}") from error
+
+
+def reason(error: RuntimeError) -> str:
+    """Return why an application does not start: the last line of what a replica says, or of the error."""
+    from ray import serve
+
+    from retable.serve.application import NAME
+
+    said = serve.status().applications[NAME].deployments if NAME in serve.status().applications else {}
+    texts = [each.message for each in said.values() if each.status == "DEPLOY_FAILED"] or [str(error)]
+    return texts[0].strip().splitlines()[-1].rpartition("UserError: ")[2]
+
+
+def drain() -> None:
+    """Wait for the answers to what was begun. Serve alone would close the connections first."""
+    from ray import serve
+
+    from retable.serve.application import NAME
+
+    try:
+        left = sum(serve.get_app_handle(NAME).broadcast("drain", PATIENCE).results(timeout_s=PATIENCE + 5))
+    except Exception as error:  # whatever it is, the server ends
+        console.print(f"note: not drained ({one_line(error)})", markup=False)
+        return
+    if left:
+        console.print(f"note: {left} requests were not answered within {PATIENCE:g} s")
+
+
+def check_cpus(wanted: Mapping[str, float]) -> float:
+    """Refuse more replicas than the machine has CPUs for: what does not fit would wait for ever; return what is left.
+
+    Raises:
+        UserError: saying who wants how much.
+    """
+    import ray
+
+    there = float(ray.available_resources().get("CPU", 0.0))  # type: ignore[no-untyped-call]
+    total = round(sum(wanted.values()), 3)
+    if total > there and not autoscales():
+        parts = ", ".join(f"{name} {share:g}" for name, share in wanted.items())
+        raise UserError(f"serve: {total:g} CPUs are wanted ({parts}) and {there:g} are free; name fewer tasks")
+    return max(0.0, there - total)
+
+
+def write_config(file: str, text: str) -> None:
+    """Write a config file of Serve, and say what to do with it.
+
+    Raises:
+        UserError: where it cannot be written.
+    """
+    try:
+        Path(file).write_text(text)
+    except OSError as error:
+        raise UserError(f"--config-out {file}: it cannot be written ({error.strerror})") from error
+    console.print(f"{file}: `serve deploy {file}` serves this, and serves it anew after a change", markup=False)
+
+
+def read_replicas(words: Sequence[str]) -> dict[str, int]:
+    """Return how many replicas are there at least, by deployment: `2` for each, `rl=2` for one.
+
+    Raises:
+        UserError: on anything else.
+    """
+    from retable.serve.application import DEPLOYMENTS
+
+    found: dict[str, int] = {}
+    for word in words:
+        name, _, number = word.rpartition("=")
+        if not number.isdecimal() or int(number) < 1 or (name and name not in (*DEPLOYMENTS, "ingress")):
+            raise UserError(f"--replicas {word}: wanted N, or TASK=N, of {', '.join(DEPLOYMENTS)}, ingress")
+        found |= dict.fromkeys([name] if name else [*DEPLOYMENTS, "ingress"], int(number))
+    return found
+
+
+def some(models: Sequence[Model], line: Callable[[Model], str]) -> Iterator[str]:
+    """Yield a line for each of the first models of each task, and one for the rest: a storage may hold hundreds."""
+    for task in dict.fromkeys(model.task for model in models):
+        own = [model for model in models if model.task == task]
+        yield from (line(model) for model in own[:FEW])
+        if len(own) > FEW:
+            yield f"{task}: and {len(own) - FEW} more; GET /v1/models lists them"
+
+
+def show(models: Sequence[Model], address: Address) -> None:
+    """Print the address, and a line for each endpoint: of policies one for each environment."""
+    console.print(f"\n{address.url}/ is open; Ctrl-C ends it", markup=False, highlight=False)
+    places = {(model.task, model.name): model for model in reversed(models)}
+    for line in some(list(reversed(places.values())), lambda model: curl(model, address)):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    console.print(f"Prometheus: {', '.join(metrics_urls())}", markup=False, highlight=False, soft_wrap=True)
+
+
+def metrics_urls() -> list[str]:
+    """Return where Ray's nodes say how much was asked, and how fast it was answered."""
+    import ray
+
+    nodes = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+    return [f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics" for node in nodes]
+
+
+def curl(model: Model, address: Address) -> str:
+    """Return a line for a shell that asks a model."""
+    key = ' -H "Authorization: Bearer $RETABLE_TOKEN"' if address.token else ""
+    url = f"{address.url}/v1/{model.task}"
+    if model.task == "rl":
+        states = model.about.get("states", 17)
+        row = json.dumps({"observations": [[0] * states]}, separators=(",", ":"))
+        variant = f"?model={model.variant}" if model.variant else ""
+        return f"curl -s{key} --json '{row}' '{url}/{model.name}{variant}'"
+    if model.task == "style":
+        return f"curl -s{key} --data-binary @photograph.jpg '{url}/{model.name}?size=1024' -o {model.name}.png"
+    if model.task == "audio":
+        return f"curl -s{key} '{url}?q=a+dog+barks&top=5'"
+    region = next(iter(model.about.get("regions", ())), "")
+    return f"curl -s{key} --data-binary @images.npz '{url}?region={region}' -o forecast.npz"

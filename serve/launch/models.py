@@ -1,0 +1,134 @@
+"""The files that are served: each lies under its own digest, and a replica reads that one or none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from retable.platform.errors import UserError, nearest
+from retable.platform.models import export
+from retable.platform.store.storage import Storage
+from retable.serve.ingress.answers import Problem, plain_line
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+
+HEADERS = {
+    "Run": "fingerprint",
+    "Cell": "cell",
+    "Scale": "scale",
+    "Data": "data",
+    "Score": "score",
+    "Commit": "commit",
+    "Versions": "versions",
+}
+"""Header -> what the file says of itself that every answer repeats, where it is known."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """One exported file, and what is known of it."""
+
+    __pydantic_config__: ClassVar = {"extra": "forbid"}
+
+    task: str
+    name: str
+    """What a request names: an environment, a style, a model."""
+    variant: str = ""
+    """Tells models of one name apart: `dense`, `snip-95`, a run's first digits."""
+    sha256: str
+    why: str = ""
+    """Why this one is served."""
+    about: Mapping[str, Any] = field(default_factory=dict)
+    """What the file says of itself, see `platform.exported`; all of it may be absent."""
+
+    @property
+    def path(self) -> str:
+        """Where the file lies on the storage."""
+        return export.place_of(self.task, self.sha256)
+
+    def shown(self) -> dict[str, Any]:
+        """Return what `GET /v1/models` says."""
+        return asdict(self)
+
+    def headers(self) -> dict[str, str]:
+        """Return the headers of its answers."""
+        name = f"{self.task}/{self.name}" + (f"/{self.variant}" if self.variant else "")
+        said = {"Model": name, "Digest": self.sha256}
+        said |= {key: self.about[entry] for key, entry in HEADERS.items() if self.about.get(entry)}
+        return {f"X-Retable-{key}": header(value) for key, value in said.items()}
+
+
+def describe(model: Model) -> str:
+    """Say what is served, and why."""
+    name = f"{model.task}/{model.name}" + (f" {model.variant}" if model.variant else "")
+    about = model.about
+    known = [f"run {str(about['fingerprint'])[:8]}"] if about.get("fingerprint") else []
+    known += [f"{key} {about[key]}" for key in ("cell", "scale", "data") if about.get(key)]
+    return f"{name}: {'; '.join([model.why, *known, f'file {model.sha256[:8]}'])}"
+
+
+def header(value: object) -> str:
+    """Return a value as a header holds it: one line of ASCII."""
+    text = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, Mapping) else str(value)
+    return plain_line(text).encode("ascii", "replace").decode()
+
+
+def keep(data: bytes, storage: Storage, **entries: Any) -> Model:
+    """Write a file where replicas look for it, unless it is there; return its model."""
+    return Model(sha256=export.keep(entries["task"], data, storage), **entries)
+
+
+def read(model: Model, storage: Storage) -> bytes:
+    """Return a model's file.
+
+    Raises:
+        UserError: where it is not there, or not the one that was exported.
+    """
+    return export.kept(model.task, model.sha256, storage)
+
+
+def config_of(models: Sequence[Model]) -> dict[str, Any]:
+    """Return Serve's `user_config`: what is served, the same for each deployment."""
+    return {"models": [asdict(model) for model in models]}
+
+
+def models_of(config: Mapping[str, Any]) -> list[Model]:
+    """Return the models that Serve's `user_config` names.
+
+    Raises:
+        UserError: where it is anything else, in one line.
+    """
+    from pydantic import TypeAdapter, ValidationError  # of the extra `serve`
+
+    try:
+        if set(config) != {"models"}:
+            raise UserError(f"user_config: wanted `models`, and nothing else; got {', '.join(config) or 'nothing'}")
+        models = TypeAdapter(list[Model]).validate_python(config["models"])
+    except ValidationError as error:
+        raise UserError(f"user_config: {first_error(error)}") from error
+    if not models:
+        raise UserError("user_config: no models; `retable serve --config-out FILE` writes them")
+    return models
+
+
+def first_error(error: ValidationError) -> str:
+    """Return the first thing that is wrong with a configuration, in one line."""
+    first = error.errors(include_url=False)[0]
+    return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg'].lower()}"
+
+
+def choose(models: Sequence[Model], name: str, variant: str, what: str) -> Model:
+    """Return the model that a request names; the first of several where it names no variant.
+
+    Raises:
+        Problem: where there is none; it names the nearest.
+    """
+    named = [model for model in models if model.name.lower() == name.lower()]
+    if not named:
+        raise Problem(404, f"no {what} {name!r} is served{nearest(name, {model.name for model in models})}")
+    found = [model for model in named if not variant or variant in (model.variant, model.sha256)]
+    if not found:
+        raise Problem(404, f"no model {variant!r} of {name}{nearest(variant, {model.variant for model in named})}")
+    return found[0]

@@ -1,0 +1,168 @@
+"""The command line: help that teaches, and a user's mistake in one line with status 2."""
+
+import importlib.metadata
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from retable.platform.cli import app
+from retable.platform.models import zoo
+
+
+@pytest.fixture
+def retable(monkeypatch, capsys):
+    """Call the command in this process, as the shell would."""
+
+    def call(*words):
+        monkeypatch.setattr(sys, "argv", ["retable", *words])
+        monkeypatch.setenv("COLUMNS", "160")
+        with pytest.raises(SystemExit) as ended:
+            app.main()
+        said = capsys.readouterr()
+        return SimpleNamespace(returncode=ended.value.code or 0, stdout=said.out, stderr=said.err)
+
+    return call
+
+
+def test_the_command_starts_quickly_and_without_torch():
+    code = "import sys; sys.argv = ['retable', '--help']; from retable.platform.cli import app as cli\n"
+    code += "try: cli.main()\nexcept SystemExit: print(sorted({'torch', 'ray'} & set(sys.modules)))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
+    assert found.stdout.endswith("[]\n") and "Commands of the task rl" in found.stdout
+
+
+@pytest.mark.parametrize(
+    "words",
+    [(), ("plan",), ("reproduce",), ("train",), ("sweep",), ("score",), ("data",), ("report",), ("doctor",), ("rl",)],
+)
+def test_help_is_there_and_shows_examples(retable, words):
+    found = retable(*words, "--help")
+    assert found.returncode == 0 and "Usage" in found.stdout
+    if words and words[0] in ("plan", "reproduce", "train", "sweep", "score"):
+        assert "Example" in found.stdout
+
+
+def test_the_version_is_the_packages(retable):
+    assert retable("--version").stdout == f"{importlib.metadata.version('retable')}\n"
+
+
+def test_list_names_tasks_tables_scales_and_spaces(retable):
+    found = retable("list")
+    assert found.returncode == 0
+    for word in ("rl/table1", "rl/figure4", "--scale paper", "search spaces", "line/table1"):
+        assert word in found.stdout
+
+
+@pytest.mark.slow
+def test_the_catalogue_is_kept_until_code_changes_and_then_no_task_is_imported(tmp_path):
+    code = "import sys; sys.argv = ['retable', 'list']; from retable.platform.cli import app as cli\n"
+    code += "try: cli.main()\nexcept SystemExit: print(sorted({'torch', 'ray', 'retable.tasks.rl'} & set(sys.modules)))"
+    env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    first, again = (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env).stdout
+        for _ in range(2)
+    )
+    assert "retable.tasks.rl" in first.splitlines()[-1] and again.splitlines()[-1] == "[]"
+    assert first.splitlines()[:-1] == again.splitlines()[:-1]
+    (kept,) = tmp_path.glob("retable/*.json")
+    kept.write_text('{"tasks": {')
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env).stdout == first
+
+
+@pytest.mark.parametrize("words", ["--help", "list"])
+def test_a_reader_that_stops_early_is_no_failure(words):
+    code = f"import sys; sys.argv = ['retable', {words!r}]; from retable.platform.cli import app as cli; cli.main()"
+    read, write = os.pipe()
+    os.close(read)
+    found = subprocess.run([sys.executable, "-c", code], stdout=write, stderr=subprocess.PIPE, text=True, timeout=300)
+    os.close(write)
+    assert found.returncode == 0 and not found.stderr
+
+
+def test_a_shell_completes_commands_of_tasks_without_importing_them(monkeypatch):
+    monkeypatch.setenv("_RETABLE_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "retable rl exp")
+    monkeypatch.setenv("COMP_CWORD", "2")
+    assert app.typed() == ["rl"]
+    code = "import sys; sys.argv = ['retable']; from retable.platform.cli import app as cli; cli.main()"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.split() == ["export"]
+
+
+def test_the_zoo_is_listed_by_task(retable):
+    found = retable("zoo", "style", "line")
+    assert found.returncode == 0 and "line: no models come with it" in found.stdout
+    for name in zoo.zoo("style"):
+        assert name in found.stdout
+    assert "HalfCheetah-dense" not in found.stdout and "HalfCheetah-dense" in retable("zoo").stdout
+    assert retable("zoo", "stile").stderr == "error: no task 'stile'; did you mean 'style'?\n"
+
+
+def test_plan_starts_nothing_and_counts(retable, tmp_path):
+    found = retable("plan", "rl/figure1", "rl/figure2", "--scale", "paper", "--storage", str(tmp_path))
+    assert found.returncode == 0
+    assert (
+        "unique trainings" in found.stdout
+        and "705 (705 new)" in found.stdout
+        and "days of one CPU core" in found.stdout
+    )
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("plan", "rl/figure9"), "no table 'rl/figure9'; did you mean 'rl/figure"),
+        (("plan", "rll"), "no task 'rll'; did you mean 'rl'?"),
+        (("plan", "rl", "--scale", "smal"), "no scale 'smal'; did you mean 'small'?"),
+        (("plan", "rl", "--set", "sed=1"), "unknown field 'sed'; did you mean 'seed'?"),
+        (("plan", "rl", "--set", "seed=one"), "seed: 'one' is not a whole number"),
+        (("plan", "rl", "--set", "seed"), "--set seed: write it as path=value"),
+        (("train", "rl", "--set", "prune=snip", "--set", "prune.sparsity=1"), "sparsity 1.0 is outside [0, 1)"),
+        (("train", "rl", "--set", "prune=snipp"), "'snipp' is not one of"),
+        (("sweep", "rrl"), "no search space 'rrl'; did you mean 'rl'?"),
+        (("report",), "no tables have been reproduced here"),
+        (("rl", "play", "abc"), "no run begins with 'abc'"),
+        (("plan", "rl", "--storage", "nowhere://x"), "nowhere"),
+        (("plan", "line", "--storage", ""), "--storage '': no name of a place; name a folder"),
+        (("plan", "line", "--storage", "a\nb"), "--storage 'a\\nb': no name of a place"),
+        (("plan", "line", "--storage", "s3://"), "--storage s3://: names no bucket"),
+        (("plan", "line", "--storage", "x" * 300), "longer than the name of a folder can be; choose another"),
+        (("plan", "x" * 9000), "xxx'; valid: "),
+        (("train", "rl", "--set", "prune.sparsity=0.5"), "prune.sparsity: choose prune=snip or prune=grasp"),
+        (("train", "rl", "--set", "prune.sparsit=0.5"), "did you mean 'prune.sparsity'?"),
+        (("plan", "line", "--set", "prune=snip"), "unknown field 'prune' of line: only rl has it"),
+        (("plan", "--nonsense"), "No such option: --nonsense; see `retable plan --help`"),
+        (("reproduce", "--workers", "many"), "'--workers': Input should be a valid integer"),
+        (("rl", "exprt"), "No such command 'exprt'. Did you mean 'export'?; see `retable rl --help`"),
+    ],
+)
+def test_a_mistake_is_one_line_and_status_2(retable, tmp_path, words, said):
+    extra = () if "--storage" in words else ("--storage", str(tmp_path))
+    found = retable(*words, *extra)
+    assert found.returncode == 2, found.stdout + found.stderr
+    assert said in found.stderr and found.stderr.count("\n") == 1 and "Traceback" not in found.stderr
+
+
+@pytest.mark.slow
+def test_missing_d4rl_data_say_where_to_get_them(retable, tmp_path):
+    found = retable("reproduce", "rl/figure1", "--scale", "paper", "--storage", str(tmp_path))
+    assert found.returncode == 2 and "Traceback" not in found.stderr
+    assert "halfcheetah_expert-v2.hdf5" in found.stderr and "retable data convert rl" in found.stderr
+
+
+def test_an_unknown_environment_is_one_line(retable, tmp_path):
+    found = retable("train", "rl", "--set", "environment=HalfCheeta", "--storage", str(tmp_path))
+    assert found.returncode == 2 and "HalfCheeta" in found.stderr and found.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", [("train", "line"), ("plan", "line"), ("report",), ("doctor",), ("score", "abc")])
+def test_a_secret_of_the_storage_is_said_nowhere(retable, tmp_path, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    found = retable(*words, "--storage", f"file://KEY:SEC/RET@{tmp_path}/there")
+    said = found.stdout + found.stderr
+    assert found.returncode in (1, 2) and "***@" in said and "Traceback" not in said
+    assert not any(word in said for word in ("KEY", "SEC", "RET"))
+    assert not list(tmp_path.iterdir())

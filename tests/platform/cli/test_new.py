@@ -1,0 +1,149 @@
+"""`retable new`: a task that is written, and runs; and the tables it is written from."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from retable.platform.cli.app import app
+from retable.platform.cli.new import check_name, constant, write_task
+from retable.platform.cli.published import Line, digits, number, read_published
+from retable.platform.errors import UserError
+from retable.platform.store.storage import Storage
+
+ROOT = Path(__file__).parents[3]
+CSV = r"""Method,Backbone,Accuracy (%),FLOPs (G),set:model,set:model.width
+Baseline,linear,61.2 ± 0.3,-,linear,
+**Ours**,MLP,"1,095.1",0.12,perceptron,16
+Ours large,MLP,\textbf{97.5},1.20,perceptron,64
+"""
+
+
+@pytest.fixture
+def table(tmp_path):
+    """Write a table to a file."""
+
+    def written(text, name="published.csv"):
+        path = tmp_path / name
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return written
+
+
+def python(folder, *words):
+    """Run Python where the tasks of a folder are found; return what it printed."""
+    environment = {**os.environ, "RETABLE_TASKS": str(folder), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, *words], env=environment, cwd=folder.parent, capture_output=True, text=True, timeout=500
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_a_table_is_read_as_the_paper_prints_it(table):
+    found = read_published(table(CSV))
+    assert found.headers == ("Accuracy (%)", "FLOPs (G)") and found.places == {"Accuracy (%)": 1, "FLOPs (G)": 2}
+    assert found.lines == (
+        Line("Baseline, linear", {"Accuracy (%)": 61.2}, {"model": "linear"}),
+        Line("Ours, MLP", {"Accuracy (%)": 1095.1, "FLOPs (G)": 0.12}, {"model": "perceptron", "model.width": 16}),
+        Line("Ours large, MLP", {"Accuracy (%)": 97.5, "FLOPs (G)": 1.2}, {"model": "perceptron", "model.width": 64}),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "labels", "values"),
+    [
+        ("A;B\nx;1,5\ny;2,25\n", ["x", "y"], [1.5, 2.25]),
+        ("A\tB\nx\t1.5\ny\t-2\n", ["x", "y"], [1.5, -2]),
+        ("\ufeffA,B\n\nx,.5\ny,\u22122e-3\n,\n", ["x", "y"], [0.5, -0.002]),
+    ],
+)
+def test_separators_decimal_commas_and_empty_lines(table, text, labels, values):
+    found = read_published(table(text))
+    assert [line.label for line in found.lines] == labels
+    assert [line.published["B"] for line in found.lines] == values
+    assert all(line.overrides is None for line in found.lines)
+
+
+@given(st.floats(-1e6, 1e6), st.integers(0, 6), st.sampled_from(["{}", "**{}**", r"\textbf{{{}}}", "{} %", "{} ± 0.1"]))
+def test_a_number_is_found_with_its_digits_whatever_marks_it(value, places, marks):
+    written = f"{value:.{places}f}"
+    assert number(marks.format(written)) == float(written) and digits(marks.format(written)) == places
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "it needs a row of headers"),
+        ("A,B\n", "it needs a row of headers"),
+        ("A,B,B\nx,1,2\n", "the columns need names of their own: 'B' stands there twice or is empty"),
+        ("A,B\nx,1\nx,2\n", "each row needs a label of its own: 'x' stands there 2 times"),
+        ("A,B\nx,one\n", "no column holds numbers"),
+        ("A,B\nx,1,2\n", "row 2 has 3 cells, the headers are 2"),
+        ("A,B\nx,\0\n", "not a text file"),
+    ],
+)
+def test_what_is_no_table_is_refused_in_a_line(table, text, why):
+    path = table(text)
+    with pytest.raises(UserError, match=f"^{re.escape(str(path))}: {re.escape(why)}") as said:
+        read_published(path)
+    assert "\n" not in str(said.value)
+
+
+@pytest.mark.parametrize("name", ["", "My_paper", "1st", "a-b", "class", "rl", "../x", "x" * 41])
+def test_names_that_cannot_be_used(name):
+    with pytest.raises(UserError, match=r"cannot name a task|is taken"):
+        check_name(name)
+
+
+@given(st.lists(st.text(min_size=1), min_size=1, max_size=6))
+def test_rows_get_constants_of_their_own(labels):
+    names = []
+    for place, label in enumerate(labels):
+        names.append(constant(label, place, names))
+    assert len(set(names)) == len(names) and all(re.fullmatch(r"[A-Z_][A-Z0-9_]*", name) for name in names)
+
+
+def test_nothing_is_written_over_and_what_is_left_to_do_is_said(table, tmp_path, monkeypatch):
+    monkeypatch.setenv("RETABLE_TASKS", str(tmp_path / "mine"))
+    path = table("Model,Acc,Speed\nA,81.0,3\nB,83,4\n")
+    done = CliRunner().invoke(app, ["new", "fifth", "--table", str(path)])
+    assert done.exit_code == 0 and "export RETABLE_TASKS" not in done.output
+    assert "the row 'B'; say in tables.py" in done.output and "not measured yet: 'Speed'" in done.output
+    files = {path.name: path.read_text() for path in (tmp_path / "mine").rglob("*.py")}
+    assert sorted(files) == [
+        "__init__.py",
+        "config.py",
+        "conftest.py",
+        "data.py",
+        "learner.py",
+        "tables.py",
+        "test_fifth.py",
+    ]
+    again = CliRunner().invoke(app, ["new", "fifth"])
+    assert again.exit_code == 1 and "there already" in str(again.exception or again.output)
+    assert files == {path.name: path.read_text() for path in (tmp_path / "mine").rglob("*.py")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", [None, CSV, "Model,Acc\nA,81.0\nB,83\n", "Model,Other\nA,81.0\n"])
+def test_what_is_written_is_tidy_passes_its_test_and_fills_its_table(table, tmp_path, monkeypatch, text):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RETABLE_TASKS", raising=False)
+    folder = write_task("fifth", table(text) if text else None).folder.absolute().parent
+    settings = ["--config", str(ROOT / "pyproject.toml")]
+    python(folder, "-m", "ruff", "check", *settings, "--ignore", "D103", str(folder))
+    python(folder, "-m", "ruff", "format", "--check", *settings, str(folder))
+    assert " passed" in python(folder, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(folder))
+    said = python(folder, "-m", "retable.platform.cli", "reproduce", "fifth", "--storage", "results")
+    assert "failed" not in said
+    storage = Storage.open(tmp_path / "results")
+    (filled,) = storage.list("tables")
+    assert filled == "fifth-table1-smoke.json" and storage.read_json(f"tables/{filled}")

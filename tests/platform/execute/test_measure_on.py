@@ -1,0 +1,45 @@
+"""Measurements on a node that has what `--measure-on` names: found, waited for, and alone there."""
+
+import pytest
+
+from retable.platform.execute import session
+from retable.platform.execute.scoring import measure_all
+from retable.platform.plan.plan import Plan, Timing
+from retable.platform.spec.table import Measurement
+from retable.platform.spec.task import find
+
+
+def where(config):
+    """Return where a measurement is taken, as numbers."""
+    import ray
+
+    place = ray.get_runtime_context()
+    return {"node": float(int(place.get_node_id()[:8], 16)), "cpus": float(place.get_assigned_resources()["CPU"])}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a socket that Ray leaves
+def test_a_measurement_runs_on_the_node_that_has_the_resource_with_all_its_cpus(storage):
+    import ray
+    from ray.cluster_utils import Cluster
+
+    session.add_to_path()
+    session.make_token()
+    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    try:
+        nodes.add_node(num_cpus=1, include_dashboard=False)
+        bench = nodes.add_node(num_cpus=2, resources={"bench": 1}, include_dashboard=False)
+        ray.init(address=nodes.address, log_to_driver=False)
+        task = find("line")
+        row = Measurement(label="m", measure=where, overrides={})
+        plan = Plan(storage, {}, measure_on="bench")
+        timing = Timing(task, task.config(), row, "measurements/line/where-1-chip.json", False)
+        plan.timings[timing.path] = timing
+        assert measure_all(plan) == {} and plan.unmeasured == []
+        (name,) = storage.list("measurements/line")
+        found = storage.read_json(f"measurements/line/{name}")
+        assert found["metrics"] == {"node": float(int(bench.node_id[:8], 16)), "cpus": 2.0}
+        assert found["measured on"] == "bench" and found["provenance"]["device"]
+    finally:
+        ray.shutdown()
+        nodes.shutdown()

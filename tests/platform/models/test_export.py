@@ -1,0 +1,54 @@
+"""What a file says of its run: the scale that it is of, whatever was changed by hand."""
+
+import pytest
+
+from retable.platform.api import TrainedRun
+from retable.platform.models.export import scale_of
+from retable.platform.spec.task import config_at, find
+from retable.platform.store.run import RunFolder
+from retable.platform.store.storage import Storage
+
+RL = find("rl")
+
+
+def run(tmp_path, changes, made, scale="paper"):
+    storage = Storage.open(tmp_path)
+    config = config_at(RL, scale, changes)
+    folder = RunFolder.of(storage, RL, config)
+    folder.begin(config, RL.version, made)
+    return TrainedRun(RL, folder, config)
+
+
+@pytest.mark.parametrize(
+    ("command", "changes", "wanted"),
+    [
+        ("retable train rl -s small", {"epochs": 3, "steps": 1000}, "small"),
+        ("retable reproduce rl --scale=small --set batch=50", {"batch": 50}, "small"),
+        ("retable train rl", {"epochs": 1, "steps": 10}, "smoke"),
+        ("retable train rl --scale paper --set prune=snip", {"prune": "snip"}, "paper"),
+        ("retable train rl --scale paper --set epochs=10 --set steps=1000", {"epochs": 10, "steps": 1000}, "small"),
+        ("retable train rl --scale paper --set=epochs=1", {"epochs": 1, "steps": 10}, "smoke"),
+        ("retable train rl --scale paper --set steps=9", {"epochs": 1, "steps": 9}, ""),
+        ("retable train rl --scale small --set epochs=20", {"epochs": 20, "steps": 1000}, "small"),
+        ("notebook.py", {}, ""),
+    ],
+)
+def test_older_runs_are_of_the_scale_that_their_command_names_unless_it_made_them_smaller(
+    tmp_path, command, changes, wanted
+):
+    assert scale_of(run(tmp_path, changes, {"command": command})) == wanted
+
+
+@pytest.mark.parametrize(
+    ("made", "changes", "wanted"),
+    [
+        ({"scale": "small", "changed": []}, {"epochs": 3, "steps": 1000}, "small"),
+        ({"scale": "small", "changed": ["prune"]}, {"epochs": 2, "steps": 1000}, "small"),  # its row's own epochs
+        ({"scale": "paper", "changed": ["epochs"]}, {"epochs": 10, "steps": 1000}, "small"),
+        ({"scale": "", "changed": []}, {}, ""),
+        ({"scale": "huge", "changed": []}, {}, ""),
+    ],
+)
+def test_a_run_knows_its_scale_however_it_was_started(tmp_path, made, changes, wanted):
+    made = {"command": "notebook.py --scale paper", **made}
+    assert scale_of(run(tmp_path, changes, made)) == wanted

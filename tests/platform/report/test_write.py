@@ -1,0 +1,365 @@
+"""Reports of a filled toy table: what they say, in every form."""
+
+import base64
+import csv
+import io
+import json
+import re
+import shlex
+import shutil
+import subprocess
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+import retable
+from retable.platform import api
+from retable.platform.cli.app import print_section
+from retable.platform.commit import code_root
+from retable.platform.config import fingerprint, override, parse_set
+from retable.platform.errors import UserError
+from retable.platform.execute.ensembles import pieces_of, score
+from retable.platform.execute.scoring import predict_one
+from retable.platform.plan.plan import compile_plan
+from retable.platform.report import write as report
+from retable.platform.report.describe import find_run
+from retable.platform.report.diff import changes, report_tables, write_comparison
+from retable.platform.report.html import in_order, render
+from retable.platform.report.render import commits, latex, markdown
+from retable.platform.report.results import gather, train_line
+from retable.platform.report.write import fill_and_keep, sections, write_report
+from retable.platform.spec.task import config_at, find_table
+from tests.platform.halves import fit
+from tests.platform.made_table import filled_line
+
+
+@pytest.fixture
+def filled(storage):
+    """Fill the toy's table, but for the row `slow`."""
+    return storage, filled_line(storage)
+
+
+@pytest.fixture
+def compared(storage):
+    """Fill it likewise, on points that pass for the paper's."""
+    return replace(filled_line(storage, published=True), scale="small")
+
+
+def values(part, label, metric="rmse"):
+    """Return what the replicates of a row measured."""
+    (row,) = (row for row in part.rows if row.label == label)
+    return np.array([replicate.metrics[metric] for replicate in row.replicates])
+
+
+def test_a_report_of_a_set_seed_is_of_that_seed_alone(filled):
+    storage, _ = filled
+    request = {"table": "line/table1", "scale": "smoke", "set": {"seed": 1}}
+    storage.write_json("tables/one.json", request)
+    (part,) = (part for part in sections(storage, storage / "report") if part.changes)
+    assert part.axes == {"seed": (1,)} and len(values(part, "fast")) == 1
+
+
+def test_measured_stands_beside_published_and_difference(compared):
+    part = compared
+    lines = markdown(part).splitlines()
+    fast = next(line for line in lines if line.startswith("| fast |"))
+    _, _, shown, published, difference, _ = (text.strip() for text in fast.split("|"))
+    found = values(part, "fast")
+    assert shown == f"{found.mean():.3f} ± {found.std(ddof=1):.3f}" and len(found) == 2
+    assert published == "0.100" and difference == f"{found.mean() - 0.1:+.3f}"
+    assert "| slow | – | 1.000 | – |" in lines
+    assert "| as printed | – | 0.200 | – |" in lines
+    for words in ("64 generated points", "scale small", "seed: 0, 1"):
+        assert words in markdown(part)
+
+
+def uncompared(row):
+    return replace(row, cells=tuple(replace(cell, comparable=False) for cell in row.cells))
+
+
+def test_one_line_names_the_commits_that_measured_a_table(filled, capsys):
+    storage, part = filled
+    runs = list(part.runs)
+
+    def of(*made):
+        return replace(
+            part, runs={runs[at]: {**part.runs[runs[at]], "provenance": said} for at, said in enumerate(made)}
+        )
+
+    one, two, bare = {"commit": "1" * 40}, {"commit": "2" * 40, "dirty": True}, {"code": {"platform": "a"}}
+    both = of(one, two)
+    assert commits(of(one, one)) == "Measured by commit 1111111."
+    assert commits(both) == "Measured by commits 1111111, 2222222 and changes."
+    assert re.fullmatch(r"Measured by commit not known; code [0-9a-f]{7}\.", commits(of(bare)))
+    assert commits(of(one, {})) == "Measured by commit 1111111; code not recorded for 1 of 2 runs."
+    assert commits(of()) == ""
+    assert markdown(both).splitlines().count(commits(both)) == 1
+    assert render([both], "", storage / "report")[0].count(commits(both)) == 1
+    print_section(both)
+    assert " ".join(capsys.readouterr().out.split()).count(commits(both)) == 1
+
+
+def test_a_smoke_number_is_said_to_mean_nothing(filled):
+    storage, part = filled
+    assert "this proves the path" in markdown(part)
+    page = write_report(storage).read("index.html").decode()
+    assert "this proves the path" in page and 'class="difference"' not in page and "judges no claim" in page
+
+
+def test_csv_holds_every_replicate_and_its_fingerprint(filled):
+    storage, part = filled
+    text = storage.read("report/line-table1-smoke.csv").decode()
+    rows = {row["row"]: row for row in csv.DictReader(io.StringIO(text))}
+    fast = rows["fast"]
+    found = [float(value) for value in fast["values"].split()]
+    assert found == values(part, "fast").tolist()
+    assert float(fast["min"]) == min(found) and float(fast["max"]) == max(found) and fast["n"] == "2"
+    assert all(storage.exists(f"runs/line/{name}/config.json") for name in fast["sources"].split())
+    assert all(source.endswith("[epoch=1]") for source in rows["fast, first epoch"]["sources"].split())
+    slow = rows["slow"]
+    assert (slow["mean"], slow["std"], slow["n"], slow["published"]) == ("", "", "0", "1.0")
+
+
+def test_latex_has_as_many_columns_in_every_line(compared):
+    for part in (replace(compared, rows=tuple(map(uncompared, compared.rows))), compared):
+        text = latex(part)
+        columns = 1 + text.partition("\n")[2].count("S[table-format")
+        lines = [line for line in text.splitlines() if line.endswith(r"\\")]
+        assert len(lines) == 2 + len(part.rows)
+        merged = sum(int(number) - 1 for number in re.findall(r"multicolumn\{(\d)\}", lines[0]))
+        assert lines[0].count("&") + merged == columns - 1 and {line.count("&") for line in lines[1:]} == {columns - 1}
+
+
+@pytest.mark.skipif(not shutil.which("pdflatex"), reason="pdflatex is not there")
+def test_latex_compiles_as_it_is(compared, tmp_path):
+    head = r"\documentclass{article}\usepackage{booktabs,siunitx}\begin{document}"
+    (tmp_path / "a.tex").write_text(head + latex(compared) + r"\end{document}")
+    subprocess.run(["pdflatex", "-halt-on-error", "a.tex"], cwd=tmp_path, check=True, capture_output=True, timeout=60)
+
+
+def test_every_number_is_on_the_page_and_a_click_knows_the_config_behind_it(filled):
+    storage, part = filled
+    into = write_report(storage)
+    page, known = into.read("index.html").decode(), details_of(into)
+    for row, line in zip(part.rows, known["rows"]["line-table1-smoke"], strict=True):
+        for column, cell in zip(part.columns, row.cells, strict=True):
+            for number in (cell.mean, cell.deviation, cell.published):
+                assert number is None or format(number, column.format) in page
+        assert [each["values"][0] for each in line] == list(row.cells[0].values)
+        for each, replicate in zip(line, row.replicates, strict=True):
+            assert each["commands"] == list(replicate.commands)
+            assert all(run in known["runs"] for run in each["runs"])
+    fast = known["runs"][part.rows[1].replicates[0].origin.run]
+    assert fast["command"].startswith("retable train line") and fast["config"] and fast["provenance"]["commit"] == "abc"
+    assert "1 claim is not tested here" in page
+    assert into.exists("line-table1-smoke.csv") and into.exists("line-table1-smoke.tex") and into.exists("report.md")
+
+
+def details_of(into):
+    """Read what a click shows."""
+    text = into.read("details.js").decode()
+    return json.loads(text.removeprefix("retable(").removesuffix(");\n"))
+
+
+def test_a_figure_is_drawn_and_its_numbers_are_beside_it(filled):
+    storage, part = filled
+    fill_and_keep(compile_plan({"line/figure1": find_table("line/figure1")}, storage))
+    into = write_report(storage)
+    assert into.read("line-figure1-smoke.png").startswith(b"\x89PNG") and b"<svg" in into.read("line-figure1-smoke.svg")
+    rows = list(csv.DictReader(io.StringIO(into.read("line-figure1-smoke.csv").decode())))
+    assert [(row["row"], row["seed"]) for row in rows] == [("fast", "0"), ("fast", "1")], "slow was not run"
+    slopes = values(part, "fast", "slope").tolist()
+    assert [float(row["slope"]) for row in rows] == slopes
+    page = into.read("index.html").decode()
+    assert 'src="line-figure1-smoke.png"' in page and 'srcset="line-figure1-smoke.dark.png"' in page
+    assert 'alt="' in page and "data:image/png" not in page
+    one = write_report(storage, storage / "one", single=True).read("index.html").decode()
+    assert base64.b64encode(into.read("line-figure1-smoke.png")).decode() in one and "retable({" in one
+
+
+def test_text_from_outside_cannot_become_markup(filled):
+    storage, _ = filled
+    storage.write_json("data/line/points/dataset.json", {"points": "<script>alert(1)</script>", "digest": "64 points"})
+    for single in (False, True):
+        page = write_report(storage, single=single).read("index.html").decode()
+        assert "<script>alert(1)</script>" not in page and "&lt;script&gt;" in page
+
+
+def test_what_changed_between_two_reports_is_exactly_that(filled):
+    storage, part = filled
+    write_report(storage)
+    moved = [replace(row, cells=(replace(row.cells[0], values=tuple(v + 1 for v in row.cells[0].values)),))
+             if row.label == "fast" else row for row in part.rows]  # fmt: skip
+    turned = [replace(claim, status="holds") for claim in part.claims]
+    found = changes([part], [replace(part, rows=tuple(moved), claims=tuple(turned))])
+    (change,) = found.changes
+    assert (change.row, change.column) == ("fast", part.columns[0].header) and change.difference == pytest.approx(-1)
+    assert change.beyond_spread and found.same == sum(row.cells[0].mean is not None for row in part.rows) - 1
+    assert [(turn.before, turn.after) for turn in found.turns] == [("holds", part.claims[0].status)]
+    assert not changes(report_tables(storage), report_tables(storage / "report")).changes
+    write_comparison(found, "here", "<there>", storage / "report")
+    page = storage.read("report/compare.html").decode()
+    assert "&lt;there&gt;" in page and "-1.000" in page
+
+
+def test_what_is_no_report_cannot_be_compared_with(storage):
+    with pytest.raises(UserError, match="no report is here that can be compared; `retable report --storage"):
+        report_tables(storage)
+
+
+def test_papers_come_first_then_their_own_tables_in_order(filled):
+    _, part = filled
+    names = [
+        "line/figure2",
+        "rl/speed",
+        "rl/figure10",
+        "rl/figure2",
+        "rl/table1",
+        "weather/table2",
+        "line/extra",
+        "weather/ours",
+    ]
+    parts = [replace(part, name=name) for name in names]
+    assert [each.name for each in in_order([*parts, replace(part, name="rl/table1", scale="paper")])] == [
+        "weather/table2", "weather/ours", "rl/table1", "rl/table1", "rl/figure2", "rl/figure10", "rl/speed",
+        "line/figure2", "line/extra",
+    ]  # fmt: skip
+
+
+def test_a_combination_counts_only_for_the_weights_it_was_made_from(filled):
+    storage, _ = filled
+    task, table = find_table("line/table1")
+    row = replace(table.rows[4], of=("fast", "fast"))
+    plan = compile_plan({"line/table1": (task, replace(table, rows=[*table.rows[:4], row]))}, storage)
+    combining = plan.combinings[0]
+    assert combining.scores(storage) is None
+    for prediction in plan.predictions.values():
+        if prediction.joined and prediction.folder.result():
+            assert predict_one("line", prediction.config, prediction.view, prediction.folder, joined=True) is None
+    assert not any(piece.run() for piece in pieces_of(combining, storage))
+    assert score(combining, storage) is None and combining.scores(storage) is not None
+    fast = gather(plan, "line/table1").select("fast", seed=0)[0].metrics["rmse"]
+    assert combining.scores(storage)["metrics"]["rmse"] == pytest.approx(fast), "the mean of a thing and itself"
+    storage.write_json(combining.path, {"inputs": ["other weights"], "metrics": {"rmse": 0.0}})
+    assert combining.scores(storage) is None
+
+
+def test_a_section_is_filled_again_only_if_its_inputs_or_the_code_changed(filled, monkeypatch):
+    storage, part = filled
+    filled_again = []
+    monkeypatch.setattr(report, "fill", lambda plan, name, results: filled_again.append(name) or part)
+    write_report(storage)
+    assert filled_again == []
+    runs = [folder for folder in storage.list("runs/line") if storage.exists(f"runs/line/{folder}/result.json")]
+    changed = storage / f"runs/line/{runs[0]}"
+    changed.write_json("result.json", {**changed.read_json("result.json"), "seconds": 1e9})
+    write_report(storage)
+    assert filled_again == ["line/table1"]
+    write_report(storage)
+    assert filled_again == ["line/table1"], "what was filled is kept"
+    monkeypatch.setattr(report, "code_digest", lambda task: "other code")
+    write_report(storage)
+    assert filled_again == ["line/table1"] * 2
+
+
+def test_what_is_complete_is_shown_without_the_tasks_code_until_something_changes(storage, monkeypatch):
+    where, name = storage.root, "line/figure1"
+    task, _ = find_table(name)
+    plan = retable.plan(name, storage=where)
+    for training in plan.missing[1:]:
+        fit(storage, training.config, training.folder, training.keep, task)
+    fill_and_keep(plan)
+    assert api.complete(name, storage=where) == {}, "a training is missing"
+    fit(storage, plan.missing[0].config, plan.missing[0].folder, plan.missing[0].keep, task)
+    part = fill_and_keep(plan)[name]
+    with monkeypatch.context() as patch:
+        patch.setattr(report, "find_table", None)
+        patch.setattr(api, "find_table", None)
+        assert api.complete(name, storage=where) == {name: part} == retable.reproduce(name, storage=where)
+    assert api.complete(name, storage=where, scale="paper") == {} == api.complete("line", storage=where)
+    with monkeypatch.context() as patch:
+        patch.setattr(report, "keep_section", None)
+        assert fill_and_keep(plan) == {name: part}, "it is not filled again"
+    plan.storage.write_json("data/line/points/dataset.json", {"digest": "of other data", "points": 64})
+    assert api.complete(name, storage=where) == {}, "the data changed"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("gone.json", '{"table": "gone/table1", "scale": "smoke", "set": {}}', "no task 'gone'"),
+        ("line.json", '{"table": "line/table9", "scale": "smoke", "set": {}}', "no table 'line/table9'"),
+        (".DS_Store", "\x00\x01", "not a JSON file"),
+        ("list.json", "[]", "not an object"),
+        ("half.json", '{"table": "line/ta', "not a JSON file"),
+        ("set.json", '{"table": "line/table1", "scale": "smoke", "set": {"rat": 1}}', "unknown field 'rat'"),
+    ],
+)
+def test_a_bad_request_is_named_and_the_others_are_shown(filled, capsys, name, text, words):
+    storage, _ = filled
+    storage.write(f"tables/{name}", text)
+    page = write_report(storage).read("index.html").decode()
+    shown = capsys.readouterr().err.replace("\n", " ")
+    assert f"tables/{name}" in shown and words in shown and "line/table1" in page
+
+
+def test_every_line_of_a_report_makes_exactly_what_it_stands_beside(filled):
+    """The command of a run with a parent trained another run, as the child's values went into the parent."""
+    _, part = filled
+    task, _ = find_table("line/table1")
+    checked = 0
+    for row in part.rows:
+        for replicate in row.replicates:
+            train_words, score_words = (shlex.split(line) for line in replicate.commands[:2])
+            assert train_words[:5] == ["retable", "train", "line", "--scale", "paper"]
+            config = config_at(task, "paper", parse_set(options(train_words, "--set")))
+            assert fingerprint("line", task.version, config) == replicate.origin.run == score_words[2]
+            view = override(task.view(), parse_set(options(score_words, "--set")))
+            kept = {config.epochs, *map(int, options(train_words, "--keep"))}
+            assert (view.epoch or config.epochs) in kept and (view.epoch or 3) == (
+                replicate.origin.view.get("epoch") or 3
+            )
+            checked += 1
+    assert checked == 6 and part.rows[3].label == "fine-tuned" and len(part.rows[3].replicates) == 2
+
+
+CHILD = {"init": "parent", "init.overrides": [["rate", 0.1], ["epochs", 2]], "rate": 0.5, "seed": 0}
+
+
+def test_the_line_of_a_run_with_a_parent_gives_its_fingerprint():
+    task, _ = find_table("line/table1")
+    config = override(task.config(), {**CHILD, "init.overrides": [*CHILD["init.overrides"], ["init", "parent"]]})
+    words = shlex.split(train_line(task, config, epoch=1))
+    assert config_at(task, "paper", parse_set(options(words, "--set"))) == config
+    assert options(words, "--keep") == ["1"]
+
+
+def options(words, name):
+    """Return the values of an option in a command line."""
+    return [value for option, value in pairwise(words) if option == name]
+
+
+def test_a_run_is_known_by_the_row_that_it_fills(filled):
+    storage, part = filled
+    fast = next(row for row in part.rows if row.label == "fast").replicates[0].origin.run
+    for name in ("line/table1/fast", f"line/table1/fast/{part.columns[0].header}"):
+        assert find_run(storage, name).fingerprint == retable.load(name, storage).fingerprint == fast
+    with pytest.raises(UserError, match="no such row; did you mean 'fast'"):
+        find_run(storage, "line/table1/fost")
+    with pytest.raises(UserError, match="has no table line/table7"):
+        find_run(storage, "line/table7/fast")
+    with pytest.raises(UserError, match="no single run fills this row"):
+        find_run(storage, "line/table1/mean of both")
+
+
+@pytest.mark.parametrize("room", sorted(path.parent.name for path in (code_root() / "platform").glob("*/__init__.py")))
+def test_a_change_in_any_room_renews_the_tables_that_are_kept(room, monkeypatch, tmp_path):
+    shutil.copytree(code_root() / "platform", tmp_path / "platform", ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(write, "code_root", lambda: tmp_path)
+    before = write.code_digest.__wrapped__("line")
+    assert write.code_digest.__wrapped__("line") == before
+    file = max((tmp_path / "platform" / room).glob("*.py"), key=lambda path: path.stat().st_size)
+    file.write_text(file.read_text() + "# changed\n")
+    assert write.code_digest.__wrapped__("line") != before

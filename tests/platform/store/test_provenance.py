@@ -1,0 +1,88 @@
+"""Where a number is from."""
+
+import calendar
+import json
+import os
+import platform
+import subprocess
+import time
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from retable.platform import commit as commits
+from retable.platform.spec.task import find
+from retable.platform.store import provenance
+from retable.platform.store.run import RunFolder
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    provenance._git.cache_clear()
+    yield
+    provenance._git.cache_clear()
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="this is no checkout")
+def test_the_commit_is_the_one_git_names_wherever_the_process_stands(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    found = provenance.collect()
+    assert found["commit"] == commit.strip() and isinstance(found["dirty"], bool)
+
+
+def test_a_checkout_with_changes_is_dirty_and_one_without_is_not(monkeypatch, tmp_path):
+    monkeypatch.setattr(commits, "code_root", lambda: tmp_path / "retable")
+    assert provenance._git() == {}  # no checkout at all
+    git = ["git", "-c", "user.name=n", "-c", "user.email=e", "-C", str(tmp_path)]
+    for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "first"]):
+        subprocess.run([*git, *words], check=True)
+    provenance._git.cache_clear()
+    assert provenance._git()["dirty"] is False
+    (tmp_path / "new").write_text("")
+    provenance._git.cache_clear()
+    assert provenance._git()["dirty"] is True
+
+
+def test_a_machine_without_git_has_no_commit(monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    found = provenance.collect()
+    assert "commit" not in found and found["versions"]
+
+
+def test_versions_are_those_of_what_is_installed():
+    found = provenance.versions()
+    assert found["python"] == platform.python_version()
+    for package in ("ray", "torch", "numpy"):
+        assert found[package] == metadata.version(package)
+    assert "none" not in [version.lower() for version in found.values()]
+
+
+def test_the_device_is_this_machines_processor():
+    name = provenance.device_name()
+    assert name.endswith(f", {os.cpu_count()} cores") and len(name) > len(f", {os.cpu_count()} cores")
+
+
+def test_what_is_collected_is_json_with_the_command_and_the_time(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["/usr/bin/retable", "reproduce", "line"])
+    before = int(time.time())
+    found = json.loads(json.dumps(provenance.collect()))
+    assert found["command"] == "retable reproduce line"
+    started = time.strptime(found["started"], "%Y-%m-%dT%H:%M:%SZ")
+    assert before <= calendar.timegm(started) <= time.time()
+
+
+def test_a_command_is_kept_without_its_secrets(monkeypatch, storage):
+    """What a run keeps of `retable train --storage s3://KEY:SECRET@bucket ...`."""
+    words = ["--storage", "s3://AKIAKEY:SEC/RET+=@bucket/x?region=eu", "--api-key", "SEC RET", "--hf-token=SECRET"]
+    monkeypatch.setattr("sys.argv", ["/usr/bin/retable", "train", "line", *words, "--set", "seed=3"])
+    task = find("line")
+    folder = RunFolder.of(storage, task, task.config())
+    folder.begin(task.config(), task.version, provenance.collect())
+    kept = folder.folder.read("provenance.json").decode()
+    hidden = "retable train line --storage s3://***@bucket/x?region=eu --api-key *** --hf-token=*** --set seed=3"
+    assert json.loads(kept)["command"] == hidden
+    assert not any(word in kept for word in ("SEC", "RET", "AKIAKEY"))

@@ -1,0 +1,98 @@
+"""Weights of others: read whatever holds and wraps them, kept and read back, refused where they have changed."""
+
+import io
+
+import pytest
+import torch
+from safetensors.torch import save
+
+from retable.platform.errors import UserError
+from retable.platform.store.weights import check, keep, metadata, read_bytes, read_tensors, sealed, stored
+
+TENSORS = {"a": torch.arange(6.0).view(2, 3).T, "b.c": torch.ones(2)}
+FIELDS = {"network": "passt", "stride": 10}
+
+
+def same(found, expected):
+    return found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def pickled(state):
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    return buffer.getvalue()
+
+
+def test_what_was_kept_comes_back(storage):
+    digest = keep(sealed(TENSORS, "audio", FIELDS), storage)
+    tensors, fields = stored(digest, storage, "import it", "audio")
+    assert fields == FIELDS and same(tensors, TENSORS)
+    again = sealed(dict(reversed(TENSORS.items())), "audio", dict(reversed(FIELDS.items())))
+    assert keep(again, storage) == digest and storage.list("weights") == [f"{digest}.safetensors"]
+    assert same(stored(keep(sealed(TENSORS), storage), storage, "import it")[0], TENSORS)
+
+
+def test_a_missing_a_changed_and_another_kind_of_file(storage):
+    digest = keep(sealed(TENSORS, "audio", FIELDS), storage)
+    for where in (None, storage / "elsewhere"):
+        with pytest.raises(UserError, match=r"safetensors is missing or is another file; import it$"):
+            stored(digest, where, "import it", "backbone")
+    with pytest.raises(UserError, match="no weights of the kind backbone; import it"):
+        stored(digest, storage, "import it", "backbone")
+    with pytest.raises(UserError, match="is no safetensors file; import it"):
+        stored(keep(b"text", storage), storage, "import it")
+    storage.write(f"weights/{digest}.safetensors", b"changed")
+    with pytest.raises(UserError, match="is another file"):
+        stored(digest, storage, "import it", "audio")
+
+
+def test_only_sound_numbers_are_read(tmp_path):
+    file = tmp_path / "weights.pt"
+    huge = torch.zeros(1).expand(10**9)
+    data = pickled({"model": {"a": torch.ones(2), "count": torch.ones(2, dtype=torch.int64), "huge": huge, 3: "x"}})
+    assert read_tensors(file, data, "known are none").keys() == {"a"}
+    assert read_tensors(file, data, "known are none", integers=True).keys() == {"a", "count"}
+    header = save({"a": torch.ones(2)})
+    for broken in (b"", b"text", pickled({"a": print}), data[:-100], header[:-4], header[:8] + b"{" * 90):
+        with pytest.raises(UserError, match=r"weights\.pt: no file of tensors and plain values.*known are none"):
+            read_tensors(file, broken, "known are none")
+    with pytest.raises(UserError, match=r"weights\.pt: no state dict but a list; known are none"):
+        read_tensors(file, pickled([1]), "known are none")
+    for path in (file, tmp_path):
+        with pytest.raises(UserError, match=f"^{path}: [A-Z]"):
+            read_bytes(path)
+
+
+@pytest.mark.parametrize("prefix", ["", "module.", "model.", "net.", "module.model.", "_orig_mod."])
+@pytest.mark.parametrize("key", ["", "state_dict", "model"])
+@pytest.mark.parametrize("suffix", [".pt", ".pth", ".ckpt", ".safetensors"])
+def test_a_network_is_found_in_whatever_holds_and_wraps_it(tmp_path, prefix, key, suffix):
+    state = {f"{prefix}{name}": value.contiguous() for name, value in TENSORS.items()}
+    if prefix:
+        state |= {"loss.weight": torch.ones(1), f"ema_{prefix}b.c": torch.zeros(2)}
+    file = tmp_path / f"weights{suffix}"
+    file.write_bytes(save(state) if suffix == ".safetensors" else pickled({key: state, "epoch": 3} if key else state))
+    assert same(read_tensors(file, read_bytes(file), "known are none", "z", "b.c"), TENSORS)
+
+
+def test_without_a_known_name_tensors_are_as_they_are(tmp_path):
+    data = pickled({"net.a": torch.ones(1), "b": torch.ones(1)})
+    assert read_tensors(tmp_path, data, "", "z").keys() == {"net.a", "b"}
+
+
+def test_names_shapes_and_values_are_checked():
+    check(TENSORS, {name: torch.empty_like(value, device="meta") for name, value in TENSORS.items()})
+    with pytest.raises(ValueError, match=r"^b\.c is missing$"):
+        check({"a": TENSORS["a"]}, TENSORS)
+    with pytest.raises(ValueError, match=r"^d is not of this network$"):
+        check(TENSORS | {"d": torch.ones(1)}, TENSORS)
+    with pytest.raises(ValueError, match=r"^a has shape \(3,\), not \(3, 2\)$"):
+        check(TENSORS | {"a": torch.ones(3)}, TENSORS)
+    with pytest.raises(ValueError, match=r"^a has values that are no finite numbers$"):
+        check(TENSORS | {"a": TENSORS["a"] / 0}, TENSORS)
+
+
+def test_the_metadata_of_other_files_are_none():
+    assert metadata(sealed(TENSORS, "audio", FIELDS)).keys() == {"audio"} and metadata(save({})) == {}
+    for data in (b"", pickled(TENSORS), b"\x02" + bytes(7) + b"{x", save(TENSORS | {"a": torch.ones(3)})[:20]):
+        assert metadata(data) is None

@@ -1,0 +1,44 @@
+"""The board tells how long the rest will take only once it can."""
+
+import time
+
+import pytest
+
+from retable.platform.console import Board, LeftColumn
+from retable.platform.errors import UserError
+from retable.platform.text import seconds_of
+
+
+def test_no_guess_before_a_twentieth_of_the_work_is_done(capsys):
+    """The first of 170 trainings may be a thousandth of the work: of it, "55 days left" was said."""
+    board = Board("training", 3, 1000.0)
+    with board.show():
+        time.sleep(0.05)
+        board.done("a small one", 1)
+        time.sleep(0.05)
+        board.done("a large one", 499)
+        board.done("the rest", 500)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if "a small one" in line] == ["training: done 1/3: a small one"]
+    assert any(line.startswith("training: done 2/3: a large one, about") for line in lines)
+
+
+@pytest.mark.parametrize(("done", "known"), [(1, False), (500, True)])
+def test_a_bar_shows_dashes_until_then(done, known):
+    board = Board("training", 2, 1000.0)
+    time.sleep(0.02)
+    board.bars.advance(board.whole, done)
+    assert LeftColumn().render(board.bars.tasks[0]).plain.startswith("0:00:0") == known
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("2h", 7200), ("90m", 5400), ("1h30m", 5400), ("45s", 45), ("1d 1s", 86401), ("0h1m", 60)]
+)
+def test_a_time_is_read_as_people_write_it(text, seconds):
+    assert seconds_of(text, "--deadline") == seconds
+
+
+@pytest.mark.parametrize("text", ["", "soon", "0s", "5", "-1h", "1m2h", "1.5h", "h"])
+def test_what_is_no_time_is_a_line(text):
+    with pytest.raises(UserError, match=f"^--deadline {text}: write a time such as 2h, 90m, 1h30m or 45s$"):
+        seconds_of(text, "--deadline")
