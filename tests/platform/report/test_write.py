@@ -357,9 +357,9 @@ def test_a_run_is_known_by_the_row_that_it_fills(filled):
 @pytest.mark.parametrize("room", sorted(path.parent.name for path in (code_root() / "platform").glob("*/__init__.py")))
 def test_a_change_in_any_room_renews_the_tables_that_are_kept(room, monkeypatch, tmp_path):
     shutil.copytree(code_root() / "platform", tmp_path / "platform", ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(write, "code_root", lambda: tmp_path)
-    before = write.code_digest.__wrapped__("line")
-    assert write.code_digest.__wrapped__("line") == before
+    monkeypatch.setattr(report, "code_root", lambda: tmp_path)
+    before = report.code_digest.__wrapped__("line")
+    assert report.code_digest.__wrapped__("line") == before
     file = max((tmp_path / "platform" / room).glob("*.py"), key=lambda path: path.stat().st_size)
     file.write_text(file.read_text() + "# changed\n")
-    assert write.code_digest.__wrapped__("line") != before
+    assert report.code_digest.__wrapped__("line") != before
