@@ -6,7 +6,7 @@
     tensorboard/       the same for TensorBoard
     samples/           PNG pictures by step of how far it was, where the task makes any
     checkpoint-<step>/ the newest two: model.safetensors, state.pt, manifest.json (written last)
-    attempts/<n>/      who trains or trained it (`attempt.py`); the highest number is whose run it is
+    attempts/<n>/      who trains or trained it (`lease.py`); the highest number is whose run it is
     failure.json       why it last failed, until it is begun again
     weights/epoch-<n>.safetensors    the weights that views ask for
     views/<key>/       scores.json of one view, or the traceback.txt of what failed;

@@ -1,4 +1,4 @@
-"""What a learner may know of the machines. Besides `launch.py`, the only place that touches `torch.distributed`."""
+"""What a learner may know of the machines. Besides `execute/trials.py`, the only place that touches `torch.distributed`."""
 
 from __future__ import annotations
 
