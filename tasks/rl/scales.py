@@ -67,11 +67,11 @@ class Reduced:
 SMOKE = Reduced(sparsities=dict.fromkeys(METHODS, (0.5, 0.95)), view={"episodes": 2, "samples": 10})
 QUICK = Reduced(
     sparsities=dict.fromkeys(("snip", "grasp", "erk", "random"), (0.95,)),
-    counted=(0.5, 0.8, 0.9, 0.95),
+    counted=(0.8, 0.95),
     raw={"snip": (0.95,)},
     view={"episodes": 5},
     environments=("HalfCheetah",),
-    training={"algorithm": "bc", "epochs": 3, "steps": 1000},
+    training={"algorithm": "bc", "epochs": 1, "steps": 3000},
 )
 SMALL = Reduced(
     sparsities={**dict.fromkeys(METHODS, (0.95,)), **dict.fromkeys(("snip", "grasp"), (0.8, 0.9, 0.95, 0.99))},
@@ -103,7 +103,7 @@ SCALES = {
             "environment": QUICK.environments,
             "seed": (0,),
             "view.policy": ("bc",),
-            "view.epoch": (3,),
+            "view.epoch": (1,),
             "data": DATA[:1],
         },
     ),
