@@ -24,7 +24,7 @@ def refusals(module):
                 yield words
 
 
-@pytest.mark.parametrize("words", list(refusals("cluster.py")), ids=lambda words: " ... ".join(words)[:60])
+@pytest.mark.parametrize("words", list(refusals("execute/session.py")), ids=lambda words: " ... ".join(words)[:60])
 def test_every_refusal_of_the_cluster_has_its_line(words):
     telling = max(words, key=len)
     assert len(telling) > 8 and telling in PAGE, f"docs/cluster.md does not say what to do where it says {telling!r}"

@@ -109,7 +109,7 @@ def test_the_template_serves_the_zoo(tmp_path, monkeypatch):
 
 def test_who_deploys_imports_neither_torch_nor_tasks_and_the_ingress_no_torch():
     code = "import sys, ray.serve, retable.serve.{}; print([n for n in sys.modules if n == 'torch' or '.tasks.' in n])"
-    for module in ("command, retable.serve.application", "app"):
+    for module in ("launch.command, retable.serve.application", "ingress.app"):
         ran = subprocess.run(
             [sys.executable, "-W", "ignore", "-c", code.format(module)], capture_output=True, text=True
         )

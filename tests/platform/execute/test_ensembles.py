@@ -64,7 +64,7 @@ def forecast(storage, **changes):
     return lambda shard: truth(shard)[0] * weights["weight"].item() + weights["bias"].item()
 
 
-@pytest.mark.slow  # the table of test_launch.py has a joined row too
+@pytest.mark.slow  # the table of test_trials.py has a joined row too
 def test_ray_predicts_scores_and_joins_shard_by_shard(cluster, storage, tmp_path):
     rows = [
         *ROWS,

@@ -8,13 +8,13 @@ import psutil
 import pytest
 from ray.train import ControllerError, UserCallback
 from ray.train.v2._internal.exceptions import WorkerGroupStartupTimeoutError
-from tests.platform.test_faults import TRAIN, attempts, driver, ends, none_left, run_of, steps, wait_for
 
 from retable.platform.config import override
 from retable.platform.execute.trials import Job, Launch, Members, passing, train_group, waiting, workers_now
 from retable.platform.spec.resources import Needs, Resources
 from retable.platform.spec.task import find
 from retable.platform.store.storage import Storage
+from tests.platform.execute.test_faults import TRAIN, attempts, driver, ends, none_left, run_of, steps, wait_for
 from tests.tiny import lines
 
 assert none_left  # a fixture

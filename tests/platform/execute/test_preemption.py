@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from tests.platform.test_faults import TRAIN, driver, ends, none_left, outcome, run_of, undisturbed, wait_for
 
 from retable.platform.execute import preemption as notice
 from retable.platform.spec.task import config_at, find
@@ -16,6 +15,7 @@ from retable.platform.store.run import RunFolder
 from retable.platform.store.storage import Storage
 from retable.platform.train.loop import AGREE, CheckpointClock
 from retable.platform.train.worker import Worker
+from tests.platform.execute.test_faults import TRAIN, driver, ends, none_left, outcome, run_of, undisturbed, wait_for
 
 assert none_left  # a fixture
 EPOCH = 8

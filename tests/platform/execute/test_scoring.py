@@ -158,7 +158,7 @@ def test_a_failing_prediction_is_one_line_for_each_view_that_reads_it(storage, r
 
     monkeypatch.setattr(stages, "find", lambda name: replace(TASK, predict=predict))
     line = predict_and_score(TASK, Config(), View(epoch=3), run)
-    assert line.startswith("ValueError: here (test_stages.py:") and "\n" not in line
+    assert line.startswith("ValueError: here (test_scoring.py:") and "\n" not in line
     assert run.scores(View(epoch=3), run.result()["weights"]["3"]) is None
 
 

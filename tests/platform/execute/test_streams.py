@@ -187,5 +187,5 @@ def test_an_error_names_its_cause(cluster, capfd, kind):
         next(found)
     line = one_line(caught.value)
     assert "tile 2 is damaged; import it again" in line and "\n" not in line
-    assert kind is UserError or ("ValueError" in line and "test_stream.py" in line)
+    assert kind is UserError or ("ValueError" in line and "test_streams.py" in line)
     assert "Ray" not in capfd.readouterr().err

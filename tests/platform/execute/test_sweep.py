@@ -16,7 +16,7 @@ from retable.platform import api
 from retable.platform.cli import app as cli
 from retable.platform.config import fingerprint, override, parse_set
 from retable.platform.errors import UserError
-from retable.platform.execute import sweep
+from retable.platform.execute import run, sweep
 from retable.platform.execute.scoring import predict_and_score, score_weights
 from retable.platform.execute.session import ray_cluster
 from retable.platform.execute.sweep import Sweep, SweepLaunch, try_point
@@ -48,7 +48,7 @@ def no_ray(monkeypatch):
     def start(**_):
         raise AssertionError("something was left to do")
 
-    monkeypatch.setattr(api, "ray_cluster", start)
+    monkeypatch.setattr(run, "ray_cluster", start)
     monkeypatch.setattr(sweep, "ray_cluster", start)
 
 

@@ -6,7 +6,6 @@ from html import unescape
 
 import pytest
 import torch
-from tests.platform.test_loop import LINE, SMALL, Pair, Stop, outcome, points, stop_now
 
 from retable.platform.plan.plan import compile_plan
 from retable.platform.report.html import render
@@ -17,6 +16,7 @@ from retable.platform.store.run import RunFolder
 from retable.platform.store.storage import Storage
 from retable.platform.train.loop import train
 from retable.platform.train.worker import Worker
+from tests.platform.train.test_loop import LINE, SMALL, Pair, Stop, outcome, points, stop_now
 
 CURVES = {3: [0.1, 0.5, 0.3, 0.5, 0.2, 0.6, 0.1, 0.1], 4: [0.4, 0.3, 0.2, 0.1, 0.05, 0.0, 0.0, 0.0]}
 
