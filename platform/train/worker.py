@@ -1,4 +1,7 @@
-"""What a learner may know of the machines. Besides `execute/trials.py`, the only place that touches `torch.distributed`."""
+"""Distributed context passed to a learner: rank, world size, device, collectives.
+
+Besides `execute/trials.py` it is the only place that touches `torch.distributed`.
+"""
 
 from __future__ import annotations
 
