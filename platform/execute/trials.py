@@ -79,12 +79,12 @@ class Launch:
     resources: Resources
     provenance: Mapping[str, Any]
     lender: Any = None
-    """The actor that holds the data sets (`shelf.Lender`); None: each is read as a stream."""
+    """The actor that holds the data sets (`datasets.Lender`); None: each is read as a stream."""
     gpus: float = 0.0
     """GPUs that the cluster has or may come to have."""
     jobs: Sequence[Job] = ()
     track: Mapping[str, str] = field(default_factory=dict)
-    """What workers must know of the experiment tracker (`track.prepare`); nothing: there is none."""
+    """What workers must know of the experiment tracker (`trackers.prepare`); nothing: there is none."""
     scratch: str = ".ray"
     """Folder of the storage where Ray keeps its own state while it runs."""
     hung: int = field(default_factory=lambda: HUNG)

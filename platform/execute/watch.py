@@ -103,7 +103,7 @@ class Watch:
     def died(self, trial: Any) -> None:
         """Let a trial whose process died begin again as often as it does begin.
 
-        How often a training may die at one step is counted where it begins (`attempt.claim`).
+        How often a training may die at one step is counted where it begins (`lease.claim`).
         """
         with suppress(Exception):  # a storage that is away tells nothing: the trial may go on
             begun = sum(lease.newest(piece.folder) for piece in self.pieces(trial.config))

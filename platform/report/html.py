@@ -243,7 +243,7 @@ class Pictures:
 
 
 def size_of(png: bytes) -> tuple[int, int]:
-    """Return the width and height in CSS pixels of a PNG that `report.pictures` drew."""
+    """Return the width and height in CSS pixels of a PNG that `write.pictures` drew."""
     width, height = struct.unpack(">II", png[16:24])
     return round(width / DENSITY), round(height / DENSITY)
 

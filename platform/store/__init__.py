@@ -1,6 +1,6 @@
 """Everything that lasts: files on a disk or a bucket, and the folder of each run.
 
-Level 6 of 15: it knows nothing of tasks, Ray or torch.
+Level 6 of 15: it knows nothing of tasks or Ray, and imports torch only to read or write tensors.
 
     `storage`     Storage: atomic files below a path or URI, retried while a disk or bucket does not answer
     `cache`       Snapshot: one listing of a storage, from which a plan or report reads
