@@ -16,7 +16,7 @@ from retable.platform.plan.plan import Plan, compile_configs, compile_plan
 from retable.platform.report.notebook import Runs, Tables
 from retable.platform.spec.resources import Resources as Resources
 from retable.platform.spec.space import Space as Space
-from retable.platform.spec.table import BY_ROWS, Figure, Table
+from retable.platform.spec.table import Figure, Table, hidden
 from retable.platform.spec.task import DEFAULT_SCALE, Task, check_rows, config_at, find, find_table, names, table_at
 from retable.platform.store import query
 from retable.platform.store.run import RunFolder
@@ -68,7 +68,7 @@ def plan(
         task, table = find_table(name)
         chosen[name] = (task, table_at(task, table, scale, changes, patterns))
     check_rows(patterns, [table for _, table in chosen.values()])
-    chosen = {name: of for name, of in chosen.items() if any(row.absent != BY_ROWS for row in of[1].rows)}
+    chosen = {name: of for name, of in chosen.items() if any(not hidden(row) for row in of[1].rows)}
     return compile_plan(chosen, Storage.open(storage), scale, changes, patterns, retry=retry_diverged, train=train)
 
 

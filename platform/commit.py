@@ -85,8 +85,8 @@ def current(package: Path) -> dict[str, Any]:
     It is the checkout's; without `.git`, the one that was written into the package, with changes where its code is not
     what it was; else, in a job, the one that came along in RETABLE_COMMIT.
     """
-    if (package.parent / ".git").exists():
-        return parsed(of_checkout(package.parent))
+    if found := parsed(of_checkout(package.parent)):
+        return found
     try:
         kept = json.loads((package / FILE).read_text())
         found, before = parsed(kept["commit"]), dict(kept["code"])

@@ -239,10 +239,10 @@ def print_plan(work: Any, wanted: Any = None) -> None:
     from retable.platform.plan import calibration
     from retable.platform.plan.plan import left_out
     from retable.platform.spec.resources import told
-    from retable.platform.spec.table import BY_ROWS
+    from retable.platform.spec.table import hidden
     from retable.platform.text import and_more
 
-    rows = sum(row.absent != BY_ROWS for _, table in work.tables.values() for row in table.rows)
+    rows = sum(not hidden(row) for _, table in work.tables.values() for row in table.rows)
     cells = sum(len(found) for rows in work.replicates.values() for found in rows.values())
     grid = Grid(box=None, show_header=False, padding=(0, 2))
     states: dict[str, int] = {}
@@ -275,7 +275,7 @@ def print_plan(work: Any, wanted: Any = None) -> None:
     for name, (_, table) in work.tables.items():
         absent: dict[str, list[str]] = {}
         for row in table.rows:
-            if row.absent not in ("", BY_ROWS):
+            if row.absent and not hidden(row):
                 absent.setdefault(row.absent, []).append(row.label)
         for why, labels in absent.items():
             say(f"{name}: absent, {why}: {and_more(labels, 6, '; ')}")

@@ -356,6 +356,9 @@ def _find_unsent(plan: Plan) -> None:
         if training.status == "done" and training.folder.lacks(epoch):
             plan.trainings[path] = again = replace(training, status="weights not sent")
             wanted += start_of(plan, again)
+            if plan.train:  # other weights may come of it: all of its views are scored again
+                views = {key: each for key, each in plan.scorings.items() if each.folder.path == path}
+                plan.scorings |= {key: replace(each, done=False) for key, each in views.items()}
 
 
 def _unpredicted(folder: RunFolder, views: Sequence[View], name: str) -> list[tuple[str, int]]:

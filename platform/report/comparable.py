@@ -60,12 +60,18 @@ def sentence(task: Task, reasons: Mapping[str, Sequence[str]]) -> str:
     return f"No difference to the published numbers{rows}, as they are of {' and '.join(every)}{about}."
 
 
-def data_info(storage: Storage, where: str, run: RunFolder) -> dict[str, Any] | None:
+def data_info(storage: Storage, where: str, runs: Sequence[RunFolder]) -> dict[str, Any] | None:
     """Return what a dataset's `dataset.json` says; of one that is not there, what a bundled run of it says, or None."""
     path = f"data/{where}/dataset.json"
     if storage.exists(path):
         return storage.read_record(path, {})
-    return dict(run.folder.read_record("provenance.json", {"data": dict})["data"]) if run.bundle() else None
+    said = (provenance_of(run).get("data") for run in {run.path: run for run in runs}.values() if run.bundle())
+    return next((dict(info) for info in said if isinstance(info, dict)), None)
+
+
+def provenance_of(run: RunFolder) -> dict[str, Any]:
+    """Return a run's provenance; an empty one where it has none, as a bundle may lack it."""
+    return run.folder.read_record("provenance.json", {}) if run.folder.exists("provenance.json") else {}
 
 
 def _behind(plan: Plan, name: str, row: AnyRow, found: Iterable[Replicate]) -> list[Replicate]:
@@ -80,12 +86,12 @@ def _published_data(storage: Storage, task: Task, row: AnyRow, behind: Iterable[
     """Return whether replicates and their parents read the published data, as far as they read any."""
     if isinstance(row, Measurement) and not row.reads_data:
         return True
-    readers = {}
+    readers: dict[str, list[RunFolder]] = {}
     for config in (each.config for each in behind):
         while config is not None:
-            readers[task.dataset.where(config)] = RunFolder.of(storage, task, config)
+            readers.setdefault(task.dataset.where(config), []).append(RunFolder.of(storage, task, config))
             config = parent(config)
-    infos = [data_info(storage, where, run) for where, run in readers.items()]
+    infos = [data_info(storage, where, runs) for where, runs in readers.items()]
     return all(info is not None and task.dataset.published(info) for info in infos)
 
 

@@ -33,7 +33,7 @@ from retable.platform.report.write import read_request, request_of, request_slug
 from retable.platform.spec import task as tasks
 from retable.platform.spec.extras import Missing
 from retable.platform.spec.task import Task, find_table, table_at
-from retable.platform.store import provenance
+from retable.platform.store import lease, provenance
 from retable.platform.store.bundle import HEAVY, Bundle, Member, damaged, kind_of, read_bundle, replay, write_bundle
 from retable.platform.store.cache import unswept
 from retable.platform.store.records import Malformed, check_content
@@ -168,10 +168,14 @@ def requests(
     tables: Sequence[str], scale: str, changes: Mapping[str, object], storage: Storage
 ) -> dict[str, dict[str, Any]]:
     """Return the requests that are packed, by file name."""
-    if not tables and not changes:
+    if not tables:
         asked = {file: read_request(storage, f"tables/{file}") for file in storage.list("tables")}
-        asked = {file: request for file, request in asked.items() if request["scale"] == scale}
-        if asked:
+        asked = {
+            file: request
+            for file, request in asked.items()
+            if request["scale"] == scale and (not changes or request["set"] == changes)
+        }
+        if asked or changes:
             return asked
     every = tables or [f"{name}/{table}" for name in tasks.names() for table in _tables_at(name, scale)]
     return {f"{request_slug(each)}.json": each for each in (request_of(name, scale, changes) for name in every)}
@@ -403,7 +407,8 @@ class Taker:
             if (own := folder.outcome()) is not None:
                 self._keep(folder, own, files.get("result"))
                 continue
-            if folder.checkpoints() or folder.folder.list("attempts"):
+            number = lease.newest(folder)
+            if folder.checkpoints() or (number and not lease.over(lease.read(folder, number))):
                 self.result.kept.append(f"run {run}, which is not finished")
                 continue
             self.runs.add((task_name, run))

@@ -140,7 +140,7 @@ def in_order(claims: Sequence[FilledClaim]) -> list[FilledClaim]:
 
 def markdown(part: FilledTable) -> str:
     """Return a section as Markdown."""
-    lines = [f"## {part.name}: {part.title}", "", f"*{about(part)}.*", ""]
+    lines = [f"## {part.name}: {part.title}", "", f"*{_plain(about(part))}.*", ""]
     lines += [_plain(part.apart), ""] if part.apart else []
     if part.scale == SMOKE:
         lines += ["> Smoke scale: this proves the path, its numbers mean nothing.", ""]
@@ -193,7 +193,7 @@ def latex(part: FilledTable) -> str:
     top = [rf"\multicolumn{{{len(each)}}}{{c}}{{{_latex(column.header)}}}"
            for column, each in zip(part.columns, split, strict=True)]  # fmt: skip
     lines = [
-        f"% {part.name}, {about(part)}. {part.apart}".replace("\n", " "),
+        f"% {part.name}, {' '.join(f'{about(part)}. {part.apart}'.split())}",
         r"% \usepackage{booktabs, siunitx}",
         rf"\begin{{tabular}}{{l{''.join(formats)}}}",
         r"\toprule",

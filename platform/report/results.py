@@ -22,7 +22,6 @@ from retable.platform.plan.plan import Combining, Plan, combinings, read_timing,
 from retable.platform.report import comparable, notebook
 from retable.platform.spec.claims import Status
 from retable.platform.spec.table import (
-    BY_ROWS,
     Column,
     Combined,
     Measurement,
@@ -32,7 +31,8 @@ from retable.platform.spec.table import (
     Row,
     Table,
     expand,
-    judge,
+    hidden,
+    judge_claim,
     rows_of_claims,
     view_changes,
 )
@@ -282,7 +282,9 @@ def fill(plan: Plan, name: str, results: Results | None = None) -> FilledTable:
         results = results or gather(plan, name)
         columns = table.columns if isinstance(table, Table) else ()
         whole = rows_of_claims(table, task.config(), task.view()) if results.by_rows else [()] * len(table.claims)
-        verdicts = [(claim, judge(claim, results, reads)) for claim, reads in zip(table.claims, whole, strict=True)]
+        verdicts = [
+            (claim, judge_claim(claim, results, reads)) for claim, reads in zip(table.claims, whole, strict=True)
+        ]
         runs, reasons = _runs(plan, task, results), comparable.apart(plan, name, results)
         return FilledTable(
             name=name,
@@ -296,7 +298,7 @@ def fill(plan: Plan, name: str, results: Results | None = None) -> FilledTable:
             rows=tuple(
                 _fill_row(plan, name, row, columns, results, reasons.get(row.label) == [])
                 for row in table.rows
-                if row.absent != BY_ROWS
+                if not hidden(row)
             ),
             claims=tuple(FilledClaim(claim.text, claim.ours, v.status, v.because) for claim, v in verdicts),
             axes={axis: tuple(found) for axis in table.over if (found := results.axis(axis))},
@@ -350,10 +352,13 @@ def epochs_of(task: Task, replicate: Replicate) -> str:
 
 
 def _data(plan: Plan, task: Task, name: str) -> Iterator[str]:
-    """Say what the data sets behind a table are, each once."""
-    replicates = [replicate for rows in plan.replicates[name].values() for replicate in rows if replicate.config]
-    for where, config in {task.dataset.where(each.config): each.config for each in reversed(replicates)}.items():
-        if (info := comparable.data_info(plan.storage, where, RunFolder.of(plan.storage, task, config))) is not None:
+    """Yield what the datasets behind a table are, each once."""
+    readers: dict[str, list[RunFolder]] = {}
+    for replicate in (each for rows in plan.replicates[name].values() for each in rows if each.config):
+        run = RunFolder.of(plan.storage, task, replicate.config)
+        readers.setdefault(task.dataset.where(replicate.config), []).append(run)
+    for where, runs in readers.items():
+        if (info := comparable.data_info(plan.storage, where, runs)) is not None:
             yield clean(task.dataset.describe(info))
 
 
@@ -368,7 +373,7 @@ def _came(bundle: Any, made: Mapping[str, Any]) -> dict[str, str]:
 
 def _came_of(folder: RunFolder) -> dict[str, str]:
     bundle = folder.bundle()
-    return _came(bundle, folder.folder.read_record("provenance.json", {})) if bundle else {}
+    return _came(bundle, comparable.provenance_of(folder)) if bundle else {}
 
 
 def _full(task: Task, name: str) -> dict[str, float]:

@@ -123,7 +123,7 @@ def _data_of(storage: Storage, place: Storage, sent: Sequence[Sent]) -> Iterator
         wanted = [f"data/{each.task.dataset.where(each.config)}" for each in sent]
         for path in dict.fromkeys([*wanted, "weights"]):
             target, link = Path(storage.root, path), Path(place.root, path)
-            if target.exists() and not link.exists():
+            if target.exists() and not os.path.lexists(link):
                 link.parent.mkdir(parents=True, exist_ok=True)
                 os.symlink(target, link)
                 links.append(link)
@@ -192,6 +192,10 @@ def _numbers(folder: RunFolder, views: Mapping[str, View]) -> dict[str, Any]:
         path = f"views/{key}/scores.json"
         scores = folder.folder.read_record(path, {"metrics": dict}) if folder.folder.exists(path) else {"metrics": {}}
         found |= {f"{key} {name}": value for name, value in scores["metrics"].items()}
+    for row in folder.history():
+        found |= {
+            f"epoch {row['epoch']} {name}": v for name, v in row.items() if name not in ("time", "weights", "best")
+        }
     return {name: value for name, value in found.items() if "seconds" not in name and value is not None}
 
 

@@ -316,7 +316,7 @@ def _label(row: AnyRow | str) -> str:
     return row if isinstance(row, str) else row.label
 
 
-def judge(claim: Claim, results: Results, reads: Collection[str] = ()) -> Verdict:
+def judge_claim(claim: Claim, results: Results, reads: Collection[str] = ()) -> Verdict:
     """Return the verdict on a claim: not judged where it reads what the user left out, or could not do without.
 
     Args:
@@ -359,8 +359,9 @@ def rows_of_claims(table: AnyTable, default: Any, default_view: Any) -> list[lis
     few = dataclasses.replace(table, over={axis: values[-LEAST:] for axis, values in table.over.items()})
     for row in table.rows:
         if not isinstance(row, Combined) and row.absent in ("", BY_ROWS):
-            every = expand(few, row, default, default_view)
-            made[row.label] = [dataclasses.replace(each, metrics=_Ones()) for each in every]
+            with suppress(UserError):
+                every = expand(few, row, default, default_view)
+                made[row.label] = [dataclasses.replace(each, metrics=_Ones()) for each in every]
     made |= {row.label: made[row.of[0]] for row in table.rows if isinstance(row, Combined)}
     found = []
     for claim in table.claims:
@@ -447,10 +448,19 @@ def choose_rows(table: AnyTable, patterns: Sequence[str]) -> AnyTable:
     for row in table.rows:
         if isinstance(row, Combined) and row.label in wanted:
             wanted |= {*row.of, *row.needs}
-    rows = [row if row.label in wanted else dataclasses.replace(row, absent=BY_ROWS) for row in table.rows]
-    count = len(rows) - sum(row.absent == BY_ROWS for row in rows)
+    rows = [row if row.label in wanted else dataclasses.replace(row, absent=_by_rows(row)) for row in table.rows]
+    count = len(rows) - sum(map(hidden, rows))
     note = f"{table.note} {count} of {len(rows)} rows were chosen by --rows." if patterns else table.note
     return dataclasses.replace(table, rows=rows, note=note.strip())
+
+
+def _by_rows(row: AnyRow) -> str:
+    return f"{BY_ROWS}; {row.absent}" if row.absent else BY_ROWS
+
+
+def hidden(row: AnyRow) -> bool:
+    """Return whether the user did not choose a row; it may be absent for another reason, too."""
+    return row.absent.startswith(BY_ROWS)
 
 
 def matches(label: str, pattern: str) -> bool:

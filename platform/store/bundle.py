@@ -130,7 +130,10 @@ def write_bundle(file: Path, about: Mapping[str, Any], files: Mapping[str, Calla
     Raises:
         UserError: if the file cannot be written, or a content changes meanwhile.
     """
-    listed = [(path, len(data := read()), sha256(data)) for path, read in files.items()]
+    try:
+        listed = [(path, len(data := read()), sha256(data)) for path, read in files.items()]
+    except FileNotFoundError as error:
+        raise UserError(f"{error.args[0]} went while it was packed; run the same command again") from error
     manifest = json.dumps({"format": FORMAT, **about, "members": listed}, sort_keys=True).encode()
     writing = file.with_name(f".writing-{os.getpid()}-{file.name}")
     try:
@@ -139,7 +142,10 @@ def write_bundle(file: Path, about: Mapping[str, Any], files: Mapping[str, Calla
             with lzma.open(writing, "wb", preset=6) as packed, _archive(packed) as archive:
                 _add(archive, MANIFEST, manifest)
                 for path, size, digest in listed:
-                    data = files[path]()
+                    try:
+                        data = files[path]()
+                    except FileNotFoundError:
+                        data = b""
                     if (len(data), sha256(data)) != (size, digest):
                         raise UserError(f"{path} changed while it was packed; run the same command again")
                     _add(archive, path, data)
@@ -315,7 +321,7 @@ class Stream:
             return None
         info = self._info(block)
         if info.type == tarfile.GNUTYPE_LONGNAME:
-            if info.size > LONG_NAME:
+            if not 0 < info.size <= LONG_NAME:  # the format can write sizes below 0
                 raise damaged(self.file, "a path is too long")
             long = self._exactly(-(-info.size // BLOCK) * BLOCK)[: info.size].rstrip(b"\0")
             info = self._info(self._exactly(BLOCK))
@@ -359,7 +365,7 @@ class Stream:
 
     def _exactly(self, size: int) -> bytes:
         parts = []
-        while size:
+        while size > 0:
             part = self._some(min(size, CHUNK))
             if not part and self.engine.eof:
                 raise EOFError("it ends too early")

@@ -41,7 +41,7 @@ class Model:
     why: str = ""
     """Why this one is served."""
     about: Mapping[str, Any] = field(default_factory=dict)
-    """What the file says of itself, see `platform.exported`; all of it may be absent."""
+    """What the file says of itself, see `platform.models.export`; all of it may be absent."""
 
     @property
     def path(self) -> str:

@@ -30,7 +30,7 @@ class Exported:
     """A pair of encoders out of one file: what embeds, and what the file says of it."""
 
     about: Mapping[str, Any]
-    """See `platform.exported.about`."""
+    """See `platform.models.export.about`."""
     config: Config
     """The run's, but for `data` and `init`."""
     weights: Mapping[str, Tensor]

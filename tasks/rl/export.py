@@ -36,8 +36,8 @@ class Exported:
     """A policy out of one file: what acts, and what the file says of it."""
 
     about: Mapping[str, Any]
-    """See `platform.exported.about`; and `environment`, `simulator`, `states`, `policy`, `precision`, `max_action`,
-    `perturbation`, `behaviour_return`. Of files without a run, only these."""
+    """See `platform.models.export.about`; and `environment`, `simulator`, `states`, `policy`, `precision`,
+    `max_action`, `perturbation`, `behaviour_return`. Of files without a run, only these."""
     config: Config
     info: Mapping[str, Any]
     """`states`, `actions`, `max_action`, `behaviour_return` and `simulator` of the run's data, see `dataset.json`."""
@@ -118,7 +118,7 @@ def write_policy(
         weights: all of the run's (`vae.e1.weight`, ...).
         policy: `bc` or `bcq`, what that one needs to act; `all`: every weight.
         precision: of the weights in the file. Random and ERK masks are not in it: they are drawn again when it is read.
-        run: what the file says of the run, see `platform.exported.about`.
+        run: what the file says of the run, see `platform.models.export.about`.
 
     Raises:
         UserError: where the run has no such policy, or the precision cannot hold a weight.

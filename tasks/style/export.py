@@ -25,7 +25,7 @@ class Exported:
     """A network out of one file: what stylises, and what the file says of it."""
 
     about: Mapping[str, Any]
-    """See `platform.exported.about`; and `paintings`, the names of those it was trained after, and `licence`."""
+    """See `platform.models.export.about`; and `paintings`, the names of those it was trained after, and `licence`."""
     network: TransformerNetwork
     """In evaluation mode, float32, on the CPU; of a file of several styles, its first."""
 

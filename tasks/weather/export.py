@@ -36,7 +36,7 @@ class Exported:
     """A forecaster out of one file: what forecasts, and what the file says of it."""
 
     about: Mapping[str, Any]
-    """See `platform.exported.about`; and `size`, `regions`, `inputs`, `forecast` and `rain_threshold` (mm/h)."""
+    """See `platform.models.export.about`; and `size`, `regions`, `inputs`, `forecast` and `rain_threshold` (mm/h)."""
     config: Config
     """The run's, but for `data` and `init`."""
     size: int

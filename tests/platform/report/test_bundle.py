@@ -203,6 +203,30 @@ def test_an_unfinished_run_is_kept_and_a_half_unpacked_one_is_not(sender, packed
     assert not there.exists(f"runs/line/{first}/config.json")
 
 
+def test_a_sent_run_whose_new_training_was_interrupted_can_be_taken_again(sender, packed, tmp_path):
+    """A training that begins again removes the sent result at once."""
+    there = fresh(tmp_path)
+    api.unpack(packed, storage=there)
+    run = sender.list("runs/line")[0]
+    for name in ("result.json", "provenance.json"):
+        there.remove(f"runs/line/{run}/{name}")
+    there.write_json(f"runs/line/{run}/attempts/0001/x.json", {"state": "released", "beat": 1})
+    taken = api.unpack(packed, storage=there)
+    assert run in taken.runs and there.exists(f"runs/line/{run}/result.json")
+
+
+def test_data_are_described_by_whichever_run_came(sender, packed, tmp_path):
+    """The first run of a table may not be in the bundle, or may lack its provenance."""
+    there = fresh(tmp_path)
+    api.unpack(packed, storage=there)
+    before = fill(plan_of(there), "line/table1").data
+    for replicate in plan_of(there).replicates["line/table1"]["slow"]:
+        there.remove(RunFolder.of(there, LINE, replicate.config).path)
+    first = RunFolder.of(there, LINE, plan_of(there).replicates["line/table1"]["fast"][0].config)
+    there.remove(f"{first.path}/provenance.json")
+    assert fill(plan_of(there), "line/table1").data == before != ()
+
+
 def test_other_data_and_other_versions_are_named_and_do_not_count(packed, contents, sender, tmp_path):
     there = fresh_with_data(tmp_path)
     there.write_json("data/line/points/dataset.json", {"points": 64, "digest": "other points"})
@@ -282,6 +306,17 @@ def test_a_child_makes_the_plan_train_its_ancestors_again_that_were_sent_without
     assert [each.wave for each in plan.missing] == sorted(each.wave for each in plan.missing)
     assert fill(plan, "line/table1").rows[1].cells[0].mean is not None  # its numbers still count
     assert fill(plan, "line/table1").rows[4].cells[0].mean is not None
+
+
+def test_all_views_of_a_run_that_is_trained_again_are_scored_again(sent):
+    """Other weights may come of it; the numbers that were there would be gone until the next command."""
+    there = sent()
+    folder = next(t for t in planned(there).trainings.values() if t.config.rate == 0.1 and t.config.seed == 0).folder
+    shutil.rmtree(min(Path(there.root, folder.path, "views").iterdir()))
+    plan = planned(there)
+    assert plan.trainings[folder.path].status == "weights not sent"
+    views = [each for each in plan.scorings.values() if each.folder.path == folder.path]
+    assert len(views) > 1 and not any(each.done for each in views)
 
 
 @pytest.mark.parametrize("options", [{"weights": True}, {}])
@@ -478,6 +513,13 @@ def test_bombs_are_refused_in_bounded_memory_and_time(contents, tmp_path, monkey
     data = zeros.compress(huge.tobuf(tarfile.GNU_FORMAT) + bytes(1 << 20)) + zeros.flush()
     (tmp_path / "bad.bundle").write_bytes(data)
     refuse(tmp_path / "bad.bundle", tmp_path)
+    below = tarfile.TarInfo("././@LongLink")
+    below.type = tarfile.GNUTYPE_LONGNAME
+    header = bytearray(below.tobuf(tarfile.GNU_FORMAT))
+    header[124:136] = tarfile.itn(-512, 12, tarfile.GNU_FORMAT)  # the format can write sizes below 0
+    header[148:156] = b"%06o\0 " % tarfile.calc_chksums(bytes(header))[0]
+    (tmp_path / "bad.bundle").write_bytes(lzma.compress(bytes(header) + bytes(1 << 20)))
+    assert "a path is too long" in refuse(tmp_path / "bad.bundle", tmp_path)
     filters = [{"id": lzma.FILTER_LZMA2, "dict_size": 1 << 30}]
     (tmp_path / "bad.bundle").write_bytes(lzma.compress(bytes(1000), filters=filters))
     assert "limit" in refuse(tmp_path / "bad.bundle", tmp_path)

@@ -19,7 +19,8 @@ from retable.platform.spec.table import (
     Row,
     Table,
     choose_rows,
-    judge,
+    hidden,
+    judge_claim,
     matches,
     rows_of_claims,
 )
@@ -136,7 +137,15 @@ def test_a_claim_about_what_was_left_out_is_not_judged(patterns, left, status, b
     table = Table(title="", rows=ROWS, columns=(), claims=[CLAIM], left_out={"env": left})
     table = choose_rows(table, patterns)
     found = {row.label: [] if row.absent == BY_ROWS else [made(row.label, env="x")] for row in table.rows}
-    assert judge(CLAIM, Results(found, table)) == Verdict(status, because)
+    assert judge_claim(CLAIM, Results(found, table)) == Verdict(status, because)
+
+
+def test_a_row_that_the_scale_leaves_out_is_not_left_out_by_the_user():
+    rows = [ROWS[0], replace(ROWS[1], absent="at other sparsities"), ROWS[2]]
+    table = choose_rows(Table(title="", rows=rows, columns=(), claims=[CLAIM]), ["a"])
+    assert [hidden(row) for row in table.rows] == [False, True, True]
+    found = Results({"a": [made("a", env="x")], "b": [], "c": []}, table)
+    assert judge_claim(CLAIM, found).status == UNTESTED and table.note == "1 of 3 rows were chosen by --rows."
 
 
 def test_a_claim_that_gives_up_early_is_known_to_read_what_was_left_out():
@@ -148,14 +157,14 @@ def test_a_claim_that_gives_up_early_is_known_to_read_what_was_left_out():
     assert reads == ["a", "b"]
     chosen = choose_rows(table, ["a", "c"])
     results = Results({row.label: [] for row in chosen.rows}, chosen)
-    assert judge(CLAIM, results).status == UNTESTED
-    assert judge(CLAIM, results, reads) == Verdict(NOT_JUDGED, "left out by --rows: b")
+    assert judge_claim(CLAIM, results).status == UNTESTED
+    assert judge_claim(CLAIM, results, reads) == Verdict(NOT_JUDGED, "left out by --rows: b")
 
 
 def test_a_claim_that_lacks_replicates_which_the_user_left_out_does_not_blame_the_scale():
     table = Table(title="", rows=ROWS, columns=(), left_out={"env": ["x", "y"]})
     claim = Claim(text="", check=lambda results: untested("no runs"))
-    verdict = judge(claim, Results({row.label: [] for row in ROWS}, table))
+    verdict = judge_claim(claim, Results({row.label: [] for row in ROWS}, table))
     assert verdict == Verdict(NOT_JUDGED, "no runs; left out by --set: env=x, env=y")
 
 

@@ -86,3 +86,11 @@ def test_a_command_is_kept_without_its_secrets(monkeypatch, storage):
     hidden = "retable train line --storage s3://***@bucket/x?region=eu --api-key *** --hf-token=*** --set seed=3"
     assert json.loads(kept)["command"] == hidden
     assert not any(word in kept for word in ("SEC", "RET", "AKIAKEY"))
+
+
+def test_a_checkout_that_git_cannot_read_has_the_commit_that_was_sent(monkeypatch, tmp_path):
+    """Another user's folder in a container, or a worktree that was copied elsewhere."""
+    (tmp_path / "retable").mkdir()
+    (tmp_path / ".git").write_text("gitdir: /nowhere\n")
+    monkeypatch.setenv(commits.VARIABLE, "a" * 40)
+    assert commits.current(tmp_path / "retable") == {"commit": "a" * 40, "dirty": False}
