@@ -722,6 +722,7 @@ def trained(tmp_path_factory):
         yield folder
 
 
+@pytest.mark.slow
 def test_verify_finds_equal_runs_equal_and_names_the_metric_that_was_changed(trained, tmp_path, capsys):
     contents = members_of(trained / "t.bundle")
     path = next(path for path in contents if path.endswith("scores.json") and path.startswith("runs/"))
@@ -745,6 +746,7 @@ def run_words(*words):
     sys.exit(cli.app([str(word) for word in words], standalone_mode=False))
 
 
+@pytest.mark.slow
 def test_runs_of_other_data_are_not_compared(trained, tmp_path, capsys):
     storage = tmp_path / "mine"
     shutil.copytree(trained / "results" / "data", storage / "data")
@@ -788,6 +790,7 @@ def test_which_numbers_agree(was, now, relative, expected):
     assert same(was, now, relative) is expected
 
 
+@pytest.mark.slow
 def test_what_builds_on_a_run_that_was_sent_trains_it_again_and_the_mark_goes(trained, tmp_path):
     """A grandchild of a run that came without weights is asked for: over Ray, both ancestors are trained first."""
     there = fresh(tmp_path)
