@@ -6,6 +6,7 @@ each. Ray is imported inside the functions: importing this module costs nothing.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import threading
@@ -48,6 +49,7 @@ def ray_session() -> Iterator[None]:
         yield
     finally:
         hook.enable_auto_connect = False
+        gc.collect()  # what Ray Data left in cycles ends while Ray is there: a call after that would end this process
         try:
             ray.shutdown()
         finally:
