@@ -132,7 +132,7 @@ def against_sparsity(
         band(axis, list(rows), seeds, colour, marker="o", markersize=3.5, label=f"{NAMES[policy]}, final")
         tops = {x: best(results, row, metric, **at) for x, row in rows.items()}
         found = {x: values.mean() for x, values in tops.items() if values.size}
-        if len(results.axis("view.epoch")) > 1:
+        if found and len(results.axis("view.epoch")) > 1:
             axis.plot(list(found), list(found.values()), color=colour, linestyle=":", label=f"{NAMES[policy]}, best")
     axis.set(title=NAMES[method], xlabel="sparsity, %")
 

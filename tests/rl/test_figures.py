@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from matplotlib import pyplot
 
-from retable.platform.spec.table import expand
+from retable.platform.spec.table import Replicate, Results, expand
 from retable.platform.spec.task import find, scaled
 from retable.tasks.rl import TASK, figures, readings
 from tests.table_results import results_of
@@ -124,3 +124,17 @@ def layers():
         for row in table.rows
     }
     return table, results_of(TABLES, found)
+
+
+def test_a_policy_that_was_left_out_is_in_no_legend():
+    """`--set view.policy=bc` drew a figure whose legend named the best of BCQ."""
+    made = [
+        Replicate("dense", {"environment": "HalfCheetah", "seed": 0, "view.policy": "bc", "view.epoch": epoch}, None, None,
+                  metrics={"score": 10.0 * epoch})
+        for epoch in (1, 2)
+    ]  # fmt: skip
+    table = TABLES["figure1"]
+    results = Results({row.label: made if row.label == "dense" else [] for row in table.rows})
+    drawing = table.draw(results)
+    names = {text.get_text() for axis in drawing.axes for text in axis.get_legend().get_texts()}
+    assert "BC, best" in names and not any("BCQ" in name for name in names)
