@@ -128,11 +128,9 @@ def layers():
 
 def test_a_policy_that_was_left_out_is_in_no_legend():
     """`--set view.policy=bc` drew a figure whose legend named the best of BCQ."""
-    made = [
-        Replicate("dense", {"environment": "HalfCheetah", "seed": 0, "view.policy": "bc", "view.epoch": epoch}, None, None,
-                  metrics={"score": 10.0 * epoch})
-        for epoch in (1, 2)
-    ]  # fmt: skip
+    at = {"environment": "HalfCheetah", "seed": 0, "view.policy": "bc"}
+    scores = {1: 10.0, 2: 20.0}
+    made = [Replicate("dense", {**at, "view.epoch": e}, None, None, {"score": v}) for e, v in scores.items()]
     table = TABLES["figure1"]
     results = Results({row.label: made if row.label == "dense" else [] for row in table.rows})
     drawing = table.draw(results)
