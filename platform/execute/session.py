@@ -24,7 +24,8 @@ from typing import Any
 from retable.platform import commit, ray_compat
 from retable.platform.console import errors
 from retable.platform.errors import UserError, one_line
-from retable.platform.store.storage import PATIENCE, Storage
+from retable.platform.store.patience import PATIENCE
+from retable.platform.store.storage import Storage
 
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
