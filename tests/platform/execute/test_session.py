@@ -168,7 +168,7 @@ def test_sockets_have_short_names_whatever_tmpdir_is(tmp_path, monkeypatch):
     monkeypatch.setenv("RAY_TMPDIR", "")
     assert cluster.temporary_folder() == "/tmp/ray"
     monkeypatch.setenv("RAY_TMPDIR", str(long))
-    with pytest.raises(UserError, match="RAY_TMPDIR=.*at most 39 letters"):
+    with pytest.raises(UserError, match=r"RAY_TMPDIR=.*at most 39 letters"):
         cluster.temporary_folder()
 
 
