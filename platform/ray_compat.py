@@ -111,6 +111,17 @@ def autoscaler_limits() -> dict[str, float]:
     return dict(state.get_max_resources_from_cluster_config() or {})
 
 
+def free_cpus(node: str) -> float:
+    """Return how many CPUs of a node nothing holds; 0 where it is not known.
+
+    Uses `ray._private.state.available_resources_per_node`. If Ray renames it, a measurement that waits for others says
+    nothing of them: an AttributeError after half a minute.
+    """
+    from ray._private.state import available_resources_per_node
+
+    return float(available_resources_per_node().get(node, {}).get("CPU", 0.0))
+
+
 def draining_nodes() -> set[str]:
     """Return the ids of nodes that are being drained: a spot machine's notice, or an autoscaler that scales down.
 
