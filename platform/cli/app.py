@@ -146,11 +146,17 @@ def resources(
 
 
 @app.command("list")
-def list_all() -> None:
-    """Show tasks, their tables, scales and search spaces."""
+def list_all(as_json: runs.Json = False) -> None:
+    """Show tasks, their tables, scales and search spaces.
+
+    Example: `retable list --json`
+    """
     from retable.platform.cli.catalogue import catalogue
 
     found = catalogue()
+    if as_json:
+        print(json.dumps({**found, "scales": tasks.SCALES}, indent=2))
+        return
     for name, entry in found["tasks"].items():
         if "missing" in entry:
             console.print(f"[bold]{name}[/]  [dim]{escape(entry['missing'])}[/]")
