@@ -166,7 +166,9 @@ def test_same_step_autoreset_is_found(environment: str, steps: int, storage: Sto
 def test_next_step_autoreset_is_found(
     environment: str, steps: int, variant: str, storage: Storage, tmp_path: Path
 ) -> None:
-    found, true = record_lane(f"{environment}-v5", AutoresetMode.NEXT_STEP, 1000, steps)
+    found, true = record_lane(
+        f"{environment}-v5", AutoresetMode.NEXT_STEP, 1005, steps
+    )  # the cheetah's last is a reset
     reset = 1 + np.flatnonzero(found["terminals"] | found["timeouts"])
     path = write(tmp_path / "a.hdf5", found, variant)
     refused(path, storage, environment, f"reset is recorded in row {reset[0]}, row {reset[1]}")
@@ -187,6 +189,27 @@ def test_a_trajectory_that_marks_cut_in_pieces_is_fine(tmp_path: Path) -> None:
     one["timeouts"][[199, 239, 777]] = True
     assert data.check(write(tmp_path / "a.hdf5", one)) == []
     assert data.check(write(tmp_path / "b.hdf5", one, "v0")) == []
+
+
+@pytest.mark.parametrize(("environment", "variant"), [("HalfCheetah", "v2"), ("Hopper", "v0"), ("Hopper", "v2")])
+def test_marks_that_stand_a_row_late_are_moved(
+    environment: str, variant: str, storage: Storage, tmp_path: Path
+) -> None:
+    """As where `terminals[t]` says that the state of row t is a last one."""
+    true = simulate(f"{environment}-v5", 4 if environment == "HalfCheetah" else 60)
+    moved = {**true, **{key: np.append(False, true[key][:-1]) for key in ("terminals", "timeouts")}}
+    moved["timeouts"][-1] = True
+    path = write(tmp_path / "a.hdf5", moved, variant)
+    ends = np.flatnonzero(true["terminals"] | true["timeouts"])
+    refused(path, storage, environment, f"a row late after row {ends[0]}, row {ends[1]}")
+    info = data.convert(path, storage, environment, "mine", mending=True)
+    assert info["behaviour_return"] == pytest.approx(np.mean(returns_of(true)), rel=1e-6)
+    columns = data.columns(data.folder(storage, environment, "mine"))
+    kept = slice(None) if variant == "v2" else np.flatnonzero(~true["timeouts"])
+    if variant == "v0":
+        kept = kept[kept < len(true["rewards"]) - 1]
+    np.testing.assert_array_equal(columns["observation"], true["observations"][kept])
+    np.testing.assert_array_equal(columns["terminal"][:-1], true["terminals"][kept][:-1])
 
 
 def test_rows_in_no_order_are_refused_and_cannot_be_mended(cheetah: Arrays, storage: Storage, tmp_path: Path) -> None:

@@ -73,6 +73,8 @@ class Ends:
 
     unmarked: Array
     """After which an episode ends without a mark."""
+    shifted: Array
+    """After which an episode ends whose mark is in the next row."""
     idle: Array
     """In which nothing happens but a reset."""
     late: Array
@@ -86,6 +88,7 @@ class Ends:
             yield f"{self.disorder:.0%} of the successors are not the next row's observation"
         for rows, what in (
             (self.unmarked, "an episode ends without a mark in"),
+            (self.shifted, "the mark of an episode's end is a row late after"),
             (self.idle, "nothing but the environment's reset is recorded in"),
             (self.late, "the successor is recorded after the reset in"),
         ):
@@ -128,12 +131,12 @@ def find_ends(rows: Rows, genuine: bool = True) -> Ends:
     differs = _differs(rows)
     disorder = float(differs[inside].mean()) if inside.any() else 0.0
     if disorder > 0.5:
-        return Ends(none, none, none, disorder)
+        return Ends(none, none, none, none, disorder)
     idle = _idle(rows, inside, differs)
     kept = np.delete(np.arange(len(rows.last)), idle)  # the rest is as if they had not been recorded
     rest = rows.take(kept)
     differs, inside = _differs(rest), ~rest.last[:-1]
-    joined, unmarked, late = np.flatnonzero(~inside & ~differs), differs & inside, none
+    joined, unmarked, late, shifted = np.flatnonzero(~inside & ~differs), differs & inside, none, none
     hidden = not genuine or not differs.any()
     if hidden or len(joined):
         jump, unusual = jumps(rest)
@@ -142,7 +145,10 @@ def find_ends(rows: Rows, genuine: bool = True) -> Ends:
             if len(late) == (~inside).sum() and (rest.terminals | rest.timeouts)[-1]:
                 late = np.append(late, len(inside))  # nothing follows the last row that would tell it
         unmarked |= jump & inside & hidden
-    return Ends(kept[np.flatnonzero(unmarked)], idle, kept[late], disorder)
+        follows = np.setdiff1d(joined[~jump[joined]], late) - 1  # marks within a trajectory
+        shifted = follows[unmarked[follows] & (follows >= 0)]
+        unmarked[shifted] = False
+    return Ends(kept[np.flatnonzero(unmarked)], kept[shifted], idle, kept[late], disorder)
 
 
 def _differs(rows: Rows) -> Array:
@@ -160,8 +166,9 @@ def _differs(rows: Rows) -> Array:
 def _idle(rows: Rows, inside: Array, differs: Array) -> Array:
     """Return the rows after an end that go on from it, earn exactly 0, and lead far away: next-step autoreset."""
     after = 1 + np.flatnonzero(~inside & ~differs)
-    after = after[after < len(inside)]
-    after = after[(rows.rewards[after] == 0) & inside[after]]
+    after = after[rows.rewards[after] == 0]
+    final = after[after == len(inside)]  # nothing follows it that would tell; it is as the others
+    after = after[np.append(inside, False)[after]]
     others = inside.copy()
     others[after] = False
     steps = np.flatnonzero(others)
@@ -169,25 +176,27 @@ def _idle(rows: Rows, inside: Array, differs: Array) -> Array:
         return np.zeros(0, np.int64)
     unusual = _unusual(rows, steps)
     found = (unusual[after] > JUMP) & (unusual[after] > unusual[after - 1])
-    return after if found.mean() > 0.5 else after[found]
+    return np.append(after, final) if found.mean() > 0.5 else after[found]
 
 
 def mend(rows: Rows, ends: Ends) -> tuple[Rows, Array]:
-    """Mark ends as time-outs and leave rows out that are but resets; return the rows, and whose successor is unknown.
+    """Mark ends, as time-outs where no mark is left, and leave rows out that are but resets.
 
     Returns:
-        The rows, and (N,) bool.
+        The rows, and (N,) bool: whose successor is unknown.
 
     """
-    timeouts, last, unknown = rows.timeouts.copy(), rows.last.copy(), np.zeros(len(rows.last), bool)
+    terminals, timeouts, last = rows.terminals.copy(), rows.timeouts.copy(), rows.last.copy()
+    unknown, found = np.zeros(len(last), bool), np.append(ends.unmarked, ends.shifted)
+    for marks in (terminals, timeouts, last):
+        marks[ends.shifted] = marks[ends.shifted + 1]
+        marks[ends.shifted + 1] = False
     timeouts[ends.unmarked] = last[ends.unmarked] = True
     unknown[ends.late] = True
-    if rows.successors is not None:
-        lost = ends.unmarked[(rows.successors[ends.unmarked] == rows.observations[ends.unmarked + 1]).all(axis=1)]
-        unknown[lost] = True
+    unknown[found[~_differs(rows)[found]]] = True
     kept = np.ones(len(last), bool)
     kept[ends.idle] = False
-    return replace(rows, timeouts=timeouts, last=last).take(kept), unknown[kept]
+    return replace(rows, terminals=terminals, timeouts=timeouts, last=last).take(kept), unknown[kept]
 
 
 def jumps(rows: Rows) -> tuple[Array, Array]:
