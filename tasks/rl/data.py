@@ -219,7 +219,6 @@ def convert(
     check_new(target, replace)
     space = _space(source, info["environment"], info["simulator"])
     made = read_d4rl(source, space, skip, mending)
-    check_sizes(space.environment, *(made.columns[key].shape[1] for key in ("observation", "action")), str(source))
     return store(made.columns, made.returns, target, info | told(made, skip))
 
 
@@ -278,9 +277,6 @@ def inspect(
         space = environment and _space(source, environment, simulator or version)
         reading = read_file(source, space or None, skip)
         found = [*reading.defects, *end_defects(source, reading)]
-        if reading.rows and space:
-            sizes = (reading.rows.observations.shape[1], reading.rows.actions.shape[1])
-            check_sizes(space.environment, *sizes, str(source))
     except UserError as error:
         return [str(error)], []
     impostors = impostor(source, sha256(source))
@@ -358,8 +354,15 @@ def _end_defects(values: Mapping[str, Array]) -> list[str]:
 
     Successors that were read off the next row say nothing of ends, and which were is not known any more.
     """
-    flat = (values[name] for name in ("observation", "action", "reward", "terminal", "timeout", "next_observation"))
-    rows = Rows(*flat, np.append(np.diff(values["episode"]) != 0, True))
+    rows = Rows(
+        observations=values["observation"],
+        actions=values["action"],
+        rewards=values["reward"],
+        terminals=values["terminal"],
+        timeouts=values["timeout"],
+        successors=values["next_observation"],
+        last=np.append(np.diff(values["episode"]) != 0, True),
+    )
     return list(find_ends(rows, genuine=False).lines(lambda row: f"row {row}"))
 
 

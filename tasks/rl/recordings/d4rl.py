@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from retable.platform.errors import UserError
-from retable.tasks.rl.evaluate import Spaces
+from retable.tasks.rl.evaluate import Spaces, check_sizes
 from retable.tasks.rl.metrics import D4RL
 from retable.tasks.rl.recordings.episodes import Recording, Rows, find_ends, record_of, with_remedy
 
@@ -137,12 +137,15 @@ def read(path: Path, space: Spaces | None = None, skip: Collection[int] = ()) ->
         skip: numbers of episodes, as they are marked, that are left out.
 
     Raises:
-        UserError: where the file is missing, broken or foreign, or has no such episode. Links to others are refused.
+        UserError: where the file is missing, broken or foreign, does not fit the environment, or has no such episode.
+            Links to other files are refused.
 
     """
     arrays = load(path)
     if found := _misshapen(path, arrays):
         return Reading(None, str, found, [])
+    if space:
+        check_sizes(space.environment, arrays["observations"].shape[1], arrays["actions"].shape[1], str(path))
     ends = (arrays["terminals"] != 0) | (arrays["timeouts"] != 0)
     episode = np.concatenate([[0], np.cumsum(ends)[:-1]])
     check_skip(path, skip, int(episode[-1]) + 1)
@@ -222,9 +225,7 @@ def scaled(actions: Array, space: Spaces | None) -> tuple[Array, list[str], int 
     """
     outside = _outside(actions)
     beyond = int(outside.argmax()) if outside.any() else None
-    unit = (
-        space is None or len(space.low) != actions.shape[1] or bool((space.low == -1).all() and (space.high == 1).all())
-    )
+    unit = space is None or bool((space.low == -1).all() and (space.high == 1).all())
     if space is None or unit:
         return actions, [], beyond
     middle, half = (space.high + space.low) / 2, (space.high - space.low) / 2
@@ -238,8 +239,7 @@ def scaled(actions: Array, space: Spaces | None) -> tuple[Array, list[str], int 
 
 
 def _outside(actions: Array) -> Array:
-    found: Array = (np.abs(actions) > 1 + TOLERANCE).any(axis=1)
-    return found
+    return np.asarray((np.abs(actions) > 1 + TOLERANCE).any(axis=1))
 
 
 def too_long(rows: Rows, space: Spaces | None) -> list[str]:

@@ -245,7 +245,8 @@ def _unusual(rows: Rows, inside: Array) -> Array:
 
     def measure(which: Any, weights: Array, inverse: Array) -> Array:
         left = changes(which) - known(which) @ weights
-        return np.sqrt(((left @ inverse) * left).sum(axis=1).clip(0) / states)
+        lengths: Array = np.sqrt(((left @ inverse) * left).sum(axis=1).clip(0) / states)
+        return lengths
 
     floor = np.diag((1e-3 * scale) ** 2)
     for _ in range(4):  # again without the worst: resets that have no mark

@@ -75,7 +75,6 @@ def import_minari(
     check_new(target, replace)
     space = spaces(simulator(info["environment"], info))
     made = read_minari(source, said, space, skip, mending)
-    check_sizes(space.environment, *(made.columns[key].shape[1] for key in ("observation", "action")), str(source))
     files = {Path(FILE).name: sha256(source / FILE)}
     return store(made.columns, made.returns, target, {**info, "files": files, **told(made, skip)})
 
@@ -87,9 +86,6 @@ def inspect(source: Path, environment: str | None = None, skip: Collection[int] 
         info = identify(source, said, environment or ("" if not said["env_spec"] else None), "any")
         space = spaces(simulator(info["environment"], info)) if info["environment"] else None
         made = read_minari(source, said, space, skip)
-        if space:
-            sizes = (made.columns["observation"].shape[1], made.columns["action"].shape[1])
-            check_sizes(space.environment, *sizes, str(source))
     except UserError as error:
         return [str(error)], []
     return [], made.remarks
@@ -220,6 +216,8 @@ def read_minari(
         if said.get(key, found) != found:
             raise UserError(f"{path}: {found} {key.removeprefix('total_')}, {METADATA} says {said[key]}; {AGAIN}")
     rows = _rows(path, episodes, chosen, said["action_space"])
+    if space:
+        check_sizes(space.environment, rows.observations.shape[1], rows.actions.shape[1], str(source))
     beyond = (np.abs(rows.actions) > 1 + TOLERANCE).any(axis=1)
     episode, first = np.repeat(chosen, steps), np.repeat(np.cumsum([0, *steps[:-1]]), steps)
     if beyond.any():
