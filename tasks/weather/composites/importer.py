@@ -31,6 +31,7 @@ import numpy.typing as npt
 from retable.platform.errors import UserError, disk_errors
 from retable.tasks.weather.composites import seviri
 from retable.tasks.weather.composites.composites import PRODUCTS, SUFFIXES, Composite, describe
+from retable.tasks.weather.composites.opening import form_of
 from retable.tasks.weather.composites.resample import PIXEL
 from retable.tasks.weather.w4c import layout
 from retable.tasks.weather.w4c.preprocess import CHANNELS, HIGHEST_RATE, MASKED, RAIN, classify
@@ -147,14 +148,21 @@ def _check(target: Path, size: int, regions: int, inputs: int, forecast: int, se
         raise UserError(f"{target}: exists already; remove it or choose another name")
 
 
+def candidates(source: Path) -> list[Path]:
+    """Return the files below a folder that may be composites: by their content, or by their names."""
+    found = (path for path in sorted(source.rglob("*")) if path.is_file())
+    visible = (path for path in found if not any(part.startswith(".") for part in path.relative_to(source).parts))
+    return [path for path in visible if path.name.lower().endswith(SUFFIXES) or form_of(path)]
+
+
 def survey(source: Path) -> tuple[list[Composite], list[str]]:
-    """Return the composites of a folder in order of time, all of one kind and grid, and a line on each other file.
+    """Return the composites below a folder in order of time, all of one kind and grid, and a line on each other file.
 
     Raises:
         UserError: where there are none, or none can be read.
 
     """
-    paths = sorted(path for path in source.glob("*") if path.name.lower().endswith(SUFFIXES))
+    paths = candidates(source)
     if not paths:
         raise UserError(f"{source}: no composites ({', '.join(SUFFIXES)}); give a folder of them")
     composites, skipped = [], []
@@ -204,13 +212,20 @@ def with_scans(
 
 def kind(composite: Composite) -> tuple[Any, ...]:
     """Return what composites of one data set have in common."""
-    return composite.product, composite.quantity, composite.grid
+    return composite.product, composite.quantity, composite.grid, composite.minutes, composite.relation
 
 
 def _kind_text(composite: Composite) -> str:
     (height, width), corner = composite.grid.shape, composite.grid.corner
     place = "" if corner is None else f" from {corner[0]:.0f}, {corner[1]:.0f} m"
-    return f"{PRODUCTS[composite.product]}: {composite.quantity}, {height} x {width} pixels{place}"
+    return f"{PRODUCTS[composite.product].title}: {quantity_text(composite)}, {height} x {width} pixels{place}"
+
+
+def quantity_text(composite: Composite) -> str:
+    """Say what a composite's numbers are, with the interval or relation by which they become rain rates."""
+    if composite.relation:
+        return f"{composite.quantity} (Z = {composite.relation[0]:g} R^{composite.relation[1]:g})"
+    return f"{composite.quantity}{f' of {composite.minutes:g} minutes' if composite.minutes else ''}"
 
 
 def stretch(composites: Sequence[Composite], tolerance: timedelta = timedelta(0)) -> tuple[list[Composite], list[str]]:
@@ -411,7 +426,7 @@ def _info(
     """Return what `import_composites` returns."""
     first = composites[0]
     return {
-        "product": PRODUCTS[first.product],
+        "product": PRODUCTS[first.product].title,
         "quantity": first.quantity,
         "date": f"{first.time:%Y-%m-%d}",
         "start": f"{first.time:%Y-%m-%dT%H:%M:%SZ}",
@@ -459,7 +474,7 @@ def _write_region(
     kept, year = slots(len(composites), split, *lengths), composites[0].time.year
     rows = np.array([frame for frame, _ in kept])
     seen = np.array([frame for frame, kind in kept if not (split in ("test", "heldout") and kind.endswith("_target"))])
-    about = {"product": PRODUCTS[composites[0].product], "region": place.name, "split": split}
+    about = {"product": PRODUCTS[composites[0].product].title, "region": place.name, "split": split}
     about |= _grid(composites[0], place, size)
     names = np.array([composite.path.name.encode() for composite in composites])
     image_path = folder / layout.satellite_path(year, place.name, split)
