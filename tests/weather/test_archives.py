@@ -1,15 +1,25 @@
 """Archives as providers and meteorologists keep them: every file that holds rain is read, and what is done is said."""
 
 import gzip
+from collections import Counter
 from datetime import datetime, timedelta
+from itertools import pairwise
 
 import h5py
 import numpy as np
 import pytest
 
 from retable.platform.errors import UserError
+from retable.platform.spec.task import Source
+from retable.platform.store.storage import Storage
+from retable.tasks.weather import cli
+from retable.tasks.weather.composites import importer, published
 from retable.tasks.weather.composites.composites import describe
 from retable.tasks.weather.composites.importer import survey
+from retable.tasks.weather.w4c.check import check
+from retable.tasks.weather.w4c.frames import Frames
+from retable.tasks.weather.w4c.layout import Index
+from retable.tasks.weather.w4c.prepare import describe as describe_set
 from retable.tasks.weather.w4c.preprocess import MISSING, UNDETECTED
 from tests.weather.composite_files import TIME, bom, fmi, knmi, odim
 
@@ -213,3 +223,200 @@ def test_what_is_above_the_cap_is_kept_at_the_cap(tmp_path):
     assert mean[0, 0] == pytest.approx((3 * 12 + 128) / 4) and mean[1, 1] == pytest.approx(12)
     infinite = describe(odim(tmp_path / "d.h5", np.array([[np.inf, np.nan]]), "RATE")).read()[0]
     assert infinite.tolist() == [MISSING, MISSING]
+
+
+# Gaps
+
+
+SIZE, SIDE = 12, 72
+HEIGHT, WIDTH = 2 * SIDE, 3 * SIDE
+
+
+def archive(folder, minutes, shape=(HEIGHT, WIDTH), start=TIME):
+    """Composites at some minutes after a start: each pixel's rain names its frame, so that frames can be told apart."""
+    folder.mkdir()
+    for minute in minutes:
+        time = start + timedelta(minutes=minute)
+        odim(folder / f"{time:%Y%m%d%H%M}.h5", np.full(shape, 1 + minute // 15 % 120, float), "RATE", time=time)
+
+
+def imported(source, target, capsys=None, **options):
+    """Import as the command does; return the data set, and what was printed."""
+    cli.import_(source, str(target), "set", **{"size": SIZE, "regions": 4, "inputs": 2, "forecast": 1, **options})
+    said = " ".join(capsys.readouterr().out.split()) if capsys else ""
+    return Source.of(Storage.open(target), "weather/set"), said
+
+
+def windows(source, split, inputs=2, forecast=1):
+    """Return the rain that each window of a region's split shows: from the files, by their times."""
+    info = source.info
+    index, frames = Index.read(source.folder, info), Frames(source.folder, info)
+    found = []
+    if split == "training":
+        listed = index.training(info["regions"], info["years"], inputs, forecast, False)
+    else:
+        listed = [
+            w
+            for each in index.sequences(split, info["regions"], info["years"], inputs, forecast).values()
+            for w in each
+        ]
+    for window in listed:
+        times = index.reference_times([window], inputs)
+        found.append(
+            (window.series, times[0], frames.rate(window.series, window.rain, window.rain + inputs + forecast))
+        )
+    return found
+
+
+def quarters(*gone, days=7):
+    return [minute for minute in range(0, days * 24 * 60, 15) if minute not in gone]
+
+
+def test_all_stretches_between_gaps_are_used(tmp_path, capsys):
+    """One slot a day is missing, as in physicsnemo-curator 65: all the other frames are used."""
+    archive(tmp_path / "source", quarters(*(24 * 60 * day + 300 for day in range(2)), days=2), shape=(144, 144))
+    source, said = imported(tmp_path / "source", tmp_path / "results", capsys)
+    assert source.info["frames"] == 190 and not source.info["dropped"] and "3 stretches" in said
+    assert check(source.folder) == []
+    seen = windows(source, "training")
+    lengths = [20, 95, 75]
+    assert len(seen) == len(source.info["splits"]["training"]) * sum(length - 2 for length in lengths)
+    for _, time, rain in seen:
+        slot = int((time - np.datetime64(TIME, "m")) / np.timedelta64(15, "m"))
+        assert np.unique(rain[:, 0]).size <= 3 and [each[0, 0] for each in rain] == [
+            1 + (slot + k) % 120 for k in (-1, 0, 1)
+        ]
+    for split in ("validation", "test", "heldout"):
+        assert len(windows(source, split)) == sum(length // 3 for length in lengths) * len(source.info["splits"][split])
+
+
+def test_stretches_too_short_for_a_sequence_are_named(tmp_path, capsys):
+    archive(tmp_path / "source", [0, 15, 30, 60, 75, 105, 120, 135, 150])
+    source, said = imported(tmp_path / "source", tmp_path / "results", capsys)
+    assert source.info["frames"] == 7 and source.info["dropped"] == ["202107140720.h5", "202107140735.h5"]
+    assert "2 lie between" in said
+
+
+def test_an_archive_goes_over_new_year(tmp_path):
+    start = datetime(2020, 12, 31, 22)
+    archive(tmp_path / "source", range(0, 15 * 16, 15), start=start)
+    source, _ = imported(tmp_path / "source", tmp_path / "results")
+    assert source.info["years"] == [2020, 2021] and source.info["frames"] == 16
+    assert len(windows(source, "training")) == len(source.info["splits"]["training"]) * 2 * 6
+    assert len(windows(source, "test")) == len(source.info["splits"]["test"]) * 2 * 2
+
+
+def test_the_phase_with_most_frames_is_taken(tmp_path):
+    archive(tmp_path / "source", [0, 15, 30, *range(65, 200, 15), 210, 225, 240])
+    source, _ = imported(tmp_path / "source", tmp_path / "results")
+    assert source.info["frames"] == 9 and len(source.info["dropped"]) == 6
+
+
+def test_images_know_nothing_of_other_stretches(tmp_path):
+    """A gap of a year or of an hour: a frame's image is made of its own stretch's rain alone."""
+    archive(tmp_path / "one", range(0, 90, 15))
+    archive(tmp_path / "two", [*range(0, 90, 15), *range(120, 210, 15)])
+    for name in ("one", "two"):
+        imported(tmp_path / name, tmp_path / f"results-{name}")
+    for path in (tmp_path / "results-one").rglob("*.train.reflbt0.ns.h5"):
+        other = tmp_path / "results-two" / path.relative_to(tmp_path / "results-one")
+        with h5py.File(path) as alone, h5py.File(other) as both:
+            assert np.array_equal(alone["REFL-BT"][:], both["REFL-BT"][:6])
+
+
+def test_folders_by_date_keep_their_files_apart(tmp_path):
+    (tmp_path / "source").mkdir()
+    for day in (24, 25):
+        archive(tmp_path / "source" / f"2018-08-{day}", range(0, 60, 15), start=datetime(2018, 8, day))
+        for path in (tmp_path / "source" / f"2018-08-{day}").iterdir():
+            path.rename(path.with_name(path.name[-7:]))
+    imported(tmp_path / "source", tmp_path / "results")
+    path = next((tmp_path / "results").rglob("*.train.rates.crop.h5"))
+    with h5py.File(path) as file:
+        names = [name.decode() for name in file["sources"]]
+    assert names == [f"2018-08-{day}/{minute:04d}.h5" for day in (24, 25) for minute in (0, 15, 30, 45)]
+
+
+# Small maps
+
+
+def test_one_radar_of_256_km_is_split_by_time(tmp_path, capsys):
+    """BOM's single radars: 512 pixels of 0.5 km, which hold one square."""
+    (tmp_path / "source").mkdir()
+    for number in range(40):
+        raw = np.full((512, 512), 1 + number, np.int16)  # 0.05 mm in five minutes
+        time = TIME + timedelta(minutes=15 * number)
+        bom(tmp_path / "source" / f"310_{time:%Y%m%d_%H%M%S}.prcp-cscn.nc", raw, minutes=5, time=time)
+    source, said = imported(tmp_path / "source", tmp_path / "results", capsys)
+    assert "1 square of 72 pixels" in said and "by time" in said and "by time" in describe_set(source.info)
+    assert source.info["regions"] == ["bom_000"] and check(source.folder) == []
+    span = {}
+    for split in ("training", "validation", "test", "heldout"):
+        seen = windows(source, split)
+        assert seen and {series for series, _, _ in seen} == {f"2021/bom_000/{split}"}
+        rates = np.concatenate([rain.ravel() for _, _, rain in seen]) / 0.6
+        span[split] = round(rates.min()), round(rates.max())
+    ends = list(span.values())
+    assert all(before[1] + 1 < after[0] for before, after in pairwise(ends)), ends
+
+
+def test_fewer_squares_with_rain_are_split_by_time_too(tmp_path, capsys):
+    (tmp_path / "source").mkdir()
+    for number in range(20):
+        raw = np.zeros((HEIGHT, WIDTH))
+        raw[:SIDE, : 2 * SIDE] = 2.0
+        time = TIME + timedelta(minutes=15 * number)
+        odim(tmp_path / "source" / f"{number:02d}.h5", raw, "RATE", time=time)
+    source, said = imported(tmp_path / "source", tmp_path / "results", capsys)
+    assert len(source.info["regions"]) == 2 and "2 squares of 72 pixels" in said
+    assert all(source.info["splits"][split] == source.info["regions"] for split in source.info["splits"])
+
+
+def test_a_smaller_size_that_splits_by_place_is_said(tmp_path, capsys):
+    archive(tmp_path / "source", range(0, 15 * 20, 15), shape=(150, 290))
+    _, said = imported(tmp_path / "source", tmp_path / "results", capsys, size=24)
+    assert "2 squares of 144 pixels" in said and "--size 12" in said
+    with pytest.raises(UserError, match="no size fits"):
+        archive(tmp_path / "small", range(0, 60, 15), shape=(70, 400))
+        imported(tmp_path / "small", tmp_path / "other")
+
+
+def test_too_few_frames_for_four_splits_are_refused(tmp_path):
+    archive(tmp_path / "source", range(0, 15 * 14, 15), shape=(72, 72))
+    with pytest.raises(UserError, match=r"14 frames .* 15") as caught:
+        imported(tmp_path / "source", tmp_path / "results")
+    assert "\n" not in str(caught.value)
+
+
+def test_the_relation_can_be_given_and_is_kept_in_the_data_set(tmp_path, capsys):
+    (tmp_path / "source").mkdir()
+    levels = np.full((2 * HEIGHT, 2 * WIDTH), 110, np.uint8)
+    for number in range(4):
+        time = TIME + timedelta(minutes=15 * number)
+        fmi(tmp_path / "source" / f"{number}.pgm", levels, time=time)
+    for name, options, relation in (("a", {}, (223, 1.53)), ("b", {"zr": "316,1.5"}, (316, 1.5))):
+        source, said = imported(tmp_path / "source", tmp_path / name, capsys, **options)
+        assert f"Z = {relation[0]} R^{relation[1]}" in said and tuple(source.info["relation"]) == relation
+        path = next((tmp_path / name).rglob("*.train.rates.crop.h5"))
+        with h5py.File(path) as file:
+            assert file["rates.crop"][0, 0, 0, 0] == pytest.approx(by_relation(23, *relation), rel=1e-5)
+            assert (file.attrs["zr_a"], file.attrs["zr_b"]) == relation
+    for wrong in ("200", "200,x", "0,1.6", "200,-1", "200,1.6,3", "nan,1.6"):
+        with pytest.raises(UserError, match="--zr"):
+            imported(tmp_path / "source", tmp_path / "c", zr=wrong)
+
+
+def test_each_file_is_read_at_most_twice(tmp_path, monkeypatch):
+    """Once to see where it rains, once to cut out all squares."""
+    archive(tmp_path / "source", range(0, 15 * 7, 15))
+    reads = Counter()
+
+    def counted(path, *window):
+        reads[path.name] += 1
+        return read(path, *window)
+
+    read = published.read
+    monkeypatch.setattr(published, "read", counted)
+    monkeypatch.setattr(importer, "CHUNK", 2)
+    imported(tmp_path / "source", tmp_path / "results", regions=6)
+    assert set(reads.values()) == {2} and len(reads) == 7
