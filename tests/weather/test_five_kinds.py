@@ -33,9 +33,9 @@ KINDS = {  # minutes between composites, pixels of theirs across one of 2 km (cr
 }
 WORDS = {
     "opera": ("2 x 2 pixels are averaged", "rain rates are made of reflectivity, by Z = 200 R^1.6"),
-    "knmi": ("2 x 2 pixels are averaged", "rain rates are made of accumulation, by its minutes"),
-    "bom": ("4 x 4 pixels are averaged", "rain rates are made of accumulation, by its minutes"),
-    "fmi": ("2 x 2 pixels are averaged to one of 1,999 m", "Z = 200 R^1.6"),
+    "knmi": ("2 x 2 pixels are averaged", "rain rates are made of accumulation, by its 5 minutes"),
+    "bom": ("4 x 4 pixels are averaged", "rain rates are made of accumulation, by its 6 minutes"),
+    "fmi": ("2 x 2 pixels are averaged to one of 1,999 m", "Z = 223 R^1.53"),
     "crr": ("pixels of 3,000 m are taken as they are",),
 }
 
@@ -57,7 +57,8 @@ def write(kind, folder, time, rate, factor, minutes):
     """Write one composite in a provider's layout and with its precision."""
     fine = rate.repeat(factor, 0).repeat(factor, 1)
     unseen, rate = np.isnan(fine), np.nan_to_num(fine)
-    levels = np.clip(np.round(2 * (10 * np.log10(200 * np.maximum(rate, 0.01) ** 1.6) + 32)), 0, 254).astype(np.uint8)
+    a, b = (223, 1.53) if kind == "fmi" else (200, 1.6)
+    levels = np.clip(np.round(2 * (10 * np.log10(a * np.maximum(rate, 0.01) ** b) + 32)), 0, 254).astype(np.uint8)
     levels[rate == 0], levels[unseen] = 0, 255
     name = f"{time:%Y%m%d%H%M}"
     if kind == "opera":
@@ -86,7 +87,7 @@ def reading(kind, path):
             raw = file[keys.get(kind, "crr_intensity")][:]
     rate = {
         "opera": lambda: (10 ** ((raw * 0.5 - 32) / 10) / 200) ** 0.625 * (raw > 0),
-        "fmi": lambda: (10 ** ((raw * 0.5 - 32) / 10) / 200) ** 0.625 * (raw > 0),
+        "fmi": lambda: (10 ** ((raw * 0.5 - 32) / 10) / 223) ** (1 / 1.53) * (raw > 0),
         "knmi": lambda: raw * 0.01 * 12,  # mm in five minutes
         "bom": lambda: raw * 0.05 * 10,  # mm in six minutes
         "crr": lambda: raw * 0.1,

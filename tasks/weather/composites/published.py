@@ -237,9 +237,10 @@ def _product(path: Path, file: h5py.File) -> str:
 
 
 def _linear(attributes: Mapping[str, Any]) -> tuple[float, float, tuple[tuple[float, float], ...]]:
-    """Return scale, offset and sentinels of a packed netCDF variable."""
-    scale, offset, fill = (_number(attributes[name]) for name in ("scale_factor", "add_offset", "_FillValue"))
-    return scale, offset, ((fill, MISSING),)
+    """Return scale, offset and sentinels of a netCDF variable, packed or not."""
+    scale, offset = _number(attributes.get("scale_factor", 1.0)), _number(attributes.get("add_offset", 0.0))
+    names = ("_FillValue", "missing_value")
+    return scale, offset, tuple((_number(attributes[name]), MISSING) for name in names if name in attributes)
 
 
 def _crr_field(_: Path, file: h5py.File) -> Field:
@@ -356,8 +357,9 @@ def _knmi(path: Path, file: h5py.File, shape: tuple[int, int]) -> tuple[datetime
 
 
 def _bom(path: Path, file: h5py.File, shape: tuple[int, int]) -> tuple[datetime, Grid]:
-    """Read the Bureau's grid: centres of pixels in kilometres on an Albers projection, north first."""
-    x, y = (file[axis][:2].astype(float) for axis in "xy")
+    """Read the Bureau's grid: centres of pixels on an Albers projection, north first; in kilometres, unless said."""
+    units = _text(file["x"].attrs.get("units", "km"))
+    x, y = (file[axis][:2].astype(float) / (1000 if units.startswith("m") else 1) for axis in "xy")
     pixel, down = (round(float(step), 6) for step in (x[1] - x[0], y[0] - y[1]))
     if pixel <= 0 or down <= 0:
         raise UserError(f"{path}: its rows begin in the south or its columns in the east; give the Bureau's own grid")
