@@ -62,8 +62,12 @@ def survey(source: Path, relation: Relation | None = None) -> tuple[list[Composi
 
 
 def kind(composite: Composite) -> tuple[Any, ...]:
-    """Return what composites of one data set have in common."""
-    return composite.product, composite.quantity, composite.grid, composite.minutes, composite.relation
+    """Return what composites of one data set have in common; grids to a few metres, as services round them anew."""
+    grid = composite.grid
+    pixel = None if grid.pixel is None else round(grid.pixel, 1)
+    corner = None if grid.corner is None else tuple(round(place, -2) for place in grid.corner)
+    place = (grid.shape, pixel, grid.projdef, corner)
+    return composite.product, composite.quantity, place, composite.minutes, composite.relation
 
 
 def _kind_text(composite: Composite) -> str:

@@ -55,8 +55,9 @@ class Composite:
             UserError: where the file cannot be read.
 
         """
-        fine = (scaled(window, size, self.finer) for window, size in zip((rows, columns), self.grid.shape, strict=True))
-        return coarse(published.read(self.path, *fine, self.relation), self.finer)
+        (height, width), finer = self.grid.shape, self.finer
+        window = scaled(rows, height, finer), scaled(columns, width, finer)
+        return coarse(published.read(self.path, *window, self.relation), finer)
 
 
 def scaled(window: slice, size: int, factor: int) -> slice:

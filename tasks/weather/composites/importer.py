@@ -114,17 +114,7 @@ def import_composites(
     with disk_errors(str(target)):
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".import-", dir=target.parent) as scratch:
-            folder = Path(scratch) / "set"
-            folder.mkdir()
-            _write_csv(folder / layout.CSV, archive)
-            seen = _scanned(Path(scratch) / "images.npy", composites, places, size, scans, progress) if scans else None
-            images = [
-                _simulated(composites, place, seed) if seen is None else _observed(seen[:, number])
-                for number, place in enumerate(places)
-            ]
-            for year in sorted({composite.time.year for composite in composites}):
-                _write_year(folder, archive, year, images, _silent if scans else progress)
-            folder.rename(target)
+            _write_set(Path(scratch), archive, scans, seed, progress).rename(target)
     about = {"satellite": seviri.ABOUT, "simulated_satellite": False} if scans else {"simulated_by": SIMULATION}
     unused = [_name(source, composite) for composite in dropped]
     return _info(archive) | about | {"dropped": unused, "skipped": skipped + unseen + damaged}
@@ -386,6 +376,23 @@ def _grid(composite: Composite, place: Place, size: int) -> dict[str, Any]:
     return found
 
 
+def _write_set(
+    scratch: Path, archive: Archive, scans: Mapping[datetime, Path], seed: int, progress: Callable[[int, int], None]
+) -> Path:
+    """Write a data set below a scratch folder, and return its folder."""
+    folder, composites, places = scratch / "set", archive.composites, archive.cut.places
+    folder.mkdir()
+    _write_csv(folder / layout.CSV, archive)
+    if scans:
+        seen = _scanned(scratch / "images.npy", composites, places, archive.size, scans, progress)
+        images = [_observed(seen[:, number]) for number in range(len(places))]
+    else:
+        images = [_simulated(composites, place, seed) for place in places]
+    for year in sorted({composite.time.year for composite in composites}):
+        _write_year(folder, archive, year, images, _silent if scans else progress)
+    return folder
+
+
 def _write_year(
     folder: Path, archive: Archive, year: int, images: Sequence[Images], progress: Callable[[int, int], None]
 ) -> None:
@@ -430,9 +437,10 @@ def _files(opened: ExitStack, folder: Path, archive: Archive, year: int, place: 
             continue
         rows = np.array([k for k, _ in kept])
         seen = np.array([k for k, kind in kept if not (split in ("test", "heldout") and kind.endswith("_target"))])
-        about = {"product": PRODUCTS[composites[0].product].title, "region": place.name, "split": split}
-        about |= dict(zip(("zr_a", "zr_b"), composites[0].relation or (), strict=False))
+        about: dict[str, Any] = {"product": PRODUCTS[composites[0].product].title, "region": place.name, "split": split}
         about |= _grid(composites[0], place, size)
+        if relation := composites[0].relation:
+            about |= {"zr_a": relation[0], "zr_b": relation[1]}
         pictures = folder / layout.satellite_path(year, place.name, split), layout.SATELLITE, (11, size, size)
         rain = folder / layout.rain_path(year, place.name, split), layout.RAIN, (1, size, size)
         shown = opened.enter_context(_written(*pictures, names[seen], about | dict(images.about)))

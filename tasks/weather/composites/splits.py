@@ -55,7 +55,9 @@ def cut(places: Sequence[Place], runs: Sequence[range], inputs: int, forecast: i
         UserError: where the places have to be split by time and the frames are too few.
     """
     if len(places) < FEWEST:
-        return Cut("time", places, {place.name: layout.SPLITS for place in places}, by_time(runs, inputs, forecast))
+        return Cut(
+            "time", places, {place.name: tuple(layout.SPLITS) for place in places}, by_time(runs, inputs, forecast)
+        )
     frames = {split: slots(runs, split, inputs, forecast) for split in layout.SPLITS}
     return Cut("place", places, {name: [split] for name, split in deal(places, seed).items()}, frames)
 

@@ -107,7 +107,8 @@ def write_place(file: Any, grid: Mapping[str, Any] | None, shape: tuple[int, ...
         said = {"units": "radian" if height else "m", "axis": name.upper()}
         variable(file, name, (name,), centres / (height or 1), **said, standard_name=f"projection_{name}_coordinate")
     variable(file, "projection", (), np.int32(0), **mapping)
-    degrees = pyproj.Proj(system)(*np.meshgrid(x, y), inverse=True)
+    across, down = np.meshgrid(x, y)
+    degrees = pyproj.Proj(system)(across, down, inverse=True)
     for name, values, direction in zip(("longitude", "latitude"), degrees, ("east", "north"), strict=True):
         seen = np.where(np.isfinite(values), values, np.nan)  # a satellite's map goes beyond the earth's edge
         data = file.create_variable(name, ("y", "x"), data=seen, fillvalue=np.nan, compression="gzip", shuffle=True)
