@@ -180,7 +180,7 @@ def import_lines(said: Mapping[str, Any]) -> Iterator[str]:
     if dropped:
         yield f"{said['frames']} composites, 15 minutes apart, are used; {len(dropped)} lie between or beside them"
     if said["stretches"] > 1:
-        yield f"they are {said['stretches']} stretches between gaps, and no window spans a gap"
+        yield f"the frames are {said['stretches']} stretches between gaps, and no window spans a gap"
     if said["split_by"] == "time":
         yield from time_lines(said)
     if said["averaged"] > 1:
