@@ -154,11 +154,7 @@ def test_every_projection_places_the_forecast(tmp_path: Path, name: str) -> None
             assert data[axis].attrs["units"] == standard and data[axis].attrs["standard_name"] == axis
         assert mapping.get("grid_mapping_name", "unknown") == wanted
         x, y = data["x"].values, data["y"].values
-        if wanted == "geostationary":
-            assert data["x"].attrs["units"] == "radian"
-            x, y = x * mapping["perspective_point_height"], y * mapping["perspective_point_height"]
-        else:
-            assert data["x"].attrs["units"] == "m"
+        assert data["x"].attrs["units"] == data["y"].attrs["units"] == "m"
         attributes = (
             {key: value for key, value in mapping.items() if key != "crs_wkt"} if wanted != "unknown" else mapping
         )
@@ -198,3 +194,17 @@ def test_xarray_decodes_it(tmp_path: Path) -> None:
         np.testing.assert_allclose(found.probability, steps() / 200, atol=1e-6)
         np.testing.assert_array_equal(found.forecast_reference_time, TIMES)
         np.testing.assert_array_equal(found.time[:, 3], TIMES + np.timedelta64(60, "m"))
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_gdal_places_the_forecast(tmp_path: Path, name: str) -> None:
+    """What QGIS reads with: its transform and its reference system."""
+    rasterio = pytest.importorskip("rasterio", reason="no rasterio, which brings GDAL")
+    projdef, (left, top), _ = PLACES[name]
+    path = exported(tmp_path / "a.nc", grid={"projdef": projdef, "x0": left, "y0": top, "step": 2000.0})
+    with rasterio.open(f"netcdf:{path}:probability") as found:
+        x, y = found.xy(3, 5)
+        system = pyproj.CRS(found.crs.to_wkt())
+    there = pyproj.Transformer.from_crs(system, system.geodetic_crs, always_xy=True).transform(x, y)
+    expected = pyproj.Proj(projdef)(left + 2000 * 5.5, top - 2000 * 3.5, inverse=True)
+    assert there == pytest.approx(expected, abs=1e-6)

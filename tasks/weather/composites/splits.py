@@ -56,7 +56,10 @@ def cut(places: Sequence[Place], runs: Sequence[range], inputs: int, forecast: i
     """
     if len(places) < FEWEST:
         return Cut(
-            "time", places, {place.name: tuple(layout.SPLITS) for place in places}, by_time(runs, inputs, forecast)
+            "time",
+            places,
+            {place.name: tuple(layout.SPLITS) for place in places},
+            by_time(len(places), runs, inputs, forecast),
         )
     frames = {split: slots(runs, split, inputs, forecast) for split in layout.SPLITS}
     return Cut("place", places, {name: [split] for name, split in deal(places, seed).items()}, frames)
@@ -74,7 +77,7 @@ def slots(runs: Sequence[range], split: str, inputs: int, forecast: int) -> list
     return [(run[k], kinds[k % length]) for run in runs for k in range(len(run) // length * length)]
 
 
-def by_time(runs: Sequence[range], inputs: int, forecast: int) -> dict[str, list[tuple[int, str]]]:
+def by_time(squares: int, runs: Sequence[range], inputs: int, forecast: int) -> dict[str, list[tuple[int, str]]]:
     """Return the frames of each split, one after another, with a gap as long as a forecast between them.
 
     Validation, test and heldout have a sixth each, but one sequence at least.
@@ -92,8 +95,8 @@ def by_time(runs: Sequence[range], inputs: int, forecast: int) -> dict[str, list
         found[split] = slots([part for part in parts if len(part) >= length], split, inputs, forecast)
         start = stop + forecast
     if not all(found.values()):
-        needed = f"{4 * length + 3 * forecast} without a gap are enough"
-        raise UserError(f"{frames} frames are too few to split fewer than {FEWEST} squares by time; {needed}")
+        why = f"{squares} squares have radar and rain (and are shown whole), fewer than {FEWEST}, so time is split"
+        raise UserError(f"{why}, but {frames} frames are too few; {4 * length + 3 * forecast} without a gap are enough")
     return found
 
 

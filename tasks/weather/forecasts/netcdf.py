@@ -100,13 +100,11 @@ def write_place(file: Any, grid: Mapping[str, Any] | None, shape: tuple[int, ...
         variable(file, "x", ("x",), width * columns, units="km", axis="X", long_name=about.format("left"))
         return {}
     y, x = grid["y0"] - grid["step"] * rows, grid["x0"] + grid["step"] * columns
-    mapping: dict[str, Any] = system.to_cf()
-    # CF has a geostationary view's coordinates as the satellite's angles; PROJ's are these times its height.
-    height = mapping.get("perspective_point_height") if mapping.get("grid_mapping_name") == "geostationary" else None
+    # Of a geostationary view too in metres, as NWC-SAF's files and PROJ have them: GDAL misplaces CF's angles.
     for name, centres in (("y", y), ("x", x)):
-        said = {"units": "radian" if height else "m", "axis": name.upper()}
-        variable(file, name, (name,), centres / (height or 1), **said, standard_name=f"projection_{name}_coordinate")
-    variable(file, "projection", (), np.int32(0), **mapping)
+        standard = f"projection_{name}_coordinate"
+        variable(file, name, (name,), centres, units="m", axis=name.upper(), standard_name=standard)
+    variable(file, "projection", (), np.int32(0), **system.to_cf())
     across, down = np.meshgrid(x, y)
     degrees = pyproj.Proj(system)(across, down, inverse=True)
     for name, values, direction in zip(("longitude", "latitude"), degrees, ("east", "north"), strict=True):
