@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -106,13 +107,18 @@ def import_(
         Path | None,
         typer.Option(help="A folder of SEVIRI's scans (MSG*-NA.nat) of the same hours; none: images are simulated."),
     ] = None,
+    zr: Annotated[
+        str,
+        typer.Option(help="a,b of Z = a R^b for reflectivity, e.g. 223,1.53; none: the file's own or the product's."),
+    ] = "",
 ) -> None:
     """Cut real rain composites into regions; satellite images are SEVIRI's own, or simulated from the rain.
 
-    Pixels of about 1 km or less are averaged to about 2 km, others are taken as they are, and of more frequent
-    composites every quarter of an hour's is taken, which is said. Reflectivity becomes a rate by Z = 200 R^1.6. Files
-    that cannot be used are named and left out. MRMS's GRIB2 needs `pip install 'retable[grib]'`, and, as it comes every
-    two minutes, `--tolerance 1`. EUMETSAT's files need `pip install 'retable[seviri]'`.
+    Files are known by what they hold, in folders of any depth; those that cannot be used are named and left out. Pixels
+    of about 1 km or less are averaged to about 2 km, others are taken as they are, and of more frequent composites
+    every quarter of an hour's is taken, which is said. All stretches between gaps are used. MRMS's GRIB2 needs `pip
+    install 'retable[grib]'`, and, as it comes every two minutes, `--tolerance 1`. EUMETSAT's files need `pip install
+    'retable[seviri]'`.
 
     Example: `retable data import weather opera_20180824 --name opera`
     """
@@ -135,6 +141,7 @@ def import_(
             seed=seed,
             tolerance=tolerance,
             satellite=satellite,
+            relation=relation_of(zr),
             progress=show,
         )
     for line in import_lines(said):
@@ -143,6 +150,23 @@ def import_(
     console.print(f"{place}: {describe(info)}")
     changes = {"data": name, "regions": info["regions"], "years": info["years"], "inputs": inputs, "forecast": forecast}
     console.print(f"train on it: retable train weather {set_line(changes)}", markup=False)
+
+
+def relation_of(words: str) -> tuple[float, float] | None:
+    """Return a and b of Z = a R^b from `a,b`; None where nothing is given.
+
+    Raises:
+        UserError: where these are not two positive numbers.
+    """
+    if not words:
+        return None
+    try:
+        a, b = (float(word) for word in words.split(","))
+    except ValueError:
+        a = b = 0.0
+    if not (0 < a < math.inf and 0 < b < math.inf):
+        raise UserError(f"--zr {words}: give the a and b of Z = a R^b, such as 223,1.53")
+    return a, b
 
 
 def import_lines(said: Mapping[str, Any]) -> Iterator[str]:
@@ -155,6 +179,10 @@ def import_lines(said: Mapping[str, Any]) -> Iterator[str]:
         yield f"left out: {len(skipped) - LINES} more files"
     if dropped:
         yield f"{said['frames']} composites, 15 minutes apart, are used; {len(dropped)} lie between or beside them"
+    if said["stretches"] > 1:
+        yield f"the frames are {said['stretches']} stretches between gaps, and no window spans a gap"
+    if said["split_by"] == "time":
+        yield from time_lines(said)
     if said["averaged"] > 1:
         yield f"{said['averaged']} x {said['averaged']} pixels are averaged to one of {said['pixel']:,.0f} m"
     if said["resampled"]:
@@ -163,9 +191,20 @@ def import_lines(said: Mapping[str, Any]) -> Iterator[str]:
         yield f"the files do not say how wide their pixels are; they are taken as {PIXEL:,.0f} m"
     elif abs(said["pixel"] / PIXEL - 1) > 0.001:  # FMI's differ by less
         yield f"pixels of {said['pixel']:,.0f} m are taken as they are, not resampled to the layout's {PIXEL:,.0f} m"
-    if said["quantity"] != "rate":
-        how = {"accumulation": "by its minutes", "reflectivity": "by Z = 200 R^1.6, or the file's own relation"}
-        yield f"rain rates are made of {said['quantity']}, {how[said['quantity']]}"
+    if said["relation"]:
+        a, b = said["relation"]
+        yield f"rain rates are made of reflectivity, by Z = {a:g} R^{b:g}"
+    if said["quantity"] == "accumulation":
+        yield f"rain rates are made of accumulation, by its {said['minutes']:g} minutes"
+
+
+def time_lines(said: Mapping[str, Any]) -> Iterator[str]:
+    """Say that splits are by time, and what would change that."""
+    count, side = len(said["grids"]), 6 * int(said["size"])
+    squares = f"{count} square{'s' * (count > 1)} of {side} pixels {'have' if count > 1 else 'has'} radar and rain"
+    yield f"{squares}, fewer than 4: the splits are by time, training first, and every region is in all of them"
+    if said["smaller"]:
+        yield f"with --size {said['smaller']} more squares fit, and splits may be by place"
 
 
 LINES = 5

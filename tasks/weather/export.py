@@ -14,7 +14,7 @@ from torch import Tensor
 
 from retable.platform.api import TrainedRun
 from retable.platform.config import flatten, override
-from retable.platform.errors import UserError, nearest
+from retable.platform.errors import UserError
 from retable.platform.models import export
 from retable.platform.store import weights
 from retable.tasks.weather import metrics
@@ -50,19 +50,15 @@ class Exported:
         Args:
             satellite: images as the files have them (`preprocess` says what their numbers mean), float
                 (n, inputs, 11, size, size); missing values are not finite.
-            region: one of the config's.
+            region: any; a climatology needs one that the run knew.
 
         Raises:
-            UserError: where the images are of another shape, or the region is none that the run knew.
+            UserError: where the images are of another shape, or a climatology does not know the region.
         """
         wanted = (self.config.inputs, len(CHANNELS), self.size, self.size)
         if satellite.ndim != 5 or satellite.shape[1:] != wanted or not len(satellite):
             raise UserError(f"satellite images of shape {satellite.shape}; this forecaster reads (n, {wanted})")
-        if region not in self.config.regions:
-            raise UserError(
-                f"region {region!r} is none that this forecaster knows{nearest(region, self.config.regions)}"
-            )
-        place = self.config.regions.index(region)
+        place = self.forecaster.number(region)
         parts = (satellite[start : start + BATCH] for start in range(0, len(satellite), BATCH))
         return np.concatenate(
             [forecast(self.forecaster, normalise(part), place, self.config.precision) for part in parts]

@@ -309,7 +309,7 @@ def describe(info: Mapping[str, Any]) -> str:
     if info["source"] == "imported":
         product, date = info.get("product", "rain composites"), info.get("date", ", ".join(map(str, info["years"])))
         images = "simulated satellite images" if info["simulated_satellite"] else "SEVIRI's images"
-        return f"{product} of {date} with {images}, split by place"
+        return f"{product} of {date} with {images}, split by {info.get('split_by', 'place')}"
     images = "own files, simulated satellite images" if info["simulated_satellite"] else "own files"
     what = "Weather4cast 2022" if info["source"] == "w4c22" else f"{images}, {extent}"
     if info["holdout"] == "local":
