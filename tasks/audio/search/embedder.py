@@ -134,6 +134,8 @@ def embed_file(embedder: Embedder, path: Path, hop: float | None = None) -> Hear
     while batch := list(islice(rest, BATCH)):
         found += [offset for offset, _ in batch]
         vectors.append(embedder.sounds([waveform for _, waveform in batch]))
+    if defect := remarks.defect():
+        raise UserError(f"{path}: {defect}")
     joined = np.concatenate(vectors)
     if not np.isfinite(joined).all():
         raise UserError(f"{path}: the model makes no numbers of it; look at the file, or use another model")
