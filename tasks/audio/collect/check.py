@@ -76,6 +76,8 @@ def _check_entries(entries: Sequence[Entry], show: Callable[[int, int], None]) -
             name = str(entry.path or entry.file)
             if sound.defect:
                 yield f"{name}: {sound.defect}"
+            if entry.remark:
+                yield f"{name}: {entry.remark}"
             if not entry.captions:
                 yield f"{name}: no caption; write one, or take it out of the table"
             if sound.digest:

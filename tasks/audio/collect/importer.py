@@ -124,7 +124,9 @@ def import_entries(
     with progress_bar(f"looking for leaks in {name}") as show:
         marked = guard(place, features, written, titles, excluded, show)
     recordings, rewritten = variations.carry_over(before, marked)
-    written = replace(written, recordings=recordings, left_out=[*broken, *written.left_out])
+    noted = [f"{entry.file}: {entry.remark}" for entry, _ in found if entry.remark]
+    left_out, remarks = [*broken, *written.left_out], [*noted, *written.remarks]
+    written = replace(written, recordings=recordings, left_out=left_out, remarks=remarks)
     rewrites = (old.get("rewrites") or "an earlier `audio augment`") if rewritten else ""
     return {**finish(place, name, kind, features, written, rewrites), "cut": _cut_line(place, cut)}
 
@@ -172,7 +174,7 @@ def _seconds(entry: Entry) -> float | str:
     if not entry.captions:
         return f"{entry.file}: no caption"
     if entry.path is None:
-        return f"{entry.file}: missing"
+        return f"{entry.file}: missing{f'; {entry.remark}' if entry.remark else ''}"
     try:
         return header(entry.path).seconds
     except UserError as error:
