@@ -369,7 +369,8 @@ def test_which_copy_of_a_network_is_taken_is_said_and_can_be_told(tmp_path, stor
 
     def taken(*told):
         digest = checkpoints.import_file(path, storage, *told, say=lines.append)
-        return checkpoints.stored(dataclasses.replace(config_of("passt-n"), weights=digest), storage).tensors["cls_token"]
+        audio = dataclasses.replace(config_of("passt-n"), weights=digest)
+        return checkpoints.stored(audio, storage).tensors["cls_token"]
 
     assert torch.equal(taken(), own["cls_token"])
     assert lines == [f"{path}: holds net and net_swa: net is taken; --part net_swa takes the other"]
