@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -86,7 +87,8 @@ def index(
     embedder = open_embedder(model or (info or {})["source"], where, device)
     check_scale(embedder, anyway)
     remote = partial(over_ray, source=embedder.source, storage=where, device=device, folder=folder) if ray else None
-    with progress_bar(f"indexing {folder}") as show:
+    begun = time.monotonic()
+    with progress_bar(f"indexing {folder}", "files") as show:
         made = update(folder, out, embedder, kind=kind, hop=hop, remote=remote, show=show, verify=verify)
     for line in made.remarks:
         errors.print(f"note: {line}", markup=False)
@@ -103,7 +105,8 @@ def index(
         f"{out}: {said['files']} files{copies}, {said['segments']} segments of {said['segment']:g} s{apart}",
         markup=False,
     )
-    console.print(f"{made.added} embedded, {made.found} known by their content, {made.removed} removed{left}")
+    rate = f" ({made.added / (time.monotonic() - begun):,.0f} files/s)" if made.added else ""
+    console.print(f"{made.added} embedded{rate}, {made.found} known by their content, {made.removed} removed{left}")
     part = f"the index finds {said['recall']:.1%} of the ten nearest that an exact search would"
     console.print("exact search" if said["kind"] == "flat" else f"{said['kind']}: {part}")
     if judged := classes.line(embedder.score):

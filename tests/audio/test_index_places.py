@@ -194,7 +194,7 @@ class Slow(Toy):
         print("heard", flush=True)
         time.sleep(float(sys.argv[3]))
         return super().sounds(segments)
-index.SHARE = 1
+index.SHARE = index.WORKERS = 1
 print(index.update(Path(sys.argv[1]), Path(sys.argv[2]), Slow()).added)
 """
 
