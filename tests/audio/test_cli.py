@@ -176,8 +176,14 @@ def test_kinds(audio):
 
 
 def test_weights_and_submit(audio, monkeypatch):
-    monkeypatch.setattr(checkpoints, "import_file", lambda file, storage: f"{file.stem} in {Path(storage.root).name}")
-    assert audio("weights", "passt.pt", "--storage", "here").output.strip() == "--set audio.weights=passt in here"
+    def imported(file, storage, part, say):
+        say("holds two networks")
+        return f"{file.stem}{part} in {Path(storage.root).name}"
+
+    monkeypatch.setattr(checkpoints, "import_file", imported)
+    made = audio("weights", "passt.pt", "--storage", "here", "--part", "_swa")
+    assert made.stdout.strip() == "--set audio.weights=passt_swa in here"
+    assert made.stderr.strip() == "note: holds two networks"
     given = []
     monkeypatch.setattr(submit, "submit", lambda *words: given.append(words) or ["row 1: the caption is empty"])
     found = audio("submit", "one", "two", "--captions", "c.csv", "--audio", "in", "-o", "out.csv")

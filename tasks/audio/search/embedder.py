@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 Network = TypeVar("Network", bound=nn.Module)
 Waveform = Float32[np.ndarray, " samples"]
 
-BATCH = 16
+BATCH = 8
 """Segments, or captions, that are encoded at once."""
 SHORTEST = 0.1
 """Seconds of a last piece that is worth a segment of its own, where there are others."""
