@@ -159,7 +159,9 @@ def decode(
     if not runs and time:
         raise UserError(f"{path}: ends after {time:g} s, before {start:g} s")
     _check_heard(path, remarks)
-    return np.clip(np.concatenate([_resampled(np.concatenate(parts), rate) for rate, parts in runs]), -1.0, 1.0)
+    whole = np.concatenate([_resampled(np.concatenate(parts), rate) for rate, parts in runs])
+    clipped: Float32[np.ndarray, " samples"] = np.clip(whole, -1.0, 1.0)
+    return clipped
 
 
 @dataclass
@@ -247,8 +249,10 @@ def stream(path: Path, remarks: Remarks) -> Iterator[Float32[np.ndarray, " sampl
 
 
 def _end(resampler: soxr.ResampleStream) -> Float32[np.ndarray, " samples"]:
-    rest: Float32[np.ndarray, " samples"] = resampler.resample_chunk(np.zeros(0, np.float32), last=True)
-    return np.clip(rest, -1.0, 1.0)
+    rest: Float32[np.ndarray, " samples"] = np.clip(
+        resampler.resample_chunk(np.zeros(0, np.float32), last=True), -1.0, 1.0
+    )
+    return rest
 
 
 def _check_heard(path: Path, remarks: Remarks) -> None:
