@@ -153,18 +153,38 @@ def _stub(name: str) -> type[_Unread]:
     return _UnreadList if name.endswith(".deque") else _Unread
 
 
-def unwrapped(tensors: Mapping[str, Tensor], *names: str) -> dict[str, Tensor]:
+def unwrapped(tensors: Mapping[str, Tensor], *names: str, part: str = "") -> dict[str, Tensor]:
     """Return a network's tensors by its own names, whatever wraps it: `module.`, `model.`, `net.`, ...
 
     The first of `names` that ends a tensor's name says what stands before all of the network's; tensors that have
     another beginning are not the network's. Where none of `names` is there, all are returned as they are.
+
+    Args:
+        tensors: all of a file.
+        names: of tensors that the network has.
+        part: which one is meant where a file holds several, such as `net_swa`; none: that of the shortest name.
+
+    Raises:
+        ValueError: where there is no such part.
     """
+    prefixes = wrappers(tensors, *names)
+    if part:
+        prefixes = [prefix for prefix in prefixes if part.strip(".") in prefix.split(".")]
+        if not prefixes:
+            raise ValueError(f"it has no part {part!r}")
+    if not prefixes:
+        return dict(tensors)
+    prefix = prefixes[0]
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+def wrappers(tensors: Mapping[str, Tensor], *names: str) -> list[str]:
+    """Return what stands before the names of a network's tensors; of one that is held twice, the shorter first."""
     for wanted in names:
         found = [name for name in tensors if name == wanted or name.endswith(f".{wanted}")]
         if found:
-            prefix = min(found, key=len).removesuffix(wanted)
-            return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-    return dict(tensors)
+            return [name.removesuffix(wanted) for name in sorted(found, key=len)]
+    return []
 
 
 def check(tensors: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> None:

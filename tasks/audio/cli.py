@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -30,6 +31,10 @@ Model = Annotated[
     typer.Option(
         help="A run's fingerprint, or a file of `retable audio export`; none: the one the index was made with."
     ),
+]
+Part = Annotated[
+    str,
+    typer.Option(help="Which copy of a network to take where a checkpoint holds two, e.g. net_swa; none: the first."),
 ]
 LLM = "For a language model"
 ANYWAY = "Show the nearest, too, where nothing sounds like the words."
@@ -82,7 +87,8 @@ def index(
     embedder = open_embedder(model or (info or {})["source"], where, device)
     check_scale(embedder, anyway)
     remote = partial(over_ray, source=embedder.source, storage=where, device=device, folder=folder) if ray else None
-    with progress_bar(f"indexing {folder}") as show:
+    begun = time.monotonic()
+    with progress_bar(f"indexing {folder}", "files") as show:
         made = update(folder, out, embedder, kind=kind, hop=hop, remote=remote, show=show, verify=verify)
     for line in made.remarks:
         errors.print(f"note: {line}", markup=False)
@@ -99,7 +105,8 @@ def index(
         f"{out}: {said['files']} files{copies}, {said['segments']} segments of {said['segment']:g} s{apart}",
         markup=False,
     )
-    console.print(f"{made.added} embedded, {made.found} known by their content, {made.removed} removed{left}")
+    rate = f" ({made.added / (time.monotonic() - begun):,.0f} files/s)" if made.added else ""
+    console.print(f"{made.added} embedded{rate}, {made.found} known by their content, {made.removed} removed{left}")
     part = f"the index finds {said['recall']:.1%} of the ten nearest that an exact search would"
     console.print("exact search" if said["kind"] == "flat" else f"{said['kind']}: {part}")
     if judged := classes.line(embedder.score):
@@ -292,7 +299,9 @@ def refit(
 @app.command()
 def finetune(
     table: Annotated[Path, typer.Argument(help="A CSV with the columns file and caption; files lie beside it.")],
-    start: Annotated[str, typer.Option("--from", help="A run, a file of `retable audio export`, or none.")],
+    start: Annotated[
+        str, typer.Option("--from", help="A run, a file of `retable audio export`, a model of the zoo, or none.")
+    ],
     name: Annotated[str, typer.Option(help="Name of the data set; none: the CSV's.")] = "",
     folder: Annotated[Path | None, typer.Option(help="Where the recordings lie; none: beside the CSV.")] = None,
     set: Annotated[list[str] | None, typer.Option("--set", help="Change a config field: path=value.")] = None,
@@ -328,6 +337,7 @@ def finetune(
 @app.command()
 def weights(
     file: Annotated[Path, typer.Argument(help="A checkpoint of PaSST or PANNs, e.g. passt-s-f128-p16-s16-ap.468.pt.")],
+    part: Part = "",
     storage: Where = "results",
 ) -> None:
     """Take over an audio encoder that others trained; prints the `--set` option that uses it.
@@ -338,7 +348,8 @@ def weights(
     """
     from retable.tasks.audio.encoders.checkpoints import import_file
 
-    console.print(f"--set audio.weights={import_file(file, Storage.open(storage))}")
+    digest = import_file(file, Storage.open(storage), part, lambda line: errors.print(f"note: {line}", markup=False))
+    console.print(f"--set audio.weights={digest}")
 
 
 @app.command()
@@ -354,6 +365,7 @@ def adopt(
     text: Annotated[
         str, typer.Option(help="Folder or name of its text encoder, for the tokenizer; none: told by its size.")
     ] = "",
+    part: Part = "",
     licence: Annotated[str, typer.Option(help="What the file may be used for, kept in it.")] = "",
 ) -> None:
     """Make of a pair of encoders that others trained one file that searches, serves and travels.
@@ -367,7 +379,8 @@ def adopt(
     from retable.tasks.audio.encoders.pairs import read_foreign
     from retable.tasks.audio.export import write_adopted
 
-    data = write_adopted(read_foreign(file, text), licence=licence)
+    pair = read_foreign(file, text, part, lambda line: errors.print(f"note: {line}", markup=False))
+    data = write_adopted(pair, licence=licence)
     Storage.open(out.absolute().parent).write(out.name, data)
     console.print(f"{out}: {len(data):,} bytes", markup=False, highlight=False)
 

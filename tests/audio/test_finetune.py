@@ -5,14 +5,17 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors.torch import save_file
+from typer.testing import CliRunner
 
 from retable.platform.api import TrainedRun
 from retable.platform.config import Parent, Weights, override, parent
 from retable.platform.errors import UserError
+from retable.platform.models.zoo import zoo
 from retable.platform.spec.task import find
 from retable.platform.store.run import RunFolder
 from retable.platform.store.weights import stored
 from retable.tasks.audio import export
+from retable.tasks.audio.cli import app
 from retable.tasks.audio.config import Config, MeanMel, Untrained
 from retable.tasks.audio.search import finetune
 
@@ -140,3 +143,21 @@ def test_training_leaves_the_parents_run_alone(storage, monkeypatch):
     seen["failures"] = {"run": "it broke"}
     with pytest.raises(UserError, match="it broke"):
         finetune.train(config, storage, None)
+
+
+def test_from_a_model_of_the_zoo(storage):
+    """As the help of `finetune` and of `pairs` says."""
+    config = finetune.settings("passt-scenes", INFO, storage, {})
+    file = zoo("audio")["passt-scenes"]
+    assert config.init == Weights(sha256=hashlib.sha256(file.read_bytes()).hexdigest())
+    assert config == replace(finetune.settings(str(file), INFO, storage, {}), init=config.init)
+    with pytest.raises(
+        UserError, match=r"--from passt-scene: no such file, no run, and none of the zoo's: passt-scenes"
+    ):
+        finetune.settings("passt-scene", INFO, storage, {})
+
+
+def test_helps_name_a_model_that_is_there():
+    for command in ("finetune", "pairs"):
+        text = " ".join(CliRunner().invoke(app, [command, "--help"]).output.split())
+        assert "--from passt-scenes" in text and "passt-scenes" in zoo("audio")

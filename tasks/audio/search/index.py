@@ -26,7 +26,9 @@ import hashlib
 import json
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -35,6 +37,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
+import torch
 from jaxtyping import Float32
 
 from retable.platform.errors import UserError, disk_errors
@@ -42,7 +45,7 @@ from retable.platform.execute.streams import map_over
 from retable.platform.store.storage import Storage
 from retable.tasks.audio.encoders.words import Words
 from retable.tasks.audio.search import nearest, null, places
-from retable.tasks.audio.search.embedder import Embedder, Heard, embed_file, open_embedder
+from retable.tasks.audio.search.embedder import Embedder, Heard, embed_each, embed_file, one_thread, open_embedder
 from retable.tasks.audio.search.places import File, digest, file_at, identify, scan
 from retable.tasks.audio.search.refitted import Refit
 from retable.tasks.audio.search.search import (
@@ -63,7 +66,9 @@ from retable.tasks.audio.search.search import (
 )
 
 SHARE = 32
-"""Files that are embedded between two writes: so many at most are lost."""
+"""Files that are embedded between two writes: so many of each worker, and as many more, may be lost."""
+WORKERS = min(len(os.sched_getaffinity(0)), 8)
+"""Threads that embed files."""
 ROWS = 16384
 """Segments of a full shard; small shards are joined until they are as large."""
 ADDED = 32
@@ -143,7 +148,7 @@ def update(
     """
     current, failures, others = scan(folder)
     _before(folder, out, embedder, hop)  # refuses before anything is made there
-    with writing(out, patience):
+    with writing(out, patience), one_thread():
         before = _before(folder, out, embedder, hop)
         before["asked"] = kind or before.get("asked", "auto")
         listed = read_places(out, before)
@@ -178,7 +183,7 @@ def _hear(
 ) -> tuple[list[str], list[str]]:
     """Write shards of files, a share at a time; return what is wrong with those not heard, and odd about the others."""
     shares = [pending[start : start + SHARE] for start in range(0, len(pending), SHARE)]
-    made = remote(shares, hop) if remote else (embed_files(embedder, folder, share, hop) for share in shares)
+    made = remote(shares, hop) if remote else _over_threads(embedder, folder, shares, hop)
     failures, remarks = [], []
     for done, (shard, failed, odd) in enumerate(made, 1):
         if shard:
@@ -187,6 +192,25 @@ def _hear(
         remarks += odd
         show(min(done * SHARE, len(pending)), len(pending))
     return failures, remarks
+
+
+def _over_threads(embedder: Embedder, folder: Path, shares: Sequence[Sequence[File]], hop: float) -> Iterator[Share]:
+    """Embed shares of files, in order, in as many threads as there are cores, each of which computes alone."""
+    workers = min(WORKERS, len(shares))
+    if workers < 2:
+        yield from (embed_files(embedder, folder, share, hop) for share in shares)
+        return
+    with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        running: deque[Future[Share]] = deque()
+        try:
+            for share in shares:
+                running.append(pool.submit(embed_files, embedder, folder, share, hop))
+                if len(running) > workers:
+                    yield running.popleft().result()
+            while running:
+                yield running.popleft().result()
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 def add(index: Index, embedder: Embedder, path: Path, kept: Path | None = None, patience: float = PATIENCE) -> Index:
@@ -296,17 +320,15 @@ def _is_elsewhere(file: File) -> bool:
 
 
 def embed_files(embedder: Embedder, folder: Path, files: Sequence[File], hop: float | None = None) -> Share:
-    """Return a shard (see `schema`) as bytes, what is wrong with files not in it, and what is odd about the others.
-
-    No file shares a batch with another, so that its vectors never depend on what lies beside it.
-    """
+    """Return a shard (see `schema`) as bytes, what is wrong with files not in it, and what is odd about the others."""
     heard, failures, remarks = [], [], []
-    for file in files:
-        try:
-            heard.append((file, embed_file(embedder, folder / file.path, hop)))
-            remarks += [f"{folder / file.path}: {line}" for line in heard[-1][1].remarks]
-        except UserError as error:
-            failures.append(str(error))
+    paths = [folder / file.path for file in files]
+    for file, path, made in zip(files, paths, embed_each(embedder, paths, hop), strict=True):
+        if isinstance(made, UserError):
+            failures.append(str(made))
+            continue
+        heard.append((file, made))
+        remarks += [f"{path}: {line}" for line in made.remarks]
     return _shard(heard, embedder.dimension) if heard else b"", failures, remarks
 
 
