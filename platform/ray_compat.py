@@ -119,7 +119,8 @@ def free_cpus(node: str) -> float:
     """
     from ray._private.state import available_resources_per_node
 
-    return float(available_resources_per_node().get(node, {}).get("CPU", 0.0))
+    found = available_resources_per_node()  # type: ignore[no-untyped-call]
+    return float(found.get(node, {}).get("CPU", 0.0))
 
 
 def draining_nodes() -> set[str]:
