@@ -17,7 +17,7 @@ from retable.platform.store import weights
 from retable.tasks.audio.config import Config
 from retable.tasks.audio.encoders import clap
 from retable.tasks.audio.encoders.clap import Clap
-from retable.tasks.audio.encoders.words import FORMAT
+from retable.tasks.audio.encoders.words import FORMAT, renamed
 from retable.tasks.audio.search.embedder import Embedder, placed, weights_fingerprint
 
 ITS_OWN = ("data", "init")
@@ -142,6 +142,6 @@ def read_export(data: bytes, name: str) -> Exported | Clap:
         return Clap(said, tensors, name)
     fields = export.read_json(metadata, "config", name, REMEDY)
     try:
-        return Exported(said, override(Config(), fields), tensors, name)
+        return Exported(said, override(Config(), renamed(fields)), tensors, name)
     except UserError as error:
         raise UserError(f"{name}: {error}; {REMEDY}") from error

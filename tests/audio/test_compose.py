@@ -176,7 +176,14 @@ def test_what_is_learnt_on_scenes_finds_real_recordings_of_another_fold(shared: 
     place = Storage.open(tmp_path) / "data/audio/scenes"
     made = items(Composition(folder=folder, training=300, validation=10))
     source = Source(place, write_dataset(place, "scenes", "generated", "mel", made, workers=2))
-    changes = {"data": "scenes", "corpora": ["clotho"], "clip": 5.0, "audio": "mean_mel", "epochs": 2, "steps": 250}
+    changes = {
+        "data": "scenes",
+        "corpora": ["clotho"],
+        "clip_seconds": 5.0,
+        "audio": "mean_mel",
+        "epochs": 2,
+        "steps": 250,
+    }
     config = override(config_at(TASK, "small", {}), changes)
     data = Recordings(None, source, [config])
     learner = RetrievalLearner([config], data, Worker())

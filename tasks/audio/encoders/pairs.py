@@ -93,7 +93,7 @@ def read_pair(data: bytes, name: str, text: str = "") -> Exported | Clap:
         raise UserError(f"{name}: {error}; {KNOWN}") from error
     assert isinstance(config.text, Pretrained)
     chosen = text or config.text.name
-    encoder = outline(chosen, config.words)
+    encoder = outline(chosen, config.tokens)
     try:
         check(parts["text"], encoder.network.state_dict())
     except ValueError as error:
@@ -140,7 +140,11 @@ def split(tensors: Mapping[str, Tensor]) -> tuple[Config, dict[str, dict[str, Te
     }
     name = TEXTS.get((width, layers, words), f"a text encoder of {layers} layers, width {width} and {words} words")
     config = Config(
-        audio=audio, text=Pretrained(name=name), projection=len(rest["audio_projection.weight"]), segment=10.0, words=32
+        audio=audio,
+        text=Pretrained(name=name),
+        projection=len(rest["audio_projection.weight"]),
+        segment=10.0,
+        tokens=32,
     )
     return config, {"audio": dict(weights.tensors), "text": text, "rest": rest}
 

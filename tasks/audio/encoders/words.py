@@ -30,8 +30,12 @@ TEXT_STATE = "text._extra_state"
 PUNCTUATION = str.maketrans("", "", string.punctuation)
 KNOWN = ("bert", "roberta")
 """Kinds of networks that are known here, by their names in transformers."""
-SHAPING = ("audio", "text", "segment", "words", "projection")
+SHAPING = ("audio", "text", "segment", "tokens", "projection")
 """Fields of a config that say what a network computes; the others say how it was trained."""
+RENAMED = {"words": "tokens", "clip": "clip_seconds"}
+"""Names of fields in files that version 2 wrote -> today's."""
+OLD = {new: old for old, new in RENAMED.items()}
+"""Fingerprints hash the old names, so that indexes of version 2 stay valid."""
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "U8": "uint8", "I64": "int64", "BOOL": "bool"}
 """What safetensors call the types of a model's tensors, and what torch calls them."""
 
@@ -83,7 +87,7 @@ class Words:
 
     def words(self, captions: Sequence[str]) -> Float32[np.ndarray, "captions dimension"]:
         """Embed captions."""
-        rows = [self._embed(ids) for ids in tokens(self.tokenizer, captions, self.config.words)]
+        rows = [self._embed(ids) for ids in tokens(self.tokenizer, captions, self.config.tokens)]
         return np.array(rows, np.float32).reshape(-1, self.config.projection)
 
     def _embed(self, ids: Sequence[int]) -> Float32[np.ndarray, " dimension"]:
@@ -185,11 +189,11 @@ def read_words(path: Path) -> Words | None:
             said = file.metadata() or {}
             if said.get("format") != FORMAT:
                 return None
-            config = override(Config(), export.read_json(said, "config", str(path), ""))
+            config = override(Config(), renamed(export.read_json(said, "config", str(path), "")))
             state = json.loads(bytes(file.get_tensor(TEXT_STATE)))
             architecture = state["architecture"]
             mean = isinstance(config.text, Pretrained) and config.text.pooling == "mean"
-            if mean or not known(architecture, config.words):
+            if mean or not known(architecture, config.tokens):
                 return None
             wanted = shapes(architecture, config.projection)
             tensors = {name: file.get_tensor(name) for name in wanted}
@@ -203,6 +207,11 @@ def read_words(path: Path) -> Words | None:
         return None
 
 
+def renamed(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a file's fields by today's names."""
+    return {RENAMED.get(path, path): value for path, value in fields.items()}
+
+
 def fingerprint(config: Config | None, tensors: Iterable[tuple[str, str, tuple[int, ...], bytes | memoryview]]) -> str:
     """Return what tells one network from any other: a SHA-256.
 
@@ -211,7 +220,7 @@ def fingerprint(config: Config | None, tensors: Iterable[tuple[str, str, tuple[i
         tensors: name, type as torch calls it, shape and bytes of each, sorted by their names.
     """
     fields = naming(config).items() if config else ()
-    shape = {path: value for path, value in fields if path.split(".")[0] in SHAPING}
+    shape = {OLD.get(path, path): value for path, value in fields if path.split(".")[0] in SHAPING}
     digest = hashlib.sha256(json.dumps(shape, sort_keys=True).encode())
     for name, dtype, size, data in tensors:
         digest.update(f"{name} torch.{dtype} {size}".encode())

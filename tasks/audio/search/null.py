@@ -30,6 +30,7 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float, Float32
 
+from retable.platform.train.seeds import generator
 from retable.tasks.audio.search.nearest import Found, Vectors, gather
 from retable.tasks.audio.world.captions import LEXICON
 
@@ -69,7 +70,7 @@ def salads(count: int, seed: int = 0) -> list[str]:
     """Return captions that mean nothing: words of the lexicon's subjects and verbs, drawn at random."""
     parts = [part for words in LEXICON.values() for part in (*words.subjects, *words.verbs)]
     words = sorted({word for part in parts for word in part.split()})
-    rng = np.random.default_rng(seed)
+    rng = generator(seed, "audio.salads")
     return [" ".join(rng.choice(words, size=rng.integers(SHORTEST, LONGEST + 1))) for _ in range(count)]
 
 
