@@ -152,7 +152,9 @@ def test_runs_are_shared_and_differ_where_rows_do(scale):
     best, plain = (needs("figure2", scale).get(row.label) for row in (tables.CLOTHO_GPT, tables.CLOTHO))
     assert best and [need.config for need in best] == [need.config for need in table2[tables.BEST.label]]
     assert bool(plain) == (scale != "quick")
-    assert not plain or [parent(need.config) for need in plain] == [need.config for need in table2[tables.NOT_FINE_TUNED.label]]
+    assert not plain or [parent(need.config) for need in plain] == [
+        need.config for need in table2[tables.NOT_FINE_TUNED.label]
+    ]
 
 
 def test_smoke_trains_every_row_once():

@@ -16,8 +16,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from functools import cached_property, partial
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 INFO, FORMAT = "index.json", 2
 BUILT = ("shards", "faiss", "null", "refit")
 """Entries of `index.json` that are others once the FAISS index was built anew."""
+AVOID = 0.5
+"""Weight of the words to avoid, against 1 of what is searched for."""
 TRIES = 3
 """How often an index is opened that is being written."""
 
@@ -54,6 +57,30 @@ class Hit:
     """Cosine between the query and the recording's best segment."""
     offset: float
     """Second at which that segment begins."""
+
+
+@dataclass(frozen=True)
+class Where:
+    """Which recordings may be hits."""
+
+    min_seconds: float = 0.0
+    """The shortest, to within a segment: an index knows where the last segment of a recording begins."""
+    under: str = ""
+    """A folder, below the index's or absolute."""
+    name: str = ""
+    """A pattern of the file's name, such as `*.flac`; without `*`, `?` and `[` a part of it. Case is ignored."""
+
+    def places(self, index: Index, content: str) -> tuple[str, ...]:
+        """Return the places of a recording that may be hits; none where it is too short."""
+        if self.min_seconds and index.longest.get(content, 0.0) < self.min_seconds:
+            return ()
+        return tuple(filter(partial(self._fits, index.folder), index.paths.get(content, ())))
+
+    def _fits(self, folder: Path, path: str) -> bool:
+        pattern = self.name.lower()
+        pattern = pattern if any(mark in pattern for mark in "*?[") else f"*{pattern}*"
+        below = not self.under or (folder / path).is_relative_to(folder / self.under)
+        return below and fnmatchcase(PurePath(path).name.lower(), pattern)
 
 
 @dataclass(frozen=True)
@@ -86,6 +113,14 @@ class Index:
         for file in sorted(self.files, key=lambda file: file.path):
             found[file.content] = (*found.get(file.content, ()), file.path)
         return found
+
+    @cached_property
+    def longest(self) -> Mapping[str, float]:
+        """The most seconds that each recording may last, by its content: up to a segment too many."""
+        parts = [table.select(["content", "offset"]) for table in self.tables]
+        last = pa.concat_tables(parts).group_by("content").aggregate([("offset", "max")])
+        ends = (offset + self.info["segment"] for offset in last["offset_max"].to_pylist())
+        return dict(zip(last["content"].to_pylist(), ends, strict=True))
 
     @property
     def built(self) -> int:
@@ -303,7 +338,7 @@ def check_model(info: dict[str, Any], embedder: Embedder | Words, out: Path) -> 
 
 
 def query_vector(
-    embedder: Embedder | Words, words: str, like: Path | None, refit: Refit | None = None
+    embedder: Embedder | Words, words: str, like: Path | None, refit: Refit | None = None, avoid: str = ""
 ) -> Float32[np.ndarray, " dimension"]:
     """Return the unit vector to search for: of words, of a recording's mean segment, or of both added.
 
@@ -312,6 +347,7 @@ def query_vector(
         words: what is to be heard.
         like: a recording.
         refit: the index's, which words go through; a recording does not.
+        avoid: words of what is not to be heard, whose vector is subtracted with the weight `AVOID`.
 
     Raises:
         UserError: where there is neither, or the recording cannot be read.
@@ -325,9 +361,17 @@ def query_vector(
 
         parts.append(_unit(embed_file(cast("Embedder", embedder), like).vectors.mean(0)))
     if said:
-        vectors = embedder.words([words])
-        parts.append((refit.apply(vectors) if refit else vectors)[0])
-    return _unit(np.stack(parts).sum(0))
+        parts.append(_words_vector(embedder, words, refit))
+    wanted = _unit(np.stack(parts).sum(0))
+    if not any(letter.isalnum() for letter in avoid):
+        return wanted
+    return _unit(wanted - np.float32(AVOID) * _words_vector(embedder, avoid, refit))
+
+
+def _words_vector(embedder: Embedder | Words, words: str, refit: Refit | None) -> Float32[np.ndarray, " dimension"]:
+    vectors = embedder.words([words])
+    vector: Float32[np.ndarray, " dimension"] = (refit.apply(vectors) if refit else vectors)[0]
+    return vector
 
 
 def _unit(vector: Float32[np.ndarray, " dimension"]) -> Float32[np.ndarray, " dimension"]:
@@ -335,19 +379,32 @@ def _unit(vector: Float32[np.ndarray, " dimension"]) -> Float32[np.ndarray, " di
     return unit
 
 
-def search(index: Index, query: Float32[np.ndarray, " dimension"], top: int) -> list[Hit]:
+def search(
+    index: Index, query: Float32[np.ndarray, " dimension"], top: int, where: Where | None = None, itself: str = ""
+) -> list[Hit]:
     """Return the recordings nearest to a unit vector, best first, each once, with its best segment and all its places.
 
     A place that is gone from the folder is left out; where the folder itself is not there, nothing is looked up.
+
+    Args:
+        index: an open one.
+        query: of `query_vector`.
+        top: recordings, at most.
+        where: which recordings may be hits; None: all.
+        itself: content of the recording that the query is; where the index holds it, it is the first hit.
     """
+    where = where or Where()
     rows = sum(map(len, index.vectors))
     look = index.folder.is_dir()
     wanted = min(rows, 4 * top)
     while True:
         hits = []
         scores, numbers = (each[0] for each in _found(index, query[None], wanted))
-        for content, score, offset in _contents(index, scores, numbers) if rows else ():
-            paths = index.paths.get(content, ())
+        nearest_first = _contents(index, scores, numbers) if rows else []
+        if itself in index.paths:
+            nearest_first = [(itself, 1.0, 0.0), *(each for each in nearest_first if each[0] != itself)]
+        for content, score, offset in nearest_first:
+            paths = where.places(index, content)
             there = [path for path in paths if not look or (index.folder / path).is_file()]
             if there:
                 hits.append(Hit(there[0], tuple(there[1:]), score, offset))
