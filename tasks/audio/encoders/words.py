@@ -22,6 +22,7 @@ from retable.platform.config import naming, override
 from retable.platform.errors import UserError
 from retable.platform.models import export
 from retable.tasks.audio.config import Config, Pretrained
+from retable.tasks.audio.encoders.lexicon import PREFIX, Anchors, anchors_of
 
 FORMAT = "retable audio 1"
 """How a file of `retable audio export` says what it is."""
@@ -84,11 +85,14 @@ class Words:
     """SHA-256 of the weights and of what they compute with: the whole model's."""
     source: str
     """What opens it again: a file's absolute path."""
+    anchors: Anchors | None = None
+    """What unknown words are searched by; None where the file has none."""
 
     def words(self, captions: Sequence[str]) -> Float32[np.ndarray, "captions dimension"]:
         """Embed captions."""
         rows = [self._embed(ids) for ids in tokens(self.tokenizer, captions, self.config.tokens)]
-        return np.array(rows, np.float32).reshape(-1, self.config.projection)
+        vectors = np.array(rows, np.float32).reshape(-1, self.config.projection)
+        return self.anchors.blend(captions, vectors) if self.anchors else vectors
 
     def _embed(self, ids: Sequence[int]) -> Float32[np.ndarray, " dimension"]:
         """Return the projected class token, of length one; one caption at once needs no padding and no mask."""
@@ -198,11 +202,12 @@ def read_words(path: Path) -> Words | None:
             wanted = shapes(architecture, config.projection)
             tensors = {name: file.get_tensor(name) for name in wanted}
             tokenizer = read_tokenizer(state["tokenizer"])
+            anchors = anchors_of({name: file.get_tensor(name) for name in file.keys() if name.startswith(PREFIX)})
         if tokenizer.get_vocab_size() > architecture["vocab_size"] or any(
             tensors[name].shape != shape or tensors[name].dtype != np.float32 for name, shape in wanted.items()
         ):
             return None
-        return Words(config, tensors, architecture, tokenizer, file_fingerprint(path, config), str(path))
+        return Words(config, tensors, architecture, tokenizer, file_fingerprint(path, config), str(path), anchors)
     except (OSError, SafetensorError, UserError, KeyError, TypeError, ValueError):
         return None
 
@@ -213,7 +218,7 @@ def renamed(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def fingerprint(config: Config | None, tensors: Iterable[tuple[str, str, tuple[int, ...], bytes | memoryview]]) -> str:
-    """Return what tells one network from any other: a SHA-256.
+    """Return what tells one network from any other: a SHA-256. `lexicon.Anchors` are no part of a network.
 
     Args:
         config: its own; None: the tensors say all.
@@ -238,7 +243,8 @@ def file_fingerprint(path: Path, config: Config) -> str:
             file.seek(start + span[0])
             return file.read(span[1] - span[0])
 
-        entries = sorted((name, said) for name, said in header.items() if name != "__metadata__")
+        own = (name for name in header if name != "__metadata__" and not name.startswith(PREFIX))
+        entries = [(name, header[name]) for name in sorted(own)]
         return fingerprint(
             config,
             ((name, DTYPES[said["dtype"]], tuple(said["shape"]), data(said["data_offsets"])) for name, said in entries),
