@@ -253,7 +253,7 @@ def _form(tree: Piece | Pair, extra: Sequence[str], how: Rules, rng: random.Rand
         text = f"{text}{rng.choice((' with', ' along with', ', and'))} {rng.choice(extra)}"
     if style in ("ing", "nominal") and not text.startswith(("the ", "in ")):
         text = rng.choice(FRAMES).format(x=text)
-    elif not seen and (not plain or rng.random() < 0.3):
+    elif not plain or (not seen and rng.random() < 0.3):
         text = rng.choice(OPENINGS).format(x=text)
     text = re.sub(r"\ban? (?=(\w))", lambda found: "an " if found[1] in VOWELS else "a ", text)
     return f"{text[0].upper()}{text[1:]}."

@@ -1,11 +1,10 @@
 """Search an index: the recordings whose best segment lies nearest to some words, or to a sound.
 
-An index is a folder: `index.json` says what it is, `embeddings-*.arrow` hold a row and a unit vector for each segment,
-`index-*.faiss` finds the nearest of them, `places-*.arrow` say where the recordings lie, `null-*.arrow` what it takes
-to say how unusual a hit is, and `refit-*.safetensors`, where marks were learnt from, what words are searched as; see
-`index.py`. Segments that were added since the FAISS index was built are compared one by one; who holds an index open
-sees them with `refresh`. Nobody who reads waits for who writes: the files that `index.json` names are there until
-another one is.
+An index is a folder: `index.json` says what it is, and what it takes to say how unusual a hit is; `embeddings-*.arrow`
+hold a row and a unit vector for each segment, `index-*.faiss` finds the nearest of them, `places-*.arrow` say where the
+recordings lie, and `refit-*.safetensors`, where marks were learnt from, what words are searched as; see `index.py`.
+Segments that were added since the FAISS index was built are compared one by one; who holds an index open sees them with
+`refresh`. Nobody who reads waits for who writes: the files that `index.json` names are there until another one is.
 
 A recording's score is the cosine of its best segment. Where a recording is one segment, that is the score an evaluation
 ranks by; of a long one an evaluation takes the mean of all segments, and a search wants the place.
@@ -102,7 +101,7 @@ class Index:
     files: Sequence[places.File]
     """The places of the recordings."""
     null: Null | None
-    """What captions without a meaning find in it; None in an index of before there was one."""
+    """What words at random find in it; None in an index of before there was one."""
     refit: Refit | None
     """What was learnt from marks: words are searched for as it says."""
 
@@ -173,22 +172,10 @@ def read_places(out: Path, info: dict[str, Any]) -> list[places.File]:
     return places.files_of(_mapped(out / name, places.SCHEMA, "places") for name in info.get("places", ()))
 
 
-def null_schema(dimension: int) -> pa.Schema:
-    """Return the columns of the null: a row is a caption."""
-    return pa.schema([("vector", pa.list_(pa.float32(), dimension))])
-
-
-def read_null(out: Path, info: dict[str, Any]) -> Null | None:
-    """Return what captions without a meaning find in an index; None where it was made before there was that.
-
-    Raises:
-        UserError: where its file is missing or damaged.
-    """
-    said = info.get("null")
-    if not said:
-        return None
-    table = _mapped(out / said["name"], null_schema(info["dimension"]), "captions' vectors")
-    return Null(shard_vectors(table), np.array(said["scores"]))
+def read_null(info: dict[str, Any]) -> Null | None:
+    """Return what words at random find in an index; None where it was made before there was that."""
+    said = info.get("null", {})
+    return Null(np.array(said["best"])) if "best" in said else None
 
 
 def refit_of(out: Path, info: dict[str, Any]) -> Refit | None:
@@ -257,7 +244,7 @@ def _opened(out: Path, stamp: tuple[int, int, int] | None) -> Index:
     if info["kind"] != "flat":  # which is the vectors themselves, though older indexes keep a file of it
         index = nearest.read(out / file["name"], file["bytes"], info["segments"], info["dimension"])
     vectors = [shard_vectors(table) for table in tables]
-    files, null, refit = read_places(out, info), read_null(out, info), refit_of(out, info)
+    files, null, refit = read_places(out, info), read_null(info), refit_of(out, info)
     return Index(out, stamp, info, folder_of(out, info), tables, vectors, index, files, null, refit)
 
 
@@ -416,14 +403,14 @@ def search(
 
 
 def p_value(index: Index, query: Float32[np.ndarray, " dimension"]) -> float | None:
-    """Return how often captions without a meaning find as much as a query in words; see `null.py`.
+    """Return how often words at random find as much as a query in words; see `null.py`.
 
     Recordings that were added since the index was built are searched, but the null is that of the index as built. None
     where the index was made before there was a null: `retable audio index` brings it up to date.
     """
     if index.null is None:
         return None
-    return index.null.p_value(query, index.vectors, partial(_found, index))
+    return index.null.p_value(float(_found(index, query[None], 1)[0][0, 0]))
 
 
 def _found(index: Index, queries: Float32[np.ndarray, "queries dimension"], count: int) -> nearest.Found:
