@@ -60,7 +60,7 @@ def found(index: Index, vector: Float32[np.ndarray, " dimension"], top: int) -> 
         }
         for hit in listed
     ]
-    found = {"hits": hits, **judged(listed, p_value(index, vector))}
+    found = {"hits": hits, **judged(listed, p_value(index, listed))}
     return Reply(json.dumps(found).encode(), "application/json")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -15,8 +14,6 @@ from retable.platform.store.storage import Storage
 from retable.tasks.audio.data_cli import DATA, Where
 
 if TYPE_CHECKING:
-    from retable.tasks.audio.encoders.words import Words
-    from retable.tasks.audio.search.embedder import Embedder
     from retable.tasks.audio.search.search import Hit
 
 __all__ = ["DATA", "app"]
@@ -134,7 +131,7 @@ def search(
 
     Example: `retable audio search "rain on a tin roof" --index sounds.index --page hits.html`
     """
-    from retable.tasks.audio.search.hits import judged, lines, tags, told, write_page
+    from retable.tasks.audio.search.hits import as_json, lines, told, write_page
     from retable.tasks.audio.search.marks import mark, numbered
     from retable.tasks.audio.search.places import digest
     from retable.tasks.audio.search.play import play
@@ -146,33 +143,19 @@ def search(
     if marks and not words:
         raise UserError("--good, --bad: a hit is marked for words; give some")
     opened = open_index(place)
-    source, where = model or opened.info["source"], Storage.open(storage)
-    embedder: Embedder | Words
-    if like is None:
-        embedder = open_words(source, where, device)
-    else:
-        from retable.tasks.audio.search.embedder import open_embedder
-
-        embedder = open_embedder(source, where, device)
+    embedder = open_words(model or opened.info["source"], Storage.open(storage), device, whole=like is not None)
     check_model(opened.info, embedder, place)
     query = query_vector(embedder, words, like, opened.refit, avoid)
     itself = digest(like) if like is not None and not words else ""
     hits = find(opened, query, top, Among(min_seconds, under, name), itself)
-    p = p_value(opened, query) if like is None else None
-    said, given = told(opened, hits, p, like is None), judged(hits, p)
+    p = p_value(opened, hits) if like is None else None
+    said = told(opened, hits, p, like is None)
     for hit, is_good in [(numbered(number, hits), is_good) for number, is_good in marks]:  # all, or none
         mark(opened, words, hit, is_good)
     if page:
         write_page(page, opened, words, like, hits, said)
     if as_json:
-        found = {
-            "words": words,
-            "like": str(like or ""),
-            "folder": str(opened.folder),
-            **given,
-            "hits": [{**vars(hit), "tags": tags(hit.file)} for hit in hits],
-        }
-        typer.echo(json.dumps(found, ensure_ascii=False, indent=2))
+        typer.echo(as_json(opened, words, like, hits, p))
         return
     for line in (*([said] if said else []), *lines(hits)):
         console.print(line, markup=False, highlight=False)
@@ -228,7 +211,7 @@ def shell(
             opened = refresh(opened)
             query = query_vector(embedder, typed.strip(), None, opened.refit)
             words, hits = typed.strip(), find(opened, query, top)
-            said = told(opened, hits, p_value(opened, query))
+            said = told(opened, hits, p_value(opened, hits))
             for line in (*([said] if said else []), *lines(hits)):
                 console.print(line, markup=False, highlight=False)
         except UserError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Sequence
@@ -58,6 +59,13 @@ def told(index: Index, hits: Sequence[Hit], p: float | None, words: bool = True)
 def judged(hits: Sequence[Hit], p: float | None) -> dict[str, object]:
     """Return what programs are told: `p`, `verdict` (found, doubtful, nothing; null where it is not known)."""
     return {"p": None if p is None else round(p, 4), "verdict": verdict(p) if hits and p is not None else None}
+
+
+def as_json(index: Index, words: str, like: Path | None, hits: Sequence[Hit], p: float | None) -> str:
+    """Return a search and its hits as JSON."""
+    found = {"words": words, "like": str(like or ""), "folder": str(index.folder), **judged(hits, p)}
+    found["hits"] = [{**vars(hit), "tags": tags(hit.file)} for hit in hits]
+    return json.dumps(found, ensure_ascii=False, indent=2)
 
 
 def clock(seconds: float) -> str:

@@ -293,24 +293,25 @@ def _tables(out: Path, info: dict[str, Any], shards: Sequence[dict[str, Any]]) -
     return tables
 
 
-def open_words(name: str, storage: Storage, device: str = "") -> Embedder | Words:
+def open_words(name: str, storage: Storage, device: str = "", whole: bool = False) -> Embedder | Words:
     """Open the half of a model that embeds words: a file without torch, which takes seconds to import.
 
     Args:
         name: a file, a model of the zoo, or a run; see `embedder.open_embedder`.
         storage: where runs lie.
         device: cpu, cuda, ...; none: the CPU for a file, else a GPU where there is one.
+        whole: take what embeds sounds, too.
 
     Raises:
         UserError: where there is no such model, or no such device.
     """
     file = Path(name) if Path(name).is_file() else zoo.zoo("audio").get(name)
-    found = read_words(file.absolute()) if file and device in ("", "cpu") else None
+    found = read_words(file.absolute()) if file and device in ("", "cpu") and not whole else None
     if found:
         return found
     from retable.tasks.audio.search import embedder
 
-    return embedder.open_embedder(name, storage, device, words_alone=True)
+    return embedder.open_embedder(name, storage, device, words_alone=not whole)
 
 
 def check_model(info: dict[str, Any], embedder: Embedder | Words, out: Path) -> None:
@@ -402,15 +403,13 @@ def search(
         wanted = min(rows, 4 * wanted)
 
 
-def p_value(index: Index, query: Float32[np.ndarray, " dimension"]) -> float | None:
-    """Return how often words at random find as much as a query in words; see `null.py`.
+def p_value(index: Index, hits: Sequence[Hit]) -> float | None:
+    """Return how often words at random find as much as the best hit of a query in words; see `null.py`.
 
-    Recordings that were added since the index was built are searched, but the null is that of the index as built. None
-    where the index was made before there was a null: `retable audio index` brings it up to date.
+    The null is that of the index as it was built, whatever was added since or is left out as a hit. None where nothing
+    was found, and where the index was made before there was a null: `retable audio index` brings it up to date.
     """
-    if index.null is None:
-        return None
-    return index.null.p_value(float(_found(index, query[None], 1)[0][0, 0]))
+    return index.null.p_value(hits[0].score) if index.null and hits else None
 
 
 def _found(index: Index, queries: Float32[np.ndarray, "queries dimension"], count: int) -> nearest.Found:
