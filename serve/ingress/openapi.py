@@ -47,7 +47,7 @@ HITS_SCHEMA: dict[str, Any] = object_of(
         "type": ["number", "null"],
         "description": "how often words at random find as much; hits are listed in any case",
     },
-    verdict={"type": ["string", "null"], "enum": ["found", "doubtful", "nothing", None]},
+    verdict={"type": ["string", "null"], "enum": ["found", "doubtful", None]},
 )
 JOB = {"id": "n0T6uE2jR4mXq8vLw1sYzA", "state": "running", "frames": 96, "frames_total": 240, "progress": 0.4}
 JOB |= {"seconds_left": 31.5}

@@ -34,8 +34,7 @@ function search(words) {
 }
 
 function note(verdict, p) {
-  const begin = { doubtful: "Perhaps not here", nothing: "Probably not here" }[verdict];
-  return begin ? ` ${begin}: words at random find as much in ${(100 * p).toFixed(0)} % of cases.` : "";
+  return verdict === "doubtful" ? ` Perhaps not here: words at random find as much in ${(100 * p).toFixed(0)} % of cases.` : "";
 }
 
 // The wave of the recording's first megabytes, where the browser can decode them; nothing else waits for it.

@@ -52,12 +52,11 @@ def told(index: Index, hits: Sequence[Hit], p: float | None, words: bool = True)
     if p is None:
         again = f"retable audio index {index.folder} --out {index.out}"
         return f"how unusual this is, an index of before does not say; bring it up to date: {again}"
-    note = {"found": "", "doubtful": "perhaps not here", "nothing": "probably not here"}[verdict(p)]
-    return note and f"{note}: words at random find as much in {p:.0%} of cases"
+    return "" if verdict(p) == "found" else f"perhaps not here: words at random find as much in {p:.0%} of cases"
 
 
 def judged(hits: Sequence[Hit], p: float | None) -> dict[str, object]:
-    """Return what programs are told: `p`, `verdict` (found, doubtful, nothing; null where it is not known)."""
+    """Return what programs are told: `p`, `verdict` (found, doubtful; null where it is not known)."""
     return {"p": None if p is None else round(p, 4), "verdict": verdict(p) if hits and p is not None else None}
 
 

@@ -7,9 +7,9 @@ among them, (1 + those) / (1 + all).
 
 A query that is itself a salad is exchangeable with the null, so its p value is at most 0.05 in 5 % of cases, for an
 archive of any size and an index of any kind: the null is searched in the same way. The verdict is a note beside the
-hits, never a reason to hide them. Its two limits were chosen on 180 queries for ESC-10's classes that were written
-before anybody looked at what the model knows, in the held-out fold with and without the recordings of the class; what
-they tell apart, and what not, stands in `docs/tasks/audio_queries.md`. Sounds as queries have no such null.
+hits, never a reason to hide them. Its limit was chosen on 180 queries for ESC-10's classes that were written before
+anybody looked at what the model knows, in the held-out fold with and without the recordings of the class; what it tells
+apart, and what not, stands in `docs/tasks/audio_queries.md`. Sounds as queries have no such null.
 
 Source of the p value: Davison and Hinkley 1997, *Bootstrap Methods and their Application*, section 4.2 (Monte Carlo
 tests).
@@ -36,10 +36,10 @@ SHORTEST, LONGEST = 3, 8
 """Words of a salad."""
 SAME = 1e-6
 """Cosines that differ by less are equal: rounding is no finding."""
-FOUND, DOUBTFUL = 0.1, 0.3
-"""The largest p value of what counts as found, and as doubtful; beyond, it is probably not here."""
+FOUND = 0.1
+"""The largest p value of what counts as found; beyond, it is doubtful."""
 
-Verdict = Literal["found", "doubtful", "nothing"]
+Verdict = Literal["found", "doubtful"]
 Query = Float32[np.ndarray, "queries dimension"]
 Search = Callable[[Query, int], Found]
 """Returns so many nearest segments of each query, as `nearest.nearest`."""
@@ -76,4 +76,4 @@ def measure(embedded: Query, search: Search) -> Null:
 
 def verdict(p: float) -> Verdict:
     """Say what a p value means."""
-    return "found" if p <= FOUND else "doubtful" if p <= DOUBTFUL else "nothing"
+    return "found" if p <= FOUND else "doubtful"
