@@ -151,7 +151,8 @@ class Anchors:
     def known(self, caption: str) -> float:
         """Return which share of a caption's words the model was trained on, those that say little left out."""
         places, weights = table().places, table().weights
-        words = [w for w in WORD.findall(caption.lower()) if w not in places or weights[places[w]] >= COMMON]
+        words = [w for w in WORD.findall(caption.lower()) if len(w) > 1]
+        words = [w for w in words if w not in places or weights[places[w]] >= COMMON]
         return sum(word in self.own for word in words) / len(words) if words else 1.0
 
     def tensors(self) -> dict[str, np.ndarray]:
