@@ -164,8 +164,8 @@ QUICK = Reduced(
 )
 SMALL = Reduced(
     overrides={**COMMON, "data": "generated-small", "batch": 32},
-    pre_training={"epochs": 4, "steps": 225, "learning_rate": 1e-3},
-    fine_tuning={"epochs": 5, "steps": 180, "learning_rate": 8e-4},
+    pre_training={"epochs": 4, "steps": 210, "learning_rate": 1e-3},
+    fine_tuning={"epochs": 5, "steps": 170, "learning_rate": 8e-4},
     audio={
         **passts(SIZE),
         "cnn14": {"audio.weights": "random", "audio.filters": 4, "segment": 3.0},

@@ -52,7 +52,7 @@ Hits are always shown. The note, *perhaps not here*, stands beside them where {s
 random find as much as the best hit in more than 10 % of cases. Each query was searched for in the whole fold, and in
 the fold without the recordings of its class. Shares of the 180 queries by p; the limit was chosen by the same queries,
 all of them, so that the two halves of the classes show how far the shares differ. Beyond p 0.1 larger values tell
-nothing more, so there is no stronger note.
+little more, so there is no stronger note.
 
 | | p up to 0.05 | up to 0.1 | up to 0.2 | beyond |
 |---|---|---|---|---|

@@ -63,10 +63,10 @@ def condense(folder: Path) -> Iterator[str]:
             lemmas = [re.sub(r"\(.*\)", "", word) for word in rest[: 2 * int(size, 16) : 2]]
             usual = []
             for lemma in filter(LETTERS.fullmatch, lemmas):
-                number, count = meanings[part, offset, lemma]
-                alone[lemma] += count
-                first = number == 1 or (part == "v" and field == SOUND)
-                if count and first and field in FIELDS[part] and (part != "r" or lemma.endswith("ly")):
+                sense, uses = meanings[part, offset, lemma]
+                alone[lemma] += uses
+                first = sense == 1 or (part == "v" and field == SOUND)
+                if uses and first and field in FIELDS[part] and (part != "r" or lemma.endswith("ly")):
                     usual.append(lemma)
             if len(usual) > 1:
                 yield f"{part} {' '.join(usual)}"
