@@ -131,7 +131,7 @@ def search(
 
     Example: `retable audio search "rain on a tin roof" --index sounds.index --page hits.html`
     """
-    from retable.tasks.audio.search.hits import as_json, lines, told, write_page
+    from retable.tasks.audio.search.hits import lines, to_json, told, write_page
     from retable.tasks.audio.search.marks import mark, numbered
     from retable.tasks.audio.search.places import digest
     from retable.tasks.audio.search.play import play
@@ -155,7 +155,7 @@ def search(
     if page:
         write_page(page, opened, words, like, hits, said)
     if as_json:
-        typer.echo(as_json(opened, words, like, hits, p))
+        typer.echo(to_json(opened, words, like, hits, p))
         return
     for line in (*([said] if said else []), *lines(hits)):
         console.print(line, markup=False, highlight=False)

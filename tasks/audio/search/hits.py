@@ -60,7 +60,7 @@ def judged(hits: Sequence[Hit], p: float | None) -> dict[str, object]:
     return {"p": None if p is None else round(p, 4), "verdict": verdict(p) if hits and p is not None else None}
 
 
-def as_json(index: Index, words: str, like: Path | None, hits: Sequence[Hit], p: float | None) -> str:
+def to_json(index: Index, words: str, like: Path | None, hits: Sequence[Hit], p: float | None) -> str:
     """Return a search and its hits as JSON."""
     found = {"words": words, "like": str(like or ""), "folder": str(index.folder), **judged(hits, p)}
     found["hits"] = [{**vars(hit), "tags": tags(hit.file)} for hit in hits]
