@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from retable.platform.spec.table import Column, Combined, Figure, Row, Table
+from retable.platform.spec.table import AnyRow, Column, Combined, Figure, Row, Table
 from retable.tasks.audio import example, figures
 from retable.tasks.audio.combine import mean_similarity, no_similarity
 from retable.tasks.audio.config import PAPER
@@ -200,7 +200,7 @@ MEL_STATISTICS = row(
 )
 CHANCE = Combined(label="chance", of=(BEST.label, MEAN_MEL.label), combine=no_similarity)
 """Equal similarities of all recordings: their ties count as the expectation over their orders."""
-OURS = [GUARDED, MEAN_MEL, MEL_STATISTICS, CHANCE]
+OURS: Sequence[AnyRow] = [GUARDED, MEAN_MEL, MEL_STATISTICS, CHANCE]
 
 TABLE2 = Table(
     title="Finding recordings of the test set by their captions (table 2)",
