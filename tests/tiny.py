@@ -127,7 +127,7 @@ BASE = {
         "text.vocabulary": 300,
         "text.dropout": 0.0,
         "segment": 0.5,
-        "clip": 1.0,
+        "clip_seconds": 1.0,
         "projection": 8,
         "precision": "float32",
         "temperature": 0.1,

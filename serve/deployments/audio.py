@@ -19,7 +19,7 @@ from retable.serve.ingress.limits import LIMITS
 from retable.serve.ingress.ranges import send
 from retable.tasks.audio.export import read_export
 from retable.tasks.audio.search.embedder import BATCH, Embedder
-from retable.tasks.audio.search.hits import judged
+from retable.tasks.audio.search.hits import judged, tags
 from retable.tasks.audio.search.index import indexed
 from retable.tasks.audio.search.search import Index, check_model, open_index, p_value, refresh, search
 
@@ -56,10 +56,11 @@ def found(index: Index, vector: Float32[np.ndarray, " dimension"], top: int) -> 
             "file": shown(hit.file, index.folder),
             "score": round(hit.score, 6),
             "offset": hit.offset,
+            "tags": tags(hit.file),
         }
         for hit in listed
     ]
-    found = {"hits": hits, **judged(listed, p_value(index, vector))}
+    found = {"hits": hits, **judged(listed, p_value(index, listed))}
     return Reply(json.dumps(found).encode(), "application/json")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from functools import partial
 from pathlib import Path
@@ -16,8 +15,6 @@ from retable.platform.store.storage import Storage
 from retable.tasks.audio.data_cli import DATA, Where
 
 if TYPE_CHECKING:
-    from retable.tasks.audio.encoders.words import Words
-    from retable.tasks.audio.search.embedder import Embedder
     from retable.tasks.audio.search.search import Hit
 
 __all__ = ["DATA", "app"]
@@ -37,7 +34,6 @@ Part = Annotated[
     typer.Option(help="Which copy of a network to take where a checkpoint holds two, e.g. net_swa; none: the first."),
 ]
 LLM = "For a language model"
-ANYWAY = "Show the nearest, too, where nothing sounds like the words."
 
 
 @app.command()
@@ -121,7 +117,14 @@ def search(
     top: Annotated[int, typer.Option(help="Recordings to show.", min=1)] = 10,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     page: Annotated[Path | None, typer.Option(help="Write a page, too, on which the hits can be played.")] = None,
-    anyway: Annotated[bool, typer.Option("--anyway", help=ANYWAY)] = False,
+    avoid: Annotated[
+        str, typer.Option("--not", help="What is not to be heard: hits sound less like these words.")
+    ] = "",
+    min_seconds: Annotated[
+        float, typer.Option(help="Shortest hit in seconds, to within a segment of the index.", min=0)
+    ] = 0.0,
+    under: Annotated[str, typer.Option(help="Only hits below this folder of the index (or an absolute one).")] = "",
+    name: Annotated[str, typer.Option(help="Only hits whose file name has this in it, or fits it: '*take?.wav'.")] = "",
     aloud: Annotated[bool, typer.Option("--play", help="Play the best hit's seconds.")] = False,
     good: Annotated[list[int] | None, typer.Option(help="Mark a hit as good for the words, by its number.")] = None,
     bad: Annotated[list[int] | None, typer.Option(help="Mark a hit as bad.")] = None,
@@ -131,14 +134,15 @@ def search(
 ) -> None:
     """Find recordings by words, by a recording, or by both: score (a cosine), second of the best segment, file.
 
-    Where words at random do as well in more than 20 % of cases, nothing here sounds like that; in more than 5 %, it is
-    doubtful.
+    A note says where words at random find as much so often that the sound is perhaps, or probably, not here.
 
     Example: `retable audio search "rain on a tin roof" --index sounds.index --page hits.html`
     """
-    from retable.tasks.audio.search.hits import judged, lines, told, write_page
+    from retable.tasks.audio.search.hits import lines, to_json, told, write_page
     from retable.tasks.audio.search.marks import mark, numbered
+    from retable.tasks.audio.search.places import digest
     from retable.tasks.audio.search.play import play
+    from retable.tasks.audio.search.search import Where as Among
     from retable.tasks.audio.search.search import check_model, open_index, open_words, p_value, query_vector
     from retable.tasks.audio.search.search import search as find
 
@@ -146,40 +150,27 @@ def search(
     if marks and not words:
         raise UserError("--good, --bad: a hit is marked for words; give some")
     opened = open_index(place)
-    name, where = model or opened.info["source"], Storage.open(storage)
-    embedder: Embedder | Words
-    if like is None:
-        embedder = open_words(name, where, device)
-    else:
-        from retable.tasks.audio.search.embedder import open_embedder
-
-        embedder = open_embedder(name, where, device)
+    embedder = open_words(model or opened.info["source"], Storage.open(storage), device, whole=like is not None)
     check_model(opened.info, embedder, place)
-    query = query_vector(embedder, words, like, opened.refit)
-    hits, p = find(opened, query, top), p_value(opened, query) if like is None else None
-    said, given = told(opened, hits, p, like is None), judged(hits, p)
-    shown = anyway or given["verdict"] != "nothing"
+    query = query_vector(embedder, words, like, opened.refit, avoid)
+    itself = digest(like) if like is not None and not words else ""
+    hits = find(opened, query, top, Among(min_seconds, under, name), itself)
+    p = p_value(opened, hits) if like is None else None
+    said = told(opened, hits, p, like is None)
     for hit, is_good in [(numbered(number, hits), is_good) for number, is_good in marks]:  # all, or none
         mark(opened, words, hit, is_good)
     if page:
-        write_page(page, opened, words, like, hits, said, shown)
+        write_page(page, opened, words, like, hits, said)
     if as_json:
-        found = {
-            "words": words,
-            "like": str(like or ""),
-            "folder": str(opened.folder),
-            **given,
-            "hits": list(map(vars, hits)),
-        }
-        typer.echo(json.dumps(found, ensure_ascii=False, indent=2))
+        typer.echo(to_json(opened, words, like, hits, p))
         return
-    for line in (*([said] if said else []), *(lines(hits) if shown else [])):
+    for line in (*([said] if said else []), *lines(hits)):
         console.print(line, markup=False, highlight=False)
     if marks:
         console.print(f"{len(marks)} marked; to fine-tune on them: retable audio pairs {place} FILE.csv", markup=False)
     if page:
         console.print(str(page), markup=False)
-    if aloud and shown and hits:
+    if aloud and hits:
         play(opened, hits[0])
 
 
@@ -187,7 +178,6 @@ def search(
 def shell(
     place: Annotated[Path, typer.Option("--index", "-i", help="The index.")] = Path("index"),
     top: Annotated[int, typer.Option(help="Recordings to show.", min=1)] = 10,
-    anyway: Annotated[bool, typer.Option("--anyway", help=ANYWAY)] = False,
     model: Model = "",
     storage: Where = "results",
     device: Device = "",
@@ -201,7 +191,7 @@ def shell(
     """
     import sys
 
-    from retable.tasks.audio.search.hits import judged, lines, told
+    from retable.tasks.audio.search.hits import lines, told
     from retable.tasks.audio.search.marks import mark, marked
     from retable.tasks.audio.search.play import play
     from retable.tasks.audio.search.search import check_model, open_index, open_words, p_value, query_vector, refresh
@@ -227,10 +217,9 @@ def shell(
                 continue
             opened = refresh(opened)
             query = query_vector(embedder, typed.strip(), None, opened.refit)
-            words, hits, p = typed.strip(), find(opened, query, top), p_value(opened, query)
-            shown = anyway or judged(hits, p)["verdict"] != "nothing"
-            said = told(opened, hits, p)
-            for line in (*([said] if said else []), *(lines(hits) if shown else [])):
+            words, hits = typed.strip(), find(opened, query, top)
+            said = told(opened, hits, p_value(opened, hits))
+            for line in (*([said] if said else []), *lines(hits)):
                 console.print(line, markup=False, highlight=False)
         except UserError as error:
             errors.print(str(error), markup=False)

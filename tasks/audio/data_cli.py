@@ -17,7 +17,9 @@ Workers = Annotated[int, typer.Option(help="Processes.", min=1)]
 
 
 def make(
-    size: Annotated[Literal["tiny", "small", "large"], typer.Option(help="tiny: seconds; large: hours.")] = "tiny",
+    size: Annotated[
+        Literal["tiny", "quick", "small", "large"], typer.Option(help="tiny: seconds; large: hours.")
+    ] = "tiny",
     storage: Where = "results",
     name: Annotated[str, typer.Option(help="Name of the data set; none: generated-SIZE.")] = "",
     scenes: Annotated[

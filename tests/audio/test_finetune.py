@@ -108,7 +108,9 @@ def test_from_a_file(storage, tmp_path):
 def test_a_run_and_its_file_give_the_same_settings(storage, tmp_path):
     """Only the digest that the weights go by differs: a file is another one than the run's."""
     path = tmp_path / "model.safetensors"
-    other = override(BEFORE, {"seed": 7, "precision": "float32", "clip": 5.0, "warmup": 0.5, "text.dropout": 0.1})
+    other = override(
+        BEFORE, {"seed": 7, "precision": "float32", "clip_seconds": 5.0, "warmup": 0.5, "text.dropout": 0.1}
+    )
     task = SimpleNamespace(name="audio", version=2, dataset=SimpleNamespace(describe=lambda info: "gone"))
     folder = RunFolder.of(storage, find("audio"), other)
     folder.begin(other, find("audio").version, {})
@@ -119,7 +121,7 @@ def test_a_run_and_its_file_give_the_same_settings(storage, tmp_path):
     of_run, of_file = (finetune.settings(start, INFO, storage, {}) for start in (folder.fingerprint, str(path)))
     assert of_file.init == Weights(sha256=hashlib.sha256(path.read_bytes()).hexdigest())
     assert replace(of_file, init=of_run.init) == of_run
-    assert (of_file.seed, of_file.clip, of_file.learning_rate) == (7, 5.0, 1e-3 * finetune.SLOWER)
+    assert (of_file.seed, of_file.clip_seconds, of_file.learning_rate) == (7, 5.0, 1e-3 * finetune.SLOWER)
 
 
 def test_training_leaves_the_parents_run_alone(storage, monkeypatch):

@@ -101,7 +101,7 @@ def test_a_query_finds_recordings_that_play(opened):
     page.wait_for_selector("#hits li >> nth=2")
     assert f"{web.HOSTILE} 0.wav from 1 s, cosine 0.500" in page.inner_text("#hits li >> nth=0")
     assert page.locator("#hits img").count() == 0
-    page.click("#hits li:nth-child(2) button")
+    page.click("#hits li:nth-child(2) button:has-text('Play')")
     page.wait_for_selector("#hits li:nth-child(2) audio")
     page.wait_for_selector("#hits audio:focus")
     state = page.eval_on_selector(

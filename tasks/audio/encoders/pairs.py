@@ -103,7 +103,7 @@ def read_pair(
         raise UserError(f"{name}: {error}; {KNOWN}") from error
     assert isinstance(config.text, Pretrained)
     chosen = text or config.text.name
-    encoder = outline(chosen, config.words)
+    encoder = outline(chosen, config.tokens)
     try:
         check(parts["text"], encoder.network.state_dict())
     except ValueError as error:
@@ -158,7 +158,7 @@ def split(
         text=Pretrained(name=name),
         projection=len(rest["audio_projection.weight"]),
         segment=segment,
-        words=32,
+        tokens=32,
     )
     return config, {"audio": dict(weights.tensors), "text": text, "rest": rest}
 

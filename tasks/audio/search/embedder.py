@@ -23,6 +23,7 @@ from retable.platform.store.storage import Storage
 from retable.platform.store.weights import metadata, read_bytes
 from retable.tasks.audio.collect.files import Remarks, stream
 from retable.tasks.audio.config import SAMPLE_RATE, Config
+from retable.tasks.audio.encoders.lexicon import Anchors
 from retable.tasks.audio.encoders.words import fingerprint
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ class Embedder:
     """At which the run was trained; empty where it is not known."""
     score: Mapping[str, Any] = field(default_factory=dict)
     """How well it did on data that it never heard, as its file says; empty where it says nothing."""
+    anchors: Anchors | None = None
+    """What words are searched by that the model was not trained on; None where its file has none."""
 
     @torch.inference_mode()
     def sounds(self, segments: Sequence[Waveform]) -> Float32[np.ndarray, "segments dimension"]:
@@ -72,8 +75,9 @@ class Embedder:
     def words(self, captions: Sequence[str]) -> Float32[np.ndarray, "captions dimension"]:
         """Embed captions."""
         blocks = (captions[start : start + BATCH] for start in range(0, len(captions), BATCH))
-        vectors = [_array(self.network.embed_text(block)) for block in blocks]
-        return np.concatenate([np.empty((0, self.dimension), np.float32), *vectors])
+        found = [_array(self.network.embed_text(block)) for block in blocks]
+        vectors = np.concatenate([np.empty((0, self.dimension), np.float32), *found])
+        return self.anchors.blend(captions, vectors) if self.anchors else vectors
 
     @property
     def _device(self) -> torch.device:

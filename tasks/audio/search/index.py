@@ -10,11 +10,10 @@ update that was killed. One process at a time may write an index.
 segment by segment, until the index is built anew. Who has the index open sees it with `search.refresh`.
 
     index.json           the model, the folder, the kind of index that was asked for and that it is, its recall, and
-                         the files below; `added` lists the shards since
+                         the files below; `added` lists the shards since, `null` what words at random find
     embeddings-*.arrow   a row a segment: content of the recording, offset, unit vector
     places-*.arrow       a row a file: path, bytes, time of change, content
     index-*.faiss        see `nearest.py`; none for an exact index
-    null-*.arrow         what a hit must surpass; see `null.py`
     refit-*.safetensors  what words are searched as, once marks were learnt from; see `refit.py`
     .lock                held by the process that writes
 """
@@ -54,7 +53,6 @@ from retable.tasks.audio.search.search import (
     Index,
     check_model,
     folder_of,
-    null_schema,
     open_index,
     read_info,
     read_places,
@@ -513,7 +511,7 @@ def _built(out: Path, before: dict[str, Any], names: Sequence[str], embedder: Em
     whole = there is not None and (
         not there if kind == "flat" else bool(there) and _is_whole(out / there["name"], there)
     )
-    if whole and shards == before["shards"] and before["kind"] == kind and "null" in before:
+    if whole and shards == before["shards"] and before["kind"] == kind and "best" in before.get("null", {}):
         return {"added": []}
     words = _words(embedder, refit_of(out, before))
     index, file, effort, recall = None, {}, 0, 1.0
@@ -523,7 +521,7 @@ def _built(out: Path, before: dict[str, Any], names: Sequence[str], embedder: Em
         name = _next(out, "index", "faiss")
         file = {"name": name, "bytes": nearest.write(index, out / name)}
     found = {"kind": kind, "effort": effort, "recall": recall, "segments": rows}
-    found |= {"null": _null(out, words, vectors, partial(nearest.nearest, index, vectors, effort=effort))}
+    found |= {"null": _null(words, partial(nearest.nearest, index, vectors, effort=effort))}
     return {**found, "shards": shards, "faiss": file, "added": []}
 
 
@@ -560,7 +558,7 @@ def set_refit(index: Index, embedder: Embedder | Words, refit: Refit | None) -> 
             info.pop("refit", None)
         vectors = index.vectors[: index.built]
         search = partial(nearest.nearest, index.faiss, vectors, effort=info["effort"])
-        info["null"] = _null(out, _words(embedder, refit), vectors, search)
+        info["null"] = _null(_words(embedder, refit), search)
         Storage.open(out).write_json(INFO, info)
         _sweep(out, info)
 
@@ -578,16 +576,10 @@ def undo_refit(out: Path, embedder: Embedder | Words) -> None:
     set_refit(open_index(out), embedder, None)
 
 
-def _null(out: Path, words: Encode, vectors: nearest.Vectors, search: null.Search) -> dict[str, Any]:
-    """Measure and write what captions without a meaning find; return what `index.json` says of it."""
-    measured = null.measure(words(null.salads(2 * null.CAPTIONS)), vectors, search)
-    dimension = measured.captions.shape[1]
-    flat = pa.array(np.ascontiguousarray(measured.captions).reshape(-1))
-    columns = null_schema(dimension)
-    name = _next(out, "null", "arrow")
-    table = pa.table({"vector": pa.FixedSizeListArray.from_arrays(flat, dimension)}, schema=columns)
-    Storage.open(out).write(name, _ipc(table))
-    return {"name": name, "scores": [round(score, 6) for score in measured.scores.tolist()]}
+def _null(words: Encode, search: null.Search) -> dict[str, list[float]]:
+    """Measure what words at random find; return what `index.json` says of it."""
+    measured = null.measure(words(null.salads(null.SALADS)), search)
+    return {"best": [round(score, 6) for score in measured.scores.tolist()]}
 
 
 def _sweep(out: Path, info: dict[str, Any]) -> None:
@@ -597,7 +589,6 @@ def _sweep(out: Path, info: dict[str, Any]) -> None:
     """
     named = {
         info["faiss"].get("name"),
-        info["null"]["name"],
         info.get("refit"),
         *info["places"],
         *(shard["name"] for shard in [*info["shards"], *info["added"]]),
