@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -163,13 +163,19 @@ def weights(
 
 @app.command()
 def distil(
-    teacher: Annotated[str, typer.Argument(help="What `retable style weights` says of a VGG-19, or imagenet.")],
+    teacher: Annotated[
+        str,
+        typer.Argument(help="What `retable style weights` prints of a VGG-19 (for alexnet: SqueezeNet), or imagenet."),
+    ],
     photographs: Annotated[list[str], typer.Argument(help="Photographs, folders or patterns to learn from.")],
     file: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")] = Path("small.safetensors"),
+    network: Annotated[
+        Literal["vgg19", "alexnet"], typer.Option(help="What is made; an alexnet learns from SqueezeNet 1.0.")
+    ] = "vgg19",
     steps: Annotated[int, typer.Option(help="Batches.", min=1)] = 3000,
     storage: Where = "results",
 ) -> None:
-    """Train a small backbone after a VGG-19: a quarter of the work in version 1, and a file of 0.3 MB.
+    """Train a small backbone after a trained one: a quarter of the work in version 1, and a file of under 1 MB.
 
     Example: `retable style distil SHA256 photographs --out small.safetensors`, then `--weights` with what
     `retable style weights small.safetensors` says
@@ -183,7 +189,9 @@ def distil(
         console.print(note, markup=False)
     with disk_errors(str(file)), work_bar() as report:
         where = Storage.open(storage)
-        data = train(found, teacher, steps, where, lambda done, left: report(done, steps, f"unexplained {left:.3f}"))
+        data = train(
+            found, teacher, steps, where, lambda done, left: report(done, steps, f"unexplained {left:.3f}"), network
+        )
         Storage.open(file.absolute().parent).write(file.name, data)
     console.print(str(file), markup=False)
 

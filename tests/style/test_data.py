@@ -167,7 +167,7 @@ def test_random_crops_are_squares_of_varied_size_and_place_and_half_of_them_mirr
     encoded = (tmp_path / "a.png").read_bytes()
     sides, lefts, tops, mirrored = [], [], [], []
     for number in range(200):
-        found = data.prepare_picture(encoded, 32, [0, 2, number], "a").astype(float)
+        found = data.prepare_picture(encoded, 32, (0, number), "a").astype(float)
         across, down = (
             (found[0, 0, -1] - found[0, 0, 0]) / 31 / 2 * 32,
             (found[1, -1, 0] - found[1, 0, 0]) / 31 / 3 * 32,

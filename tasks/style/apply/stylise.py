@@ -367,13 +367,13 @@ def find_run(fingerprint: str, storage: Storage) -> api.TrainedRun:
 
 
 def check_network(run: api.TrainedRun) -> None:
-    """Refuse a run of version 1, which trained no network.
+    """Refuse a run that trained no network.
 
     Raises:
         UserError: naming the run.
     """
     if not isinstance(run.config.method, TrainNetwork):
-        raise UserError(f"run {run.fingerprint} optimised an image; only method train_network stylises photographs")
+        raise UserError(f"run {run.fingerprint} trained no network; only method train_network stylises photographs")
 
 
 def run_network(run: api.TrainedRun, epoch: int = 0) -> TransformerNetwork:
