@@ -220,6 +220,9 @@ def onnx(
     style: Annotated[str, typer.Argument(help="A network: a name (`retable zoo style`), a file, a run, a:0.7,b:0.3.")],
     file: Annotated[Path, typer.Argument(help="The file to write, e.g. wave.onnx.")],
     bits: Annotated[int, typer.Option(help="Of a weight: 32, 16 or 8. Arithmetic is in float32.")] = 32,
+    opset: Annotated[
+        int, typer.Option(help="Version of ONNX's operators: lower for old runtimes.", min=13, max=18)
+    ] = 17,
     storage: Where = "results",
 ) -> None:
     """Write a network as ONNX: pictures of any size, float32 (batch, 3, height, width) in [0, 1], on any runtime.
@@ -233,7 +236,7 @@ def onnx(
 
     if bits not in (32, 16, 8):
         raise typer.BadParameter(f"{bits} bits; 32, 16 or 8", param_hint="--bits")
-    data = pack(find_network(style, Storage.open(storage)), cast(Bits, bits))
+    data = pack(find_network(style, Storage.open(storage)), cast(Bits, bits), opset)
     with disk_errors(str(file)):
         file.parent.mkdir(parents=True, exist_ok=True)
         Storage.open(file.absolute().parent).write(file.name, data)

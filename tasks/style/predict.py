@@ -14,6 +14,7 @@ from retable.platform.spec.task import Source
 from retable.tasks.style.apply.judge import errors, lattice
 from retable.tasks.style.config import Config, OptimiseImage, TrainNetwork, View
 from retable.tasks.style.data import painting, photograph, tests
+from retable.tasks.style.devices import best_device
 from retable.tasks.style.files import images
 from retable.tasks.style.learner import RATE, TRANSFORMER
 from retable.tasks.style.networks.backbones import build
@@ -59,7 +60,7 @@ def stylised(
     network = trained(config, weights)
     if network.architecture.styles > 1:
         network = chosen(network, config.style, aims(config, view)[0], "view.painting")
-    network = network.to("cuda" if torch.cuda.is_available() else "cpu")
+    network = network.to(best_device())
     made = {}
     for name in view.content or tests(source):
         before = images.fit(photograph(source, name), view.size)

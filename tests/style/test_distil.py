@@ -16,6 +16,9 @@ torch.set_num_threads(1)
 KNOWN = (0.02, 0.04, 0.06, 0.18, 0.2)
 """What the shipped network may leave of each layer's variance on pictures that it was not trained on."""
 
+KNOWN_ALEXNET = (0.2, 0.75, 0.87)
+"""The same of the small AlexNet, whose teacher has other layers."""
+
 
 @pytest.fixture
 def storage(tmp_path):
@@ -113,9 +116,8 @@ def test_the_small_alexnet_knows_more_of_a_trained_network_than_a_random_one(sha
     batch = unseen(shared, 12, 256)
     found = unexplained(build(Alexnet(weights="small", normalise=False), 0, storage), teacher, batch, "alexnet")
     assert all(left < most for left, most in zip(found, KNOWN_ALEXNET, strict=True)), found
-    # Of the deepest layer a random one of twice the filters knows less.
-    whole = build(Alexnet(weights="random", normalise=False), 0, storage)
-    assert unexplained(whole, teacher, batch, "alexnet")[1] > found[1]
+    random = unexplained(build(Alexnet(weights="random", normalise=False), 0, storage), teacher, batch, "alexnet")
+    assert all(left < other for left, other in zip(found[:2], random[:2], strict=True)), "of twice the filters"
 
 
 def test_a_network_without_a_small_one_is_told(storage):

@@ -92,6 +92,7 @@ def load(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = Non
         for entry, value in state.items():
             if entry in expected and value.shape != expected[entry].shape:
                 raise ValueError(f"size mismatch for {entry}: {tuple(value.shape)}, not {tuple(expected[entry].shape)}")
+        weights.check_finite(state)
         network = TransformerNetwork(**arguments)
         network.load_state_dict(state)
     except (RuntimeError, TypeError, ValueError) as error:
