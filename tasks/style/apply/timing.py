@@ -42,7 +42,6 @@ UHD = (2480, 4032)
 ENDS = ("", "_low", "_high")
 
 
-@stored_as("seconds_per_evaluation")
 def seconds_per_evaluation(config: Config, budget: float = 60.0) -> dict[str, float]:
     """Time steps of version 1 at the method's full size.
 
