@@ -242,7 +242,9 @@ def test_small_trains_both_backbones_pictures_and_a_network_that_can_pass_its_ga
 
 
 def test_quick_trains_no_network_and_names_the_zoos_file():
-    methods = [config.method for config in trainings("quick").values()]
+    found = trainings("quick").values()
+    methods = [config.method for config in found]
+    assert all(config.epochs * config.steps == 1 for config in found if isinstance(config.method, ZooNetwork))
     (zoo,) = [method for method in methods if isinstance(method, ZooNetwork)]
     assert zoo == ZooNetwork(name="great_wave", digest=zoo_digest("great_wave")) and len(zoo.digest) == 64
     assert len(methods) == 1 + 5, "the wave in its shape, two backbones, and two more paintings of figure 7"
