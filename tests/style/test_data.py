@@ -180,7 +180,7 @@ def test_random_crops_are_squares_of_varied_size_and_place_and_half_of_them_mirr
     assert 39 < min(sides) < 42 and 58 < max(sides) < 61
     assert 0.4 < np.mean(mirrored) < 0.6
     assert max(lefts) > 35 and max(tops) > 12 and min(lefts) < 3 and min(tops) < 1
-    again = data.prepare_picture(encoded, 32, [0, 2, 199], "a")
+    again = data.prepare_picture(encoded, 32, (0, 199), "a")
     assert np.array_equal(again, found)
 
 
