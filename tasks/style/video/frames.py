@@ -203,9 +203,13 @@ def _beginning(container: InputContainer) -> Fraction:
 
     Sound that an encoder had to begin before zero stays there.
     """
-    streams = [*container.streams.video, *container.streams.audio]
-    first = [stream.start_time * stream.time_base for stream in streams if stream.start_time and stream.time_base]
-    return max(min(first), Fraction(0)) if len(first) == len(streams) else Fraction(0)
+    shown = [stream for stream in container.streams.video if not stream.disposition & Disposition.attached_pic]
+    first = [
+        stream.start_time * stream.time_base
+        for stream in (*shown, *container.streams.audio)
+        if stream.start_time is not None and stream.time_base
+    ]
+    return max(min(first, default=Fraction(0)), Fraction(0))
 
 
 def probe(path: Path, start: float = 0.0, duration: float | None = None) -> Clip:
