@@ -144,7 +144,7 @@ def test_versions_are_compared_photograph_by_photograph(first, second, status):
 
 @pytest.mark.parametrize(
     ("lattice", "before", "why"),
-    [(501.0, 1.0, "a lattice of 501"), (20.0, 0.5, "the photograph's 0.5: not half of it")],
+    [(601.0, 1.0, "a lattice of 601"), (20.0, 0.5, "the photograph's 0.5: not half of it")],
 )
 def test_a_version_2_that_has_not_learnt_is_no_test_of_the_versions(lattice, before, why):
     found = {}
