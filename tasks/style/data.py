@@ -230,7 +230,9 @@ def fetch(piece: Mapping[str, Any], folder: Storage, size: int) -> dict[str, Arr
 
     def one(item: tuple[str, int | None, Sequence[int] | None]) -> Array:
         path, crc32, key = item
-        return prepare_picture(_bytes(folder, path, crc32), size, key and (key[0], key[1]), f"{folder}/{path}")
+        return prepare_picture(
+            _bytes(folder, path, crc32), size, None if key is None else (key[0], key[1]), f"{folder}/{path}"
+        )
 
     items = zip(piece["paths"], piece["crc32"], piece["keys"], strict=True)
     return {"images": np.stack(list(threaded(one, items)))}

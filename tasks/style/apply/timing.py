@@ -107,8 +107,8 @@ def seconds_of_criteria(config: Config, budget: float = 240.0) -> dict[str, floa
                 times[name].append(once(jobs[name][0].step))
             rounds += 1
     found = {"rounds": float(rounds), "gpu": float(torch.cuda.is_available())}
-    for name, values in times.items():
-        found |= dict(zip((f"{name}_seconds{end}" for end in ENDS), median_interval(values), strict=True))
+    for criterion, values in times.items():
+        found |= dict(zip((f"{criterion}_seconds{end}" for end in ENDS), median_interval(values), strict=True))
     return found
 
 

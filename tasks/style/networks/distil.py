@@ -69,8 +69,9 @@ class Student(nn.Module):
             if isinstance(layer, nn.Conv2d):
                 if len(self.convolutions()) == len(wanted):
                     break
-                like: Any = (layer.kernel_size, layer.stride, layer.padding)
-                self.layers.append(nn.Conv2d(inputs, inputs := layer.out_channels // 2, *like, padding_mode="reflect"))
+                like: dict[str, Any] = {name: getattr(layer, name) for name in ("kernel_size", "stride", "padding")}
+                self.layers.append(nn.Conv2d(inputs, layer.out_channels // 2, **like, padding_mode="reflect"))
+                inputs = layer.out_channels // 2
             elif isinstance(layer, nn.MaxPool2d):
                 self.layers.append(nn.AvgPool2d(layer.kernel_size, layer.stride))
             else:
