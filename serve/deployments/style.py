@@ -3,6 +3,7 @@
 # No `from __future__ import annotations` in the modules of deployments; `app.py` says why.
 import asyncio
 import io
+import math
 import tempfile
 import warnings
 from collections.abc import Sequence
@@ -34,6 +35,10 @@ KINDS = {
 }
 KINDS |= {b"BM": "BMP"}
 """How files of pictures begin. Other decoders are never asked: some run programs, many were never attacked."""
+
+
+TILE_WIDTH, TILE_HEIGHT = 322, 323
+"""Tags of TIFF."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,10 +76,12 @@ def check(body: bytes, size: int, limits: Limits) -> None:
             warnings.simplefilter("ignore")  # of broken metadata
             with Image.open(io.BytesIO(body), formats=[kind]) as image:
                 width, height = image.size
+                # A TIFF's tiles are made room for as their header says, whatever the picture's own size is.
+                tiles = [image.tag_v2.get(tag, 0) for tag in (TILE_WIDTH, TILE_HEIGHT)] if kind == "TIFF" else [0, 0]
     except Exception as error:  # decoders raise anything on broken bytes
         raise Problem(400, f"the {kind} file is broken") from error
     scale = max(1.0, size / max(width, height, 1))
-    if width * height * scale**2 > limits.pixels:
+    if max(width * height * scale**2, math.prod(tiles)) > limits.pixels:
         raise Problem(
             413, f"{width} x {height} pixels; at most {limits.pixels // 10**6} million, here and in the result"
         )
