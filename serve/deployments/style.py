@@ -10,11 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from PIL import Image
 from ray import serve
 
 from retable.platform.errors import UserError
 from retable.serve.deployments.held import Held
+from retable.serve.deployments.line import Line
 from retable.serve.ingress.answers import Problem, Reply
 from retable.serve.ingress.limits import LIMITS, Limits
 from retable.tasks.style.apply.stylise import BATCH_PIXELS, NetworkStyle, Pixels
@@ -131,8 +133,8 @@ def load(data: bytes, name: str) -> NetworkStyle:
 class Styles:
     """Holds every style that is served."""
 
-    def __init__(self, storage: str):
-        self.styles = Held("style", storage, load)
+    def __init__(self, storage: str, places: int, wait: float):
+        self.styles, self.line = Held("style", storage, load), Line(places, wait)
         self.reconfigure = self.styles.reconfigure
 
     async def stylise(
@@ -140,11 +142,18 @@ class Styles:
     ) -> Reply | Problem:
         """Paint the photograph in a body."""
         try:
-            photograph = await asyncio.to_thread(decode, body, size)
-            made = await self.batch(Work(self.styles[sha256], photograph.pixels))
-            return await asyncio.to_thread(finish, made, photograph, strength, original, kind)
+            async with self.line.turn():
+                photograph = await asyncio.to_thread(decode, body, size)
+                made = await self.batch(Work(self.styles[sha256], photograph.pixels))
+                return await asyncio.to_thread(finish, made, photograph, strength, original, kind)
         except Problem as problem:
             return problem
+
+    async def ready(self, sha256s: Sequence[str]) -> Reply:
+        """Paint a small picture in each style, past all that wait."""
+        grey = np.full((64, 64, 3), 128, np.uint8)
+        await asyncio.gather(*(self.batch(Work(self.styles[sha256], grey)) for sha256 in sha256s))
+        return Reply(b"", "text/plain")
 
     @serve.batch(max_batch_size=BATCH, batch_wait_timeout_s=WAIT)
     async def batch(self, works: list[Work]) -> list[Pixels]:

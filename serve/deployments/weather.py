@@ -22,6 +22,7 @@ from ray import serve
 from retable.platform.errors import UserError, nearest
 from retable.serve.deployments import maps
 from retable.serve.deployments.held import Held
+from retable.serve.deployments.line import Line
 from retable.serve.ingress.answers import Problem, Reply, wrong
 from retable.serve.ingress.limits import LIMITS, Limits
 from retable.tasks.weather.combine import majority_vote, mean_probability
@@ -211,8 +212,8 @@ def moment(time: str) -> np.datetime64 | None:
 class Forecasters:
     """Holds every forecaster that is served."""
 
-    def __init__(self, storage: str):
-        self.forecasters = Held("weather", storage, read_export)
+    def __init__(self, storage: str, places: int, wait: float):
+        self.forecasters, self.line = Held("weather", storage, read_export), Line(places, wait)
         self.reconfigure = self.forecasters.reconfigure
 
     async def forecast(
@@ -222,13 +223,23 @@ class Forecasters:
         wanted = Wanted(**options)
         try:
             time = moment(wanted.time)
-            asked = [await asyncio.to_thread(work, self.forecasters[sha256], region, body) for sha256 in sha256s]
-            members = await asyncio.gather(*(self.batch(each) for each in asked))
+            async with self.line.turn():
+                asked = [await asyncio.to_thread(work, self.forecasters[sha256], region, body) for sha256 in sha256s]
+                members = await asyncio.gather(*(self.batch(each) for each in asked))
             source = f"retable, {wanted.combine} of {len(sha256s)} forecasters" if len(sha256s) > 1 else "retable"
             made = maps.Forecast(joined(members, wanted), region, f"{source}; files {', '.join(sha256s)}", time)
             return await asyncio.to_thread(maps.written, made, wanted.kind, wanted.lead)
         except Problem as problem:
             return problem
+
+    async def ready(self, sha256s: Sequence[str]) -> Reply:
+        """Forecast from images of zeros by each forecaster, past all that wait."""
+        models = [self.forecasters[sha256] for sha256 in sha256s]
+        shapes = [(model.config.inputs, len(CHANNELS), model.size, model.size) for model in models]
+        zeros = [np.zeros(shape, np.float32) for shape in shapes]
+        parts = zip(models, zeros, strict=True)
+        await asyncio.gather(*(self.batch(Work(model, model.config.regions[0], images)) for model, images in parts))
+        return Reply(b"", "text/plain")
 
     @serve.batch(max_batch_size=BATCH, batch_wait_timeout_s=WAIT)
     async def batch(self, works: list[Work]) -> list[Array]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import os
+import re
 import shlex
 import socket
 import stat
@@ -25,6 +26,8 @@ class Address:
     host: str
     port: int
     token: str = ""
+    allowed: tuple[str, ...] = ()
+    """More names under which requests are answered, as browsers show them: a proxy's."""
 
     @property
     def url(self) -> str:
@@ -39,7 +42,8 @@ class Address:
         Pages of other sites reach a server of this machine by a name of theirs that leads here (DNS rebinding). Where
         others can reach it anyway, the token keeps them out.
         """
-        return tuple(dict.fromkeys((*LOOPBACK, self.host))) if loopback(self.host) else ()
+        named = (*LOOPBACK, self.host, *(name.lower() for name in self.allowed))
+        return tuple(dict.fromkeys(named)) if loopback(self.host) else ()
 
     @property
     def digest(self) -> str:
@@ -71,7 +75,9 @@ def read_token(host: str, file: str) -> str:
 
 
 def loopback(host: str) -> bool:
-    """Say whether only this machine can reach a host's address."""
+    """Say whether only this machine can reach a host's address, with or without a port."""
+    host = re.sub(r":\d+$", "", host) if host.count(":") < 2 or "]" in host else host
+    host = host.strip("[]")
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -53,6 +53,8 @@ def deployments(app):
         ({**GOOD, "tasks": ["rll"]}, r"args: tasks\.0: input should be 'weather', 'style', 'audio' or 'rl'"),
         ({**GOOD, "models": "zooo"}, "args: models: input should be 'zoo', 'best' or 'user_config'"),
         ({**GOOD, "token_sha256": "secret"}, "args: token_sha256: string should match"),
+        ({**GOOD, "wait_seconds": {"rl": 0}}, "args: wait_seconds.rl: input should be greater than 0"),
+        ({**GOOD, "wait_seconds": {"rll": 1}}, r"args: wait_seconds\.rll"),
         ({**GOOD, "storage": 3}, "args: storage: input should be a valid string"),
         ({"tasks": ["rl"]}, "token_sha256 is needed; without one, `hosts`"),
         ({"hosts": ["localhost"]}, "tasks are needed"),
@@ -95,6 +97,14 @@ def test_a_config_file_makes_what_the_command_makes(served, storage):
         assert configs[name] == of[2] and made[name][:2] + made[name][3:] == of[:2] + of[3:]
     assert models.models_of(configs["rl"]) == served
     assert {each.name: each.num_replicas for each in said.deployments}["rl"] == 2
+
+
+def test_how_long_a_request_may_wait_is_said_for_each_task():
+    def waits(**said):
+        built = build_app(application.build(GOOD | {"tasks": ["rl", "style"]} | said), name="retable").deployments
+        return {each.name: each.init_kwargs["wait"] for each in built if each.init_kwargs}
+
+    assert waits() == {"rl": 5, "style": 20} and waits(wait_seconds={"rl": 0.5}) == {"rl": 0.5, "style": 20}
 
 
 def test_the_template_serves_the_zoo(tmp_path, monkeypatch):
@@ -153,7 +163,7 @@ def test_batches_fit_into_what_a_replica_has_at_once():
 
     for name, module in {"audio": audio, "rl": rl, "style": style, "weather": weather}.items():
         of = application.DEPLOYMENTS[name]
-        assert of.ongoing >= module.BATCH and hasattr(module, of.path.rpartition(".")[2])
+        assert of.ongoing > of.places >= module.BATCH and hasattr(module, of.path.rpartition(".")[2])
 
 
 class Chosen:

@@ -70,7 +70,7 @@ async def echo(task, method, sha256, body, *options):
 
 def made(token="", limits=LIMITS, models=MODELS, ask=echo, hosts=(), answered=lambda *of: None):
     digest = hashlib.sha256(token.encode()).hexdigest() if token else ""
-    return gate.Gate(app.routes_of(models, ask, limits), digest, hosts, answered)
+    return gate.Gate(app.routes_of(models, ask, limits), digest, hosts, answered, limits)
 
 
 def test_an_answer_says_which_model_made_it_and_what_browsers_may_do():
