@@ -25,7 +25,7 @@ from retable.serve.launch.choice import Wanted, choose_models
 from retable.serve.launch.models import Model, config_of, first_error
 
 NAME = "retable"
-"""What Serve calls the application."""
+"""What Serve calls the application, unless it has a name of its own."""
 KEEP_ALIVE = 65
 """Seconds that a connection stays open without a request; longer than the minute of usual proxies before it."""
 LOGS = {"encoding": "JSON", "log_level": "INFO", "enable_access_log": False}
@@ -210,15 +210,15 @@ def assemble(arguments: Arguments, *options: Mapping[str, Mapping[str, Any]]) ->
     return application
 
 
-def config_file(arguments: Arguments, port: int, host: str, *options: Mapping[str, Mapping[str, Any]]) -> str:
+def config_file(arguments: Arguments, address: Address, *options: Mapping[str, Mapping[str, Any]]) -> str:
     """Return the config file of Serve that makes the same application: for `serve deploy`, or a RayService."""
     import yaml
 
     names = ["ingress", *arguments.tasks]
     deployments = [{"name": name} | {k: v for more in options for k, v in more.get(name, {}).items()} for name in names]
     application = {
-        "name": NAME,
-        "route_prefix": "/",
+        "name": address.name or NAME,
+        "route_prefix": address.prefix,
         "import_path": "retable.serve.application:build",
         "args": arguments.model_dump(mode="json", exclude_defaults=True),
         "logging_config": LOGS,
@@ -226,7 +226,7 @@ def config_file(arguments: Arguments, port: int, host: str, *options: Mapping[st
     }
     whole = {
         "proxy_location": "EveryNode",
-        "http_options": {"host": host, "port": port, "keep_alive_timeout_s": KEEP_ALIVE},
+        "http_options": {"host": address.host, "port": address.port, "keep_alive_timeout_s": KEEP_ALIVE},
         "applications": [application],
     }
     text: str = yaml.safe_dump(whole, sort_keys=False, allow_unicode=True, width=120)

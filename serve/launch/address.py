@@ -28,12 +28,19 @@ class Address:
     token: str = ""
     allowed: tuple[str, ...] = ()
     """More names under which requests are answered, as browsers show them: a proxy's."""
+    name: str = ""
+    """Of an application beside others of the same cluster: it lies below `/NAME`."""
 
     @property
     def url(self) -> str:
         """What clients open."""
         host = {"0.0.0.0": socket.gethostname(), "::": socket.gethostname()}.get(self.host, self.host)
-        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}{self.prefix.rstrip('/')}"
+
+    @property
+    def prefix(self) -> str:
+        """Below which all paths lie."""
+        return f"/{self.name}"
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -49,6 +56,16 @@ class Address:
     def digest(self) -> str:
         """What the replicas know of the token."""
         return hashlib.sha256(self.token.encode()).hexdigest() if self.token else ""
+
+
+def check_name(name: str) -> None:
+    """Refuse a name that is no part of an address, or that hides a part of another application.
+
+    Raises:
+        UserError: naming it.
+    """
+    if not re.fullmatch(r"([a-z][a-z0-9-]{0,39})?", name) or name in ("page", "v1"):
+        raise UserError(f"--name {name}: write 1 to 40 of a-z, 0-9 and -, a letter first, and neither page nor v1")
 
 
 def read_token(host: str, file: str) -> str:

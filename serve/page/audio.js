@@ -26,7 +26,8 @@ function search(words) {
     const { hits, p, verdict } = await (await ask(`/v1/audio?${new URLSearchParams({ q: words, top: 10 })}`, { signal })).json();
     say($("heard"), `${judged(verdict, p)}${hits.length} recordings for “${words}”, in ${seconds(since)}; the best first.`);
     $("hits").replaceChildren(...hits.map(hit));
-  });
+    $("hits").hidden = false;
+  }, $("hits"));
 }
 
 function judged(verdict, p) {

@@ -83,9 +83,7 @@ def test_user_config_is_as_strict(config, why):
 
 def test_a_config_file_makes_what_the_command_makes(served, storage):
     arguments = application.arguments(served, storage, HERE, "")
-    text = application.config_file(
-        arguments, 8000, "127.0.0.1", {"rl": {"num_replicas": 2}}, application.served(served)
-    )
+    text = application.config_file(arguments, HERE, {"rl": {"num_replicas": 2}}, application.served(served))
     whole = ServeDeploySchema.model_validate(yaml.safe_load(text))  # Serve takes it
     (said,) = whole.applications
     assert said.import_path == "retable.serve.application:build" and text.count("sha256: ") == 2  # each model once
