@@ -145,8 +145,9 @@ def test_an_old_result_does_not_stand_beside_why_there_is_no_new_one(opened, goo
     page.complaints[:] = [text for text in page.complaints if "503" not in text]
 
 
-SHIFTS = """() => { window.shifts = []; new PerformanceObserver(list => list.getEntries().forEach(each => window.shifts.push(
-    [each.value, each.sources.map(source => source.node?.id || source.node?.nodeName).join()])))
+SHIFTS = """() => { window.shifts = []; new PerformanceObserver(list => list.getEntries().forEach(each =>
+    window.shifts.push(
+        [each.value, each.sources.map(source => source.node?.id || source.node?.nodeName).join()])))
     .observe({type: "layout-shift", buffered: true}); }"""
 
 

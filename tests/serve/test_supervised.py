@@ -1,7 +1,9 @@
 """The command under a supervisor: Ray ends under it, another one is there already, it is killed and comes again."""
 
+import configparser
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -13,9 +15,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+import yaml
 
 from retable.platform.execute import session
 from retable.serve.client import Client, ServeError
+from tests.documents import BLOCK
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
@@ -128,7 +132,7 @@ def test_two_servers_of_one_cluster_live_beside_each_other_and_neither_ends_the_
         wait_for(tmp_path / "first", f"{url}/ is open", first)
         second = serve(tmp_path, "second", "--port", str(free_port()), **where)
         with ended(second):
-            assert second.wait(200) == 1
+            assert second.wait(200) == 2
             said = (tmp_path / "second").read_text()
             assert f"serve: {url} is served by this cluster already" in said and "--name" in said
         assert Client(url).models()
@@ -151,3 +155,57 @@ def test_two_servers_of_one_cluster_live_beside_each_other_and_neither_ends_the_
             assert Client(url).models()
             again.send_signal(signal.SIGTERM)
             assert again.wait(90) == 0, (tmp_path / "again").read_text()
+
+
+def example(kind):
+    """Return the block of a kind in docs/serving.md that a supervisor reads."""
+    blocks = BLOCK.finditer((ROOT / "docs" / "serving.md").read_text())
+    return next(block["text"] for block in blocks if block["kind"] == kind)
+
+
+def unit():
+    """Return the sections of the systemd unit."""
+    read = configparser.ConfigParser(interpolation=None)
+    read.optionxform = str
+    read.read_string(example("ini"))
+    return read
+
+
+def test_systemd_takes_the_unit(tmp_path):
+    if not shutil.which("systemd-analyze"):
+        pytest.skip("no systemd here")
+    file = tmp_path / "retable.service"
+    file.write_text(
+        example("ini").replace("/opt/venv/bin/retable", sys.executable).replace("User=retable", "User=root")
+    )
+    ran = subprocess.run(["systemd-analyze", "verify", str(file)], capture_output=True, text=True)
+    assert "retable.service" not in ran.stdout + ran.stderr
+
+
+def test_the_commands_of_the_examples_serve_are_healthy_reload_and_end(tmp_path):
+    """What the unit and the compose file run, with this machine's paths and a free port, policies alone."""
+    service = yaml.safe_load(example("yaml"))["services"]["retable"]
+    own, port = unit()["Service"], free_port()
+    token = tmp_path / "token"
+    token.write_text("a-token-for-tests")
+    token.chmod(0o600)
+    words, probe = service["command"], service["healthcheck"]["test"]
+    said = own["ExecStart"].replace("%d/token", "/run/secrets/token").split()
+    assert said == ["/opt/venv/bin/retable", *words[1:]] and own["KillMode"] == "mixed"
+    assert service["ports"] == ["127.0.0.1:8000:8000"] and probe[-1].startswith("http://127.0.0.1:8000/")
+    command = [sys.executable, "-W", "ignore", "-m", "retable.platform.cli"]
+    command += [str(token) if word == "/run/secrets/token" else word for word in words[1:]]
+    where = {name: str(tmp_path / "results") for name in service["environment"]}
+    assert f"Environment={next(iter(where))}=" in example("ini")
+    server = begin([*command, "rl", "--port", str(port)], tmp_path / "log", **where)
+    with ended(server):
+        wait_for(tmp_path / "log", "is open", server)
+        healthy = [word.replace(":8000/", f":{port}/") for word in probe[1:]]
+        assert subprocess.run(healthy, timeout=60).returncode == 0
+        assert (tmp_path / "results" / "served").is_dir()
+        reload = own["ExecReload"].replace("$MAINPID", str(server.pid)).split()
+        assert subprocess.run(reload).returncode == 0
+        wait_for(tmp_path / "log", "chosen again", server)
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(float(service["stop_grace_period"].removesuffix("s"))) == 0
+    assert subprocess.run(healthy, timeout=60).returncode != 0
