@@ -1,10 +1,12 @@
 """What is served, as a configuration says it: strictly, and the same from the command and from a config file."""
 
 import os
+import queue
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -204,6 +206,61 @@ def test_sighup_is_heard_again_and_again_and_a_lost_terminal_ends():
         for _ in range(3):
             os.kill(os.getpid(), signal.SIGHUP)
         assert [heard.get(timeout=5) for _ in range(3)] == [signal.SIGHUP] * 3
+
+
+def test_the_command_waits_for_hangups_while_ray_lives(monkeypatch):
+    monkeypatch.setattr(command, "WATCH", 0.01)
+    looks = [True, False, False, True, False, False, True]  # a moment's silence is none
+
+    def connected():
+        if not looks:
+            heard.put(signal.SIGHUP)
+            return True
+        return looks.pop(0)
+
+    heard = queue.SimpleQueue()
+    monkeypatch.setattr(command.ray_compat, "connected", connected)
+    assert command.hangup(heard)
+    looks = [True, False, False, False, True]
+    assert not command.hangup(heard) and looks == [True]
+
+
+def test_an_application_beside_others_has_a_name_that_is_part_of_its_address():
+    beside = address.Address("::1", 8000, name="other")
+    assert (beside.url, beside.prefix) == ("http://[::1]:8000/other", "/other")
+    assert (HERE.url, HERE.prefix) == ("http://127.0.0.1:8000", "/")
+    for name in ("v1", "page", "Other", "a/b", "-", "a" * 41, " "):
+        with pytest.raises(UserError, match="write 1 to 40"):
+            address.check_name(name)
+    for name in ("", "other", "team-2"):
+        address.check_name(name)
+
+
+@pytest.mark.parametrize(
+    ("there", "holder", "applications", "why"),
+    [
+        (None, None, {}, ""),
+        (("127.0.0.9", 9000), "", {"retable"}, ""),  # of a command that was killed
+        (("127.0.0.9", 9000), None, {"retable"}, "http://127.0.0.9:9000, by a config file, is served by this cluster"),
+        (("127.0.0.9", 9000), "http://a:1", {"retable"}, "http://a:1 is served by this cluster already; .*--name NAME"),
+        (("0.0.0.0", 9000), None, {}, "which others can reach; set RETABLE_TOKEN"),
+    ],
+)
+def test_who_joins_a_cluster_serves_at_its_address_or_is_told_who_is_there(
+    there, holder, applications, why, monkeypatch
+):
+    released = []
+    monkeypatch.setattr(command, "cluster_address", lambda: "head:6379")
+    monkeypatch.setattr(command.ray_compat, "serve_address", lambda: there)
+    monkeypatch.setattr(command.ray_compat, "claim", lambda name, url: holder)
+    monkeypatch.setattr(command.ray_compat, "release", released.append)
+    monkeypatch.setattr("ray.serve.status", lambda: SimpleNamespace(applications=applications))
+    if why:
+        with pytest.raises(UserError, match=why):
+            command.join(HERE)
+        assert released == (["retable"] if "config file" in why else [])
+    else:
+        assert command.join(HERE) == (HERE if there is None else address.Address(*there)) and not released
 
 
 def refuse(text):
