@@ -274,7 +274,7 @@ def claim(name: str, value: str) -> str | None:
     key, ours = f"retable:{name}", ray.get_runtime_context().get_job_id()
     if _internal_kv_put(key, f"{ours} {value}", overwrite=False):
         job, _, theirs = _internal_kv_get(key).decode().partition(" ")
-        if job != ours and any(each["JobID"] == job and not each["IsDead"] for each in jobs()):
+        if job != ours and any(each["JobID"] == job and not each["IsDead"] for each in jobs()):  # type: ignore[no-untyped-call]
             return theirs
         _internal_kv_put(key, f"{ours} {value}")
         return ""

@@ -79,7 +79,7 @@ def check(body: bytes, size: int, limits: Limits) -> None:
             with Image.open(io.BytesIO(body), formats=[kind]) as image:
                 width, height = image.size
                 # A TIFF's tiles are made room for as their header says, whatever the picture's own size is.
-                tiles = [image.tag_v2.get(tag, 0) for tag in (TILE_WIDTH, TILE_HEIGHT)] if kind == "TIFF" else [0, 0]
+                tiles = [getattr(image, "tag_v2", {}).get(tag, 0) for tag in (TILE_WIDTH, TILE_HEIGHT)]
     except Exception as error:  # decoders raise anything on broken bytes
         raise Problem(400, f"the {kind} file is broken") from error
     scale = max(1.0, size / max(width, height, 1))

@@ -66,7 +66,7 @@ def run(
     check_name(address["name"])
     token = read_token(address["host"], address["token_file"])
     at = Address(address["host"], address["port"], token, tuple(address["allowed"]), address["name"])
-    if not config and not cluster_address():  # of a cluster, another machine may be the one that listens
+    if not config and not cluster_address():  # on a cluster, Serve may be there already
         check_port(at.host, at.port)
     if at.allowed and not token:
         errors.print(f"note: whoever reaches {at.allowed[0]} may ask, as there is no token", markup=False)
@@ -194,7 +194,8 @@ def serving(
         name = address.name or application.NAME
         arguments = application.arguments(models, storage, address, index)
         least = replicas or {}
-        spare = check_cpus(application.reserved(arguments.tasks, least))
+        there = name in serve.status().applications  # of a command that was killed: its replicas have their room
+        spare = check_cpus({} if there else application.reserved(arguments.tasks, least))
         scaling = application.scaling(arguments.tasks, least, spare, int(cluster_resources().get("CPU", 1)))
         where: Any = {"host": address.host, "port": address.port, "keep_alive_timeout_s": application.KEEP_ALIVE}
         serve.start(proxy_location="HeadOnly", http_options=where, logging_config={"log_level": "WARNING"})
@@ -223,7 +224,9 @@ def join(address: Address) -> Address:
     if not cluster_address():
         return address
     name, there = address.name or NAME, ray_compat.serve_address()
-    if there:
+    if not there:
+        check_port(address.host, address.port)
+    else:
         address = replace(address, host=there[0], port=there[1])
         if not address.token and not loopback(address.host):
             raise UserError(f"serve: this cluster serves at {address.url}, which others can reach; set RETABLE_TOKEN")

@@ -3,6 +3,7 @@
 import os
 import queue
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -240,6 +241,7 @@ def test_an_application_beside_others_has_a_name_that_is_part_of_its_address():
     ("there", "holder", "applications", "why"),
     [
         (None, None, {}, ""),
+        (None, None, {}, "nothing can listen there"),
         (("127.0.0.9", 9000), "", {"retable"}, ""),  # of a command that was killed
         (("127.0.0.9", 9000), None, {"retable"}, "http://127.0.0.9:9000, by a config file, is served by this cluster"),
         (("127.0.0.9", 9000), "http://a:1", {"retable"}, "http://a:1 is served by this cluster already; .*--name NAME"),
@@ -255,9 +257,15 @@ def test_who_joins_a_cluster_serves_at_its_address_or_is_told_who_is_there(
     monkeypatch.setattr(command.ray_compat, "claim", lambda name, url: holder)
     monkeypatch.setattr(command.ray_compat, "release", released.append)
     monkeypatch.setattr("ray.serve.status", lambda: SimpleNamespace(applications=applications))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1] if "listen" in why else 8000
+        monkeypatch.setattr(command, "check_port", address.check_port if "listen" in why else lambda host, port: None)
+        taken.listen()
+        if why:
+            with pytest.raises(UserError, match=why):
+                command.join(address.Address("127.0.0.1", port))
     if why:
-        with pytest.raises(UserError, match=why):
-            command.join(HERE)
         assert released == (["retable"] if "config file" in why else [])
     else:
         assert command.join(HERE) == (HERE if there is None else address.Address(*there)) and not released
