@@ -23,6 +23,7 @@ BENCHMARKS = (
     "rl_update",
     "run_overhead",
     "scaling",
+    "serve_crowd",
     "serve_faults",
     "serve_fuzz",
     "serve_growth",

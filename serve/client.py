@@ -24,7 +24,7 @@ from retable.serve.ingress.answers import PROBLEM
 
 Array = npt.NDArray[Any]
 
-AGAIN = (502, 503)
+AGAIN = (408, 429, 502, 503)
 """What a server says that is busy, or whose replica died; every call here can be made twice without harm."""
 
 POLL = 1.0

@@ -614,6 +614,10 @@ def serve(
     ),
     host: Annotated[str, typer.Option(help="Any other than this machine's own asks for a token.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
+    allowed_host: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="A proxy's name, as browsers show it; may be repeated.")
+    ] = None,
+    name: Annotated[str, typer.Option(help="Serve below /NAME, beside others on one cluster; none: below /.")] = "",
     token_file: Annotated[str, typer.Option(help="Holds the token, mode 0600; else RETABLE_TOKEN does.")] = "",
     index: Annotated[
         str, typer.Option(help="Of recordings, by `retable audio index`; none: those that the server keeps.")
@@ -631,7 +635,7 @@ def serve(
     """
     command = importlib.import_module("retable.serve.launch.command")  # a name: the platform knows nothing above it
     wanted = {"tasks": names or (), "runs": run or (), "zoo": zoo, "best": best or (), "index": index, "anyway": anyway}
-    address = {"host": host, "port": port, "token_file": token_file}
+    address = {"host": host, "port": port, "token_file": token_file, "allowed": allowed_host or (), "name": name}
     command.run(wanted, storage, address, replicas or (), config_out)
 
 

@@ -4,6 +4,7 @@
 import asyncio
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from ray import serve
 from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
 from retable.serve.deployments.held import Held
+from retable.serve.deployments.line import Line
 from retable.serve.deployments.recordings import folder_of, own_index, shown, take_in
 from retable.serve.ingress.answers import Problem, Reply, wrong
 from retable.serve.ingress.limits import LIMITS
@@ -110,8 +112,8 @@ class Retrieval:
     Every replica may add to the index: the index lets one process write at a time, and all see what was written.
     """
 
-    def __init__(self, storage: str, index: str):
-        self.storage, self.adding = Storage.open(storage), asyncio.Lock()
+    def __init__(self, storage: str, index: str, places: int, wait: float):
+        self.storage, self.adding, self.line = Storage.open(storage), Line(1, wait), Line(places, wait)
 
         def load(data: bytes, name: str) -> Shelf:
             embedder = read_export(data, name).embedder()
@@ -126,8 +128,12 @@ class Retrieval:
         """Find the recordings that fit words best."""
         if not any(letter.isalnum() for letter in words):
             return wrong("q", "nothing that can be heard", "words")
-        shelf, vector = await self.batch(words)
-        return await asyncio.to_thread(shelf.found, vector, top)
+        try:
+            async with self.line.turn():
+                shelf, vector = await self.batch(words)
+                return await asyncio.to_thread(shelf.found, vector, top)
+        except Problem as problem:
+            return problem
 
     async def recording(self, name: str, wanted: str) -> Reply | Problem:
         """Return a recording by its identity, or a range of its bytes."""
@@ -142,11 +148,16 @@ class Retrieval:
 
     async def add(self, body: bytes, name: str) -> Reply | Problem:
         """Take in a recording, so that the next query finds it; one at a time."""
-        async with self.adding:
-            try:
+        try:
+            async with self.adding.turn():
                 return await asyncio.to_thread(self.shelves.any().add, body, name, self.storage)
-            except Problem as problem:
-                return problem
+        except Problem as problem:
+            return problem
+
+    async def ready(self, sha256s: Sequence[str]) -> Reply:
+        """Embed a word, past all that wait; all models give the same answers."""
+        await self.batch("ready")
+        return Reply(b"", "text/plain")
 
     @serve.batch(max_batch_size=BATCH, batch_wait_timeout_s=WAIT)
     async def batch(self, words: list[str]) -> list[tuple[Shelf, Float32[np.ndarray, " dimension"]]]:

@@ -74,6 +74,8 @@ ANSWERS: dict[tuple[str, str], dict[str, Any]] = {
     ("/v1/weather", "post"): dict.fromkeys(
         ("application/x-npz", "application/x-netcdf", "image/png", "image/gif"), FILE
     ),
+    ("/v1/weather/example", "get"): {"application/x-npz": FILE},
+    ("/v1/tables/{task}/{name}/picture", "get"): {"image/png": FILE},
     ("/v1/style/{style}/video", "post"): JOB_ANSWER,
     ("/v1/jobs/{id}", "get"): JOB_ANSWER,
     ("/v1/jobs/{id}/file", "get"): {"video/mp4": FILE, "video/webm": FILE, "video/x-matroska": FILE},

@@ -29,8 +29,9 @@ function search(words) {
     const { hits, p, verdict } = await (await ask(`/v1/audio?${new URLSearchParams({ q: words, top: 10 })}`, { signal })).json();
     say($("heard"), `${hits.length} recordings for “${words}”, in ${seconds(since)}; the best first.${note(verdict, p)}`);
     $("hits").replaceChildren(...hits.map(hit));
+    $("hits").hidden = false;
     for (const [place, found] of hits.entries()) await draw(found, $("hits").children[place], signal);
-  });
+  }, $("hits"));
 }
 
 function note(verdict, p) {
