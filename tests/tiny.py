@@ -148,7 +148,7 @@ VARIANTS = {
         UNET,
         UNET | {"model.normalization": "instance", "model.attention": True, "model.activation": "rrelu"},
         {"model": "context", "model.filters": 4, "model.levels": 2},
-        {"model": "retrieval", "model.filters": 4, "model.motion": "optical_flow"},
+        {"model": "retrieval", "model.filters": 4},
         {"model": "climatology"},
         {"model": "all_dry"},
         UNET | {"optimizer": "adabelief", "precision": "bfloat16"},

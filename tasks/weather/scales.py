@@ -124,7 +124,7 @@ SMALL = Reduced(
         "regions": ["boxi_0015", "roxi_0004", "roxi_0007"],
         "patience": 0,
     },
-    defaults={"run": 4},
+    defaults={"window_run": 4},
     models={
         **SIMPLE,
         "unet": {  # with this weight 0.5 means one chance in eleven, and the 6 % of pixels with rain weigh as 40 %

@@ -142,7 +142,7 @@ def test_imported_rain_is_that_of_an_independent_reading(root, kind, capsys):
 def trained(root, kind):
     """Train the context network for a few steps, without Ray."""
     source, task = imported(root, kind), find("weather")
-    changes = {"data": kind, "regions": source.info["regions"], "years": [2021], "inputs": INPUTS, "run": 2}
+    changes = {"data": kind, "regions": source.info["regions"], "years": [2021], "inputs": INPUTS, "window_run": 2}
     changes |= {"forecast": FORECAST, "model": "context", "model.filters": 4, "model.levels": 2, "batch": 2}
     chosen = override(Config(), changes | {"epochs": 1, "steps": 4, "optimizer.learning_rate": 1e-3})
     folder = RunFolder.of(Storage.open(root / "results"), task, chosen)

@@ -42,7 +42,7 @@ def config(source, **changes):
         "inputs": 4,
         "forecast": 8,
         "batch": 4,
-        "run": 2,
+        "window_run": 2,
         "epochs": 2,
         "model": "context",
         "model.filters": 8,

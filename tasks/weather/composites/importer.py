@@ -29,12 +29,13 @@ import numpy as np
 import numpy.typing as npt
 
 from retable.platform.errors import UserError, disk_errors
+from retable.platform.train.seeds import generator, sequence
 from retable.tasks.weather.composites import seviri
 from retable.tasks.weather.composites.composites import PRODUCTS, SUFFIXES, Composite, describe
 from retable.tasks.weather.composites.resample import PIXEL
 from retable.tasks.weather.w4c import layout
 from retable.tasks.weather.w4c.preprocess import CHANNELS, HIGHEST_RATE, MASKED, RAIN, classify
-from retable.tasks.weather.w4c.satellite import AFTER, BEFORE, observe
+from retable.tasks.weather.w4c.satellite import BEFORE, SIMULATION, VERSION, observe
 
 Array = npt.NDArray[Any]
 
@@ -46,11 +47,10 @@ DRIEST = 0.001
 THRESHOLD = 0.2
 """Rain rate in mm/h from which on squares are compared by their rain, the competition's."""
 CHUNK = 96
-"""Frames of a region that are in memory at a time, a day's, besides those around them that their images show."""
+"""Frames of a region that are in memory at a time, a day's, besides those before them that their images show."""
 FEWEST = 4
 """Regions needed for four splits."""
 CUT_SPLITS = ("validation", "test", "heldout")
-SIMULATION = "computed from the rain of the whole square by retable.tasks.weather.w4c.satellite.observe; not observed"
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,9 @@ def import_composites(
                 if not scans:
                     progress(len(composites) + len(composites) * (number + 1) // len(places), 2 * len(composites))
             folder.rename(target)
-    about = {"satellite": seviri.ABOUT, "simulated_satellite": False} if scans else {"simulated_by": SIMULATION}
+    about: dict[str, Any] = {"simulated_by": SIMULATION, "simulation": VERSION}
+    if scans:
+        about = {"satellite": seviri.ABOUT, "simulated_satellite": False}
     return _info(composites, dropped, places, splits, size) | about | {"skipped": skipped + unseen + damaged}
 
 
@@ -398,7 +400,7 @@ def deal(places: Sequence[Place], seed: int) -> dict[str, str]:
     """
     rows = sorted({place.row for place in places})
     line = sorted(places, key=lambda place: (place.row, place.column * (-1) ** rows.index(place.row)))
-    first, rest = int(np.random.default_rng(seed).integers(len(line))), max(len(CUT_SPLITS), len(line) // 2)
+    first, rest = int(generator(seed, "weather.splits").integers(len(line))), max(len(CUT_SPLITS), len(line) // 2)
     splits = dict.fromkeys((place.name for place in places), "training")
     for k in range(rest):
         splits[line[(first + k * len(line) // rest) % len(line)].name] = CUT_SPLITS[k % len(CUT_SPLITS)]
@@ -480,9 +482,9 @@ def _write_region(
 
 
 def _squares(composites: Sequence[Composite], first: int, place: Place, size: int) -> tuple[Sequence[Composite], Array]:
-    """Return the frames from `first` on, at most `CHUNK`, with those around them, and their rates (n, 6S, 6S)."""
+    """Return the frames from `first` on, at most `CHUNK`, with those before them, and their rates (n, 6S, 6S)."""
     low, last = max(0, first - BEFORE), min(len(composites), first + CHUNK)
-    nearby = composites[low : last + AFTER]
+    nearby = composites[low:last]
     square = slice(place.row, place.row + 6 * size), slice(place.column, place.column + 6 * size)
     return nearby, np.stack([composite.read(*square) for composite in nearby])
 
@@ -492,7 +494,7 @@ class Images:
     """Where a region's satellite images come from."""
 
     of: Callable[[int, Sequence[Composite], Array], Array]
-    """Gives, of the first frame's number, frames with those around them, and the rates of their whole squares
+    """Gives, of the first frame's number, frames with those before them, and the rates of their whole squares
     (n, 6S, 6S), the images (n, 11, S, S)."""
     about: Mapping[str, Any]
     """What the file says of them."""
@@ -545,7 +547,7 @@ def _observed(seen: Array) -> Images:
 
 def _simulated(composites: Sequence[Composite], place: Place, seed: int) -> Images:
     """Return images that are simulated from the rain of the whole square."""
-    cirrus = int(np.random.SeedSequence([seed, place.row, place.column]).generate_state(1)[0])
+    cirrus = int(sequence(seed, "weather.satellite", place.row, place.column).generate_state(1)[0])
     midnight = composites[0].time.replace(hour=0, minute=0)
 
     def of(_: int, nearby: Sequence[Composite], rates: Array) -> Array:

@@ -1,15 +1,15 @@
 """Swin-UNETR (section 2.4; Hatamizadeh et al. 2022) from MONAI, in three variants that differ in how time grows.
 
 `repeat_interleave` and `channel_convolution` bring the input times to the lead times and leave MONAI's network as it
-is, with the reference's settings: 11 channels in, 1 out, depths 2, heads 3, 6, 12, 24, windows of 7, no dropout. The
-names of the weights are the reference's. `upsample` is built from MONAI's blocks after the paper's words.
+is, with the reference's settings: 11 channels in, 1 out, depths 2, heads 3, 6, 12, 24, windows of 7 (`Swin.window`), no
+dropout. The names of the weights are the reference's. `upsample` is built from MONAI's blocks after the paper's words.
 
 What MONAI demands: every dimension divides by 32. Height and width are brought to a multiple by `Swin.resize`, 64 at
 least: of 32 a bottleneck of one pixel is left, which instance normalization refuses to train. Lead times that are no
 multiple of 32 are continued with the last one and cut off again.
 
 A quirk of MONAI that stays: where height or width is smaller than a window, positions within it get the biases of
-others. With fewer times than 7 the biases are the right ones.
+others. With fewer times than that the biases are the right ones.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from retable.tasks.weather.config import Swin
 from retable.tasks.weather.w4c.preprocess import CHANNELS
 
 MULTIPLE, LEAST = 32, 64
-DEPTH, HEADS, WINDOW = 2, (3, 6, 12, 24), 7
+DEPTH, HEADS = 2, (3, 6, 12, 24)
 
 
 def up_to_multiple(number: int) -> int:
@@ -205,7 +205,7 @@ def stage(config: Swin, inputs: int, outputs: int, heads: int, halving: int) -> 
         dim=inputs,
         depth=DEPTH,
         num_heads=heads,
-        window_size=(WINDOW,) * 3,
+        window_size=(config.window,) * 3,
         drop_path=[0.0] * DEPTH,
         qkv_bias=True,
         downsample=halve(config) if halving == 2 else keep_time,  # type: ignore[arg-type]
@@ -222,7 +222,7 @@ def unchanged(config: Swin) -> nn.Module:
         out_channels=1,
         depths=(DEPTH,) * 4,
         num_heads=HEADS,
-        window_size=WINDOW,
+        window_size=config.window,
         feature_size=config.feature_size,
         use_checkpoint=config.checkpointing,
         downsample=halve(config),
