@@ -17,7 +17,7 @@ TRANSFER_REGIONS = ("roxi_0008", "roxi_0009", "roxi_0010")
 STEPS = 200
 """Probabilities are kept in steps of 1/200, rounded down; thresholds are whole steps."""
 
-PRESETS = ("24", "24-quick", "36", "60", "252")
+PRESETS = ("24", "24-quick", "24-small", "36", "60", "252")
 """What may follow `generated-` in the name of a data set, its size first."""
 DATA_LENGTHS = {name: (4, 32) for name in ("w4c22", *(f"generated-{each}" for each in PRESETS))}
 """Inputs and lead times that data sets have, where this is known before they are there."""
@@ -284,7 +284,7 @@ class View:
     threshold: float | Literal["tuned", "tuned_per_region", "tuned_per_region_and_lead"] = 0.5
     """Probability from which on rain is forecast, in steps of 0.005; or the best on the validation set: for all, for
     each region and year, or for each lead time of these."""
-    motion: Literal["none", "optical_flow", "pysteps"] = "none"
+    motion: Literal["none", "optical_flow", "pysteps"] = added("none")
     """Of a retrieval: its rain stays where it is, or moves with the clouds by our optical flow or that of pysteps, the
     library of radar meteorologists (`pip install 'retable[pysteps]'`)."""
     calibration: Literal["none", "difference_mask", "isotonic"] = "none"

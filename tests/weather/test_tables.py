@@ -133,9 +133,8 @@ def test_a_region_left_out_is_scored_by_a_run_of_its_own_beside_the_run_on_all(t
 def test_windows_are_shuffled_one_by_one_at_every_scale(tmp_path):
     for scale, usual in (("smoke", 16), ("small", 4), ("paper", 16)):
         found = api.plan("weather", scale=scale, storage=str(tmp_path)).replicates
-        runs = {
-            label: {need.config.window_run for need in needs} for label, needs in found["weather/shuffling"].items()
-        }
+        rows = found["weather/shuffling"].items()
+        runs = {label: {need.config.window_run for need in needs} for label, needs in rows if label.startswith("win")}
         assert runs == {"windows in runs": {usual}, "windows one by one": {1}}
         assert {need.config.window_run for needs in found["weather/table1"].values() for need in needs} == {usual}
 

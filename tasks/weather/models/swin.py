@@ -4,9 +4,10 @@
 is, with the reference's settings: 11 channels in, 1 out, depths 2, heads 3, 6, 12, 24, windows of 7 (`Swin.window`), no
 dropout. The names of the weights are the reference's. `upsample` is built from MONAI's blocks after the paper's words.
 
-What MONAI demands: every dimension divides by 32. Height and width are brought to a multiple by `Swin.resize`, 64 at
-least: of 32 a bottleneck of one pixel is left, which instance normalization refuses to train. Lead times that are no
-multiple of 32 are continued with the last one and cut off again.
+What MONAI demands: every dimension divides by 32. Height and width are brought to a multiple by `Swin.resize`. Lead
+times that are no multiple of 32 are continued with the last one and cut off again. Instance normalization refuses to
+train a bottleneck of one voxel, so that of images of 32 pixels or less has two lead times, by as many more (64); in
+`upsample`, whose bottleneck has one, images are brought to 64 pixels at least.
 
 A quirk of MONAI that stays: where height or width is smaller than a window, positions within it get the biases of
 others. With fewer times than that the biases are the right ones.
@@ -238,14 +239,16 @@ class SwinForecaster(nn.Module):
     def __init__(self, model: Swin, size: int, inputs: int, forecast: int) -> None:
         super().__init__()
         self.size, self.forecast, self.how = size, forecast, model.resize
-        self.inner_size = max(LEAST, up_to_multiple(size))
+        upsamples = model.variant == "upsample"
+        self.inner_size = max(LEAST if upsamples else MULTIPLE, up_to_multiple(size))
+        leads = up_to_multiple(forecast) if self.inner_size >= LEAST else max(LEAST, up_to_multiple(forecast))
         self.model = UpsamplingSwin(model, inputs, forecast) if model.variant == "upsample" else unchanged(model)
         if model.variant == "channel_convolution":
             self.channel_conv: nn.Module | None = ChannelConvolution(inputs, forecast)
         else:
             self.channel_conv = None
         self.repeat = forecast // inputs if model.variant == "repeat_interleave" else 1
-        self.missing = 0 if model.variant == "upsample" else up_to_multiple(forecast) - forecast
+        self.missing = 0 if upsamples else leads - forecast
 
     def forward(
         self, images: Float[Tensor, "batch channel inputs row column"]

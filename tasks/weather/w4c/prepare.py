@@ -62,12 +62,13 @@ class Preset:
 
 GENERATED = {
     "24": Preset(regions=CENTRAL[:2], training=96, validation=1, tests=1),
-    "24-quick": Preset(regions=CENTRAL[:2], training=1000, validation=16, tests=8),
+    "24-quick": Preset(regions=CENTRAL[:2], years=(2019,), training=1200, validation=12, tests=12),
+    "24-small": Preset(regions=CENTRAL, training=2000, validation=16, tests=16),
     "36": Preset(regions=CENTRAL, training=2000, validation=40, tests=16),
     "60": Preset(regions=CENTRAL, training=1200, validation=40, tests=16),
     "252": Preset(regions=("roxi_0004",), years=(2019,), training=120, validation=2, tests=2),
 }
-"""What follows `generated-` in a name, a size first -> how much data; `24-quick` is the quick scale's."""
+"""What follows `generated-` in a name, a size first -> how much data, such as that of a scale."""
 MADE = {
     "generated": (
         "Rain and satellite images are generated: an image shows the clouds at its time, which rain follows by about "
