@@ -62,7 +62,7 @@ class Preset:
 
 GENERATED = {
     "24": Preset(regions=CENTRAL[:2], training=96, validation=1, tests=1),
-    "24-quick": Preset(regions=CENTRAL[:2], years=(2019,), training=1200, validation=12, tests=12),
+    "24-quick": Preset(regions=CENTRAL[:2], years=(2019,), training=800, validation=10, tests=10),
     "24-small": Preset(regions=CENTRAL, training=2000, validation=16, tests=16),
     "36": Preset(regions=CENTRAL, training=2000, validation=40, tests=16),
     "60": Preset(regions=CENTRAL, training=1200, validation=40, tests=16),
@@ -84,6 +84,8 @@ RAIN_THRESHOLD = 0.2
 """Rain rate in mm/h from which on shares of rain are counted, the competition's."""
 RAIN_FRAMES = 512
 """Shares of rain are counted on at most so many frames of a series, evenly spread."""
+FEW = 100
+"""Training frames up to which one process writes a generated set."""
 REAL_SIZE = 252
 HDF5_SATELLITE = re.compile(rf"(?P<region>.+)\.(?P<split>{'|'.join(SPLITS.values())})\.reflbt0\.ns\.h5")
 
@@ -161,7 +163,7 @@ def _generate(place: Storage, name: str, key: str, seed: int) -> dict[str, Any]:
             training=preset.training,
             sequences={"validation": preset.validation, "test": preset.tests, "heldout": preset.tests},
             seed=seed,
-            workers=(os.cpu_count() or 1) if size > 24 else 1,  # starting a process takes seconds
+            workers=(os.cpu_count() or 1) if preset.training > FEW else 1,  # starting a process takes seconds
             progress=show,
         )
     slots = {str(year): count for year, count in said["slots"].items()}

@@ -26,7 +26,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import scipy.fft
-from scipy.ndimage import map_coordinates
 from scipy.special import ndtri
 
 from retable.platform.train.seeds import generator
@@ -131,10 +130,21 @@ def block_mean(field: Array) -> Array:
     return means
 
 
-def advect(field: Array, flow: Array) -> Array:
-    """One semi-Lagrangian step of a periodic field (height, width); flow (2, height, width), (y, x), pixels a step."""
-    grid = np.indices(field.shape, np.float32)
-    moved: Array = map_coordinates(field, grid - flow, order=1, mode="grid-wrap", output=np.float32)
+def advect(fields: Array, flow: Array) -> Array:
+    """Return periodic fields (..., height, width) one semi-Lagrangian step later, by bilinear interpolation.
+
+    `flow` is (2, height, width), (y, x), pixels a step.
+    """
+    height, width = fields.shape[-2:]
+    rows, columns = np.arange(height, dtype=np.float32)[:, None] - flow[0], np.arange(width, dtype=np.float32) - flow[1]
+    top, left = np.floor(rows), np.floor(columns)
+    down, right = (rows - top).ravel(), (columns - left).ravel()
+    first, second = ((top.astype(np.intp) + step) % height * width for step in (0, 1))
+    near, far = ((left.astype(np.intp) + step) % width for step in (0, 1))
+    flat = fields.reshape(-1, height * width)
+    corners = [flat.take((row + column).ravel(), 1) for row in (first, second) for column in (near, far)]
+    upper, lower = ((1 - right) * corners[k] + right * corners[k + 1] for k in (0, 2))
+    moved: Array = ((1 - down) * upper + down * lower).reshape(fields.shape)
     return moved
 
 
@@ -298,9 +308,9 @@ class Field:
         self.kick = np.sqrt(1 - self.keep**2) * spectrum
         self.field = to_grid(spectrum * noise(rng, self.width), self.width)
 
-    def step(self, flow: Array, rng: np.random.Generator) -> Array:
-        """Return the field one slot later."""
-        modes = scipy.fft.rfft2(advect(self.field, flow), workers=1)
+    def change(self, carried: Array, rng: np.random.Generator) -> Array:
+        """Return the field one slot later, of what the flow has made of it."""
+        modes = scipy.fft.rfft2(carried, workers=1)
         field = to_grid(self.keep * modes + self.kick * noise(rng, self.width), self.width)
         self.field = standardized(field)  # interpolation loses a little variance in every step
         return self.field
@@ -338,8 +348,9 @@ def simulate(climate: Climate, *, size: int, slots: int, seed: int, where: Seque
     level = -float(ndtri(share)) * np.sqrt(1 + climate.orography**2 + WETNESS**2)
     for slot in range(slots):
         flow = wind.step(slot, draw("wind", slot))
-        cloud = field.step(flow, draw("field", slot))
-        water = standardized(advect(water, flow) * np.float32(1 - 1 / LAG) + cloud * np.float32(1 / LAG))
+        carried, water = advect(np.stack([field.field, water]), flow)
+        cloud = field.change(carried, draw("field", slot))
+        water = standardized(water * np.float32(1 - 1 / LAG) + cloud * np.float32(1 / LAG))
         wet = red(wet, DAY, draw("wetness", slot).standard_normal())
         lift = ground + fronts.step(wind.mean, draw("fronts", slot)) + np.float32(WETNESS * wet - level)
         cells.step(slot, flow, cloud + lift, draw("cells", slot))

@@ -46,13 +46,15 @@ LATITUDE = 50.0
 
 # Response of (1, high raining cloud, cirrus, low cloud, humidity, sunshine on the ground) and the noise, in standard
 # deviations of the channel. The first column makes the mean about zero.
-_INFRARED = {
+_WINDOW = {
     "IR_039": ((0.85, -4.1, -2.1, -0.4, 0.0, 1.5), 0.12),
     "IR_087": ((1.45, -5.2, -2.7, -0.5, -0.1, 0.9), 0.06),
     "IR_097": ((1.35, -4.3, -2.4, -0.5, -0.4, 0.7), 0.10),
     "IR_108": ((1.45, -5.2, -2.6, -0.5, 0.0, 1.0), 0.06),
     "IR_120": ((1.50, -5.1, -3.0, -0.5, -0.1, 1.0), 0.06),
     "IR_134": ((1.40, -4.9, -2.6, -0.3, -0.2, 0.4), 0.06),
+}
+_VAPOUR = {
     "WV_062": ((0.90, -3.0, -1.7, 0.0, -0.8, 0.0), 0.08),
     "WV_073": ((1.20, -4.2, -2.0, -0.1, -0.6, 0.0), 0.08),
 }
@@ -151,7 +153,7 @@ def _skies(seed: int, what: str, size: int, start: int) -> Iterator[Array]:
 
 
 def _channels(tops: Array, sky: Array, ground: Array, sun: float, rng: np.random.Generator) -> Array:
-    """One image (11, S, S) of cold tops, other clouds (3, S, S), the ground (S, S) and the sun's cosine."""
+    """Return one image (11, S, S) of cold tops, other clouds (3, S, S), the ground (S, S) and the sun's cosine."""
     cirrus = 1 / (1 + np.exp(-2.5 * (sky[0] - 0.9)))
     low = 1 / (1 + np.exp(-4 * (sky[1] - 0.3)))
     thin = (1 - tops) * cirrus
@@ -159,19 +161,16 @@ def _channels(tops: Array, sky: Array, ground: Array, sun: float, rng: np.random
     warm = (1 - tops) * (1 - cirrus) * (1 - low) * (sun + 0.3 * ground)
     bright = 1 - (1 - tops) * (1 - 0.35 * cirrus) * (1 - 0.7 * low)
     image = np.empty((len(CHANNELS), *tops.shape), np.float32)
-    for channel, name in enumerate(CHANNELS):
-        if name in _SOLAR:
-            (soil, deep, veil, drops), sigma = _SOLAR[name]
-            albedo = soil * (1 - bright) + deep * tops + veil * thin + drops * shown
-            values = sun * gaussian_filter(albedo, 0.5) + sigma * np.sqrt(sun) * rng.standard_normal(tops.shape)
-        else:
-            (offset, *responses), sigma = _INFRARED[name]
-            terms = [tops, thin, shown, sky[2], warm]
-            mixed = sum(weight * term for weight, term in zip(responses, terms, strict=True))
-            blurred = gaussian_filter(mixed, 1.0 if name.startswith("WV") else 0.6)
-            solar = 0.9 * sun * bright if name == "IR_039" else 0.0
-            values = offset + blurred + solar + sigma * rng.standard_normal(tops.shape)
-            values = MEAN[channel] + STD[channel] * values
-        image[channel] = values
+    for names, blur in ((_SOLAR, 0.5), (_WINDOW, 0.6), (_VAPOUR, 1.0)):
+        terms = (1 - bright, tops, thin, shown) if names is _SOLAR else (tops, thin, shown, sky[2], warm)
+        weights = np.array([names[name][0][-len(terms) :] for name in names])
+        mixed = gaussian_filter(np.tensordot(weights, np.stack(terms), 1), (0, blur, blur))
+        for (name, (response, sigma)), values in zip(names.items(), mixed, strict=True):
+            number, error = CHANNELS.index(name), sigma * rng.standard_normal(tops.shape)
+            if names is _SOLAR:
+                image[number] = sun * values + np.sqrt(sun) * error
+            else:
+                solar = 0.9 * sun * bright if name == "IR_039" else 0.0
+                image[number] = MEAN[number] + STD[number] * (response[0] + values + solar + error)
     clipped: Array = np.clip(image, LOW[:, None, None], HIGH[:, None, None])
     return clipped
