@@ -213,11 +213,11 @@ def group(config: Config) -> Hashable:
 
 
 def cost(config: Config) -> float:
-    """Return seconds of one CPU core that a training takes, roughly: measured at 36 x 36 pixels; 10 s to begin with."""
+    """Return seconds of one CPU core that a training takes, roughly: measured at 24 and 36 x 36 pixels; 5 s to begin with."""
     steps = config.steps or WINDOWS // config.batch
     if isinstance(config.model, AllDry | AllRain | Climatology):
         steps = 0
-    return 10 + config.epochs * steps * config.batch * sample_cost(config)
+    return 5 + config.epochs * steps * config.batch * sample_cost(config)
 
 
 def gpu_work(config: Config) -> tuple[str, float] | None:
@@ -236,9 +236,11 @@ def sample_cost(config: Config) -> float:
     area = (size / 36) ** 2
     match config.model:
         case UNet(filters=filters):
-            return 0.03 * (filters / 8) ** 2 * area
-        case Swin(feature_size=features):
-            return 4.0 * (features / 12) ** 2 * max(1.0, (size / 64) ** 2)
+            return 0.015 * (filters / 8) ** 2 * area
+        case Swin(feature_size=features, window=window, variant=variant):
+            small = size <= 32 and variant != "upsample"
+            attention = 2.0 * (window / 7) ** 3  # the rest is convolutions
+            return (attention + 0.6) * (0.5 if small else 1.0) * (features / 12) ** 2 * max(1.0, (size / 64) ** 2)
         case Vivit(dim=dim, depth=depth):
             return 0.05 * (dim / 64) ** 2 * depth / 8 * area
         case Context(filters=filters):
