@@ -213,7 +213,7 @@ def group(config: Config) -> Hashable:
 
 
 def cost(config: Config) -> float:
-    """Return seconds of one CPU core that a training takes, roughly: measured at 24 and 36 x 36 pixels; 5 s to begin with."""
+    """Return seconds of one CPU core that a training takes, roughly: 5 s to begin with."""
     steps = config.steps or WINDOWS // config.batch
     if isinstance(config.model, AllDry | AllRain | Climatology):
         steps = 0
