@@ -46,12 +46,12 @@ class Reduced:
     def row(self, row: Row) -> Row | str:
         """Return a row with the model, training and epochs of this size, or why it is left out."""
         overrides = row.overrides or {}
+        if self.kept is not None and row.label not in self.kept:
+            return "to save time"
         if model_of(overrides) not in self.models:
             return self.why
         if self.slow and overrides.get("precision", "float32") != "float32":
             return self.slow
-        if self.kept is not None and row.label not in self.kept:
-            return "to save time"
         if set((row.view or {}).get("scored", ())) - set(self.overrides["regions"]):  # type: ignore[call-overload]
             return "as this scale has not their regions"
         if isinstance(without := installed(row), str):

@@ -16,7 +16,7 @@ def test_a_square_that_moves_by_a_pixel_a_step():
     assert found["rainy pixels with 1 mm/h"] == 1 and found["rainy pixels with 5 mm/h"] == 0
     assert found["median area, pixels"] == 64 and found["rain in areas below 30 pixels"] == 0
     assert found["IoU when left 60 min"] == pytest.approx(4 / 12)
-    assert found["IoU when carried 60 min"] > 0.8 and found["speed, pixels in 15 min"] == pytest.approx(1, abs=0.2)
+    assert found["IoU when carried 60 min"] > 0.8 and found["speed, pixels in 15 min"] == pytest.approx(1, abs=0.3)
     assert found["lifetime of an area, h"] == 11 / 4 and found["growth in 15 min, factor"] < 1.05
     assert measure_maps(maps * 0) == {}
 

@@ -107,7 +107,7 @@ def test_smoke_leaves_out_16_bits_and_small_runs_every_row():
 
 
 def test_quick_runs_the_references_and_one_network_of_each_kind():
-    kept = set(present(TABLE1, "quick"))
+    kept = {label for label, row in present(TABLE1, "quick").items() if isinstance(row, Row)}
     networks = (tables.OFFICIAL_ROW, tables.BASELINE_IMPROVED, tables.SWIN_BCE, tables.CONTEXT_TUNED)
     references = (tables.ALL_RAIN, tables.CLIMATOLOGY, tables.PERSISTENCE, tables.MOVED)
     assert kept == {row.label for row in (*networks, *references)}
@@ -118,7 +118,7 @@ def test_the_row_of_pysteps_is_there_where_the_library_is(monkeypatch):
     module = import_module("retable.tasks.weather.scales")  # the package has a function of that name
     for found in (None, object()):
         monkeypatch.setattr(module, "find_spec", lambda name, found=found: found)
-        for scale in SCALES.values():
+        for scale in (SCALES[name] for name in SCALES if name != "quick"):
             table = scaled(TABLE1, scale)
             (row,) = [row for row in table.rows if row.label == tables.MOVED_BY_PYSTEPS.label]
             assert bool(row.absent) == (found is None)
@@ -180,7 +180,8 @@ def test_a_reduced_config_keeps_every_choice_of_its_row():
         table = scaled(TABLE1, SCALES[scale])
         for full, reduced in zip(TABLE1.rows, table.rows, strict=True):
             if isinstance(full, Row) and not reduced.absent:
-                kept = ("crop", "mask", "loss", "train_on", "model", "precision", "model.variant", "model.upsampling")
+                kept = {"crop", "mask", "loss", "train_on", "model", "precision", "model.variant", "model.upsampling"}
+                kept -= {"precision"} if scale == "small" else set()  # 16 bits are bfloat16 there
                 assert {k: v for k, v in full.overrides.items() if k in kept}.items() <= reduced.overrides.items()
 
 
