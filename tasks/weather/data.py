@@ -305,7 +305,8 @@ def positive_ratio(info: Mapping[str, Any], config: Config) -> float:
     if config.rain_threshold != counted or not rainy:
         known = f"{rainy:.3f} of the pixels at {counted} mm/h"
         raise UserError(f"loss.positive_weight training_set: the data set knows of rain in {known}; give a number")
-    return (1 - rainy) / rainy
+    ratio: float = (1 - rainy) / rainy
+    return ratio
 
 
 def sequences(source: Source, config: Config, shard: str) -> list[Window]:

@@ -201,7 +201,8 @@ def validate(learner: ForecastLearner, data: Any) -> list[dict[str, float]]:
         for sample, shard in enumerate(batch.shard):
             counts[shards[shard]] += torch.stack([both[sample], either[sample]])
     counts, loss = learner.worker.mean(counts) * learner.worker.world, learner.worker.mean(loss) * learner.worker.world
-    ious = metrics.ratio(*counts.T.cpu().numpy(), 0.0)
+    hits, unions = counts.T.cpu().numpy()
+    ious = metrics.ratio(hits, unions, 0.0)
     scores = {f"validation_iou/{shard}": float(ious[n]) for shard, n in shards.items()}
     mean = float(ious.mean()) if len(ious) else 0.0
     return [{"validation_loss": float(loss[0] / loss[1].clamp(min=1)), "validation_iou": mean, **scores}]

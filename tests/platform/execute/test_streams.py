@@ -2,6 +2,7 @@
 
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -11,6 +12,8 @@ from retable.platform.errors import UserError, one_line
 from retable.platform.execute import streams as streaming
 from retable.platform.execute.session import ray_cluster
 from retable.platform.execute.streams import decode, encode, limit, map_over, pieces_together, stream
+from retable.platform.execute.trials import Launch, open_data
+from retable.platform.spec.resources import Resources
 
 ARRAYS = {
     "plain": np.arange(6, dtype=np.int32).reshape(2, 3),
@@ -92,6 +95,17 @@ def test_a_task_fetches_as_many_pieces_as_fill_16_mb_or_a_quarter_of_the_limit()
     mb = 1 << 20
     found = [pieces_together(*each) for each in ((0, None), (mb, None), (mb, 8 * mb), (mb, 100 * mb), (20 * mb, None))]
     assert found == [1, 16, 2, 16, 1]
+
+
+def test_what_a_stream_may_read_ahead_is_an_option_of_the_launch(monkeypatch):
+    told = []
+    monkeypatch.setattr(streaming, "limit", told.append)
+    task = SimpleNamespace(dataset=SimpleNamespace(where=lambda config: "place", open=lambda *_: "data"))
+    for wanted in (Resources(), Resources(read_ahead=0.5)):
+        assert open_data(task, [None], None, Launch(None, wanted, {})) == "data"
+    assert told == [0.5]
+    with pytest.raises(UserError, match="read_ahead=-1"):
+        Resources(read_ahead=-1)
 
 
 class Adder:
