@@ -96,7 +96,7 @@ BASE = {
         "inputs": 4,
         "forecast": 8,
         "batch": 4,
-        "run": 5,
+        "window_run": 5,
         "epochs": 2,
         "steps": 4,
     },
