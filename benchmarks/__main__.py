@@ -34,6 +34,7 @@ BENCHMARKS = (
     "style_video",
     "weather_loader",
     "weather_step",
+    "weather_world",
 )
 """Modules of this package, each imported when its turn comes: they need packages that not every machine has."""
 

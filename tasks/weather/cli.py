@@ -27,6 +27,7 @@ Data = Annotated[str, typer.Option("--data", help="A data set that it was not tr
 Threshold = Annotated[
     str, typer.Option(help="Probability from which on rain is forecast; or tuned, on validation: tuned_per_region, ...")
 ]
+Motion = Annotated[str, typer.Option(help="Move a retrieval's rain: optical_flow or pysteps; none leaves it.")]
 Epoch = Annotated[int, typer.Option(help="A kept epoch, of runs that name none; 0: the last.", min=0)]
 
 
@@ -42,13 +43,13 @@ def make(
     """
     from retable.tasks.weather.w4c.prepare import GENERATED, describe, folder, make_generated
 
-    if size not in GENERATED:
-        raise UserError(f"--size {size}: use {', '.join(map(str, GENERATED))}")
+    if str(size) not in GENERATED:
+        raise UserError(f"--size {size}: use {', '.join(key for key in GENERATED if key.isdecimal())}")
     if seed and name is None:
         raise UserError(f"--seed {seed}: give the set a --name; generated-{size} has seed 0")
     chosen = name or f"generated-{size}"
     where = Storage.open(storage)
-    info = make_generated(folder(where, chosen), chosen, size, seed)
+    info = make_generated(folder(where, chosen), chosen, str(size), seed)
     console.print(f"{folder(where, chosen)}: {describe(info)}")
 
 
@@ -271,6 +272,7 @@ def score(
     regions: Regions = "",
     years: Years = "",
     data: Data = "",
+    motion: Motion = "none",
 ) -> None:
     """Print a run's scores on any regions and years of any data set, those that it was not trained on too.
 
@@ -285,7 +287,7 @@ def score(
     from retable.tasks.weather.forecasts.exchange import score as measured
     from retable.tasks.weather.w4c.prepare import caution, describe
 
-    what = opened(run, storage, split, epoch, chosen(threshold), names(regions), numbers(years), data)
+    what = opened(run, storage, split, epoch, chosen(threshold), names(regions), numbers(years), data, motion)
     found = measured(what)
     for line in (f"data  {describe(what.source.info)}", caution(what.source.info)):
         console.print(line, markup=False, highlight=False, soft_wrap=True, end="\n" if line else "")
@@ -312,6 +314,7 @@ def verify(
     regions: Regions = "",
     years: Years = "",
     data: Data = "",
+    motion: Motion = "none",
 ) -> None:
     """Write a page on how good forecasts are: scores with intervals, figures, cases beside the radar, all as CSV.
 
@@ -325,7 +328,7 @@ def verify(
     from retable.tasks.weather.forecasts.verify import verify as written
 
     places = names(regions), numbers(years), data
-    found = [opened(run, storage, split, epoch, chosen(threshold), *places) for run in runs]
+    found = [opened(run, storage, split, epoch, chosen(threshold), *places, motion) for run in runs]
     with progress_bar("forecasting") as show:
         page = written(found, out, show)
     console.print(f"{page}: open it in a browser", markup=False, highlight=False)
@@ -341,6 +344,7 @@ def netcdf(
     regions: Regions = "",
     years: Years = "",
     data: Data = "",
+    motion: Motion = "none",
 ) -> None:
     """Write a run's forecasts as CF netCDF, a file for each region and year; georeferenced where the place is known.
 
@@ -348,7 +352,7 @@ def netcdf(
     """
     from retable.tasks.weather.forecasts.exchange import opened, write_netcdf
 
-    what = opened(run, storage, split, epoch, 0.5, names(regions), numbers(years), data)
+    what = opened(run, storage, split, epoch, 0.5, names(regions), numbers(years), data, motion)
     for path in write_netcdf(what, out):
         console.print(str(path))
 

@@ -145,8 +145,15 @@ def test_imported_rain_is_that_of_an_independent_reading(root, kind, capsys):
 def trained(source):
     """Train the context network on a data set for a few steps, without Ray; return the run's fingerprint."""
     task, info = find("weather"), source.info
-    changes = {"data": info["name"], "regions": info["regions"], "years": info["years"], "inputs": INPUTS, "run": 2}
-    changes |= {"forecast": FORECAST, "model": "context", "model.filters": 4, "model.levels": 2, "batch": 2}
+    changes = {"data": info["name"], "regions": info["regions"], "years": info["years"], "inputs": INPUTS}
+    changes |= {
+        "window_run": 2,
+        "forecast": FORECAST,
+        "model": "context",
+        "model.filters": 4,
+        "model.levels": 2,
+        "batch": 2,
+    }
     chosen = override(Config(), changes | {"epochs": 1, "steps": 4, "optimizer.learning_rate": 1e-3})
     folder = RunFolder.of(source.storage, task, chosen)
     folder.begin(chosen, task.version, {})

@@ -28,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from retable.platform.errors import UserError, disk_errors
+from retable.platform.train.seeds import sequence
 from retable.tasks.weather.composites import seviri
 from retable.tasks.weather.composites.archive import stretches, survey
 from retable.tasks.weather.composites.composites import PRODUCTS, Composite
@@ -36,7 +37,7 @@ from retable.tasks.weather.composites.resample import PIXEL
 from retable.tasks.weather.composites.splits import FEWEST, Cut, Place, cut, slots
 from retable.tasks.weather.w4c import layout
 from retable.tasks.weather.w4c.preprocess import CHANNELS, HIGHEST_RATE, MASKED, RAIN, classify
-from retable.tasks.weather.w4c.satellite import AFTER, BEFORE, observe
+from retable.tasks.weather.w4c.satellite import BEFORE, SIMULATION, VERSION, observe
 
 Array = npt.NDArray[Any]
 
@@ -47,10 +48,9 @@ DRIEST = 0.001
 THRESHOLD = 0.2
 """Rain rate in mm/h from which on squares are compared by their rain, the competition's."""
 CHUNK = 96
-"""Most frames that are in memory at a time, a day's, besides those around them that their images show."""
+"""Most frames that are in memory at a time, a day's, besides those before them that their images show."""
 MEMORY = 1 << 28
 """Bytes that the squares of these frames take, about."""
-SIMULATION = "computed from the rain of the whole square by retable.tasks.weather.w4c.satellite.observe; not observed"
 
 
 def import_composites(
@@ -115,7 +115,9 @@ def import_composites(
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".import-", dir=target.parent) as scratch:
             _write_set(Path(scratch), archive, scans, seed, progress).rename(target)
-    about = {"satellite": seviri.ABOUT, "simulated_satellite": False} if scans else {"simulated_by": SIMULATION}
+    about: dict[str, Any] = {"simulated_by": SIMULATION, "simulation": VERSION}
+    if scans:
+        about = {"satellite": seviri.ABOUT, "simulated_satellite": False}
     unused = [_name(source, composite) for composite in dropped]
     return _info(archive) | about | {"dropped": unused, "skipped": skipped + unseen + damaged}
 
@@ -406,7 +408,7 @@ def _write_year(
             held: dict[int, Array] = {}
             for first in run[::step]:
                 last = min(run.stop, first + step)
-                low, high = max(run.start, first - BEFORE), min(run.stop, last + AFTER)
+                low, high = max(run.start, first - BEFORE), last
                 held = {k: held[k] if k in held else _squares(composites[k], places, size) for k in range(low, high)}
                 for number, (outputs, made) in enumerate(zip(files, images, strict=True)):
                     squares = np.stack([held[k][number] for k in range(low, high)])
@@ -465,8 +467,8 @@ class Images:
     """Where a region's satellite images come from."""
 
     of: Callable[[int, Sequence[Composite], Array], Array]
-    """Gives, of the number of the first of some frames, the frames, and the rates of their whole squares (n, 6S, 6S),
-    the images (n, 11, S, S)."""
+    """Gives, of the first frame's number, frames with those before them, and the rates of their whole squares
+    (n, 6S, 6S), the images (n, 11, S, S)."""
     about: Mapping[str, Any]
     """What the file says of them."""
 
@@ -517,7 +519,7 @@ def _observed(seen: Array) -> Images:
 
 def _simulated(composites: Sequence[Composite], place: Place, seed: int) -> Images:
     """Return images that are simulated from the rain of the whole square."""
-    cirrus = int(np.random.SeedSequence([seed, place.row, place.column]).generate_state(1)[0])
+    cirrus = int(sequence(seed, "weather.satellite", place.row, place.column).generate_state(1)[0])
     midnight = composites[0].time.replace(hour=0, minute=0)
 
     def of(_: int, nearby: Sequence[Composite], rates: Array) -> Array:

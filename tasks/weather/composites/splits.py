@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from retable.platform.errors import UserError
+from retable.platform.train.seeds import generator
 from retable.tasks.weather.w4c import layout
 
 FEWEST = 4
@@ -107,7 +106,7 @@ def deal(places: Sequence[Place], seed: int) -> dict[str, str]:
     """
     rows = sorted({place.row for place in places})
     line = sorted(places, key=lambda place: (place.row, place.column * (-1) ** rows.index(place.row)))
-    first, rest = int(np.random.default_rng(seed).integers(len(line))), max(len(CUT_SPLITS), len(line) // 2)
+    first, rest = int(generator(seed, "weather.splits").integers(len(line))), max(len(CUT_SPLITS), len(line) // 2)
     splits = dict.fromkeys((place.name for place in places), "training")
     for k in range(rest):
         splits[line[(first + k * len(line) // rest) % len(line)].name] = CUT_SPLITS[k % len(CUT_SPLITS)]
