@@ -126,7 +126,8 @@ def test_fine_tuning_starts_from_the_same_encoders_and_seed(scale):
             assert parent(ancestor) is None and len(ancestor.corpora) == 3 and ancestor.augmentation == 0
             theirs = label == tables.WAVCAPS.label
             assert need.config.corpora == ("clotho",)
-            assert need.config.learning_rate < ancestor.learning_rate or (theirs and scale == "paper")
+            slower = need.config.learning_rate < ancestor.learning_rate
+            assert slower or (theirs and scale == "paper") or scale == "quick"  # which learns in fine-tuning
             child, other = flatten(need.config), flatten(ancestor)
             differing = {path for path in other if child[path] != other[path]}
             assert differing <= (stages | {"warmup"} if theirs else stages)
