@@ -52,7 +52,8 @@ async def crowd(client: Client, clients: int, slow: int = 0) -> dict[str, Any]:
     for task in stuck:
         task.cancel()
     await asyncio.gather(*stuck, return_exceptions=True)
-    found = {"per_s": len(waits) / SECONDS, **percentiles(waits), "refused": statuses[503], "failed": failed(statuses)}
+    found = {"per_s": len(waits) / SECONDS, **percentiles(waits), "refused": statuses[503]}
+    found |= {f"status_{status}": count for status, count in statuses.items() if status not in (200, 503)}
     found |= {"given_up_408": given_up[408]} if slow else {}
     return {f"{clients}/{key}": value for key, value in found.items()}
 
@@ -60,11 +61,6 @@ async def crowd(client: Client, clients: int, slow: int = 0) -> dict[str, Any]:
 def percentiles(waits: Sequence[float]) -> dict[str, float]:
     """Return the tails of answers; nothing where there was none."""
     return serving.percentiles(waits) if waits else {}
-
-
-def failed(statuses: Counter[int]) -> int:
-    """Return how many answers were neither given nor a refusal that says when to come again."""
-    return sum(count for status, count in statuses.items() if status not in (200, 503))
 
 
 async def asks(netloc: str, request: bytes, end: float, waits: list[float], statuses: Counter[int]) -> None:

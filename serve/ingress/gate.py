@@ -78,7 +78,7 @@ class Gate:
         try:
             if self.closing:
                 raise Problem(503, "the server is about to end").wait(5)
-            if self.clients[client] > self.limits.client_requests and not loopback(client):
+            if self.clients[client] > self.limits.client_requests and client and not loopback(client):
                 raise Problem(429, f"more than {self.limits.client_requests} requests of one client at once").wait(1)
             self.check(scope["method"], scope["path"].removeprefix(prefix), headers)
             await self.app(scope, receive, sending)
@@ -186,7 +186,7 @@ class Bodies:
 
     @asynccontextmanager
     async def in_time(self) -> AsyncIterator[asyncio.Timeout]:
-        """Give a body's time limit, which ends at once where it is the slowest of too many.
+        """Yield a body's time limit, which ends at once where it is the slowest of too many.
 
         Raises:
             Problem: 408; the connection is closed, as the rest of the body may never come.

@@ -30,7 +30,7 @@ class Limits:
     """From a request's head to its body's last byte; a second more for each `body_rate` bytes."""
     body_rate: int = 64 << 10
     """Bytes a second at which a body is expected."""
-    bodies: int = 256
+    bodies: int = 2048
     """That are read at once; beyond, the one whose last byte is the oldest is given up."""
     client_requests: int = 32
     """Of one address at once, where it is not this machine's own; more are told to come again."""

@@ -194,7 +194,8 @@ def serving(
         name = address.name or application.NAME
         arguments = application.arguments(models, storage, address, index)
         least = replicas or {}
-        there = name in serve.status().applications  # of a command that was killed: its replicas have their room
+        # Of a command that was killed: its replicas have their room.
+        there = bool(cluster_address()) and name in serve.status().applications
         spare = check_cpus({} if there else application.reserved(arguments.tasks, least))
         scaling = application.scaling(arguments.tasks, least, spare, int(cluster_resources().get("CPU", 1)))
         where: Any = {"host": address.host, "port": address.port, "keep_alive_timeout_s": application.KEEP_ALIVE}

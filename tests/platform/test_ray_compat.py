@@ -240,7 +240,7 @@ def test_a_driver_knows_whether_ray_lives_and_holds_names_while_it_does(tmp_path
     code = """
 import os, signal, ray
 from retable.platform import ray_compat
-ray.init(num_cpus=1, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
+ray.init("local", num_cpus=1, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
 print(ray_compat.connected(), ray_compat.serve_address())
 print(ray_compat.claim("x", "here"), repr(ray_compat.claim("x", "there")), ray_compat.claim("y", "here"))
 ray_compat.release("x")

@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 
 from retable.platform.errors import UserError
+from retable.platform.models import zoo
 from retable.platform.store.storage import Storage
 from retable.serve.client import Client, ServeError
 from retable.serve.deployments import rl, style, weather
@@ -551,3 +552,26 @@ def test_the_openapi_document_says_what_is_answered_and_what_a_problem_is():
     assert list(act["responses"]["200"]["content"]["application/json"]["example"]) == ["actions"]
     region = {each["name"]: each for each in said["paths"]["/v1/weather"]["post"]["parameters"]}["region"]
     assert region["example"] == "boxi_0015" and "image/png" in str(said["paths"]["/v1/style/{style}"])
+
+
+@pytest.mark.parametrize(
+    ("module", "of", "held", "answer"),
+    [
+        (rl, rl.Policies, "policies", rl.answers),
+        (style, style.Styles, "styles", style.paint),
+        (weather, weather.Forecasters, "forecasters", weather.forecasts),
+    ],
+)
+def test_what_asks_whether_a_model_answers_is_a_question_that_it_can_answer(module, of, held, answer):
+    task = module.__name__.rpartition(".")[2]
+    name = sorted(zoo.zoo(task))[0]
+    load = weather.read_export if module is weather else module.load
+    replica, asked = of.__new__(of), []
+    setattr(replica, held, {"a": load(zoo.read(task, name), name)})
+
+    async def batch(one):
+        asked.append(one)
+        return answer([one])[0]
+
+    replica.batch = batch
+    assert asyncio.run(replica.ready(["a"])).status == 200 and len(asked) == 1
