@@ -105,9 +105,9 @@ def tone(made: Pixels, photograph: Pixels) -> float:
     """
     blur = max(made.shape[:2]) / TONES
     first, second = (cv2.GaussianBlur(pixels @ LUMA, (0, 0), blur) for pixels in (made, photograph))
-    first, second = first - first.mean(), second - second.mean()
-    size = np.sqrt((first**2).sum() * (second**2).sum())
-    return 1 - float((first * second).sum() / size) if size > 0 else 1.0
+    if min(first.std(), second.std()) < 0.01:
+        return 1.0
+    return 1 - float(np.corrcoef(first.ravel(), second.ravel())[0, 1])
 
 
 @torch.no_grad()
