@@ -18,8 +18,8 @@ from retable.platform.store.run import sample_path
 from retable.platform.train.worker import Worker
 from retable.tasks.style import losses
 from retable.tasks.style.apply.optimise import ImageOptimisation
-from retable.tasks.style.config import Backbone, Config, Objective, OptimiseImage, Texture, TrainNetwork
 from retable.tasks.style.apply.tiling import layers
+from retable.tasks.style.config import Backbone, Config, Objective, OptimiseImage, Texture, TrainNetwork
 from retable.tasks.style.files import images
 from retable.tasks.style.networks.backbones import BackboneNetwork, build
 from retable.tasks.style.networks.transformer import untrained

@@ -1,4 +1,4 @@
-"""What can be measured of a picture or a network without taste: lattices, burnt areas, tones, slivers, errors, flicker."""
+"""What can be measured of a picture or a network: lattices, burnt areas, tones, slivers, errors, flicker."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from retable.tasks.style.apply.tiling import stylise
 from retable.tasks.style.config import Objective
 from retable.tasks.style.files import images
 from retable.tasks.style.networks.backbones import BackboneNetwork
+from retable.tasks.style.networks.network import Features
 from retable.tasks.style.networks.transformer import TransformerNetwork
 
 Pixels = UInt8[np.ndarray, "height width 3"]
