@@ -131,8 +131,8 @@ def sliver(network: TransformerNetwork, photograph: Pixels) -> int:
     height, width = photograph.shape[:2]
     made = network.walk(images.to_tensor(photograph), keep)[0].clamp(0, 1).permute(1, 2, 0).numpy()
     around = np.kron(spikes[0] > CONCENTRATED, np.ones((4, 4), np.uint8))[:height, :width].astype(np.uint8)
-    around = cv2.dilate(around, np.ones((2 * REACH + 1, 2 * REACH + 1), np.uint8))
-    blobs = (_outlying(made) > OUTLYING) & (around > 0)
+    reached = cv2.dilate(around, np.ones((2 * REACH + 1, 2 * REACH + 1), np.uint8))
+    blobs = (_outlying(made) > OUTLYING) & (reached > 0)
     areas = cv2.connectedComponentsWithStats(blobs.astype(np.uint8))[2][1:, cv2.CC_STAT_AREA]
     return int(areas.max(initial=0))
 
