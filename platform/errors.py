@@ -78,6 +78,10 @@ class Unreachable(UserError):
     """A disk or bucket that does not answer now, and may later: what was begun is worth another try."""
 
 
+class Denied(Unreachable):
+    """A bucket that refuses these credentials: wrong, or expired and soon renewed."""
+
+
 PASSING = tuple(
     getattr(errno, name)
     for name in (
@@ -93,6 +97,12 @@ PASSING_WORDS = re.compile(
     re.IGNORECASE,
 )
 """What a bucket's own words hold while it is away; a wrong key or name says something else."""
+
+
+DENIED_WORDS = re.compile(
+    r"ACCESS_DENIED|HTTP status 40[13]|expired|INVALID_(ACCESS_KEY_ID|CLIENT_TOKEN_ID)", re.IGNORECASE
+)
+"""What they hold where credentials are wrong, or have expired."""
 
 
 def nearest(word: str, names: Iterable[str]) -> str:
@@ -185,6 +195,8 @@ def disk_errors(what: str) -> Iterator[None]:
         if error.errno in remedies:
             raise UserError(f"{what}: {remedies[error.errno]}") from error
         said = (str(error) or type(error).__name__).splitlines()[0]
+        if error.errno is None and DENIED_WORDS.search(said):
+            raise Denied(f"{what}: {said}; check the credentials") from error
         if error.errno in PASSING or (error.errno is None and PASSING_WORDS.search(said)):
             raise Unreachable(f"{what}: {said}") from error
         if error.errno is None and not isinstance(error, FileNotFoundError):  # a bucket's own words

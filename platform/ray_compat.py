@@ -11,8 +11,9 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 
@@ -131,6 +132,19 @@ def task_attempt() -> int:
 
     worker: Any = global_worker
     return int(worker.core_worker.get_current_task_attempt_number())
+
+
+def uploaded(folder: Path, excludes: Sequence[str]) -> list[Path]:
+    """Return the files of a folder that a job's upload holds: those that neither `excludes` nor an ignore file names.
+
+    Uses `_dir_travel` and `_get_excludes` of `ray._private.runtime_env.packaging`, as the upload does. If Ray moves
+    them, `retable submit` fails with an ImportError.
+    """
+    from ray._private.runtime_env.packaging import _dir_travel, _get_excludes
+
+    found: list[Path] = []
+    _dir_travel(folder, [_get_excludes(folder, list(excludes))], found.append, include_gitignore=True)
+    return [path for path in found if path.is_file()]
 
 
 def auth_headers() -> dict[str, str]:

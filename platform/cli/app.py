@@ -270,7 +270,7 @@ def print_plan(work: Any, wanted: Any = None) -> None:
     if work.missing and measured:
         hours, untimed = work.gpu_hours(measured)
         more = f", and {untimed} trainings that were not timed" if untimed else ""
-        grid.add_row("", f"{hours:,.1f} h of one {device}{more} (as measured; trainings alone)")
+        grid.add_row("", f"{clock(3600 * hours)} of one {device}{more} (as measured; trainings alone)")
     console.print(grid)
     for name, (_, table) in work.tables.items():
         absent: dict[str, list[str]] = {}

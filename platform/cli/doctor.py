@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from retable.platform.errors import UserError, redact
+from retable.platform.execute.session import temporary_folder
 from retable.platform.spec import extras
 from retable.platform.spec.task import names
 from retable.platform.store.provenance import processor_name, versions
@@ -76,6 +77,15 @@ def ray_checks() -> Iterator[Line]:
     if token.exists():
         private = not stat.S_IMODE(token.stat().st_mode) & 0o077
         yield Line(private, f"Ray's token {token} is " + ("private" if private else "readable by others; chmod 600 it"))
+    home = Path("~").expanduser()
+    if not os.access(home, os.W_OK):
+        remedy = "set RAY_AUTH_TOKEN_PATH to a file that only you read, with a token in it"
+        yield Line(token.exists(), f"{home} cannot be written" + ("" if token.exists() else f"; {remedy}"))
+    try:
+        if short := temporary_folder():
+            yield Line(True, f"TMPDIR is too long for Ray's sockets; {short} is used")
+    except UserError as error:
+        yield Line(False, str(error))
     if os.environ.get("RAY_TRAIN_V2_ENABLED") == "0":
         yield Line(False, "RAY_TRAIN_V2_ENABLED=0 selects the old Ray Train; unset it")
     shared = shutil.disk_usage("/dev/shm").free / 1e9 if Path("/dev/shm").exists() else 0.0

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from retable.platform import commit, ray_compat
 from retable.platform.console import console, errors
 from retable.platform.errors import UserError, disk_errors, redact
+from retable.platform.execute.session import TOKEN_REMEDY
 from retable.platform.store.storage import Storage
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ EXCLUDED = (
 """What is never uploaded, besides what `.gitignore` and `.rayignore` name."""
 COMMANDS = ("reproduce", "train", "sweep", "score", "report", "plan", "predict", "doctor")
 """What makes sense as a job."""
+UPLOAD = 500 * 2**20
+"""Bytes that Ray takes at most of a folder; ours is counted unpacked, as photographs and weights do not shrink."""
 ANSWER = 10.0
 """Seconds that a dashboard has to answer."""
 
@@ -66,8 +69,7 @@ def told(address: str) -> Iterator[None]:
     try:
         yield
     except AuthenticationError as error:
-        remedy = "put the cluster's token into ~/.ray/auth_token, or name its file in RAY_AUTH_TOKEN_PATH"
-        raise UserError(f"{address}: refuses this token, or the lack of one; {remedy}") from error
+        raise UserError(f"{address}: refuses this token, or the lack of one; {TOKEN_REMEDY}") from error
     except (requests.exceptions.RequestException, ConnectionError) as error:
         remedy = "is the tunnel to the head open (`ray dashboard cluster.yaml`)?"
         raise UserError(f"{address}: no Ray dashboard answers there; {remedy}") from error
@@ -166,6 +168,21 @@ def environment(storage: str, folder: Path) -> dict[str, str]:
     return found | ({"RETABLE_TASKS": os.pathsep.join(places)} if places else {})
 
 
+def check_upload(folder: Path) -> None:
+    """Refuse a folder that is larger than Ray takes, before it is packed: that takes long, and is told late.
+
+    Raises:
+        UserError: naming its largest files.
+    """
+    sizes = {path: path.lstat().st_size for path in ray_compat.uploaded(folder, EXCLUDED)}
+    if sum(sizes.values()) <= UPLOAD:
+        return
+    largest = sorted(sizes, key=lambda path: sizes[path], reverse=True)[:3]
+    named = ", ".join(f"{path.relative_to(folder)} {sizes[path] / 1e6:,.0f} MB" for path in largest)
+    what = f"{sum(sizes.values()) / 1e6:,.0f} MB would be uploaded, and Ray takes {UPLOAD / 1e6:,.0f}"
+    raise UserError(f"{folder}: {what}; name in .rayignore what the job does not need, such as {named}")
+
+
 def submit(address: str, words: Sequence[str], storage: str, folder: Path) -> str:
     """Upload a folder and start a command of retable as a job; return the job's id.
 
@@ -183,6 +200,7 @@ def submit(address: str, words: Sequence[str], storage: str, folder: Path) -> st
     check_shared(storage)
     folder = folder.absolute()
     variables = environment(storage, folder)
+    check_upload(folder)
     client = connect(address)
     with told(address):
         return str(
@@ -197,6 +215,8 @@ def submit(address: str, words: Sequence[str], storage: str, folder: Path) -> st
 def follow(address: str, job: str) -> bool:
     """Print what a job says until it ends; say whether it ended well. Ctrl-C ends the following, not the job."""
     client = connect(address)
+    with told(address):
+        client.get_job_info(job)  # one that is unknown is told here: to follow it would end in a handshake's traceback
 
     async def tail() -> None:
         async for text in client.tail_job_logs(job):
@@ -204,13 +224,30 @@ def follow(address: str, job: str) -> bool:
 
     try:
         with told(address):
-            asyncio.run(tail())
+            with followed(address, job):
+                asyncio.run(tail())
             info = client.get_job_info(job)
     except KeyboardInterrupt:
         errors.print(f"\nthe job goes on; follow it: retable submit --follow-job {job}; stop it: --stop {job}")
         raise
     console.print(f"job {job}: {str(info.status.value).lower()}", markup=False)
     return str(info.status.value) == "SUCCEEDED"
+
+
+@contextmanager
+def followed(address: str, job: str) -> Iterator[None]:
+    """Turn a connection that breaks off into one line.
+
+    Raises:
+        UserError: saying how to follow the job again.
+    """
+    import aiohttp
+
+    try:
+        yield
+    except (aiohttp.ClientError, OSError, RuntimeError) as error:
+        again = f"retable submit --address {address} --follow-job {job}"
+        raise UserError(f"{address}: the connection broke off; the job goes on; follow it again: {again}") from error
 
 
 def stop(address: str, job: str) -> str:

@@ -11,6 +11,7 @@ import os
 import re
 import secrets
 import signal
+import sys
 import threading
 import time
 import warnings
@@ -24,7 +25,8 @@ from typing import Any
 from retable.platform import commit, ray_compat
 from retable.platform.console import errors
 from retable.platform.errors import UserError, one_line
-from retable.platform.store.storage import PATIENCE, Storage
+from retable.platform.store.patience import PATIENCE
+from retable.platform.store.storage import Storage
 
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -48,6 +50,11 @@ _session = ExitStack()
 """What `start_ray` has changed in this process, and `end_ray` restores."""
 INTERRUPTED = "interrupted; the same command goes on where it stopped"
 SHARED = "name a bucket (s3://...) or a folder that every node mounts at the same place"
+TOKEN_REMEDY = "put the cluster's token into ~/.ray/auth_token, or name its file in RAY_AUTH_TOKEN_PATH"
+SOCKET = 68
+"""Letters that Ray adds to its folder for temporary files: `/ray/session_<time>_<process>/sockets/plasma_store`."""
+SOCKET_NAME = 103 if sys.platform == "darwin" else 107
+"""Letters that the name of a socket may have."""
 ANSWER = 10.0
 """Seconds that a cluster has to answer; one that lives takes milliseconds."""
 
@@ -164,7 +171,8 @@ def start_ray(nested: bool, interrupt: Interrupt | None) -> None:
     else:
         add_to_path()
         make_token()
-    ours: dict[str, Any] = variables() if address else {"include_dashboard": nested, "dashboard_host": "127.0.0.1"}
+    here = {"include_dashboard": nested, "dashboard_host": "127.0.0.1", "_temp_dir": temporary_folder()}
+    ours: dict[str, Any] = variables() if address else here
     start = partial(ray.init, address=address or "local", logging_level=logging.ERROR, log_to_driver=False, **ours)
     try:
         if address or too_late(start):
@@ -212,6 +220,28 @@ def variables() -> dict[str, Any]:
     return {"runtime_env": {"env_vars": sent}} if sent else {}
 
 
+def temporary_folder() -> str | None:
+    """Return a short folder for Ray's sockets where the one of TMPDIR has too long a name; None: Ray's own choice.
+
+    Slurm and macOS have such long ones.
+
+    Raises:
+        UserError: where there is no short one, or RAY_TMPDIR names a long one.
+    """
+    chosen = os.environ.get("RAY_TMPDIR")
+    if chosen == "":  # Ray would take it for the folder that it is started in
+        return "/tmp/ray"
+    long = len(os.fsencode(chosen or os.environ.get("TMPDIR", "/tmp"))) + SOCKET > SOCKET_NAME
+    if not long:
+        return None
+    remedy = f"set RAY_TMPDIR to a folder whose name has at most {SOCKET_NAME - SOCKET} letters"
+    if chosen:
+        raise UserError(f"RAY_TMPDIR={chosen}: too long for the sockets that Ray makes there; {remedy}")
+    if not os.access("/tmp", os.W_OK | os.X_OK):
+        raise UserError(f"TMPDIR={os.environ['TMPDIR']}: too long for the sockets that Ray makes there; {remedy}")
+    return "/tmp/ray"
+
+
 def make_token() -> None:
     """Make the token of a Ray on this machine, for its owner alone, unless there is one: Ray would let all read it."""
     path = Path("~/.ray/auth_token").expanduser()
@@ -245,6 +275,8 @@ def check_cluster(address: str) -> None:
     except ConnectionError as error:
         raise UserError("RAY_ADDRESS=auto: no Ray runs on this machine; unset it, or `ray start --head`") from error
     except grpc.RpcError as error:
+        if error.code() in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
+            raise UserError(f"RAY_ADDRESS={address}: refuses this token, or the lack of one; {TOKEN_REMEDY}") from error
         raise UserError(f"RAY_ADDRESS={address}: no Ray cluster answers there ({error.details()}); {remedy}") from error
 
 

@@ -12,7 +12,9 @@ from typing import Any
 
 from pyarrow import fs
 
+from retable.platform.errors import disk_errors
 from retable.platform.store.index import Indexes
+from retable.platform.store.patience import patient
 
 LISTED = ("runs", "combinations", "measurements", "tables")
 """Folders that are listed whole, in one go; of others each path is asked for by itself."""
@@ -112,10 +114,15 @@ class Snapshot:
     def _covers(self, path: str) -> bool:
         top = path.split("/", 1)[0]
         if top in LISTED and top not in self.listed:
+            self._list(top)
+        return top in LISTED
+
+    @patient
+    def _list(self, top: str) -> None:
+        with disk_errors(f"{self.root}/{top}"):
             for name, stamp in listed(self.filesystem, f"{self.root}/{top}"):
                 self._add(f"{top}/{name}", stamp)
-            self.listed.add(top)  # not before: a listing that fails is asked for again
-        return top in LISTED
+        self.listed.add(top)  # not before: a listing that fails is asked for again
 
     def _add(self, path: str, stamp: tuple[int, int]) -> None:
         """Add a file. Names are shared: a storage has millions of files, of few names."""
@@ -148,19 +155,23 @@ class Snapshot:
         found = self.folders.get(above, {}).get(name)
         return list(found) if found else None
 
+    @patient
     def _asked(self, path: str) -> Stamp:
-        info = self.filesystem.get_file_info(f"{self.root}/{path}" if path else self.root)
-        if info.type != fs.FileType.Directory:
-            return _stamp(info) if info.type == fs.FileType.File else None
-        names = [each.base_name for each in self.filesystem.get_file_info(fs.FileSelector(info.path))]
+        with disk_errors(f"{self.root}/{path}"):
+            info = self.filesystem.get_file_info(f"{self.root}/{path}" if path else self.root)
+            if info.type != fs.FileType.Directory:
+                return _stamp(info) if info.type == fs.FileType.File else None
+            names = [each.base_name for each in self.filesystem.get_file_info(fs.FileSelector(info.path))]
         return sorted(name for name in names if not name.startswith(".writing-"))
 
+    @patient
     def _with_time(self, path: str) -> tuple[bytes, int] | None:
-        info = self.filesystem.get_file_info(f"{self.root}/{path}")
-        if info.type != fs.FileType.File:
-            return None
-        with self.filesystem.open_input_stream(info.path) as stream:
-            return stream.read(), info.mtime_ns or 0
+        with disk_errors(f"{self.root}/{path}"):
+            info = self.filesystem.get_file_info(f"{self.root}/{path}")
+            if info.type != fs.FileType.File:
+                return None
+            with self.filesystem.open_input_stream(info.path) as stream:
+                return stream.read(), info.mtime_ns or 0
 
 
 def listed(filesystem: fs.FileSystem, folder: str) -> Iterator[tuple[str, tuple[int, int]]]:

@@ -2,64 +2,27 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
-import random
 import shutil
 import tempfile
-import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+from typing import Any, TypeVar
 
 from pyarrow import ArrowInvalid, fs
 
-from retable.platform.errors import Unreachable, UserError, disk_errors, redact
+from retable.platform.errors import Denied, Unreachable, UserError, disk_errors, redact
 from retable.platform.store import cache as snapshot
+from retable.platform.store.patience import note_answer, patient
 
 T = TypeVar("T")
-P = ParamSpec("P")
-
-PATIENCE = "RETABLE_PATIENCE"
-"""Name of the variable that says for how many seconds a storage that does not answer is tried again; else 300."""
 
 OBJECT_STORES = ("s3", "gcs", "abfs")
 """pyarrow's own: an object appears whole when its stream is closed, and there are no folders to make."""
-
-
-def patient(method: Callable[Concatenate[Storage, P], T]) -> Callable[Concatenate[Storage, P], T]:
-    """Let a method be tried again, with growing pauses, while the disk or bucket does not answer; at last it raises."""
-
-    @functools.wraps(method)
-    def trying(self: Storage, *arguments: P.args, **named: P.kwargs) -> T:
-        end, pause = time.monotonic() + patience(), 0.5
-        while True:
-            try:
-                return method(self, *arguments, **named)
-            except Unreachable:
-                if time.monotonic() + pause > end:
-                    raise
-                time.sleep(pause * random.uniform(0.5, 1))  # so that workers do not all come back at once
-                pause = min(30.0, 2 * pause)
-
-    return cast("Callable[Concatenate[Storage, P], T]", trying)
-
-
-def patience() -> float:
-    """Return for how many seconds a storage that does not answer is tried again.
-
-    Raises:
-        UserError: where the variable is no number.
-    """
-    text = os.environ.get(PATIENCE, "300")
-    try:
-        return float(text)
-    except ValueError as error:
-        raise UserError(f"{PATIENCE}={text!r} is no number of seconds; unset it, or write 300") from error
 
 
 @dataclass(frozen=True)
@@ -111,10 +74,11 @@ class Storage:
         try:
             with disk_errors(where):
                 self.filesystem.get_file_info(self.root)
-        except Unreachable as error:
-            raise UserError(f"--storage {error}") from error
-        except (OSError, UserError):  # reading or writing will say so
-            pass
+            note_answer(self.root)
+        except (OSError, UserError) as error:
+            if isinstance(error, Unreachable) and not isinstance(error, Denied):
+                raise UserError(f"--storage {error}") from error
+            # Otherwise reading or writing will say so: a bucket may deny its list alone.
         return self
 
     @property

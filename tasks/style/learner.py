@@ -90,6 +90,8 @@ class NetworkLearner:
         paintings = [images.fit(data.painting(name), self.method.style_size) for name in config.style]
         self.judges = judges(config, [images.to_tensor(pixels) for pixels in paintings], data.storage, worker.device)
         self.last: Tensor | None = None
+        self.steps = 0
+        """Updates so far."""
         self.said = torch.zeros(1)
         self.network.layers[-1].convolution.register_forward_hook(self._listen)  # type: ignore[union-attr]
         self.residual: list[Tensor] = []
@@ -110,16 +112,17 @@ class NetworkLearner:
 
         Returns `loss`, `content_loss` and `style_loss`, shape (1,): means over the images.
         """
-        self.last, done = batch, self._steps()
+        self.last = batch
         self.network.train()
         for group in self.optimizer.param_groups:
-            group["lr"] = rate(self.config, self.method, done)
+            group["lr"] = rate(self.config, self.method, self.steps)
         self.optimizer.zero_grad(set_to_none=True)
-        found = self._losses(batch, np.random.default_rng([self.config.seed, done, self.worker.rank]))
+        found = self._losses(batch, np.random.default_rng([self.config.seed, self.steps, self.worker.rank]))
         found.total.mean().backward()  # type: ignore[no-untyped-call]
         if self.method.gradient_clip:
             torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.method.gradient_clip)
         self.optimizer.step()
+        self.steps += 1
         return {
             "loss": found.total.detach().mean(0, keepdim=True),
             "content_loss": found.content.detach().mean(0, keepdim=True),
@@ -195,7 +198,7 @@ class NetworkLearner:
         """Return the losses on some test photographs; rank 0 keeps a picture of a training image and its result."""
         self.network.eval()
         if self.worker.rank == 0 and self.last is not None:
-            self.worker.save(sample_path(self._steps()), self._side_by_side(self.last))
+            self.worker.save(sample_path(self.steps), self._side_by_side(self.last))
         size = self.method.size
         squares = [images.square(self.data.photograph(name), size) for name in self.data.tests[:VALIDATION]]
         batch = torch.from_numpy(np.stack(squares)).permute(0, 3, 1, 2)
@@ -203,14 +206,9 @@ class NetworkLearner:
         named = {"loss": found.total, "content_loss": found.content, "style_loss": found.style}
         return {f"validation_{name}": float(value.mean()) for name, value in named.items()}
 
-    def _steps(self) -> int:
-        """Return the updates so far, which the optimiser counts."""
-        state = self.optimizer.state.get(self.optimizer.param_groups[0]["params"][0])
-        return int(state["step"]) if state else 0
-
     def _side_by_side(self, batch: Tensor) -> bytes:
         """Return, as PNG, an image of the batch chosen at random (by the step) beside its stylised versions."""
-        chosen = int(np.random.default_rng([self.config.seed, self._steps()]).integers(len(batch)))
+        chosen = int(np.random.default_rng([self.config.seed, self.steps]).integers(len(batch)))
         photograph = batch[chosen : chosen + 1].to(self.worker.device).float() / 255
         styles = torch.arange(len(self.config.style) if self.method.conditional else 1, device=photograph.device)
         shown = [photograph, *(self._stylised(photograph, style[None]) for style in styles)]
@@ -224,6 +222,7 @@ class NetworkLearner:
         """Continue from such a state."""
         self.network.load_state_dict(states[0]["weights"])
         self.optimizer.load_state_dict(states[0]["optimizer"])
+        self.steps = max((int(each["step"]) for each in self.optimizer.state.values()), default=0)
 
     def load_weights(self, weights: Sequence[Mapping[str, Tensor]]) -> None:
         """Start from a network's weights; styles that it does not have begin as the mean of those it has.

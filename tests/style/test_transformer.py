@@ -321,6 +321,18 @@ def test_a_batch_gives_what_its_images_give():
     torch.testing.assert_close(stylise(net, images)[1:2], stylise(net, images[1:2]), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_gradients_are_the_same_wherever_channels_lie(count):
+    """One image had a wrong gradient below the last normalisation where its channels lay last."""
+    images, found = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))[:count], []
+    for layout in (torch.contiguous_format, torch.channels_last):
+        made = network().train().to(memory_format=layout)
+        made(images.contiguous(memory_format=layout)).square().mean().backward()
+        found.append([value.grad for name, value in made.named_parameters() if name.endswith("convolution.weight")])
+    for first, last in zip(*found, strict=True):
+        assert (last - first).norm() < 1e-4 * first.norm()
+
+
 @pytest.mark.parametrize(
     "arguments", [{"upsampling": "resize"}, {"padding": "zeros", "epsilon": 1e-3, "final_norm": True, "output": "tanh"}]
 )

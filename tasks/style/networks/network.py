@@ -159,6 +159,9 @@ class Layer(nn.Module):
             return features
         if statistics is None:
             normal: Tensor = self.norm(features.float())
+            if len(features) == 1 and normal.requires_grad:
+                # PyTorch (2.11, 2.14) gives a wrong gradient of one image where that of the result lies channels last.
+                normal.register_hook(Tensor.contiguous)
         else:
             scale, shift = self.scale_and_shift(*statistics)
             normal = features.float() * scale + shift

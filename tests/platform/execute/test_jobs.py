@@ -126,6 +126,39 @@ def test_what_answers_otherwise_is_one_line(monkeypatch, capsys, dashboards, sta
     assert words in said(monkeypatch, capsys, "--address", server.address, "--list")
 
 
+def test_an_unknown_job_is_told_before_it_is_followed(monkeypatch, capsys, dashboards):
+    server = dashboards(VERSION)
+    assert "404" in said(monkeypatch, capsys, "--address", server.address, "--follow-job", "nosuch")
+
+
+@pytest.mark.filterwarnings("ignore:ssl=None is deprecated")  # Ray's client says so to aiohttp
+def test_a_connection_that_breaks_off_says_how_to_follow_again(monkeypatch, capsys, dashboards):
+    """The server knows the job and then speaks no WebSocket, as a tunnel that is cut."""
+    job = {"type": "SUBMISSION", "status": "RUNNING", "entrypoint": "x", "submission_id": "j"}
+    server = dashboards({**VERSION, "/api/jobs/j": job})
+    text = said(monkeypatch, capsys, "--address", server.address, "--follow-job", "j")
+    assert "the job goes on" in text and f"--address {server.address} --follow-job j" in text
+
+
+@pytest.mark.parametrize("where", ["", "weights"])
+def test_a_folder_that_is_too_large_is_refused_with_its_largest_files(monkeypatch, dashboards, checkout, where):
+    """Before it is packed: what is ignored, or never uploaded, does not count."""
+    server = dashboards({**VERSION, "/api/jobs/": {"job_id": "j", "submission_id": "raysubmit_1"}})
+    (checkout / where).mkdir(exist_ok=True)
+    for name, size in (("large.bin", 600), ("small.bin", 20), ("ignored.tmp", 900)):
+        with open(checkout / where / name, "wb") as file:
+            file.truncate(size * 10**6)
+    with open(checkout / "results/large", "wb") as file:
+        file.truncate(900 * 10**6)
+    (checkout / ".gitignore").write_text("*.tmp\n")
+    monkeypatch.delenv("RETABLE_TASKS", raising=False)
+    with pytest.raises(UserError) as refused:
+        jobs.submit(server.address, ["reproduce"], "/x", checkout)
+    text = str(refused.value)
+    assert "620 MB would be uploaded, and Ray takes 524; name in .rayignore" in text and ".tmp" not in text
+    assert f"such as {Path(where) / 'large.bin'} 600 MB, " in text and not server.asked
+
+
 def test_a_command_that_makes_no_sense_as_a_job_is_refused(monkeypatch, capsys):
     for words in ((), ("serve",), ("rm", "-rf")):
         assert "write a command after --" in said(monkeypatch, capsys, "--storage", "/x", "--", *words)

@@ -141,6 +141,47 @@ def test_the_address_of_a_cluster_that_has_ended_is_one_line(joining, tmp_path):
     assert "no Ray cluster answers there (failed to connect" in joining("auto")
 
 
+@pytest.mark.parametrize("code", ["UNAUTHENTICATED", "PERMISSION_DENIED"])
+def test_a_cluster_that_refuses_the_token_says_so(joining, monkeypatch, code):
+    import grpc
+
+    class Refusal(grpc.RpcError):
+        def code(self):
+            return getattr(grpc.StatusCode, code)
+
+    def refuse(address, timeout):
+        raise Refusal
+
+    monkeypatch.setattr("retable.platform.ray_compat.ping_cluster", refuse)
+    text = joining("127.0.0.1:6379")
+    assert "refuses this token" in text and "RAY_AUTH_TOKEN_PATH" in text and "no Ray cluster" not in text
+
+
+def test_sockets_have_short_names_whatever_tmpdir_is(tmp_path, monkeypatch):
+    """As on Slurm and macOS; a folder that the user has chosen for Ray is refused, with what it may be."""
+    long = tmp_path / ("x" * 60)
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
+    monkeypatch.setenv("TMPDIR", "/scratch")
+    assert cluster.temporary_folder() is None
+    monkeypatch.setenv("TMPDIR", str(long))
+    assert cluster.temporary_folder() == "/tmp/ray"
+    monkeypatch.setenv("RAY_TMPDIR", "")
+    assert cluster.temporary_folder() == "/tmp/ray"
+    monkeypatch.setenv("RAY_TMPDIR", str(long))
+    with pytest.raises(UserError, match=r"RAY_TMPDIR=.*at most 39 letters"):
+        cluster.temporary_folder()
+
+
+@pytest.mark.slow
+def test_ray_starts_under_a_long_tmpdir(tmp_path):
+    long = tmp_path / ("x" * 60)
+    long.mkdir()
+    code = "from retable.platform.execute.session import ray_cluster\nwith ray_cluster():\n    print('up')"
+    environment = {**os.environ, "TMPDIR": str(long)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=180)
+    assert done.stdout.endswith("up\n"), done.stderr
+
+
 @pytest.mark.parametrize("address", ["", "local"])
 def test_no_address_means_a_ray_of_our_own(monkeypatch, address):
     monkeypatch.setenv("RAY_ADDRESS", address)
