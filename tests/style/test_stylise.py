@@ -318,7 +318,7 @@ def test_a_painting_is_no_network(tmp_path, storage):
 
 
 def test_the_zoo_has_the_great_wave(storage):
-    assert "great_wave" in transformer.zoo()
+    assert next(iter(transformer.zoo())) == "great_wave"  # what is asked for where nothing is named
     for name, path in transformer.zoo().items():
         assert isinstance(find_network(name, storage), TransformerNetwork)
         assert path.stat().st_size <= 2e6
