@@ -29,7 +29,7 @@ def zoo(task: str) -> dict[str, Path]:
     Raises:
         UserError: if there is no such task.
     """
-    files = sorted((folder(task) / "zoo").glob("*"))
+    files = sorted((folder(task) / "zoo").glob("*"), key=lambda file: file.stem)
     return {name: file for file in files if file.suffix in SUFFIXES for name in names(file)}
 
 

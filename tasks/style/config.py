@@ -209,6 +209,11 @@ class TrainNetwork:
     lattice_weight: float = 0.0
     """Weight of the result's power at periods of 2 and 4 pixels, where layers that double the resolution leave a grid:
     squared amplitudes, of a range of values of one."""
+    tone_weight: float = 0.0
+    """Weight of 1 minus the correlation of result and photograph in luma, at a sixteenth of their size."""
+    spike_weight: float = 0.0
+    """Weight of values of residual layers that lie more than 8 standard deviations from their channel's mean: networks
+    learn to govern instance normalisation by such, and they show as slivers of other colors."""
     gradient_norm: float = 0.0
     """Norm that a step's gradient is cut to; 0: none. Gram matrices' losses grow with the fourth power of features, so
     that single pictures can throw a small network far off."""

@@ -19,6 +19,7 @@ from retable.platform.train.seeds import generator
 from retable.platform.train.worker import Worker
 from retable.tasks.style import losses
 from retable.tasks.style.apply.optimise import ImageOptimisation
+from retable.tasks.style.apply.tiling import layers
 from retable.tasks.style.config import Backbone, Config, Objective, OptimiseImage, Texture, TrainNetwork, ZooNetwork
 from retable.tasks.style.files import images
 from retable.tasks.style.networks.backbones import BackboneNetwork, build
@@ -130,10 +131,18 @@ class NetworkLearner:
         """Updates so far."""
         self.said = torch.zeros(1)
         self.network.layers[-1].convolution.register_forward_hook(self._listen)  # type: ignore[union-attr]
+        self.residual: list[Tensor] = []
+        for layer in layers(self.network):
+            if layer.residual and layer.norm is not None and self.method.spike_weight:
+                layer.norm.register_forward_pre_hook(self._listen_before)
 
     def _listen(self, layer: nn.Module, inputs: Any, said: Tensor) -> None:
         """Keep what the last layer says, before it becomes colours."""
         self.said = said
+
+    def _listen_before(self, norm: nn.Module, inputs: tuple[Tensor]) -> None:
+        """Keep what a residual layer says, before it is normalized."""
+        self.residual.append(inputs[0])
 
     def step(self, batch: Tensor) -> dict[str, Tensor]:
         """Update once on this worker's share of a batch, uint8 (batch, 3, size, size).
@@ -166,7 +175,9 @@ class NetworkLearner:
         chosen = self._styles(len(batch), rng)
         enabled = self.config.precision == "bfloat16"
         with torch.autocast(self.worker.device, torch.bfloat16, enabled=enabled):
+            self.residual.clear()
             stylised = self._stylised(photographs, chosen).float()
+            residual = tuple(self.residual)
             found = losses.nothing(photographs)
             for judge in self.judges:
                 place = judge.place(photographs.shape[2:], rng)
@@ -177,6 +188,11 @@ class NetworkLearner:
             if rng is not None and self.method.lattice_weight:
                 grid = self.method.lattice_weight * losses.lattice(stylised)
                 found = found._replace(total=found.total + grid)
+            if rng is not None and self.method.tone_weight:
+                tone = self.method.tone_weight * losses.tone(stylised, photographs)
+                found = found._replace(total=found.total + tone)
+            for features in residual if rng is not None else ():
+                found = found._replace(total=found.total + self.method.spike_weight * losses.spikes(features))
             if rng is not None and self.method.steady_weight:
                 unsteady = self.method.steady_weight * self._unsteadiness(photographs, stylised, chosen, rng)
                 found = found._replace(total=found.total + unsteady)

@@ -37,6 +37,11 @@ CRITERIA: dict[Criterion, Callable[..., Tensor]] = {
 }
 """With PyTorch's defaults (beta = delta = 1), where Smooth L1 and Huber are the same function."""
 
+LUMA = (0.299, 0.587, 0.114)
+FLAT = 1e-8
+"""Product of variances of luma, of a range of one, below which a tone's correlation means little."""
+SPIKE = 8.0
+
 
 class Targets(NamedTuple):
     """What an image is compared with; a layer's name maps to its target."""
@@ -246,6 +251,36 @@ def lattice(image: Image) -> Float[Tensor, " batch"]:
     spectrum = torch.fft.fft2(image[..., :height, :width].float() * window)[..., :: height // 4, :: width // 4]
     power: Tensor = (spectrum / window.sum()).abs().square()
     return (power.sum((2, 3)) - power[:, :, 0, 0]).mean(1)
+
+
+def tone(image: Image, photograph: Image) -> Float[Tensor, " batch"]:
+    """Return 1 minus the correlation of two images' luma at a sixteenth of their size: 0 where tones are kept.
+
+    Means and contrasts do not matter, so that a painting's own range of tones can be taken; of flat images it is 1.
+    """
+    first, second = (_coarse_luma(each) for each in (image, photograph))
+    together = (first * second).mean(1)
+    return 1 - together / (first.square().mean(1) * second.square().mean(1) + FLAT).sqrt()
+
+
+def _coarse_luma(image: Image) -> Float[Tensor, "batch cell"]:
+    """Return the luma's means over squares of 16 pixels, less their own mean."""
+    luma = torch.einsum("bchw,c->bhw", image.float(), image.new_tensor(LUMA).float())
+    cells = functional.avg_pool2d(luma[:, None], 16).flatten(1)
+    return cells - cells.mean(1, keepdim=True)
+
+
+def spikes(features: Features) -> Float[Tensor, " batch"]:
+    """Return the squares by which values lie more than `SPIKE` standard deviations from their channel's mean.
+
+    A mean over positions, summed over channels. Networks that normalise each channel by its own statistics learn to
+    govern these by a few pixels that hold most of a channel's energy (Karras et al. 2020, section 2), which show as
+    coloured slivers.
+    """
+    features = features.float()
+    variance, mean = torch.var_mean(features, (2, 3), correction=0, keepdim=True)
+    beyond = functional.relu((features - mean).abs() * torch.rsqrt(variance + 1e-5) - SPIKE)
+    return beyond.square().mean((2, 3)).sum(1)
 
 
 def layer_weights(objective: Objective) -> tuple[float, ...]:

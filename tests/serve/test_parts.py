@@ -288,7 +288,7 @@ def test_a_mistake_in_what_to_serve_is_one_line(tasks, runs, zoo, why, storage):
 
 def test_the_zoo_is_exported_by_digest(storage):
     (model, *_) = choice.choose_models(choice.Wanted(["style"], zoo=True), storage)
-    assert models.read(model, storage) and storage.list("served/style") and model.about["fingerprint"]
+    assert models.read(model, storage) and storage.list("served/style") and model.about["licence"]
     assert "from the zoo" in models.describe(model)
     assert command.curl(model, address.Address("127.0.0.1", 1)).startswith("curl -s --data-binary @photograph.jpg")
 

@@ -180,6 +180,27 @@ def test_a_grid_costs_what_its_weight_says(storage):
     assert float(grid) > 1e-7 and found[1] - found[0] == pytest.approx(50 * float(grid), rel=0.02)
 
 
+def test_lost_tones_cost_what_their_weight_says(storage):
+    plain, weighed = learner(storage), learner(storage, **{"method.tone_weight": 3.0})
+    pictures = batch(storage, plain)
+    with torch.no_grad():
+        photographs = pictures.float() / 255
+        tone = losses.tone(plain.forward(photographs), photographs).mean()
+    found = [float(each.step(pictures)["loss"]) for each in (plain, weighed)]
+    assert float(tone) > 0.01 and found[1] - found[0] == pytest.approx(3 * float(tone), rel=0.02)
+
+
+def test_spikes_of_residual_layers_cost_what_their_weight_says(storage, monkeypatch):
+    monkeypatch.setattr(losses, "SPIKE", 1.0)  # of a standard deviation, which untrained features have too
+    plain, weighed = learner(storage), learner(storage, **{"method.spike_weight": 3.0, "method.steady_weight": 1e-9})
+    pictures, said = batch(storage, plain), []
+    with torch.no_grad():
+        plain.network.walk(pictures.float() / 255, lambda index, features: said.append(losses.spikes(features).mean()))
+    spikes = float(sum(said[4:13:2]))  # the second convolution of each of five blocks
+    found = [float(each.step(pictures)["loss"]) for each in (plain, weighed)]
+    assert spikes > 1 and found[1] - found[0] == pytest.approx(3 * spikes, rel=0.02)
+
+
 def test_the_rate_falls_along_half_a_cosine():
     config = override(Config(), NETWORK | {"method.schedule": "cosine", "epochs": 5, "steps": 2})
     rates = [rate(config, config.method, done) for done in range(11)]

@@ -275,6 +275,27 @@ def test_a_grid_is_seen_by_its_amplitude(height, width):
     assert losses.lattice(noise).max() < 15 * 4 * noise.var() / (height * width)  # 15 of so many frequencies
 
 
+def test_tones_are_compared_by_numpys_correlation_of_coarse_luma():
+    first, second = image(64, 96, 3, seed=1), image(64, 96, 3, seed=2)
+    first = first + torch.linspace(0, 1, 96)  # else the means over squares hardly vary
+    for made, photograph, found in zip(first, second + first, losses.tone(first, second + first), strict=True):
+        lumas = [(each.numpy().transpose(1, 2, 0) @ (0.299, 0.587, 0.114)) for each in (made, photograph)]
+        cells = [each.reshape(4, 16, 6, 16).mean((1, 3)).ravel() for each in lumas]
+        assert float(found) == pytest.approx(1 - np.corrcoef(*cells)[0, 1], abs=1e-4)
+    assert losses.tone(0.3 * first + 0.2, first).abs().max() < 1e-4
+    assert losses.tone(-first, first) == pytest.approx(2, abs=1e-4)
+    assert losses.tone(torch.zeros_like(first), first) == pytest.approx(1)
+
+
+def test_spikes_are_what_lies_far_from_a_channels_mean():
+    features = torch.randn(2, 3, 20, 30, generator=torch.Generator().manual_seed(0))
+    assert not losses.spikes(features).any()
+    features[1, 2, 4, 5] = 1000.0
+    channel = features[1, 2].numpy().astype(np.float64)
+    beyond = (1000 - channel.mean()) / channel.std() - 8
+    assert losses.spikes(features).tolist() == pytest.approx([0, beyond**2 / 600], rel=1e-4)
+
+
 def test_terms_that_are_not_asked_for(network):
     found = evaluate(network, objective(style_layers=()), image(seed=1), [image(seed=2)], image(count=2, seed=3))
     assert not found.style.any() and found.content.all() and torch.equal(found.total, found.content)

@@ -1,4 +1,4 @@
-"""What can be measured of a picture or a network without taste: lattices, burnt areas, errors, flicker."""
+"""What can be measured of a picture or a network: lattices, burnt areas, tones, slivers, errors, flicker."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+import cv2
 import numpy as np
 import torch
 from jaxtyping import Float, UInt8
@@ -15,6 +16,7 @@ from retable.tasks.style.apply.tiling import stylise
 from retable.tasks.style.config import Objective
 from retable.tasks.style.files import images
 from retable.tasks.style.networks.backbones import BackboneNetwork
+from retable.tasks.style.networks.network import Features
 from retable.tasks.style.networks.transformer import TransformerNetwork
 
 Pixels = UInt8[np.ndarray, "height width 3"]
@@ -28,6 +30,16 @@ STEP = 3
 """Pixels by which the crop moves between two looks."""
 NOISE = 2.0
 """Standard deviation of the noise of each look, in levels of 255: a camera's."""
+TONES = 64
+"""Tones are compared under a blur whose standard deviation is the longer side divided by this."""
+CONCENTRATED = 20.0
+"""Standard deviations from its channel's mean beyond which a feature of the last residual layer is a spike."""
+OUTLYING = 6.0
+"""Mahalanobis distance from a picture's median chroma beyond which a color is none of its own."""
+REACH = 8
+"""Pixels around a spike that the layers after it color."""
+SLIVER = 20
+"""Pixels of the smallest blob that is counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +50,10 @@ class Verdict:
     """Power at periods of 2 and 4 pixels over that of its surroundings; see `lattice`."""
     burnt: float
     """Share of pixels whose three colours are all black or all white, beyond the photograph's own."""
+    tone: float
+    """1 minus the correlation of the blurred luma of result and photograph."""
+    spike: float
+    """Share of the photographs whose result shows a sliver; see `sliver`."""
     style_error: float
     content_error: float
     flicker: float
@@ -81,6 +97,54 @@ def burnt(pixels: Pixels) -> float:
     """Return the share of pixels that are black or white in all three colours, within two levels."""
     low, high = pixels.max(2) <= 2, pixels.min(2) >= 253
     return float((low | high).mean())
+
+
+def tone(made: Pixels, photograph: Pixels) -> float:
+    """Return 1 minus the correlation of the blurred luma of a result and its photograph; of a flat one 1.
+
+    0 means that light and dark are where the photograph has them, whatever their range.
+    """
+    blur = max(made.shape[:2]) / TONES
+    first, second = (cv2.GaussianBlur(pixels @ LUMA, (0, 0), blur) for pixels in (made, photograph))
+    if min(first.std(), second.std()) < 0.01:
+        return 1.0
+    return 1 - float(np.corrcoef(first.ravel(), second.ravel())[0, 1])
+
+
+@torch.no_grad()
+def sliver(network: TransformerNetwork, photograph: Pixels) -> int:
+    """Return the pixels of the largest blob that a spike in the network's features colors unlike all of the result.
+
+    A network whose layers are normalized by each image's own statistics may learn to govern them by a few pixels that
+    hold most of a channel's energy (Karras et al. 2020, section 2). Published networks have such spikes too, but draw
+    nothing there. So a blob counts where both are seen: a feature of the last residual layer that is `CONCENTRATED`,
+    and colors around it that are `OUTLYING`.
+    """
+    spikes: list[Float[np.ndarray, "row column"]] = []
+    last = max(index for index, layer in enumerate(network.layers) if layer.residual)
+
+    def keep(index: int, features: Features) -> None:
+        if index == last:
+            variance, mean = torch.var_mean(features[0].float(), (1, 2), correction=0, keepdim=True)
+            spikes.append(((features[0] - mean).abs() * torch.rsqrt(variance + 1e-9)).amax(0).numpy())
+
+    height, width = photograph.shape[:2]
+    made = network.walk(images.to_tensor(photograph), keep)[0].clamp(0, 1).permute(1, 2, 0).numpy()
+    around = np.kron(spikes[0] > CONCENTRATED, np.ones((4, 4), np.uint8))[:height, :width].astype(np.uint8)
+    reached = cv2.dilate(around, np.ones((2 * REACH + 1, 2 * REACH + 1), np.uint8))
+    blobs = (_outlying(made) > OUTLYING) & (reached > 0)
+    areas = cv2.connectedComponentsWithStats(blobs.astype(np.uint8))[2][1:, cv2.CC_STAT_AREA]
+    return int(areas.max(initial=0))
+
+
+def _outlying(made: Float[np.ndarray, "height width 3"]) -> Float[np.ndarray, "height width"]:
+    """Return the Mahalanobis distance of each pixel's chroma (CIE a* and b*, blurred by a pixel) from the median."""
+    chroma = cv2.GaussianBlur(cv2.cvtColor(made.astype(np.float32), cv2.COLOR_RGB2LAB), (0, 0), 1)[..., 1:]
+    away = (chroma - np.median(chroma, (0, 1))).astype(np.float64)
+    spread = np.cov(away.reshape(-1, 2).T) + np.eye(2)  # a unit of a* or b*: what one does not see is no outlier
+    squares = np.einsum("yxi,ij,yxj->yx", away, np.linalg.inv(spread), away)
+    distance: Float[np.ndarray, "height width"] = np.sqrt(squares)
+    return distance
 
 
 @torch.no_grad()
@@ -150,7 +214,9 @@ def judge_network(
         made = images.to_pixels(stylise(network, images.to_tensor(photograph)))
         style, content = errors(judge, made, photograph, paintings)
         extra = max(0.0, burnt(made) - burnt(photograph))
-        rows.append((lattice(made), extra, style, content, flicker(network, photograph)))
+        shows = float(sliver(network, photograph) >= SLIVER)
+        tones = tone(made, photograph)
+        rows.append((lattice(made), extra, tones, shows, style, content, flicker(network, photograph)))
     found = np.array(rows)
-    names = ("burnt", "style_error", "content_error", "flicker")
+    names = ("burnt", "tone", "spike", "style_error", "content_error", "flicker")
     return Verdict(lattice=float(found[:, 0].max()), **dict(zip(names, found[:, 1:].mean(0).tolist(), strict=True)))
