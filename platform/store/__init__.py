@@ -3,6 +3,7 @@
 Level 6 of 15: it knows nothing of tasks or Ray, and imports torch only to read or write tensors.
 
     `storage`     Storage: atomic files below a path or URI, retried while a disk or bucket does not answer
+    `patience`    what a disk or bucket does not answer is tried again, with growing pauses
     `cache`       Snapshot: one listing of a storage, from which a plan or report reads
     `index`       what plans and listings ask of finished runs, packed into one file a task
     `run`         RunFolder: config, log, checkpoints, weights, scores and result of one run

@@ -196,7 +196,6 @@ def test_what_a_kill_leaves_twice_counts_once(folder, tmp_path):
         ".lock",
         "embeddings",
         "index.json",
-        "null",
         "places",
     ]
     assert not (out / ".writing-x").exists() and len(info["shards"]) == len(list(out.glob("embeddings-*"))) == 1

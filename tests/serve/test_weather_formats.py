@@ -11,6 +11,7 @@ from PIL import Image
 
 from benchmarks.serve_fuzz import corpus, damaged
 from retable.serve.deployments import maps, weather
+from retable.serve.deployments.line import Line
 from retable.serve.ingress.answers import Problem
 from retable.serve.ingress.routes.weather import members_of
 from retable.tasks.weather.metrics import cut
@@ -105,7 +106,7 @@ def test_members_are_named_each_once():
 def test_several_forecasters_answer_one_request(monkeypatch):
     class Two:
         def __init__(self):
-            self.forecasters = {"a": "a", "b": "b"}
+            self.forecasters, self.line = {"a": "a", "b": "b"}, Line(2, 1.0)
 
         async def batch(self, work):
             return STEPS // (1 if work == "a" else 2)

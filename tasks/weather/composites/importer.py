@@ -36,8 +36,9 @@ from retable.tasks.weather.composites.published import Relation
 from retable.tasks.weather.composites.resample import PIXEL
 from retable.tasks.weather.composites.splits import FEWEST, Cut, Place, cut, slots
 from retable.tasks.weather.w4c import layout
+from retable.tasks.weather.w4c.layout import SIMULATION, VERSION
 from retable.tasks.weather.w4c.preprocess import CHANNELS, HIGHEST_RATE, MASKED, RAIN, classify
-from retable.tasks.weather.w4c.satellite import BEFORE, SIMULATION, VERSION, observe
+from retable.tasks.weather.w4c.satellite import BEFORE, observe
 
 Array = npt.NDArray[Any]
 

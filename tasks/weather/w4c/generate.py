@@ -33,6 +33,7 @@ from retable.tasks.weather.w4c.layout import (
     SATELLITE,
     SPLITS,
     STEP,
+    VERSION,
     rain_path,
     satellite_path,
     series_name,
@@ -50,7 +51,7 @@ from retable.tasks.weather.w4c.rainfall import (
     simulate,
     to_grid,
 )
-from retable.tasks.weather.w4c.satellite import VERSION, draw
+from retable.tasks.weather.w4c.satellite import draw
 
 Array = npt.NDArray[Any]
 

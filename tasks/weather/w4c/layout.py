@@ -25,6 +25,15 @@ from retable.platform.store.storage import Storage
 
 Array = npt.NDArray[Any]
 
+VERSION = 2
+"""Raised when the numbers of simulated weather or images change. 2: images know nothing of later rain."""
+SIMULATION = (
+    "computed by retable.tasks.weather.w4c.satellite.observe from the rain of the whole square at the image's time and "
+    "in the hour before it; not observed"
+)
+"""How images that go with real rain are made."""
+CLOUDS = "computed by retable.tasks.weather.w4c.satellite.draw from generated clouds, which generated rain follows"
+"""How images of generated weather are made."""
 SPLITS = {"training": "train", "validation": "val", "test": "test", "heldout": "heldout"}
 """The splits, as the CSV names them, and as file names do."""
 SATELLITE, RAIN = "REFL-BT", "rates.crop"

@@ -24,12 +24,14 @@ from retable.tasks.weather.w4c import preprocess
 from retable.tasks.weather.w4c.convert import transfer
 from retable.tasks.weather.w4c.frames import open_hdf5, read_hdf5
 from retable.tasks.weather.w4c.layout import (
+    CLOUDS,
     CSV_NAMES,
     INPUT,
     RAIN,
     SATELLITE,
     SPLITS,
     TARGET,
+    VERSION,
     Index,
     Slots,
     find_csv,
@@ -38,7 +40,6 @@ from retable.tasks.weather.w4c.layout import (
     satellite_path,
     series_name,
 )
-from retable.tasks.weather.w4c.satellite import CLOUDS, VERSION
 
 Array = npt.NDArray[Any]
 

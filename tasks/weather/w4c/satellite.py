@@ -24,15 +24,6 @@ from retable.tasks.weather.w4c.rainfall import FINE, amplitudes, depth, noise, t
 
 Array = npt.NDArray[Any]
 
-VERSION = 2
-"""Raised when the numbers of simulated weather or images change. 2: images know nothing of later rain."""
-SIMULATION = (
-    "computed by retable.tasks.weather.w4c.satellite.observe from the rain of the whole square at the image's time and "
-    "in the hour before it; not observed"
-)
-"""How images that go with real rain are made."""
-CLOUDS = "computed by retable.tasks.weather.w4c.satellite.draw from generated clouds, which generated rain follows"
-"""How images of generated weather are made."""
 WEIGHTS = np.array([0.05, 0.10, 0.20, 0.30, 0.35], np.float32)
 """What the real rain of the frames from -4 to 0 adds to a frame's cloud tops: an anvil outlives its rain."""
 BEFORE = len(WEIGHTS) - 1
