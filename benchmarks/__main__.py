@@ -23,6 +23,7 @@ BENCHMARKS = (
     "rl_update",
     "run_overhead",
     "scaling",
+    "serve_crowd",
     "serve_faults",
     "serve_fuzz",
     "serve_growth",
@@ -33,6 +34,7 @@ BENCHMARKS = (
     "style_video",
     "weather_loader",
     "weather_step",
+    "weather_world",
 )
 """Modules of this package, each imported when its turn comes: they need packages that not every machine has."""
 

@@ -69,7 +69,7 @@ def config(**changes: Any) -> Config:
         audio, text = Passt(weights="random"), Untrained(family="roberta", width=768, depth=12, heads=12)
     else:
         audio, text = Passt(weights="random", width=192, depth=6, heads=3), Untrained()
-    whole = Config(corpora=("clotho",), audio=audio, text=text, clip=10.0, batch=BATCH, steps=STEPS + 2)
+    whole = Config(corpora=("clotho",), audio=audio, text=text, clip_seconds=10.0, batch=BATCH, steps=STEPS + 2)
     return replace(whole, **{"precision": "float32", **changes})
 
 

@@ -9,30 +9,30 @@ from retable.serve.deployments import audio, rl, style, weather
 class Policies(rl.Policies):
     """Policies, one request at a time."""
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
         self.batch.set_max_batch_size(1)
 
 
 class Styles(style.Styles):
     """Styles, one photograph at a time."""
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
         self.batch.set_max_batch_size(1)
 
 
 class Retrieval(audio.Retrieval):
     """Retrieval, one query at a time."""
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
         self.batch.set_max_batch_size(1)
 
 
 class Forecasters(weather.Forecasters):
     """Forecasters, one forecast at a time."""
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
         self.batch.set_max_batch_size(1)

@@ -9,7 +9,16 @@ from dataclasses import dataclass, field
 
 import typer
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, Progress, Task, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Column
 from rich.text import Text
 
@@ -28,11 +37,17 @@ errors = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 @contextmanager
-def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a bar while the block runs; the function given to it takes the work so far and in all."""
+def progress_bar(title: str, unit: str = "") -> Iterator[Callable[[int, int], None]]:
+    """Show a bar while the block runs; the function given to it takes the work so far and in all.
+
+    Args:
+        title: what is done.
+        unit: what is counted, such as `files`: then the bar says how many are done each second.
+    """
     if not console.is_interactive:
         console.print(title)
-    with Progress(console=console, transient=True, disable=not console.is_interactive) as bar:
+    columns = [*Progress.get_default_columns(), *([RateColumn(unit)] if unit else [])]
+    with Progress(*columns, console=console, transient=True, disable=not console.is_interactive) as bar:
         job = bar.add_task(title, total=None)
 
         def advance(done: int, total: int) -> None:
@@ -55,6 +70,18 @@ def show_defects(checked: Iterable[tuple[object, Sequence[str]]]) -> None:
             console.print(line, markup=False)
     if bad:
         raise typer.Exit(1)
+
+
+class RateColumn(ProgressColumn):
+    """How much is done each second."""
+
+    def __init__(self, unit: str) -> None:
+        super().__init__()
+        self._unit = unit
+
+    def render(self, task: Task) -> Text:
+        """Return it; nothing until it is known."""
+        return Text(f"{task.speed:,.0f} {self._unit}/s" if task.speed else "", style="progress.data.speed")
 
 
 def seconds_left(task: Task) -> float | None:

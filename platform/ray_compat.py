@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import os
+import socket
 import sys
 import threading
 import weakref
@@ -109,6 +110,18 @@ def autoscaler_limits() -> dict[str, float]:
     from ray._private.state import state
 
     return dict(state.get_max_resources_from_cluster_config() or {})
+
+
+def free_cpus(node: str) -> float:
+    """Return how many CPUs of a node nothing holds; 0 where it is not known.
+
+    Uses `ray._private.state.available_resources_per_node`. If Ray renames it, a measurement that waits for others says
+    nothing of them: an AttributeError after half a minute.
+    """
+    from ray._private.state import available_resources_per_node
+
+    found = available_resources_per_node()  # type: ignore[no-untyped-call]
+    return float(found.get(node, {}).get("CPU", 0.0))
 
 
 def draining_nodes() -> set[str]:
@@ -236,6 +249,69 @@ def deployment_by_name(path: str, name: str, version: str, **options: Any) -> An
 
     plain: Any = serve.deployment(_Named)
     return plain.options(path, name=name, version=version, _internal=True, **options)
+
+
+def connected() -> bool:
+    """Return whether this process's raylet and the head's control store still accept connections.
+
+    A process that is busy or stopped still accepts them: only one that has ended, or a host that is gone, does not.
+
+    Uses `node` of `ray._private.worker.global_worker`. If Ray renames it, `retable serve` ends with an AttributeError a
+    few seconds after its start.
+    """
+    from ray._private.worker import global_worker
+
+    node: Any = global_worker.node
+    host, _, port = str(node.gcs_address).rpartition(":")
+    try:
+        with socket.socket(socket.AF_UNIX) as raylet:
+            raylet.connect(node.raylet_socket_name)
+        socket.create_connection((host.strip("[]"), int(port)), timeout=2).close()
+    except OSError:
+        return False
+    return True
+
+
+def serve_address() -> tuple[str, int] | None:
+    """Return the host and port at which Serve listens on this cluster; None where Serve does not run.
+
+    Uses `ray.serve.context._get_global_client`: Serve ignores the options of whoever joins it, and tells nobody. If Ray
+    moves it, `retable serve` fails with an ImportError on a cluster that it joins.
+    """
+    from ray.serve.context import _get_global_client
+
+    client: Any = _get_global_client(raise_if_no_controller_running=False)
+    return (client.http_config.host, client.http_config.port) if client else None
+
+
+def claim(name: str, value: str) -> str | None:
+    """Put a value under a name for as long as this driver lives.
+
+    Uses Ray's internal key-value store and table of jobs, as named actors cost a process. If Ray moves them, `retable
+    serve` fails with an ImportError on a cluster that it joins.
+
+    Returns:
+        The value of another driver that lives and has the name; empty where this one has it now, None where none had.
+    """
+    import ray
+    from ray._private.state import jobs
+    from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
+
+    key, ours = f"retable:{name}", ray.get_runtime_context().get_job_id()
+    if _internal_kv_put(key, f"{ours} {value}", overwrite=False):
+        job, _, theirs = _internal_kv_get(key).decode().partition(" ")
+        if job != ours and any(each["JobID"] == job and not each["IsDead"] for each in jobs()):  # type: ignore[no-untyped-call]
+            return theirs
+        _internal_kv_put(key, f"{ours} {value}")
+        return ""
+    return None
+
+
+def release(name: str) -> None:
+    """Give up what `claim` has put under a name. Uses the same store."""
+    from ray.experimental.internal_kv import _internal_kv_del
+
+    _internal_kv_del(f"retable:{name}")
 
 
 class _Named:

@@ -25,7 +25,7 @@ from retable.serve.launch.choice import Wanted, choose_models
 from retable.serve.launch.models import Model, config_of, first_error
 
 NAME = "retable"
-"""What Serve calls the application."""
+"""What Serve calls the application, unless it has a name of its own."""
 KEEP_ALIVE = 65
 """Seconds that a connection stays open without a request; longer than the minute of usual proxies before it."""
 LOGS = {"encoding": "JSON", "log_level": "INFO", "enable_access_log": False}
@@ -44,9 +44,13 @@ class Deployment:
     cpus: float
     """Reserved for each replica; all four tasks, jobs and the ingress fit on two."""
     ongoing: int
-    """Requests that a replica has at once: at least a batch, and what is decoded meanwhile."""
+    """Requests that a replica has, those included that wait for their turn: with more, Serve's router slows down."""
+    places: int = 0
+    """Requests that a replica answers at once: at least a batch, and what is decoded meanwhile."""
+    wait: float = 0.0
+    """Seconds that a request waits for its turn; then it is refused with 503."""
     queued: int = -1
-    """Requests that wait for a replica; more are refused with 503. -1: any number."""
+    """Requests that wait for a replica to come; more are refused with 503. -1: any number."""
     gpu: bool = True
     """Whether it computes on a GPU, where there is one."""
     told: bool = True
@@ -66,14 +70,15 @@ class Deployment:
         }
 
 
-INGRESS = Deployment("retable.serve.ingress.app.Ingress", cpus=0.2, ongoing=512, gpu=False)
+CLASSES = "retable.serve.deployments"
+INGRESS = Deployment("retable.serve.ingress.app.Ingress", cpus=0.2, ongoing=4096, gpu=False)
 DEPLOYMENTS: Mapping[str, Deployment] = {
-    "weather": Deployment("retable.serve.deployments.weather.Forecasters", cpus=0.5, ongoing=8, queued=32),
-    "style": Deployment("retable.serve.deployments.style.Styles", cpus=0.5, ongoing=8, queued=32),
-    "audio": Deployment("retable.serve.deployments.audio.Retrieval", cpus=0.4, ongoing=64, queued=256),
-    "rl": Deployment("retable.serve.deployments.rl.Policies", cpus=0.3, ongoing=128, queued=512, gpu=False),
+    "weather": Deployment(f"{CLASSES}.weather.Forecasters", 0.5, ongoing=64, places=8, wait=20, queued=32),
+    "style": Deployment(f"{CLASSES}.style.Styles", 0.5, ongoing=64, places=8, wait=20, queued=32),
+    "audio": Deployment(f"{CLASSES}.audio.Retrieval", 0.4, ongoing=2048, places=64, wait=5, queued=256),
+    "rl": Deployment(f"{CLASSES}.rl.Policies", 0.3, ongoing=2048, places=128, wait=5, queued=512, gpu=False),
 }
-JOBS = Deployment("retable.serve.deployments.jobs.Jobs", cpus=0.1, ongoing=8, queued=32, told=False)
+JOBS = Deployment(f"{CLASSES}.jobs.Jobs", cpus=0.1, ongoing=8, queued=32, told=False)
 """Videos, where styles are served; always one replica, which has the folder."""
 
 
@@ -94,6 +99,8 @@ class Arguments(BaseModel):
     """Of the token that requests need."""
     hosts: tuple[str, ...] = ()
     """Names under which the server answers; none: any."""
+    wait_seconds: dict[Task, Annotated[float, Field(gt=0, le=120)]] = {}
+    """That a request waits for its turn, by task; a task that is not named has its own, `DEPLOYMENTS`."""
 
     @model_validator(mode="after")
     def complete(self) -> Arguments:
@@ -168,7 +175,7 @@ def scaling(tasks: Sequence[str], least: Mapping[str, int], spare: float, cores:
         always, of = least.get(task, 1), DEPLOYMENTS[task]
         most = max(always, min(cores, always + int(spare / of.cpus + 1e-6)))
         # Each replica has half of what it may have at once: then another one starts.
-        limits = {"min_replicas": always, "max_replicas": most, "target_ongoing_requests": of.ongoing / 2}
+        limits = {"min_replicas": always, "max_replicas": most, "target_ongoing_requests": of.places / 2}
         found[task] = {"autoscaling_config": limits} if most > always else {"num_replicas": always}
     return found
 
@@ -192,8 +199,9 @@ def assemble(arguments: Arguments, *options: Mapping[str, Mapping[str, Any]]) ->
 
     handles: dict[str, Any] = {}
     for task in arguments.tasks:
-        more = (arguments.index,) if task == "audio" else ()
-        handles[task] = made(task, DEPLOYMENTS[task]).bind(arguments.storage, *more)
+        more, of = (arguments.index,) if task == "audio" else (), DEPLOYMENTS[task]
+        wait = arguments.wait_seconds.get(task, of.wait)
+        handles[task] = made(task, of).bind(arguments.storage, *more, places=of.places, wait=wait)
     if "style" in arguments.tasks:
         handles["jobs"] = made("jobs", JOBS).bind(arguments.storage)
     made_ingress = made("ingress", INGRESS)
@@ -202,15 +210,15 @@ def assemble(arguments: Arguments, *options: Mapping[str, Mapping[str, Any]]) ->
     return application
 
 
-def config_file(arguments: Arguments, port: int, host: str, *options: Mapping[str, Mapping[str, Any]]) -> str:
+def config_file(arguments: Arguments, address: Address, *options: Mapping[str, Mapping[str, Any]]) -> str:
     """Return the config file of Serve that makes the same application: for `serve deploy`, or a RayService."""
     import yaml
 
     names = ["ingress", *arguments.tasks]
     deployments = [{"name": name} | {k: v for more in options for k, v in more.get(name, {}).items()} for name in names]
     application = {
-        "name": NAME,
-        "route_prefix": "/",
+        "name": address.name or NAME,
+        "route_prefix": address.prefix,
         "import_path": "retable.serve.application:build",
         "args": arguments.model_dump(mode="json", exclude_defaults=True),
         "logging_config": LOGS,
@@ -218,7 +226,7 @@ def config_file(arguments: Arguments, port: int, host: str, *options: Mapping[st
     }
     whole = {
         "proxy_location": "EveryNode",
-        "http_options": {"host": host, "port": port, "keep_alive_timeout_s": KEEP_ALIVE},
+        "http_options": {"host": address.host, "port": address.port, "keep_alive_timeout_s": KEEP_ALIVE},
         "applications": [application],
     }
     text: str = yaml.safe_dump(whole, sort_keys=False, allow_unicode=True, width=120)

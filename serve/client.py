@@ -24,7 +24,7 @@ from retable.serve.ingress.answers import PROBLEM
 
 Array = npt.NDArray[Any]
 
-AGAIN = (502, 503)
+AGAIN = (408, 429, 502, 503)
 """What a server says that is busy, or whose replica died; every call here can be made twice without harm."""
 
 POLL = 1.0
@@ -63,6 +63,8 @@ class Hit:
     score: float
     offset: float
     """Second at which the part begins that fits best."""
+    tags: tuple[str, ...] = ()
+    """Category and name of a file that is named by the Universal Category System."""
 
 
 @dataclass(frozen=True)
@@ -185,7 +187,7 @@ class Client:
     def search(self, words: str, top: int = 10) -> list[Hit]:
         """Return the recordings that fit words best."""
         found = json.loads(self.ask("GET", "/v1/audio", {"q": words, "top": top}).body)
-        return [Hit(**hit) for hit in found["hits"]]
+        return [Hit(**{**hit, "tags": tuple(hit.get("tags", ()))}) for hit in found["hits"]]
 
     def recording(self, id: str) -> bytes:
         """Return a recording that a search found."""

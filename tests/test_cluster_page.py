@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from typer.main import get_command
+from typer.testing import CliRunner
 
 from retable.platform.cli import app as cli
 
@@ -37,3 +38,35 @@ def test_the_commands_and_options_of_the_page_are_there():
     for name, rest in lines:
         known = {option for each in commands[name].params for option in each.opts}
         assert set(re.findall(r"--[a-z-]+", rest)) <= known, f"retable {name}{rest}"
+
+
+def plain(text):
+    return [" ".join(line.split()) for line in text.splitlines() if line.strip()]
+
+
+@pytest.mark.slow
+def test_the_plan_on_the_page_is_what_the_command_prints(monkeypatch, tmp_path):
+    """Of all tables; the lines that the page leaves out are its dots."""
+    shown = plain(TEXT.partition("$ retable plan --scale paper --cluster cluster.yaml\n")[2].partition("\n\n")[0])
+    monkeypatch.chdir(ROOT)
+    monkeypatch.delenv("RETABLE_TASKS", raising=False)
+    monkeypatch.setattr(cli, "GPU", tmp_path / "gpu.json")
+    words = ["plan", "--scale", "paper", "--cluster", "cluster.yaml", "--storage", str(tmp_path)]
+    printed = "\n".join(plain(CliRunner().invoke(cli.app, words, terminal_width=110).output))
+    missing = [line for line in shown if line not in printed and "..." not in line]
+    assert not missing, f"docs/cluster.md shows {missing}; the command prints:\n{printed}"
+
+
+@pytest.mark.parametrize(
+    "line", re.findall(r"\| `(\S+\.yaml)` \| ([\d.]+) USD \| ([^|]+?) \|", TEXT), ids=lambda line: line[0]
+)
+def test_what_rl_costs_on_the_page_is_what_the_command_prints(monkeypatch, tmp_path, line):
+    file, money, clock = line
+    monkeypatch.chdir(ROOT)
+    monkeypatch.delenv("RETABLE_TASKS", raising=False)
+    monkeypatch.setattr(cli, "GPU", tmp_path / "gpu.json")
+    words = ["plan", "rl", "--scale", "paper", "--cluster", file, "--storage", str(tmp_path)]
+    printed = " ".join(CliRunner().invoke(cli.app, words).output.split())
+    assert money in printed and clock in printed, (
+        f"docs/cluster.md says {money} USD, {clock}; printed: {printed[-900:]}"
+    )

@@ -84,8 +84,8 @@ class Clips:
         return []
 
     def batches(self, epoch: int, start: int, rank: int, world: int) -> Iterator[Batch]:
-        """Yield this rank's rows of batches of waveforms, `config.clip` seconds long."""
-        samples, own = round(self.config.clip * SAMPLE_RATE), self.batch // world
+        """Yield this rank's rows of batches of waveforms, `config.clip_seconds` seconds long."""
+        samples, own = round(self.config.clip_seconds * SAMPLE_RATE), self.batch // world
         for step in range(start, self.steps):
             random = np.random.default_rng([self.config.seed, epoch, step])
             said = [" ".join(random.choice(self.words, WORDS)) for _ in range(self.batch)]
@@ -109,7 +109,7 @@ def config_of(where: Where, name: str, **changes: Any) -> Config:
         small = {"width": 32, "depth": 2, "heads": 2}
         audio = replace(audio, **small, patchout_frequency=1, patchout_time=2)
         text = replace(ROBERTA_LARGE, **small, vocabulary=600)
-        sizes = {"audio": audio, "text": text, "segment": 1.0, "clip": 2.0, "batch": 4, "projection": 16}
+        sizes = {"audio": audio, "text": text, "segment": 1.0, "clip_seconds": 2.0, "batch": 4, "projection": 16}
     return Config(**{**sizes, "steps": 1, **changes})
 
 
@@ -123,7 +123,13 @@ def small_config(where: Where, **changes: Any) -> Config:
     depth = min(4, config.audio.depth)
     audio = replace(config.audio, depth=depth, patchout_frequency=0, patchout_time=0)
     text = replace(config.text, depth=depth, dropout=0.0, vocabulary=min(4000, config.text.vocabulary))
-    fixed = {"audio": audio, "text": text, "batch": 4, "clip": min(10.0, config.clip), "temperature": 0.1}
+    fixed = {
+        "audio": audio,
+        "text": text,
+        "batch": 4,
+        "clip_seconds": min(10.0, config.clip_seconds),
+        "temperature": 0.1,
+    }
     return replace(config, **{**fixed, "precision": "float32", **changes})
 
 
@@ -225,7 +231,7 @@ def in_chunks(where: Where) -> Results:
 
 def opened(where: Where, random: bool, device: str) -> Opened:
     """Return a run of a few steps, with its data; `random`: with dropout and patchout."""
-    config = small_config(where, epochs=2, steps=3, clip=2.0, segment=1.0)
+    config = small_config(where, epochs=2, steps=3, clip_seconds=2.0, segment=1.0)
     if random:
         assert isinstance(config.audio, Passt) and isinstance(config.text, Untrained)
         audio = replace(config.audio, patchout_frequency=1, patchout_time=2)

@@ -101,6 +101,12 @@ Stream = Annotated[
 ]
 
 
+ReadAhead = Annotated[
+    float,
+    typer.Option(metavar="GB", help="Shared memory that a stream may read ahead; 0 uses half of Ray's.", min=0),
+]
+
+
 def show_version(wanted: bool) -> None:
     """Print the version and exit, where that is wanted."""
     if wanted:
@@ -122,6 +128,7 @@ def resources(
     gpus: float | None,
     every: int,
     stream: bool,
+    ahead: float = 0.0,
     stack: int = 0,
     on: str = "",
     track: str = "",
@@ -138,6 +145,7 @@ def resources(
         gpus=gpus,
         checkpoint_every=every,
         stream=stream,
+        read_ahead=ahead,
         stack=stack,
         measure_on=on,
         track=track,
@@ -146,11 +154,17 @@ def resources(
 
 
 @app.command("list")
-def list_all() -> None:
-    """Show tasks, their tables, scales and search spaces."""
+def list_all(as_json: runs.Json = False) -> None:
+    """Show tasks, their tables, scales and search spaces.
+
+    Example: `retable list --json`
+    """
     from retable.platform.cli.catalogue import catalogue
 
     found = catalogue()
+    if as_json:
+        print(json.dumps({**found, "scales": tasks.SCALES}, indent=2))
+        return
     for name, entry in found["tasks"].items():
         if "missing" in entry:
             console.print(f"[bold]{name}[/]  [dim]{escape(entry['missing'])}[/]")
@@ -310,6 +324,7 @@ def reproduce(
     gpus_per_run: Gpus = None,
     checkpoint_every: Every = 0,
     stream: Stream = False,
+    read_ahead: ReadAhead = 0.0,
     stack: Stack = 0,
     measure_on: On = "",
     track: Track = "",
@@ -329,7 +344,7 @@ def reproduce(
     environment=HalfCheetah --set view.policy=bc`
     """
     wanted = resources(
-        workers, cpus_per_run, gpus_per_run, checkpoint_every, stream, stack, measure_on, track, deadline
+        workers, cpus_per_run, gpus_per_run, checkpoint_every, stream, read_ahead, stack, measure_on, track, deadline
     )
     asked = {"scale": scale, "set": parse_set(set or []), "rows": rows or (), "storage": storage}
     if retry_diverged and not train:
@@ -411,6 +426,7 @@ def train(
     gpus_per_run: Gpus = None,
     checkpoint_every: Every = 0,
     stream: Stream = False,
+    read_ahead: ReadAhead = 0.0,
     track: Track = "",
     keep: Annotated[list[int] | None, typer.Option(help="An epoch whose weights are kept; may be repeated.")] = None,
     retry_diverged: Retry = False,
@@ -421,7 +437,7 @@ def train(
     """
     from retable.platform import api
 
-    wanted = resources(workers, cpus_per_run, gpus_per_run, checkpoint_every, stream, track=track)
+    wanted = resources(workers, cpus_per_run, gpus_per_run, checkpoint_every, stream, read_ahead, track=track)
     run = api.train(
         task,
         parse_set(set or []),
@@ -482,6 +498,7 @@ def sweep(
     cpus_per_run: Cpus = None,
     gpus_per_run: Gpus = None,
     stream: Stream = False,
+    read_ahead: ReadAhead = 0.0,
     track: Track = "",
 ) -> None:
     """Search a space with Ray Tune; the same command goes on where it stopped. Prints the winner as --set options.
@@ -498,7 +515,7 @@ def sweep(
         set=parse_set(set or []),
         scale=scale,
         storage=storage,
-        resources=resources(workers, cpus_per_run, gpus_per_run, 0, stream, track=track),
+        resources=resources(workers, cpus_per_run, gpus_per_run, 0, stream, read_ahead, track=track),
         samples=samples,
         name=Path(space).stem if space else "",
     )
@@ -608,6 +625,10 @@ def serve(
     ),
     host: Annotated[str, typer.Option(help="Any other than this machine's own asks for a token.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
+    allowed_host: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="A proxy's name, as browsers show it; may be repeated.")
+    ] = None,
+    name: Annotated[str, typer.Option(help="Serve below /NAME, beside others on one cluster; none: below /.")] = "",
     token_file: Annotated[str, typer.Option(help="Holds the token, mode 0600; else RETABLE_TOKEN does.")] = "",
     index: Annotated[
         str, typer.Option(help="Of recordings, by `retable audio index`; none: those that the server keeps.")
@@ -625,7 +646,7 @@ def serve(
     """
     command = importlib.import_module("retable.serve.launch.command")  # a name: the platform knows nothing above it
     wanted = {"tasks": names or (), "runs": run or (), "zoo": zoo, "best": best or (), "index": index, "anyway": anyway}
-    address = {"host": host, "port": port, "token_file": token_file}
+    address = {"host": host, "port": port, "token_file": token_file, "allowed": allowed_host or (), "name": name}
     command.run(wanted, storage, address, replicas or (), config_out)
 
 

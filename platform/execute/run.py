@@ -38,6 +38,7 @@ def execute(work: Plan, resources: Resources) -> dict[str, str]:
             asked = (work.tables, work.storage, work.scale, work.changes, work.rows)
             work = compile_plan(*asked, retry=work.retry, train=work.train)
             work.measure_on = on
+        work.data_notes()  # data that do not fit are refused before Ray starts
         with ray_cluster(nested=in_groups(work, resources)):
             check_nodes(work.storage)
             if work.measure_on and work.unmeasured:

@@ -11,7 +11,7 @@ from typing import Any
 
 from retable.platform import ray_compat
 from retable.platform.config import Config, View
-from retable.platform.console import Board
+from retable.platform.console import Board, errors
 from retable.platform.errors import TRACEBACK, UserError, one_line, traceback_of
 from retable.platform.execute.session import resource_of
 from retable.platform.plan.plan import Plan, Prediction, Scoring, device_slug, name_of, name_of_view
@@ -106,6 +106,10 @@ class Waiting:
     weight: float
     closes: tuple[str, ...]
     """Keys of what is there once it has ended well."""
+
+
+WAIT = 30.0
+"""Seconds after which a measurement that has not ended may be one that waits for CPUs that others hold."""
 
 
 def scores(key: str) -> str:
@@ -303,8 +307,21 @@ def measure_all(plan: Plan, resources: Resources) -> dict[str, str]:
             board.start(name)
             data = timing.task.dataset.where(timing.config) if timing.row.reads_data else ""
             taken = remote.remote(timing.row, timing.config, plan.storage, timing.stem, data, plan.measure_on)
+            if not ray.wait([taken], timeout=WAIT)[0]:
+                tell_who_holds(node, whole.get("CPU", 0.0))
             show(board, name, ended(taken))
         return board.failures
+
+
+def tell_who_holds(node: str, cpus: float) -> None:
+    """Say what keeps a measurement waiting, if others hold CPUs of its node: while it runs, it has all of them."""
+    free = ray_compat.free_cpus(node)
+    if free > 0:
+        held = f"others hold {cpus - free:g} of the node's {cpus:g} CPUs, and a measurement wants all"
+        remedy = (
+            "end them (`ray list actors` names them, `retable serve` is one), or name another node with --measure-on"
+        )
+        errors.print(f"note: measurements wait: {held}; {remedy}", markup=False)
 
 
 def node_with(word: str) -> str:

@@ -25,13 +25,14 @@ Fetch = Callable[[Mapping[str, Any]], Mapping[str, Array]]
 TASKS = 2
 """Pieces or blocks read at once. Their tasks reserve no CPU: they would wait for ever where trials hold every one."""
 
+TASK_BYTES = 16 << 20
+"""Pieces that a task fetches together take no more, unless one alone does."""
+
 SLOWEST = 86_400
 """Seconds a consumer may take over its pieces before Ray Data gives up: a day, as steps on a CPU are slow."""
 
 
-def stream(
-    pieces: Sequence[Mapping[str, Any]], fetch: Fetch, ahead: int = 0, together: int = 1
-) -> Iterator[Mapping[str, Array]]:
+def stream(pieces: Sequence[Mapping[str, Any]], fetch: Fetch, size: int = 0) -> Iterator[Mapping[str, Array]]:
     """Yield `fetch(piece)` for each piece, in order; each is fetched once, by a Ray Data task.
 
     Without Ray (a plain process that trains alone) the pieces are fetched here.
@@ -41,10 +42,8 @@ def stream(
     Args:
         pieces: what to fetch; plain values, small.
         fetch: a function of a module, or a partial of one; picklable.
-        ahead: bytes of shared memory that what is read ahead may take. Ray Data keeps to it but for four pieces or
-            so: those being read, and those about to be handed over. 0: its own share, half of the object store.
-        together: pieces that one task fetches, all with arrays of the same names. A task takes some 60 ms of a core
-            whatever it does, so small pieces are fetched several at once.
+        size: bytes that a piece's arrays take. A task takes some 60 ms of a core whatever it does, so small pieces, all
+            with arrays of the same names, are fetched several at once. 0: unknown, each is fetched alone.
 
     Raises:
         UserError: what `fetch` raised.
@@ -60,16 +59,34 @@ def stream(
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     context.execution_no_progress_timeout_s = SLOWEST
+    together = pieces_together(size, context.execution_options.resource_limits.object_store_memory)
     every = pa.table({"number": range(len(pieces)), "piece": [json.dumps(piece) for piece in pieces]})
     blocks = [every.slice(first, together) for first in range(0, len(pieces), together)]
     dataset = read_blocks(blocks, partial(fetch_block, fetch=fetch))
-    if ahead:
-        dataset.context.execution_options.resource_limits = ray.data.ExecutionResources(object_store_memory=ahead)
     batches = dataset.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=1)
     for number, row in enumerate(row for table in cast(Iterator[pa.Table], batches) for row in rows_of(table)):
         if row["number"][0].as_py() != number:
             raise RuntimeError(f"Ray Data handed over piece {row['number'][0].as_py()} in place of {number}")
         yield decode(row)
+
+
+def limit(gigabytes: float) -> None:
+    """Let the streams of this process read ahead so much of Ray's shared memory; 0: half of it, Ray Data's own share.
+
+    Ray Data keeps to it but for four pieces or so: those being read, and those about to be handed over.
+    """
+    import ray.data
+
+    limits = ray.data.ExecutionResources(object_store_memory=gigabytes * 1e9 if gigabytes else None)
+    ray.data.DataContext.get_current().execution_options.resource_limits = limits
+
+
+def pieces_together(size: int, limit: float | None) -> int:
+    """Return how many pieces of so many bytes a task fetches: four tasks' worth stay within the limit, where it can."""
+    if not size:
+        return 1
+    room = TASK_BYTES if limit is None else min(TASK_BYTES, limit / 4)
+    return max(1, int(room // size))
 
 
 def rows_of(table: pa.Table) -> Iterator[pa.Table]:

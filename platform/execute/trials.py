@@ -213,6 +213,10 @@ def open_data(task: Task, configs: Sequence[Config], source: Source, launch: Lau
     """Open the data set of some configs; its arrays are in the object store, or it is a stream."""
     import ray
 
+    from retable.platform.execute.streams import limit
+
+    if launch.resources.read_ahead:
+        limit(launch.resources.read_ahead)
     held = ray.get(launch.lender.borrow.remote(task.dataset.where(configs[0]))) if launch.lender else []
     return task.dataset.open(ray.get(held[0]) if held else None, source, configs)
 

@@ -53,6 +53,8 @@ class Resources:
     """Steps between checkpoints within an epoch; 0: one about every half minute."""
     stream: bool = False
     """Read data as a stream even where they would fit in memory."""
+    read_ahead: float = 0.0
+    """GB of Ray's shared memory that a stream may read ahead; 0: half of it."""
     stack: int = 0
     """Most trainings of one group that train as one stack; 0: one on CPUs, on GPUs as many as keep every GPU busy."""
     track: str = ""
@@ -76,9 +78,10 @@ class Resources:
         Raises:
             UserError: naming the field.
         """
-        least = {"workers": 1, "cpus": 1, "gpus": 0, "checkpoint_every": 0, "stack": 0}
+        least = {"workers": 1, "cpus": 1, "gpus": 0, "checkpoint_every": 0, "read_ahead": 0, "stack": 0}
         for name, lowest in least.items():
-            value, kind = getattr(self, name), (int, float, np.number) if name == "gpus" else (int, np.integer)
+            value = getattr(self, name)
+            kind = (int, float, np.number) if name in ("gpus", "read_ahead") else (int, np.integer)
             if value is None and name in ("workers", "cpus", "gpus"):
                 continue
             if not isinstance(value, kind) or isinstance(value, bool) or not value >= lowest:

@@ -46,7 +46,7 @@ def metadata(data: bytes) -> dict[str, str] | None:
 def read_tensors(file: Path, data: bytes, known: str, *names: str, integers: bool = False) -> dict[str, Tensor]:
     """Read the tensors of a PyTorch or safetensors file; code in it is never run.
 
-    Those of a checkpoint are its `state_dict` (Lightning) or `model`.
+    Those of a checkpoint lie under one of the names in `WRAPPERS`, or under one inside another.
 
     Args:
         file: what an error calls it.
@@ -59,13 +59,15 @@ def read_tensors(file: Path, data: bytes, known: str, *names: str, integers: boo
         UserError: where they are no state dict.
     """
     try:
-        state = load(data) if metadata(data) is not None else _loaded(data)
+        state = load(data) if metadata(data) is not None else _loaded(file, data, known)
+    except UserError:
+        raise
     except Exception as error:  # unpickling a broken file raises almost anything
         # torch's own message advises to load the file unsafely
         raise UserError(f"{file}: no file of tensors and plain values, or not the whole file; {known}") from error
-    for key in ("state_dict", "model"):
-        if isinstance(state, dict) and isinstance(state.get(key), dict):
-            state = state[key]
+    for _ in WRAPPERS:  # a dictionary may hold itself
+        if isinstance(state, dict):
+            state = next((state[key] for key in WRAPPERS if isinstance(state.get(key), dict)), state)
     if not isinstance(state, dict):
         raise UserError(f"{file}: no state dict but a {type(state).__name__}; {known}")
     tensors = {name: value for name, value in state.items() if isinstance(name, str) and isinstance(value, Tensor)}
@@ -97,42 +99,92 @@ class _UnreadDict(_Unread):
         return {}
 
 
+class _UnreadList(_Unread):
+    """The same for what is filled like a list."""
+
+    def __new__(cls, *_: object, **__: object) -> Any:
+        return []
+
+
 SETTINGS = (
-    *("sacred.", "omegaconf.", "pytorch_lightning.", "lightning.", "argparse.Namespace", "pathlib."),
-    *("numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar", "numpy.dtype"),
+    *("sacred.", "omegaconf.", "pytorch_lightning.", "lightning.", "argparse.Namespace", "types.SimpleNamespace"),
+    *(
+        "numpy.",
+        "datetime.",
+        "zoneinfo.",
+        "decimal.",
+        "fractions.",
+        "uuid.",
+        "pathlib.",
+        "collections.",
+        "_codecs.encode",
+    ),
+    *(f"builtins.{name}" for name in ("dict", "list", "set", "frozenset", "int", "float", "str", "complex", "slice")),
 )
-"""What checkpoints hold besides tensors: settings of the training, in containers of these, and scores as NumPy's
-scalars. They are not read."""
+"""What checkpoints hold beside tensors: settings, scores and times in values of these modules. They are not read: an
+inert class takes the place of each, and nothing of the modules is called."""
+WRAPPERS = ("state_dict", "model_state_dict", "model_state", "model", "network", "net", "module", "weights", "params")
+"""Names under which checkpoints keep a network's state dict."""
 
 
-def _loaded(data: bytes) -> Any:
-    """Unpickle plain values and tensors by PyTorch's safe reader; containers of settings become empty ones."""
+def _loaded(file: Path, data: bytes, known: str) -> Any:
+    """Unpickle plain values and tensors by PyTorch's safe reader; other containers and values become empty ones.
+
+    Raises:
+        UserError: where the file names something else, which would run code.
+    """
     try:
         named = torch.serialization.get_unsafe_globals_in_checkpoint(io.BytesIO(data))
     except ValueError:  # a file of before PyTorch 1.6: no archive
         named = []
+    if code := sorted(name for name in named if not name.startswith(SETTINGS)):
+        holds = f"it holds {', '.join(code[:3])}, whose code is not run"
+        raise UserError(f"{file}: no file of tensors and plain values: {holds}; {known}")
     # One class for each name: the reader wants to know them apart.
-    unread = [
-        (type("Unread", (_UnreadDict if name.endswith("Dict") else _Unread,), {}), name)
-        for name in named
-        if name.startswith(SETTINGS)
-    ]
+    unread = [(type("Unread", (_stub(name),), {}), name) for name in named]
     with torch.serialization.safe_globals(unread):  # type: ignore[arg-type]
         return torch.load(io.BytesIO(data), "cpu", weights_only=True)
 
 
-def unwrapped(tensors: Mapping[str, Tensor], *names: str) -> dict[str, Tensor]:
+def _stub(name: str) -> type[_Unread]:
+    """Return what stands for a class or function of a name."""
+    if name.lower().endswith(("dict", ".counter")):
+        return _UnreadDict
+    return _UnreadList if name.endswith(".deque") else _Unread
+
+
+def unwrapped(tensors: Mapping[str, Tensor], *names: str, part: str = "") -> dict[str, Tensor]:
     """Return a network's tensors by its own names, whatever wraps it: `module.`, `model.`, `net.`, ...
 
     The first of `names` that ends a tensor's name says what stands before all of the network's; tensors that have
     another beginning are not the network's. Where none of `names` is there, all are returned as they are.
+
+    Args:
+        tensors: all of a file.
+        names: of tensors that the network has.
+        part: which one is meant where a file holds several, such as `net_swa`; none: that of the shortest name.
+
+    Raises:
+        ValueError: where there is no such part.
     """
+    prefixes = wrappers(tensors, *names)
+    if part:
+        prefixes = [prefix for prefix in prefixes if part.strip(".") in prefix.split(".")]
+        if not prefixes:
+            raise ValueError(f"it has no part {part!r}")
+    if not prefixes:
+        return dict(tensors)
+    prefix = prefixes[0]
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+def wrappers(tensors: Mapping[str, Tensor], *names: str) -> list[str]:
+    """Return what stands before the names of a network's tensors; of one that is held twice, the shorter first."""
     for wanted in names:
         found = [name for name in tensors if name == wanted or name.endswith(f".{wanted}")]
         if found:
-            prefix = min(found, key=len).removesuffix(wanted)
-            return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-    return dict(tensors)
+            return [name.removesuffix(wanted) for name in sorted(found, key=len)]
+    return []
 
 
 def check(tensors: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> None:

@@ -4,6 +4,7 @@
 import asyncio
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,13 +14,14 @@ from ray import serve
 from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
 from retable.serve.deployments.held import Held
+from retable.serve.deployments.line import Line
 from retable.serve.deployments.recordings import folder_of, own_index, shown, take_in
 from retable.serve.ingress.answers import Problem, Reply, wrong
 from retable.serve.ingress.limits import LIMITS
 from retable.serve.ingress.ranges import send
 from retable.tasks.audio.export import read_export
 from retable.tasks.audio.search.embedder import BATCH, Embedder
-from retable.tasks.audio.search.hits import judged
+from retable.tasks.audio.search.hits import judged, tags
 from retable.tasks.audio.search.index import indexed
 from retable.tasks.audio.search.search import Index, check_model, open_index, p_value, refresh, search
 
@@ -56,10 +58,11 @@ def found(index: Index, vector: Float32[np.ndarray, " dimension"], top: int) -> 
             "file": shown(hit.file, index.folder),
             "score": round(hit.score, 6),
             "offset": hit.offset,
+            "tags": tags(hit.file),
         }
         for hit in listed
     ]
-    found = {"hits": hits, **judged(listed, p_value(index, vector))}
+    found = {"hits": hits, **judged(listed, p_value(index, listed))}
     return Reply(json.dumps(found).encode(), "application/json")
 
 
@@ -109,8 +112,8 @@ class Retrieval:
     Every replica may add to the index: the index lets one process write at a time, and all see what was written.
     """
 
-    def __init__(self, storage: str, index: str):
-        self.storage, self.adding = Storage.open(storage), asyncio.Lock()
+    def __init__(self, storage: str, index: str, places: int, wait: float):
+        self.storage, self.adding, self.line = Storage.open(storage), Line(1, wait), Line(places, wait)
 
         def load(data: bytes, name: str) -> Shelf:
             embedder = read_export(data, name).embedder()
@@ -125,8 +128,12 @@ class Retrieval:
         """Find the recordings that fit words best."""
         if not any(letter.isalnum() for letter in words):
             return wrong("q", "nothing that can be heard", "words")
-        shelf, vector = await self.batch(words)
-        return await asyncio.to_thread(shelf.found, vector, top)
+        try:
+            async with self.line.turn():
+                shelf, vector = await self.batch(words)
+                return await asyncio.to_thread(shelf.found, vector, top)
+        except Problem as problem:
+            return problem
 
     async def recording(self, name: str, wanted: str) -> Reply | Problem:
         """Return a recording by its identity, or a range of its bytes."""
@@ -141,11 +148,16 @@ class Retrieval:
 
     async def add(self, body: bytes, name: str) -> Reply | Problem:
         """Take in a recording, so that the next query finds it; one at a time."""
-        async with self.adding:
-            try:
+        try:
+            async with self.adding.turn():
                 return await asyncio.to_thread(self.shelves.any().add, body, name, self.storage)
-            except Problem as problem:
-                return problem
+        except Problem as problem:
+            return problem
+
+    async def ready(self, sha256s: Sequence[str]) -> Reply:
+        """Embed a word, past all that wait; all models give the same answers."""
+        await self.batch("ready")
+        return Reply(b"", "text/plain")
 
     @serve.batch(max_batch_size=BATCH, batch_wait_timeout_s=WAIT)
     async def batch(self, words: list[str]) -> list[tuple[Shelf, Float32[np.ndarray, " dimension"]]]:

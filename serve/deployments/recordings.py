@@ -19,7 +19,7 @@ from retable.platform.spec.task import folder as task_folder
 from retable.platform.store.storage import Storage
 from retable.serve.ingress.answers import Problem
 from retable.serve.ingress.limits import LIMITS, Limits
-from retable.tasks.audio.collect.files import SUFFIXES, header
+from retable.tasks.audio.collect.files import SUFFIXES, duration, header
 from retable.tasks.audio.search.embedder import Embedder
 from retable.tasks.audio.search.index import add, update
 from retable.tasks.audio.search.search import Index
@@ -116,7 +116,7 @@ def suffix_of(body: bytes) -> str:
 
 
 def length(path: Path, limits: Limits) -> float:
-    """Return a recording's seconds, by its header: nothing of it is decoded yet.
+    """Return a recording's seconds: by its header, which may say too few, then by decoding it up to the limit.
 
     Raises:
         Problem: 413 where it is too long, 415 where it is of another kind than it began.
@@ -125,12 +125,15 @@ def length(path: Path, limits: Limits) -> float:
     said = header(path)
     if said.container not in SUFFIXES[path.suffix]:
         raise Problem(415, "the recording is of another kind than its first bytes say")
-    if said.seconds > limits.sound_seconds:
-        detail = f"the recording lasts {said.seconds:.0f} s; {limits.sound_seconds:g} s are taken"
-        raise Problem(413, detail).having(wanted=limits.sound_seconds)
     if said.seconds * said.rate * said.channels > limits.sound_samples:
         raise Problem(413, f"the recording has more than {limits.sound_samples} samples; send fewer channels or less")
-    return said.seconds
+    seconds = 0.0 if said.is_guess else said.seconds
+    if seconds <= limits.sound_seconds:
+        seconds = duration(path, limits.sound_seconds)
+    if seconds > limits.sound_seconds:
+        detail = f"the recording lasts {seconds:.0f} s; {limits.sound_seconds:g} s are taken"
+        raise Problem(413, detail).having(wanted=limits.sound_seconds)
+    return seconds
 
 
 def note(kept: Path, name: str) -> None:

@@ -14,6 +14,7 @@ from ray import serve
 
 from retable.serve.deployments.episodes import Stage, weight
 from retable.serve.deployments.held import Held
+from retable.serve.deployments.line import Line
 from retable.serve.ingress.answers import Problem, Reply, wrong
 from retable.serve.ingress.limits import LIMITS, Limits
 from retable.tasks.rl.config import View
@@ -123,18 +124,18 @@ def shares(questions: Sequence[Question]) -> list[list[int]]:
 class Policies:
     """Holds every policy that is served."""
 
-    def __init__(self, storage: str):
+    def __init__(self, storage: str, places: int, wait: float):
         self.policies = Held("rl", storage, load)
         self.reconfigure = self.policies.reconfigure
-        self.stage = Stage()
+        self.stage, self.line = Stage(), Line(places, wait)
 
     async def act(self, sha256: str, body: bytes) -> Reply | Problem:
         """Choose actions for the observations in a body."""
         try:
-            asked = question(self.policies[sha256], body)
+            async with self.line.turn():
+                actions = await self.batch(question(self.policies[sha256], body))
         except Problem as problem:
             return problem
-        actions = await self.batch(asked)
         return Reply(json.dumps({"actions": actions.tolist()}).encode(), "application/json")
 
     async def episode(self, sha256: str, seed: int, steps: int) -> Reply | Problem:
@@ -146,6 +147,12 @@ class Policies:
             return problem
         told |= {**weight(policy), "bytes": len(await asyncio.to_thread(self.policies.file, sha256))}
         return Reply(json.dumps(told, separators=(",", ":")).encode(), "application/json")
+
+    async def ready(self, sha256s: Sequence[str]) -> Reply:
+        """Ask each policy once, past all that wait."""
+        policies = [self.policies[sha256] for sha256 in sha256s]
+        await asyncio.gather(*(self.batch(question(policy, ready(policy))) for policy in policies))
+        return Reply(b"", "text/plain")
 
     @serve.batch(max_batch_size=BATCH, batch_wait_timeout_s=WAIT)
     async def batch(self, questions: list[Question]) -> list[Rows]:

@@ -3,17 +3,20 @@
 # No `from __future__ import annotations` in the modules of deployments; `app.py` says why.
 import asyncio
 import io
+import math
 import tempfile
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from PIL import Image
 from ray import serve
 
 from retable.platform.errors import UserError
 from retable.serve.deployments.held import Held
+from retable.serve.deployments.line import Line
 from retable.serve.ingress.answers import Problem, Reply
 from retable.serve.ingress.limits import LIMITS, Limits
 from retable.tasks.style.apply.stylise import BATCH_PIXELS, NetworkStyle, Pixels
@@ -34,6 +37,10 @@ KINDS = {
 }
 KINDS |= {b"BM": "BMP"}
 """How files of pictures begin. Other decoders are never asked: some run programs, many were never attacked."""
+
+
+TILE_WIDTH, TILE_HEIGHT = 322, 323
+"""Tags of TIFF."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,10 +78,12 @@ def check(body: bytes, size: int, limits: Limits) -> None:
             warnings.simplefilter("ignore")  # of broken metadata
             with Image.open(io.BytesIO(body), formats=[kind]) as image:
                 width, height = image.size
+                # A TIFF's tiles are made room for as their header says, whatever the picture's own size is.
+                tiles = [getattr(image, "tag_v2", {}).get(tag, 0) for tag in (TILE_WIDTH, TILE_HEIGHT)]
     except Exception as error:  # decoders raise anything on broken bytes
         raise Problem(400, f"the {kind} file is broken") from error
     scale = max(1.0, size / max(width, height, 1))
-    if width * height * scale**2 > limits.pixels:
+    if max(width * height * scale**2, math.prod(tiles)) > limits.pixels:
         raise Problem(
             413, f"{width} x {height} pixels; at most {limits.pixels // 10**6} million, here and in the result"
         )
@@ -124,8 +133,8 @@ def load(data: bytes, name: str) -> NetworkStyle:
 class Styles:
     """Holds every style that is served."""
 
-    def __init__(self, storage: str):
-        self.styles = Held("style", storage, load)
+    def __init__(self, storage: str, places: int, wait: float):
+        self.styles, self.line = Held("style", storage, load), Line(places, wait)
         self.reconfigure = self.styles.reconfigure
 
     async def stylise(
@@ -133,11 +142,18 @@ class Styles:
     ) -> Reply | Problem:
         """Paint the photograph in a body."""
         try:
-            photograph = await asyncio.to_thread(decode, body, size)
-            made = await self.batch(Work(self.styles[sha256], photograph.pixels))
-            return await asyncio.to_thread(finish, made, photograph, strength, original, kind)
+            async with self.line.turn():
+                photograph = await asyncio.to_thread(decode, body, size)
+                made = await self.batch(Work(self.styles[sha256], photograph.pixels))
+                return await asyncio.to_thread(finish, made, photograph, strength, original, kind)
         except Problem as problem:
             return problem
+
+    async def ready(self, sha256s: Sequence[str]) -> Reply:
+        """Paint a small picture in each style, past all that wait."""
+        grey = np.full((64, 64, 3), 128, np.uint8)
+        await asyncio.gather(*(self.batch(Work(self.styles[sha256], grey)) for sha256 in sha256s))
+        return Reply(b"", "text/plain")
 
     @serve.batch(max_batch_size=BATCH, batch_wait_timeout_s=WAIT)
     async def batch(self, works: list[Work]) -> list[Pixels]:

@@ -6,12 +6,14 @@ import io
 import math
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
+import h5py
 import numpy as np
 import numpy.typing as npt
 from numpy.lib import format as npy
@@ -20,6 +22,7 @@ from ray import serve
 from retable.platform.errors import UserError, nearest
 from retable.serve.deployments import maps
 from retable.serve.deployments.held import Held
+from retable.serve.deployments.line import Line
 from retable.serve.ingress.answers import Problem, Reply, wrong
 from retable.serve.ingress.limits import LIMITS, Limits
 from retable.tasks.weather.combine import majority_vote, mean_probability
@@ -36,6 +39,11 @@ WAIT = 0.02
 """Seconds that the first request of a batch waits for others."""
 NAME = "images"
 """What the array is called in a file of NumPy's."""
+FILTERS = {h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32}
+CHUNKS = 10_000
+"""Chunks of an HDF5 data set, at most: each takes a kilobyte and HDF5's time, whether or not the file holds it."""
+CHECKSUM = 4
+"""Bytes that fletcher32 adds to a chunk."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +64,7 @@ def images_of(body: bytes, shape: tuple[int, ...], limits: Limits = LIMITS) -> A
     if body.startswith(b"PK\3\4"):
         return from_npz(body, shape, limits)
     if body.startswith(b"\x89HDF\r\n\x1a\n"):
-        return from_hdf5(body, shape)
+        return from_hdf5(body, shape, limits)
     raise Problem(415, f"neither npz (an array `{NAME}`) nor HDF5 (a data set `{SATELLITE}`)")
 
 
@@ -82,7 +90,32 @@ def from_npz(body: bytes, shape: tuple[int, ...], limits: Limits) -> Array:
     return array.astype(np.float32)
 
 
-def from_hdf5(body: bytes, shape: tuple[int, ...]) -> Array:
+def check_chunks(data: h5py.Dataset, limits: Limits) -> None:
+    """Refuse chunks that take more memory or time than their data: HDF5 bounds neither them nor what they inflate to.
+
+    Raises:
+        Problem: 422, before anything is read.
+    """
+    if data.chunks is None:
+        return
+    properties, size = data.id.get_create_plist(), math.prod(data.chunks) * data.dtype.itemsize
+    filters = [properties.get_filter(place)[0] for place in range(properties.get_nfilters())]
+    if len(set(filters)) < len(filters) or set(filters) - FILTERS:
+        raise wrong(f"filters of {SATELLITE}", filters, "gzip, shuffle and fletcher32, each once")
+    count = math.prod(-(-side // chunk) for side, chunk in zip(data.shape, data.chunks, strict=True))
+    if count > CHUNKS or count * size > limits.frames_bytes:
+        wanted = f"{CHUNKS} of {limits.frames_bytes} bytes in all, at most"
+        raise wrong(f"chunks of {SATELLITE}", f"{count} chunks of shape {data.chunks}", wanted)
+    if h5py.h5z.FILTER_DEFLATE in filters:
+        for place in range(data.id.get_num_chunks()):
+            skipped, raw = data.id.read_direct_chunk(data.id.get_chunk_info(place).chunk_offset)
+            inflating = zlib.decompressobj()
+            deflated = not skipped & 1 << filters.index(h5py.h5z.FILTER_DEFLATE)
+            if deflated and len(inflating.decompress(raw, size + CHECKSUM + 1)) > size + CHECKSUM:
+                raise wrong(f"chunks of {SATELLITE}", "one that inflates to more", f"{size} bytes")
+
+
+def from_hdf5(body: bytes, shape: tuple[int, ...], limits: Limits = LIMITS) -> Array:
     """Return the images in a file of the competition's layout; it may hold no links to anywhere."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "images.h5"
@@ -92,9 +125,12 @@ def from_hdf5(body: bytes, shape: tuple[int, ...]) -> Array:
             with data.file:
                 if data.shape != shape:
                     raise wrong(SATELLITE, f"shape {data.shape}", f"shape {shape}")
+                check_chunks(data, limits)
                 read: Array = read_hdf5(data, slice(None)).astype(np.float32)
         except UserError as error:
             raise Problem(400, str(error).replace(str(path), "the file").partition("; download")[0]) from error
+        except (OSError, RuntimeError, zlib.error) as error:
+            raise Problem(400, "the HDF5 file is broken") from error
     return read
 
 
@@ -176,8 +212,8 @@ def moment(time: str) -> np.datetime64 | None:
 class Forecasters:
     """Holds every forecaster that is served."""
 
-    def __init__(self, storage: str):
-        self.forecasters = Held("weather", storage, read_export)
+    def __init__(self, storage: str, places: int, wait: float):
+        self.forecasters, self.line = Held("weather", storage, read_export), Line(places, wait)
         self.reconfigure = self.forecasters.reconfigure
 
     async def forecast(
@@ -187,13 +223,23 @@ class Forecasters:
         wanted = Wanted(**options)
         try:
             time = moment(wanted.time)
-            asked = [await asyncio.to_thread(work, self.forecasters[sha256], region, body) for sha256 in sha256s]
-            members = await asyncio.gather(*(self.batch(each) for each in asked))
+            async with self.line.turn():
+                asked = [await asyncio.to_thread(work, self.forecasters[sha256], region, body) for sha256 in sha256s]
+                members = await asyncio.gather(*(self.batch(each) for each in asked))
             source = f"retable, {wanted.combine} of {len(sha256s)} forecasters" if len(sha256s) > 1 else "retable"
             made = maps.Forecast(joined(members, wanted), region, f"{source}; files {', '.join(sha256s)}", time)
             return await asyncio.to_thread(maps.written, made, wanted.kind, wanted.lead)
         except Problem as problem:
             return problem
+
+    async def ready(self, sha256s: Sequence[str]) -> Reply:
+        """Forecast from images of zeros by each forecaster, past all that wait."""
+        models = [self.forecasters[sha256] for sha256 in sha256s]
+        shapes = [(model.config.inputs, len(CHANNELS), model.size, model.size) for model in models]
+        zeros = [np.zeros(shape, np.float32) for shape in shapes]
+        parts = zip(models, zeros, strict=True)
+        await asyncio.gather(*(self.batch(Work(model, model.config.regions[0], images)) for model, images in parts))
+        return Reply(b"", "text/plain")
 
     @serve.batch(max_batch_size=BATCH, batch_wait_timeout_s=WAIT)
     async def batch(self, works: list[Work]) -> list[Array]:

@@ -31,12 +31,16 @@ class Problem(Exception):
     def __init__(self, status: int, detail: str) -> None:
         super().__init__(status, detail)
         self.status, self.detail = status, plain_line(detail)
-        self.retry_after = 0
         self.entries: dict[str, object] = {}
+        self.headers: dict[str, str] = {}
 
     def wait(self, seconds: int) -> Problem:
         """Return the problem with the seconds after which to try again."""
-        self.retry_after = seconds
+        return self.header("Retry-After", str(seconds))
+
+    def header(self, name: str, value: str) -> Problem:
+        """Return the problem with a header of its answer."""
+        self.headers[name] = value
         return self
 
     def having(self, **entries: object) -> Problem:
@@ -48,7 +52,7 @@ class Problem(Exception):
         """Return what is sent."""
         about = {"type": "about:blank", "title": HTTPStatus(self.status).phrase, "status": self.status}
         body = json.dumps(about | {"detail": self.detail} | self.entries).encode()
-        return Reply(body, PROBLEM, self.status, (("Retry-After", str(self.retry_after)),) if self.retry_after else ())
+        return Reply(body, PROBLEM, self.status, tuple(self.headers.items()))
 
 
 def wrong(field: str, got: object, wanted: object) -> Problem:

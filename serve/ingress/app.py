@@ -15,6 +15,7 @@ from ray.exceptions import RayActorError
 from ray.serve.exceptions import BackPressureError
 from ray.serve.handle import DeploymentHandle
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 from starlette.types import ASGIApp
 
 from retable.serve.ingress import openapi
@@ -44,7 +45,7 @@ class Ingress:
     ) -> None:
         self.handles, self.limits, self.storage = handles, limits, storage
         self.metrics = Metrics()
-        self.gate = Gate(routes_of([], self.ask, limits, storage), token, hosts, self.metrics.answered)
+        self.gate = Gate(routes_of([], self.ask, limits, storage), token, hosts, self.metrics.answered, limits)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Return the application; Serve asks for it once the handles are here."""
@@ -102,7 +103,7 @@ def routes_of(models: Sequence[Model], ask: Ask, limits: Limits, storage: str = 
     app.add_exception_handler(Exception, _fault)
     bodies = Bodies(limits)
     pages.add(app)
-    facts.add(app, models, limits)
+    facts.add(app, models, ask, limits)
     tables.add(app, models, storage)
     if forecasters := [model for model in models if model.task == "weather"]:
         example.add(app, forecasters)
@@ -117,7 +118,12 @@ def routes_of(models: Sequence[Model], ask: Ask, limits: Limits, storage: str = 
 
 def _http_problem(request: Request, error: Any) -> Response:
     known = {404: "there is nothing here; GET /v1/models says what is served", 405: f"{request.method} is not for this"}
-    return respond(Problem(error.status_code, known.get(error.status_code, str(error.detail))))
+    problem = Problem(error.status_code, known.get(error.status_code, str(error.detail)))
+    if error.status_code == 405:  # Starlette names the methods of one route, and a path has several
+        routes = [route for route in request.app.routes if route.matches(request.scope)[0] != Match.NONE]
+        methods = {method for route in routes for method in route.methods}
+        problem.header("Allow", ", ".join(sorted(methods | ({"HEAD"} if "GET" in methods else set()))))
+    return respond(problem)
 
 
 def _invalid(request: Request, error: Any) -> Response:

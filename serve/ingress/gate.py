@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import logging
 import re
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
@@ -15,7 +17,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from retable.serve.ingress.answers import Problem, Reply
-from retable.serve.ingress.limits import Limits
+from retable.serve.ingress.limits import LIMITS, Limits
+from retable.serve.launch.address import loopback
 from retable.serve.launch.models import Model
 
 SAFE = {
@@ -35,6 +38,8 @@ def respond(answer: Reply | Problem, model: Model | None = None) -> Response:
     return Response(reply.body, reply.status, said | dict(reply.headers), reply.media)
 
 
+PROBES = ("/-/healthz", "/-/readyz")
+"""What supervisors ask, by an address and without a token."""
 Answered = Callable[[str, str, int, float], None]
 """Is told of each answer: the route's path, the method, the status (0 where the client left before), and seconds."""
 
@@ -42,32 +47,40 @@ Answered = Callable[[str, str, int, float], None]
 class Gate:
     """What every request passes: the token, one line for whatever fails, and the headers of every answer."""
 
-    def __init__(self, app: ASGIApp, token: str, hosts: Sequence[str], answered: Answered) -> None:
-        self.app, self.token, self.hosts, self.answered = app, token, hosts, answered
+    def __init__(
+        self, app: ASGIApp, token: str, hosts: Sequence[str], answered: Answered, limits: Limits = LIMITS
+    ) -> None:
+        self.app, self.token, self.hosts, self.answered, self.limits = app, token, hosts, answered, limits
         self.busy, self.closing = 0, False
+        self.clients: Counter[str] = Counter()
+        """Requests that each address has here now."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        headers, begun, status = Headers(scope=scope), time.monotonic(), 0
+        begun, status, head, prefix = time.monotonic(), 0, scope["method"] == "HEAD", scope.get("root_path", "")
+        scope = {**scope, "method": "GET"} if head else scope
+        headers, client = Headers(scope=scope), (scope.get("client") or ("",))[0]
 
         async def sending(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
-                status = message["status"]
-                MutableHeaders(scope=message).update(SAFE)
-            await send(message)
+                status, said = message["status"], MutableHeaders(scope=message)
+                said.update(SAFE)
+                if said.get("location", "").startswith("/"):
+                    said["location"] = prefix + said["location"]
+            await send({**message, "body": b""} if head and message["type"] == "http.response.body" else message)
 
         self.busy += 1
+        self.clients[client] += 1
         try:
             if self.closing:
                 raise Problem(503, "the server is about to end").wait(5)
-            check_host(headers.get("host", ""), self.hosts)
-            check_origin(scope["method"], headers)
-            if self.token and scope["path"].startswith("/v1/"):
-                check_token(headers.get("authorization", ""), self.token)
+            if self.clients[client] > self.limits.client_requests and client and not loopback(client):
+                raise Problem(429, f"more than {self.limits.client_requests} requests of one client at once").wait(1)
+            self.check(scope["method"], scope["path"].removeprefix(prefix), headers)
             await self.app(scope, receive, sending)
         except Problem as problem:
             await respond(problem)(scope, receive, sending)
@@ -76,8 +89,27 @@ class Gate:
             logging.getLogger("ray.serve").exception("request %r failed", identity[:64])
         finally:
             self.busy -= 1
+            self.clients[client] -= 1
+            if not self.clients[client]:
+                del self.clients[client]
             known = getattr(scope.get("route"), "path", "")
             self.answered(known, scope["method"] if known else "-", status, time.monotonic() - begun)
+
+    def check(self, method: str, path: str, headers: Headers) -> None:
+        """Refuse a request that was sent to another name, without the token, or by another site's page.
+
+        A browser adds no token of its own: a request that has one is none of another site's page.
+
+        Raises:
+            Problem: 401, 403 or 421.
+        """
+        if path in PROBES:
+            return
+        check_host(headers.get("host", ""), self.hosts)
+        if self.token and path.startswith("/v1/"):
+            check_token(headers.get("authorization", ""), self.token)
+        else:
+            check_origin(method, headers, self.hosts)
 
 
 def check_host(host: str, names: Sequence[str]) -> None:
@@ -86,9 +118,9 @@ def check_host(host: str, names: Sequence[str]) -> None:
     Raises:
         Problem: 421.
     """
-    name = re.sub(r":\d+$", "", host).strip("[]").lower()
-    if names and name not in names:
-        raise Problem(421, "this server answers on this machine's own names: localhost, 127.0.0.1")
+    name = re.sub(r":\d+$", "", host.lower())
+    if names and not {host.lower(), name, name.strip("[]")} & set(names):
+        raise Problem(421, "this server answers to localhost, 127.0.0.1, and names of `retable serve --allowed-host`")
 
 
 def check_token(authorization: str, digest: str) -> None:
@@ -100,45 +132,75 @@ def check_token(authorization: str, digest: str) -> None:
     scheme, _, given = authorization.partition(" ")
     right = hmac.compare_digest(hashlib.sha256(given.strip().encode()).hexdigest(), digest)
     if not (right and scheme.lower() == "bearer"):
-        raise Problem(401, "a token is needed: the header `Authorization: Bearer TOKEN`")
+        problem = Problem(401, "a token is needed: the header `Authorization: Bearer TOKEN`")
+        raise problem.header("WWW-Authenticate", "Bearer")
 
 
-def check_origin(method: str, headers: Headers) -> None:
+def check_origin(method: str, headers: Headers, names: Sequence[str] = ()) -> None:
     """Refuse what another site's page sends, which a browser allows where nothing is read back.
+
+    A proxy may replace the name that the browser asked; `names` has it. Other ports of this machine are other sites.
 
     Raises:
         Problem: 403.
     """
-    origin = headers.get("origin")
-    if method not in ("GET", "HEAD") and origin and origin.partition("://")[2] != headers.get("host"):
+    origin = headers.get("origin", "").partition("://")[2].lower()
+    own = {headers.get("host", "").lower(), *(name for name in names if not loopback(name))}
+    if method not in ("GET", "HEAD") and "origin" in headers and origin not in own:
         raise Problem(403, "pages of other sites may not ask this server")
 
 
 class Bodies:
-    """Reads bodies, counting while they come; refuses what is too long alone, and what is too much together."""
+    """Reads bodies, counting while they come; refuses what is too long or slow alone, and what is too much together."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits, self.held = limits, 0
+        self.reading: dict[asyncio.Timeout, None] = {}
+        """The time limits of bodies that are read, the one whose last byte is the oldest first."""
 
     @asynccontextmanager
     async def read(self, request: Request, most: int) -> AsyncIterator[bytes]:
         """Give a request's body while the block runs.
 
         Raises:
-            Problem: 413, or 503 where other requests hold too much.
+            Problem: 413, 408 where it comes too slowly, or 503 where other requests hold too much.
         """
         long = Problem(413, f"the body is longer than {most} bytes").having(wanted=most)
         if int(request.headers.get("content-length", "0")) > most:
             raise long
         body = bytearray()
         try:
-            async for chunk in request.stream():
-                body += chunk
-                self.held += len(chunk)
-                if len(body) > most:
-                    raise long
-                if self.held > self.limits.held_bytes:
-                    raise Problem(503, "too many large requests at once; try again in a moment").wait(2)
+            async with self.in_time() as clock:
+                async for chunk in request.stream():
+                    self.reading[clock] = self.reading.pop(clock, None)
+                    clock.reschedule((clock.when() or 0.0) + len(chunk) / self.limits.body_rate)
+                    body += chunk
+                    self.held += len(chunk)
+                    if len(body) > most:
+                        raise long
+                    if self.held > self.limits.held_bytes:
+                        raise Problem(503, "too many large requests at once; try again in a moment").wait(2)
             yield bytes(body)
         finally:
             self.held -= len(body)
+
+    @asynccontextmanager
+    async def in_time(self) -> AsyncIterator[asyncio.Timeout]:
+        """Yield a body's time limit, which ends at once where it is the slowest of too many.
+
+        Raises:
+            Problem: 408; the connection is closed, as the rest of the body may never come.
+        """
+        clock = asyncio.timeout(self.limits.body_seconds)
+        try:
+            async with clock:
+                self.reading[clock] = None
+                if len(self.reading) > self.limits.bodies:
+                    slowest = next(each for each in self.reading if not each.expired())
+                    del self.reading[slowest]
+                    slowest.reschedule(0)
+                yield clock
+        except TimeoutError as error:
+            raise Problem(408, "the body comes too slowly").header("Connection", "close") from error
+        finally:
+            self.reading.pop(clock, None)

@@ -26,6 +26,16 @@ class Limits:
     """Of satellite images, as a file and as the arrays that come out of it."""
     held_bytes: int = 512 << 20
     """Of the bodies of all requests at once; more are told to come again."""
+    body_seconds: float = 20.0
+    """From a request's head to its body's last byte; a second more for each `body_rate` bytes."""
+    body_rate: int = 64 << 10
+    """Bytes a second at which a body is expected."""
+    bodies: int = 2048
+    """That are read at once; beyond, the one whose last byte is the oldest is given up."""
+    client_requests: int = 32
+    """Of one address at once, where it is not this machine's own; more are told to come again."""
+    ready_seconds: float = 10.0
+    """For which `/-/readyz` repeats that every model answers, and that it waits for their answers."""
     sound_bytes: int = 32 << 20
     """Of a recording that is sent to be found."""
     sound_seconds: float = 600.0

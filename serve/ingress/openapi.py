@@ -37,13 +37,17 @@ def object_of(**properties: object) -> dict[str, Any]:
 ROWS = {"type": "array", "items": {"type": "array", "items": NUMBER}}
 ACTIONS = {"actions": [[0.12, 0.446, -0.783, -0.855, -0.294, -0.174]]}
 HITS: dict[str, Any] = {
-    "hits": [{"id": "2b1c0a9d8e7f6a5b", "file": "rain/1-17367-A.ogg", "score": 0.412, "offset": 1.0}]
+    "hits": [{"id": "2b1c0a9d8e7f6a5b", "file": "rain/1-17367-A.ogg", "score": 0.412, "offset": 1.0, "tags": []}]
 }
 HITS |= {"p": 0.0156, "verdict": "found"}
+TAGS = {"type": "array", "items": TEXT, "description": "category and name of a file named by the UCS"}
 HITS_SCHEMA: dict[str, Any] = object_of(
-    hits={"type": "array", "items": object_of(id=TEXT, file=TEXT, score=NUMBER, offset=NUMBER)},
-    p={"type": ["number", "null"], "description": "how often words at random find as much"},
-    verdict={"type": ["string", "null"], "enum": ["found", "doubtful", "nothing", None]},
+    hits={"type": "array", "items": object_of(id=TEXT, file=TEXT, score=NUMBER, offset=NUMBER, tags=TAGS)},
+    p={
+        "type": ["number", "null"],
+        "description": "how often words at random find as much; hits are listed in any case",
+    },
+    verdict={"type": ["string", "null"], "enum": ["found", "doubtful", None]},
 )
 JOB = {"id": "n0T6uE2jR4mXq8vLw1sYzA", "state": "running", "frames": 96, "frames_total": 240, "progress": 0.4}
 JOB |= {"seconds_left": 31.5}
@@ -70,6 +74,8 @@ ANSWERS: dict[tuple[str, str], dict[str, Any]] = {
     ("/v1/weather", "post"): dict.fromkeys(
         ("application/x-npz", "application/x-netcdf", "image/png", "image/gif"), FILE
     ),
+    ("/v1/weather/example", "get"): {"application/x-npz": FILE},
+    ("/v1/tables/{task}/{name}/picture", "get"): {"image/png": FILE},
     ("/v1/style/{style}/video", "post"): JOB_ANSWER,
     ("/v1/jobs/{id}", "get"): JOB_ANSWER,
     ("/v1/jobs/{id}/file", "get"): {"video/mp4": FILE, "video/webm": FILE, "video/x-matroska": FILE},

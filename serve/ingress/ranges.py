@@ -49,5 +49,5 @@ def span(wanted: str, size: int, most: int) -> tuple[int, int]:
     start = int(named[1]) if named[1] else max(0, size - int(named[2]))
     stop = min(size, int(named[2]) + 1) if named[1] and named[2] else size
     if not start < stop:
-        raise Problem(416, f"no such bytes; the file has {size}")
+        raise Problem(416, f"no such bytes; the file has {size}").header("Content-Range", f"bytes */{size}")
     return start, min(stop, start + most)

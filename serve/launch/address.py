@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import os
+import re
 import shlex
 import socket
 import stat
@@ -25,12 +26,21 @@ class Address:
     host: str
     port: int
     token: str = ""
+    allowed: tuple[str, ...] = ()
+    """More names under which requests are answered, as browsers show them: a proxy's."""
+    name: str = ""
+    """Of an application beside others of the same cluster: it lies below `/NAME`."""
 
     @property
     def url(self) -> str:
         """What clients open."""
         host = {"0.0.0.0": socket.gethostname(), "::": socket.gethostname()}.get(self.host, self.host)
-        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}{self.prefix.rstrip('/')}"
+
+    @property
+    def prefix(self) -> str:
+        """Below which all paths lie."""
+        return f"/{self.name}"
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -39,12 +49,23 @@ class Address:
         Pages of other sites reach a server of this machine by a name of theirs that leads here (DNS rebinding). Where
         others can reach it anyway, the token keeps them out.
         """
-        return tuple(dict.fromkeys((*LOOPBACK, self.host))) if loopback(self.host) else ()
+        named = (*LOOPBACK, self.host, *(name.lower() for name in self.allowed))
+        return tuple(dict.fromkeys(named)) if loopback(self.host) else ()
 
     @property
     def digest(self) -> str:
         """What the replicas know of the token."""
         return hashlib.sha256(self.token.encode()).hexdigest() if self.token else ""
+
+
+def check_name(name: str) -> None:
+    """Refuse a name that is no part of an address, or that hides a part of another application.
+
+    Raises:
+        UserError: naming it.
+    """
+    if not re.fullmatch(r"([a-z][a-z0-9-]{0,39})?", name) or name in ("page", "v1"):
+        raise UserError(f"--name {name}: write 1 to 40 of a-z, 0-9 and -, a letter first, and neither page nor v1")
 
 
 def read_token(host: str, file: str) -> str:
@@ -71,7 +92,9 @@ def read_token(host: str, file: str) -> str:
 
 
 def loopback(host: str) -> bool:
-    """Say whether only this machine can reach a host's address."""
+    """Say whether only this machine can reach a host's address, with or without a port."""
+    host = re.sub(r":\d+$", "", host) if host.count(":") < 2 or "]" in host else host
+    host = host.strip("[]")
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import queue
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from retable.platform import ray_compat
 from retable.platform.console import console, errors
 from retable.platform.errors import UserError, one_line
 from retable.platform.execute.session import (
@@ -28,12 +31,16 @@ from retable.platform.execute.session import (
 from retable.platform.spec.extras import check
 from retable.platform.store.storage import Storage
 from retable.serve.deployments.apart import Apart
-from retable.serve.launch.address import Address, check_port, read_token
+from retable.serve.launch.address import Address, check_name, check_port, loopback, read_token
 from retable.serve.launch.choice import Wanted, choose_models
 from retable.serve.launch.models import Model, describe
 
 PATIENCE = 20.0
 """Seconds that what was begun has to be answered when the server ends."""
+WATCH, MISSED = 1.5, 3
+"""Seconds between two looks at Ray, and how many in a row find it gone before it is."""
+ENDING, LAST = 5.0, 30.0
+"""Seconds in which Ray ends where it is gone, and otherwise; then the process does, as Ray may wait for ever."""
 FEW = 8
 """Models of one task that are told of, a line each."""
 Swap = Callable[[Sequence[Model]], None]
@@ -48,7 +55,7 @@ def run(
     Args:
         wanted: the fields of `choice.Wanted`.
         storage: where runs lie, and exported files go.
-        address: host, port, and the file of the token.
+        address: host, port, the file of the token, more names, and the name beside other applications.
         replicas: `N` or `TASK=N`, the replicas that are there at least.
         config: where the config file of Serve goes that says the same; nothing is served then.
 
@@ -56,9 +63,13 @@ def run(
         UserError: on a mistake of the user's.
     """
     check_extra()
-    at = Address(address["host"], address["port"], read_token(address["host"], address["token_file"]))
-    if not config:
+    check_name(address["name"])
+    token = read_token(address["host"], address["token_file"])
+    at = Address(address["host"], address["port"], token, tuple(address["allowed"]), address["name"])
+    if not config and not cluster_address():  # on a cluster, Serve may be there already
         check_port(at.host, at.port)
+    if at.allowed and not token:
+        errors.print(f"note: whoever reaches {at.allowed[0]} may ask, as there is no token", markup=False)
     where, chosen = Storage.open(storage), Wanted(**wanted)
     least = read_replicas(replicas)
     choosing = Apart(choose_models, chosen, where)
@@ -71,13 +82,32 @@ def run(
 
         fixed = {name: {"num_replicas": number} for name, number in least.items()}
         arguments = of.arguments(models, where, at, chosen.index)
-        write_config(config, of.config_file(arguments, at.port, at.host, fixed, of.served(models)))
+        write_config(config, of.config_file(arguments, at, fixed, of.served(models)))
         return
     with hangups() as heard, serving(models, where, at, chosen.index, least) as swap:
-        show(models, at)
-        while True:
-            heard.get()
+        while hangup(heard):
             models = renew(models, chosen, where, swap)
+
+
+def hangup(heard: queue.SimpleQueue[int]) -> bool:
+    """Wait for a SIGHUP while Ray lives; return whether there was one."""
+
+    def wait(seconds: float) -> bool:
+        with suppress(queue.Empty):
+            return bool(heard.get(timeout=seconds))
+        return False
+
+    return lives_until(wait)
+
+
+def lives_until(wait: Callable[[float], bool]) -> bool:
+    """Wait, some seconds at a time, until that gives true; return whether Ray has lived as long."""
+    missed = 0
+    while missed < MISSED:
+        if wait(WATCH):
+            return True
+        missed = 0 if ray_compat.connected() else missed + 1
+    return False
 
 
 @contextmanager
@@ -148,8 +178,8 @@ def serving(
 
     Raises:
         UserError: where Ray does not start, the machine is too small, or a deployment does not come up.
+        SystemExit: where Ray has ended meanwhile.
     """
-    import ray
     from ray import serve
 
     from retable.serve import application
@@ -157,30 +187,102 @@ def serving(
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     interrupt = Interrupt() if threading.current_thread() is threading.main_thread() else None
     before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM) if interrupt}
+    name = ""
     try:
         start_ray(nested=False, interrupt=interrupt)
+        address = join(address)
+        name = address.name or application.NAME
         arguments = application.arguments(models, storage, address, index)
         least = replicas or {}
-        spare = check_cpus(application.reserved(arguments.tasks, least))
+        # Of a command that was killed: its replicas have their room.
+        there = bool(cluster_address()) and name in serve.status().applications
+        spare = check_cpus({} if there else application.reserved(arguments.tasks, least))
         scaling = application.scaling(arguments.tasks, least, spare, int(cluster_resources().get("CPU", 1)))
         where: Any = {"host": address.host, "port": address.port, "keep_alive_timeout_s": application.KEEP_ALIVE}
         serve.start(proxy_location="HeadOnly", http_options=where, logging_config={"log_level": "WARNING"})
-        swap = partial(deploy, arguments, scaling)
+        swap = partial(deploy, address, arguments, scaling)
         swap(models)
+        show(models, address)
         yield swap
     except KeyboardInterrupt:
         console.print("draining: what was begun is answered")
     finally:
-        if ray.is_initialized():
-            drain()
-            if cluster_address():
-                serve.delete(application.NAME)
-        end_ray()
+        leave(name)
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-def deploy(arguments: Any, scaling: Mapping[str, Mapping[str, Any]], models: Sequence[Model]) -> None:
+def join(address: Address) -> Address:
+    """Return where the cluster listens; from then on, the application's name there is this command's.
+
+    Raises:
+        UserError: where the name is another one's, or where others can reach the server and there is no token.
+    """
+    from ray import serve
+
+    from retable.serve.application import NAME
+
+    if not cluster_address():
+        return address
+    name, there = address.name or NAME, ray_compat.serve_address()
+    if not there:
+        check_port(address.host, address.port)
+    else:
+        address = replace(address, host=there[0], port=there[1])
+        if not address.token and not loopback(address.host):
+            raise UserError(f"serve: this cluster serves at {address.url}, which others can reach; set RETABLE_TOKEN")
+    other = ray_compat.claim(name, address.url)
+    if other is None and name in serve.status().applications:
+        ray_compat.release(name)
+        other = f"{address.url}, by a config file,"
+    if other:
+        raise UserError(f"serve: {other} is served by this cluster already; end that, or serve beside it: --name NAME")
+    return address
+
+
+def leave(name: str) -> None:
+    """Answer what was begun, and end Ray, or leave its cluster; this process ends, whatever Ray does.
+
+    Args:
+        name: of the application; empty where there is none.
+
+    Raises:
+        SystemExit: where Ray has ended before.
+    """
+    import ray
+
+    gone = ray.is_initialized() and not ray_compat.connected()
+    if ray.is_initialized() and name and not gone:
+        ending = threading.Thread(target=end, args=(name,), daemon=True)
+        ending.start()
+
+        def wait(seconds: float) -> bool:
+            ending.join(seconds)
+            return not ending.is_alive()
+
+        gone = not lives_until(wait)
+    if gone:
+        errors.print("error: Ray has ended under the server; start it again")
+    last = threading.Timer(ENDING if gone else LAST, os._exit, (1,))
+    last.daemon = True
+    last.start()
+    end_ray()
+    if gone:
+        raise SystemExit(1)
+    last.cancel()
+
+
+def end(name: str) -> None:
+    """Answer what was begun; on a cluster that goes on, remove the application."""
+    from ray import serve
+
+    drain(name)
+    if cluster_address():
+        serve.delete(name)
+        ray_compat.release(name)
+
+
+def deploy(address: Address, arguments: Any, scaling: Mapping[str, Mapping[str, Any]], models: Sequence[Model]) -> None:
     """Let Serve run the application with these models, and wait until it does; where it runs, they are swapped.
 
     Raises:
@@ -190,31 +292,28 @@ def deploy(arguments: Any, scaling: Mapping[str, Mapping[str, Any]], models: Seq
 
     from retable.serve.application import LOGS, NAME, assemble, served
 
+    name, made = address.name or NAME, assemble(arguments, served(models), scaling)
     try:
-        serve.run(assemble(arguments, served(models), scaling), name=NAME, route_prefix="/", logging_config=LOGS)
+        serve.run(made, name=name, route_prefix=address.prefix, logging_config=LOGS)
     except RuntimeError as error:
-        raise UserError(f"serve: a deployment does not start: {reason(error)}") from error
+        raise UserError(f"serve: a deployment does not start: {reason(error, name)}") from error
 
 
-def reason(error: RuntimeError) -> str:
+def reason(error: RuntimeError, name: str) -> str:
     """Return why an application does not start: the last line of what a replica says, or of the error."""
     from ray import serve
 
-    from retable.serve.application import NAME
-
-    said = serve.status().applications[NAME].deployments if NAME in serve.status().applications else {}
+    said = serve.status().applications[name].deployments if name in serve.status().applications else {}
     texts = [each.message for each in said.values() if each.status == "DEPLOY_FAILED"] or [str(error)]
     return texts[0].strip().splitlines()[-1].rpartition("UserError: ")[2]
 
 
-def drain() -> None:
+def drain(name: str) -> None:
     """Wait for the answers to what was begun. Serve alone would close the connections first."""
     from ray import serve
 
-    from retable.serve.application import NAME
-
     try:
-        left = sum(serve.get_app_handle(NAME).broadcast("drain", PATIENCE).results(timeout_s=PATIENCE + 5))
+        left = sum(serve.get_app_handle(name).broadcast("drain", PATIENCE).results(timeout_s=PATIENCE + 5))
     except Exception as error:  # whatever it is, the server ends
         console.print(f"note: not drained ({one_line(error)})", markup=False)
         return

@@ -2,6 +2,9 @@
 
 import { $, ask, make, say, seconds, shown } from "./common.js";
 
+const LONGEST = 4 << 20; // bytes of a recording that are fetched to draw it
+const decoder = new OfflineAudioContext(1, 1, 32000);
+
 export function audio(models, paths) {
   $("add").hidden = !paths["/v1/audio"]?.post;
   $("ask").onsubmit = (event) => {
@@ -24,22 +27,47 @@ function search(words) {
   return shown($("heard"), async (signal) => {
     const since = performance.now();
     const { hits, p, verdict } = await (await ask(`/v1/audio?${new URLSearchParams({ q: words, top: 10 })}`, { signal })).json();
-    say($("heard"), `${judged(verdict, p)}${hits.length} recordings for “${words}”, in ${seconds(since)}; the best first.`);
+    say($("heard"), `${hits.length} recordings for “${words}”, in ${seconds(since)}; the best first.${note(verdict, p)}`);
     $("hits").replaceChildren(...hits.map(hit));
-  });
+    $("hits").hidden = false;
+    for (const [place, found] of hits.entries()) await draw(found, $("hits").children[place], signal);
+  }, $("hits"));
 }
 
-function judged(verdict, p) {
-  const random = `words at random find as much in ${(100 * p).toFixed(0)} % of cases`;
-  if (verdict === "nothing") return `Nothing here sounds like that (${random}). All the same: `;
-  return verdict === "doubtful" ? `Doubtful: ${random}. ` : "";
+function note(verdict, p) {
+  return verdict === "doubtful" ? ` Perhaps not here: words at random find as much in ${(100 * p).toFixed(0)} % of cases.` : "";
+}
+
+// The wave of the recording's first megabytes, where the browser can decode them; nothing else waits for it.
+async function draw(found, item, signal) {
+  try {
+    const headers = { Range: `bytes=0-${LONGEST - 1}` };
+    const answer = await ask(`/v1/audio/${encodeURIComponent(found.id)}`, { signal, headers });
+    const wave = (await decoder.decodeAudioData(await answer.arrayBuffer())).getChannelData(0);
+    const canvas = make("canvas", { className: "wave", width: 400, height: 40 });
+    canvas.setAttribute("role", "img");
+    canvas.setAttribute("aria-label", `Wave of ${found.file}`);
+    const pen = canvas.getContext("2d"), step = wave.length / 400;
+    pen.fillStyle = getComputedStyle(item).color;
+    const peaks = Array.from({ length: 400 }, (_, n) => wave.subarray(n * step, (n + 1) * step).reduce((most, x) => Math.max(most, Math.abs(x)), 0));
+    const top = Math.max(...peaks, 1e-9);
+    peaks.forEach((peak, n) => pen.fillRect(n, 20 - 19 * peak / top, 1, Math.max(38 * peak / top, 1)));
+    item.append(canvas);
+  } catch (error) {
+    if (signal.aborted) throw error;
+  }
 }
 
 function hit(found, place) {
   const button = make("button", { type: "button" }, "Play");
   button.setAttribute("aria-label", `Play ${found.file}`);
-  const item = make("li", {}, make("small", {}, `${place + 1}`),
-    make("span", {}, found.file, " ", make("small", {}, `from ${found.offset.toFixed(0)} s, cosine ${found.score.toFixed(3)}`)), button);
+  const name = make("button", { type: "button", className: "quiet copy", title: "Copy the path" }, found.file);
+  name.addEventListener("click", async () => {
+    await navigator.clipboard.writeText(found.file);
+    say($("heard"), `${found.file} is copied.`);
+  });
+  const about = [`from ${found.offset.toFixed(0)} s`, `cosine ${found.score.toFixed(3)}`, ...(found.tags ?? [])].join(", ");
+  const item = make("li", {}, make("small", {}, `${place + 1}`), make("span", {}, name, " ", make("small", {}, about)), button);
   button.addEventListener("click", () => shown($("heard"), async (signal) => {
     const blob = await (await ask(`/v1/audio/${encodeURIComponent(found.id)}`, { signal })).blob();
     const player = make("audio", { controls: true, src: URL.createObjectURL(blob) });

@@ -2,6 +2,8 @@
 
 export const $ = (id) => document.getElementById(id);
 export const still = matchMedia("(prefers-reduced-motion: reduce)");
+/** Below which the server's paths lie: it may be one of several of a cluster. */
+const base = new URL("..", import.meta.url).pathname.replace(/\/$/, "");
 const known = { token: sessionStorage.getItem("token") || "" };
 
 export function keep(token) {
@@ -22,15 +24,18 @@ export function say(place, text, bad = false) {
 
 export async function ask(path, options = {}) {
   const headers = { ...options.headers, ...(known.token && { Authorization: `Bearer ${known.token}` }) };
-  const answer = await fetch(path, { ...options, headers });
+  const answer = await fetch(base + path, { ...options, headers });
   if (answer.ok) return answer;
   const problem = await answer.json().catch(() => ({}));
   throw Object.assign(new Error(problem.detail || `the server answers ${answer.status}`), { status: answer.status });
 }
 
-/** Run a person's work, one at a time for a place: what was begun before is cancelled, here and on the server. */
+/**
+ * Run a person's work, one at a time for a place: what was begun before is cancelled, here and on the server. Where it
+ * fails, the place says why, and the elements that show an earlier result go.
+ */
 const turns = new Map();
-export async function shown(place, work) {
+export async function shown(place, work, ...results) {
   turns.get(place)?.abort();
   const turn = new AbortController();
   turns.set(place, turn);
@@ -38,7 +43,9 @@ export async function shown(place, work) {
   try {
     await work(turn.signal);
   } catch (error) {
-    if (!turn.signal.aborted) say(place, error.message, true);
+    if (turn.signal.aborted) return;
+    for (const result of results) result.hidden = true;
+    say(place, error.message, true);
   }
   if (turns.get(place) === turn) place.closest("section")?.removeAttribute("aria-busy");
 }
@@ -63,9 +70,11 @@ export function player(button, range, milliseconds, draw) {
   return film;
 }
 
-export function show(image, blob) {
+/** Show a picture; it has its size when this is done, so that nothing moves later. */
+export async function show(image, blob) {
   if (image.src) URL.revokeObjectURL(image.src);
   image.src = URL.createObjectURL(blob);
+  await image.decode();
 }
 
 export const label = (model) => model.name.replaceAll("_", " ") + (model.variant ? ` · ${model.variant}` : "");

@@ -14,7 +14,7 @@ export function policies(models) {
     event.preventDefault();
     const own = models.filter((model) => model.name === $("environment").value);
     const asked = Object.fromEntries(new FormData(event.target));
-    shown($("acted"), (signal) => run(own, asked, signal));
+    shown($("acted"), (signal) => run(own, asked, signal), $("runs"), $("watch"));
   };
 }
 
@@ -32,6 +32,7 @@ async function run(models, { seed, steps }, signal) {
   Object.assign($("step"), { max: Math.max(0, longest.frames.length - 1), value: 0 });
   $("runs").replaceChildren(...told.acts.map((each) => each.card));
   $("watch").hidden = !longest.frames.length;
+  $("runs").hidden = false;
   const best = told.acts.map((each) => `${each.name} ${each.played.return.toFixed(0)}`).join(", ");
   say($("acted"), `Return over ${steps} steps with seed ${seed}: ${best}. Played in ${seconds(since)}.`);
   told.acts.forEach(draw);

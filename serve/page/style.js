@@ -3,7 +3,7 @@
 import { $, ask, label, make, say, seconds, show, shown } from "./common.js";
 import { video } from "./video.js";
 
-const LONGER = 1024, SMALL = 320;
+const LONGER = 1024, SMALL = 320, TILE = 200;
 const picture = { blob: null, model: null, models: [] };
 
 export function styles(models, paths) {
@@ -16,7 +16,10 @@ export function styles(models, paths) {
   Object.assign(picture, { models, model: models[0] });
   $("styles").firstChild.setAttribute("aria-pressed", "true");
   video(() => picture.model, paths);
+  example().then((file) => reduced(file, TILE)).then((blob) => thumbnails(blob, TILE));
 }
+
+const example = async () => (await ask("/page/example.jpg")).blob();
 
 function choose(model, button) {
   for (const other of $("styles").children) other.setAttribute("aria-pressed", String(other === button));
@@ -24,9 +27,9 @@ function choose(model, button) {
   paint();
 }
 
-async function reduced(file) {
+async function reduced(file, longer = LONGER) {
   const bitmap = await createImageBitmap(file, { imageOrientation: "from-image" });
-  const scale = Math.min(1, LONGER / Math.max(bitmap.width, bitmap.height));
+  const scale = Math.min(1, longer / Math.max(bitmap.width, bitmap.height));
   const canvas = make("canvas", { width: Math.round(bitmap.width * scale), height: Math.round(bitmap.height * scale) });
   canvas.getContext("2d").drawImage(bitmap, 0, 0, canvas.width, canvas.height);
   return new Promise((done) => canvas.toBlob(done, "image/jpeg", 0.93));
@@ -34,19 +37,19 @@ async function reduced(file) {
 
 function take(file) {
   return shown($("painted"), async () => {
-    $("compare").hidden = false;
+    picture.blob = null;
     picture.blob = await reduced(file).catch(() => { throw new Error("the browser cannot read this file as a picture"); });
-    show($("before"), picture.blob);
     $("after").removeAttribute("src");
+    await show($("before"), picture.blob);
     await paint();
-    await thumbnails();
-  });
+    if (!$("compare").hidden) thumbnails(picture.blob, SMALL);
+  }, $("compare"));
 }
 
-function stylised(model, size, signal) {
+function stylised(model, blob, size, signal) {
   const query = new URLSearchParams({ size, model: model.sha256, strength: $("strength").value / 100,
-    colours: $("colours").checked ? "original" : "style", format: size === SMALL ? "jpeg" : "png" });
-  return ask(`/v1/style/${encodeURIComponent(model.name)}?${query}`, { method: "POST", body: picture.blob, signal });
+    colours: $("colours").checked ? "original" : "style", format: size ? "jpeg" : "png" });
+  return ask(`/v1/style/${encodeURIComponent(model.name)}?${query}`, { method: "POST", body: blob, signal });
 }
 
 function paint() {
@@ -54,18 +57,27 @@ function paint() {
   return shown($("painted"), async (signal) => {
     const since = performance.now();
     say($("painted"), `Painting in the style of ${label(picture.model)} …`);
-    const blob = await (await stylised(picture.model, 0, signal)).blob();
-    show($("after"), blob);
+    $("compare").hidden = false;
+    const blob = await (await stylised(picture.model, picture.blob, 0, signal)).blob();
+    await show($("after"), blob);
+    $("after").alt = `The photograph in the style of ${label(picture.model)}`;
     $("save").href = $("after").src;
     say($("painted"), `${label(picture.model)}, in ${seconds(since)}`);
-  });
+  }, $("compare"));
 }
 
-async function thumbnails() {
-  if (picture.models.length < 2) return;
-  for (const [place, model] of picture.models.entries()) {
+/** Paint a small picture for each style: the example's at first, then the person's own; one that fails stays plain. */
+async function thumbnails(blob, size) {
+  picture.tiling?.abort();
+  const { signal } = picture.tiling = new AbortController();
+  for (const [place, model] of picture.models.length > 1 ? picture.models.entries() : []) {
     const image = make("img", { alt: "" });
-    show(image, await (await stylised(model, SMALL)).blob());
+    try {
+      await show(image, await (await stylised(model, blob, size, signal)).blob());
+    } catch {
+      if (signal.aborted) return;
+      continue;
+    }
     $("styles").children[place].firstChild.replaceWith(image);
   }
 }
@@ -86,7 +98,7 @@ function drag(event) {
 
 for (const kind of ["pointerdown", "pointermove"]) $("after").parentElement.addEventListener(kind, drag);
 $("photograph").addEventListener("change", (event) => event.target.files[0] && take(event.target.files[0]));
-$("example").addEventListener("click", async () => take(await (await fetch("/page/example.jpg")).blob()));
+$("example").addEventListener("click", async () => take(await example()));
 for (const kind of ["dragover", "dragleave", "drop"]) {
   $("drop").addEventListener(kind, (event) => { event.preventDefault(); $("drop").classList.toggle("over", kind === "dragover"); });
 }

@@ -10,7 +10,7 @@ export function video(model, paths) {
   $("film").onsubmit = (event) => {
     event.preventDefault();
     const file = new FormData(event.target).get("file");
-    shown($("filmed"), (signal) => run(model(), file, signal));
+    shown($("filmed"), (signal) => run(model(), file, signal), $("filmed-video"), $("film-save"));
   };
 }
 
@@ -24,7 +24,7 @@ function line({ state, ahead, frames, frames_total: all, seconds_left: left }) {
 
 async function run(model, file, signal) {
   say($("filmed"), "Sending …");
-  $("filmed-video").hidden = true;
+  $("filmed-video").hidden = $("film-save").hidden = true;
   const path = `/v1/style/${encodeURIComponent(model.name)}/video?${new URLSearchParams({ model: model.sha256, ...painting() })}`;
   const { id } = await (await ask(path, { method: "POST", body: file, signal })).json();
   job.id = id;

@@ -16,14 +16,14 @@ export function weather(models) {
     const file = await (await ask("/v1/weather/example", { signal })).blob();
     const { truth, region, about } = await npz(await file.arrayBuffer());
     await forecast(file, region.data, truth, about.data, signal);
-  });
+  }, $("scrub"));
   $("forecast").onsubmit = (event) => {
     event.preventDefault();
     const form = new FormData(event.target), file = form.get("file");
     shown($("foretold"), async (signal) => {
       const { truth } = await npz(await file.arrayBuffer()).catch(() => ({}));
       await forecast(file, form.get("region"), truth, file.name, signal);
-    });
+    }, $("scrub"));
   };
 }
 

@@ -3,6 +3,10 @@
 Comparisons are of mAP@10 on the same captions, by a paired bootstrap that draws recordings, each with all its captions,
 with Student's interval over training seeds. The paper gives no intervals; its gain from rewritten captions (0.56) is
 about one standard error.
+
+A claim on systems of the paper is tested only where each of them finds more than the linear control `MEAN_MEL` does,
+fine-tuned with the same text encoder: what has not learnt to listen says nothing of encoders, captions or ensembles.
+The means over seeds are compared; what misses this gate is named in the verdict.
 """
 
 from __future__ import annotations
@@ -36,6 +40,7 @@ from retable.tasks.audio.tables import (
     NOT_FINE_TUNED,
     PASST_N,
     PASST_S,
+    SYSTEMS,
     WITHOUT,
 )
 
@@ -58,18 +63,25 @@ def estimate(values: npt.NDArray[Any], recordings: npt.NDArray[Any], of: str = "
     return replace(bootstrap(PERCENT * values, recordings), about=about)
 
 
-def run_pairs(results: Results, pairs: Sequence[Pair]) -> list[Pair]:
-    """Return the pairs of which both rows were run."""
-    return [pair for pair in pairs if all(row in results for row in pair)]
+def missed(results: Results, rows: Sequence[AnyRow]) -> Verdict | None:
+    """Return the verdict on rows of which some find no more than the linear control; None where all find more."""
+    scores = {row.label: PERCENT * float(results.values(row, "map10").mean()) for row in rows if row in results}
+    if MEAN_MEL not in results:
+        return untested("the gate is the linear control, which was not run")
+    control = PERCENT * float(results.values(MEAN_MEL, "map10").mean())
+    behind = [f"{label} {score:.2f}" for label, score in scores.items() if score <= control]
+    return untested(f"at or below the linear control's {control:.2f} mAP@10: {', '.join(behind)}") if behind else None
 
 
 def compare(results: Results, pairs: Sequence[Pair]) -> Estimate | Verdict:
     """Return the mean over pairs of rows of how much better the first is; a verdict where that cannot be done.
 
-    Pairs that were not run are left out; the seeds are those that all rows share.
+    All pairs must have been run; the seeds are those that all rows share.
     """
-    there = run_pairs(results, pairs)
-    lines = results.lines(*(row for pair in there for row in pair)) if there else []
+    absent = [row.label for pair in pairs for row in pair if row not in results]
+    if absent:
+        return untested(f"not run: {', '.join(dict.fromkeys(absent))}")
+    lines = results.lines(*(row for pair in pairs for row in pair))
     refused = too_few(len(lines))
     if refused:
         return refused
@@ -80,24 +92,44 @@ def compare(results: Results, pairs: Sequence[Pair]) -> Estimate | Verdict:
         if any(not np.array_equal(recordings, other) for _, other in scores):
             return untested("rows are scored on different captions")
         values.append(np.mean([a[0] - b[0] for a, b in zip(scores[::2], scores[1::2], strict=True)], axis=0))
-    return estimate(np.stack(values), recordings, f", mean of {len(there)} pairs" if len(there) > 1 else "")
+    return estimate(np.stack(values), recordings, f", mean of {len(pairs)} pairs" if len(pairs) > 1 else "")
 
 
-def better(results: Results, pairs: Sequence[Pair]) -> Verdict:
-    """Say whether the first rows of some pairs have the higher mAP@10, taken together."""
-    return judge(compare(results, pairs))
+def better(results: Results, pairs: Sequence[Pair], learnt: Sequence[AnyRow] = ()) -> Verdict:
+    """Return whether the first rows of some pairs have the higher mAP@10, taken together.
+
+    Args:
+        results: of the table.
+        pairs: of rows.
+        learnt: the rows that must be above the linear control.
+    """
+    found = compare(results, pairs)
+    behind = missed(results, learnt) if learnt and isinstance(found, Estimate) else None
+    return judge(behind or found)
 
 
-def beats(one: AnyRow, other: AnyRow) -> Callable[[Results], Verdict]:
-    """Return the check that a row's mAP@10 is higher than another's."""
-    return partial(better, pairs=[(one, other)])
+def beats(one: AnyRow, other: AnyRow, *learnt: AnyRow) -> Callable[[Results], Verdict]:
+    """Return the check that a row's mAP@10 is higher than another's; `learnt` must be above the linear control."""
+    return partial(better, pairs=[(one, other)], learnt=learnt)
+
+
+def all_pairs(pairs: Sequence[Pair]) -> Callable[[Results], Verdict]:
+    """Return the check that first rows have the higher mAP@10, over all pairs, of which each row has learnt."""
+    return partial(better, pairs=pairs, learnt=list(dict.fromkeys(row for pair in pairs for row in pair)))
 
 
 def ensemble_beats(results: Results, others: Mapping[str, AnyRow]) -> Verdict:
-    """Say whether the ensemble beats each of some others that were run; by name of what they have more or less."""
-    there = {row.label: row for row in others.values() if ENSEMBLE in results and row in results}
-    named = {label.removeprefix("ensemble "): better(results, [(ENSEMBLE, row)]) for label, row in there.items()}
-    return join(named)
+    """Return whether the ensemble beats each of some others that were run; by name of what they have more or less.
+
+    Args:
+        results: of the table.
+        others: label of the system that an ensemble has more or less -> the ensemble.
+    """
+    there = {label: row for label, row in others.items() if ENSEMBLE in results and row in results}
+    members = [row for row in MEMBERS if row in results]
+    learnt = [row for row in SYSTEMS if row in members or row.label in there]
+    named = {row.label.removeprefix("ensemble "): better(results, [(ENSEMBLE, row)], learnt) for row in there.values()}
+    return join({f"{len(members)} members, {name}": verdict for name, verdict in named.items()})
 
 
 def beats_best_member(results: Results) -> Verdict:
@@ -106,7 +138,7 @@ def beats_best_member(results: Results) -> Verdict:
     if ENSEMBLE not in results or not there:
         return untested("rows are missing")
     best = max(there, key=lambda row: float(results.values(row, "map10").mean()))
-    return join({f"{len(there)} members, against {best.label}": better(results, [(ENSEMBLE, best)])})
+    return join({f"{len(there)} members, against {best.label}": better(results, [(ENSEMBLE, best)], [best])})
 
 
 def above(results: Results, row: AnyRow, level: Callable[[int], float]) -> Estimate | Verdict:
@@ -185,11 +217,11 @@ NO_OVERLAP: list[Pair] = [(PASST_N[text], PASST_S[text]) for text in PASST_N]
 CLAIMS: Mapping[str, Sequence[Claim]] = {
     "table1": example.CLAIMS,
     "table2": [
-        claim("Larger sentence encoders tend to do better.", partial(better, pairs=LARGER)),
-        claim("PaSST-N, without overlap, tends to beat PaSST-S.", partial(better, pairs=NO_OVERLAP)),
-        claim("Fine-tuning on ClothoV2 helps.", beats(NO_REWRITES, NOT_FINE_TUNED)),
-        claim("Fine-tuning on ClothoV2_GPT helps.", beats(BEST, NOT_FINE_TUNED)),
-        claim("Rewritten captions give slightly better results.", beats(BEST, NO_REWRITES)),
+        claim("Larger sentence encoders tend to do better.", all_pairs(LARGER)),
+        claim("PaSST-N, without overlap, tends to beat PaSST-S.", all_pairs(NO_OVERLAP)),
+        claim("Fine-tuning on ClothoV2 helps.", beats(NO_REWRITES, NOT_FINE_TUNED, NO_REWRITES)),
+        claim("Fine-tuning on ClothoV2_GPT helps.", beats(BEST, NOT_FINE_TUNED, BEST)),
+        claim("Rewritten captions give slightly better results.", beats(BEST, NO_REWRITES, BEST, NO_REWRITES)),
         claim("The ensemble beats its best member.", beats_best_member),
         claim(
             "The ensemble beats the challenge's baseline and the best submission of 2022.",
@@ -198,7 +230,9 @@ CLAIMS: Mapping[str, Sequence[Claim]] = {
         claim("PaSST beats chance before it is fine-tuned.", partial(above_chance, row=NOT_FINE_TUNED), ours=True),
         claim("PaSST beats a linear model of the mean mel spectrum.", beats(BEST, MEAN_MEL), ours=True),
         claim("PaSST beats one that is told the deviation over time too.", beats(BEST, MEL_STATISTICS), ours=True),
-        claim("Training on recordings of the test set raises the score.", beats(BEST, GUARDED), ours=True),
+        claim(
+            "Training on recordings of the test set raises the score.", beats(BEST, GUARDED, BEST, GUARDED), ours=True
+        ),
     ],
     "ensembles": [
         claim("Removing a system from the ensemble lowers its score.", partial(ensemble_beats, others=WITHOUT)),

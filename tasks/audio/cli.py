@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import time
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -15,8 +15,6 @@ from retable.platform.store.storage import Storage
 from retable.tasks.audio.data_cli import DATA, Where
 
 if TYPE_CHECKING:
-    from retable.tasks.audio.encoders.words import Words
-    from retable.tasks.audio.search.embedder import Embedder
     from retable.tasks.audio.search.search import Hit
 
 __all__ = ["DATA", "app"]
@@ -31,8 +29,11 @@ Model = Annotated[
         help="A run's fingerprint, or a file of `retable audio export`; none: the one the index was made with."
     ),
 ]
+Part = Annotated[
+    str,
+    typer.Option(help="Which copy of a network to take where a checkpoint holds two, e.g. net_swa; none: the first."),
+]
 LLM = "For a language model"
-ANYWAY = "Show the nearest, too, where nothing sounds like the words."
 
 
 @app.command()
@@ -82,7 +83,8 @@ def index(
     embedder = open_embedder(model or (info or {})["source"], where, device)
     check_scale(embedder, anyway)
     remote = partial(over_ray, source=embedder.source, storage=where, device=device, folder=folder) if ray else None
-    with progress_bar(f"indexing {folder}") as show:
+    begun = time.monotonic()
+    with progress_bar(f"indexing {folder}", "files") as show:
         made = update(folder, out, embedder, kind=kind, hop=hop, remote=remote, show=show, verify=verify)
     for line in made.remarks:
         errors.print(f"note: {line}", markup=False)
@@ -99,7 +101,8 @@ def index(
         f"{out}: {said['files']} files{copies}, {said['segments']} segments of {said['segment']:g} s{apart}",
         markup=False,
     )
-    console.print(f"{made.added} embedded, {made.found} known by their content, {made.removed} removed{left}")
+    rate = f" ({made.added / (time.monotonic() - begun):,.0f} files/s)" if made.added else ""
+    console.print(f"{made.added} embedded{rate}, {made.found} known by their content, {made.removed} removed{left}")
     part = f"the index finds {said['recall']:.1%} of the ten nearest that an exact search would"
     console.print("exact search" if said["kind"] == "flat" else f"{said['kind']}: {part}")
     if judged := classes.line(embedder.score):
@@ -114,7 +117,14 @@ def search(
     top: Annotated[int, typer.Option(help="Recordings to show.", min=1)] = 10,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     page: Annotated[Path | None, typer.Option(help="Write a page, too, on which the hits can be played.")] = None,
-    anyway: Annotated[bool, typer.Option("--anyway", help=ANYWAY)] = False,
+    avoid: Annotated[
+        str, typer.Option("--not", help="What is not to be heard: hits sound less like these words.")
+    ] = "",
+    min_seconds: Annotated[
+        float, typer.Option(help="Shortest hit in seconds, to within a segment of the index.", min=0)
+    ] = 0.0,
+    under: Annotated[str, typer.Option(help="Only hits below this folder of the index (or an absolute one).")] = "",
+    name: Annotated[str, typer.Option(help="Only hits whose file name has this in it, or fits it: '*take?.wav'.")] = "",
     aloud: Annotated[bool, typer.Option("--play", help="Play the best hit's seconds.")] = False,
     good: Annotated[list[int] | None, typer.Option(help="Mark a hit as good for the words, by its number.")] = None,
     bad: Annotated[list[int] | None, typer.Option(help="Mark a hit as bad.")] = None,
@@ -124,14 +134,15 @@ def search(
 ) -> None:
     """Find recordings by words, by a recording, or by both: score (a cosine), second of the best segment, file.
 
-    Where words at random do as well in more than 20 % of cases, nothing here sounds like that; in more than 5 %, it is
-    doubtful.
+    A note says where words at random find as much so often that the sound is perhaps, or probably, not here.
 
     Example: `retable audio search "rain on a tin roof" --index sounds.index --page hits.html`
     """
-    from retable.tasks.audio.search.hits import judged, lines, told, write_page
+    from retable.tasks.audio.search.hits import lines, to_json, told, write_page
     from retable.tasks.audio.search.marks import mark, numbered
+    from retable.tasks.audio.search.places import digest
     from retable.tasks.audio.search.play import play
+    from retable.tasks.audio.search.search import Where as Among
     from retable.tasks.audio.search.search import check_model, open_index, open_words, p_value, query_vector
     from retable.tasks.audio.search.search import search as find
 
@@ -139,40 +150,27 @@ def search(
     if marks and not words:
         raise UserError("--good, --bad: a hit is marked for words; give some")
     opened = open_index(place)
-    name, where = model or opened.info["source"], Storage.open(storage)
-    embedder: Embedder | Words
-    if like is None:
-        embedder = open_words(name, where, device)
-    else:
-        from retable.tasks.audio.search.embedder import open_embedder
-
-        embedder = open_embedder(name, where, device)
+    embedder = open_words(model or opened.info["source"], Storage.open(storage), device, whole=like is not None)
     check_model(opened.info, embedder, place)
-    query = query_vector(embedder, words, like, opened.refit)
-    hits, p = find(opened, query, top), p_value(opened, query) if like is None else None
-    said, given = told(opened, hits, p, like is None), judged(hits, p)
-    shown = anyway or given["verdict"] != "nothing"
+    query = query_vector(embedder, words, like, opened.refit, avoid)
+    itself = digest(like) if like is not None and not words else ""
+    hits = find(opened, query, top, Among(min_seconds, under, name), itself)
+    p = p_value(opened, hits) if like is None else None
+    said = told(opened, hits, p, like is None)
     for hit, is_good in [(numbered(number, hits), is_good) for number, is_good in marks]:  # all, or none
         mark(opened, words, hit, is_good)
     if page:
-        write_page(page, opened, words, like, hits, said, shown)
+        write_page(page, opened, words, like, hits, said)
     if as_json:
-        found = {
-            "words": words,
-            "like": str(like or ""),
-            "folder": str(opened.folder),
-            **given,
-            "hits": list(map(vars, hits)),
-        }
-        typer.echo(json.dumps(found, ensure_ascii=False, indent=2))
+        typer.echo(to_json(opened, words, like, hits, p))
         return
-    for line in (*([said] if said else []), *(lines(hits) if shown else [])):
+    for line in (*([said] if said else []), *lines(hits)):
         console.print(line, markup=False, highlight=False)
     if marks:
         console.print(f"{len(marks)} marked; to fine-tune on them: retable audio pairs {place} FILE.csv", markup=False)
     if page:
         console.print(str(page), markup=False)
-    if aloud and shown and hits:
+    if aloud and hits:
         play(opened, hits[0])
 
 
@@ -180,7 +178,6 @@ def search(
 def shell(
     place: Annotated[Path, typer.Option("--index", "-i", help="The index.")] = Path("index"),
     top: Annotated[int, typer.Option(help="Recordings to show.", min=1)] = 10,
-    anyway: Annotated[bool, typer.Option("--anyway", help=ANYWAY)] = False,
     model: Model = "",
     storage: Where = "results",
     device: Device = "",
@@ -194,7 +191,7 @@ def shell(
     """
     import sys
 
-    from retable.tasks.audio.search.hits import judged, lines, told
+    from retable.tasks.audio.search.hits import lines, told
     from retable.tasks.audio.search.marks import mark, marked
     from retable.tasks.audio.search.play import play
     from retable.tasks.audio.search.search import check_model, open_index, open_words, p_value, query_vector, refresh
@@ -220,10 +217,9 @@ def shell(
                 continue
             opened = refresh(opened)
             query = query_vector(embedder, typed.strip(), None, opened.refit)
-            words, hits, p = typed.strip(), find(opened, query, top), p_value(opened, query)
-            shown = anyway or judged(hits, p)["verdict"] != "nothing"
-            said = told(opened, hits, p)
-            for line in (*([said] if said else []), *(lines(hits) if shown else [])):
+            words, hits = typed.strip(), find(opened, query, top)
+            said = told(opened, hits, p_value(opened, hits))
+            for line in (*([said] if said else []), *lines(hits)):
                 console.print(line, markup=False, highlight=False)
         except UserError as error:
             errors.print(str(error), markup=False)
@@ -292,7 +288,9 @@ def refit(
 @app.command()
 def finetune(
     table: Annotated[Path, typer.Argument(help="A CSV with the columns file and caption; files lie beside it.")],
-    start: Annotated[str, typer.Option("--from", help="A run, a file of `retable audio export`, or none.")],
+    start: Annotated[
+        str, typer.Option("--from", help="A run, a file of `retable audio export`, a model of the zoo, or none.")
+    ],
     name: Annotated[str, typer.Option(help="Name of the data set; none: the CSV's.")] = "",
     folder: Annotated[Path | None, typer.Option(help="Where the recordings lie; none: beside the CSV.")] = None,
     set: Annotated[list[str] | None, typer.Option("--set", help="Change a config field: path=value.")] = None,
@@ -328,6 +326,7 @@ def finetune(
 @app.command()
 def weights(
     file: Annotated[Path, typer.Argument(help="A checkpoint of PaSST or PANNs, e.g. passt-s-f128-p16-s16-ap.468.pt.")],
+    part: Part = "",
     storage: Where = "results",
 ) -> None:
     """Take over an audio encoder that others trained; prints the `--set` option that uses it.
@@ -338,7 +337,8 @@ def weights(
     """
     from retable.tasks.audio.encoders.checkpoints import import_file
 
-    console.print(f"--set audio.weights={import_file(file, Storage.open(storage))}")
+    digest = import_file(file, Storage.open(storage), part, lambda line: errors.print(f"note: {line}", markup=False))
+    console.print(f"--set audio.weights={digest}")
 
 
 @app.command()
@@ -354,6 +354,7 @@ def adopt(
     text: Annotated[
         str, typer.Option(help="Folder or name of its text encoder, for the tokenizer; none: told by its size.")
     ] = "",
+    part: Part = "",
     licence: Annotated[str, typer.Option(help="What the file may be used for, kept in it.")] = "",
 ) -> None:
     """Make of a pair of encoders that others trained one file that searches, serves and travels.
@@ -367,7 +368,8 @@ def adopt(
     from retable.tasks.audio.encoders.pairs import read_foreign
     from retable.tasks.audio.export import write_adopted
 
-    data = write_adopted(read_foreign(file, text), licence=licence)
+    pair = read_foreign(file, text, part, lambda line: errors.print(f"note: {line}", markup=False))
+    data = write_adopted(pair, licence=licence)
     Storage.open(out.absolute().parent).write(out.name, data)
     console.print(f"{out}: {len(data):,} bytes", markup=False, highlight=False)
 

@@ -18,6 +18,12 @@ from retable.platform.spec.table import Member, stored_as
 Array = npt.NDArray[Any]
 
 
+@stored_as("retable.tasks.audio.combine.no_similarity")
+def no_similarity(shard: str, members: Sequence[Member]) -> dict[str, Array]:
+    """Return equal similarities of the first member's captions and recordings: ties score what chance scores."""
+    return {"similarity": np.zeros_like(np.asarray(members[0].load()["similarity"], np.float32))}
+
+
 @stored_as("retable.tasks.audio.combine.mean_similarity")
 def mean_similarity(shard: str, members: Sequence[Member]) -> dict[str, Array]:
     """Return the mean of the members' cosines, each member counting alike: `similarity` float32 (queries, recordings).

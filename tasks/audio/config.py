@@ -14,7 +14,7 @@ from typing import Literal
 from retable.platform.config import Parent, Scratch, Weights, added, parent
 
 SAMPLE_RATE = 32000
-"""Samples a second of everything that a model hears."""
+"""Sample rate of every model's input, Hz."""
 Corpus = Literal["clotho", "audiocaps", "wavcaps"]
 TrainOn = Literal["training", "training_validation", "all"]
 SPLITS: Mapping[TrainOn, tuple[str, ...]] = {
@@ -85,7 +85,7 @@ class MeanMel:
     """A control of ours: the mean over time of each mel band; only the projection is trained."""
 
     deviation: bool = True
-    """Whether the standard deviation over time is told too."""
+    """Append the standard deviation over time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,9 +137,9 @@ class Config:
     text: Pretrained | Untrained = field(default_factory=Pretrained)
     segment: float = 10.0
     """Seconds of audio that are encoded at once; longer recordings are cut, and the mean is taken."""
-    clip: float = 30.0
+    clip_seconds: float = 30.0
     """Seconds of a recording that a training step hears, cut at random."""
-    words: int = 32
+    tokens: int = 32
     """Tokens of a caption, the first included; the rest is cut off."""
     projection: int = 1024
     """Length of the vectors that are compared."""
@@ -175,11 +175,11 @@ class Config:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_positive(self, "segment", "clip", "projection", "temperature", "batch", "epochs", "learning_rate")
+        check_positive(self, "segment", "clip_seconds", "projection", "temperature", "batch", "epochs", "learning_rate")
         if not 0 <= self.augmentation <= 1:
             raise ValueError(f"augmentation {self.augmentation} is no probability")
-        if self.words < 2:
-            raise ValueError(f"words {self.words} leave no room for a caption")
+        if self.tokens < 2:
+            raise ValueError(f"tokens {self.tokens} leave no room for a caption")
         if min(self.chunk, self.steps, self.patience, self.warmup, self.frequency_mask, self.time_mask) < 0:
             raise ValueError("chunk, steps, patience, warmup and masks cannot be negative")
         if self.patience and "validation" in SPLITS[trained_on(self)]:

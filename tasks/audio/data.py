@@ -23,6 +23,7 @@ from retable.platform.errors import UserError
 from retable.platform.execute.streams import decode, encode, read_blocks, stream
 from retable.platform.spec.task import Source
 from retable.platform.store.storage import Storage
+from retable.platform.train.seeds import generator
 from retable.tasks.audio.collect.leaks import origin, read_listed
 from retable.tasks.audio.collect.recordings import BANDS, FRAME, AudioShards, Recording, read_recordings
 from retable.tasks.audio.config import SAMPLE_RATE, SPLITS, Config, trained_on
@@ -34,8 +35,8 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 
-ORDER, CLIPS = 1, 2
-"""Second words of the seeds of the two streams of random numbers."""
+ORDER, CLIPS = "audio.order", "audio.clips"
+"""Streams of random numbers: the order of an epoch's items; what is cut of a recording, and its caption's form."""
 PIECE = 64
 """Clips that one task of Ray Data reads."""
 SILENCE = float(np.log(1e-5))
@@ -178,14 +179,14 @@ class Recordings:
     def _order(self, epoch: int) -> Array:
         """Return which item stands at each place of an epoch: one shuffled pass over all, or as many as it takes."""
         passes = -(-self.steps * self.batch // len(self._items))
-        seeds = [[self.config.seed, ORDER, epoch, number] for number in range(passes)]
-        return np.concatenate([np.random.default_rng(seed).permutation(len(self._items)) for seed in seeds])
+        drawing = [generator(self.config.seed, ORDER, epoch, number) for number in range(passes)]
+        return np.concatenate([each.permutation(len(self._items)) for each in drawing])
 
     def _choose(self, epoch: int, place: int, item: int) -> tuple[Clip, str]:
         """Return what a place of an epoch holds: which part of an item's recording, and its caption."""
         recording, caption = self._items[item]
-        random = np.random.default_rng([self.config.seed, CLIPS, epoch, place])
-        whole, length = extent(recording, self.features), round(self.config.clip * RATE[self.features])
+        random = generator(self.config.seed, CLIPS, epoch, place)
+        whole, length = extent(recording, self.features), round(self.config.clip_seconds * RATE[self.features])
         start = int(random.integers(max(whole - length, 0) + 1))
         return Clip(recording.recording, start, min(start + length, whole)), self._words(recording, caption, random)
 

@@ -17,7 +17,9 @@ Workers = Annotated[int, typer.Option(help="Processes.", min=1)]
 
 
 def make(
-    size: Annotated[Literal["tiny", "small", "large"], typer.Option(help="tiny: seconds; large: hours.")] = "tiny",
+    size: Annotated[
+        Literal["tiny", "quick", "small", "large"], typer.Option(help="tiny: seconds; large: hours.")
+    ] = "tiny",
     storage: Where = "results",
     name: Annotated[str, typer.Option(help="Name of the data set; none: generated-SIZE.")] = "",
     scenes: Annotated[
@@ -94,8 +96,10 @@ def compose(
 def tell(place: Storage, info: Mapping[str, Any]) -> None:
     """Print what a data set holds, and the files that are not in it."""
     from retable.tasks.audio.collect.prepare import describe
-    from retable.tasks.audio.collect.recordings import LEFT_OUT
+    from retable.tasks.audio.collect.recordings import LEFT_OUT, REMARKS
 
+    for line in place.read_json(REMARKS) if place.exists(REMARKS) else ():
+        errors.print(f"note: {line}", markup=False)
     for line in place.read_json(LEFT_OUT) if info["left_out"] else ():
         errors.print(f"left out: {line}", markup=False)
     if info.get("cut"):

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from retable.platform.api import TrainedRun
@@ -17,7 +18,8 @@ from retable.platform.store import weights
 from retable.tasks.audio.config import Config
 from retable.tasks.audio.encoders import clap
 from retable.tasks.audio.encoders.clap import Clap
-from retable.tasks.audio.encoders.words import FORMAT
+from retable.tasks.audio.encoders.lexicon import PREFIX, Anchors, anchors_of
+from retable.tasks.audio.encoders.words import FORMAT, renamed
 from retable.tasks.audio.search.embedder import Embedder, placed, weights_fingerprint
 
 ITS_OWN = ("data", "init")
@@ -37,6 +39,8 @@ class Exported:
     """Of both encoders; the tokenizer is among them."""
     source: str
     """What opens it again: the file's name."""
+    anchors: Anchors | None = None
+    """What words are searched by that it was not trained on."""
 
     @property
     def fingerprint(self) -> str:
@@ -57,7 +61,7 @@ class Exported:
             self.config, self.weights, self.source, str(self.about.get("scale", "")), device, words_alone
         )
         score = self.about.get("score")
-        return replace(made, score=score if isinstance(score, dict) else {})
+        return replace(made, score=score if isinstance(score, dict) else {}, anchors=self.anchors)
 
 
 def open_weights(
@@ -118,6 +122,15 @@ def _one_file(config: Config, said: Mapping[str, Any], tensors: Mapping[str, Ten
     return export.sealed(tensors, metadata)
 
 
+def with_anchors(data: bytes, anchors: Anchors) -> bytes:
+    """Return an exported file that searches unknown words by anchors; see `search.anchors.fit`."""
+    from safetensors.torch import load
+
+    tensors = {name: tensor for name, tensor in load(data).items() if not name.startswith(PREFIX)}
+    tensors |= {name: torch.from_numpy(array.copy()) for name, array in anchors.tensors().items()}
+    return export.sealed(tensors, weights.metadata(data) or {})
+
+
 def read_export(data: bytes, name: str) -> Exported | Clap:
     """Read a file of `write_export` or `write_adopted`: numbers and JSON, never code. `name` is what errors call it.
 
@@ -140,8 +153,9 @@ def read_export(data: bytes, name: str) -> Exported | Clap:
         raise UserError(f"{name}: a damaged model; {REMEDY}") from error
     if metadata["format"] == clap.FORMAT:
         return Clap(said, tensors, name)
+    anchors = {key: tensors.pop(key).numpy() for key in [*tensors] if key.startswith(PREFIX)}
     fields = export.read_json(metadata, "config", name, REMEDY)
     try:
-        return Exported(said, override(Config(), fields), tensors, name)
-    except UserError as error:
+        return Exported(said, override(Config(), renamed(fields)), tensors, name, anchors_of(anchors))
+    except (UserError, ValueError) as error:
         raise UserError(f"{name}: {error}; {REMEDY}") from error

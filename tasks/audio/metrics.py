@@ -20,6 +20,7 @@ import numpy.typing as npt
 from jaxtyping import Bool, Float, Int
 
 from retable.platform.spec.claims import Estimate, joint_of
+from retable.platform.train.seeds import generator
 
 Array = npt.NDArray[Any]
 
@@ -291,7 +292,7 @@ def bootstrap(
     number = int(member.max()) + 1
     sums = np.stack([np.bincount(member, row, number) for row in np.where(scored, rows, 0)])
     sizes = np.stack([np.bincount(member, row, number) for row in scored.astype(np.float64)])
-    random, resampled = np.random.default_rng(seed), np.empty(samples)
+    random, resampled = generator(seed, "audio.bootstrap"), np.empty(samples)
     for sample in range(samples):
         times = np.bincount(random.integers(number, size=number), minlength=number)
         total = sizes @ times

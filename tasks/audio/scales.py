@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from retable.platform.config import describe
-from retable.platform.spec.table import AnyTable, Measurement, Row
+from retable.platform.spec.table import AnyTable, Combined, Measurement, Row
 from retable.platform.spec.task import Scale
-from retable.tasks.audio.tables import GUARDED, TEXT
+from retable.tasks.audio.tables import (
+    BEST,
+    CLOTHO,
+    CLOTHO_GPT,
+    GUARDED,
+    MEAN_MEL,
+    MEMBERS,
+    NO_REWRITES,
+    NOT_FINE_TUNED,
+    PASST_N,
+    TEXT,
+)
 
 Changes = Mapping[str, object]
+LABELS = {CLOTHO.label: NO_REWRITES.label, CLOTHO_GPT.label: BEST.label}
+"""Rows of figure 2 -> those of table 2 that are the same runs."""
 
 
 @dataclass(frozen=True)
@@ -23,21 +36,21 @@ class Reduced:
     pre_training: Changes
     fine_tuning: Changes
     audio: Mapping[str, Changes]
-    """What a published audio encoder stands for; a choice without weights of its own stays as it is."""
+    """Published audio encoder -> overrides at this scale; encoders without weights are unchanged."""
     text: Mapping[str, Changes]
-    """What a sentence encoder on the hub stands for; rows of one that is not named are not run."""
+    """Sentence encoder on the hub -> overrides at this scale."""
     once: Sequence[str] = ()
     """Labels of rows that are run with the first seed alone."""
+    rows: Collection[str] | None = None
+    """Labels of the rows that are trained; None: all."""
     why: str = ""
-    """Why rows are left out."""
-    left_out: Sequence[str] = ()
-    """Labels of further rows that are not run."""
+    """Why the others are left out."""
 
     def row(self, row: Row | Measurement) -> Row | Measurement | str:
         """Return a row with the encoders and training of this size, or why it is left out; what is counted stays."""
         if isinstance(row, Measurement) or row.overrides is None:
             return row
-        if row.overrides["text.name"] not in self.text or row.label in self.left_out:
+        if self.rows is not None and LABELS.get(row.label, row.label) not in self.rows:
             return self.why
         first = {"seed": 0} if row.label in self.once else {}
         return dataclasses.replace(row, overrides={**self.shrink(row.overrides), **first})
@@ -60,9 +73,14 @@ class Reduced:
         stand_ins = {**self.audio, **self.text}
         settings = "; ".join(f"{name}: {describe(changes)}" for name, changes in stand_ins.items())
         stages = f"pre-training: {describe(self.pre_training)}; fine-tuning: {describe(self.fine_tuning)}"
-        once = [row.label for row in table.rows if row.label in self.once]
-        note = f"Settings of this scale: {describe(self.overrides)}; {stages}. In place of {settings}."
-        return note + (f" With one seed: {'; '.join(once)}." if once else "")
+        notes = [f"Settings of this scale: {describe(self.overrides)}; {stages}. In place of {settings}."]
+        labels = {row.label for row in table.rows}
+        once = [label for label in self.once if label in labels]
+        notes += [f"With one seed: {'; '.join(once)}."] if once else []
+        joined = [row.label for row in MEMBERS if self.rows is None or row.label in self.rows]
+        if len(joined) < len(MEMBERS) and any(isinstance(row, Combined) for row in table.rows):
+            notes.append(f"The ensemble joins {len(joined)} of its {len(MEMBERS)} members: {', '.join(joined)}.")
+        return " ".join(notes)
 
 
 def passt(stride: int, frequency: int, time: int, segment: float, size: Changes) -> dict[str, object]:
@@ -99,7 +117,7 @@ def untrained(family: str, width: int, depth: int) -> dict[str, object]:
 
 
 COMMON: Changes = {
-    "clip": 3.0,
+    "clip_seconds": 3.0,
     "projection": 128,
     "temperature": 0.05,
     "learn_temperature": False,
@@ -132,18 +150,34 @@ SMOKE = Reduced(
         "sentence-transformers/all-mpnet-base-v2": untrained("bert", 16, 1),
     },
 )
+SIZE: Changes = {"audio.width": 64, "audio.depth": 3, "audio.heads": 2, **WHOLE}
+BASE, LARGE = (64, 1), (128, 2)
+"""Width and depth of the sentence encoders that stand for base and large ones."""
+QUICK = Reduced(
+    overrides={**COMMON, "data": "generated-quick", "batch": 32, "temperature": 0.1},
+    pre_training={"epochs": 2, "steps": 60, "learning_rate": 1e-3},
+    fine_tuning={"epochs": 4, "steps": 130, "learning_rate": 1.2e-3},
+    audio=passts({**SIZE, "audio.depth": 2}),
+    text={"bert-large-uncased": untrained("bert", *BASE), "roberta-large": untrained("roberta", *BASE)},
+    rows={BEST.label, NOT_FINE_TUNED.label, PASST_N["bert-large"].label, MEAN_MEL.label},
+    why="to stay within minutes",
+)
 SMALL = Reduced(
     overrides={**COMMON, "data": "generated-small", "batch": 32},
-    pre_training={"epochs": 6, "steps": 220, "learning_rate": 1e-3},
-    fine_tuning={"epochs": 5, "steps": 260, "learning_rate": 8e-4},
-    audio=passts({"audio.width": 64, "audio.depth": 3, "audio.heads": 2, **WHOLE}),
+    pre_training={"epochs": 4, "steps": 210, "learning_rate": 1e-3},
+    fine_tuning={"epochs": 5, "steps": 170, "learning_rate": 8e-4},
+    audio={
+        **passts(SIZE),
+        "cnn14": {"audio.weights": "random", "audio.filters": 4, "segment": 3.0},
+    },
     text={
-        "roberta-base": untrained("roberta", 32, 1),
-        "roberta-large": untrained("roberta", 128, 2),
+        "bert-base-uncased": untrained("bert", *BASE),
+        "roberta-base": untrained("roberta", *BASE),
+        "bert-large-uncased": untrained("bert", *LARGE),
+        "roberta-large": untrained("roberta", *LARGE),
+        "sentence-transformers/all-mpnet-base-v2": untrained("bert", *BASE),
     },
     once=(GUARDED.label,),
-    why="to stay within an hour",
-    left_out=("PaSST-S + roberta-base", "PaSST-S15 + roberta-large"),
 )
 
 
@@ -155,6 +189,7 @@ def scale(about: str, minutes: int, size: Reduced, seeds: tuple[int, ...]) -> Sc
 
 SCALES = {
     "smoke": scale("every row, a few steps each; scores mean nothing", 5, SMOKE, (0,)),
-    "small": scale("generated recordings of 3 s, untrained encoders of one family, 3 seeds", 60, SMALL, (0, 1, 2)),
+    "quick": scale("two systems, their mean and the linear control on generated recordings, 1 seed", 3, QUICK, (0,)),
+    "small": scale("generated recordings of 3 s, untrained encoders, all systems, 3 seeds", 180, SMALL, (0, 1, 2)),
     "paper": Scale(about="the published setting: WavCaps, AudioCaps and Clotho, pretrained encoders, GPUs"),
 }

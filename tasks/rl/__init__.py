@@ -9,7 +9,7 @@ from retable.platform.spec.table import Figure, Table, with_claims
 from retable.platform.spec.task import Dataset, Scale, Task
 from retable.tasks.rl.config import Config, View
 from retable.tasks.rl.cost import cost, gpu_work, view_cost
-from retable.tasks.rl.data import arrays, open_transitions, read
+from retable.tasks.rl.data import arrays, check_data, open_transitions, read
 from retable.tasks.rl.learner import OfflineLearner, group
 from retable.tasks.rl.predict import check, evaluate, predict
 from retable.tasks.rl.prepare import describe, is_published, prepare
@@ -52,6 +52,7 @@ TASK = Task(
         open=open_transitions,
         describe=describe,
         published=is_published,
+        notes=check_data,
     ),
     learner=OfflineLearner,
     validate=validate,

@@ -23,6 +23,11 @@ SUFFIX = ".rtsn"
 """What the name of a policy's file ends in."""
 Where = Annotated[str, typer.Option("--storage", envvar="RETABLE_STORAGE", help="Where data and runs lie.")]
 Environment = Annotated[str, typer.Option("--env", help="A Gymnasium environment without its version, e.g. hopper.")]
+Skip = Annotated[str, typer.Option(help="Leave out episodes: their numbers from 0 on, e.g. 3,17.")]
+Mend = Annotated[
+    str, typer.Option(help="ends: mark ends of episodes that have no mark, drop reset rows and wrong successors.")
+]
+Replace = Annotated[bool, typer.Option("--replace", help="Replace a data set of that name.")]
 
 
 def environment_name(name: str) -> str:
@@ -31,6 +36,31 @@ def environment_name(name: str) -> str:
 
     known = {str(spec.name).lower(): str(spec.name) for spec in gymnasium.registry.values()}
     return known.get(name.lower(), name)
+
+
+def _numbers(skip: str) -> list[int]:
+    """Return the numbers of episodes in `3,17`."""
+    words = [word.strip() for word in skip.split(",")] if skip else []
+    if wrong := [word for word in words if not (word.isascii() and word.isdigit())]:
+        raise UserError(f"--skip {skip}: {wrong[0]!r} is no number of an episode; give some such as 3,17")
+    return [int(word) for word in words]
+
+
+def _mending(mend: str) -> bool:
+    if mend not in ("", "ends"):
+        raise UserError(f"--mend {mend}: only the ends of episodes can be mended; use --mend ends")
+    return mend == "ends"
+
+
+def _tell(info: Mapping[str, Any]) -> None:
+    """Print what was imported, and how it was read."""
+    said = f"{info['environment']}/{info['name']}: {info['transitions']:,} transitions, source {info['source']}"
+    console.print(said, markup=False)
+    for word, lines in (("mended", info.get("mended", ())), ("remark", info.get("remarks", ()))):
+        for line in lines:
+            console.print(f"{word}: {line}", markup=False)
+    if skipped := info.get("skipped"):
+        console.print(f"left out: episodes {', '.join(map(str, skipped))}")
 
 
 def make(
@@ -43,17 +73,21 @@ def make(
     mix: Annotated[
         str, typer.Option(help="The data set mixed, of equal shares: names of expert, noisy, imperfect, random.")
     ] = "",
+    replace: Replace = False,
 ) -> None:
     """Record data with a committed expert policy, or with several behaviours, in D4RL's layout.
 
     Example: `retable data make rl --env hopper`, `retable data make rl --env hopper --mix expert,imperfect,random`
     """
+    from retable.tasks.rl.data import check_new, folder
     from retable.tasks.rl.prepare import make_recording
 
     if policy not in ("expert", "random"):
         raise UserError(f"--policy {policy}: use expert or random")
     parts = [name.strip() for name in mix.split(",")] if mix else []
-    info = make_recording(environment_name(env), Storage.open(storage), transitions, noise, seed, policy, parts)
+    root, environment = Storage.open(storage), environment_name(env)
+    check_new(folder(root, environment, "mixed" if parts else "recorded"), replace)
+    info = make_recording(environment, root, transitions, noise, seed, policy, parts)
     for part in info["behaviour"].get("parts", ()):
         console.print(f"{part['name']}: {part['transitions']:,} transitions, return {part['return']:.0f}")
     score = "" if info["behaviour_score"] is None else f" = {info['behaviour_score']:.1f} normalised"
@@ -68,10 +102,13 @@ def check(
         str | None, typer.Argument(help="A .hdf5 file or a Minari folder; none: every rl data set of the storage.")
     ] = None,
     storage: Where = "results",
+    env: Annotated[str | None, typer.Option(help="Environment of a file that does not say it.")] = None,
+    simulator: Annotated[str | None, typer.Option(help="Version of that environment, e.g. v4.")] = None,
 ) -> None:
-    """Say every defect of a D4RL file or of the storage's data sets, the first of a Minari set, one line each.
+    """Print every defect of a D4RL file or of the storage's data sets, the first of a Minari set, one line each.
 
-    Of a sound file it says which of the 51 that D4RL published it is.
+    Remarks are what may be right, such as episodes beyond the environment's limit. Of a sound file it prints which of
+    the 51 that D4RL published for HalfCheetah, Hopper and Walker2d it is.
 
     Example: `retable data check rl hopper_expert-v2.hdf5`
     """
@@ -83,7 +120,15 @@ def check(
     if path is not None:
         given = Path(path).expanduser()
         folder = (given / minari.METADATA).is_file()
-        found = minari.check(given) if folder else data.check(given)
+        named = environment_name(env) if env else None
+        if folder:
+            found, remarks = minari.inspect(given, named)
+        elif given.is_dir():
+            found, remarks = data.check(given), []
+        else:
+            found, remarks = data.inspect(given, named, simulator)
+        for remark in remarks:
+            console.print(f"{given}: remark: {remark}", markup=False)
         whose = "" if folder or found else f" ({published_as(given)})"
         show_defects([(f"{given}{whose}", found)])
         return
@@ -101,15 +146,21 @@ def convert(
     simulator: Annotated[
         str | None, typer.Option(help="Version of the environment that a file of your own was recorded in (v5).")
     ] = None,
+    skip: Skip = "",
+    mend: Mend = "",
+    replace: Replace = False,
 ) -> None:
     """Read a D4RL file into the Parquet form that training loads.
+
+    Actions are read in the bounds of the environment. A file whose episodes end in wrong places is refused.
 
     Example: `retable data convert rl hopper_expert-v2.hdf5`, then `retable reproduce rl/figure1 --scale paper`
     """
     from retable.tasks.rl import data
 
-    info = data.convert(source, Storage.open(storage), environment_name(env) if env else None, name, simulator)
-    console.print(f"{info['environment']}/{info['name']}: {info['transitions']:,} transitions, source {info['source']}")
+    how: dict[str, Any] = {"skip": _numbers(skip), "mending": _mending(mend), "replace": replace}
+    root, environment = Storage.open(storage), environment_name(env) if env else None
+    _tell(data.convert(source.expanduser(), root, environment, name, simulator, **how))
 
 
 def import_(
@@ -117,16 +168,23 @@ def import_(
     storage: Where = "results",
     env: Annotated[str | None, typer.Option(help="Environment, where the metadata do not say it.")] = None,
     name: Annotated[str | None, typer.Option(help="Name of the data set; default: minari-, and from its id.")] = None,
+    skip: Skip = "",
+    mend: Mend = "",
+    replace: Replace = False,
 ) -> None:
     """Read a Minari data set, as its package keeps it in HDF5, into the Parquet form that training loads.
+
+    Policies are played in the environment that its `env_spec` names, with its limit and arguments.
 
     Example: `retable data import rl ~/.minari/datasets/mujoco/hopper/expert-v0`
     """
     from retable.platform.config import set_line
     from retable.tasks.rl.recordings.minari import import_minari
 
-    info = import_minari(source.expanduser(), Storage.open(storage), environment_name(env) if env else None, name)
-    console.print(f"{info['environment']}/{info['name']}: {info['transitions']:,} transitions")
+    how: dict[str, Any] = {"skip": _numbers(skip), "mending": _mending(mend), "replace": replace}
+    root, environment = Storage.open(storage), environment_name(env) if env else None
+    info = import_minari(source.expanduser(), root, environment, name, **how)
+    _tell(info)
     changes = {"environment": info["environment"], "data": info["name"]}
     console.print(f"train on it: retable train rl {set_line(changes)}", markup=False)
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace as changed
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,9 +26,21 @@ from retable.platform.spec.task import Source, data_folder
 from retable.platform.store.storage import Storage
 from retable.platform.train import seeds
 from retable.tasks.rl.config import Config
-from retable.tasks.rl.evaluate import check_sizes
+from retable.tasks.rl.evaluate import Spaces, check_sizes, spaces, versions, with_settings
 from retable.tasks.rl.metrics import normalised_score
-from retable.tasks.rl.recordings.d4rl import COLUMNS, TOLERANCE, defects, identify, impostor, load, read_d4rl, sha256
+from retable.tasks.rl.recordings.d4rl import (
+    TOLERANCE,
+    end_defects,
+    identify,
+    impostor,
+    named_environment,
+    opened,
+    origin,
+    read_d4rl,
+    sha256,
+)
+from retable.tasks.rl.recordings.d4rl import read as read_file
+from retable.tasks.rl.recordings.episodes import COLUMNS, Recording, Rows, find_ends
 from retable.tasks.rl.states import Standard
 
 if TYPE_CHECKING:
@@ -61,8 +74,6 @@ PART = 131_072
 """Rows of one Parquet file."""
 BLOCK = 100
 """Steps whose rows are drawn at once: one generator a step would cost more than the rows themselves."""
-PLAYED_IN = {"v2": "v4", "unknown": "v5"}
-"""Version in which data were recorded -> that in which policies are played, where it is another: v4 reproduces v2."""
 BATCHES, PRUNING = "rl.batches", "rl.pruning"
 """The two streams of random rows: of trainings, and of the batches that weights are scored on."""
 
@@ -75,6 +86,17 @@ def folder(storage: Storage, environment: str, name: str) -> Storage:
 
     """
     return data_folder(storage, "rl", environment, name)
+
+
+def check_new(target: Storage, replace: bool) -> None:
+    """Refuse to replace a data set that is there.
+
+    Raises:
+        UserError: then, unless it is to be replaced.
+
+    """
+    if not replace and target.exists("dataset.json"):
+        raise UserError(f"{target}: a data set is there already; keep it, or replace it by --replace")
 
 
 def _schema(states: int, actions: int) -> pa.Schema:
@@ -116,7 +138,7 @@ def store(columns: Mapping[str, Array], returns: Array, target: Storage, info: M
         target.write(_part(number), sink.getvalue().to_pybytes())
     complete = returns[:-1] if info.get("cut") and len(returns) > 1 else returns
     mean = _behaviour_return(complete, info)
-    score = normalised_score(info["environment"], mean)
+    score = normalised_score(info["environment"], mean, info)
     written = {
         **info,
         "states": states,
@@ -158,6 +180,10 @@ def convert(
     environment: str | None = None,
     name: str | None = None,
     simulator: str | None = None,
+    *,
+    skip: Collection[int] = (),
+    mending: bool = False,
+    replace: bool = False,
 ) -> dict[str, Any]:
     """Turn a file in D4RL's format into the internal form below the storage's root; return its `dataset.json`.
 
@@ -173,19 +199,46 @@ def convert(
         environment: a Gymnasium environment without version; not needed for D4RL's files and our recordings.
         name: what the set is called; not needed for D4RL's files.
         simulator: the environment's version, such as `v4`, where the file does not say it: policies are played in it.
+        skip: numbers of episodes that are left out, as the file marks them.
+        mending: whether wrong ends of episodes are mended; they are refused otherwise.
+        replace: whether a data set of that name is given up.
 
     Raises:
         UserError: where the file is no valid data set, or a name, environment or simulator is missing, reserved or
-            contradicted.
+            contradicted, or does not fit.
 
     """
-    columns, returns = read_d4rl(source)
+    with opened(source):
+        pass
     info = identify(source, environment, name)
     if simulator not in (None, info["simulator"]):
         if info["simulator"] != "unknown":
             raise UserError(f"{source}: recorded in {info['simulator']}, not in {simulator}; leave --simulator out")
         info["simulator"] = simulator
-    return store(columns, returns, folder(storage, info["environment"], info["name"]), info)
+    target = folder(storage, info["environment"], info["name"])
+    check_new(target, replace)
+    space = _space(source, info["environment"], info["simulator"])
+    made = read_d4rl(source, space, skip, mending)
+    return store(made.columns, made.returns, target, info | told(made, skip))
+
+
+def told(made: Recording, skip: Collection[int]) -> dict[str, Any]:
+    """Return what `dataset.json` says of how a recording was read, where there is something to say."""
+    said = {"remarks": made.remarks, "mended": made.mended, "skipped": sorted(set(skip))}
+    return {key: value for key, value in said.items() if value}
+
+
+def _space(source: Path, environment: str, version: str) -> Spaces:
+    """Return what a file has to fit; our own recordings hold actions in [-1, 1] whatever the environment's bounds.
+
+    Raises:
+        UserError: where the environment or its version is unknown or cannot be built.
+
+    """
+    space = spaces(f"{environment}-{played_in(environment, version)}")
+    if origin(source):
+        return changed(space, low=-np.ones_like(space.low), high=np.ones_like(space.high))
+    return space
 
 
 def provenance(storage: Storage) -> dict[str, Any]:
@@ -204,6 +257,32 @@ def provenance(storage: Storage) -> dict[str, Any]:
     return dict(info)
 
 
+def inspect(
+    source: Path, environment: str | None = None, simulator: str | None = None, skip: Collection[int] = ()
+) -> tuple[list[str], list[str]]:
+    """Return one line for each defect of an HDF5 file in D4RL's format, and its remarks.
+
+    Args:
+        source: the file.
+        environment: a Gymnasium environment without version, where the file or its name do not say it.
+        simulator: the environment's version, such as `v4`, likewise.
+        skip: numbers of episodes that would be left out.
+
+    """
+    try:
+        with opened(source):
+            pass
+        named, version = named_environment(source)
+        environment = environment or named
+        space = environment and _space(source, environment, simulator or version)
+        reading = read_file(source, space or None, skip)
+        found = [*reading.defects, *end_defects(source, reading)]
+    except UserError as error:
+        return [str(error)], []
+    impostors = impostor(source, sha256(source))
+    return [*found, *([f"{impostors}; download it again"] if impostors else [])], reading.remarks
+
+
 def check(where: Storage | Path) -> list[str]:
     """Return one line for each defect of a data set; an empty list if it is fine.
 
@@ -212,12 +291,7 @@ def check(where: Storage | Path) -> list[str]:
 
     """
     if isinstance(where, Path) and not where.is_dir():
-        try:
-            found = defects(where, load(where))
-        except UserError as error:
-            return [str(error)]
-        named = impostor(where, sha256(where))
-        return [*found, *([f"{named}; download it again"] if named else [])]
+        return inspect(where)[0]
     storage = where if isinstance(where, Storage) else Storage.open(where)
     try:
         info = provenance(storage)
@@ -225,7 +299,8 @@ def check(where: Storage | Path) -> list[str]:
     except UserError as error:
         return [str(error)]
     found = [] if _digest(storage, info) == info["digest"] else [CHANGED]
-    return [f"{storage}: {line}; {REMEDY}" for line in [*found, *_row_defects(table, info)]]
+    wrong = list(_row_defects(table, info))
+    return [f"{storage}: {line}; {REMEDY}" for line in [*found, *(wrong or _end_defects(arrays(table)))]]
 
 
 def _digest(storage: Storage, info: Mapping[str, Any]) -> str:
@@ -272,6 +347,23 @@ def _row_defects(table: pa.Table, info: Mapping[str, Any]) -> Iterator[str]:
         yield "column 'step' does not count 0, 1, 2, ... within each episode"
     if (ended[:-1] & (first[1:] == 0)).any():
         yield "an episode goes on after its end ('terminal' or 'timeout')"
+
+
+def _end_defects(values: Mapping[str, Array]) -> list[str]:
+    """Return a line for each kind of wrong end in columns that are sound otherwise.
+
+    Successors that were read off the next row say nothing of ends, and which were is not known any more.
+    """
+    rows = Rows(
+        observations=values["observation"],
+        actions=values["action"],
+        rewards=values["reward"],
+        terminals=values["terminal"],
+        timeouts=values["timeout"],
+        successors=values["next_observation"],
+        last=np.append(np.diff(values["episode"]) != 0, True),
+    )
+    return list(find_ends(rows, genuine=False).lines(lambda row: f"row {row}"))
 
 
 def _table(storage: Storage, info: Mapping[str, Any]) -> pa.Table:
@@ -356,8 +448,32 @@ def open_transitions(columns: Mapping[str, Array] | None, source: Source, config
 
 
 def simulator(environment: str, info: Mapping[str, Any]) -> str:
-    """Return the Gymnasium environment in which policies are played, such as `Hopper-v4`: that of the data."""
-    return f"{environment}-{PLAYED_IN.get(info['simulator'], info['simulator'])}"
+    """Return the environment in which policies are played, such as `Hopper-v4`: that of the data, with its settings."""
+    return with_settings(f"{environment}-{played_in(environment, info['simulator'])}", info.get("settings", {}))
+
+
+def played_in(environment: str, recorded: str) -> str:
+    """Return the version in which policies are played, where data were recorded in `recorded`: v4 reproduces v2.
+
+    Data that do not say it are of v5; of an environment without it, of the newest version.
+    """
+    if recorded != "unknown":
+        return {"v2": "v4"}.get(recorded, recorded)
+    known = versions(environment)
+    return known[-1] if known and "v5" not in known else "v5"
+
+
+def check_data(configs: Sequence[Config], source: Source) -> Sequence[str]:
+    """Refuse data that cannot be played, when trainings on them are planned; there is nothing to say of others.
+
+    Raises:
+        UserError: as `open_transitions`.
+
+    """
+    info = provenance(source.folder)
+    for config in configs[:1]:
+        check_sizes(simulator(config.environment, info), info["states"], info["actions"], f"data {config.data!r}")
+    return ()
 
 
 class Transitions:

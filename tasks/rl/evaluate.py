@@ -5,10 +5,11 @@ The simulator is imported where it is used, so that a machine without it can tra
 
 from __future__ import annotations
 
-import math
+import json
+import re
 import sys
 import warnings
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -43,6 +44,36 @@ def _quiet_mujoco() -> Iterator[None]:
         mujoco.set_mju_user_warning(before)
 
 
+def with_settings(environment_id: str, settings: Mapping[str, Any]) -> str:
+    """Return what an environment is called here: its id and, after a blank, settings of its own as JSON.
+
+    Settings are `max_episode_steps` and arguments of its constructor, as `gymnasium.make` takes them.
+    """
+    return f"{environment_id} {json.dumps(settings, sort_keys=True)}" if settings else environment_id
+
+
+def refused_settings(settings: Any) -> str:
+    """Return what a foreign file may not set, in words, or nothing: numbers alone cannot name files or code."""
+
+    def plain(value: Any) -> bool:
+        return isinstance(value, int | float) or (isinstance(value, list) and all(map(plain, value)))
+
+    if not isinstance(settings, dict):
+        return "no names of settings"
+    bad = [key for key, value in settings.items() if not str(key).isidentifier() or not plain(value)]
+    return f"{bad[0]!r} = {settings[bad[0]]!r}, which only numbers may be" if bad else ""
+
+
+def versions(environment: str) -> list[str]:
+    """Return the versions of an environment that Gymnasium registers, `v2`, ..., `v5`, the newest last."""
+    import gymnasium
+
+    found = [
+        spec.version for spec in gymnasium.registry.values() if spec.namespace is None and spec.name == environment
+    ]
+    return [f"v{version}" for version in sorted(version for version in found if version is not None)]
+
+
 def make(environment_id: str, lanes: int) -> VectorEnv[Any, Any, Any]:
     """Make `lanes` copies of an environment with continuous actions, stepped one after the other in this process.
 
@@ -53,24 +84,26 @@ def make(environment_id: str, lanes: int) -> VectorEnv[Any, Any, Any]:
     """
     import gymnasium
 
-    if environment_id not in gymnasium.registry:
+    name, _, text = environment_id.partition(" ")
+    settings = json.loads(text or "{}")
+    if name not in gymnasium.registry:
         known = [name for name, spec in gymnasium.registry.items() if "gymnasium.envs.mujoco" in str(spec.entry_point)]
-        raise UserError(f"unknown environment {environment_id!r}{nearest(environment_id, known)}")
+        raise UserError(f"unknown environment {name!r}{nearest(name, known)}")
     try:
         with warnings.catch_warnings(), _quiet_mujoco():
             # "v4 is out of date": we ask for it, because D4RL's rewards are those of v4.
             warnings.simplefilter("ignore", DeprecationWarning)
-            environments = gymnasium.make_vec(environment_id, num_envs=lanes, vectorization_mode="sync")
-    except (gymnasium.error.Error, ImportError) as error:
+            environments = gymnasium.make_vec(name, num_envs=lanes, vectorization_mode="sync", **settings)
+    except (gymnasium.error.Error, ImportError, TypeError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"environment {environment_id!r} cannot be built here: {reason}") from error
     actions, observations = environments.single_action_space, environments.single_observation_space
-    spec, lacks = environments.spec, None
+    lacks = None
     if not isinstance(actions, gymnasium.spaces.Box) or len(actions.shape) != 1 or not actions.is_bounded():
         lacks = "no bounded continuous actions"
     elif not isinstance(observations, gymnasium.spaces.Box) or len(observations.shape) != 1:
         lacks = "no flat vector of observations"
-    elif spec is None or spec.max_episode_steps is None:
+    elif _limit(name, settings) is None:
         lacks = "no limit on an episode's length"
     if lacks:
         environments.close()
@@ -78,29 +111,71 @@ def make(environment_id: str, lanes: int) -> VectorEnv[Any, Any, Any]:
     return environments
 
 
+def _limit(name: str, settings: Mapping[str, Any]) -> int | None:
+    import gymnasium
+
+    limit = settings.get("max_episode_steps", gymnasium.registry[name].max_episode_steps)
+    return int(limit) if limit is not None and limit > 0 else None
+
+
+@dataclass(frozen=True, eq=False)
+class Spaces:
+    """What data of an environment have to fit."""
+
+    environment: str
+    """As `with_settings` calls it."""
+    states: int
+    low: Array
+    """(actions,) the bounds of its actions."""
+    high: Array
+    steps: int
+    """Of an episode, at most."""
+
+
 @cache
-def check_environment(environment_id: str) -> None:
-    """Refuse what no policy could be played in, before anything is trained.
+def spaces(environment_id: str) -> Spaces:
+    """Return an environment's sizes, bounds and limit; refuses what no policy could be played in.
 
     Raises:
         UserError: as `make`.
     """
-    make(environment_id, 1).close()
+    environments = make(environment_id, 1)
+    (states,), actions = environments.single_observation_space.shape or (0,), environments.single_action_space
+    environments.close()
+    name, _, text = environment_id.partition(" ")
+    steps = _limit(name, json.loads(text or "{}"))
+    assert steps is not None
+    return Spaces(environment_id, states, actions.low, actions.high, steps)  # type: ignore[attr-defined]  # a Box
 
 
 def check_sizes(environment_id: str, states: int, actions: int, what: str) -> None:
     """Refuse an environment whose observations and actions are of other sizes than those of `what`.
 
     Raises:
-        UserError: then, and where the environment is unknown or cannot be built.
+        UserError: then, with the versions that fit, and where the environment is unknown or cannot be built.
 
     """
-    environments = make(environment_id, 1)
-    spaces = environments.single_observation_space, environments.single_action_space
-    environments.close()
-    sizes = tuple(math.prod(space.shape or ()) for space in spaces)
+    found = spaces(environment_id)
+    sizes = (found.states, len(found.low))
     if sizes != (states, actions):
-        raise UserError(f"{environment_id} has {sizes} observations and actions, {what} {(states, actions)}")
+        fitting = [name for name in _other_versions(environment_id) if _fits(name, states, actions)]
+        remedy = "give data of this environment, or name another"
+        if fitting:
+            remedy = f"{fitting[-1]} fits: convert the data with --simulator {fitting[-1].rpartition('-')[2]}"
+        raise UserError(f"{environment_id} has {sizes} observations and actions, {what} {(states, actions)}; {remedy}")
+
+
+def _other_versions(environment_id: str) -> list[str]:
+    match = re.match(r"([\w.-]+)-v\d+", environment_id)
+    return [f"{match[1]}-{version}" for version in versions(match[1])] if match else []
+
+
+def _fits(environment_id: str, states: int, actions: int) -> bool:
+    try:
+        found = spaces(environment_id)
+    except UserError:  # such as v2, which needs another package
+        return False
+    return (found.states, len(found.low)) == (states, actions)
 
 
 def scale(actions: Array, space: gymnasium.spaces.Space[Any]) -> Array:
@@ -147,7 +222,7 @@ def play(act: Callable[[Array], Array], environment_id: str, episodes: int, seed
 
     Args:
         act: maps observations (episodes, states) float32 to actions (episodes, actions) in [-1, 1].
-        environment_id: a Gymnasium environment with its version, such as `Hopper-v5`.
+        environment_id: a Gymnasium environment with its version, such as `Hopper-v5`, and its settings.
         episodes: how many episodes, at least one.
         seed: seed of the first episode.
 

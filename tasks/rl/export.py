@@ -17,9 +17,11 @@ from retable.platform.errors import UserError
 from retable.platform.models import export
 from retable.tasks.rl.acting import NOISE, Policy, acting
 from retable.tasks.rl.config import Bc, Bcq, Config
-from retable.tasks.rl.data import simulator
+from retable.tasks.rl.data import played_in, simulator
+from retable.tasks.rl.evaluate import refused_settings
 from retable.tasks.rl.formats import drawn
 from retable.tasks.rl.formats.compact import NAME, Precision, deployable, pack, read_about, unpack
+from retable.tasks.rl.metrics import is_reference
 from retable.tasks.rl.model import build, generator, unstack
 from retable.tasks.rl.sparse.inference import ACTING, Act
 from retable.tasks.rl.states import DEVIATION, MEAN, Standard, networks_of
@@ -27,6 +29,8 @@ from retable.tasks.rl.states import DEVIATION, MEAN, Standard, networks_of
 FIELDS = {"environment": str, "simulator": str, "policy": str, "max_action": float}
 FIELDS |= {"perturbation": float, "behaviour_return": float}
 POLICIES = (*ACTING, "all")
+PLAYED = ("settings", "reference")
+"""Entries of `dataset.json`, and of a header, where an environment has settings, or data have reference scores."""
 STATISTICS = {"mean": MEAN, "deviation": DEVIATION}
 """Entries of a header's `states` -> their names among a run's weights."""
 
@@ -127,7 +131,8 @@ def write_policy(
         raise UserError("policy bcq needs a run with algorithm=bcq; this one trained the VAE alone (use bc or all)")
     about = {
         "environment": config.environment,
-        "simulator": simulator(config.environment, info).rpartition("-")[2],
+        "simulator": played_in(config.environment, info["simulator"]),
+        **{key: info[key] for key in PLAYED if key in info},
         **({"states": _numbers(weights)} if Standard.of_weights(weights) else {}),
         "policy": policy,
         "max_action": float(info["max_action"]),
@@ -185,7 +190,7 @@ def read_policy(data: bytes, name: str) -> tuple[Config, dict[str, Any], dict[st
                 raise ValueError(f"{key} has shape {tuple(value.shape)}, not {tuple(whole[key].shape)}")
     except ValueError as error:
         raise UserError(f"{name}: no policy ({error}); write it again by `retable rl export`") from error
-    said = {key: about[key] for key in ("max_action", "behaviour_return", "simulator")}
+    said = {key: about[key] for key in ("max_action", "behaviour_return", "simulator", *PLAYED) if key in about}
     absent = {key: torch.zeros_like(value) for key, value in whole.items()}
     found = absent | weights | (standard.tensors() if standard else {})
     return config, {"states": states, "actions": actions, **said}, found, "bc" if not bcq else "bcq"
@@ -225,6 +230,10 @@ def _check_about(about: Any) -> None:
             raise ValueError(f"its header's entry '{key}' is no name")
     if about["policy"] not in POLICIES or about["max_action"] <= 0:
         raise ValueError("its header has a wrong policy or bound of actions")
+    if refused := refused_settings(about.get("settings", {})):
+        raise ValueError(f"its header's settings have {refused}")
+    if not is_reference(about.get("reference", (0, 1))):
+        raise ValueError("its header has wrong reference scores")
 
 
 def _chain(weights: Mapping[str, Tensor], prefix: str) -> Sequence[int]:

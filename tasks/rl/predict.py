@@ -13,8 +13,8 @@ from retable.platform.errors import UserError
 from retable.platform.spec.task import Source
 from retable.tasks.rl.acting import acting, player
 from retable.tasks.rl.config import Bc, Config, View
-from retable.tasks.rl.data import simulator, some_observations
-from retable.tasks.rl.evaluate import check_environment, rollout
+from retable.tasks.rl.data import played_in, simulator, some_observations
+from retable.tasks.rl.evaluate import rollout, spaces
 from retable.tasks.rl.formats.compact import pack, unpack
 from retable.tasks.rl.metrics import normalised_score
 from retable.tasks.rl.model import generator
@@ -33,11 +33,13 @@ def check(config: Config, view: View) -> None:
     """Refuse to score the policy of networks that are not trained, or in an environment that is none.
 
     Raises:
-        UserError: where the policy is BCQ's but only the VAE is trained, or as `evaluate.make`.
+        UserError: where the policy is BCQ's but only the VAE is trained, or as `evaluate.make`: nothing but the name of
+            the environment and of the data is known here.
     """
     if view.policy == "bcq" and isinstance(config.algorithm, Bc):
         raise UserError("view.policy=bcq needs algorithm=bcq; algorithm=bc trains the VAE alone (use view.policy=bc)")
-    check_environment(f"{config.environment}-{'v4' if config.data.startswith('d4rl-') else 'v5'}")
+    recorded = "v2" if config.data.startswith("d4rl-") else "unknown"
+    spaces(f"{config.environment}-{played_in(config.environment, recorded)}")
 
 
 def predict(config: Config, view: View, weights: Mapping[str, Tensor], source: Source, shard: str) -> dict[str, Array]:
@@ -95,5 +97,5 @@ def evaluate(
         found["behaviour_share"] = float(returns.mean() / info["behaviour_return"])
     if "moved" in played:
         found["action_difference"] = float(played["moved"].mean())
-    scores = normalised_score(config.environment, returns)
+    scores = normalised_score(config.environment, returns, info)
     return found if scores is None else {**found, "score": float(scores.mean())}

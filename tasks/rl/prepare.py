@@ -56,8 +56,8 @@ def prepare(config: Config, storage: Storage) -> None:
 
 
 def is_published(info: Mapping[str, Any]) -> bool:
-    """Return whether data are D4RL's own files."""
-    return info.get("source") == "d4rl"
+    """Return whether data are D4RL's own files, as they are."""
+    return info.get("source") == "d4rl" and not (info.get("mended") or info.get("skipped"))
 
 
 def describe(info: Mapping[str, Any]) -> str:
@@ -71,7 +71,10 @@ def describe(info: Mapping[str, Any]) -> str:
         "recorded": f"recorded here by {who}",
     }
     score = "" if info["behaviour_score"] is None else f" = {info['behaviour_score']:.1f} normalised"
+    changes = [f"{key} {value}" for key, value in sorted(info.get("settings", {}).items())]
+    changes += [word for key, word in (("mended", "ends mended"), ("skipped", "episodes left out")) if info.get(key)]
+    simulator = ", ".join([info["simulator"], *changes])
     return (
         f"{info['environment']} {source.get(info['source'], info['name'])} ({info['transitions']:,} transitions in "
-        f"{info['simulator']}, behaviour return {info['behaviour_return']:.0f}{score})"
+        f"{simulator}, behaviour return {info['behaviour_return']:.0f}{score})"
     )

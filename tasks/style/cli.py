@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -163,13 +163,19 @@ def weights(
 
 @app.command()
 def distil(
-    teacher: Annotated[str, typer.Argument(help="What `retable style weights` says of a VGG-19, or imagenet.")],
+    teacher: Annotated[
+        str,
+        typer.Argument(help="What `retable style weights` prints of a VGG-19 (for alexnet: SqueezeNet), or imagenet."),
+    ],
     photographs: Annotated[list[str], typer.Argument(help="Photographs, folders or patterns to learn from.")],
     file: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")] = Path("small.safetensors"),
+    network: Annotated[
+        Literal["vgg19", "alexnet"], typer.Option(help="What is made; an alexnet learns from SqueezeNet 1.0.")
+    ] = "vgg19",
     steps: Annotated[int, typer.Option(help="Batches.", min=1)] = 3000,
     storage: Where = "results",
 ) -> None:
-    """Train a small backbone after a VGG-19: a quarter of the work in version 1, and a file of 0.3 MB.
+    """Train a small backbone after a trained one: a quarter of the work in version 1, and a file of under 1 MB.
 
     Example: `retable style distil SHA256 photographs --out small.safetensors`, then `--weights` with what
     `retable style weights small.safetensors` says
@@ -183,7 +189,9 @@ def distil(
         console.print(note, markup=False)
     with disk_errors(str(file)), work_bar() as report:
         where = Storage.open(storage)
-        data = train(found, teacher, steps, where, lambda done, left: report(done, steps, f"unexplained {left:.3f}"))
+        data = train(
+            found, teacher, steps, where, lambda done, left: report(done, steps, f"unexplained {left:.3f}"), network
+        )
         Storage.open(file.absolute().parent).write(file.name, data)
     console.print(str(file), markup=False)
 
@@ -212,6 +220,9 @@ def onnx(
     style: Annotated[str, typer.Argument(help="A network: a name (`retable zoo style`), a file, a run, a:0.7,b:0.3.")],
     file: Annotated[Path, typer.Argument(help="The file to write, e.g. wave.onnx.")],
     bits: Annotated[int, typer.Option(help="Of a weight: 32, 16 or 8. Arithmetic is in float32.")] = 32,
+    opset: Annotated[
+        int, typer.Option(help="Version of ONNX's operators: lower for old runtimes.", min=13, max=18)
+    ] = 17,
     storage: Where = "results",
 ) -> None:
     """Write a network as ONNX: pictures of any size, float32 (batch, 3, height, width) in [0, 1], on any runtime.
@@ -225,7 +236,7 @@ def onnx(
 
     if bits not in (32, 16, 8):
         raise typer.BadParameter(f"{bits} bits; 32, 16 or 8", param_hint="--bits")
-    data = pack(find_network(style, Storage.open(storage)), cast(Bits, bits))
+    data = pack(find_network(style, Storage.open(storage)), cast(Bits, bits), opset)
     with disk_errors(str(file)):
         file.parent.mkdir(parents=True, exist_ok=True)
         Storage.open(file.absolute().parent).write(file.name, data)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from retable.platform.config import Parent, Scratch, Weights, added
+from retable.platform.config import Parent, Scratch, Weights
 
 Convention = Literal["gatys", "frobenius", "mean", "sum", "relative"]
 """How layer losses are scaled; G = F F^T over M positions of N filters, C H W = N M.
@@ -30,8 +30,8 @@ class Vgg19:
 
     weights: str = "imagenet"
     """imagenet: torchvision's; small: half the filters up to relu3_1, trained to see as VGG-19 does, a file that comes
-    with the task; random: He initialisation by the run's seed; or the SHA-256 that `retable style weights FILE` prints
-    for a file of one's own."""
+    with the task (of AlexNet too, up to relu3); random: He initialisation by the run's seed; or the SHA-256 that
+    `retable style weights FILE` prints for a file of one's own."""
     pooling: Literal["average", "max"] = "average"
     normalise: bool = True
     """Whether each filter's mean activation over images and positions is set to one."""
@@ -81,7 +81,11 @@ class Objective:
     content_weight: float = 1.0
     style_weight: float = 1e6
     variation_weight: float = 0.0
-    """Weight of the total variation, a mean over pixels."""
+    """Weight of the total variation."""
+    variation: Literal["mean_square", "johnson"] = "mean_square"
+    """mean_square (ours): squared differences of neighbouring pixels, summed over channels and both directions, per
+    pixel, so that one weight serves every size. johnson: half the sum of squares over all pixels but the last row and
+    column, as the code of Johnson et al. 2016 takes its gradient; here of values in [0, 1]."""
     octaves: int = 1
     """Sizes at which the style is compared: the image's, a half, a quarter and so on (Snelgrove 2017). Early layers
     then see large motifs too."""
@@ -191,7 +195,7 @@ class TrainNetwork:
     conditional: bool = False
     """Whether each painting is a style of its own, told apart by the scales and shifts of the normalisations (Dumoulin
     et al. 2017), which can be blended afterwards; else several paintings make one style."""
-    new_styles: int = added(0)
+    new_styles: int = 0
     """So many of the last paintings are new to the network that `init` names, whose own come first, in its order: their
     scales and shifts alone are learnt, and the others' styles stay as they were. 0: everything is learnt."""
     shift: int = 0
@@ -202,15 +206,15 @@ class TrainNetwork:
     saturation_weight: float = 0.0
     """Weight of what the last layer says beyond the range of colours (`tanh` of more than 1 in magnitude), a mean over
     pixels: there the loss has no gradient, and spots that have burnt out would stay."""
-    lattice_weight: float = added(0.0)
+    lattice_weight: float = 0.0
     """Weight of the result's power at periods of 2 and 4 pixels, where layers that double the resolution leave a grid:
     squared amplitudes, of a range of values of one."""
-    tone_weight: float = added(0.0)
+    tone_weight: float = 0.0
     """Weight of 1 minus the correlation of result and photograph in luma, at a sixteenth of their size."""
-    spike_weight: float = added(0.0)
+    spike_weight: float = 0.0
     """Weight of values of residual layers that lie more than 8 standard deviations from their channel's mean: networks
     learn to govern instance normalisation by such, and they show as slivers of other colors."""
-    gradient_clip: float = 0.0
+    gradient_norm: float = 0.0
     """Norm that a step's gradient is cut to; 0: none. Gram matrices' losses grow with the fourth power of features, so
     that single pictures can throw a small network far off."""
     texture: NoTexture | Texture = field(default_factory=NoTexture)
@@ -242,6 +246,16 @@ class TrainNetwork:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ZooNetwork:
+    """Version 2 by a network that comes with the task: nothing is trained, so that a first look takes seconds."""
+
+    name: str = "great_wave"
+    """As `retable zoo style` lists it."""
+    digest: str = ""
+    """SHA-256 of its file: another file is another run. Empty: whatever file there is."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Config:
     """One style transfer: an image (version 1) or a network (version 2)."""
 
@@ -251,7 +265,7 @@ class Config:
     """One painting of the data set or several, by name."""
     blend: tuple[float, ...] = ()
     """Weight of each painting; none: equal."""
-    method: OptimiseImage | TrainNetwork = field(default_factory=TrainNetwork)
+    method: OptimiseImage | TrainNetwork | ZooNetwork = field(default_factory=TrainNetwork)
     init: Scratch | Weights | Parent = field(default_factory=Scratch)
     """Version 2: what the network starts from, e.g. a network of another painting; it need not have the same losses."""
     precision: Literal["float32", "bfloat16"] = "float32"
@@ -275,6 +289,8 @@ class Config:
             raise ValueError(f"blend {list(self.blend)} should hold {len(self.style)} weights, not negative")
         if isinstance(self.method, OptimiseImage) and not isinstance(self.init, Scratch):
             raise ValueError("method=optimise_image starts from an image (method.start), not from weights")
+        if isinstance(self.method, ZooNetwork) and not isinstance(self.init, Scratch):
+            raise ValueError("method=zoo_network is trained already; leave init out")
         if isinstance(self.method, TrainNetwork) and self.method.new_styles:
             if not 0 < self.method.new_styles < len(self.style):
                 raise ValueError(

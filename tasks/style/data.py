@@ -33,8 +33,10 @@ from retable.platform.execute.streams import decode as decode_table
 from retable.platform.execute.streams import encode, read_blocks, stream
 from retable.platform.spec.task import Source
 from retable.platform.store.storage import Storage
-from retable.tasks.style.config import Config, TrainNetwork
+from retable.platform.train.seeds import generator
+from retable.tasks.style.config import Config, OptimiseImage, TrainNetwork
 from retable.tasks.style.files import assets, images
+from retable.tasks.style.streams import CROPS, ORDER
 
 if TYPE_CHECKING:
     import ray.data
@@ -45,8 +47,6 @@ INDEX = "index.parquet"
 """The training pictures of a data set: `path` below its folder, size in `bytes`, and `crc32` of these."""
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".tif", ".tiff", ".bmp")
 REMEDY = "`retable data check style` lists all such files"
-ORDER, CROPS = 1, 2
-"""Second words of the seeds of the two streams of random numbers."""
 ZOOM = 1.5
 """Random crops are at most so much smaller than the largest square that fits."""
 FILES = 256
@@ -186,15 +186,15 @@ def decode(data: bytes | memoryview, shorter: int, name: str) -> UInt8[np.ndarra
 
 
 def prepare_picture(
-    data: bytes | memoryview, size: int, key: Sequence[int] | None, name: str
+    data: bytes | memoryview, size: int, key: tuple[int, int] | None, name: str
 ) -> UInt8[np.ndarray, "3 size size"]:
     """Decode a training picture, crop a square and resize it by area averaging (bicubically where it grows).
 
     Args:
         data: an encoded picture.
         size: pixels across the result.
-        key: seed of a random crop: a square between 1 / 1.5 of the shorter side and all of it, anywhere, and mirrored
-            every other time; None: the shorter side is resized to `size` and the centre cropped.
+        key: seed and place in the order, of a random crop: a square between 1 / 1.5 of the shorter side and all of it,
+            anywhere, and mirrored every other time; None: the shorter side is resized to `size` and the centre cropped.
         name: what an error calls it.
 
     Raises:
@@ -205,7 +205,7 @@ def prepare_picture(
         pixels = images.square(decode(data, size, name), size)
     else:
         pixels = decode(data, round(ZOOM * size), name)
-        rng = np.random.default_rng(key)
+        rng = generator(key[0], CROPS, key[1])
         side = max(round(min(pixels.shape[:2]) / rng.uniform(1, ZOOM)), 1)
         top, left = (int(rng.integers(length - side + 1)) for length in pixels.shape[:2])
         pixels = images.square(pixels[top : top + side, left : left + side], size)
@@ -218,7 +218,7 @@ def pictures_at(positions: Array, count: int, seed: int) -> Array:
     passes, found = positions // count, np.empty_like(positions)
     for number in np.unique(passes).tolist():
         here = passes == number
-        found[here] = np.random.default_rng([seed, ORDER, number]).permutation(count)[positions[here] % count]
+        found[here] = generator(seed, ORDER, number).permutation(count)[positions[here] % count]
     return found
 
 
@@ -230,7 +230,9 @@ def fetch(piece: Mapping[str, Any], folder: Storage, size: int) -> dict[str, Arr
 
     def one(item: tuple[str, int | None, Sequence[int] | None]) -> Array:
         path, crc32, key = item
-        return prepare_picture(_bytes(folder, path, crc32), size, key, f"{folder}/{path}")
+        return prepare_picture(
+            _bytes(folder, path, crc32), size, None if key is None else (key[0], key[1]), f"{folder}/{path}"
+        )
 
     items = zip(piece["paths"], piece["crc32"], piece["keys"], strict=True)
     return {"images": np.stack(list(threaded(one, items)))}
@@ -255,7 +257,7 @@ class Photographs:
         self._paths, self._crc32 = list(files), list(files.values())
         for name in config.style:
             find(paintings(source), name, "style")
-        if not isinstance(config.method, TrainNetwork):
+        if isinstance(config.method, OptimiseImage):
             find(photographs(source), config.method.content, "method.content")
 
     def batches(
@@ -275,9 +277,9 @@ class Photographs:
         positions = np.arange(first * self.batch, last * self.batch).reshape(-1, self.batch)[:, own]
         return self._streamed(positions, method) if self._columns is None else self._decoded(positions, method)
 
-    def _keys(self, positions: Array, method: TrainNetwork) -> list[Sequence[int] | None]:
+    def _keys(self, positions: Array, method: TrainNetwork) -> list[tuple[int, int] | None]:
         random = method.crop == "random"
-        return [[self.config.seed, CROPS, place] if random else None for place in positions.ravel().tolist()]
+        return [(self.config.seed, place) if random else None for place in positions.ravel().tolist()]
 
     def _decoded(self, positions: Array, method: TrainNetwork) -> Iterator[Tensor]:
         """Yield batches of pictures whose files are in memory."""
@@ -285,7 +287,7 @@ class Photographs:
         data, offsets = self._columns["bytes"], self._columns["offsets"]
         order, rows = pictures_at(positions, len(self._paths), self.config.seed), positions.shape[1]
 
-        def one(item: tuple[int, Sequence[int] | None]) -> Array:
+        def one(item: tuple[int, tuple[int, int] | None]) -> Array:
             number, key = item
             name = f"{self.source.folder}/{self._paths[number]}"
             return prepare_picture(data[offsets[number] : offsets[number + 1]].data, method.size, key, name)

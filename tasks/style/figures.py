@@ -29,8 +29,8 @@ LETTERS = 15
 """Letters to an inch at that size, all but the widest words."""
 PIECE = 300
 """Pixels of the height of what figure 8 shows at full size: as many as the drawing has there."""
-SPREAD = ("seconds_per_evaluation", "seconds_per_evaluation_low", "seconds_per_evaluation_high")
-"""Metrics of a measurement: median and quartiles."""
+TIMED_CRITERIA = "seconds of an evaluation"
+"""Label of the row that measures all criteria."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,6 @@ class Panel:
 def of_photograph(version: str, photograph: str) -> str:
     """Return the label of the row of a version and a photograph."""
     return f"{version}, {photograph}"
-
-
-def timed(label: str) -> str:
-    """Return the label of the row that measures the seconds of another row."""
-    return f"{label}, seconds"
 
 
 def photograph_of(replicate: Replicate) -> str:
@@ -190,8 +185,8 @@ def draw_criteria(results: Results) -> Drawing:
     drawing = Drawing(figsize=(11, 2.9), layout="constrained")
     axes = drawing.subplots(1, 3, sharey=True)
     for position, (label, colour) in enumerate(zip(CRITERIA, COLOURS, strict=True)):
-        for replicate in results.select(timed(label))[:1]:
-            middle, low, high = (replicate.metrics[name] for name in SPREAD)
+        for replicate in results.select(TIMED_CRITERIA)[:1]:
+            middle, low, high = (replicate.metrics[f"{CRITERIA[label]}_seconds{end}"] for end in ("", "_low", "_high"))
             axes[0].barh(position, middle, 0.55, color=colour, alpha=0.75)
             axes[0].plot([low, high], [position, position], color=rcParams["text.color"], linewidth=1.5)
         for axis, name in zip(axes[1:], ("style", "content"), strict=True):

@@ -15,14 +15,16 @@ from torch.nn import functional
 from retable.platform.config import flatten
 from retable.platform.errors import UserError
 from retable.platform.store.run import sample_path
+from retable.platform.train.seeds import generator
 from retable.platform.train.worker import Worker
 from retable.tasks.style import losses
 from retable.tasks.style.apply.optimise import ImageOptimisation
 from retable.tasks.style.apply.tiling import layers
-from retable.tasks.style.config import Backbone, Config, Objective, OptimiseImage, Texture, TrainNetwork
+from retable.tasks.style.config import Backbone, Config, Objective, OptimiseImage, Texture, TrainNetwork, ZooNetwork
 from retable.tasks.style.files import images
 from retable.tasks.style.networks.backbones import BackboneNetwork, build
-from retable.tasks.style.networks.transformer import untrained
+from retable.tasks.style.networks.transformer import find, untrained, zoo_digest
+from retable.tasks.style.streams import NETWORK, SAMPLE, STEP, torch_seed
 
 VALIDATION = 4
 """Test photographs on which the losses are looked at with every checkpoint."""
@@ -30,10 +32,45 @@ MOTION, NOISE = 4, 0.02
 """Of what stands for the next frame: pixels that it is moved by at most, and its noise, of the range of values."""
 
 
-def build_learner(configs: Sequence[Config], data: Any, worker: Worker) -> ImageLearner | NetworkLearner:
-    """Return the learner of a config's version."""
+def build_learner(configs: Sequence[Config], data: Any, worker: Worker) -> AnyLearner:
+    """Return the learner of a config's method."""
     (config,) = configs
-    return (ImageLearner if isinstance(config.method, OptimiseImage) else NetworkLearner)(config, data, worker)
+    match config.method:
+        case OptimiseImage():
+            return ImageLearner(config, data, worker)
+        case TrainNetwork():
+            return NetworkLearner(config, data, worker)
+        case ZooNetwork():
+            return ZooLearner(config.method)
+
+
+class ZooLearner:
+    """A network of the zoo: a run holds its weights, and no step changes them."""
+
+    def __init__(self, method: ZooNetwork) -> None:
+        """Read the network.
+
+        Raises:
+            UserError: where there is none of this name, or its file is another one.
+        """
+        if method.digest not in ("", zoo_digest(method.name)):
+            raise UserError(f"method.digest: {method.name} of the zoo is another file by now; leave it out")
+        self.network = find(method.name)
+
+    def step(self, batch: None) -> dict[str, Tensor]:
+        """Change nothing; the loss is zero."""
+        return {"loss": torch.zeros(1)}
+
+    def validate(self) -> dict[str, float]:
+        """Return no metrics: nothing was trained."""
+        return {}
+
+    def state_dict(self) -> list[dict[str, Any]]:
+        """Return the network's weights."""
+        return [{"weights": self.network.state_dict()}]
+
+    def load_state_dict(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Continue: nothing changes."""
 
 
 class ImageLearner:
@@ -75,7 +112,7 @@ class NetworkLearner:
     def __init__(self, config: Config, data: Any, worker: Worker) -> None:
         assert isinstance(config.method, TrainNetwork)
         self.config, self.method, self.data, self.worker = config, config.method, data, worker
-        torch.manual_seed(config.seed)
+        torch.manual_seed(torch_seed(config.seed, NETWORK))
         # Channels last: a CPU's convolutions of few filters, the last layer's above all, take less time so.
         self.network = untrained(self.method, len(config.style)).to(memory_format=torch.channels_last)
         if self.method.new_styles:
@@ -117,10 +154,10 @@ class NetworkLearner:
         for group in self.optimizer.param_groups:
             group["lr"] = rate(self.config, self.method, self.steps)
         self.optimizer.zero_grad(set_to_none=True)
-        found = self._losses(batch, np.random.default_rng([self.config.seed, self.steps, self.worker.rank]))
+        found = self._losses(batch, generator(self.config.seed, STEP, self.steps, self.worker.rank))
         found.total.mean().backward()  # type: ignore[no-untyped-call]
-        if self.method.gradient_clip:
-            torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.method.gradient_clip)
+        if self.method.gradient_norm:
+            torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.method.gradient_norm)
         self.optimizer.step()
         self.steps += 1
         return {
@@ -208,7 +245,7 @@ class NetworkLearner:
 
     def _side_by_side(self, batch: Tensor) -> bytes:
         """Return, as PNG, an image of the batch chosen at random (by the step) beside its stylised versions."""
-        chosen = int(np.random.default_rng([self.config.seed, self.steps]).integers(len(batch)))
+        chosen = int(generator(self.config.seed, SAMPLE, self.steps).integers(len(batch)))
         photograph = batch[chosen : chosen + 1].to(self.worker.device).float() / 255
         styles = torch.arange(len(self.config.style) if self.method.conditional else 1, device=photograph.device)
         shown = [photograph, *(self._stylised(photograph, style[None]) for style in styles)]
@@ -303,7 +340,10 @@ def rate(config: Config, method: TrainNetwork, done: int) -> float:
     return method.learning_rate * (1 + math.cos(math.pi * done / (config.epochs * config.steps))) / 2
 
 
-def validate(learner: ImageLearner | NetworkLearner, data: Any) -> list[dict[str, float]]:
+AnyLearner = ImageLearner | NetworkLearner | ZooLearner
+
+
+def validate(learner: AnyLearner, data: Any) -> list[dict[str, float]]:
     """Return the cheap metrics that are taken with every checkpoint, and keep a sample picture."""
     return [learner.validate()]
 
@@ -320,6 +360,8 @@ def group(config: Config) -> Hashable:
 
 MULTIPLICATIONS = {"vgg19": 361_152, "vgg16": 278_208, "alexnet": 13_900, "squeezenet": 22_000}
 """Multiply-adds for a pixel from the image to the deepest layer that the paper uses."""
+SMALL = {"vgg19": 28_512, "alexnet": 2_574}
+"""The same for the small networks that come with the task, which end at stage 3."""
 TRANSFORMER = 126_144
 """The same for version 2's network with 32 filters."""
 RATE = 3e10
@@ -334,6 +376,8 @@ def gpu_work(config: Config) -> tuple[str, float]:
     method, steps = config.method, config.epochs * config.steps
     if isinstance(method, OptimiseImage):
         return f"style/image/{type(method.backbone).__name__.lower()}", steps * (method.size / 512) ** 2
+    if isinstance(method, ZooNetwork):
+        return "style/network", 0.0
     half = "/bfloat16" if config.precision == "bfloat16" else ""
     return f"style/network{half}", steps * method.batch * (method.size / 256) ** 2
 
@@ -341,7 +385,10 @@ def gpu_work(config: Config) -> tuple[str, float]:
 def cost(config: Config) -> float:
     """Return seconds of one CPU core that a training takes, roughly: forward and backward passes; 5 s to begin with."""
     method = config.method
-    backbone = MULTIPLICATIONS[type(method.backbone).__name__.lower()]
+    if isinstance(method, ZooNetwork):
+        return 5.0
+    kind = type(method.backbone).__name__.lower()
+    backbone = SMALL[kind] if method.backbone.weights == "small" else MULTIPLICATIONS[kind]
     steps = config.epochs * config.steps
     if isinstance(method, OptimiseImage):
         return 5 + steps * 2 * backbone * method.size**2 / RATE

@@ -158,7 +158,7 @@ def loss(network: BackboneNetwork, objective: Objective, found: Targets, image: 
                 style = style + weights[name] / objective.octaves * style_loss(features[name], aim, *how)
     with torch.autocast(image.device.type, enabled=False):
         content, style = objective.content_weight * content, objective.style_weight * style
-        smooth = objective.variation_weight * variation(image)
+        smooth = objective.variation_weight * VARIATIONS[objective.variation](image)
     return Losses(content, style, smooth, content + style + smooth)
 
 
@@ -214,16 +214,29 @@ def magnitude(target: Tensor, criterion: Criterion) -> Float[Tensor, " batch"]:
     return size.where(size > 0, 1)
 
 
-def variation(image: Image) -> Float[Tensor, " batch"]:
-    """Sum the squared differences of pixels next to each other, over both directions and all channels, per pixel.
-
-    As Johnson et al. 2016 and its predecessors do, squares in place of the absolute differences of total variation.
-    """
+def mean_square_variation(image: Image) -> Float[Tensor, " batch"]:
+    """Sum the squared differences of pixels next to each other, over both directions and all channels, per pixel."""
     image = image.float()
     height, width = image.shape[-2:]
     down = image.diff(dim=2).square().flatten(1).sum(1)
     across = image.diff(dim=3).square().flatten(1).sum(1)
     return (down + across) / (height * width)
+
+
+def johnson_variation(image: Image) -> Float[Tensor, " batch"]:
+    """Halve the sum of squared differences of each pixel to the one below and the one on its right.
+
+    The last row and column have no differences. Its gradient is what the code of Johnson et al. 2016 adds
+    (TotalVariation.lua); squares stand in place of the absolute differences of total variation there too.
+    """
+    image = image.float()
+    down = image.diff(dim=2)[:, :, :, :-1].square().flatten(1).sum(1)
+    across = image.diff(dim=3)[:, :, :-1].square().flatten(1).sum(1)
+    return (down + across) / 2
+
+
+VARIATIONS = {"mean_square": mean_square_variation, "johnson": johnson_variation}
+"""Form of the total variation -> its loss of each sample."""
 
 
 def lattice(image: Image) -> Float[Tensor, " batch"]:

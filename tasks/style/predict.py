@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from retable.platform.spec.task import Source
-from retable.tasks.style.apply.judge import errors
+from retable.tasks.style.apply.judge import errors, lattice
 from retable.tasks.style.config import Config, OptimiseImage, TrainNetwork, View
 from retable.tasks.style.data import painting, photograph, tests
+from retable.tasks.style.devices import best_device
 from retable.tasks.style.files import images
 from retable.tasks.style.learner import RATE, TRANSFORMER
 from retable.tasks.style.networks.backbones import build
@@ -44,7 +45,7 @@ def predict(config: Config, view: View, weights: Mapping[str, Tensor], source: S
         made = {config.method.content: (images.fit(before, max(pixels.shape[:2])), pixels)}
         found["losses"] = weights["losses"].float().numpy()
     else:
-        made = stylised(config, config.method, view, weights, source)
+        made = stylised(config, view, weights, source)
     for name, (before, pixels) in made.items():
         after = images.original_colours(pixels, before) if view.original_colours else pixels
         found[f"photograph/{name}"] = before
@@ -53,13 +54,13 @@ def predict(config: Config, view: View, weights: Mapping[str, Tensor], source: S
 
 
 def stylised(
-    config: Config, method: TrainNetwork, view: View, weights: Mapping[str, Tensor], source: Source
+    config: Config, view: View, weights: Mapping[str, Tensor], source: Source
 ) -> dict[str, tuple[Array, Array]]:
     """Return each of the view's photographs and what the network makes of it, by name."""
     network = trained(config, weights)
     if network.architecture.styles > 1:
         network = chosen(network, config.style, aims(config, view)[0], "view.painting")
-    network = network.to("cuda" if torch.cuda.is_available() else "cpu")
+    network = network.to(best_device())
     made = {}
     for name in view.content or tests(source):
         before = images.fit(photograph(source, name), view.size)
@@ -72,18 +73,27 @@ def stylised(
 def evaluate(
     config: Config, view: View, summaries: Mapping[str, Mapping[str, Array]], source: Source
 ) -> dict[str, float]:
-    """Return `style_error` and `content_error`, means over photographs, as the judge sees them; 0 is no difference."""
+    """Return `style_error` and `content_error`, means over photographs, as the judge sees them; 0 is no difference.
+
+    Of version 2 also `photograph_style_error`, that of the photographs as they are, and `lattice`, the worst (see
+    `judge.lattice`) where results have 64 pixels each way: what a network is compared with before it counts as trained.
+    """
     arrays = summaries["all"]
     judge = build(view.judge, 0, source.storage)
     names = [key.removeprefix("stylised/") for key in arrays if key.startswith("stylised/")]
-    found = []
-    for name in names:
-        made = images.fit(arrays[f"stylised/{name}"], least(arrays[f"stylised/{name}"]))
-        aimed = [arrays[f"painting/{style}"] for style in aims(config, view)]
-        blend = config.blend if len(aimed) > 1 else ()
-        found.append(errors(judge, made, arrays[f"photograph/{name}"], aimed, blend))
-    style, content = np.mean(found, axis=0)
-    return {"style_error": float(style), "content_error": float(content)}
+    aimed = [arrays[f"painting/{style}"] for style in aims(config, view)]
+    blend = config.blend if len(aimed) > 1 else ()
+    made = {name: images.fit(pixels := arrays[f"stylised/{name}"], least(pixels)) for name in names}
+    seen = [errors(judge, made[name], arrays[f"photograph/{name}"], aimed, blend) for name in names]
+    style, content = np.mean(seen, axis=0)
+    found = {"style_error": float(style), "content_error": float(content)}
+    if isinstance(config.method, OptimiseImage):
+        return found
+    before = [images.fit(arrays[f"photograph/{name}"], max(made[name].shape[:2])) for name in names]
+    found["photograph_style_error"] = float(np.mean([errors(judge, one, one, aimed, blend)[0] for one in before]))
+    if all(min(pixels.shape[:2]) >= 64 for pixels in made.values()):
+        found["lattice"] = max(lattice(pixels) for pixels in made.values())
+    return found
 
 
 def aims(config: Config, view: View) -> tuple[str, ...]:
@@ -104,4 +114,5 @@ def view_cost(config: Config, view: View) -> float:
     if isinstance(config.method, OptimiseImage):
         return 3.0
     size = view.size or 1024
-    return 3 + pictures * TRANSFORMER * (config.method.filters / 32) ** 2 * size**2 / RATE
+    filters = config.method.filters if isinstance(config.method, TrainNetwork) else 32
+    return 3 + pictures * TRANSFORMER * (filters / 32) ** 2 * size**2 / RATE

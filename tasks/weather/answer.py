@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from retable.platform.errors import UserError, nearest
+from retable.platform.errors import UserError
 from retable.tasks.weather.export import Exported
 from retable.tasks.weather.forecasts.netcdf import export
 from retable.tasks.weather.metrics import MINUTES
@@ -23,7 +24,10 @@ from retable.tasks.weather.w4c.preprocess import CHANNELS
 
 SUFFIXES = (".npz", ".h5", ".hdf5")
 NAME = "images"
-"""What the array is called in a file of NumPy's."""
+"""What the array is called in a file of NumPy's; an entry `region` may stand beside it."""
+REGION = re.compile(r"[a-z]+_\d+(?=\.)")
+"""A region at the beginning of a file's name, as the competition's and imported ones have them."""
+NOT_NAMED = "not named"
 
 Array = npt.NDArray[Any]
 
@@ -34,7 +38,7 @@ class Options:
 
     format: Literal["npz", "netcdf"] = "npz"
     region: str = ""
-    """Of all files; empty: the one that a file's name begins with, as the competition's do."""
+    """Of all files; empty: the one that a file says or its name begins with, as the competition's do."""
 
 
 def target(source: Path, options: Options) -> str:
@@ -46,11 +50,10 @@ def answering(model: Exported, options: Options) -> Callable[[Path], bytes]:
     """Return what answers files.
 
     Raises:
-        UserError: where the forecaster does not know the region.
+        UserError: where a climatology does not know the region.
     """
-    if options.region and options.region not in model.config.regions:
-        close = nearest(options.region, model.config.regions)
-        raise UserError(f"region {options.region!r} is none that this forecaster knows{close}")
+    if options.region:
+        model.forecaster.number(options.region)
     return partial(answer, model, options)
 
 
@@ -60,15 +63,18 @@ def answer(model: Exported, options: Options, source: Path) -> bytes:
     A file holds one sequence (4, 11, S, S), or several after each other: the competition's test files hold 60.
 
     Raises:
-        UserError: where it holds something else, or its region is not known.
+        UserError: where it holds something else, or a climatology does not know its region.
     """
-    known = [region for region in model.config.regions if source.name.startswith(region)]
-    if not (options.region or known):
-        raise UserError(f"{source}: of which region? say it by --set region=, or begin the file's name with it")
-    frames, inputs = read(source), model.config.inputs
+    (frames, said), inputs = read(source), model.config.inputs
     if frames.ndim == 4 and len(frames) % inputs == 0:
         frames = frames.reshape(-1, inputs, *frames.shape[1:])
-    region = options.region or known[0]
+    known = [region for region in model.config.regions if source.name.startswith(region)]
+    named = REGION.match(source.name)
+    region = options.region or said or (known[0] if known else named[0] if named else NOT_NAMED)
+    try:
+        model.forecaster.number(region)
+    except UserError as error:
+        raise UserError(f"{source}: {error}; --set region= names one of them") from error
     steps = model.steps(frames, region)
     if options.format == "netcdf":
         return as_netcdf(steps, region, source.name)
@@ -85,8 +91,8 @@ def as_netcdf(steps: Array, region: str, name: str) -> bytes:
         return path.read_bytes()
 
 
-def read(source: Path) -> Array:
-    """Return the images in a file, float32, raw as the competition has them.
+def read(source: Path) -> tuple[Array, str]:
+    """Return the images in a file, float32, raw as the competition has them, and the region that it says.
 
     Raises:
         UserError: where it is neither npz nor HDF5, or a broken one.
@@ -94,12 +100,13 @@ def read(source: Path) -> Array:
     if source.suffix != ".npz":
         data = open_hdf5(source, SATELLITE, len(CHANNELS))
         with data.file:
-            return read_hdf5(data, slice(None))
+            return read_hdf5(data, slice(None)), ""
     try:
         with np.load(source, allow_pickle=False) as arrays:
             images: Array = arrays[NAME]
+            region = str(arrays["region"]) if "region" in arrays else ""
     except Exception as error:  # zlib, zipfile and NumPy's reader of headers raise anything on broken bytes
         raise UserError(f"{source}: no npz file that holds an array `{NAME}`, or a broken one") from error
     if images.dtype.kind not in "iuf":
         raise UserError(f"{source}: `{NAME}` holds {images.dtype}; wanted are numbers")
-    return images.astype(np.float32)
+    return images.astype(np.float32), region

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,6 +27,7 @@ Data = Annotated[str, typer.Option("--data", help="A data set that it was not tr
 Threshold = Annotated[
     str, typer.Option(help="Probability from which on rain is forecast; or tuned, on validation: tuned_per_region, ...")
 ]
+Motion = Annotated[str, typer.Option(help="Move a retrieval's rain: optical_flow or pysteps; none leaves it.")]
 Epoch = Annotated[int, typer.Option(help="A kept epoch, of runs that name none; 0: the last.", min=0)]
 
 
@@ -41,13 +43,13 @@ def make(
     """
     from retable.tasks.weather.w4c.prepare import GENERATED, describe, folder, make_generated
 
-    if size not in GENERATED:
-        raise UserError(f"--size {size}: use {', '.join(map(str, GENERATED))}")
+    if str(size) not in GENERATED:
+        raise UserError(f"--size {size}: use {', '.join(key for key in GENERATED if key.isdecimal())}")
     if seed and name is None:
         raise UserError(f"--seed {seed}: give the set a --name; generated-{size} has seed 0")
     chosen = name or f"generated-{size}"
     where = Storage.open(storage)
-    info = make_generated(folder(where, chosen), chosen, size, seed)
+    info = make_generated(folder(where, chosen), chosen, str(size), seed)
     console.print(f"{folder(where, chosen)}: {describe(info)}")
 
 
@@ -106,13 +108,18 @@ def import_(
         Path | None,
         typer.Option(help="A folder of SEVIRI's scans (MSG*-NA.nat) of the same hours; none: images are simulated."),
     ] = None,
+    zr: Annotated[
+        str,
+        typer.Option(help="a,b of Z = a R^b for reflectivity, e.g. 223,1.53; none: the file's own or the product's."),
+    ] = "",
 ) -> None:
     """Cut real rain composites into regions; satellite images are SEVIRI's own, or simulated from the rain.
 
-    Pixels of about 1 km or less are averaged to about 2 km, others are taken as they are, and of more frequent
-    composites every quarter of an hour's is taken, which is said. Reflectivity becomes a rate by Z = 200 R^1.6. Files
-    that cannot be used are named and left out. MRMS's GRIB2 needs `pip install 'retable[grib]'`, and, as it comes every
-    two minutes, `--tolerance 1`. EUMETSAT's files need `pip install 'retable[seviri]'`.
+    Files are known by what they hold, in folders of any depth; those that cannot be used are named and left out. Pixels
+    of about 1 km or less are averaged to about 2 km, others are taken as they are, and of more frequent composites
+    every quarter of an hour's is taken, which is said. All stretches between gaps are used. MRMS's GRIB2 needs `pip
+    install 'retable[grib]'`, and, as it comes every two minutes, `--tolerance 1`. EUMETSAT's files need `pip install
+    'retable[seviri]'`.
 
     Example: `retable data import weather opera_20180824 --name opera`
     """
@@ -135,6 +142,7 @@ def import_(
             seed=seed,
             tolerance=tolerance,
             satellite=satellite,
+            relation=relation_of(zr),
             progress=show,
         )
     for line in import_lines(said):
@@ -143,6 +151,23 @@ def import_(
     console.print(f"{place}: {describe(info)}")
     changes = {"data": name, "regions": info["regions"], "years": info["years"], "inputs": inputs, "forecast": forecast}
     console.print(f"train on it: retable train weather {set_line(changes)}", markup=False)
+
+
+def relation_of(words: str) -> tuple[float, float] | None:
+    """Return a and b of Z = a R^b from `a,b`; None where nothing is given.
+
+    Raises:
+        UserError: where these are not two positive numbers.
+    """
+    if not words:
+        return None
+    try:
+        a, b = (float(word) for word in words.split(","))
+    except ValueError:
+        a = b = 0.0
+    if not (0 < a < math.inf and 0 < b < math.inf):
+        raise UserError(f"--zr {words}: give the a and b of Z = a R^b, such as 223,1.53")
+    return a, b
 
 
 def import_lines(said: Mapping[str, Any]) -> Iterator[str]:
@@ -155,6 +180,10 @@ def import_lines(said: Mapping[str, Any]) -> Iterator[str]:
         yield f"left out: {len(skipped) - LINES} more files"
     if dropped:
         yield f"{said['frames']} composites, 15 minutes apart, are used; {len(dropped)} lie between or beside them"
+    if said["stretches"] > 1:
+        yield f"the frames are {said['stretches']} stretches between gaps, and no window spans a gap"
+    if said["split_by"] == "time":
+        yield from time_lines(said)
     if said["averaged"] > 1:
         yield f"{said['averaged']} x {said['averaged']} pixels are averaged to one of {said['pixel']:,.0f} m"
     if said["resampled"]:
@@ -163,9 +192,20 @@ def import_lines(said: Mapping[str, Any]) -> Iterator[str]:
         yield f"the files do not say how wide their pixels are; they are taken as {PIXEL:,.0f} m"
     elif abs(said["pixel"] / PIXEL - 1) > 0.001:  # FMI's differ by less
         yield f"pixels of {said['pixel']:,.0f} m are taken as they are, not resampled to the layout's {PIXEL:,.0f} m"
-    if said["quantity"] != "rate":
-        how = {"accumulation": "by its minutes", "reflectivity": "by Z = 200 R^1.6, or the file's own relation"}
-        yield f"rain rates are made of {said['quantity']}, {how[said['quantity']]}"
+    if said["relation"]:
+        a, b = said["relation"]
+        yield f"rain rates are made of reflectivity, by Z = {a:g} R^{b:g}"
+    if said["quantity"] == "accumulation":
+        yield f"rain rates are made of accumulation, by its {said['minutes']:g} minutes"
+
+
+def time_lines(said: Mapping[str, Any]) -> Iterator[str]:
+    """Say that splits are by time, and what would change that."""
+    count, side = len(said["grids"]), 6 * int(said["size"])
+    squares = f"{count} square{'s' * (count > 1)} of {side} pixels {'have' if count > 1 else 'has'} radar and rain"
+    yield f"{squares}, fewer than 4: the splits are by time, training first, and every region is in all of them"
+    if said["smaller"]:
+        yield f"with --size {said['smaller']} more squares fit, and splits may be by place"
 
 
 LINES = 5
@@ -232,6 +272,7 @@ def score(
     regions: Regions = "",
     years: Years = "",
     data: Data = "",
+    motion: Motion = "none",
 ) -> None:
     """Print a run's scores on any regions and years of any data set, those that it was not trained on too.
 
@@ -246,7 +287,7 @@ def score(
     from retable.tasks.weather.forecasts.exchange import score as measured
     from retable.tasks.weather.w4c.prepare import caution, describe
 
-    what = opened(run, storage, split, epoch, chosen(threshold), names(regions), numbers(years), data)
+    what = opened(run, storage, split, epoch, chosen(threshold), names(regions), numbers(years), data, motion)
     found = measured(what)
     for line in (f"data  {describe(what.source.info)}", caution(what.source.info)):
         console.print(line, markup=False, highlight=False, soft_wrap=True, end="\n" if line else "")
@@ -273,6 +314,7 @@ def verify(
     regions: Regions = "",
     years: Years = "",
     data: Data = "",
+    motion: Motion = "none",
 ) -> None:
     """Write a page on how good forecasts are: scores with intervals, figures, cases beside the radar, all as CSV.
 
@@ -286,7 +328,7 @@ def verify(
     from retable.tasks.weather.forecasts.verify import verify as written
 
     places = names(regions), numbers(years), data
-    found = [opened(run, storage, split, epoch, chosen(threshold), *places) for run in runs]
+    found = [opened(run, storage, split, epoch, chosen(threshold), *places, motion) for run in runs]
     with progress_bar("forecasting") as show:
         page = written(found, out, show)
     console.print(f"{page}: open it in a browser", markup=False, highlight=False)
@@ -302,6 +344,7 @@ def netcdf(
     regions: Regions = "",
     years: Years = "",
     data: Data = "",
+    motion: Motion = "none",
 ) -> None:
     """Write a run's forecasts as CF netCDF, a file for each region and year; georeferenced where the place is known.
 
@@ -309,7 +352,7 @@ def netcdf(
     """
     from retable.tasks.weather.forecasts.exchange import opened, write_netcdf
 
-    what = opened(run, storage, split, epoch, 0.5, names(regions), numbers(years), data)
+    what = opened(run, storage, split, epoch, 0.5, names(regions), numbers(years), data, motion)
     for path in write_netcdf(what, out):
         console.print(str(path))
 

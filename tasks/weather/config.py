@@ -17,7 +17,9 @@ TRANSFER_REGIONS = ("roxi_0008", "roxi_0009", "roxi_0010")
 STEPS = 200
 """Probabilities are kept in steps of 1/200, rounded down; thresholds are whole steps."""
 
-DATA_LENGTHS = {name: (4, 32) for name in ("w4c22", "generated-24", "generated-36", "generated-60", "generated-252")}
+PRESETS = ("24", "24-quick", "24-small", "36", "60", "252")
+"""What may follow `generated-` in the name of a data set, its size first."""
+DATA_LENGTHS = {name: (4, 32) for name in ("w4c22", *(f"generated-{each}" for each in PRESETS))}
 """Inputs and lead times that data sets have, where this is known before they are there."""
 
 
@@ -56,6 +58,8 @@ class Swin:
     variant: Literal["repeat_interleave", "channel_convolution", "upsample"] = "repeat_interleave"
     """How the input times become the forecast's lead times."""
     feature_size: int = 24
+    window: int = 7
+    """Tokens across a window of attention, in time, height and width: attention's cost grows with its cube."""
     resize: Literal["pad", "nearest", "trilinear"] = "pad"
     """How height and width come to a multiple of 32 and back. `nearest`, the reference's, shifts rows by a pixel."""
     merging: Literal["mergingv2", "merging"] = "mergingv2"
@@ -64,6 +68,7 @@ class Swin:
     """Compute activations again in the backward pass instead of keeping them."""
 
     def __post_init__(self) -> None:
+        check_positive(self, "window")
         if self.feature_size < 12 or self.feature_size % 12:
             raise ValueError(f"feature_size {self.feature_size} is not a multiple of 12")
 
@@ -101,10 +106,8 @@ class Context:
 
 @dataclass(frozen=True, kw_only=True)
 class Retrieval:
-    """Rain now, read off the last satellite image by a small network; it stays there, or moves with the clouds."""
+    """Rain now, read off the last satellite image by a small network; a view says whether it moves (`motion`)."""
 
-    motion: Literal["none", "optical_flow", "pysteps"] = "none"
-    """Our optical flow, or that of pysteps, the library of radar meteorologists (`pip install 'retable[pysteps]'`)."""
     filters: int = 16
 
     def __post_init__(self) -> None:
@@ -202,7 +205,7 @@ class Config:
     """What becomes of pixels without radar: left out of the loss, or (the reference) counted as dry, their logit 0, or
     in `soft_iou`, which the reference computes of probabilities, their probability 0."""
     optimizer: Adamw | Adabelief = field(default_factory=Adamw)
-    clip: float = 2.0
+    gradient_clamp: float = 2.0
     """Gradients are cut off at this absolute value; 0: never."""
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
     channels_last: bool = False
@@ -212,11 +215,8 @@ class Config:
     epochs: int = 90
     steps: int = 0
     """Batches in an epoch; 0: as many as the windows of the training set fill."""
-    run: int = 16
+    window_run: int = 16
     """Consecutive windows that are read in one slice; shorter runs mix the batches better and read more."""
-    read_ahead: int = added(0)
-    """Runs that a stream reads while others are used, at least about four; 0: as many as half of Ray's shared memory
-    holds. The batches are the same."""
     patience: int = 0
     """End after so many epochs without a better validation IoU, and keep the best epoch's weights; 0: never. The
     reference watches the validation loss and keeps the best three."""
@@ -224,14 +224,14 @@ class Config:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_positive(self, "batch", "epochs", "inputs", "forecast", "run")
+        check_positive(self, "batch", "epochs", "inputs", "forecast", "window_run")
         if len(set(self.regions)) != len(self.regions) or not self.regions:
             raise ValueError("regions must be named, each once")
         if unknown := [region for region in self.left_out if region not in self.regions]:
             raise ValueError(f"left_out {unknown[0]!r} is none of regions; name one of {', '.join(self.regions)}")
         if set(self.left_out) == set(self.regions):
             raise ValueError("left_out names all regions; leave one to train on")
-        for name in ("steps", "patience", "clip", "rain_threshold", "read_ahead"):
+        for name in ("steps", "patience", "gradient_clamp", "rain_threshold"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} {getattr(self, name)} is negative")
         if self.holdout < 0:
@@ -255,10 +255,6 @@ class Config:
                 raise ValueError("crop none: the baselines forecast the right place only; leave it out")
             if self.temporal_shift:
                 raise ValueError("temporal_shift sums what a network says of each step; with a baseline leave it out")
-        if isinstance(model, Retrieval) and model.motion != "none" and self.inputs < 2:
-            raise ValueError(
-                f"model.motion {model.motion} needs inputs of 2 or more, not {self.inputs}; set it to none"
-            )
         if isinstance(model, Swin) and model.variant != "channel_convolution" and self.forecast % self.inputs:
             raise ValueError(
                 f"forecast {self.forecast} is not a multiple of inputs {self.inputs}, as model.variant {model.variant} "
@@ -288,6 +284,9 @@ class View:
     threshold: float | Literal["tuned", "tuned_per_region", "tuned_per_region_and_lead"] = 0.5
     """Probability from which on rain is forecast, in steps of 0.005; or the best on the validation set: for all, for
     each region and year, or for each lead time of these."""
+    motion: Literal["none", "optical_flow", "pysteps"] = added("none")
+    """Of a retrieval: its rain stays where it is, or moves with the clouds by our optical flow or that of pysteps, the
+    library of radar meteorologists (`pip install 'retable[pysteps]'`)."""
     calibration: Literal["none", "difference_mask", "isotonic"] = "none"
     """`difference_mask` lowers probabilities where training had more rain than validation (section 2.1). `isotonic`
     (ours) gives each step of probability the share of validation pixels on which it rained: Brier score and

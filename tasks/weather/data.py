@@ -24,9 +24,11 @@ from retable.platform.errors import UserError
 from retable.platform.execute.streams import decode, encode, read_blocks, stream
 from retable.platform.spec.task import Source
 from retable.platform.store.storage import Storage
+from retable.platform.train.seeds import generator
 from retable.tasks.weather.config import Config
 from retable.tasks.weather.w4c.frames import Frames
 from retable.tasks.weather.w4c.layout import Index, Window
+from retable.tasks.weather.w4c.prepare import check_simulation
 from retable.tasks.weather.w4c.preprocess import CHANNELS, classify, normalise
 
 if TYPE_CHECKING:
@@ -36,8 +38,6 @@ Array = npt.NDArray[Any]
 
 SLICE = 64
 """Frames that are read at once into memory."""
-TASK_BYTES = 16 << 20
-"""Runs that a task of a stream reads together take no more, unless one alone does."""
 IN_MEMORY = ("training", "validation")
 
 
@@ -152,8 +152,8 @@ def fetch(piece: Mapping[str, Any], raw: Raw, inputs: int, forecast: int, thresh
 
 
 def run_bytes(config: Config, size: int) -> int:
-    """Return what a run of `config.run` windows takes, as `fetch` returns it, of images of `size` pixels: bytes."""
-    images, fields = config.run + config.inputs - 1, config.run + config.forecast
+    """Return the bytes of a run of `config.window_run` windows, as `fetch` returns it, of images of `size` pixels."""
+    images, fields = config.window_run + config.inputs - 1, config.window_run + config.forecast
     return (images * len(CHANNELS) * np.dtype(np.float32).itemsize + fields) * size**2
 
 
@@ -162,11 +162,10 @@ def memory_notes(configs: Sequence[Config], source: Source) -> list[str]:
     size = int(source.info["size"])
     most = max(configs, key=lambda config: config.batch * run_bytes(config, size))
     lane = run_bytes(most, size) / 1e6
-    ahead = f"{most.read_ahead} runs, {most.read_ahead * lane:,.1f} MB," if most.read_ahead else "half of shared memory"
     return [
-        f"{source.info['name']}: as a stream, a lane holds {most.run + most.inputs - 1} images and "
-        f"{most.run + most.forecast} rain fields, {lane:,.1f} MB; a batch of {most.batch} {most.batch * lane:,.1f} MB; "
-        f"{ahead} may be read ahead"
+        f"{source.info['name']}: as a stream, a lane holds {most.window_run + most.inputs - 1} images and "
+        f"{most.window_run + most.forecast} rain fields, {lane:,.1f} MB; a batch of {most.batch} "
+        f"{most.batch * lane:,.1f} MB; half of shared memory, or --read-ahead, may be read ahead"
     ]
 
 
@@ -175,10 +174,10 @@ def lanes(runs: Sequence[WindowRun], batch: int, seed: int, epoch: int) -> tuple
 
     What is left over when the windows are dealt to the lanes is not seen in this epoch.
     """
-    order = np.random.default_rng([seed, epoch]).permutation(len(runs))
+    order = generator(seed, "weather.runs", epoch).permutation(len(runs))
     parts = []
     for number in order:
-        inside = np.random.default_rng([seed, epoch, int(number)]).permutation(runs[number].windows)
+        inside = generator(seed, "weather.windows", epoch, int(number)).permutation(runs[number].windows)
         parts.append(np.stack([np.full(len(inside), number), inside], axis=1))
     dealt = np.concatenate(parts) if parts else np.empty((0, 2), np.int64)
     steps = len(dealt) // batch
@@ -192,10 +191,11 @@ class Windows:
         """Take what `arrays` returned, or None to read the data set's files as a stream.
 
         Raises:
-            UserError: where the data set lacks a region, a year or enough frames.
+            UserError: where the data set lacks a region, a year or enough frames, or was simulated by an older version.
 
         """
         (config,) = configs
+        check_simulation(source)
         self.config, self.batch, self.size = config, config.batch, int(source.info["size"])
         self.regions: tuple[str, ...] = config.regions
         self._info = source.info
@@ -203,12 +203,17 @@ class Windows:
         lengths = (config.inputs, config.forecast)
         joined = config.train_on == "training_and_validation"
         windows = index.training(config.trained_regions, config.years, *lengths, with_validation=joined)
-        self._runs = runs_of(windows, config.run)
+        self._runs = runs_of(windows, config.window_run)
         self._validation = index.sequences("validation", config.trained_regions, config.years, *lengths)
         every = lanes(self._runs, config.batch, config.seed, 0)[1]
         self.steps = min(config.steps or every, every)
         self._raw: Raw = Frames(source.folder, source.info) if columns is None else Memory(columns)
         self._streams = columns is None
+
+    @property
+    def validated(self) -> tuple[str, ...]:
+        """The places `<year>/<region>` that have validation sequences."""
+        return tuple(shard.partition("/")[2] for shard, windows in self._validation.items() if windows)
 
     @property
     def positive_ratio(self) -> float:
@@ -260,11 +265,7 @@ class Windows:
         pieces = [asdict(run) for run in runs]
         if not self._streams:
             return map(get, pieces)
-        each = run_bytes(config, self.size)
-        together = TASK_BYTES // each
-        if config.read_ahead:  # four tasks' worth are about to be read or handed over
-            together = min(together, config.read_ahead // 4)
-        return stream(pieces, get, config.read_ahead * each, max(1, together))
+        return stream(pieces, get, run_bytes(config, self.size))
 
     def _join(self, samples: Sequence[tuple[WindowRun, Mapping[str, Array], int]]) -> Batch:
         """Cut windows out of their runs and put them together. Everything is copied: runs may be shared memory."""
@@ -288,19 +289,24 @@ def positive_ratio(info: Mapping[str, Any], config: Config) -> float:
     """Return dry over rainy pixels of the training set: what `loss.positive_weight=training_set` stands for.
 
     Raises:
-        UserError: where the data set's share of rain was counted at another threshold, or there is none.
+        UserError: where the data set's share of rain was counted at another threshold, there is none, or pixels were
+            not counted.
     """
-    shares = [
-        share
-        for series, share in info["rain"].items()
+    if "measured" not in info:
+        raise UserError("loss.positive_weight training_set: dataset.json was written by an older version; remove it")
+    places = [
+        series
+        for series in info["rain"]
         if int(series.split("/")[0]) in config.years and series.split("/")[1] in config.trained_regions
     ]
     counted = info.get("rain_threshold", config.rain_threshold)
-    rainy = float(np.mean(shares)) if shares else 0.0
+    pixels = sum(info["measured"][series] for series in places)
+    rainy = sum(info["rain"][series] * info["measured"][series] for series in places) / max(pixels, 1)
     if config.rain_threshold != counted or not rainy:
         known = f"{rainy:.3f} of the pixels at {counted} mm/h"
         raise UserError(f"loss.positive_weight training_set: the data set knows of rain in {known}; give a number")
-    return (1 - rainy) / rainy
+    ratio: float = (1 - rainy) / rainy
+    return ratio
 
 
 def sequences(source: Source, config: Config, shard: str) -> list[Window]:

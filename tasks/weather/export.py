@@ -14,13 +14,13 @@ from torch import Tensor
 
 from retable.platform.api import TrainedRun
 from retable.platform.config import flatten, override
-from retable.platform.errors import UserError, nearest
+from retable.platform.errors import UserError
 from retable.platform.models import export
 from retable.platform.store import weights
 from retable.tasks.weather import metrics
-from retable.tasks.weather.config import Config
+from retable.tasks.weather.config import Config, View
 from retable.tasks.weather.model import Forecaster, build
-from retable.tasks.weather.predict import BATCH, forecast, load
+from retable.tasks.weather.predict import BATCH, check, forecast, load
 from retable.tasks.weather.w4c.preprocess import CHANNELS, normalise
 
 Array = npt.NDArray[Any]
@@ -50,19 +50,15 @@ class Exported:
         Args:
             satellite: images as the files have them (`preprocess` says what their numbers mean), float
                 (n, inputs, 11, size, size); missing values are not finite.
-            region: one of the config's.
+            region: any; a climatology needs one that the run knew.
 
         Raises:
-            UserError: where the images are of another shape, or the region is none that the run knew.
+            UserError: where the images are of another shape, or a climatology does not know the region.
         """
         wanted = (self.config.inputs, len(CHANNELS), self.size, self.size)
         if satellite.ndim != 5 or satellite.shape[1:] != wanted or not len(satellite):
             raise UserError(f"satellite images of shape {satellite.shape}; this forecaster reads (n, {wanted})")
-        if region not in self.config.regions:
-            raise UserError(
-                f"region {region!r} is none that this forecaster knows{nearest(region, self.config.regions)}"
-            )
-        place = self.config.regions.index(region)
+        place = self.forecaster.number(region)
         parts = (satellite[start : start + BATCH] for start in range(0, len(satellite), BATCH))
         return np.concatenate(
             [forecast(self.forecaster, normalise(part), place, self.config.precision) for part in parts]
@@ -73,21 +69,23 @@ class Exported:
         return metrics.quantise(self.forecast(satellite, region))
 
 
-def write_export(run: TrainedRun, epoch: int = 0, **more: Any) -> bytes:
+def write_export(run: TrainedRun, epoch: int = 0, motion: str = "none", **more: Any) -> bytes:
     """Return the one file that is served of a run.
 
     Args:
         run: a finished run of this task, whose data are there.
         epoch: one that was kept; 0: the last.
+        motion: of a retrieval, how the file's forecasts move its rain.
         **more: what else the file is to say of itself, such as `licence`.
 
     Raises:
-        UserError: where the epoch was not kept, or the data are gone.
+        UserError: where the epoch was not kept, the data are gone, or the model does not move rain.
     """
+    check(run.config, override(View(), {"motion": motion}))
     config, size = run.config, int(run.source.info["size"])
     fields = {path: value for path, value in flatten(config).items() if path.split(".")[0] not in ITS_OWN}
     shape = {name: getattr(config, name) for name in ("inputs", "forecast", "rain_threshold")}
-    said = export.about(run, epoch, size=size, regions=list(config.regions), **shape, **more)
+    said = export.about(run, epoch, size=size, regions=list(config.regions), motion=motion, **shape, **more)
     metadata = {
         "format": FORMAT,
         "config": json.dumps(fields, sort_keys=True),
@@ -115,7 +113,7 @@ def read_export(data: bytes, name: str) -> Exported:
         config = override(Config(), export.read_json(metadata, "config", name, REMEDY))
         size, tensors = int(json.loads(metadata["size"])), read(data)
         _check(config, size, tensors)
-        return Exported(said, config, size, load(config, tensors, size))
+        return Exported(said, config, size, load(config, tensors, size, str(said.get("motion", "none"))))
     except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError, UserError) as error:
         line = str(error).strip().splitlines()[0].removeprefix(f"{name}: ")
         raise UserError(f"{name}: a damaged forecaster ({line}); {REMEDY}") from error

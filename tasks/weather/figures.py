@@ -14,7 +14,7 @@ from matplotlib.figure import Figure as Drawing
 
 from retable.platform.spec.table import Replicate, Results
 from retable.tasks.weather.config import STEPS
-from retable.tasks.weather.forecasts.verification import WIDTHS_KM, Band, Verification
+from retable.tasks.weather.forecasts.verification import Band, Verification
 from retable.tasks.weather.metrics import MINUTES, cut
 from retable.tasks.weather.predict import thresholds
 
@@ -104,7 +104,8 @@ def draw_scores(parts: Sequence[Verification]) -> Drawing:
         stacked = [np.array([getattr(band, end)[0] for band in places.values()]) for end in ("value", "low", "high")]
         axes[1, 1].errorbar(range(len(places)), stacked[0], gaps(*stacked), **own | {"linestyle": "none"}, capsize=2)
         axes[1, 1].set_xticks(range(len(places)), list(places), fontsize=7, rotation=90)
-        curve(axes[2, 0], range(len(WIDTHS_KM)), part.by_width(), own)
+        curve(axes[2, 0], range(len(part.widths)), part.by_width(), own)
+        axes[2, 0].set_xticks(range(len(part.widths)), [f"{width} km" for width in part.widths])
         line = part.by_threshold()
         axes[2, 1].plot(np.arange(1, len(line) + 1) / STEPS, line, **own | {"marker": "none"})
         reliability, forecast, shares = part.reliability()
@@ -124,7 +125,6 @@ def finish(axes: Array, any_parts: bool) -> None:
     axes[1, 0].set(title="forecasts of rain for each rain: 1 is unbiased", ylabel="bias")
     axes[1, 1].set(title="by year and region", ylabel="IoU")
     axes[2, 0].set(title="at coarser scales", xlabel="neighbourhood", ylabel="FSS")
-    axes[2, 0].set_xticks(range(len(WIDTHS_KM)), [f"{width} km" for width in WIDTHS_KM])
     axes[2, 1].set(title="by threshold, one for all places", xlabel="rain from this probability on", ylabel="IoU")
     axes[3, 0].set(title="reliability", xlabel="forecast probability of rain", ylabel="it rained", xlim=(0, 1))
     axes[3, 1].set(title="sharpness", xlabel="forecast probability of rain", ylabel="share of forecasts", xlim=(0, 1))

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from retable.platform.spec.claims import Estimate, joint_of
+from retable.platform.train.seeds import generator
 from retable.tasks.weather.config import STEPS
 from retable.tasks.weather.w4c.preprocess import MASKED
 
@@ -26,7 +27,7 @@ Threshold = float | Array
 """Probability from which on rain is forecast, a multiple of 1/200: one, or one for each lead time (L,)."""
 
 FSS_WIDTHS = (1, 3, 9, 27)
-"""Widths of the fractions skill score's neighbourhoods, pixels of 2 km."""
+"""Widths of the fractions skill score's neighbourhoods, pixels of 2 km; on a narrower map it is the map's."""
 MINUTES = 15
 """From one lead time to the next."""
 BINS = 10
@@ -229,7 +230,7 @@ def scores(
     """
     counts = {shard: confusion(summary["histogram"], thresholds[shard]) for shard, summary in summaries.items()}
     found = overlap(counts) | contingency(counts)
-    for column, width in enumerate(FSS_WIDTHS):
+    for column, width in enumerate(fss_widths(summaries)):
         sums = [(s["fss_error"][..., column].sum(), s["fss_reference"][..., column].sum()) for s in summaries.values()]
         add_mean(found, f"fss/{2 * width}km", [1 - error / reference for error, reference in sums if reference > 0])
     histogram = sum(summary["histogram"].sum(axis=(0, 1), dtype=np.int64) for summary in summaries.values())
@@ -240,6 +241,12 @@ def scores(
     if len(set(means.values())) > 1:
         found |= {f"threshold/{shard.partition('/')[2]}": mean for shard, mean in means.items()}
     return found
+
+
+def fss_widths(summaries: Summaries) -> list[int]:
+    """Return the widths of the neighbourhoods that were used, pixels: none is wider than the map."""
+    side = next(iter(summaries.values()))["example_events"].shape[-1]
+    return [min(width, side) for width in FSS_WIDTHS]
 
 
 def add_mean(found: dict[str, float], name: str, values: Sequence[float]) -> None:
@@ -361,7 +368,7 @@ def drawn_anew(a: Sequence[Counts], b: Sequence[Counts], draws: int, seed: int) 
     shards = list(pairs[0][0])
     if any(set(side) != set(shards) for pair in pairs for side in pair):
         raise ValueError("the forecasts are not of the same shards")
-    random = np.random.default_rng(seed)
+    random = generator(seed, "weather.bootstrap")
     for shard in shards:
         sides = np.stack([[side[shard] for side in pair] for pair in pairs]).astype(np.float64)
         sequences = sides.shape[2]

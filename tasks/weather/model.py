@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from retable.platform.errors import UserError
+from retable.platform.errors import UserError, nearest
 from retable.platform.store.weights import check, unwrapped
 from retable.tasks.weather.config import AllDry, AllRain, Climatology, Config, Context, Retrieval, Swin, UNet, Vivit
 from retable.tasks.weather.models import baselines
@@ -53,7 +53,8 @@ class Forecaster(nn.Module):
         if region in self.regions:
             return self.regions.index(region)
         if isinstance(self.model, baselines.Climatology):
-            raise UserError(f"region {region}: a climatology knows the regions that it has seen: {self.regions}")
+            seen = f"a climatology knows the regions that it has seen, {', '.join(self.regions)}"
+            raise UserError(f"region {region!r}: {seen}{nearest(region, self.regions)}")
         return 0
 
     def forward(

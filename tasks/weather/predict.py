@@ -14,11 +14,12 @@ from torch import Tensor
 from retable.platform.errors import UserError
 from retable.platform.spec.task import Source
 from retable.tasks.weather import metrics
-from retable.tasks.weather.config import Config, View
+from retable.tasks.weather.config import Config, Retrieval, View
 from retable.tasks.weather.data import sequences
 from retable.tasks.weather.learner import PRECISION, sample_cost
 from retable.tasks.weather.metrics import Threshold
 from retable.tasks.weather.model import Forecaster, build
+from retable.tasks.weather.models.baselines import RetrievalForecaster
 from retable.tasks.weather.w4c.frames import Frames
 from retable.tasks.weather.w4c.layout import Index, Window
 from retable.tasks.weather.w4c.preprocess import classify, normalise
@@ -56,10 +57,29 @@ def shards(config: Config, view: View, source: Source) -> Sequence[str]:
     return found
 
 
-def load(config: Config, weights: Mapping[str, Tensor], size: int) -> Forecaster:
-    """Return a trained forecaster of images `size` pixels wide, in evaluation mode, on a GPU where there is one."""
+def check(config: Config, view: View) -> None:
+    """Refuse a view that moves what does not move.
+
+    Raises:
+        UserError: where the model is no retrieval, or sees one image.
+    """
+    if view.motion == "none":
+        return
+    if not isinstance(config.model, Retrieval):
+        raise UserError(f"view.motion {view.motion} moves a retrieval's rain; of other models leave it out")
+    if config.inputs < 2:
+        raise UserError(f"view.motion {view.motion} needs inputs of 2 or more, not {config.inputs}; leave it out")
+
+
+def load(config: Config, weights: Mapping[str, Tensor], size: int, motion: str = "none") -> Forecaster:
+    """Return a trained forecaster of images `size` pixels wide, in evaluation mode, on a GPU where there is one.
+
+    `motion` is the view's, of a retrieval.
+    """
     forecaster = build(config, size, config.regions)
     forecaster.load_state_dict(dict(weights))
+    if isinstance(forecaster.model, RetrievalForecaster):
+        forecaster.model.move(motion)
     return forecaster.eval().to("cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -77,7 +97,7 @@ def forecast(model: Forecaster, images: Array, region: int, precision: str = "fl
 def predict(config: Config, view: View, weights: Mapping[str, Tensor], source: Source, shard: str) -> dict[str, Array]:
     """Forecast a shard's sequences: `probability`, uint8 (n, leads, S, S) in steps of 1/200."""
     alpha = difference_mask(config, source, shard) if view.calibration == "difference_mask" else None
-    model = load(config, weights, int(source.info["size"]))
+    model = load(config, weights, int(source.info["size"]), view.motion)
     return {"probability": forecast_windows(model, config, source, sequences(source, config, shard), alpha)}
 
 

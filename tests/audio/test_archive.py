@@ -152,7 +152,7 @@ def test_an_archive_with_a_file_of_three_hours(tmp_path, shared):
     planted = heard(known[60])
     soundfile.write(query, planted, RATE)
     write_long(long, [heard(clip) for clip in known[40:60]], planted)
-    with command("shell", "--index", out, "--anyway", "--top", 3, code=PLAIN, stdin=subprocess.PIPE) as shell:
+    with command("shell", "--index", out, "--top", 3, code=PLAIN, stdin=subprocess.PIPE) as shell:
         updated_beside_a_shell(shell, archive, out, embedder, query, long)
 
     # The folder moves, a file is called otherwise, and another one lies there twice.

@@ -19,7 +19,6 @@ from retable.tasks.audio.world.captions import (
     caption,
     is_plural,
     keywords,
-    narrow,
     participle,
     state,
     third_person,
@@ -162,15 +161,6 @@ def test_true_statements_hold_and_habits_do_what_they_say() -> None:
     missing, possible = np.sum(omitted, axis=0)
     assert missing / possible == pytest.approx(0.6, abs=0.05)
     assert np.mean(wrong) == pytest.approx(0.2, abs=0.05) and np.mean(background) == pytest.approx(0.6, abs=0.08)
-
-
-def test_a_narrow_lexicon_has_one_form_and_prefers_the_common_one() -> None:
-    rng = np.random.default_rng(0)
-    drawn_words = [narrow({"dog": LEXICON["dog"]}, rng)["dog"] for _ in range(300)]
-    assert all(len(words.subjects) == len(words.verbs) == 1 for words in drawn_words)
-    share = np.mean([words.verbs[0] == LEXICON["dog"].verbs[0] for words in drawn_words])
-    assert share == pytest.approx(1 / sum(n**-1.5 for n in range(1, 6)), abs=0.08)
-    assert {words.verbs[0] for words in drawn_words} == set(LEXICON["dog"].verbs)
 
 
 def test_keywords_name_unsaid_sounds_too_and_some_noise() -> None:

@@ -358,3 +358,23 @@ def test_panns_of_another_sample_rate(tmp_path, storage):
 def test_without_a_storage_no_weights_are_read():
     network = build_audio(Config(audio=config_of("passt-n"), segment=1.0), None).network
     assert float(network.blocks[0].attn.qkv.weight.detach().std()) == pytest.approx(network.width**-0.5, rel=0.1)
+
+
+def test_which_copy_of_a_network_is_taken_is_said_and_can_be_told(tmp_path, storage):
+    """PaSST's own training checkpoints hold the network and its average over the last epochs."""
+    own = passt_state("passt-n")
+    both = {f"net.{name}": value for name, value in own.items()}
+    both |= {f"net_swa.{name}": value + 0.5 for name, value in own.items()}
+    path, lines = written(tmp_path, "epoch.ckpt", {"state_dict": both}), []
+
+    def taken(*told):
+        digest = checkpoints.import_file(path, storage, *told, say=lines.append)
+        audio = dataclasses.replace(config_of("passt-n"), weights=digest)
+        return checkpoints.stored(audio, storage).tensors["cls_token"]
+
+    assert torch.equal(taken(), own["cls_token"])
+    assert lines == [f"{path}: holds net and net_swa: net is taken; --part net_swa takes the other"]
+    assert torch.equal(taken("net_swa"), own["cls_token"] + 0.5) and torch.equal(taken("net"), own["cls_token"])
+    assert len(lines) == 1
+    with pytest.raises(UserError, match="it has no part 'ema'"):
+        taken("ema")

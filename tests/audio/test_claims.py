@@ -62,7 +62,8 @@ def verdict(table, found, number):
     ],
 )
 def test_a_comparison_rests_on_the_interval(one, other, seeds, status):
-    found = verdict("table2", results({tables.BEST.label: one, tables.NO_REWRITES.label: other}, seeds), 4)
+    rows = {tables.BEST.label: one, tables.NO_REWRITES.label: other, tables.MEAN_MEL.label: 9}
+    found = verdict("table2", results(rows, seeds), 4)
     assert found.status == status and f"{seeds} seed" in found.because
 
 
@@ -77,8 +78,9 @@ def test_a_comparison_rests_on_the_interval(one, other, seeds, status):
     ],
 )
 def test_each_comparison_is_of_its_two_rows(number, better, worse):
-    assert verdict("table2", results({better: 2, worse: 6}), number).status == "holds"
-    assert verdict("table2", results({better: 6, worse: 2}), number).status == "does not hold"
+    control = {tables.MEAN_MEL.label: 9}
+    assert verdict("table2", results({**control, better: 2, worse: 6}), number).status == "holds"
+    assert verdict("table2", results({**control, better: 6, worse: 2}), number).status == "does not hold"
 
 
 def test_the_difference_is_that_of_the_means_in_points():
@@ -90,17 +92,45 @@ def test_the_difference_is_that_of_the_means_in_points():
     assert str(found).endswith("mAP@10, 3 seeds, 40 recordings")
 
 
-def test_pairs_are_averaged_and_those_not_run_left_out():
-    small, large, overlap = "PaSST-N + bert-base", "PaSST-N + bert-large", "PaSST-S + bert-base"
-    rows = results({small: 6, large: 3, overlap: 9, "PaSST-S + bert-large": 9})
-    differences = [claims.compare(rows, [pair]).value for pair in claims.LARGER if all(label in rows for label in pair)]
+SYSTEMS = {f"PaSST-{audio} + {text}" for audio in "NS" for text in tables.TEXT}
+
+
+def systems(large=3, small=6, control=9, **options):
+    """All pairs of systems with larger and smaller text encoders, and the linear control."""
+    levels = {label: large if "large" in label else small for label in SYSTEMS}
+    return {**levels, tables.MEAN_MEL.label: control, **options}
+
+
+def test_all_pairs_are_averaged():
+    rows = results(systems())
+    differences = [claims.compare(rows, [pair]).value for pair in claims.LARGER]
     together = claims.compare(rows, claims.LARGER)
-    assert len(differences) == 2 and together.value == pytest.approx(np.mean(differences))
-    assert "mean of 2 pairs" in together.about
+    assert len(differences) == 4 and together.value == pytest.approx(np.mean(differences))
+    assert "mean of 4 pairs" in together.about
     assert verdict("table2", rows, 0).status == "holds"
-    assert verdict("table2", rows, 1).status == "holds"
-    assert verdict("table2", results({small: 2, overlap: 6}), 0).status == UNTESTED
-    assert verdict("table2", results({small: 6, overlap: 2}), 1).status == "does not hold"
+    assert verdict("table2", results(systems(large=6, small=3)), 0).status == "does not hold"
+    assert verdict("table2", rows, 1).status == "not separable"
+
+
+def test_a_pair_that_was_not_run_is_named():
+    levels = systems()
+    del levels["PaSST-S + bert-base"]
+    found = verdict("table2", results(levels), 0)
+    assert found.status == UNTESTED and found.because == "not run: PaSST-S + bert-base"
+
+
+def test_what_finds_no_more_than_the_linear_control_decides_nothing():
+    """One of eight systems is below the gate: the verdict names it, with the two scores."""
+    rows = results(systems(control=5, **{"PaSST-N + bert-base": 9, "PaSST-N + roberta-base": 4, **dict.fromkeys(
+        ("PaSST-S + bert-base", "PaSST-S + roberta-base"), 4)}))  # fmt: skip
+    found = verdict("table2", rows, 0)
+    score = 100 * rows.values("PaSST-N + bert-base", "map10").mean()
+    control = 100 * rows.values(tables.MEAN_MEL.label, "map10").mean()
+    assert found.status == UNTESTED
+    assert found.because == f"at or below the linear control's {control:.2f} mAP@10: PaSST-N + bert-base {score:.2f}"
+    without = systems()
+    del without[tables.MEAN_MEL.label]
+    assert "was not run" in verdict("table2", results(without), 0).because
 
 
 def test_only_seeds_that_both_rows_have_are_compared():
@@ -119,19 +149,28 @@ def test_rows_of_other_captions_are_not_compared():
 @pytest.mark.parametrize(("ensemble", "status"), [(2, "holds"), (4, "not separable"), (6, "does not hold")])
 def test_the_ensemble_is_held_against_its_best_member(ensemble, status):
     best, weak = MEMBERS[3], MEMBERS[0]
-    found = verdict("table2", results({tables.ENSEMBLE.label: ensemble, best: 4, weak: 9}), 5)
+    rows = results({tables.ENSEMBLE.label: ensemble, best: 4, weak: 9, tables.MEAN_MEL.label: 7})
+    found = verdict("table2", rows, 5)
     assert found.status == status and f"2 members, against {best}" in found.because
 
 
 def test_a_member_less_or_a_system_more_lowers_the_score_only_if_each_does():
     first, second = MEMBERS[:2]
-    lower = {tables.ENSEMBLE.label: 2, tables.WITHOUT[first].label: 5, tables.WITHOUT[second].label: 5}
+    lower = {
+        tables.ENSEMBLE.label: 2,
+        first: 4,
+        second: 4,
+        tables.MEAN_MEL.label: 9,
+        tables.WITHOUT[first].label: 5,
+        tables.WITHOUT[second].label: 5,
+    }
     assert verdict("ensembles", results(lower), 0).status == "holds"
     higher = {**lower, tables.WITHOUT[second].label: 1}
     found = verdict("ensembles", results(higher), 0)
     assert found.status == "does not hold" and f"without {second}: " in found.because
-    more = {tables.ENSEMBLE.label: 2, tables.ADDED[CANDIDATES[0]].label: 2}
+    more = {tables.ENSEMBLE.label: 2, CANDIDATES[0]: 4, tables.MEAN_MEL.label: 9, tables.ADDED[CANDIDATES[0]].label: 2}
     assert verdict("ensembles", results(more), 1).status == "not separable"
+    assert verdict("ensembles", results({**more, CANDIDATES[0]: 9, tables.MEAN_MEL.label: 4}), 1).status == UNTESTED
 
 
 def test_chance_is_the_mean_over_all_ranks():

@@ -137,7 +137,7 @@ def test_silence_around_a_sound_is_left_out(folder: Path) -> None:
     event = Event("dog", 0.0, 1.5)
     wave = compose(Scene((event,), 2.0), [path], (0, 0))
     level = np.sqrt((wave.reshape(20, -1) ** 2).mean(axis=1))
-    assert level[1:14].min() > 0.7 * level[1:14].max() > 10 * level[16:].max()  # repeated to fill the event
+    assert level[1:14].min() > 0.7 * level[1:14].max() > 5 * level[16:].max()  # repeated to fill the event
 
 
 def test_mistakes_are_one_clear_line(folder: Path, tmp_path: Path) -> None:
@@ -176,7 +176,14 @@ def test_what_is_learnt_on_scenes_finds_real_recordings_of_another_fold(shared: 
     place = Storage.open(tmp_path) / "data/audio/scenes"
     made = items(Composition(folder=folder, training=300, validation=10))
     source = Source(place, write_dataset(place, "scenes", "generated", "mel", made, workers=2))
-    changes = {"data": "scenes", "corpora": ["clotho"], "clip": 5.0, "audio": "mean_mel", "epochs": 2, "steps": 250}
+    changes = {
+        "data": "scenes",
+        "corpora": ["clotho"],
+        "clip_seconds": 5.0,
+        "audio": "mean_mel",
+        "epochs": 2,
+        "steps": 250,
+    }
     config = override(config_at(TASK, "small", {}), changes)
     data = Recordings(None, source, [config])
     learner = RetrievalLearner([config], data, Worker())

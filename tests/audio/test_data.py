@@ -15,7 +15,7 @@ from retable.tasks.audio import data
 from retable.tasks.audio.collect.recordings import Recording, read_recordings, write_dataset, write_recordings
 from retable.tasks.audio.config import Config
 
-CONFIG = Config(batch=4, clip=0.1, seed=3)
+CONFIG = Config(batch=4, clip_seconds=0.1, seed=3)
 LENGTHS = [1600, 3200, 4800, 6400, 8000, 9600, 4000, 2000, 5000]
 
 

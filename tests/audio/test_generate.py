@@ -150,7 +150,8 @@ def test_the_corpora_differ_in_words_and_band(recordings: list[Recording]) -> No
 CORPORA = ("clotho", "audiocaps", "wavcaps")
 
 
-def test_training_words_are_fewer_than_test_words() -> None:
+def test_training_captions_have_the_words_of_test_captions() -> None:
+    """Nothing is narrowed for a rewriter to widen again."""
     small = world("small")
 
     def variety(split: str) -> float:
@@ -159,7 +160,7 @@ def test_training_words_are_fewer_than_test_words() -> None:
         counts = [Counter(word for text in texts for word in set(text.lower().strip(".").split())) for texts in listed]
         return float(np.mean([np.mean([n == 1 for n in count.values()]) for count in counts]))
 
-    assert variety("training") < variety("test") - 0.05
+    assert abs(variety("training") - variety("test")) < 0.05
 
 
 def rank_scores(similarity: Array, owners: Array) -> float:

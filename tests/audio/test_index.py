@@ -1,13 +1,16 @@
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import soundfile
+import torch
 
 from retable.platform.errors import UserError
 from retable.tasks.audio.config import SAMPLE_RATE
 from retable.tasks.audio.search import index as indexing
+from retable.tasks.audio.search.embedder import embed_each, embed_file
 from retable.tasks.audio.search.index import QUERIES, scan, update
 from retable.tasks.audio.search.search import open_index, query_vector, read_info
 from retable.tasks.audio.search.search import search as find
@@ -148,6 +151,7 @@ def test_an_interrupted_command_goes_on(folder, tmp_path, monkeypatch, moment):
     for number in range(5):
         record(folder / f"{number}.wav", tone("middle", loud=0.1 + number / 100))
     monkeypatch.setattr(indexing, "SHARE", 2)
+    monkeypatch.setattr(indexing, "WORKERS", 1)
     out = tmp_path / "out"
 
     def stopped(*arguments, **options):
@@ -236,10 +240,11 @@ def test_broken_files_are_lines_and_no_work_the_next_time(folder, tmp_path):
 def test_a_model_that_makes_no_numbers_is_a_line(folder, tmp_path):
     class Broken(Toy):
         def sounds(self, segments):
-            return super().sounds(segments) / (0 if len(segments) == 4 else 1)
+            vectors = super().sounds(segments)
+            vectors[vectors[:, 2] > 0.9] = np.nan  # of a high note
+            return vectors
 
-    with np.errstate(divide="ignore", invalid="ignore"):
-        made = update(folder, tmp_path / "out", Broken())
+    made = update(folder, tmp_path / "out", Broken())
     assert made.added == 2 and "no numbers" in made.failures[0]
 
 
@@ -322,3 +327,63 @@ def test_an_exact_index_has_no_second_copy_and_an_older_one_loses_it(folder, tmp
     assert update(folder, out, heard).info["faiss"] == {} and heard.heard == 0
     assert not list(out.glob("index-*.faiss")) and open_index(out).faiss is None
     assert find(open_index(out), query, 3) == before
+
+
+@pytest.mark.parametrize("workers", [2, 5])
+def test_several_workers_write_the_same_index(tmp_path, monkeypatch, workers):
+    """Whole, in order, with every line, and each computes in one thread; torch has its threads back afterwards."""
+    sounds, threads = tmp_path / "sounds", []
+    for number in range(23):
+        record(sounds / f"{number:02d}.wav", tone(*["low", "middle", "high"][: 1 + number % 3], loud=0.1 + number / 50))
+    (sounds / "07.flac").write_text("no sound")
+    record(sounds / "silent.wav", 0 * tone("low"))
+
+    class Counting(Toy):
+        def sounds(self, segments):
+            threads.append(torch.get_num_threads())
+            return super().sounds(segments)
+
+    monkeypatch.setattr(indexing, "SHARE", 2)
+    made = {}
+    for count in (1, workers):
+        monkeypatch.setattr(indexing, "WORKERS", count)
+        made[count] = update(sounds, tmp_path / str(count), Counting())
+    assert made[1] == replace(made[workers], info={**made[workers].info, "beside": made[1].info["beside"]})
+    one, other = (open_index(tmp_path / str(count)) for count in (1, workers))
+    assert all(mine.equals(theirs) for mine, theirs in zip(one.tables, other.tables, strict=True))
+    assert set(threads) == {1}
+
+
+def test_a_stopped_worker_ends_the_others(tmp_path, monkeypatch):
+    sounds, heard = tmp_path / "sounds", []
+    for number in range(20):
+        record(sounds / f"{number:02d}.wav", tone("low", loud=0.1 + number / 50))
+
+    class Stopped(Toy):
+        def sounds(self, segments):
+            heard.append(1)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(indexing, "SHARE", 1)
+    monkeypatch.setattr(indexing, "WORKERS", 3)
+    with pytest.raises(KeyboardInterrupt):
+        update(sounds, tmp_path / "out", Stopped())
+    assert len(heard) <= 5
+    assert update(sounds, tmp_path / "out", Toy()).added == 20
+
+
+def test_segments_of_several_files_are_embedded_at_once(folder):
+    sizes = []
+
+    class Counting(Toy):
+        def sounds(self, segments):
+            sizes.append(len(segments))
+            return super().sounds(segments)
+
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    (folder / "broken.wav").write_text("x")
+    together = embed_each(Counting(), [*paths[:2], folder / "broken.wav", *paths[2:]])
+    assert sizes == [6] and isinstance(together.pop(2), UserError)
+    for path, many in zip(paths, together, strict=True):
+        one = embed_file(Toy(), path)
+        assert many.starts == one.starts and np.abs(many.vectors - one.vectors).max() < 1e-6

@@ -62,10 +62,12 @@ def test_linked_folders_are_followed_once_and_other_files_counted(folder, tmp_pa
     assert others == {".txt": 1, ".jpg": 2, "no suffix": 1}
 
 
-def test_odd_recordings_are_heard_and_remarked(folder, tmp_path):  # noqa: F811
+def test_silence_is_left_out_and_odd_recordings_are_heard_and_remarked(folder, tmp_path):  # noqa: F811
     record(folder / "nothing.wav", 0 * tone("high"))
+    record(folder / "loud.wav", 100 * tone("high"))
     _, made = heard_by(folder, tmp_path / "out")
-    assert made.failures == [] and made.remarks == [f"{folder / 'nothing.wav'}: silent"]
+    assert made.failures == [f"{folder / 'nothing.wav'}: silent"]
+    assert len(made.remarks) == 1 and made.remarks[0].startswith(f"{folder / 'loud.wav'}: clipped")
 
 
 def test_a_file_that_is_gone_before_it_is_hashed_is_a_line(folder):  # noqa: F811
@@ -179,7 +181,7 @@ def test_an_index_answers_after_an_update_that_was_stopped(folder, out, monkeypa
     assert heard == (3 if moment == "embed_files" else 0)
     update(folder, out.parent / "anew", Toy())
     assert hits(out) == hits(out.parent / "anew")
-    assert len(list(out.glob("embeddings-*"))) == len(list(out.glob("null-*"))) == len(list(out.glob("places-*"))) == 1
+    assert len(list(out.glob("embeddings-*"))) == len(list(out.glob("places-*"))) == 1
 
 
 SLOW = """
@@ -192,7 +194,7 @@ class Slow(Toy):
         print("heard", flush=True)
         time.sleep(float(sys.argv[3]))
         return super().sounds(segments)
-index.SHARE = 1
+index.SHARE = index.WORKERS = 1
 print(index.update(Path(sys.argv[1]), Path(sys.argv[2]), Slow()).added)
 """
 

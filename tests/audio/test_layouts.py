@@ -187,3 +187,65 @@ def test_names_that_no_file_can_have_are_missing(tmp_path):
     touch(tmp_path / "a.wav")
     assert [entry.file for entry in layouts.own(table) if entry.path] == ["a.wav"]
     assert len(layouts.own(table)) == 6
+
+
+META = ["file_name", "keywords", "sound_id"]
+
+
+def test_clothos_metadata_are_those_of_the_exact_name(tmp_path):
+    """Six pairs of names of the real development set are equal but for `_` and spaces."""
+    names = ["Car Keys.wav", "Car_Keys.wav", "RAIN.wav", "fire &amp; wood.wav"]
+    write_csv(tmp_path / "clotho_captions_development.csv", HEAD, *([name, *"abcde"] for name in names))
+    write_csv(
+        tmp_path / "clotho_metadata_development.csv", META,
+        ["Car Keys.wav", "one", "1"], ["Car_Keys.wav", "two", "2"], ["rain.wav", "three", "3"], ["Rain.wav", "x", "4"],
+        ["fire & wood.wav", "five", "5"],
+    )  # fmt: skip
+    touch(*(tmp_path / "development" / name for name in ("Car_Keys.wav", "Car Keys.wav", "rain.wav", "fire_wood.wav")))
+    found = layouts.clotho(tmp_path)
+    assert [entry.source for entry in found] == ["freesound:1", "freesound:2", "", "freesound:5"]
+    assert [entry.keywords for entry in found] == ["one", "two", "", "five"]
+    assert [entry.path.name for entry in found[:3]] == [*names[:2], "rain.wav"]
+    assert [bool(entry.remark) for entry in found] == [False, False, True, False]
+    assert found[2].remark == "its metadata may be of 'rain.wav' or 'Rain.wav': none is taken"
+
+
+def test_a_listed_name_that_two_files_may_mean_is_none_of_them(tmp_path):
+    write_csv(tmp_path / "clotho_captions_validation.csv", HEAD, ["Car:Keys.wav", *"abcde"], ["Door.wav", *"abcde"])
+    touch(*(tmp_path / "validation" / name for name in ("Car Keys.wav", "Car_Keys.wav", "door.wav")))
+    ambiguous, door = layouts.clotho(tmp_path)
+    assert ambiguous.path is None and ambiguous.remark == "may be 'Car Keys.wav' or 'Car_Keys.wav': none is taken"
+    assert door.path.name == "door.wav" and door.remark == ""
+
+
+CURLY = "It’s a “dog” – barking…"
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "utf-8", "utf-8-sig", "utf-16"])
+def test_tables_as_excel_writes_them(tmp_path, encoding):
+    table = tmp_path / "mine.csv"
+    write_csv(table, ["file", "caption"], ["Dog’s bark.wav", CURLY], ["b.wav", "rain"], encoding=encoding)
+    touch(tmp_path / "Dog’s bark.wav", tmp_path / "b.wav")
+    found = layouts.own(table)
+    assert found[0].captions == (CURLY,) and all(entry.path for entry in found)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "byte"),
+    [
+        (f"file,caption\na.wav,{CURLY}\nb.wav,it".encode() + b"\x92s\n", 3, "92"),
+        (f"file,caption\na.wav,{CURLY}\nb.wav,{CURLY}\n".encode()[:-2] + b"\nc.wav,x\n", 3, "e2"),
+        ("file,caption\r\na.wav,“x”\r\nb.wav,y".encode("cp1252") + b"\x81\r\n", 3, "81"),
+    ],
+)
+def test_a_stray_byte_names_its_line(tmp_path, text, line, byte):
+    (tmp_path / "mine.csv").write_bytes(text)
+    with pytest.raises(UserError, match=rf"mine.csv: line {line}: the byte 0x{byte} is no UTF-8"):
+        layouts.own(tmp_path / "mine.csv")
+
+
+def test_clothos_metadata_are_read_whatever_their_bytes(tmp_path):
+    write_csv(tmp_path / "clotho_captions_development.csv", HEAD, ["a.wav", *"abcde"])
+    table = tmp_path / "clotho_metadata_development.csv"
+    table.write_bytes(b"file_name,keywords,sound_id,manufacturer\na.wav,\xc3\xa9t\xe9,7,\x9d\n")
+    assert layouts.clotho(tmp_path)[0].source == "freesound:7"

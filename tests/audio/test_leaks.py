@@ -86,6 +86,29 @@ def test_published_lists_of_both_kinds_are_read(tmp_path):
         leaks.read_exclusions(listing)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "audiocap_id,youtube_id,start_time,caption\n58146,rqfQRErjfk8,170,A man talks\n97151,12345678901,30,Rain\n",
+        "\ufeffYouTube_ID,audiocap_id\nrqfQRErjfk8,1\n12345678901,2\n",
+        "# Segments csv created Sun Mar 5\n# num_ytids=2\n# YTID, start_seconds, end_seconds\n"
+        'rqfQRErjfk8, 0.000, 10.000, "/m/03fwl"\n12345678901, 30.000, 40.000, "/m/0dl9sf8"\n',
+    ],
+)
+def test_ids_of_youtube_are_taken_from_their_own_column(tmp_path, text):
+    """AudioCaps' tables begin with numbers of their own, which are no Freesound ids."""
+    table = tmp_path / "train_v2.csv"
+    table.write_text(text)
+    assert leaks.read_exclusions(table) == {"youtube:rqfQRErjfk8", "youtube:12345678901"}
+
+
+def test_a_table_with_other_ids_alone_is_refused(tmp_path):
+    table = tmp_path / "train.csv"
+    table.write_text("audiocap_id,caption\n58146,A man talks\n")
+    with pytest.raises(UserError, match="no Freesound or YouTube ids"):
+        leaks.read_exclusions(table)
+
+
 def test_fingerprint_equals_a_naive_one():
     mel = np.random.default_rng(1).normal(-3, 2, (60, 128)).astype(np.float32)
     bits, margins, loud = leaks.fingerprint(mel)

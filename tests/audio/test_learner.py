@@ -109,7 +109,7 @@ def test_chunks_give_the_gradients_of_the_whole_batch(chunk):
     assert len(set(batch.recording.tolist())) < 8
     whole, cached = gradients(taught(), batch), gradients(taught(chunk=chunk), batch)
     for name, value in whole.items():
-        torch.testing.assert_close(cached[name], value, rtol=1e-3, atol=1e-5 * float(value.abs().max()) + 1e-8)
+        torch.testing.assert_close(cached[name], value, rtol=1e-3, atol=3e-5 * float(value.abs().max()) + 1e-8)
 
 
 def test_chunks_meet_the_same_dropout_both_times():

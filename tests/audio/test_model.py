@@ -20,7 +20,7 @@ SMALL = {
     "audio.patchout_frequency": 0,
     "audio.frames": 50,
     "segment": 0.5,
-    "clip": 1.0,
+    "clip_seconds": 1.0,
     "text": "untrained",
     "text.heads": 2,
     "text.width": 16,

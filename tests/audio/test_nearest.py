@@ -83,13 +83,17 @@ def test_size_chooses(rows, kind):
     assert nearest.choose(rows) == kind
 
 
-@pytest.mark.parametrize("count", [1, 2, 7, 40, 99])
-def test_the_largest_are_those_of_a_stable_sort(count):
-    """Of few different values, so that ties lie across the edge of what is wanted."""
+@pytest.mark.parametrize("together", [10, 1000])
+@pytest.mark.parametrize("values", [6, 1 << 20])
+@pytest.mark.parametrize("count", [1, 2, 7, 40])
+def test_the_largest_are_those_of_a_stable_sort(count, values, together, monkeypatch):
+    """Of few different values, too, so that ties lie across the edge of what is wanted."""
+    monkeypatch.setattr(nearest, "TOGETHER", together)
     for seed in range(20):
-        line = np.random.default_rng(seed).integers(0, 6, 40).astype(np.float32) / 8
-        expected = np.argsort(-line, kind="stable")[:count]
-        assert nearest._largest(line, count).tolist() == expected.tolist()
+        lines = np.random.default_rng(seed).integers(0, values, (1 + seed % 4, 40)).astype(np.float32) / 8
+        expected = np.argsort(-lines, axis=1, kind="stable")[:, :count]
+        found, places = nearest._largest(lines, count)
+        assert (places == expected).all() and (found == np.take_along_axis(lines, expected, 1)).all()
 
 
 def test_many_queries_are_answered_in_parts(monkeypatch):

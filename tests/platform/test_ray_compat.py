@@ -235,6 +235,30 @@ def test_a_running_ray_counts_attempts_and_tells_of_draining(tmp_path):
         assert ray_compat.draining_nodes() == {place.get_node_id()}
 
 
+@pytest.mark.slow
+def test_a_driver_knows_whether_ray_lives_and_holds_names_while_it_does(tmp_path):
+    code = """
+import os, signal, ray
+from retable.platform import ray_compat
+ray.init("local", num_cpus=1, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
+print(ray_compat.connected(), ray_compat.serve_address())
+print(ray_compat.claim("x", "here"), repr(ray_compat.claim("x", "there")), ray_compat.claim("y", "here"))
+ray_compat.release("x")
+print(ray_compat.claim("x", "here"), flush=True)
+import psutil
+(raylet,) = [each for each in psutil.Process().children() if each.name() == "raylet"]
+raylet.kill()
+raylet.wait()
+print(ray_compat.connected(), flush=True)
+os._exit(0)
+"""
+    words = [sys.executable, "-W", "ignore", "-c", code]
+    ran = subprocess.run(
+        words, capture_output=True, text=True, timeout=200, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    assert ran.stdout.split() == ["True", "None", "None", "''", "None", "None", "False"], ran.stderr
+
+
 def test_the_token_is_sent_where_tokens_are_used():
     """Else `retable submit` is refused by every cluster with a token."""
     code = "from retable.platform import ray_compat; print(ray_compat.auth_headers())"

@@ -11,7 +11,8 @@ import numpy as np
 
 from retable.tasks.rl import data
 
-STATES, ACTIONS = 3, 2
+STATES, ACTIONS = 11, 3
+"""Those of Hopper."""
 Arrays = dict[str, Any]
 Episodes = list[tuple[int, str]]
 MIXED: Episodes = [(3, "terminal"), (1, "timeout"), (4, "timeout"), (1, "terminal"), (2, "both"), (3, "none")]
@@ -25,13 +26,16 @@ def make_arrays(episodes: Episodes, seed: int = 0) -> Arrays:
     terminals, timeouts = np.zeros(rows, bool), np.zeros(rows, bool)
     for row, (_, ending) in zip(last, episodes, strict=True):
         terminals[row], timeouts[row] = ending in ("terminal", "both"), ending in ("timeout", "both")
+    observations, successors = (random.normal(size=(rows, STATES)).astype(np.float32) for _ in range(2))
+    inside = ~(terminals | timeouts)[:-1]
+    successors[:-1][inside] = observations[1:][inside]
     return {
-        "observations": random.normal(size=(rows, STATES)).astype(np.float32),
+        "observations": observations,
         "actions": random.uniform(-1, 1, (rows, ACTIONS)).astype(np.float32),
         "rewards": random.normal(size=rows).astype(np.float32),
         "terminals": terminals,
         "timeouts": timeouts,
-        "next_observations": random.normal(size=(rows, STATES)).astype(np.float32),
+        "next_observations": successors,
     }
 
 

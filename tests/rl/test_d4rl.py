@@ -20,7 +20,8 @@ from tests.rl.d4rl_files import MIXED, Arrays, assert_columns, make_arrays, orac
 @pytest.mark.parametrize("variant", ["v0", "v1", "v2"])
 def test_reads_all_versions_of_d4rl(tmp_path: Path, variant: str) -> None:
     arrays = make_arrays(MIXED)
-    columns, returns = read_d4rl(write(tmp_path / "a.hdf5", arrays, variant))
+    found = read_d4rl(write(tmp_path / "a.hdf5", arrays, variant))
+    columns, returns = found.columns, found.returns
     expected, expected_returns = oracle(arrays, variant == "v2")
     assert_columns(columns, expected)
     np.testing.assert_allclose(returns, expected_returns, rtol=1e-12)
@@ -28,7 +29,7 @@ def test_reads_all_versions_of_d4rl(tmp_path: Path, variant: str) -> None:
 
 def test_keeps_the_last_terminal_row_that_qlearning_dataset_drops(tmp_path: Path) -> None:
     arrays = make_arrays([(2, "timeout"), (2, "terminal")])
-    columns, _ = read_d4rl(write(tmp_path / "a.hdf5", arrays, "v0"))
+    columns = read_d4rl(write(tmp_path / "a.hdf5", arrays, "v0")).columns
     assert columns["terminal"].tolist() == [False, False, True]
     np.testing.assert_array_equal(columns["observation"], arrays["observations"][[0, 2, 3]])
     np.testing.assert_array_equal(columns["next_observation"], arrays["observations"][[1, 3, 3]])
@@ -95,7 +96,7 @@ def test_check_reports_every_defect_of_a_file(tmp_path: Path) -> None:
 def test_accepts_actions_a_rounding_error_beyond_one(tmp_path: Path) -> None:
     arrays = make_arrays(MIXED)
     set_row("actions", 1.0005)(arrays)
-    assert read_d4rl(write(tmp_path / "a.hdf5", arrays))[0]["action"].max() > 1
+    assert read_d4rl(write(tmp_path / "a.hdf5", arrays)).columns["action"].max() > 1
 
 
 def truncate(path: Path) -> None:

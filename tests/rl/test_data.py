@@ -123,7 +123,7 @@ def test_a_half_written_set_is_not_seen(converted: Storage, tmp_path: Path, monk
 
     monkeypatch.setattr(Storage, "write", failing)
     with pytest.raises(UserError, match="disk is full"):
-        data.convert(tmp_path / "mine.hdf5", Storage.open(tmp_path / "storage"), "Hopper", "mine")
+        data.convert(tmp_path / "mine.hdf5", Storage.open(tmp_path / "storage"), "Hopper", "mine", replace=True)
     assert converted.list() == ["part-00000.parquet"]
     with pytest.raises(UserError, match=r"no finished data set here \(no dataset.json\)"):
         data.columns(converted)
@@ -154,7 +154,7 @@ def replaced(name: str, change: Callable[[Any], Any]) -> Callable[[pa.Table], pa
     (lambda table: table.set_column(2, "reward", table["reward"].cast("double")), "no column 'reward' of float"),
     (replaced("reward", lambda values: [np.nan, *values[1:]]), "column 'reward' has NaN"),
     (replaced("observation", lambda values: [None, *values[1:]]), "empty values in column 'observation'"),
-    (replaced("action", lambda values: [[2.0, 0.0], *values[1:]]), "column 'action' leaves"),
+    (replaced("action", lambda values: [[2.0, 0.0, 0.0], *values[1:]]), "column 'action' leaves"),
     (replaced("episode", lambda values: [value + 1 for value in values]), "column 'episode'"),
     (replaced("step", lambda values: [*values[:2], 7, *values[3:]]), "column 'step'"),
     (replaced("timeout", lambda values: [True for _ in values]), "an episode goes on after its end"),
@@ -220,7 +220,7 @@ def test_a_file_that_does_not_say_its_simulator_can_be_told_it(storage: Storage,
     assert info["simulator"] == "v4" and data.simulator("Hopper", info) == "Hopper-v4"
     with h5py.File(path, "a") as file:
         file.attrs["retable"] = json.dumps({"environment": "Hopper", "simulator": "v5"})
-    assert data.convert(path, storage, "Hopper", "mine", "v5")["simulator"] == "v5"
+    assert data.convert(path, storage, "Hopper", "mine", "v5", replace=True)["simulator"] == "v5"
     with pytest.raises(UserError, match=r"mine.hdf5: recorded in v5, not in v4; leave --simulator out"):
         data.convert(path, storage, "Hopper", "mine", "v4")
 

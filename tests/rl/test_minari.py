@@ -23,7 +23,8 @@ from retable.tasks.rl.recordings.d4rl import sha256
 from retable.tasks.rl.recordings.minari import check, import_minari
 from tests.rl.d4rl_files import assert_columns
 
-STATES, ACTIONS = 3, 2
+STATES, ACTIONS = 11, 3
+"""Those of Hopper."""
 Episodes = list[tuple[int, str]]
 MIXED: Episodes = [(3, "terminations"), (1, "truncations"), (2, "none"), (12, "truncations")]
 
@@ -207,7 +208,7 @@ def cut_file(folder: Path) -> None:
     (say(total_steps=19), "18 steps, .* says 19"),
     (say(action_space=json.dumps({"type": "Discrete", "n": 2})), "no Box"),
     (say(action_space=box(-np.inf, 1)), "no Box with finite bounds"),
-    (say(action_space=json.dumps({"type": "Box", "low": [-1] * 5, "high": 1})), "does not fit actions of 2"),
+    (say(action_space=json.dumps({"type": "Box", "low": [-1] * 5, "high": 1})), "does not fit actions of 3"),
     (say(env_spec="{"), "not Minari's metadata"),
     (say(env_spec="[3]"), "not Minari's metadata"),
     (cut_file, "not a readable HDF5 file"),

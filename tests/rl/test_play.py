@@ -60,7 +60,7 @@ def test_the_largest_policy_is_not_too_large():
 
 @pytest.mark.parametrize(
     ("environment", "data", "words"),
-    [("Hoper", "recorded", "Hopper-v5"), ("Hoper", "d4rl-expert-v2", "Hopper-v4"), ("CartPole", "mine", "CartPole-v5")],
+    [("Hoper", "recorded", "Hopper-v5"), ("Hoper", "d4rl-expert-v2", "Hopper-v4"), ("CartPole", "mine", "CartPole-v1")],
 )
 def test_a_wrong_environment_is_refused_when_planned(environment, data, words):
     with pytest.raises(UserError, match=words):

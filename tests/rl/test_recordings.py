@@ -98,7 +98,7 @@ def test_hdf5_is_laid_out_as_d4rls_and_converts_to_the_same(
     assert shapes == {"observations": ((ROWS, 11), "f"), "actions": ((ROWS, 3), "f"), "rewards": ((ROWS,), "f"),
                       "terminals": ((ROWS,), "b"), "timeouts": ((ROWS,), "b"),
                       "next_observations": ((ROWS, 11), "f")}  # fmt: skip
-    columns, _ = read_d4rl(path)
+    columns = read_d4rl(path).columns
     for name, column in data.columns(where).items():
         np.testing.assert_array_equal(column, columns[name])
     copy = data.convert(path, Storage.open(tmp_path), name="copy")

@@ -1,10 +1,13 @@
 """What is served, as a configuration says it: strictly, and the same from the command and from a config file."""
 
 import os
+import queue
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -53,6 +56,8 @@ def deployments(app):
         ({**GOOD, "tasks": ["rll"]}, r"args: tasks\.0: input should be 'weather', 'style', 'audio' or 'rl'"),
         ({**GOOD, "models": "zooo"}, "args: models: input should be 'zoo', 'best' or 'user_config'"),
         ({**GOOD, "token_sha256": "secret"}, "args: token_sha256: string should match"),
+        ({**GOOD, "wait_seconds": {"rl": 0}}, "args: wait_seconds.rl: input should be greater than 0"),
+        ({**GOOD, "wait_seconds": {"rll": 1}}, r"args: wait_seconds\.rll"),
         ({**GOOD, "storage": 3}, "args: storage: input should be a valid string"),
         ({"tasks": ["rl"]}, "token_sha256 is needed; without one, `hosts`"),
         ({"hosts": ["localhost"]}, "tasks are needed"),
@@ -81,9 +86,7 @@ def test_user_config_is_as_strict(config, why):
 
 def test_a_config_file_makes_what_the_command_makes(served, storage):
     arguments = application.arguments(served, storage, HERE, "")
-    text = application.config_file(
-        arguments, 8000, "127.0.0.1", {"rl": {"num_replicas": 2}}, application.served(served)
-    )
+    text = application.config_file(arguments, HERE, {"rl": {"num_replicas": 2}}, application.served(served))
     whole = ServeDeploySchema.model_validate(yaml.safe_load(text))  # Serve takes it
     (said,) = whole.applications
     assert said.import_path == "retable.serve.application:build" and text.count("sha256: ") == 2  # each model once
@@ -95,6 +98,14 @@ def test_a_config_file_makes_what_the_command_makes(served, storage):
         assert configs[name] == of[2] and made[name][:2] + made[name][3:] == of[:2] + of[3:]
     assert models.models_of(configs["rl"]) == served
     assert {each.name: each.num_replicas for each in said.deployments}["rl"] == 2
+
+
+def test_how_long_a_request_may_wait_is_said_for_each_task():
+    def waits(**said):
+        built = build_app(application.build(GOOD | {"tasks": ["rl", "style"]} | said), name="retable").deployments
+        return {each.name: each.init_kwargs["wait"] for each in built if each.init_kwargs}
+
+    assert waits() == {"rl": 5, "style": 20} and waits(wait_seconds={"rl": 0.5}) == {"rl": 0.5, "style": 20}
 
 
 def test_the_template_serves_the_zoo(tmp_path, monkeypatch):
@@ -153,7 +164,7 @@ def test_batches_fit_into_what_a_replica_has_at_once():
 
     for name, module in {"audio": audio, "rl": rl, "style": style, "weather": weather}.items():
         of = application.DEPLOYMENTS[name]
-        assert of.ongoing >= module.BATCH and hasattr(module, of.path.rpartition(".")[2])
+        assert of.ongoing > of.places >= module.BATCH and hasattr(module, of.path.rpartition(".")[2])
 
 
 class Chosen:
@@ -196,6 +207,68 @@ def test_sighup_is_heard_again_and_again_and_a_lost_terminal_ends():
         for _ in range(3):
             os.kill(os.getpid(), signal.SIGHUP)
         assert [heard.get(timeout=5) for _ in range(3)] == [signal.SIGHUP] * 3
+
+
+def test_the_command_waits_for_hangups_while_ray_lives(monkeypatch):
+    monkeypatch.setattr(command, "WATCH", 0.01)
+    looks = [True, False, False, True, False, False, True]  # a moment's silence is none
+
+    def connected():
+        if not looks:
+            heard.put(signal.SIGHUP)
+            return True
+        return looks.pop(0)
+
+    heard = queue.SimpleQueue()
+    monkeypatch.setattr(command.ray_compat, "connected", connected)
+    assert command.hangup(heard)
+    looks = [True, False, False, False, True]
+    assert not command.hangup(heard) and looks == [True]
+
+
+def test_an_application_beside_others_has_a_name_that_is_part_of_its_address():
+    beside = address.Address("::1", 8000, name="other")
+    assert (beside.url, beside.prefix) == ("http://[::1]:8000/other", "/other")
+    assert (HERE.url, HERE.prefix) == ("http://127.0.0.1:8000", "/")
+    for name in ("v1", "page", "Other", "a/b", "-", "a" * 41, " "):
+        with pytest.raises(UserError, match="write 1 to 40"):
+            address.check_name(name)
+    for name in ("", "other", "team-2"):
+        address.check_name(name)
+
+
+@pytest.mark.parametrize(
+    ("there", "holder", "applications", "why"),
+    [
+        (None, None, {}, ""),
+        (None, None, {}, "nothing can listen there"),
+        (("127.0.0.9", 9000), "", {"retable"}, ""),  # of a command that was killed
+        (("127.0.0.9", 9000), None, {"retable"}, "http://127.0.0.9:9000, by a config file, is served by this cluster"),
+        (("127.0.0.9", 9000), "http://a:1", {"retable"}, "http://a:1 is served by this cluster already; .*--name NAME"),
+        (("0.0.0.0", 9000), None, {}, "which others can reach; set RETABLE_TOKEN"),
+    ],
+)
+def test_who_joins_a_cluster_serves_at_its_address_or_is_told_who_is_there(
+    there, holder, applications, why, monkeypatch
+):
+    released = []
+    monkeypatch.setattr(command, "cluster_address", lambda: "head:6379")
+    monkeypatch.setattr(command.ray_compat, "serve_address", lambda: there)
+    monkeypatch.setattr(command.ray_compat, "claim", lambda name, url: holder)
+    monkeypatch.setattr(command.ray_compat, "release", released.append)
+    monkeypatch.setattr("ray.serve.status", lambda: SimpleNamespace(applications=applications))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1] if "listen" in why else 8000
+        monkeypatch.setattr(command, "check_port", address.check_port if "listen" in why else lambda host, port: None)
+        taken.listen()
+        if why:
+            with pytest.raises(UserError, match=why):
+                command.join(address.Address("127.0.0.1", port))
+    if why:
+        assert released == (["retable"] if "config file" in why else [])
+    else:
+        assert command.join(HERE) == (HERE if there is None else address.Address(*there)) and not released
 
 
 def refuse(text):

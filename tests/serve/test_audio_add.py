@@ -69,6 +69,8 @@ def test_what_is_no_recording_leaves_nothing_behind(index, tmp_path):
         413, "the recording lasts 1 s; 0.5 s are taken"
     )  # fmt: skip
     assert refused(whole, index, folder, Limits(sound_samples=1000))[0] == 413
+    joined = 3 * sound("low", format="OGG")  # its header says 1 s, as the first part lasts
+    assert refused(joined, index, folder, Limits(sound_seconds=2.0))[0] == 413
     with writing(tmp_path / "index"), pytest.MonkeyPatch.context() as patched:
         patched.setattr(recordings, "add", lambda *given: recordings_add(*given, patience=0.05))
         assert refused(whole, index, folder)[0] == 503

@@ -116,7 +116,7 @@ def test_more_than_can_wait_are_told_to_come_again(desk):
     assert [at.told(id).get("ahead") for id in ids] == [None, 1, 2]
     with pytest.raises(Problem, match="2 videos wait") as caught:
         create(at)
-    assert caught.value.status == 503 and caught.value.retry_after
+    assert caught.value.status == 503 and caught.value.headers["Retry-After"]
     at.cancel(ids[1])
     last = create(at)
     (at.folder / "go").touch()

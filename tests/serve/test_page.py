@@ -4,6 +4,7 @@ import hashlib
 import itertools
 import shutil
 import socket
+import time
 
 import numpy as np
 import pytest
@@ -46,7 +47,8 @@ def opened(browser, address):
     def open_page(url=address, wait=True, routes=(), **options):
         contexts.append(browser.new_context(**({"viewport": {"width": 1280, "height": 900}} | options)))
         page = contexts[-1].new_page()
-        page.set_default_timeout(5_000)
+        page.set_default_timeout(15_000)
+        page.complaints = said
         page.on("console", lambda message: said.append(message.text) if message.type in ("error", "warning") else None)
         page.on("pageerror", lambda error: said.append(str(error)))
         page.on("dialog", lambda dialog: (said.append(f"dialog {dialog.message}"), dialog.dismiss()))
@@ -94,6 +96,89 @@ def test_a_photograph_that_is_dropped_is_painted_and_compared(opened):
     page.wait_for_selector("#painted.bad:has-text('cannot read this file')")
 
 
+def test_styles_have_pictures_before_the_first_photograph(opened):
+    page = opened()
+    page.wait_for_selector("#styles button >> nth=1 >> img")
+    assert page.eval_on_selector_all("#styles img", "all => all.map(image => image.naturalWidth)") == [200, 200]
+    assert page.locator("#compare").is_hidden()
+
+
+def test_why_a_file_is_refused_stands_where_one_looks_and_the_old_picture_goes(opened):
+    page = opened(viewport={"width": 390, "height": 844})
+    good, places = web.example_picture(), []
+    for bad in (b"no picture", None):  # that the browser cannot read, and that the server refuses
+        drop(page, good)
+        page.wait_for_selector("#painted:not(.bad):has-text('great wave, in')")
+        assert page.locator("#compare").is_visible()
+        if bad is None:
+            refusal = {"status": 413, "json": {"detail": "6000 x 6000 pixels"}}
+            page.route("**/v1/style/**", lambda route: route.fulfill(**refusal))  # noqa: B023
+        drop(page, bad or good)
+        page.wait_for_selector("#painted.bad")
+        assert page.locator("#compare").is_hidden()
+        places.append([page.locator(place).bounding_box() for place in ("#drop", "#painted", "#styles")])
+    for field, line, tiles in places:
+        assert field["y"] < line["y"] < tiles["y"] and line["y"] - field["y"] < 400
+    page.complaints[:] = [text for text in page.complaints if "413" not in text]
+
+
+@pytest.mark.parametrize(
+    ("good", "result", "bad", "route"),
+    [
+        ("#take", "#scrub", "#take", "**/v1/weather?*"),
+        ("#ask button", "#hits", "#ask button", "**/v1/audio?*"),
+        ("#simulate button >> nth=0", "#runs", "#simulate button >> nth=0", "**/v1/rl/**"),
+    ],
+)
+def test_an_old_result_does_not_stand_beside_why_there_is_no_new_one(opened, good, result, bad, route):
+    page = opened(reduced_motion="reduce")
+    page.click(good)
+    page.wait_for_selector(result)
+    assert page.locator(result).is_visible()
+    page.route(route, lambda route: route.fulfill(status=503, json={"detail": "more to do"}))
+    page.click(bad)
+    page.wait_for_selector(".bad:has-text('more to do')")
+    assert page.locator(result).is_hidden()
+    page.unroute(route)
+    page.click(good)
+    page.wait_for_selector(f"{result}:visible")
+    page.complaints[:] = [text for text in page.complaints if "503" not in text]
+
+
+SHIFTS = """() => { window.shifts = []; new PerformanceObserver(list => list.getEntries().forEach(each =>
+    window.shifts.push(
+        [each.value, each.sources.map(source => source.node?.id || source.node?.nodeName).join()])))
+    .observe({type: "layout-shift", buffered: true}); }"""
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_nothing_jumps_while_the_page_fills(opened, width):
+    slowly = lambda route: (time.sleep(0.3), route.continue_())  # noqa: E731
+    page = opened(viewport={"width": width, "height": 844}, routes=[("**/v1/*", slowly), ("**/openapi.json", slowly)])
+    page.evaluate(SHIFTS)
+    page.wait_for_selector("#styles button >> nth=1 >> img")
+    drop(page, web.example_picture())
+    page.wait_for_selector("#painted:has-text('great wave, in')")
+    page.wait_for_timeout(300)
+    shifts = page.evaluate("window.shifts")
+    assert sum(value for value, _ in shifts) < 0.02, shifts
+
+
+def test_it_works_below_a_prefix(browser, tmp_path):
+    with web.served(tmp_path, prefix="/other") as url:
+        context = browser.new_context()
+        page = context.new_page()
+        page.set_default_timeout(5_000)
+        page.goto(url)  # without the slash
+        page.wait_for_selector("#models:not([hidden])")
+        page.wait_for_selector("#styles button >> nth=1 >> img")
+        page.click("#take")
+        page.wait_for_selector("#scrub:not([hidden])")
+        page.click("#models a >> nth=0")
+        assert "pixels" in page.inner_text("body")
+        context.close()
+
+
 def test_a_query_finds_recordings_that_play(opened):
     page = opened()
     page.fill("#ask input", "rain & thunder?")
@@ -101,7 +186,7 @@ def test_a_query_finds_recordings_that_play(opened):
     page.wait_for_selector("#hits li >> nth=2")
     assert f"{web.HOSTILE} 0.wav from 1 s, cosine 0.500" in page.inner_text("#hits li >> nth=0")
     assert page.locator("#hits img").count() == 0
-    page.click("#hits li:nth-child(2) button")
+    page.click("#hits li:nth-child(2) button:has-text('Play')")
     page.wait_for_selector("#hits li:nth-child(2) audio")
     page.wait_for_selector("#hits audio:focus")
     state = page.eval_on_selector(

@@ -4,7 +4,9 @@ import asyncio
 import hashlib
 import io
 import json
+import struct
 import threading
+import zlib
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import h5py
@@ -13,6 +15,7 @@ import pytest
 from PIL import Image
 
 from retable.platform.errors import UserError
+from retable.platform.models import zoo
 from retable.platform.store.storage import Storage
 from retable.serve.client import Client, ServeError
 from retable.serve.deployments import rl, style, weather
@@ -68,7 +71,7 @@ async def echo(task, method, sha256, body, *options):
 
 def made(token="", limits=LIMITS, models=MODELS, ask=echo, hosts=(), answered=lambda *of: None):
     digest = hashlib.sha256(token.encode()).hexdigest() if token else ""
-    return gate.Gate(app.routes_of(models, ask, limits), digest, hosts, answered)
+    return gate.Gate(app.routes_of(models, ask, limits), digest, hosts, answered, limits)
 
 
 def test_an_answer_says_which_model_made_it_and_what_browsers_may_do():
@@ -422,6 +425,77 @@ def test_what_is_no_images_is_refused(body, status, why):
     assert caught.value.status == status and why in caught.value.detail and "/" not in caught.value.detail
 
 
+def hdf5(bomb=0, **options):
+    """Return a file of zeros whose one data set is stored as the options say; `bomb`: MB that a chunk inflates to."""
+    stream = io.BytesIO()
+    with h5py.File(stream, "w") as file:
+        data = file.create_dataset("REFL-BT", SHAPE, "f4", **options)
+        if bomb:
+            packer = zlib.compressobj(9)
+            raw = b"".join(packer.compress(bytes(1 << 20)) for _ in range(bomb)) + packer.flush()
+            data.id.write_direct_chunk((0, 0, 0, 0), raw)
+        elif "chunks" not in options:
+            data[:] = 0
+    return stream.getvalue()
+
+
+FREE = (None,) * 4
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"chunks": (1, 1, 9000, 9000), "maxshape": FREE}, "chunks of shape (1, 1, 9000, 9000)"),
+        ({"chunks": (1, 1, 3, 1 << 24), "maxshape": FREE, "compression": "gzip"}, "44 chunks of shape"),
+        ({"chunks": SHAPE, "compression": "gzip", "bomb": 20}, "inflates to more"),
+        ({"chunks": SHAPE, "compression": "lzf"}, "filters of REFL-BT"),
+        ({"chunks": SHAPE, "scaleoffset": 2}, "filters of REFL-BT"),
+    ],
+)
+def test_chunks_that_take_more_than_their_data_are_refused_before_they_are_read(options, why, monkeypatch):
+    monkeypatch.setattr(weather, "read_hdf5", None)
+    with pytest.raises(Problem) as caught:
+        weather.images_of(hdf5(**options), SHAPE)
+    assert caught.value.status == 422 and why in caught.value.detail
+
+
+def test_a_small_file_of_a_million_chunks_is_refused():
+    shape, stream = (4, 11, 252, 252), io.BytesIO()
+    with h5py.File(stream, "w") as file:
+        file.create_dataset("REFL-BT", shape, "f4", chunks=(1, 1, 1, 1))
+    assert len(stream.getvalue()) < 10_000
+    with pytest.raises(Problem, match="2794176 chunks"):
+        weather.images_of(stream.getvalue(), shape)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"compression": "gzip", "shuffle": True, "fletcher32": True},
+        {"maxshape": FREE, "chunks": (16, 11, 3, 3)},  # of a file that grows
+        {"maxshape": FREE, "compression": "gzip", "compression_opts": 9},
+        {},
+    ],
+)
+def test_chunks_as_people_write_them_are_read(options):
+    assert np.array_equal(weather.images_of(hdf5(**options), SHAPE), np.zeros(SHAPE, np.float32))
+
+
+def tiled(side, tile):
+    """Return a grey TIFF of one tile that is larger than the picture, deflated."""
+    raw, size = zlib.compress(bytes(tile**2)), 14 + 12 * 10
+    tags = {256: side, 257: side, 258: 8, 259: 8, 262: 1, 277: 1, 322: tile, 323: tile, 324: size, 325: len(raw)}
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+    return struct.pack("<2sHIH", b"II", 42, 8, len(tags)) + entries + bytes(4) + raw
+
+
+def test_a_picture_in_tiles_larger_than_itself_is_refused():
+    assert style.decode(tiled(16, 32), 0).pixels.shape == (16, 16, 3)
+    with pytest.raises(Problem) as caught:
+        style.decode(tiled(16, 6000), 0)
+    assert caught.value.status == 413
+
+
 @pytest.mark.parametrize("host", [b"localhost:8000", b"127.0.0.1", b"[::1]:8000", b"LocalHost"])
 def test_this_machine_answers_to_its_own_names(host):
     own = address.Address("127.0.0.1", 8000).names
@@ -478,3 +552,26 @@ def test_the_openapi_document_says_what_is_answered_and_what_a_problem_is():
     assert list(act["responses"]["200"]["content"]["application/json"]["example"]) == ["actions"]
     region = {each["name"]: each for each in said["paths"]["/v1/weather"]["post"]["parameters"]}["region"]
     assert region["example"] == "boxi_0015" and "image/png" in str(said["paths"]["/v1/style/{style}"])
+
+
+@pytest.mark.parametrize(
+    ("module", "of", "held", "answer"),
+    [
+        (rl, rl.Policies, "policies", rl.answers),
+        (style, style.Styles, "styles", style.paint),
+        (weather, weather.Forecasters, "forecasters", weather.forecasts),
+    ],
+)
+def test_what_asks_whether_a_model_answers_is_a_question_that_it_can_answer(module, of, held, answer):
+    task = module.__name__.rpartition(".")[2]
+    name = sorted(zoo.zoo(task))[0]
+    load = weather.read_export if module is weather else module.load
+    replica, asked = of.__new__(of), []
+    setattr(replica, held, {"a": load(zoo.read(task, name), name)})
+
+    async def batch(one):
+        asked.append(one)
+        return answer([one])[0]
+
+    replica.batch = batch
+    assert asyncio.run(replica.ready(["a"])).status == 200 and len(asked) == 1

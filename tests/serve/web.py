@@ -129,14 +129,19 @@ def application(models=MODELS, asked=ask, token="", storage=""):
 
 
 @contextmanager
-def served(folder, token=""):
-    """Serve it while the block runs; give the address."""
+def served(folder, token="", prefix=""):
+    """Serve it while the block runs, below a prefix as Serve does; give the address."""
     storage = Storage.open(folder)
     keep(storage, table(), "weather-table1-smoke")
     keep(
         storage, table("weather/figure1", figure=True, columns=()), "weather-figure1-smoke", painted(example_picture())
     )
-    config = uvicorn.Config(application(token=token, storage=storage), port=0, log_level="error")
+    made = application(token=token, storage=storage)
+
+    def below(scope, receive, send):
+        return made({**scope, "root_path": prefix}, receive, send)
+
+    config = uvicorn.Config(below, port=0, log_level="error", interface="asgi3", lifespan="off")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -144,7 +149,7 @@ def served(folder, token=""):
         while not server.started:
             assert thread.is_alive()
             time.sleep(0.01)
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}{prefix}"
     finally:
         server.should_exit = True
         thread.join()

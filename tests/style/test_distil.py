@@ -6,15 +6,18 @@ import torch
 
 from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
-from retable.tasks.style.config import Vgg19
+from retable.tasks.style.config import Alexnet, Squeezenet, Vgg16, Vgg19
 from retable.tasks.style.files import assets, images
 from retable.tasks.style.networks import weights
 from retable.tasks.style.networks.backbones import build
-from retable.tasks.style.networks.distil import FILTERS, LAYERS, Student, distil, rows, unexplained
+from retable.tasks.style.networks.distil import LAYERS, RECIPES, Student, distil, rows, unexplained
 
 torch.set_num_threads(1)
 KNOWN = (0.02, 0.04, 0.06, 0.18, 0.2)
 """What the shipped network may leave of each layer's variance on pictures that it was not trained on."""
+
+KNOWN_ALEXNET = (0.2, 0.75, 0.87)
+"""The same of the small AlexNet, whose teacher has other layers."""
 
 
 @pytest.fixture
@@ -36,7 +39,7 @@ def unseen(shared, count=6, size=128):
 def test_the_shipped_network_ends_where_it_says(storage):
     small = build(Vgg19(weights="small", normalise=False), 0, storage)
     found = small(torch.rand(1, 3, 16, 24), LAYERS)
-    assert [found[layer].shape[1] for layer in LAYERS] == list(FILTERS)
+    assert [found[layer].shape[1] for layer in LAYERS] == [32, 32, 64, 64, 128]
     assert found["relu3_1"].shape[2:] == (4, 6)
     with pytest.raises(UserError, match="relu4_1 is not among the layers of these weights"):
         small.resolve("relu4_1", "style")
@@ -68,7 +71,9 @@ def test_a_student_begins_with_most_of_what_its_teacher_knows(shared, teacher):
     large, batch = teacher[1], unseen(shared)
     with torch.no_grad():
         wanted = large(batch, LAYERS)
-        student = Student(large, [wanted[layer].shape[1] for layer in LAYERS], float(large.prepare(batch).std()))
+        student = Student(
+            "vgg19", large, [wanted[layer].shape[1] for layer in LAYERS], float(large.prepare(batch).std())
+        )
         student.begin(large, batch)
         made = student(batch)
     for layer, own, most in zip(LAYERS, made, (0.02, 0.05, 0.1, 0.3, 0.4), strict=True):
@@ -95,3 +100,27 @@ def test_pictures_that_are_too_small_are_told(storage, shared, teacher, tmp_path
     images.write(tmp_path / "tiny.png", np.zeros((40, 200, 3), np.uint8))
     with pytest.raises(UserError, match="no picture is of 112 x 112 pixels or more"):
         distil([tmp_path / "tiny.png"], teacher[0], 1, storage, lambda step, left: None)
+
+
+def test_the_small_alexnet_has_half_the_filters_and_ends_at_its_third_layer(storage):
+    small = build(Alexnet(weights="small", normalise=False), 0, storage)
+    found = small(torch.rand(1, 3, 64, 96), ("relu1", "relu2", "relu3"))
+    assert [tuple(found[f"relu{n}"].shape[1:]) for n in (1, 2, 3)] == [(32, 15, 23), (96, 7, 11), (192, 3, 5)]
+    with pytest.raises(UserError, match="relu4 is not among the layers of these weights"):
+        small.resolve("relu4", "style")
+
+
+def test_the_small_alexnet_knows_more_of_a_trained_network_than_a_random_one(shared, storage):
+    digest = weights.import_weights(shared / "weights/style/squeezenet1_0_compressed.net", storage)
+    teacher = build(Squeezenet(weights=digest, normalise=True), 0, storage)
+    batch = unseen(shared, 12, 256)
+    found = unexplained(build(Alexnet(weights="small", normalise=False), 0, storage), teacher, batch, "alexnet")
+    assert all(left < most for left, most in zip(found, KNOWN_ALEXNET, strict=True)), found
+    random = unexplained(build(Alexnet(weights="random", normalise=False), 0, storage), teacher, batch, "alexnet")
+    assert all(left < other for left, other in zip(found[:2], random[:2], strict=True)), "of twice the filters"
+
+
+def test_a_network_without_a_small_one_is_told(storage):
+    assert set(RECIPES) == set(weights.SMALL)
+    with pytest.raises(UserError, match="there is no small vgg16; small ones are vgg19 and alexnet"):
+        build(Vgg16(weights="small"), 0, storage)

@@ -64,7 +64,7 @@ def test_a_file_says_where_it_is_from(run):
 
 
 def test_an_optimised_image_is_no_network(runs):
-    with pytest.raises(UserError, match="optimised an image"):
+    with pytest.raises(UserError, match="trained no network; only method train_network"):
         write_export(runs[1])
 
 

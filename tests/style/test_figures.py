@@ -19,6 +19,7 @@ SCALES = TASK.scales()
 SHAPES = {"mountain": (436, 1024), "astronaut": (512, 512), "coffee": (400, 600)}
 LARGE = (2048, 3082)
 PAINTINGS = {"great_wave": (514, 928), "starry_night": (480, 768), "the_scream": (900, 707)}
+SECONDS = {"": 1.0, "_low": 0.9, "_high": 1.3}
 FIGURES = [name for name, table in TABLES.items() if isinstance(table, Figure)]
 
 
@@ -30,7 +31,8 @@ def picture(height, width, longer, colour):
 
 def replicate(row, need):
     config, view = need.config, need.view
-    metrics = {"style_error": 0.0123, "content_error": 0.456, **dict(zip(figures.SPREAD, (1.0, 0.9, 1.3), strict=True))}
+    seconds = {f"{name}_seconds{end}": value for name in figures.CRITERIA.values() for end, value in SECONDS.items()}
+    metrics = {"style_error": 0.0123, "content_error": 0.456, **seconds}
     if view is None:
         return replace(need, metrics=metrics)
     arrays = {f"painting/{name}": picture(*PAINTINGS[name], 900, 200) for name in config.style}

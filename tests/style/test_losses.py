@@ -9,9 +9,9 @@ import torch
 
 from retable.platform.errors import UserError
 from retable.tasks.style import losses
-from retable.tasks.style.config import Objective
+from retable.tasks.style.config import Objective, Vgg19
 from retable.tasks.style.networks import weights
-from retable.tasks.style.networks.backbones import BackboneNetwork
+from retable.tasks.style.networks.backbones import BackboneNetwork, build
 
 LAYERS = ("relu1_1", "relu2_1")
 CONVENTIONS = ["gatys", "frobenius", "mean", "sum", "relative"]
@@ -226,10 +226,37 @@ def test_variation():
             here = float(values[k, channel, row, column])
             total += (float(values[k, channel, row + 1, column]) - here) ** 2 if row < 3 else 0
             total += (float(values[k, channel, row, column + 1]) - here) ** 2 if column < 4 else 0
-        assert float(losses.variation(values)[k]) == pytest.approx(total / 20, rel=1e-5)
-    assert float(losses.variation(torch.ones(1, 3, 6, 6))) == 0 and float(losses.variation(torch.ones(1, 3, 1, 1))) == 0
+        assert float(losses.mean_square_variation(values)[k]) == pytest.approx(total / 20, rel=1e-5)
+    assert (
+        float(losses.mean_square_variation(torch.ones(1, 3, 6, 6))) == 0
+        and float(losses.mean_square_variation(torch.ones(1, 3, 1, 1))) == 0
+    )
     checkerboard = (torch.arange(64).view(8, 8).sum(0) * 0 + torch.arange(8)[:, None] + torch.arange(8)) % 2.0
-    assert float(losses.variation(checkerboard.expand(1, 3, 8, 8))) == 3 * 2 * 7 * 8 / 64
+    assert float(losses.mean_square_variation(checkerboard.expand(1, 3, 8, 8))) == 3 * 2 * 7 * 8 / 64
+
+
+def test_johnsons_variation_has_the_gradient_of_his_code():
+    """Of TotalVariation.lua: each pixel but the last row and column is pulled to the ones below and on its right."""
+    image = torch.rand(2, 3, 5, 7, dtype=torch.float32, requires_grad=True)
+    losses.johnson_variation(image).sum().backward()
+    values, wanted = image.detach(), torch.zeros(2, 3, 5, 7)
+    across = values[..., :-1, :-1] - values[..., :-1, 1:]
+    down = values[..., :-1, :-1] - values[..., 1:, :-1]
+    wanted[..., :-1, :-1] += across + down
+    wanted[..., :-1, 1:] -= across
+    wanted[..., 1:, :-1] -= down
+    torch.testing.assert_close(image.grad, wanted)
+
+
+def test_an_objective_names_its_form_of_total_variation():
+    network = build(Vgg19(weights="random", normalise=False), 0, None)
+    image = torch.rand(1, 3, 32, 32)
+    found = {}
+    for form in ("mean_square", "johnson"):
+        objective = Objective(style_layers=(), content_layers=(), variation_weight=2.0, variation=form)
+        found[form] = losses.loss(network, objective, losses.Targets({}, {}), image).variation
+    assert found["johnson"] == pytest.approx(float(2 * losses.johnson_variation(image)))
+    assert found["mean_square"] == pytest.approx(float(2 * losses.mean_square_variation(image)))
 
 
 @pytest.mark.parametrize("height, width", [(64, 96), (66, 99)])

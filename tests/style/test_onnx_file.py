@@ -1,4 +1,5 @@
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import torch
@@ -46,6 +47,18 @@ def test_another_runtime_gives_the_same_picture(kind, size):
     # A picture of few pixels has channels of next to no variance, by whose root rounding errors are divided.
     torch.testing.assert_close(found, stylise(net, image), rtol=0, atol=1e-4 if min(size) > 8 else 1e-2)
     assert min(size) < 9 or found.std() > 0.02
+
+
+@pytest.mark.parametrize("opset", [13, 15, 17, 18])
+def test_older_operators_give_the_same_picture(opset):
+    net, image = network(), torch.rand(1, 3, 37, 50)
+    for bits in (32, 8):
+        data = pack(net, bits, opset)
+        model = onnx.load_from_string(data)
+        assert [each.version for each in model.opset_import] == [opset] and model.ir_version <= 8
+        if bits == 32:
+            torch.testing.assert_close(run(data, image), stylise(net, image), rtol=0, atol=1e-4)
+    assert [each.version for each in onnx.load_from_string(pack(net)).opset_import] == [17], "what phones want"
 
 
 @pytest.mark.parametrize("name", sorted(transformer.zoo()))

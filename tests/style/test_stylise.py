@@ -133,7 +133,7 @@ def test_a_style_scale_goes_with_mask_strength_and_colours(tmp_path, storage, we
 
 
 def test_strength_colours_alpha_and_profile(tmp_path, storage, weights_file):
-    pixels, alpha, icc = 100 + noise(20, 24) // 8, noise(20, 24, 1)[..., 0], bytes(16) + b"RGB " + b"profile" * 20
+    pixels, alpha, icc = 100 + noise(20, 24) // 8, noise(20, 24, 1)[..., 0], images.srgb()
     source, plain, mixed = (tmp_path / f"{name}.png" for name in ("source", "plain", "mixed"))
     images.write(source, pixels, alpha, icc)
     assert not outcomes([str(source)], [str(weights_file)], plain, Options(), storage)[0].failure
@@ -364,5 +364,5 @@ def test_a_picture_that_free_memory_does_not_hold_is_refused(weights_file, stora
         if fits:
             assert style([noise(40, 60)], nothing)[0].pixels.shape == (40, 60, 3)
             continue
-        with pytest.raises(UserError, match=r"60 x 40 pixels need .* GB of memory, .* are free; use a smaller --size"):
+        with pytest.raises(UserError, match=r"60 x 40 pixels need .* GB of memory, .* are free; --size 56 fits"):
             style([noise(40, 60)], nothing)

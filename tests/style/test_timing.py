@@ -111,3 +111,34 @@ def test_the_other_version_is_refused():
         timing.seconds_per_evaluation(Config(method=TrainNetwork()))
     with pytest.raises(ValueError, match="OptimiseImage does not train a network"):
         timing.seconds_per_image(OPTIMISE)
+
+
+def test_the_interval_of_a_median_holds_the_true_one_as_often_as_it_says():
+    rng = np.random.default_rng(0)
+    for count in (8, 25):
+        held = 0
+        for _ in range(2000):
+            median, low, high = timing.median_interval(rng.exponential(size=count).tolist())
+            held += low <= np.log(2) <= high
+            assert low <= median <= high
+        assert held / 2000 > 0.94
+    assert timing.median_interval([3.0, 1.0, 2.0, 5.0, 4.0, 6.0]) == (3.5, 1.0, 6.0)
+
+
+def test_criteria_are_timed_in_turn_and_not_by_their_order(monkeypatch, sleep):
+    order = []
+
+    class Job:
+        def __init__(self, name):
+            self.name = name
+
+        def step(self):
+            order.append(self.name)
+            sleep({"l1": 2.0, "mse": 1.0}.get(self.name, 1.5))
+
+    monkeypatch.setattr(timing, "optimisation", lambda config: (Job(config.method.objective.criterion), 2))
+    found = timing.seconds_of_criteria(OPTIMISE, budget=0.0)
+    assert (found["l1_seconds"], found["mse_seconds"], found["huber_seconds_low"]) == (2.0, 1.0, 1.5)
+    names = list(dict.fromkeys(order))
+    assert found["rounds"] == timing.FEWEST_ROUNDS and len(names) == 4
+    assert order[4:12] == [*names, *reversed(names)], "after the first, which does not count"

@@ -29,6 +29,8 @@ def knmi(path, raw, parameter="ACCUMULATED_PRECIPITATION_[MM]", formula="GEO=0.0
     with h5py.File(path, "w") as file:
         place = {"geo_pixel_size_x": np.float32([1.0]), "geo_pixel_size_y": np.float32([-1.0])}
         place |= {"geo_column_offset": np.float32([0.0]), "geo_row_offset": np.float32([3650.0])}
+        place |= {"geo_number_rows": np.int32([raw.shape[0]]), "geo_number_columns": np.int32([raw.shape[1]])}
+        place |= {"geo_dim_pixel": np.bytes_("KM,KM")}
         file.create_group("geographic").attrs.update(place)
         projection = "+proj=stere +lat_0=90 +lon_0=0.0 +lat_ts=60.0 +a=6378.137 +b=6356.752 +x_0=0 +y_0=0"
         file.create_group("geographic/map_projection").attrs["projection_proj4_params"] = np.bytes_(projection)
@@ -49,15 +51,21 @@ def bom(path, raw, pixel=0.5, north=True, minutes=10, time=TIME):
         file["precipitation"].attrs.update(attributes)
         seconds = int((time - datetime(1970, 1, 1)).total_seconds())
         file["start_time"], file["valid_time"] = seconds - 60 * minutes, seconds
+        for name in ("start_time", "valid_time"):
+            file[name].attrs["units"] = np.bytes_("seconds since 1970-01-01 00:00:00 UTC")
+        file["precipitation"].attrs["units"] = np.bytes_("kg m-2")
         height, width = raw.shape
         file["x"] = np.float32(-10 + pixel * (np.arange(width) + 0.5))
         file["y"] = np.float32(20 - pixel * (np.arange(height) + 0.5))[:: 1 if north else -1]
+        for name in ("x", "y"):
+            file[name].attrs["units"] = np.bytes_("km")
         said = {"standard_parallel": [-18.0, -36.0], "longitude_of_central_meridian": [144.75]}
         said |= {
             "latitude_of_projection_origin": [-37.85],
             "semi_major_axis": [6378137.0],
             "inverse_flattening": [298.25],
         }
+        said["grid_mapping_name"] = np.bytes_("albers_conical_equal_area")
         file.create_dataset("proj", data=np.int8(0)).attrs.update(said)
     return path
 

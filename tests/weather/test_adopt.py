@@ -1,8 +1,11 @@
 """Published checkpoints fill a table without a step of training, and the table says so."""
 
 import csv
+from datetime import UTC, datetime
+from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -25,7 +28,7 @@ LABELS = [OFFICIAL_HELDOUT.label, *(voter.label for voter in VOTERS)]
 
 
 def published(folder, labels=LABELS, changes=CHANGES):
-    """Write checkpoints as Lightning does, with the authors' names and shapes, and the list of them."""
+    """Write checkpoints with the authors' names and shapes, as Lightning and others wrap them, and the list of them."""
     folder.mkdir()
     states = {}
     with (folder / "rows.csv").open("w", newline="") as file:
@@ -40,10 +43,17 @@ def published(folder, labels=LABELS, changes=CHANGES):
                     buffer.fill_(0.25)  # a training would move it
             states[label] = {f"model.{name}": value.clone() for name, value in network.state_dict().items()}
             state = {**states[label], "loss_fn.pos_weight": torch.ones(1)}
-            whole = {"epoch": 3, "global_step": 9, "pytorch-lightning_version": "1.7.7", "state_dict": state}
-            torch.save(whole, folder / f"epoch={number}.ckpt")
+            torch.save(wrapped(state, number), folder / f"epoch={number}.ckpt")
             lines.writerow([label, f"epoch={number}.ckpt"])
     return states
+
+
+def wrapped(state, number):
+    """What a checkpoint holds: Lightning's, or another trainer's of several GPUs with scores and times beside."""
+    if number % 2 == 0:
+        return {"epoch": 3, "global_step": 9, "pytorch-lightning_version": "1.7.7", "state_dict": state}
+    beside = {"scores": np.arange(3.0), "saved": datetime(2022, 10, 1, tzinfo=UTC), "run": Path("/scratch/run")}
+    return {"epoch": 3, "model_state_dict": {f"module.{name}": value for name, value in state.items()}, **beside}
 
 
 @pytest.fixture

@@ -201,10 +201,16 @@ def test_rain_now_is_read_off_the_last_image():
     assert all(torch.equal(forecast[:, lead], model.now(images)) for lead in range(6))
 
 
+def flowing(**shape):
+    model = RetrievalForecaster(Retrieval(), **shape)
+    model.move("optical_flow")
+    return model
+
+
 def test_rain_moves_with_the_clouds():
     pictures = moving_clouds(48, right=1.0, down=0.5, frames=10)
     images = inputs(pictures)
-    model = RetrievalForecaster(Retrieval(motion="optical_flow"), size=48, inputs=4, forecast=6)
+    model = flowing(size=48, inputs=4, forecast=6)
     channel_of_the_last_image(model, INFRARED)
     forecast = model.eval()(images[:, :, :4])
     assert forecast.shape == (1, 6, 48, 48)
@@ -216,7 +222,7 @@ def test_rain_moves_with_the_clouds():
 
 def test_without_contrast_the_moving_forecast_stays():
     torch.manual_seed(0)
-    moving = RetrievalForecaster(Retrieval(motion="optical_flow"), size=24, inputs=4, forecast=3).eval()
+    moving = flowing(size=24, inputs=4, forecast=3).eval()
     images = torch.randn(2, 11, 4, 24, 24)
     images[:, INFRARED] = 0
     torch.testing.assert_close(moving(images)[:, 2], moving.now(images), atol=1e-5, rtol=1e-5)
@@ -224,7 +230,7 @@ def test_without_contrast_the_moving_forecast_stays():
 
 def test_samples_of_a_batch_do_not_mix():
     torch.manual_seed(0)
-    model = RetrievalForecaster(Retrieval(motion="optical_flow"), size=24, inputs=3, forecast=3)
+    model = flowing(size=24, inputs=3, forecast=3)
     images = torch.cat(
         [inputs(moving_clouds(24, 1.0, 0.0, 3, seed=0)), inputs(moving_clouds(24, -1.0, 1.0, 3, seed=1))]
     )
@@ -250,7 +256,7 @@ def test_the_retrieval_learns():
 
 def test_images_without_a_centre_are_refused():
     with pytest.raises(UserError, match="multiple of 12"):
-        RetrievalForecaster(Retrieval(motion="optical_flow"), size=30, inputs=4, forecast=2)
+        RetrievalForecaster(Retrieval(), size=30, inputs=4, forecast=2)
 
 
 def test_pysteps_moves_a_field_to_where_it_comes():
@@ -270,5 +276,5 @@ def test_without_pysteps_one_line_says_what_to_install(monkeypatch):
     for name in [name for name in sys.modules if name.startswith("pysteps.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "pysteps", None)
-    with pytest.raises(UserError, match=r"model.motion pysteps: .*; pip install 'retable\[pysteps\]'$"):
-        RetrievalForecaster(Retrieval(motion="pysteps"), size=24, inputs=4, forecast=3)
+    with pytest.raises(UserError, match=r"view.motion pysteps: .*; pip install 'retable\[pysteps\]'$"):
+        RetrievalForecaster(Retrieval(), size=24, inputs=4, forecast=3).move("pysteps")

@@ -253,3 +253,37 @@ def test_converted_values_are_checked(tmp_path):
     found = check(tmp_path / "b")
     assert len(found) == 11 and all(f"{SERIES} satellite" in line and "NaN" in line for line in found)
     assert info["format"] == "hdf5"
+
+
+@pytest.mark.parametrize("value", [0, 273.15])
+@pytest.mark.parametrize(("channels", "said"), [(range(11), "images"), ([4], "IR_108"), ([4, 5], "IR_108, IR_120")])
+def test_images_of_one_value(root, value, channels, said):
+    def change(array):
+        rows = slice(5, 90) if len(channels) == 11 else slice(None)
+        array[rows, list(channels)] = value if len(channels) < 11 else 0
+
+    rewrite(root, change)
+    only(root, hdf5_path(SERIES, "satellite"), f"{said}: one value everywhere", "sampled frames")
+
+
+def test_night_and_dry_hours_are_no_defect(root):
+    def night(array):
+        array[:, [0, 7, 8]] = 0
+
+    rewrite(root, night)
+    rewrite(root, lambda array: np.zeros_like(array), kind="rain")
+    assert check(root) == []
+
+
+def test_a_missing_filter_is_the_defect(root, monkeypatch):
+    from retable.tasks.weather.w4c import frames as module
+
+    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    path = root / hdf5_path(SERIES, "satellite")
+    shape = (TRAINING, 11, 12, 12)
+    with h5py.File(path, "w") as file:
+        plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        plist.set_chunk((1, 11, 12, 12))
+        plist.set_filter(32001, h5py.h5z.FLAG_OPTIONAL, (2, 2, 4, 6336))
+        h5py.h5d.create(file.id, b"REFL-BT", h5py.h5t.IEEE_F32LE, h5py.h5s.create_simple(shape), plist)
+    only(root, str(path), "filter 32001", "pip install hdf5plugin")

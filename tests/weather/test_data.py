@@ -19,6 +19,7 @@ from retable.tasks.weather.config import Config
 from retable.tasks.weather.w4c.frames import Frames
 from retable.tasks.weather.w4c.layout import Index, Window
 from retable.tasks.weather.w4c.preprocess import HIGH, LOW, MEAN, STD
+from retable.tasks.weather.w4c.satellite import VERSION
 from tests.weather.files import Layout, hdf5_path
 
 CHANGES = {
@@ -26,7 +27,7 @@ CHANGES = {
     "inputs": 4,
     "forecast": 8,
     "batch": 4,
-    "run": 5,
+    "window_run": 5,
     "model": "context",
     "data": "tiny",
 }
@@ -35,7 +36,8 @@ CHANGES = {
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
     root = tmp_path_factory.mktemp("layout")
-    info = Layout().write(root) | {"rain": {"2019/boxi_0015/training": 0.1, "2020/boxi_0015/training": 0.3}}
+    rain = {"2019/boxi_0015/training": 0.1, "2020/boxi_0015/training": 0.3}
+    info = Layout().write(root) | {"rain": rain, "measured": dict.fromkeys(rain, 100)}
     return Source(Storage.open(root), info)
 
 
@@ -237,7 +239,7 @@ def test_ray_data_hands_over_the_same_batches(source):
 
 def test_a_region_left_out_is_neither_trained_on_nor_looked_at(source):
     rain = {"2019/boxi_0015/training": 0.1, "2019/roxi_0004/training": 0.5}
-    told = Source(source.folder, source.info | {"rain": rain})
+    told = Source(source.folder, source.info | {"rain": rain, "measured": dict.fromkeys(rain, 100)})
     found, expected = windows(told, left_out=["roxi_0004"]), windows(told, regions=["boxi_0015"])
     assert found.steps == expected.steps and found.positive_ratio == expected.positive_ratio == pytest.approx(9)
     for split in (lambda of: of.batches(0, 0, 0, 1), lambda of: of.validation()):
@@ -251,7 +253,7 @@ def test_a_region_left_out_is_neither_trained_on_nor_looked_at(source):
 
 def test_what_a_lane_holds_is_its_runs_images_and_fields(source):
     """`run + inputs - 1` images of 11 channels in float32, and `run + forecast` fields of a byte a pixel."""
-    found = windows(source, run=5)
+    found = windows(source, window_run=5)
     piece = max(found._runs, key=lambda run: run.windows)
     (arrays,) = found._fetch([piece])
     assert piece.windows == 5
@@ -262,28 +264,45 @@ def test_what_a_lane_holds_is_its_runs_images_and_fields(source):
 def test_a_plan_says_what_a_stream_takes():
     """252 x 252 x (4 x 11 x 19 + 48) = 56,137,536 bytes a lane; shorter runs and smaller batches take less."""
     large = Source(Storage.open("."), {"name": "w4c22", "size": 252, "holdout": "official"})
-    [line] = TASK.dataset.notes([Config(batch=7), Config(), Config(run=4)], large)
+    [line] = TASK.dataset.notes([Config(batch=7), Config(), Config(window_run=4)], large)
     assert line == (
         "w4c22: as a stream, a lane holds 19 images and 48 rain fields, 56.1 MB; a batch of 40 2,245.5 MB; "
-        "half of shared memory may be read ahead"
+        "half of shared memory, or --read-ahead, may be read ahead"
     )
-    [line] = data.memory_notes([Config(run=4, read_ahead=8)], large)  # 252 x 252 x (4 x 11 x 7 + 36) = 21,845,376
-    assert "7 images and 36 rain fields, 21.8 MB; a batch of 40 873.8 MB; 8 runs, 174.8 MB, may be" in line
+    [line] = data.memory_notes([Config(window_run=4)], large)  # 252 x 252 x (4 x 11 x 7 + 36) = 21,845,376
+    assert "7 images and 36 rain fields, 21.8 MB; a batch of 40 873.8 MB" in line
 
 
-def test_what_is_read_ahead_is_told_to_the_stream(source, monkeypatch):
+def test_the_size_of_a_run_is_told_to_the_stream(source, monkeypatch):
     told = []
 
-    def counted(pieces, get, ahead, together):
-        told.append((ahead, together))
+    def counted(pieces, get, size):
+        told.append(size)
         return map(get, pieces)
 
-    monkeypatch.setattr(data, "stream", counted)
     expected = everything(windows(source).batches(0, 0, 0, 1))
-    each = 12 * 12 * (4 * 11 * (5 + 4 - 1) + 5 + 8)
-    for ahead in (3, 20):
-        same(everything(windows(source, read_ahead=ahead).batches(0, 0, 0, 1)), expected)
-    assert told == [(0, (16 << 20) // each), (3 * each, 1), (20 * each, 5)]
-    monkeypatch.setattr(data, "TASK_BYTES", each - 1)  # runs larger than that are read one by one
+    monkeypatch.setattr(data, "stream", counted)
     same(everything(windows(source).batches(0, 0, 0, 1)), expected)
-    assert told[-1] == (0, 1)
+    assert told == [12 * 12 * (4 * 11 * (5 + 4 - 1) + 5 + 8)]
+
+
+def test_the_weight_of_rain_counts_pixels_and_not_series(source):
+    """60 of 100 and 100 of 900 pixels are rainy: 160 of 1000, so 840 dry over 160 rainy ones."""
+    series = ("2019/boxi_0015/training", "2019/roxi_0004/training")
+    said = {
+        "rain": dict(zip(series, (0.6, 1 / 9), strict=True)),
+        "measured": dict(zip(series, (100, 900), strict=True)),
+    }
+    assert windows(Source(source.folder, source.info | said)).positive_ratio == pytest.approx(840 / 160)
+    old = {name: value for name, value in source.info.items() if name != "measured"}
+    with pytest.raises(UserError, match=r"older version; remove it$"):
+        _ = windows(Source(source.folder, old)).positive_ratio
+
+
+@pytest.mark.parametrize(("kind", "remedy"), [("generated", "made again"), ("imported", "import them again")])
+def test_images_of_an_older_version_which_show_later_rain_are_refused(source, kind, remedy):
+    said = {"source": kind, "simulated_satellite": True}
+    with pytest.raises(UserError, match=f"show later rain; .*{remedy}"):
+        windows(Source(source.folder, source.info | said))
+    assert windows(Source(source.folder, source.info | said | {"simulation": VERSION})).steps
+    assert windows(Source(source.folder, source.info | said | {"simulated_satellite": False})).steps

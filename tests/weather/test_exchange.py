@@ -25,6 +25,7 @@ from retable.tasks.weather.forecasts.exchange import opened, write_netcdf
 from retable.tasks.weather.model import build
 from retable.tasks.weather.w4c.layout import Index
 from retable.tasks.weather.w4c.prepare import index_folder
+from retable.tasks.weather.w4c.satellite import VERSION
 from tests.weather.files import Layout
 from tests.weather.toys import config, make, run
 
@@ -112,9 +113,9 @@ def test_a_data_set_that_a_run_was_not_trained_on(tmp_path, capsys):
 def test_scores_and_forecasts_of_imported_data_say_that_images_are_simulated(tmp_path, capsys):
     storage = make(tmp_path / "results")
     place, about = storage / "data/weather/tiny", {"product": "OPERA composites", "date": "2018-08-24"}
-    index_folder(place, "tiny", "imported", **about, simulated_satellite=True)
-    words = "OPERA composites of 2018-08-24 with simulated satellite images, split by place"
-    warning = "The rain is real, the satellite images were simulated from it"
+    index_folder(place, "tiny", "imported", **about, simulated_satellite=True, simulation=VERSION)
+    words = "OPERA composites of 2018-08-24 with satellite images simulated from past rain, split by place"
+    warning = "The rain is real, the satellite images were simulated from the rain at their time and in the hour before"
     name = run(storage, config(epochs=1)).fingerprint
     capsys.readouterr()
     cli.score(name, storage.root, regions="", years="")

@@ -6,7 +6,9 @@ from datetime import datetime, timedelta
 
 import h5py
 import numpy as np
+import pyproj
 import pytest
+from matplotlib import pyplot
 from scipy.ndimage import gaussian_filter
 
 from retable.platform.config import override
@@ -33,9 +35,9 @@ KINDS = {  # minutes between composites, pixels of theirs across one of 2 km (cr
 }
 WORDS = {
     "opera": ("2 x 2 pixels are averaged", "rain rates are made of reflectivity, by Z = 200 R^1.6"),
-    "knmi": ("2 x 2 pixels are averaged", "rain rates are made of accumulation, by its minutes"),
-    "bom": ("4 x 4 pixels are averaged", "rain rates are made of accumulation, by its minutes"),
-    "fmi": ("2 x 2 pixels are averaged to one of 1,999 m", "Z = 200 R^1.6"),
+    "knmi": ("2 x 2 pixels are averaged", "rain rates are made of accumulation, by its 5 minutes"),
+    "bom": ("4 x 4 pixels are averaged", "rain rates are made of accumulation, by its 6 minutes"),
+    "fmi": ("2 x 2 pixels are averaged to one of 1,999 m", "Z = 223 R^1.53"),
     "crr": ("pixels of 3,000 m are taken as they are",),
 }
 
@@ -57,7 +59,8 @@ def write(kind, folder, time, rate, factor, minutes):
     """Write one composite in a provider's layout and with its precision."""
     fine = rate.repeat(factor, 0).repeat(factor, 1)
     unseen, rate = np.isnan(fine), np.nan_to_num(fine)
-    levels = np.clip(np.round(2 * (10 * np.log10(200 * np.maximum(rate, 0.01) ** 1.6) + 32)), 0, 254).astype(np.uint8)
+    a, b = (223, 1.53) if kind == "fmi" else (200, 1.6)
+    levels = np.clip(np.round(2 * (10 * np.log10(a * np.maximum(rate, 0.01) ** b) + 32)), 0, 254).astype(np.uint8)
     levels[rate == 0], levels[unseen] = 0, 255
     name = f"{time:%Y%m%d%H%M}"
     if kind == "opera":
@@ -86,7 +89,7 @@ def reading(kind, path):
             raw = file[keys.get(kind, "crr_intensity")][:]
     rate = {
         "opera": lambda: (10 ** ((raw * 0.5 - 32) / 10) / 200) ** 0.625 * (raw > 0),
-        "fmi": lambda: (10 ** ((raw * 0.5 - 32) / 10) / 200) ** 0.625 * (raw > 0),
+        "fmi": lambda: (10 ** ((raw * 0.5 - 32) / 10) / 223) ** (1 / 1.53) * (raw > 0),
         "knmi": lambda: raw * 0.01 * 12,  # mm in five minutes
         "bom": lambda: raw * 0.05 * 10,  # mm in six minutes
         "crr": lambda: raw * 0.1,
@@ -139,23 +142,72 @@ def test_imported_rain_is_that_of_an_independent_reading(root, kind, capsys):
     assert compared > 500 and unseen == 18 * (QUARTERS + 1)
 
 
-def trained(root, kind):
-    """Train the context network for a few steps, without Ray."""
-    source, task = imported(root, kind), find("weather")
-    changes = {"data": kind, "regions": source.info["regions"], "years": [2021], "inputs": INPUTS, "run": 2}
-    changes |= {"forecast": FORECAST, "model": "context", "model.filters": 4, "model.levels": 2, "batch": 2}
+def trained(source):
+    """Train the context network on a data set for a few steps, without Ray; return the run's fingerprint."""
+    task, info = find("weather"), source.info
+    changes = {"data": info["name"], "regions": info["regions"], "years": info["years"], "inputs": INPUTS}
+    changes |= {
+        "window_run": 2,
+        "forecast": FORECAST,
+        "model": "context",
+        "model.filters": 4,
+        "model.levels": 2,
+        "batch": 2,
+    }
     chosen = override(Config(), changes | {"epochs": 1, "steps": 4, "optimizer.learning_rate": 1e-3})
-    folder = RunFolder.of(Storage.open(root / "results"), task, chosen)
+    folder = RunFolder.of(source.storage, task, chosen)
     folder.begin(chosen, task.version, {})
     data = task.dataset.open(None, source, [chosen])
-    train(task, [chosen], data, [folder], source.info["digest"], Worker(), [()])
+    train(task, [chosen], data, [folder], info["digest"], Worker(), [()])
     return folder.fingerprint
+
+
+REAL = {"real opera": ("opera_20180824", 36), "real crr": ("nwcsaf_crr_20180601", 24)}
+"""Folders of real files, and the size of their regions; KNMI's, BOM's and FMI's are written to their formats here."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [*REAL, "knmi", "bom", "fmi"])
+def test_forecasts_of_every_source_are_placed_on_the_earth(root, kind, tmp_path, capsys, request):
+    """Import, train, score, export, open with xarray: each pixel lies where the provider's own grid has it."""
+    xarray = pytest.importorskip("xarray")
+    if kind in REAL:
+        folder, size = REAL[kind]
+        files = sorted((request.getfixturevalue("shared") / "data/weather" / folder).iterdir())[:QUARTERS]
+        (tmp_path / "files").mkdir()
+        for path in files:
+            (tmp_path / "files" / path.name).symlink_to(path)
+        cli.import_(tmp_path / "files", str(tmp_path / "results"), "real", size, 4, INPUTS, FORECAST)
+        source = Source.of(Storage.open(tmp_path / "results"), "weather/real")
+    else:
+        source = imported(root, kind)
+    run, storage = trained(source), source.storage.root
+    capsys.readouterr()
+    cli.score(run, storage, threshold="tuned", regions="", years="", data="")
+    assert "iou  " in capsys.readouterr().out
+    cli.netcdf(run, tmp_path / "out", storage, regions="", years="", data="")
+    (path,) = list((tmp_path / "out").iterdir())[:1]
+    grid = source.info["grids"][path.stem.split("-")[-1]]
+    step, size = grid["step"], source.info["size"]
+    column, row = np.meshgrid(np.arange(size) + 0.5, np.arange(size) + 0.5)
+    place = pyproj.Proj(grid["projdef"])(grid["x0"] + step * column, grid["y0"] - step * row, inverse=True)
+    with xarray.open_dataset(path, decode_coords="all", engine="h5netcdf") as data:
+        rain = data["probability"]
+        assert rain.shape[1:] == (FORECAST, size, size) and {"longitude", "latitude", "projection"} <= set(rain.coords)
+        np.testing.assert_allclose(data["longitude"], place[0], atol=1e-6)
+        np.testing.assert_allclose(data["latitude"], place[1], atol=1e-6)
+        assert pyproj.CRS.from_cf(data["projection"].attrs).is_projected
+        assert ((rain >= 0) & (rain <= 1)).all() and "simulated" in data.attrs["comment"]
+        figure = rain[0, 0].plot(x="longitude", y="latitude").figure
+    figure.savefig(tmp_path / "map.png")
+    pyplot.close(figure)
+    assert (tmp_path / "map.png").stat().st_size > 5000
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "other"), [("knmi", "fmi"), ("bom", "crr")])
 def test_a_run_on_it_is_scored_and_verified_there_and_on_data_of_another_kind(root, kind, other, tmp_path, capsys):
-    name, storage = trained(root, kind), str(root / "results")
+    name, storage = trained(imported(root, kind)), str(root / "results")
     imported(root, other)
     for data, product in {"": kind, other: other}.items():
         capsys.readouterr()

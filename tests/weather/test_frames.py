@@ -1,4 +1,6 @@
 import pickle
+import subprocess
+import sys
 
 import fsspec
 import h5py
@@ -11,7 +13,8 @@ from pyarrow import fs
 from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
 from retable.tasks.weather.w4c import frames
-from retable.tasks.weather.w4c.frames import Frames, part_path
+from retable.tasks.weather.w4c.frames import Frames, open_hdf5, part_path, read_hdf5
+from retable.tasks.weather.w4c.layout import SATELLITE
 from tests.weather.files import Layout, hdf5_path, write_hdf5
 from tests.weather.files import frames as written_frames
 
@@ -209,3 +212,64 @@ def test_what_cannot_be_read_here_is_refused(layout):
     info["series"][SERIES]["rain"] = None
     with pytest.raises(UserError, match="has no rain rates"):
         Frames(folder, info).rate(SERIES, 0, 1)
+
+
+def packed(path, key, values, **attributes):
+    with h5py.File(path, "w") as file:
+        file[key] = values
+        file[key].attrs.update(attributes)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("attributes", "expected"),
+    [
+        ({"scale_factor": np.float32(0.01)}, lambda raw: raw * 0.01),
+        ({"scale_factor": [0.01], "add_offset": [200.0]}, lambda raw: raw * 0.01 + 200),
+        ({"add_offset": -5.0}, lambda raw: raw - 5.0),
+        ({"scale_factor": 0.5, "_FillValue": np.int16([7])}, lambda raw: np.where(raw == 7, np.nan, raw * 0.5)),
+        ({"_FillValue": np.int16(7)}, lambda raw: raw),
+    ],
+)
+def test_packed_numbers_are_unpacked(tmp_path, attributes, expected):
+    raw = np.random.default_rng(0).integers(0, 20, (3, 11, 12, 12)).astype(np.int16)
+    data = open_hdf5(packed(tmp_path / "a.h5", SATELLITE, raw, **attributes), SATELLITE, 11)
+    found = read_hdf5(data, slice(1, 3))
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, expected(raw[1:3].astype(float)), rtol=1e-6)
+
+
+def with_filter(path, code):
+    """A file whose chunks claim to be written by a filter that is not here."""
+    with h5py.File(path, "w") as file:
+        plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        plist.set_chunk((1, 11, 12, 12))
+        plist.set_filter(code, h5py.h5z.FLAG_OPTIONAL, (1, 2))
+        space = h5py.h5s.create_simple((2, 11, 12, 12))
+        h5py.h5d.create(file.id, SATELLITE.encode(), h5py.h5t.IEEE_F32LE, space, plist)
+    return path
+
+
+@pytest.mark.parametrize("code", [32001, 32004, 32015, 40000])
+def test_a_filter_that_is_missing_is_named(tmp_path, monkeypatch, code):
+    monkeypatch.setattr(frames, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=rf"filter {code} .*pip install hdf5plugin") as caught:
+        open_hdf5(with_filter(tmp_path / "a.h5", code), SATELLITE, 11)
+    assert "\n" not in str(caught.value) and "download" not in str(caught.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["Blosc", "Zstd", "LZ4", "Bitshuffle"])
+def test_files_of_other_filters_are_read_where_their_package_is(tmp_path, name):
+    hdf5plugin = pytest.importorskip("hdf5plugin", reason="no hdf5plugin: it has the compression filters of others")
+    images = np.random.default_rng(0).random((2, 11, 12, 12), np.float32)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset(SATELLITE, data=images, chunks=(1, 11, 12, 12), **getattr(hdf5plugin, name)())
+    code = f"""
+import numpy as np, pathlib
+from retable.tasks.weather.w4c.frames import open_hdf5, read_hdf5
+data = open_hdf5(pathlib.Path({str(tmp_path / "a.h5")!r}), "REFL-BT", 11)
+np.save({str(tmp_path / "a.npy")!r}, read_hdf5(data, slice(None)))
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)  # where nothing has loaded the package
+    assert np.array_equal(np.load(tmp_path / "a.npy"), images)

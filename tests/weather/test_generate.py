@@ -14,8 +14,9 @@ from scipy.ndimage import map_coordinates
 
 from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
+from retable.tasks.weather.w4c import rainfall, satellite
 from retable.tasks.weather.w4c.frames import open_hdf5, read_hdf5
-from retable.tasks.weather.w4c.generate import REGIONS, Slot, climate, generate, schedule, times
+from retable.tasks.weather.w4c.generate import REGIONS, Slot, climate, generate, schedule, times, watch
 from retable.tasks.weather.w4c.layout import RAIN, SATELLITE, Index, rain_path, satellite_path
 from retable.tasks.weather.w4c.preprocess import CHANNELS, MISSING, UNDETECTED, classify
 from retable.tasks.weather.w4c.rainfall import Climate, advect, block_mean, simulate
@@ -166,9 +167,10 @@ def test_the_same_seed_gives_the_same_data_in_any_order(tmp_path: Path) -> None:
 
 
 def test_regions_and_years_have_the_real_frequencies() -> None:
-    for region, year, slots in (("roxi_0004", 2020, 200), ("boxi_0076", 2020, 200), ("roxi_0007", 2019, 200)):
-        series = simulate(climate(region, year), size=SIZE, slots=slots, seed=[3])
-        share = np.mean([(rain >= 0.2).mean() for rain, _ in series])
+    """A wet day is a matter of chance, and no slot knows of later ones: so the share is that of many short years."""
+    for region, year in (("roxi_0004", 2020), ("boxi_0076", 2020), ("roxi_0007", 2019)):
+        years = [simulate(climate(region, year), size=12, slots=60, seed=seed) for seed in range(20)]
+        share = np.mean([(sky.rain >= 0.2).mean() for series in years for sky in series])
         assert share == pytest.approx(climate(region, year).fraction, rel=0.4), region
     assert climate("boxi_0034", 2019).fraction != climate("boxi_0034", 2020).fraction
     assert len(REGIONS) == 10
@@ -227,8 +229,8 @@ def test_the_true_flow_beats_persistence_beats_always_rain() -> None:
     moving: list[tuple[Array, Array]] = []
     always: list[tuple[Array, Array]] = []
     for seed in range(3):
-        for number, (rain, exact) in enumerate(simulate(Climate(fraction=0.08), size=size, slots=6 * gap, seed=[seed])):
-            flow = block_mean(exact)  # fine pixels a slot on the 12 km grid, as in truth/
+        for number, sky in enumerate(simulate(Climate(fraction=0.08), size=size, slots=6 * gap, seed=seed)):
+            rain, flow = sky.rain, block_mean(sky.flow)  # fine pixels a slot on the 12 km grid, as in truth/
             if number % gap == 0:
                 start, path = rain, np.zeros_like(flow)
             elif number % gap <= lead:
@@ -252,10 +254,58 @@ def test_the_true_flow_beats_persistence_beats_always_rain() -> None:
 def test_rain_enters_from_outside_the_target() -> None:
     """A forecast that sees the centre alone must miss rain: the wind crosses a good part of it in eight hours."""
     shifts = []
-    for _, flow in simulate(Climate(fraction=0.08), size=SIZE, slots=33, seed=[1]):
-        shifts.append(flow.mean((1, 2)))
+    for sky in simulate(Climate(fraction=0.08), size=SIZE, slots=33, seed=1):
+        shifts.append(sky.flow.mean((1, 2)))
     travelled = np.linalg.norm(np.sum(shifts, 0))
     assert 0.4 * SIZE < travelled < 2.5 * SIZE
+
+
+def sights(slots: int) -> tuple[Array, Array]:
+    weather = simulate(Climate(fraction=0.1, convective=0.4), size=12, slots=slots, seed=2, where=(2019, 7))
+    images, rain, _ = zip(*watch(weather, 12, 5), strict=True)
+    return np.stack(images), np.stack(rain)
+
+
+def test_nothing_that_happens_later_changes_an_image_or_rain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other draws from every random stream after a slot: rain and images up to it stay, bit for bit; later ones not."""
+    last, draw = 29, rainfall.generator
+    images, rain = sights(60)
+
+    def other(seed: int, stream: str, *where: int) -> np.random.Generator:
+        later = where[-1:] > (last,) and stream not in ("weather.sky", "weather.ground")
+        return draw(seed + later, stream, *where)
+
+    def later_noise(seed: int, stream: str, *where: int) -> np.random.Generator:
+        later = stream == "weather.noise" and where[-1] > 15 * last
+        later |= "keyframe" in stream and satellite.KEYFRAME * (where[-1] - 1) > last  # the frame it begins at
+        return draw(seed + later, stream, *where)
+
+    monkeypatch.setattr(rainfall, "generator", other)
+    monkeypatch.setattr(satellite, "generator", later_noise)
+    changed, other_rain = sights(60)
+    np.testing.assert_array_equal(changed[: last + 1], images[: last + 1])
+    np.testing.assert_array_equal(other_rain[: last + 1], rain[: last + 1])
+    assert np.abs(changed[last + 1 :] - images[last + 1 :]).max() > 5
+    assert not np.array_equal(other_rain[last + 2 :], rain[last + 2 :])
+
+
+def test_a_shorter_year_is_the_beginning_of_a_longer_one() -> None:
+    for short, long in zip(sights(20), sights(40), strict=True):
+        np.testing.assert_array_equal(short, long[:20])
+
+
+def test_clouds_tell_of_rain_to_come() -> None:
+    """Where it begins to rain within half an hour, cloud is thicker than where it stays dry; not all cloud rains."""
+    ahead, dry, wet = [], [], []
+    skies = list(simulate(Climate(fraction=0.08), size=SIZE, slots=80, seed=4))
+    for now, soon in zip(skies, skies[2:], strict=False):
+        rains, will = (block_mean((sky.rain >= 0.2).astype(np.float32)) for sky in (now, soon))
+        ahead.append(now.cloud[(rains == 0) & (will > 0)])
+        dry.append(now.cloud[(rains == 0) & (will == 0)])
+        wet.append(now.cloud[rains > 0.5])
+    means = [np.concatenate(each).mean() for each in (dry, ahead, wet)]
+    assert means[0] + 0.05 < means[1] < means[2], means
+    assert (np.concatenate(dry) > 0.1).mean() > 0.01
 
 
 def test_real_composites_can_be_observed() -> None:

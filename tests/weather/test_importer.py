@@ -13,9 +13,11 @@ from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
 from retable.tasks.weather import cli
 from retable.tasks.weather.composites import importer
+from retable.tasks.weather.composites.archive import stretches, survey
 from retable.tasks.weather.composites.composites import Composite, Grid, describe
-from retable.tasks.weather.composites.importer import Place, deal, import_composites, stretch, survey
+from retable.tasks.weather.composites.importer import import_composites
 from retable.tasks.weather.composites.published import project
+from retable.tasks.weather.composites.splits import Place, deal
 from retable.tasks.weather.w4c import layout
 from tests.weather.composite_files import crr
 
@@ -178,7 +180,7 @@ def test_images_show_the_whole_square_and_say_they_are_simulated(imported):
         for row, frame in enumerate(rows):
             assert np.all(file.data[row, 1] == 18 * 60)  # all frames were observed at once
             rain = imported.rate[frame, top : top + SIDE, left : left + SIDE]
-            rain = np.where((rain < 0) | (rain > 128), 0, rain)
+            rain = np.clip(rain, 0, 128)
             for i, j in np.ndindex(12, 12):
                 block = rain[6 * i : 6 * i + 6, 6 * j : 6 * j + 6]
                 assert file.data[row, 0, i, j] == pytest.approx(block.sum(), rel=1e-5)
@@ -199,10 +201,10 @@ def test_files_say_where_their_target_lies(imported):
 
 
 def test_every_place_is_in_one_split(imported):
-    regions = [region for names in imported.info["regions"].values() for region in names]
+    regions = [region for names in imported.info["splits"].values() for region in names]
     assert len(set(regions)) == len(regions) == 7
-    assert all(imported.info["regions"].values())
-    for split, names in imported.info["regions"].items():
+    assert all(imported.info["splits"].values())
+    for split, names in imported.info["splits"].items():
         for region in names:
             assert {imported.files[kind, region].split for kind in ("HRIT", "OPERA")} == {split}
 
@@ -231,10 +233,10 @@ def test_the_index_finds_windows_and_sequences(imported):
     info = {"inputs": 2, "forecast": 1, "holdout": "official", "series": series, "regions": regions, "years": [2018]}
     index = layout.Index.read(Storage.open(imported.root), info)
     windows = index.training(regions, [2018], 2, 1, with_validation=False)
-    assert len(windows) == 5 * len(imported.info["regions"]["training"])
+    assert len(windows) == 5 * len(imported.info["splits"]["training"])
     for split in ("validation", "test", "heldout"):
         shards = index.sequences(split, regions, [2018], 2, 1)
-        assert sorted(shards) == [f"{split}/2018/{region}" for region in imported.info["regions"][split]]
+        assert sorted(shards) == [f"{split}/2018/{region}" for region in imported.info["splits"][split]]
         rows = [(0, 0), (3, 3)] if split == "validation" else [(0, 0), (2, 3)]
         for sequences in shards.values():
             assert [(window.satellite, window.rain) for window in sequences] == rows
@@ -328,16 +330,24 @@ def composites_at(*minutes):
     return [Composite(Path(f"{m}.h5"), "opera", START + timedelta(minutes=m), grid) for m in minutes]
 
 
-def test_the_longest_stretch_without_a_gap_is_used():
-    chosen, dropped = stretch(composites_at(0, 15, 45, 60, 75, 100, 115))
-    assert [composite.path.name for composite in chosen] == ["45.h5", "60.h5", "75.h5"]
-    assert dropped == ["0.h5", "15.h5", "100.h5", "115.h5"]
+def names(runs):
+    return [[composite.path.name for composite in run] for run in runs]
+
+
+def test_all_stretches_that_are_long_enough_are_used():
+    there = composites_at(0, 15, 45, 60, 75, 100, 115, 135)
+    runs, left = stretches(there, 2)
+    assert names(runs) == [["0.h5", "15.h5"], ["45.h5", "60.h5", "75.h5"]]
+    assert names([left]) == [["100.h5", "115.h5", "135.h5"]]
+    runs, left = stretches(there, 3)
+    assert names(runs) == [["45.h5", "60.h5", "75.h5"]] and len(left) == 5
+    assert stretches(there, 4) == ([], there)
 
 
 def test_a_stretch_ends_with_the_year():
     minutes = (datetime(2019, 1, 1) - START) // timedelta(minutes=1)
-    chosen, dropped = stretch(composites_at(minutes - 30, minutes - 15, minutes, minutes + 15, minutes + 30))
-    assert {composite.time.year for composite in chosen} == {2019} and len(dropped) == 2
+    runs, left = stretches(composites_at(minutes - 30, minutes - 15, minutes, minutes + 15, minutes + 30), 2)
+    assert [[composite.time.year for composite in run] for run in runs] == [[2018] * 2, [2019] * 3] and not left
 
 
 def test_a_crash_leaves_nothing(tmp_path, monkeypatch):
@@ -440,7 +450,7 @@ def test_what_is_damaged_in_the_middle_splits_the_stretch(tmp_path):
         run(tmp_path / "source", tmp_path / "set")
     assert "\n" not in str(caught.value)
     info = run(tmp_path / "source", tmp_path / "set", inputs=1)
-    assert (info["frames"], len(info["skipped"])) == (2, 2)
+    assert (info["frames"], info["stretches"], len(info["skipped"])) == (4, 2, 2)
     for number in range(1, 8):
         broken(tmp_path / "source", number)
     with pytest.raises(UserError, match="not a readable composite"):
@@ -473,21 +483,20 @@ def test_folders_of_nothing_are_refused_in_one_line(tmp_path, spoil, words):
     assert not (tmp_path / "set").exists()
 
 
-def test_of_five_minutes_every_third_is_taken(tmp_path):
-    chosen, dropped = stretch(composites_at(*range(5, 66, 5), 200))
-    assert [composite.path.name for composite in chosen] == ["5.h5", "20.h5", "35.h5", "50.h5", "65.h5"]
-    assert len(dropped) == 9
+def test_of_five_minutes_every_third_is_taken():
+    runs, left = stretches(composites_at(*range(5, 66, 5), 200), 2)
+    assert names(runs) == [["5.h5", "20.h5", "35.h5", "50.h5", "65.h5"]] and len(left) == 9
 
 
 def test_a_tolerance_takes_the_nearest_to_each_quarter():
     """Steps of six minutes: 18:12 misses the quarter by three minutes as 18:18 does, and the first of equals stays."""
     times = list(range(0, 61, 6))
-    chosen, _ = stretch(composites_at(*times), timedelta(minutes=3))
+    (chosen,), _ = stretches(composites_at(*times), 2, timedelta(minutes=3))
     assert [composite.path.name for composite in chosen] == ["0.h5", "12.h5", "30.h5", "42.h5", "60.h5"]
     assert [(composite.time - START) // timedelta(minutes=1) for composite in chosen] == [0, 15, 30, 45, 60]
-    assert len(stretch(composites_at(*times), timedelta(minutes=2))[0]) == 1
+    assert names(stretches(composites_at(*times), 1, timedelta(minutes=2))[0]) == [["0.h5"], ["30.h5"], ["60.h5"]]
     with pytest.raises(UserError, match="no composite is within 1 minutes of a quarter"):
-        stretch(composites_at(6, 24), timedelta(minutes=1))
+        stretches(composites_at(6, 24), 1, timedelta(minutes=1))
 
 
 def test_arguments_are_checked(tmp_path):
@@ -495,7 +504,7 @@ def test_arguments_are_checked(tmp_path):
     for changes in ({"size": 20}, {"regions": 3}, {"inputs": 0}, {"forecast": 0}, {"seed": -1}):
         with pytest.raises(UserError, match="cannot import"):
             run(tmp_path / "source", tmp_path / "set", **changes)
-    with pytest.raises(UserError, match="largest size that fits is 12"):
+    with pytest.raises(UserError, match="largest size that fits is 24"):
         run(tmp_path / "source", tmp_path / "set", size=36)
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / "mine.txt").write_text("")
@@ -504,13 +513,13 @@ def test_arguments_are_checked(tmp_path):
 
 
 def test_too_small_and_too_dry_composites_are_refused(tmp_path):
-    for name, raw in (("small", np.ones((100, 100))), ("dry", np.full((HEIGHT, WIDTH), UNDETECT))):
+    for name, raw in (("small", np.ones((71, 400))), ("dry", np.full((HEIGHT, WIDTH), UNDETECT))):
         (tmp_path / name).mkdir()
         for frame in range(3):
             odim(tmp_path / name / f"{frame}.h5", raw, START + frame * timedelta(minutes=15))
     with pytest.raises(UserError, match="no size fits"):
         run(tmp_path / "small", tmp_path / "set")
-    with pytest.raises(UserError, match="0 of 8 squares"):
+    with pytest.raises(UserError, match="none of 8 squares"):
         run(tmp_path / "dry", tmp_path / "set")
 
 
@@ -568,7 +577,7 @@ def test_real_composites(shared, tmp_path, folder, key, source, grid, step, size
     for path in files:
         (tmp_path / "source" / path.name).symlink_to(path)
     info = run(tmp_path / "source", tmp_path / "set", size=size, regions=4, inputs=2, forecast=3)
-    assert [len(names) for names in info["regions"].values()] == [1, 1, 1, 1]
+    assert [len(names) for names in info["splits"].values()] == [1, 1, 1, 1]
     side, across = 6 * size, grid[1] // (6 * size)
     top, left = (grid[0] % side) // 2, (grid[1] % side) // 2
     for path in sorted((tmp_path / "set").rglob("*.rates.crop.h5")):

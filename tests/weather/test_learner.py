@@ -14,8 +14,9 @@ from retable.platform.store.run import RunFolder
 from retable.platform.store.storage import Storage
 from retable.platform.train.worker import Worker
 from retable.tasks.weather.config import Bce, Config
-from retable.tasks.weather.data import Windows
+from retable.tasks.weather.data import Batch, Windows
 from retable.tasks.weather.learner import ForecastLearner, make_optimizer, positive_weight, validate
+from retable.tasks.weather.metrics import scores, summarise
 from tests.weather.toys import SMALL, config, make, run
 
 WAIT = 120
@@ -48,7 +49,7 @@ def test_a_batch_can_be_learned_by_heart(storage, changes):
 
 
 def test_gradients_are_clipped_by_value(storage):
-    taught, data = learner(storage, of({"clip": 1e-12}))
+    taught, data = learner(storage, of({"gradient_clamp": 1e-12}))
     taught.step(next(iter(data.batches(0, 0, 0, 1))))
     found = torch.cat([p.grad.flatten() for p in taught.model.parameters() if p.grad is not None])
     assert float(found.abs().max()) == pytest.approx(1e-12)
@@ -86,7 +87,8 @@ def test_adabelief_honours_its_configuration(storage):
 
 def test_the_weight_of_rain_comes_from_the_config_or_the_data(storage):
     _, data = learner(storage, of({}))
-    rain = np.mean(list(Source.of(storage, "weather/tiny").info["rain"].values()))
+    info = Source.of(storage, "weather/tiny").info
+    rain = np.average(list(info["rain"].values()), weights=list(info["measured"].values()))
     assert 0 < rain < 0.5
     assert positive_weight(of({}), data) == Bce().positive_weight
     assert positive_weight(of({"loss": "bce", "loss__positive_weight": "training_set"}), data) == pytest.approx(
@@ -95,23 +97,62 @@ def test_the_weight_of_rain_comes_from_the_config_or_the_data(storage):
     assert positive_weight(of({"loss": "soft_iou"}), data) == 1.0
 
 
-def test_validation_is_the_pooled_iou_of_each_region_and_year(storage):
-    taught, data = learner(storage, of({}))
-    (found,) = validate(taught, data)
-    counts = {}
-    for batch in data.validation():
-        logits, events = taught.forecast(batch)
-        for k, shard in enumerate(batch.shard):
-            forecast, event = logits[k].numpy() >= 0, events[k].numpy()
-            both, either = counts.get(shard, (0, 0))
-            seen = event != 2
-            counts[shard] = (
-                both + np.sum(forecast & (event == 1)),
-                either + np.sum((forecast & seen) | (event == 1)),
-            )
-    ious = {shard: both / either for shard, (both, either) in counts.items()}
-    assert len(ious) == 4 and found["validation_iou"] == pytest.approx(np.mean(list(ious.values())))
-    assert all(found[f"validation_iou/{shard}"] == pytest.approx(value) for shard, value in ious.items())
+class Fixed:
+    """A learner that forecasts rain on the left half of every map; its loss is 2 for each batch."""
+
+    def __init__(self, chosen):
+        self.config, self.worker = chosen, Worker()
+
+    def share_buffers(self):
+        pass
+
+    def forecast(self, batch):
+        logits = torch.full(batch.events.shape, -1.0)
+        logits[..., :2] = 1.0
+        return logits, batch.events
+
+    def loss(self, logits, events):
+        return torch.tensor(2.0)
+
+
+class Maps:
+    """Validation maps of 1 x 4 pixels at one lead time, two of a place in one batch and one in another."""
+
+    validated = ("2019/a", "2019/b", "2020/a")
+
+    def validation(self, rank, world):
+        for events, shards in (
+            ([[1, 0, 1, 0], [1, 1, 0, 2]], ("2019/a", "2019/b")),
+            ([[0, 2, 1, 1], [0, 0, 0, 0]], ("2019/a", "2020/a")),
+        ):
+            maps = torch.tensor(events, dtype=torch.uint8)[:, None, None]
+            yield Batch(torch.zeros(2), maps, maps[:, 0], torch.zeros(2), shards)
+
+
+def test_validation_iou_pools_a_places_pixels_and_counts_places_without_a_hit_as_0():
+    """By hand: 1 hit of 3 and 0 of 3 are 1/6 for 2019/a; 2 of 2 are 1 for 2019/b; 0 of 2 are 0 for 2020/a."""
+    (found,) = validate(Fixed(of({})), Maps())
+    assert found["validation_iou/2019/a"] == pytest.approx(1 / 6)
+    assert (found["validation_iou/2019/b"], found["validation_iou/2020/a"]) == (1, 0)
+    assert found["validation_iou"] == pytest.approx((1 / 6 + 1 + 0) / 3) and found["validation_loss"] == 2
+
+
+def test_a_place_without_rain_or_forecast_counts_as_in_the_scores():
+    """Neither rain nor forecast: 0, as in `metrics.scores` of the validation split, and not left out."""
+
+    class Dry(Fixed):
+        def forecast(self, batch):
+            return torch.where(batch.events == 1, 1.0, -1.0), batch.events
+
+    (found,) = validate(Dry(of({})), Maps())
+    assert found["validation_iou"] == pytest.approx(2 / 3)
+    events = {"validation/2019/a": [[1, 0, 1, 0], [0, 2, 1, 1]], "validation/2019/b": [[1, 1, 0, 2]]}
+    events |= {"validation/2020/a": [[0, 0, 0, 0]]}
+    summaries = {}
+    for shard, rows in events.items():
+        maps = np.array(rows, np.uint8)[:, None, None]
+        summaries[shard] = summarise(np.where(maps == 1, 200, 0).astype(np.uint8), maps)
+    assert scores(summaries, dict.fromkeys(summaries, 0.5), 2)["iou"] == pytest.approx(found["validation_iou"])
 
 
 def test_climatology_counts_the_rain_of_an_epoch(storage):

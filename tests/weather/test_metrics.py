@@ -230,7 +230,9 @@ def test_fss_is_the_mean_over_shards_and_leaves_out_dry_ones() -> None:
     found = scores(summaries, thresholds, 4)
     expected = [1 - s["fss_error"][..., 2].sum() / s["fss_reference"][..., 2].sum() for s in summaries.values()]
     assert found["fss/18km"] == pytest.approx(np.mean(expected))
-    assert [name for name in found if name.startswith("fss")] == ["fss/2km", "fss/6km", "fss/18km", "fss/54km"]
+    assert [name for name in found if name.startswith("fss")] == ["fss/2km", "fss/6km", "fss/18km", "fss/24km"]
+    wide = scores({"test/2019/wide": summarise(*field(3, size=36))}, {"test/2019/wide": 0.5}, 4)
+    assert [name for name in wide if name.startswith("fss")] == ["fss/2km", "fss/6km", "fss/18km", "fss/54km"]
     dry = np.zeros((1, 5, 12, 12), np.uint8)
     with_dry = scores({**summaries, "test/2020/dry": summarise(dry, dry)}, {**thresholds, "test/2020/dry": 0.5}, 4)
     for name in ("fss/18km", "pod", "far", "bias"):

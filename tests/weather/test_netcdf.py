@@ -7,9 +7,10 @@ from pathlib import Path
 import h5netcdf
 import h5py
 import numpy as np
+import pyproj
 import pytest
 
-from retable.tasks.weather.forecasts.netcdf import equal_area, export
+from retable.tasks.weather.forecasts.netcdf import export
 
 PROJDEF = "+proj=laea +lat_0=55.0 +lon_0=10.0 +x_0=1950000.0 +y_0=-2100000.0 +units=m +ellps=WGS84"
 GRID = {"projdef": PROJDEF, "x0": 1_000_000.0, "y0": -2_000_000.0, "step": 2000.0}
@@ -84,8 +85,10 @@ def test_a_known_place_is_georeferenced(tmp_path: Path) -> None:
     [
         (None, 2),
         ({"row": 10, "column": 20, "step": 3000.0}, 3),
-        ({**GRID, "projdef": "+proj=geos +h=35785863 +ellps=WGS84"}, 2),
+        ({**GRID, "projdef": "somewhere"}, 2),
+        ({**GRID, "projdef": ""}, 2),
         ({**GRID, "projdef": PROJDEF.replace("units=m", "units=km")}, 2),
+        ({**GRID, "projdef": "+proj=longlat +ellps=WGS84"}, 2),
     ],
 )
 def test_an_unknown_place_is_said_to_be_unknown(tmp_path: Path, grid, width: int) -> None:
@@ -116,12 +119,60 @@ def test_all_types_are_those_that_cf_1_8_knows(tmp_path: Path) -> None:
         assert packed.attrs["valid_range"].dtype == packed.dtype
 
 
-def test_only_equal_area_projections_in_metres_are_described() -> None:
-    assert equal_area("+proj=laea +datum=WGS84") is not None
-    other = equal_area(PROJDEF.replace("WGS84", "bessel"))
-    assert other is not None and round(other["semi_major_axis"]) == 6377397
-    assert equal_area(PROJDEF.replace("laea", "stere")) is None
-    assert equal_area("") is None
+KNMI = "+proj=stere +lat_0=90 +lon_0=0 +lat_ts=60 +a=6378140 +b=6356750 +x_0=0 y_0=0"  # so in KNMI's files
+BOM = "+proj=aea +lat_1=-18 +lat_2=-36 +lat_0=-33.264 +lon_0=150.874 +a=6378137.0 +rf=298.257222101 +units=m"
+FMI = "+proj=stere +lon_0=25 +lat_0=90 +lat_ts=60 +a=6371288 +b=6371288 +units=m"
+RMI = "+proj=lcc +lat_1=49.8333 +lat_2=51.1667 +lat_0=50.797815 +lon_0=4.359216 +x_0=649328 +y_0=665262 +ellps=GRS80"
+CRR = "+proj=geos +a=6378137.000000 +b=6356752.300000 +lon_0=0.000000 +h=35785863.000000"
+PLACES = {  # projection, upper left corner, CF's name, and a place on the earth that lies on the map
+    "laea": (PROJDEF, (1_000_000.0, -2_000_000.0), "lambert_azimuthal_equal_area"),
+    "knmi": (KNMI, (200_000.0, -3_900_000.0), "polar_stereographic"),
+    "bom": (BOM, (-20_000.0, 30_000.0), "albers_conical_equal_area"),
+    "fmi": (FMI, (-100_000.0, -3_000_000.0), "polar_stereographic"),
+    "rmi": (RMI, (600_000.0, 700_000.0), "lambert_conformal_conic"),
+    "utm": ("+proj=utm +zone=33 +ellps=WGS84 +units=m", (500_000.0, 5_500_000.0), "transverse_mercator"),
+    "crr": (CRR, (300_000.0, 4_500_000.0), "geostationary"),
+    "gnomonic": ("+proj=gnom +lat_0=50 +lon_0=10 +ellps=WGS84", (0.0, 0.0), "unknown"),
+}
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_every_projection_places_the_forecast(tmp_path: Path, name: str) -> None:
+    """Each pixel in three ways: from the corner, by the file's CF attributes, by its longitudes and latitudes."""
+    xarray = pytest.importorskip("xarray")
+    projdef, (left, top), wanted = PLACES[name]
+    path = exported(tmp_path / "a.nc", grid={"projdef": projdef, "x0": left, "y0": top, "step": 2000.0})
+    column, row = np.meshgrid(np.arange(14), np.arange(12))
+    longitude, latitude = pyproj.Proj(projdef)(left + 2000 * (column + 0.5), top - 2000 * (row + 0.5), inverse=True)
+    with xarray.open_dataset(path, decode_coords="all", engine="h5netcdf") as data:
+        rain, mapping = data["probability"], data["projection"].attrs
+        assert {"projection", "longitude", "latitude", "x", "y"} <= set(rain.coords)
+        assert data.attrs["georeference"] == "projection"
+        np.testing.assert_allclose(data["longitude"], longitude, atol=1e-7)
+        np.testing.assert_allclose(data["latitude"], latitude, atol=1e-7)
+        for axis, standard in (("longitude", "degrees_east"), ("latitude", "degrees_north")):
+            assert data[axis].attrs["units"] == standard and data[axis].attrs["standard_name"] == axis
+        assert mapping.get("grid_mapping_name", "unknown") == wanted
+        x, y = data["x"].values, data["y"].values
+        assert data["x"].attrs["units"] == data["y"].attrs["units"] == "m"
+        attributes = (
+            {key: value for key, value in mapping.items() if key != "crs_wkt"} if wanted != "unknown" else mapping
+        )
+        system = pyproj.CRS.from_cf(attributes)
+        there = pyproj.Transformer.from_crs(system, system.geodetic_crs, always_xy=True).transform(*np.meshgrid(x, y))
+        np.testing.assert_allclose(there[0], longitude, atol=1e-6)
+        np.testing.assert_allclose(there[1], latitude, atol=1e-6)
+        assert pyproj.CRS(mapping["crs_wkt"]).to_cf().get("grid_mapping_name", "unknown") == wanted
+        values = rain.values
+    np.testing.assert_allclose(values, steps() / 200, atol=1e-6)
+
+
+def test_pixels_beyond_the_earths_edge_have_no_place(tmp_path: Path) -> None:
+    xarray = pytest.importorskip("xarray")
+    grid = {"projdef": CRR, "x0": 5_400_000.0, "y0": 10_000.0, "step": 3000.0}
+    with xarray.open_dataset(exported(tmp_path / "a.nc", grid=grid), engine="h5netcdf") as data:
+        longitude = data["longitude"].values
+    assert np.isnan(longitude[:, -1]).all() and np.isfinite(longitude[:, 0]).all()
 
 
 def test_times_and_sequences_must_agree(tmp_path: Path) -> None:
@@ -143,3 +194,17 @@ def test_xarray_decodes_it(tmp_path: Path) -> None:
         np.testing.assert_allclose(found.probability, steps() / 200, atol=1e-6)
         np.testing.assert_array_equal(found.forecast_reference_time, TIMES)
         np.testing.assert_array_equal(found.time[:, 3], TIMES + np.timedelta64(60, "m"))
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_gdal_places_the_forecast(tmp_path: Path, name: str) -> None:
+    """What QGIS reads with: its transform and its reference system."""
+    rasterio = pytest.importorskip("rasterio", reason="no rasterio, which brings GDAL")
+    projdef, (left, top), _ = PLACES[name]
+    path = exported(tmp_path / "a.nc", grid={"projdef": projdef, "x0": left, "y0": top, "step": 2000.0})
+    with rasterio.open(f"netcdf:{path}:probability") as found:
+        x, y = found.xy(3, 5)
+        system = pyproj.CRS(found.crs.to_wkt())
+    there = pyproj.Transformer.from_crs(system, system.geodetic_crs, always_xy=True).transform(x, y)
+    expected = pyproj.Proj(projdef)(left + 2000 * 5.5, top - 2000 * 3.5, inverse=True)
+    assert there == pytest.approx(expected, abs=1e-6)

@@ -186,7 +186,7 @@ def test_local_hold_outs_count_for_nothing_that_is_fitted(tmp_path):
     assert np.allclose(found, expected, equal_nan=True)
     assert not np.allclose(found, (classify(rates, 0.2) == 1).sum(0) / (classify(rates, 0.2) != 2).sum(0))
     with h5py.File(tmp_path / "2019/OPERA/boxi_0015.train.rates.crop.h5", locking=False) as file:
-        share = prepare.rain_share(file["rates.crop"], free)
+        share, _ = prepare.rain_share(file["rates.crop"], free)
     assert share == pytest.approx((events == 1).sum() / (events != 2).sum(), rel=0.1)
 
 

@@ -14,13 +14,17 @@ from tests.weather.composite_files import TIME, bom, fmi, knmi, odim
 RAW = np.random.default_rng(1).integers(0, 200, (6, 8))
 
 
-def marshall_palmer(dbz):
-    return (10 ** (dbz / 10) / 200) ** (1 / 1.6)
+def capped(rate):
+    return np.minimum(rate, 128).astype(np.float32)
+
+
+def marshall_palmer(dbz, a=200, b=1.6):
+    return capped((10 ** (dbz / 10) / a) ** (1 / b))
 
 
 def test_attributes_that_lack_have_odims_defaults(tmp_path):
     found = describe(odim(tmp_path / "a.h5", RAW.astype(float), "RATE", inner=True))
-    assert np.array_equal(found.read(), RAW.astype(np.float32)) and found.time == TIME
+    assert np.array_equal(found.read(), capped(RAW)) and found.time == TIME
     assert found.grid.pixel == 2000 and found.grid.projdef == "+proj=utm +zone=33" and found.quantity == "rate"
 
 
@@ -31,7 +35,7 @@ def test_reflectivity_becomes_a_rate(tmp_path, relation):
     raw[0, :2] = 0, 199
     found = describe(odim(tmp_path / "a.h5", raw, "DBZH", data=data, how=relation))
     rate, dbz = found.read(), raw * 0.5 - 32
-    expected = marshall_palmer(dbz) if not relation else (10 ** (dbz / 10) / 300) ** (1 / 1.4)
+    expected = marshall_palmer(dbz, *relation.values()) if relation else marshall_palmer(dbz)
     expected[raw == 199], expected[raw == 0] = MISSING, UNDETECTED
     np.testing.assert_allclose(rate, expected, rtol=1e-5)
     assert found.quantity == "reflectivity" and marshall_palmer(23.0103) == pytest.approx(1, rel=1e-5)
@@ -53,7 +57,7 @@ def test_a_rate_goes_before_what_it_was_made_of(tmp_path):
     with h5py.File(path, "r+") as file:
         file["dataset2/data1/data"] = RAW + 1.0
         file.create_group("dataset2/data1/what").attrs["quantity"] = np.bytes_("RATE")
-    assert describe(path).quantity == "rate" and np.array_equal(describe(path).read(), RAW + 1)
+    assert describe(path).quantity == "rate" and np.array_equal(describe(path).read(), capped(RAW + 1))
 
 
 def test_knmi(tmp_path):
@@ -64,7 +68,7 @@ def test_knmi(tmp_path):
     assert (found.product, found.time, found.quantity) == ("knmi", TIME, "accumulation")
     assert (found.grid.shape, found.grid.pixel, found.grid.corner) == ((3, 4), 2000.0, (0.0, -3650000.0))
     assert "+a=6378137 +b=6356752" in found.grid.projdef
-    fine = raw * 0.01 * 12
+    fine = capped(raw * 0.01 * 12)
     rate = found.read()
     assert rate[0, 0] == MISSING, "all four, or three of four, were not measured"
     assert rate[0, 1] == pytest.approx(fine[1, 2:4].mean()), "two of four: the mean of those"
@@ -95,7 +99,7 @@ def test_fmi(tmp_path, suffix):
     assert found.grid.pixel == pytest.approx(2 * 999.674053)
     rate = found.read()
     assert rate[0, 0] == MISSING and rate[1, 0] == UNDETECTED
-    expected = marshall_palmer(levels[:, 2:] * 0.5 - 32).reshape(2, 2, 2, 2).mean((1, 3))
+    expected = marshall_palmer(levels[:, 2:] * 0.5 - 32, 223, 1.53).reshape(2, 2, 2, 2).mean((1, 3))
     np.testing.assert_allclose(rate[:, 1:], expected, rtol=1e-5)
     left, top = found.grid.corner
     assert left == pytest.approx(-380886, abs=2) and top == pytest.approx(-3395678 + 4 * 999.62859, abs=2)
@@ -109,9 +113,10 @@ def test_fmi(tmp_path, suffix):
         (lambda path: knmi(path, RAW, minutes=0), "an accumulation of 0 minutes"),
         (lambda path: odim(path, RAW, "RATE", where={"yscale": 1000.0}), "pixels are not square"),
         (lambda path: fmi(path.with_suffix(".pgm"), RAW, "RadialVelocity"), "not reflectivity"),
-        (lambda path: fmi(path.with_suffix(".pgm"), RAW, across=500.0), "projection is not FMI's"),
-        (lambda path: fmi(path.with_suffix(".pgm"), RAW, down=0.0), "projection is not FMI's"),
-        (lambda path: fmi(path.with_suffix(".pgm"), RAW, across="nan"), "projection is not FMI's"),
+        (lambda path: fmi(path.with_suffix(".pgm"), RAW, across="wide"), "projection is not FMI's"),
+        (lambda path: fmi(path.with_suffix(".pgm"), RAW, across=500.0), "not square"),
+        (lambda path: fmi(path.with_suffix(".pgm"), RAW, down=0.0), "not square"),
+        (lambda path: fmi(path.with_suffix(".pgm"), RAW, across="nan"), "not square"),
     ],
 )
 def test_what_is_no_rain_is_told(tmp_path, make, said):

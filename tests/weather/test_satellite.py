@@ -8,7 +8,7 @@ import pytest
 
 from retable.tasks.weather.w4c.preprocess import CHANNELS, HIGH, normalise
 from retable.tasks.weather.w4c.rainfall import Climate, block_mean, simulate
-from retable.tasks.weather.w4c.satellite import AFTER, BEFORE, observe
+from retable.tasks.weather.w4c.satellite import BEFORE, observe
 
 SIZE, FRAMES = 24, 96
 CHANNEL = {name: number for number, name in enumerate(CHANNELS)}
@@ -17,7 +17,7 @@ Array = npt.NDArray[np.float32]
 
 
 def rainfall(seed: int, fraction: float = 0.08) -> Array:
-    return np.stack([rain for rain, _ in simulate(Climate(fraction=fraction), size=SIZE, slots=FRAMES, seed=[seed])])
+    return np.stack([sky.rain for sky in simulate(Climate(fraction=fraction), size=SIZE, slots=FRAMES, seed=seed)])
 
 
 @pytest.fixture(scope="module")
@@ -59,14 +59,14 @@ def test_rain_is_cold_and_bright(rain: Array, images: Array) -> None:
     assert rough[0] < rough[1]
 
 
-def test_cold_tops_precede_and_outlive_the_rain() -> None:
+def test_cold_tops_outlive_the_rain_and_do_not_precede_it() -> None:
     shower = np.zeros((16, 6 * SIZE, 6 * SIZE), np.float32)
     shower[8, 60:84, 60:84] = 10
     dry = observe(np.zeros_like(shower), cirrus_seed=5, start_minutes=0)
     cooling = (dry - observe(shower, cirrus_seed=5, start_minutes=0))[:, CHANNEL["IR_108"]].max((1, 2))
     felt = np.flatnonzero(cooling > 1)
-    assert felt.tolist() == list(range(8 - AFTER, 8 + BEFORE + 1))
-    assert cooling[7] > cooling[9]  # more in advance than afterwards
+    assert felt.tolist() == list(range(8, 8 + BEFORE + 1))
+    assert cooling[8] > cooling[10] > cooling[12]
     # An anvil is wider than its rain (4 x 4 satellite pixels).
     change = (dry - observe(shower, cirrus_seed=5, start_minutes=0))[8, CHANNEL["IR_108"]]
     assert 16 < np.sum(change > 1) < 100
@@ -89,8 +89,24 @@ def test_the_split_window_tells_cirrus_from_rain() -> None:
 def test_chunks_are_the_whole(rain: Array, images: Array) -> None:
     start, stop = 20, 50
     chunk = observe(rain[start:stop], cirrus_seed=1, start_minutes=15 * start)
-    np.testing.assert_array_equal(chunk[BEFORE:-AFTER], images[start + BEFORE : stop - AFTER])
+    np.testing.assert_array_equal(chunk[BEFORE:], images[start + BEFORE : stop])
     assert not np.array_equal(chunk[0], images[start])
+
+
+@pytest.mark.parametrize("change", ["no rain", "other rain", "missing"])
+def test_nothing_that_comes_later_changes_an_image(rain: Array, change: str) -> None:
+    """Whatever replaces the rain after a frame, the images up to it stay as they are, bit for bit."""
+    last = 30
+    other = rain[:60].copy()
+    later = {
+        "no rain": np.zeros_like(other),
+        "other rain": rain[::-1][:60] * 2,
+        "missing": np.full_like(other, -9999000),
+    }
+    other[last + 1 :] = later[change][last + 1 :]
+    found, before = (observe(maps, cirrus_seed=1, start_minutes=0) for maps in (other, rain[:60]))
+    np.testing.assert_array_equal(found[: last + 1], before[: last + 1])
+    assert np.abs(found[last + 1] - before[last + 1]).max() > 1  # the rain of a frame is in its image
 
 
 def test_any_rain_is_accepted_and_sentinels_are_dry(rain: Array) -> None:

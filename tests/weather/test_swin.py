@@ -78,9 +78,18 @@ def test_times_are_repeated_and_missing_ones_cut_off(how):
     images = torch.arange(4.0).reshape(1, 1, 4, 1, 1).expand(1, 11, 4, 24, 24)
     logits = model(images)
     assert logits.shape == (1, 8, 24, 24)
-    assert model.model.given.shape == (1, 11, 32, 64, 64)
+    assert model.model.given.shape == (1, 11, 64, 32, 32)  # of 32 x 32 x 32 one voxel would be left to normalise
     torch.testing.assert_close(logits[0, :, 5, 7], 11 * torch.tensor([0.0, 0, 1, 1, 2, 2, 3, 3]))
-    torch.testing.assert_close(model.model.given[0, 0, :, 9, 9], torch.tensor([0.0, 0, 1, 1, 2, 2] + 26 * [3]))
+    torch.testing.assert_close(model.model.given[0, 0, :, 9, 9], torch.tensor([0.0, 0, 1, 1, 2, 2] + 58 * [3]))
+
+
+@pytest.mark.parametrize(("size", "variant", "inner"), [(24, "upsample", 64), (32, "repeat_interleave", 32)])
+def test_the_inner_size_leaves_more_than_one_voxel_to_normalise(size, variant, inner):
+    model = SwinForecaster(Swin(variant=variant, feature_size=12, window=4), size=size, inputs=4, forecast=8)
+    assert model.inner_size == inner
+    model.train()(torch.randn(1, 11, 4, size, size)).sum().backward()
+    with pytest.raises(ValueError, match="window 0 is below 1"):
+        Swin(window=0)
 
 
 def test_padded_images_come_back_in_place():
@@ -179,7 +188,7 @@ def test_the_channel_convolution_learns_through_the_network():
     model.model = Echo()
     logits = model(torch.randn(2, 11, 4, 24, 24))
     assert logits.shape == (2, 6, 24, 24)
-    assert model.model.given.shape == (2, 11, 32, 64, 64)
+    assert model.model.given.shape == (2, 11, 64, 32, 32)
     logits.square().sum().backward()
     assert all(convolution.weight.grad.any() for convolution in (model.channel_conv.conv1, model.channel_conv.conv2))
 
@@ -187,13 +196,13 @@ def test_the_channel_convolution_learns_through_the_network():
 def test_the_reference_forward_pass():
     """What the reference does but for its patch merging, written out with MONAI and PyTorch alone."""
     torch.manual_seed(0)
-    model = SwinForecaster(Swin(feature_size=12, resize="nearest"), 24, 4, 32).eval()
+    model = SwinForecaster(Swin(feature_size=12, resize="nearest"), 36, 4, 32).eval()
     theirs = SwinUNETR(in_channels=11, out_channels=1, feature_size=12, downsample="mergingv2").eval()
     theirs.load_state_dict({name.removeprefix("model."): value for name, value in model.state_dict().items()})
-    images = torch.randn(1, 11, 4, 24, 24)
+    images = torch.randn(1, 11, 4, 36, 36)
     with torch.no_grad():
         volume = nn.functional.interpolate(images.repeat_interleave(8, 2), (32, 64, 64))
-        expected = nn.functional.interpolate(theirs(volume), (32, 24, 24))[:, 0]
+        expected = nn.functional.interpolate(theirs(volume), (32, 36, 36))[:, 0]
         torch.testing.assert_close(model(images), expected)
 
 

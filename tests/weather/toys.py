@@ -18,7 +18,7 @@ SMALL = {
     "inputs": 4,
     "forecast": 8,
     "batch": 4,
-    "run": 5,
+    "window_run": 5,
     "epochs": 2,
     "steps": 3,
     "model": "unet",

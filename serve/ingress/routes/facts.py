@@ -1,18 +1,47 @@
 """What the server says of itself."""
 
 # No `from __future__ import annotations` here; `serve/ingress/app.py` says why.
+import asyncio
+import math
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Response
 
+from retable.serve.ingress.answers import Problem
 from retable.serve.ingress.limits import Limits
+from retable.serve.ingress.routes.common import Ask
 from retable.serve.launch.models import Model
 
 
-def add(app: FastAPI, models: Sequence[Model], limits: Limits) -> None:
+def add(app: FastAPI, models: Sequence[Model], ask: Ask, limits: Limits) -> None:
     """Add what the server says of itself."""
+    asking, answered = asyncio.Lock(), -math.inf
+    digests: dict[str, list[str]] = {}
+    for model in models:
+        digests.setdefault(model.task, []).append(model.sha256)
+
+    @app.get("/-/healthz", include_in_schema=False)
+    def live() -> Response:
+        return Response("success")
+
+    @app.get("/-/readyz", include_in_schema=False)
+    async def ready() -> dict[str, Any]:
+        """Ask every model, unless they have just answered."""
+        nonlocal answered
+        async with asking:
+            if time.monotonic() - answered > limits.ready_seconds:
+                try:
+                    async with asyncio.timeout(limits.ready_seconds):
+                        told = await asyncio.gather(*(ask(task, "ready", own) for task, own in digests.items()))
+                except TimeoutError as error:
+                    raise Problem(503, f"a model does not answer within {limits.ready_seconds:g} s").wait(5) from error
+                if problems := [each for each in told if isinstance(each, Problem)]:
+                    raise problems[0]
+                answered = time.monotonic()
+        return {"ready": bool(models), "models": len(models)}
 
     @app.get("/v1/models")
     def list_models() -> list[dict[str, Any]]:

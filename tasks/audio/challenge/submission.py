@@ -16,6 +16,7 @@ from pathlib import Path
 
 from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
+from retable.tasks.audio.collect.layouts import read_text
 
 RANKS = 10
 """Recordings that are named for a caption."""
@@ -31,12 +32,17 @@ def read_captions(path: Path) -> list[str]:
     Raises:
         UserError: where there is no such file or column, no caption, or an empty one.
     """
-    rows = read_csv(path)
-    header = [cell.strip() for cell in rows[0]] if rows else []
+    lines = _numbered(path)
+    header = [cell.strip() for cell in lines[0][1]] if lines else []
     if "caption" not in header:
         raise UserError(f"{path}: has no column 'caption' but {', '.join(header) or 'nothing'}; name it so")
     column = header.index("caption")
-    captions = [row[column].strip() if column < len(row) else "" for row in rows[1:]]
+    for number, row in lines:
+        if any(cell.strip() for cell in row[len(header) :]):
+            raise UserError(
+                f"{path}: line {number} has more cells than the header; put a caption that holds ',' into double quotes"
+            )
+    captions = [row[column].strip() if column < len(row) else "" for _, row in lines[1:]]
     if not captions:
         raise UserError(f"{path}: holds no captions")
     if "" in captions:
@@ -45,18 +51,21 @@ def read_captions(path: Path) -> list[str]:
 
 
 def read_csv(path: Path) -> list[list[str]]:
-    """Return the lines of a CSV in UTF-8 that are not blank, each a list of cells.
+    """Return the lines of a CSV that are not blank, each a list of cells.
 
     Raises:
         UserError: where it cannot be read.
     """
+    return [row for _, row in _numbered(path)]
+
+
+def _numbered(path: Path) -> list[tuple[int, list[str]]]:
+    """Return the lines of a CSV that are not blank, with their numbers."""
+    reader = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
     try:
-        text = path.read_text(encoding="utf-8-sig")
-        return [row for row in csv.reader(io.StringIO(text, newline=""), strict=True) if row]
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}") from error
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{path}: no CSV file in UTF-8 ({error})") from error
+        return [(reader.line_num, row) for row in reader if row]
+    except csv.Error as error:
+        raise UserError(f"{path}: no CSV file: line {reader.line_num}: {error}") from error
 
 
 def write(path: Path, rows: Iterable[Row]) -> None:

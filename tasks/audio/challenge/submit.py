@@ -13,6 +13,7 @@ from retable.platform.errors import UserError
 from retable.tasks.audio.challenge import submission
 from retable.tasks.audio.challenge.submission import RANKS, Row
 from retable.tasks.audio.collect.files import decode, is_sound
+from retable.tasks.audio.config import SAMPLE_RATE
 from retable.tasks.audio.predict import embed_audio, embed_text
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ def submit(
 ) -> list[str]:
     """Write the ten best recordings of each caption as a submission; return what its check complains of.
 
+    A recording that cannot be decoded is in no line, and named in what is returned.
+
     Args:
         models: in evaluation mode; of several, the mean of their cosines ranks (as `combine.mean_similarity`).
         captions: a CSV with a column `caption`.
@@ -38,13 +41,19 @@ def submit(
         show: called with the recordings heard and in all, of all models.
 
     Raises:
-        UserError: where captions or recordings are missing or broken, or there are fewer than ten recordings.
+        UserError: where captions are missing or broken, or there are fewer than ten recordings that can be decoded.
     """
     wanted, files = submission.read_captions(captions), audio_files(audio)
-    similarity = mean_cosines(models, wanted, files, show)
-    names = [file.name for file in files]
-    submission.write(out, ranked(similarity, wanted, names))
-    return submission.check(out, wanted, names)
+    broken: dict[Path, str] = {}
+    similarity = mean_cosines(models, wanted, files, show, broken)
+    whole = [column for column, file in enumerate(files) if file not in broken]
+    if len(whole) < RANKS:
+        raise UserError(
+            f"{audio}: only {len(whole)} recordings can be decoded, not {RANKS}; {next(iter(broken.values()))}"
+        )
+    names = [files[column].name for column in whole]
+    submission.write(out, ranked(similarity[:, whole], wanted, names))
+    return [*(f"left out: {line}" for line in broken.values()), *submission.check(out, wanted, names)]
 
 
 def audio_files(folder: Path) -> list[Path]:
@@ -62,22 +71,36 @@ def audio_files(folder: Path) -> list[Path]:
 
 
 def mean_cosines(
-    models: Sequence[Encoders], captions: Sequence[str], files: Sequence[Path], show: Callable[[int, int], None]
+    models: Sequence[Encoders],
+    captions: Sequence[str],
+    files: Sequence[Path],
+    show: Callable[[int, int], None],
+    broken: dict[Path, str],
 ) -> Array:
-    """Return the cosines of captions and recordings, the mean over models: float64 (captions, files)."""
+    """Return the cosines of captions and recordings, the mean over models: float64 (captions, files).
+
+    Files that cannot be decoded go into `broken`, with the reason; their columns mean nothing.
+    """
     total = len(models) * len(files)
     cosines = [
-        embed_text(model, captions) @ embed_audio(model, heard(files, n * len(files), total, show)).T.astype(np.float64)
+        embed_text(model, captions)
+        @ embed_audio(model, heard(files, n * len(files), total, show, broken)).T.astype(np.float64)
         for n, model in enumerate(models)
     ]
     mean: Array = np.mean(cosines, axis=0)
     return mean
 
 
-def heard(files: Sequence[Path], before: int, total: int, show: Callable[[int, int], None]) -> Iterator[Array]:
-    """Yield the waveform of each file, one after another."""
+def heard(
+    files: Sequence[Path], before: int, total: int, show: Callable[[int, int], None], broken: dict[Path, str]
+) -> Iterator[Array]:
+    """Yield the waveform of each file, one after another; of one that cannot be decoded, a second of silence."""
     for number, file in enumerate(files, 1):
-        yield decode(file)
+        try:
+            yield decode(file)
+        except UserError as error:
+            broken[file] = str(error)
+            yield np.zeros(SAMPLE_RATE, np.float32)
         show(before + number, total)
 
 

@@ -8,22 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
 from retable.tasks.audio.collect import layouts
-from retable.tasks.audio.collect.files import SUFFIXES, Remarks, decode, header, is_sound
-from retable.tasks.audio.collect.importer import SHORTEST, THREADS
+from retable.tasks.audio.collect.files import SUFFIXES, Remarks, is_sound, stream
+from retable.tasks.audio.collect.importer import THREADS
 from retable.tasks.audio.collect.layouts import Entry
 from retable.tasks.audio.collect.recordings import AudioShards, Recording, digest, encode, read_recordings
-from retable.tasks.audio.config import SAMPLE_RATE
 
-WINDOW = 60.0
-"""Seconds of a file that are in memory at a time."""
-LOUD = 0.999
-CLIPPED = 0.01
-"""A sound with more samples than this share at full scale is clipped."""
 AGAIN = "make or import it again"
 
 
@@ -84,6 +76,8 @@ def _check_entries(entries: Sequence[Entry], show: Callable[[int, int], None]) -
             name = str(entry.path or entry.file)
             if sound.defect:
                 yield f"{name}: {sound.defect}"
+            if entry.remark:
+                yield f"{name}: {entry.remark}"
             if not entry.captions:
                 yield f"{name}: no caption; write one, or take it out of the table"
             if sound.digest:
@@ -108,36 +102,23 @@ def _listen(entry: Entry) -> Sound:
 
 
 def listen(path: Path) -> Sound:
-    """Decode a file, a minute at a time, and say what is wrong with it.
+    """Decode a file as a stream, and return what is wrong with it.
 
     Raises:
         UserError: where it cannot be decoded.
     """
-    said = header(path)
-    hashed, loud, samples, heard, remarks = hashlib.sha256(), 0, 0, False, Remarks()
-    for start in np.arange(0.0, said.seconds, WINDOW):
-        waveform = decode(path, float(start), WINDOW, remarks)
-        hashed.update(encode(waveform).tobytes())
-        loud += int((np.abs(waveform) >= LOUD).sum())
-        heard |= bool(waveform.any())
-        samples += len(waveform)
-    seconds = samples / SAMPLE_RATE
-    wanted = SUFFIXES.get(path.suffix.lower(), (said.container,))
-    if said.container not in wanted:
-        return Sound(f"mislabelled, it is {said.container}; rename it", hashed.hexdigest())
-    if seconds < said.seconds - SHORTEST:
-        return Sound(f"truncated, {seconds:.1f} s of {said.seconds:.1f} s can be decoded; get it again", "")
-    return Sound(_sounds_wrong(seconds, heard, loud / samples, remarks.cancels), hashed.hexdigest() if heard else "")
-
-
-def _sounds_wrong(seconds: float, heard: bool, loud: float, cancels: bool) -> str:
-    if seconds < SHORTEST - 0.5 / SAMPLE_RATE:
-        return f"too short ({seconds:.3f} s, {SHORTEST} s are needed); remove it"
-    if not heard:
-        return "silent; remove it"
-    if cancels:
-        return "its channels cancel each other; the first is heard, turn the other one's sign"
-    return f"clipped ({loud:.0%} of its samples at full scale); record it more quietly" if loud > CLIPPED else ""
+    hashed, remarks = hashlib.sha256(), Remarks()
+    for block in stream(path, remarks):
+        hashed.update(encode(block).tobytes())
+    lines, remedy = remarks.lines(), ""
+    if remarks.is_damaged():
+        remedy = "; get it again"
+    elif remarks.defect():
+        remedy = "; remove it"
+    elif remarks.mislabelled:
+        remedy = "; rename it"
+    is_whole = not (remarks.is_damaged() or remarks.defect())
+    return Sound("; ".join(lines) + remedy, hashed.hexdigest() if is_whole else "")
 
 
 def _overlaps(listed: Sequence[tuple[str, str, str]]) -> Iterator[str]:

@@ -1,7 +1,9 @@
-"""Sound that libsndfile does not read, that of videos among it: by PyAV, which brings FFmpeg's libraries along."""
+"""Decodes compressed sound, and that of videos, by PyAV, which brings FFmpeg's libraries along."""
 
 from __future__ import annotations
 
+import io
+import mmap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,65 +15,198 @@ from jaxtyping import Float32
 
 from retable.platform.errors import UserError
 
+Blocks = Iterator[tuple[int, Float32[np.ndarray, "samples channels"]]]
+"""Sample rate and samples in [-1, 1]; both rate and number of channels may change in a file of several streams."""
+
+FORMATS = (
+    "aac,ac3,aiff,amr,amrnb,amrwb,ape,asf,au,avi,caf,dsf,dts,dtshd,eac3,flac,flv,gsm,loas,matroska,mov,mp3,mpc,mpc8,"
+    "mpeg,mpegts,ogg,tak,truehd,tta,voc,w64,wav,webm,wv"
+)
+"""FFmpeg's demuxers that may open a file: none that reads other files, as those of playlists do."""
+OPTIONS = {"format_whitelist": FORMATS, "protocol_whitelist": "file"}
+BARE = ("aac", "ac3", "amr", "amrnb", "amrwb", "dts", "eac3", "gsm", "loas", "mp3", "truehd")
+"""Formats without a container: their clock counts packets, and their length is the bytes over a bit rate."""
+BLOCK = 0.5
+"""Seconds that are joined before they are handed on."""
+GAP, RESTART = 0.015, 3600.0
+"""A jump of the clock by more seconds is a gap; by still more, the clock was set anew."""
+TAGS = (b"ID3", b"TAG", b"APETAGEX", b"Xing", b"Info", b"VBRI", b"LAME")
+"""What an MP3 holds besides sound, at the start and where files were joined."""
+
+
+class UnreadableError(ValueError):
+    """FFmpeg cannot open a file, or finds no sound in it."""
+
 
 @dataclass(frozen=True)
 class Sound:
-    """A file's first track of sound."""
+    """The first audio track of a file."""
 
     container: str
-    """FFmpeg's name: mov, matroska, ..."""
+    """FFmpeg's name in capitals: MOV, MATROSKA, MP3, ..."""
     seconds: float
-    """As the header says; 0 where it does not."""
+    """As the header says, or a guess; 0 where there is none."""
+    is_guess: bool
     rate: int
     channels: int
+    path: Path
     file: Any
 
-    def blocks(self, lost: list[tuple[float, float]]) -> Iterator[Float32[np.ndarray, "samples channels"]]:
-        """Yield the sound; packets that cannot be decoded are silence of their length, and go into `lost`."""
-        import av
+    def blocks(self, lost: list[tuple[float, float]]) -> Blocks:
+        """Yield all samples until the decoder ends.
 
-        track = self.file.streams.audio[0]
-        resampler = av.AudioResampler(format="fltp", layout=track.layout.name, rate=self.rate)
-        have = 0
-        for packet in self.file.demux(track):
-            try:
-                frames = packet.decode()
-            except av.FFmpegError:
-                missing = round(float((packet.duration or 0) * (packet.time_base or 0)) * self.rate)
-                lost.append((have / self.rate, (have + missing) / self.rate))
-                have += missing
-                yield np.zeros((missing, self.channels), np.float32)
-                continue
-            for frame in frames:
-                for even in resampler.resample(frame):
-                    block = even.to_ndarray().T.astype(np.float32, copy=False)
-                    have += len(block)
-                    yield block
+        Packets that are missing or cannot be decoded become silence of their length: by the clock of the container,
+        or by the number of bytes where there is none, as in an MP3. The seconds from and to go into `lost`.
+        """
+        parts: list[Any] = []
+        clock, rate = _Clock(self.container.lower() in BARE), self.rate
+        for packet, frame in _frames(self.path, self.file, clock):
+            block, missing = _floats(frame), clock.missing(packet, frame)
+            changed = parts and (frame.sample_rate != rate or block.shape[1] != parts[0].shape[1])
+            if parts and (missing or changed or sum(map(len, parts)) >= BLOCK * rate):
+                yield rate, np.concatenate(parts)
+                parts.clear()
+            rate = frame.sample_rate
+            if missing:
+                lost.append((clock.heard, clock.heard + missing))
+                clock.heard += missing
+                yield from _silence(missing, rate, block.shape[1])
+            clock.heard += len(block) / rate
+            parts.append(block)
+        if parts:
+            yield rate, np.concatenate(parts)
+
+
+class _Clock:
+    """Tells where a frame belongs: by its time stamp, or by the bytes that could not be decoded before it."""
+
+    def __init__(self, bare: bool) -> None:
+        self._bare = bare
+        self.heard = 0.0  # seconds that were handed on, silence among them
+        self.bad = 0  # bytes that could not be decoded since the last frame
+        self._next: float | None = None  # the time stamp that is due
+        self._bytes, self._seconds = 0, 0.0
+
+    def missing(self, packet: Any, frame: Any) -> float:
+        """Return the seconds that are missing before a frame."""
+        stamp = None if frame.pts is None else float(frame.pts * frame.time_base)
+        due, length = self._next, frame.samples / frame.sample_rate
+        if self._bare:
+            jump = self.bad * self._seconds / max(self._bytes, 1)
+        else:
+            jump = 0.0 if stamp is None or due is None or packet.has_sidedata("new_extradata") else stamp - due
+        self._next = (stamp if stamp is not None else due or 0.0) + length
+        self._bytes, self._seconds, self.bad = self._bytes + packet.size, self._seconds + length, 0
+        return jump if GAP < jump < RESTART else 0.0
+
+
+def _frames(path: Path, file: Any, clock: _Clock, begins: int = 0) -> Iterator[tuple[Any, Any]]:
+    """Yield packets with their frames, and count the bytes that could not be decoded; tags are none.
+
+    FFmpeg stops where an Ogg goes on with another sample rate: what follows is opened as a file that begins there.
+    """
+    import av
+
+    packets, place = file.demux(file.streams.audio[0]), 0
+    while True:
+        try:
+            packet = next(packets, None)
+        except av.error.PatchWelcomeError:
+            if (next_one := _next_ogg(path, begins + place)) is not None:
+                with _From(path, next_one) as source, av.open(source, options=OPTIONS) as rest:
+                    yield from _frames(path, rest, clock, next_one)
+            return
+        except av.FFmpegError:  # the file ends in the middle of something
+            return
+        if packet is None:
+            return
+        place = packet.pos or place
+        try:
+            frames = packet.decode()
+        except av.FFmpegError:
+            if not any(tag in bytes(packet) for tag in TAGS):
+                clock.bad += packet.size
+            continue
+        for frame in frames:
+            if frame.samples and frame.sample_rate:
+                yield packet, frame
+
+
+def _next_ogg(path: Path, place: int) -> int | None:
+    """Return where the next stream of an Ogg begins; None where none does."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        found = data.find(b"OggS\0\2", place + 1)
+    return None if found < 0 else found
+
+
+class _From(io.FileIO):
+    """A file without its first bytes."""
+
+    def __init__(self, path: Path, begins: int) -> None:
+        super().__init__(path, "rb")
+        self._begins = begins
+        super().seek(begins)
+
+    def seek(self, place: int, whence: int = io.SEEK_SET, /) -> int:
+        return super().seek(place + (self._begins if whence == io.SEEK_SET else 0), whence) - self._begins
+
+    def tell(self) -> int:
+        return super().tell() - self._begins
+
+
+def _floats(frame: Any) -> Float32[np.ndarray, "samples channels"]:
+    values = frame.to_ndarray()
+    if values.dtype == np.uint8:
+        values = (values.astype(np.float32) - 128) / 128
+    elif values.dtype.kind == "i":
+        values = values.astype(np.float32) / np.float32(2.0 ** (8 * values.dtype.itemsize - 1))
+    rows = values.T if frame.format.is_planar else values.reshape(frame.samples, -1)
+    return np.ascontiguousarray(rows, np.float32)
+
+
+def _silence(seconds: float, rate: int, channels: int) -> Blocks:
+    left, step = round(seconds * rate), max(round(BLOCK * rate), 1)
+    while left > 0:
+        yield rate, np.zeros((min(left, step), channels), np.float32)
+        left -= step
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[Sound]:
-    """Open a file; what FFmpeg says of it becomes one clear line.
+    """Open a regular file.
 
     Raises:
-        UserError: where it is missing, empty, corrupt, or holds no sound, or PyAV is not installed.
+        UnreadableError: where FFmpeg cannot read it, or it holds no sound.
+        UserError: where PyAV is not installed.
     """
     try:
         import av
     except ImportError as error:
         raise UserError(f"{path}: is read by PyAV; install it: pip install av") from error
-    if not path.is_file():
-        raise UserError(f"{path}: missing; put it back or take it out of the list")
-    if not path.stat().st_size:
-        raise UserError(f"{path}: empty (0 bytes); remove it")
     try:
-        file = av.open(str(path))
-    except (av.FFmpegError, OSError) as error:
-        raise UserError(f"{path}: corrupt, it cannot be decoded ({error.strerror})") from error
+        file = av.open(f"file:{path}", options=OPTIONS, metadata_errors="replace")
+    except (av.FFmpegError, OSError, ValueError) as error:
+        raise UnreadableError("corrupt, it cannot be decoded") from error
     with file:
         if not file.streams.audio:
-            raise UserError(f"{path}: holds no sound")
-        track = file.streams.audio[0]
+            raise UnreadableError("holds no sound")
+        track, name = file.streams.audio[0], file.format.name.split(",")[0]
+        if not track.codec_context or not track.rate or not track.channels:
+            raise UnreadableError("corrupt, it cannot be decoded")
         seconds = float(file.duration or 0) / av.time_base
-        container = file.format.name.split(",")[0]
-        yield Sound(container, seconds, int(track.rate), int(track.channels), file)
+        is_guess = name in (*BARE, "mpeg", "mpegts") and not (name == "mp3" and _has_count(path))
+        yield Sound(name.upper(), seconds, is_guess, int(track.rate), int(track.channels), path, file)
+
+
+def _has_count(path: Path) -> bool:
+    """Return whether an MP3 begins with a frame that counts the others."""
+    with path.open("rb") as file:
+        head = file.read(10)
+        size = 0
+        if head[:3] == b"ID3" and len(head) == 10:
+            for byte in head[6:]:
+                size = size << 7 | byte & 127
+            size += 10
+        file.seek(size)
+        start = file.read(4096)
+    return any(tag in start for tag in (b"Xing", b"Info", b"VBRI"))

@@ -1,11 +1,15 @@
-"""Sound files as mono at 32 kHz: by soundfile, and what libsndfile does not read, videos too, by PyAV."""
+"""Decodes sound files to mono at 32 kHz: uncompressed ones by libsndfile, all others, and videos, by PyAV.
+
+libsndfile's count of samples is right for what is uncompressed. Of an MP3 without a Xing header it is a guess, and of
+files that were joined it is the first one's, beyond which nothing is read: such files are decoded until they end.
+"""
 
 from __future__ import annotations
 
-import math
 import re
+import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,30 +25,38 @@ from retable.tasks.audio.config import SAMPLE_RATE
 SUFFIXES = {
     ".wav": ("WAV", "WAVEX", "RF64"),
     ".flac": ("FLAC",),
-    ".ogg": ("OGG",),
-    ".oga": ("OGG",),
-    ".opus": ("OGG",),
-    ".mp3": ("MP3", "MPEG"),
-    ".aif": ("AIFF",),
-    ".aiff": ("AIFF",),
-    ".aifc": ("AIFF",),
-    ".au": ("AU",),
-    ".snd": ("AU",),
+    **dict.fromkeys((".ogg", ".oga", ".opus", ".spx"), ("OGG",)),
+    **dict.fromkeys((".mp3", ".mp2", ".mpga"), ("MP3",)),
+    **dict.fromkeys((".aif", ".aiff", ".aifc"), ("AIFF",)),
+    **dict.fromkeys((".au", ".snd"), ("AU",)),
     ".caf": ("CAF",),
     ".w64": ("W64",),
-    **dict.fromkeys((".m4a", ".mp4", ".m4v", ".mov", ".3gp"), ("mov",)),
-    **dict.fromkeys((".webm", ".mkv", ".mka"), ("matroska",)),
-    ".aac": ("aac",),
-    ".wma": ("asf",),
-    ".avi": ("avi",),
+    **dict.fromkeys((".m4a", ".m4b", ".mp4", ".m4v", ".mov", ".3gp", ".3g2"), ("MOV",)),
+    **dict.fromkeys((".webm", ".weba", ".mkv", ".mka"), ("MATROSKA",)),
+    **dict.fromkeys((".ts", ".mts", ".m2ts"), ("MPEGTS",)),
+    **dict.fromkeys((".mpg", ".mpeg", ".vob"), ("MPEG",)),
+    ".aac": ("AAC",),
+    ".ac3": ("AC3",),
+    ".eac3": ("EAC3",),
+    ".amr": ("AMR",),
+    **dict.fromkeys((".wma", ".wmv"), ("ASF",)),
+    ".avi": ("AVI",),
+    ".flv": ("FLV",),
+    ".wv": ("WV",),
+    ".ape": ("APE",),
+    ".tta": ("TTA",),
 }
-"""Ends of names, and what libsndfile, or FFmpeg behind PyAV, calls such files."""
-BY_FFMPEG = tuple(suffix for suffix, names in SUFFIXES.items() if names[0].islower())
-"""Ends of names of files that libsndfile does not read."""
+"""Ends of names, and what libsndfile or FFmpeg calls such files, in capitals."""
+HEADS = (b"RIFF", b"RIFX", b"RF64", b"riff", b"FORM", b".snd", b"caff")
+"""First bytes of what libsndfile reads: WAV, RF64, Wave64, AIFF, AU and CAF."""
+PLAIN = ("PCM_", "FLOAT", "DOUBLE", "ULAW", "ALAW")
+"""How libsndfile's names of uncompressed encodings begin."""
 RATES = (1000, 768_000)
 """Sample rates of sound; a header with others is broken."""
 ENDLESS = 1 << 40
-"""Frames that no file has; libsndfile says more of a FLAC whose header does not know its length, and cannot seek it."""
+"""Samples that no file has; libsndfile says more where a header does not know."""
+UNKNOWN = 0x7FFF0000
+"""Bytes of sound that the header of a WAV says, or more, where it was written to a pipe."""
 REMEDY = "give a WAV, FLAC, OGG, MP3, AIFF or M4A file"
 SILENT = 1e-4
 """A sound whose values are all below has none that can be heard: 80 dB below full scale."""
@@ -55,46 +67,55 @@ CANCELLED = 1e-4
 SHORT = 0.5
 """Seconds that a file may hold less than its header says: MP3 headers are guesses."""
 STEP = 0.5
-"""Seconds that are decoded at once, and that are lost of a stream with what cannot be."""
+"""Seconds that are decoded at once."""
+SHORTEST = 0.1
+"""Seconds below which a file is of no use."""
+GAPS = 3
+"""Gaps that are named one by one."""
 
 
 @dataclass(frozen=True)
 class Header:
-    """What a file says of itself."""
+    """What a file says of itself; its length may be a guess, or that of its first part."""
 
     seconds: float
     rate: int
     """Samples a second."""
     channels: int
     container: str
-    """libsndfile's name, WAV, FLAC, OGG, ..., or FFmpeg's: mov, matroska, ..."""
+    """libsndfile's name, WAV, AIFF, ..., or FFmpeg's in capitals: MP3, OGG, MOV, MATROSKA, ..."""
+    is_guess: bool = False
+    """Whether the length is a guess."""
 
 
 def is_sound(path: Path) -> bool:
-    """Say whether a file's name is that of sound; hidden files are not."""
+    """Return whether a file's name is that of sound; hidden files are not."""
     return path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
 
 
 def header(path: Path) -> Header:
-    """Return what a file says of itself.
+    """Return what a file says of itself, without decoding it.
 
     Raises:
         UserError: where it is missing, empty, corrupt or no sound.
     """
-    if path.suffix.lower() in BY_FFMPEG:
-        with ffmpeg.opened(path) as sound:
-            return Header(sound.seconds, sound.rate, sound.channels, sound.container)
-    with _opened(path) as file:
-        return Header(file.frames / file.samplerate, file.samplerate, file.channels, file.format)
+    with _opened(path) as sound:
+        return sound.header
 
 
-def duration(path: Path) -> float:
-    """Return the seconds that a file says it holds.
+def duration(path: Path, most: float = np.inf) -> float:
+    """Return the seconds that a file holds, by decoding it to its end, or until there are more than `most`.
 
     Raises:
         UserError: where it is missing, empty, corrupt or no sound.
     """
-    return header(path).seconds
+    seconds = 0.0
+    with _opened(path) as sound:
+        for rate, block in sound.blocks:
+            seconds += len(block) / rate
+            if seconds > most:
+                break
+    return seconds
 
 
 def decode(
@@ -102,9 +123,9 @@ def decode(
 ) -> Float32[np.ndarray, " samples"]:
     """Return a file's sound, or the part of it that begins at `start`, as mono at 32 kHz in [-1, 1].
 
-    Channels are averaged, but where those of half a second cancel each other the first is heard; other rates are
-    resampled (soxr's high quality), values beyond 1 clipped. Only the part asked for
-    is decoded, so a long file costs no more memory than its part.
+    Channels are averaged, but where those of half a second cancel each other the first is used; other rates are
+    resampled (soxr's high quality), values beyond 1 clipped, values that are not finite and what cannot be decoded
+    become silence. No more than the part is kept in memory; a compressed file is decoded from its beginning.
 
     Args:
         path: the file.
@@ -115,51 +136,44 @@ def decode(
     Raises:
         UserError: where the file is missing, empty, corrupt, no sound, or ends before `start`.
     """
-    if path.suffix.lower() in BY_FFMPEG:
-        return _part(path, start, seconds, remarks or Remarks())
     remarks = remarks or Remarks()
-    with _opened(path) as file:
-        first = round(start * file.samplerate)
-        if first >= file.frames:
-            raise UserError(f"{path}: ends after {file.frames / file.samplerate:g} s, before {start:g} s")
-        file.seek(first)
-        count = file.frames - first
-        if seconds is not None:
-            count = min(count, max(round(seconds * file.samplerate), 1))
-        blocks = list(_mono(file, count, remarks))
-        rate = file.samplerate
-    waveform = np.concatenate(blocks) if blocks else np.zeros(0, np.float32)
-    if not len(waveform):
-        raise UserError(f"{path}: corrupt, no sound can be decoded; {REMEDY}")
-    if remarks.numberless:
-        raise UserError(f"{path}: holds values that are no numbers; {REMEDY}")
-    if rate != SAMPLE_RATE:
-        waveform = _resampled(waveform, rate)
-    return np.clip(waveform, -1.0, 1.0)
-
-
-def _part(path: Path, start: float, seconds: float | None, remarks: Remarks) -> Float32[np.ndarray, " samples"]:
-    """Return a part of a file that FFmpeg reads: from its beginning, as its containers tell places badly."""
-    first, found, have = round(start * SAMPLE_RATE), [], 0
-    last = math.inf if seconds is None else first + max(round(seconds * SAMPLE_RATE), 1)
-    for block in stream(path, remarks):
-        found.append(block[max(first - have, 0) : int(min(last - have, len(block)))])
-        have += len(block)
-        if have >= last:
-            break
-    if have <= first:
-        raise UserError(f"{path}: ends after {have / SAMPLE_RATE:g} s, before {start:g} s")
-    return np.concatenate(found)
+    runs: list[tuple[int, list[Float32[np.ndarray, " samples"]]]] = []
+    last = np.inf if seconds is None else start + seconds
+    with _opened(path, remarks, start) as sound:
+        time = sound.begins
+        for rate, block in sound.blocks:
+            first = max(round((start - time) * rate), 0)
+            stop = (
+                len(block) if last > time + len(block) / rate else max(round((last - time) * rate), first + (not runs))
+            )
+            part = block[first:stop]
+            time += len(block) / rate
+            if len(part):
+                if not runs or runs[-1][0] != rate:
+                    runs.append((rate, []))
+                runs[-1][1].append(_joined(part, remarks))
+                remarks.seconds += len(part) / rate
+            if time >= last:
+                remarks.promised = 0.0
+                break
+    if not runs and time:
+        raise UserError(f"{path}: ends after {time:g} s, before {start:g} s")
+    _check_heard(path, remarks)
+    whole = np.concatenate([_resampled(np.concatenate(parts), rate) for rate, parts in runs])
+    clipped: Float32[np.ndarray, " samples"] = np.clip(whole, -1.0, 1.0)
+    return clipped
 
 
 @dataclass
 class Remarks:
-    """What is odd about a file that was read as a stream."""
+    """What is odd about a file that was decoded."""
 
     lost: list[tuple[float, float]] = field(default_factory=list)
-    """Seconds, from and to, that cannot be decoded; silence stands for them."""
+    """Seconds, from and to, that are missing or cannot be decoded; silence stands for them."""
+    mislabelled: str = ""
+    """What it is, where its name says otherwise."""
     promised: float = 0.0
-    """Seconds that its header says it holds."""
+    """Seconds that its header says it holds; 0 where it says nothing."""
     seconds: float = 0.0
     """Seconds that it holds."""
     loudest: float = 0.0
@@ -168,24 +182,43 @@ class Remarks:
     """Samples at full scale, of `samples`."""
     samples: int = 0
     numberless: int = 0
-    """Values that are no numbers; zeros stand for them."""
+    """Values that are not finite; zeros stand for them."""
     cancels: bool = False
     """Whether its channels cancel each other, so that the first stands for all."""
 
+    def defect(self) -> str:
+        """Return why the sound is of no use to an index or a data set; "" where it is."""
+        if self.seconds < SHORTEST - 0.5 / SAMPLE_RATE:
+            return f"too short ({self.seconds:.3f} s, {SHORTEST} s are needed)"
+        return "silent" if self.loudest < SILENT else ""
+
+    def is_damaged(self) -> bool:
+        """Return whether something of the file is missing."""
+        return bool(self.lost) or self.promised > self.seconds + SHORT
+
     def lines(self) -> list[str]:
-        """Say it, a clause each; nothing where nothing is odd."""
-        found = [f"{_clock(start)} to {_clock(stop)} cannot be decoded; heard as silence" for start, stop in self.lost]
+        """Return a clause for each thing that is odd; nothing where nothing is."""
+        found = [f"mislabelled, it is {self.mislabelled}"] if self.mislabelled else []
+        found += _gap_lines(self.lost)
         if self.promised > self.seconds + SHORT:
             found.append(f"truncated: holds {self.seconds:.1f} s, its header says {self.promised:.1f} s")
         if self.numberless:
             found.append(f"{self.numberless} values are no numbers; heard as silence")
-        if self.loudest < SILENT:
-            found.append("silent")
+        if defect := self.defect():
+            found.append(defect)
         if self.cancels:
             found.append("its channels cancel each other; the first is heard")
         if self.clipped > CLIPPED * max(self.samples, 1):
             found.append(f"clipped: {self.clipped / self.samples:.0%} of its samples are at full scale")
         return found
+
+
+def _gap_lines(lost: list[tuple[float, float]]) -> list[str]:
+    """Return a clause for each gap; where there are many, for the first ones, and one for all others."""
+    found = [f"{_clock(start)} to {_clock(stop)} cannot be decoded; heard as silence" for start, stop in lost[:GAPS]]
+    if rest := lost[GAPS:]:
+        found.append(f"{len(rest)} gaps more, of {sum(stop - start for start, stop in rest):.1f} s in all")
+    return found
 
 
 def _clock(seconds: float) -> str:
@@ -195,146 +228,169 @@ def _clock(seconds: float) -> str:
 def stream(path: Path, remarks: Remarks) -> Iterator[Float32[np.ndarray, " samples"]]:
     """Yield a file's sound as mono at 32 kHz in blocks: decoded once, from its beginning to its end.
 
-    As `decode`, but what cannot be decoded is silence. What is odd is put into `remarks`, which are whole once the
-    stream has ended.
+    As `decode`. What is odd is put into `remarks`, which are whole once the stream has ended.
 
     Raises:
         UserError: where the file is missing, empty, no sound, or nothing of it can be decoded.
     """
-    resampler = None
-    for rate, block in _channels(path, remarks):
-        mono = np.clip(_joined(block, remarks), -1.0, 1.0)
-        remarks.seconds += len(mono) / rate
-        if rate != SAMPLE_RATE:
-            resampler = resampler or soxr.ResampleStream(rate, SAMPLE_RATE, 1)
-            mono = resampler.resample_chunk(mono)
-        yield np.clip(mono, -1.0, 1.0)
+    resampler, before = None, SAMPLE_RATE
+    with _opened(path, remarks) as sound:
+        for rate, block in sound.blocks:
+            mono = np.clip(_joined(block, remarks), -1.0, 1.0)
+            remarks.seconds += len(mono) / rate
+            if rate != before:
+                if resampler is not None:
+                    yield _end(resampler)
+                resampler, before = None if rate == SAMPLE_RATE else soxr.ResampleStream(rate, SAMPLE_RATE, 1), rate
+            yield mono if resampler is None else np.clip(resampler.resample_chunk(mono), -1.0, 1.0)
     if resampler is not None:
-        yield np.clip(resampler.resample_chunk(np.zeros(0, np.float32), last=True), -1.0, 1.0)
+        yield _end(resampler)
+    _check_heard(path, remarks)
+
+
+def _end(resampler: soxr.ResampleStream) -> Float32[np.ndarray, " samples"]:
+    rest: Float32[np.ndarray, " samples"] = np.clip(
+        resampler.resample_chunk(np.zeros(0, np.float32), last=True), -1.0, 1.0
+    )
+    return rest
+
+
+def _check_heard(path: Path, remarks: Remarks) -> None:
+    """Raise UserError where nothing of a file was decoded, or only what is not finite."""
     if not remarks.samples or (remarks.numberless and not remarks.loudest):
-        raise UserError(f"{path}: corrupt, no sound can be decoded; {REMEDY}")
+        what = "holds values that are no numbers" if remarks.samples else "no sound (0 s)"
+        raise UserError(f"{path}: {what}; {REMEDY}")
 
 
 def _joined(block: Float32[np.ndarray, "samples channels"], remarks: Remarks) -> Float32[np.ndarray, " samples"]:
-    """Return a block's mean over channels, or its first channel where they cancel each other, and take note."""
+    """Return a block's mean over channels, or its first channel where they cancel each other; update the remarks."""
     finite = np.isfinite(block)
-    remarks.numberless += int((~finite).sum())
-    block = np.where(finite, block, np.float32(0))
+    if not finite.all():
+        remarks.numberless += int((~finite).sum())
+        block = np.where(finite, block, np.float32(0))
     size = np.abs(block)
     remarks.loudest = max(remarks.loudest, float(size.max(initial=0.0)))
     remarks.clipped += int((size.max(1) >= FULL).sum())
     remarks.samples += len(block)
+    if block.shape[1] == 1:
+        return block[:, 0]
     mono: Float32[np.ndarray, " samples"] = block.mean(axis=1)
     power = float(np.square(block).mean())
-    if block.shape[1] > 1 and power > SILENT**2 and float(np.square(mono).mean()) < CANCELLED * power:
+    if power > SILENT**2 and float(np.square(mono).mean()) < CANCELLED * power:
         remarks.cancels = True
         return block[:, 0]
     return mono
 
 
-def _channels(path: Path, remarks: Remarks) -> Iterator[tuple[int, Float32[np.ndarray, "samples channels"]]]:
-    """Yield a file's sample rate and blocks of all channels; what cannot be decoded is silence."""
-    if path.suffix.lower() in BY_FFMPEG:
-        with ffmpeg.opened(path) as sound:
-            remarks.promised = sound.seconds
-            yield from ((sound.rate, block) for block in sound.blocks(remarks.lost))
-        return
-    with _opened(path) as file:
-        rate, channels, frames = file.samplerate, file.channels, file.frames
-        whole = re.search(r"data : (\d+) \(should be (\d+)\)", file.extra_info)  # of a WAV: libsndfile mends it itself
-    remarks.promised = frames / rate * (int(whole[1]) / max(int(whole[2]), 1) if whole else 1)
-    step, place = max(round(STEP * rate), 1), 0
-    while place < frames:
-        for block in _run(path, place, step):
-            place += len(block)
-            yield rate, block
-        if place >= frames:
-            return
-        found = (place + lost for lost in range(step, frames - place, step))
-        resumed = next((start for start in found if next(_run(path, start, step), None) is not None), None)
-        if resumed is None:  # nothing comes after it: that is how a truncated file ends
-            return
-        remarks.lost.append((place / rate, resumed / rate))
-        yield rate, np.zeros((resumed - place, channels), np.float32)
-        place = resumed
-
-
-class _Sound(soundfile.SoundFile):  # type: ignore[misc]
-    """A file that is read on from where it stopped.
-
-    soundfile seeks to that place after each read, unless a file cannot seek. MP3 pays for it: a frame needs bits of
-    those before, so that each block would begin with one or two that are damaged.
-    """
-
-    def seekable(self) -> bool:
-        """Say no, so that nothing seeks but `seek`."""
-        return False
-
-
-def _run(path: Path, start: int, step: int) -> Iterator[Float32[np.ndarray, "samples channels"]]:
-    """Yield blocks of a file from a sample on, until it ends or cannot be decoded further."""
-    with suppress(soundfile.LibsndfileError, RuntimeError), _Sound(str(path)) as file:
-        if start:
-            file.seek(start)
-        while len(block := file.read(step, dtype="float32", always_2d=True)):
-            yield np.asarray(block, np.float32)
-
-
-def _mono(file: soundfile.SoundFile, count: int, remarks: Remarks) -> Iterator[Float32[np.ndarray, " samples"]]:
-    step = max(round(STEP * file.samplerate), 1)
-    while count > 0:
-        block = file.read(min(step, count), dtype="float32", always_2d=True)
-        if not len(block):
-            return
-        yield _joined(np.asarray(block, np.float32), remarks)
-        count -= len(block)
-
-
 def _resampled(waveform: Float32[np.ndarray, " samples"], rate: int) -> Float32[np.ndarray, " samples"]:
     """Resample; where a sound is so short that nothing would be left, a sample is."""
+    if rate == SAMPLE_RATE:
+        return waveform
     out = soxr.resample(waveform, rate, SAMPLE_RATE)
     return np.asarray(out if len(out) else waveform[:1], np.float32)
 
 
+@dataclass(frozen=True)
+class _Sound:
+    """An open file."""
+
+    header: Header
+    begins: float
+    """Seconds at which the blocks begin."""
+    blocks: ffmpeg.Blocks
+
+
 @contextmanager
-def _opened(path: Path) -> Iterator[soundfile.SoundFile]:
-    """Open a file; what libsndfile says of it becomes one clear line."""
+def _opened(path: Path, remarks: Remarks | None = None, start: float = 0.0) -> Iterator[_Sound]:
+    """Open a file, at a second where that costs nothing; what makes that impossible becomes one clear line."""
+    remarks = remarks or Remarks()
+    _check_regular(path)
     try:
-        size = path.stat().st_size
+        with _by_libsndfile(path, start) or _by_ffmpeg(path, remarks) as sound:
+            said = sound.header
+            if not RATES[0] <= said.rate <= RATES[1]:
+                raise UserError(f"{path}: corrupt, its header says {said.rate} samples a second; {REMEDY}")
+            wanted = SUFFIXES.get(path.suffix.lower(), (said.container,))
+            remarks.mislabelled = "" if said.container in wanted else said.container
+            remarks.promised = 0.0 if said.is_guess else said.seconds
+            yield sound
+    except ffmpeg.UnreadableError as error:
+        raise UserError(f"{path}: {_what(path) or error}; {REMEDY}") from error
+
+
+def _check_regular(path: Path) -> None:
+    try:
+        said = path.stat()
     except OSError as error:
         raise UserError(f"{path}: missing; put it back or take it out of the list") from error
-    if path.is_dir():
-        raise UserError(f"{path}: a folder, no file; {REMEDY}")
-    if not size:
+    if why := irregular(said.st_mode):
+        raise UserError(f"{path}: {why}; {REMEDY}")
+    if not said.st_size:
         raise UserError(f"{path}: empty (0 bytes); {REMEDY}")
+
+
+def irregular(mode: int) -> str:
+    """Return what a file of a mode is, where it is none that can be read to its end; else ""."""
+    if stat.S_ISDIR(mode):
+        return "a folder, no file"
+    return "" if stat.S_ISREG(mode) else "a pipe or device, no file"
+
+
+@contextmanager
+def _by_ffmpeg(path: Path, remarks: Remarks) -> Iterator[_Sound]:
+    with ffmpeg.opened(path) as sound:
+        said = Header(sound.seconds, sound.rate, sound.channels, sound.container, sound.is_guess)
+        yield _Sound(said, 0.0, sound.blocks(remarks.lost))
+
+
+def _by_libsndfile(path: Path, start: float) -> AbstractContextManager[_Sound] | None:
+    """Open a file whose samples libsndfile counts rightly; None where it is another, or holds none as it says."""
     try:
-        with _Sound(str(path)) as file:
-            if not RATES[0] <= file.samplerate <= RATES[1]:
-                raise UserError(f"{path}: corrupt, its header says {file.samplerate} samples a second; {REMEDY}")
-            if file.frames >= ENDLESS:
-                unknown = "its header does not say how long it is, as where it was written to a pipe"
-                raise UserError(f"{path}: {unknown}; write it anew, e.g. with `ffmpeg -i OLD NEW.flac`")
-            if not file.frames:
-                raise UserError(f"{path}: no sound (0 s); {REMEDY}")
-            yield file
-    except (soundfile.LibsndfileError, RuntimeError, TypeError) as error:
-        raise UserError(f"{path}: {_what(path)}; {REMEDY}") from error
+        with path.open("rb") as file:
+            if file.read(4) not in HEADS:
+                return None
+        sound = soundfile.SoundFile(str(path))
+    except (OSError, soundfile.LibsndfileError, RuntimeError, TypeError):
+        return None
+    if not 0 < sound.frames < ENDLESS or not sound.subtype.startswith(PLAIN):
+        sound.close()
+        return None
+    return _read(sound, start)
+
+
+@contextmanager
+def _read(file: soundfile.SoundFile, start: float) -> Iterator[_Sound]:
+    with file:
+        rate, first = file.samplerate, 0
+        whole = re.search(r"data : (\d+) \(should be (\d+)\)", file.extra_info)  # of a WAV that was cut off
+        is_cut = whole and int(whole[1]) < UNKNOWN
+        seconds = file.frames / rate * (int(whole[1]) / max(int(whole[2]), 1) if whole and is_cut else 1.0)
+        if start:
+            first = min(round(start * rate), file.frames)
+            file.seek(first)
+        blocks = _blocks(file, max(round(STEP * rate), 1))
+        yield _Sound(Header(seconds, rate, file.channels, file.format), first / rate, blocks)
+
+
+def _blocks(file: soundfile.SoundFile, step: int) -> ffmpeg.Blocks:
+    """Yield what is left of a file, until it ends or cannot be decoded further."""
+    with suppress(soundfile.LibsndfileError, RuntimeError):
+        while len(block := file.read(step, dtype="float32", always_2d=True)):
+            yield file.samplerate, np.asarray(block, np.float32)
 
 
 def _what(path: Path) -> str:
-    """Say what a file is that is no sound."""
+    """Return what a file is that is no sound; "" where that is not known."""
     try:
         with path.open("rb") as file:
             head = file.read(512)
-    except OSError:
-        return "cannot be read"
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
     named = "mislabelled" if path.suffix.lower() in SUFFIXES else "not a sound file"
     known = {b"\x89PNG": "a PNG picture", b"\xff\xd8\xff": "a JPEG picture", b"PK\x03\x04": "a ZIP archive"}
     for magic, name in known.items():
         if head.startswith(magic):
             return f"{named}, it is {name}"
-    if b"ftyp" in head[:16]:
-        return f"{named}, it is MP4 or M4A; call it so"
     if not set(head) & {*range(9), *range(14, 27)}:
         return f"{named}, it is text"
-    return "corrupt, it cannot be decoded"
+    return ""

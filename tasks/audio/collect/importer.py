@@ -15,15 +15,15 @@ from retable.platform.console import progress_bar
 from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
 from retable.tasks.audio.collect import layouts, leaks
-from retable.tasks.audio.collect.files import decode, duration
+from retable.tasks.audio.collect.files import Remarks, decode, duration, header
 from retable.tasks.audio.collect.layouts import Entry
 from retable.tasks.audio.collect.recordings import (
     AudioShards,
+    Decoded,
     Features,
     Item,
     Kind,
     Recording,
-    Waveform,
     Written,
     finish,
     read_recordings,
@@ -32,8 +32,6 @@ from retable.tasks.audio.collect.recordings import (
 from retable.tasks.audio.config import SAMPLE_RATE
 from retable.tasks.audio.rewrite import variations
 
-SHORTEST = 0.1
-"""Seconds below which a file is left out."""
 LONGEST = 300.0
 """Seconds that are kept of a file, from its beginning; WavCaps' longest lasts 18 hours."""
 THREADS = 8
@@ -120,14 +118,28 @@ def import_entries(
     with progress_bar(f"importing {name}") as show:
         written = write_shards(place, features, items, show, workers, [_stamp(entry) for entry, _ in found])
     titles = [found[item][0].title for item in written.places]
-    cut = [(entry.file, seconds) for entry, seconds in (found[item] for item in written.places) if seconds > LONGEST]
+    kept = (recording.seconds for recording in written.recordings)
+    cut = _cut([found[item] for item, seconds in zip(written.places, kept, strict=True) if seconds >= LONGEST])
     place.write_json(CUT, cut)
     with progress_bar(f"looking for leaks in {name}") as show:
         marked = guard(place, features, written, titles, excluded, show)
     recordings, rewritten = variations.carry_over(before, marked)
-    written = replace(written, recordings=recordings, left_out=[*broken, *written.left_out])
+    noted = [f"{entry.file}: {entry.remark}" for entry, _ in found if entry.remark]
+    left_out, remarks = [*broken, *written.left_out], [*noted, *written.remarks]
+    written = replace(written, recordings=recordings, left_out=left_out, remarks=remarks)
     rewrites = (old.get("rewrites") or "an earlier `audio augment`") if rewritten else ""
     return {**finish(place, name, kind, features, written, rewrites), "cut": _cut_line(place, cut)}
+
+
+def _cut(full: Sequence[tuple[Entry, float]]) -> list[tuple[str, float]]:
+    """Return which of the recordings that fill 300 s are longer, with their seconds; a header may say too few."""
+    found = []
+    for entry, seconds in full:
+        assert entry.path is not None
+        true = seconds if seconds > LONGEST else duration(entry.path)
+        if true > LONGEST + 1 / SAMPLE_RATE:
+            found.append((entry.file, true))
+    return found
 
 
 def _cut_line(place: Storage, cut: Sequence[tuple[str, float]]) -> str:
@@ -162,25 +174,24 @@ def _seconds(entry: Entry) -> float | str:
     if not entry.captions:
         return f"{entry.file}: no caption"
     if entry.path is None:
-        return f"{entry.file}: missing"
+        return f"{entry.file}: missing{f'; {entry.remark}' if entry.remark else ''}"
     try:
-        return duration(entry.path)
+        return header(entry.path).seconds
     except UserError as error:
         return str(error)
 
 
-def load(path: Path) -> Waveform:
-    """Return a file's sound, at most its first 300 s.
+def load(path: Path) -> Decoded:
+    """Return a file's sound, at most its first 300 s, and what is odd about it.
 
     Raises:
         UserError: where it cannot be decoded, is silent or shorter than 0.1 s.
     """
-    waveform = decode(path, 0.0, LONGEST)
-    if len(waveform) < round(SHORTEST * SAMPLE_RATE):
-        raise UserError(f"{path}: too short ({len(waveform) / SAMPLE_RATE:.3f} s, {SHORTEST} s are needed)")
-    if not waveform.any():
-        raise UserError(f"{path}: silent")
-    return waveform
+    remarks = Remarks()
+    waveform = decode(path, 0.0, LONGEST, remarks)
+    if defect := remarks.defect():
+        raise UserError(f"{path}: {defect}")
+    return Decoded(waveform, tuple(f"{path}: {line}" for line in remarks.lines()))
 
 
 def _item(number: int, entry: Entry, seconds: float) -> Item:

@@ -6,6 +6,7 @@ cvssp/WavCaps). Names in the tables and on disk differ by spaces, HTML entities 
 
 from __future__ import annotations
 
+import codecs
 import csv
 import hashlib
 import html
@@ -17,11 +18,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os.path import isfile
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from retable.platform.errors import UserError
 from retable.tasks.audio.collect.files import is_sound
 
+Value = TypeVar("Value")
 CLOTHO = {"development": "training", "validation": "validation", "evaluation": "test"}
 """Clotho's names of the splits, and ours."""
 AUDIOCAPS = ("train", "val", "test")
@@ -59,6 +61,8 @@ class Entry:
     source: str
     captions: tuple[str, ...]
     keywords: str = ""
+    remark: str = ""
+    """What the tables leave open about it; "" where nothing."""
 
 
 def normalised(name: str) -> str:
@@ -106,21 +110,29 @@ def clotho(root: Path) -> list[Entry]:
         table = _first(root, f"clotho_captions_{theirs}.csv")
         if table is None:
             continue
-        on_disk = Names(path for path in sounds if theirs in path.relative_to(root).parts[:-1])
+        on_disk = Names((path.name, path) for path in sounds if theirs in path.relative_to(root).parts[:-1])
         metadata = _first(root, f"clotho_metadata_{theirs}.csv")
-        said = {normalised(row["file_name"]): row for row in rows(metadata, ["file_name"])} if metadata else {}
+        said = (
+            Names((row["file_name"], row) for row in rows(metadata, ["file_name"], lenient=True)) if metadata else None
+        )
         for row in rows(table, ["file_name", "caption_1"]):
-            about = said.get(normalised(row["file_name"]), {})
+            about, unknown = said.find(row["file_name"]) if said else (None, "")
+            about, (path, missing) = about or {}, on_disk.find(row["file_name"])
+            open_questions = [
+                *([f"its metadata may be of {unknown}: none is taken"] if unknown else []),
+                *([f"may be {missing}: none is taken"] if missing else []),
+            ]
             found.append(
                 Entry(
                     file=row["file_name"].strip(),
-                    path=on_disk.find(row["file_name"]),
+                    path=path,
                     title=PurePosixPath(normalised(row["file_name"])).stem,
                     corpus="clotho",
                     split=split,
                     source=freesound_source(about),
                     captions=_captions(row),
                     keywords=";".join(word.strip() for word in about.get("keywords", "").split(";") if word.strip()),
+                    remark="; ".join(open_questions),
                 )
             )
     if not found:
@@ -311,30 +323,39 @@ def _deal(entries: Sequence[Entry]) -> Iterator[Entry]:
             yield replace(entry, split=split)
 
 
-class Names:
-    """Files by name, found also where spaces, case, entities or refused characters differ."""
+class Names(Generic[Value]):
+    """Values by name, also found where spaces, case, entities or refused characters differ, if only one fits then."""
 
-    def __init__(self, paths: Iterable[Path]) -> None:
-        """Take files; of two with one name the first counts."""
-        self._exact: dict[str, Path] = {}
-        self._loose: dict[str, Path] = {}
-        for path in paths:
-            self._exact.setdefault(path.name, path)
-            self._loose.setdefault(normalised(path.name), path)
+    def __init__(self, pairs: Iterable[tuple[str, Value]]) -> None:
+        """Take names and values; of two with exactly one name the first counts."""
+        self._exact: dict[str, Value] = {}
+        self._loose: dict[str, list[str]] = {}
+        for name, value in pairs:
+            if name.strip() not in self._exact:
+                self._exact[name.strip()] = value
+                self._loose.setdefault(normalised(name), []).append(name.strip())
 
-    def find(self, name: str) -> Path | None:
-        """Return where a file lies; None where there is none."""
-        name = re.split(r"[/\\]", name)[-1]
-        return self._exact.get(name) or self._loose.get(normalised(name))
+    def find(self, name: str) -> tuple[Value | None, str]:
+        """Return the value of a name and "", or None; where several fit, None and their names."""
+        name = re.split(r"[/\\]", name)[-1].strip()
+        fitting = [name] if name in self._exact else self._loose.get(normalised(name), [])
+        if len(fitting) > 1:
+            return None, " or ".join(map(repr, fitting))
+        return (self._exact[fitting[0]], "") if fitting else (None, "")
 
 
-def rows(table: Path, columns: Sequence[str]) -> list[dict[str, str]]:
-    """Return the rows of a CSV with a header; UTF-8 or Latin-1, separated by ',', ';' or tabs.
+def rows(table: Path, columns: Sequence[str], lenient: bool = False) -> list[dict[str, str]]:
+    """Return the rows of a CSV with a header, separated by ',', ';' or tabs.
+
+    Args:
+        table: the CSV.
+        columns: that it must have.
+        lenient: see `read_text`.
 
     Raises:
         UserError: where it is missing, no text, or lacks one of `columns`, or a row has more cells than the header.
     """
-    text = _text(table)
+    text = read_text(table, lenient)
     first = text.split("\n", 1)[0]
     delimiter = max(",;\t", key=first.count)
     try:
@@ -355,17 +376,39 @@ def rows(table: Path, columns: Sequence[str]) -> list[dict[str, str]]:
     return found
 
 
-def _text(table: Path) -> str:
+def read_text(table: Path, lenient: bool = False) -> str:
+    """Return the text of a table: UTF-8, UTF-16 with its mark, or Windows-1252, as Excel writes it.
+
+    Args:
+        table: the file.
+        lenient: read what is neither as Latin-1, in which every byte is a letter.
+
+    Raises:
+        UserError: where it cannot be read, is no text, or holds a byte that is of neither; the line names it.
+    """
     try:
         data = table.read_bytes()
     except OSError as error:
         raise UserError(f"{table}: cannot be read ({error.strerror}); give a CSV file") from error
-    if b"\0" in data:
-        raise UserError(f"{table}: not a text file; give a CSV file")
     try:
+        if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            return data.decode("utf-16")
+        if b"\0" in data:
+            raise UserError(f"{table}: not a text file; give a CSV file")
         return data.decode("utf-8-sig")
-    except UnicodeDecodeError:
+    except UnicodeDecodeError as error:
+        wrong = error
+    is_utf8 = any(ord(letter) > 127 for letter in data.decode("utf-8-sig", errors="ignore"))
+    try:
+        if not is_utf8:
+            return data.decode("cp1252")
+    except UnicodeDecodeError as error:
+        wrong = error
+    if lenient:
         return data.decode("latin-1")
+    line, byte = data.count(b"\n", 0, wrong.start) + 1, data[wrong.start]
+    written = "UTF-8" if is_utf8 else "UTF-8 or Windows-1252"
+    raise UserError(f"{table}: line {line}: the byte 0x{byte:02x} is no {written}; write the line anew, as UTF-8")
 
 
 def _json_items(table: Path) -> list[dict[str, Any]]:

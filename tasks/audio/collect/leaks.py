@@ -24,11 +24,18 @@ from jaxtyping import Bool, Float, UInt32
 
 from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
+from retable.tasks.audio.collect.layouts import read_text
 from retable.tasks.audio.collect.recordings import Recording
 
 Array = npt.NDArray[Any]
 Bits = UInt32[np.ndarray, " frames"]
 
+ID_COLUMNS = {
+    "youtube": r"youtube_?ids?|yt_?ids?|video_ids?",
+    "freesound": r"freesound_?ids?|sound_ids?|fs_?ids?",
+    "": r"ids?|file_?name|fname",
+}
+"""Whose ids a column holds, by its name; "": either's. AudioCaps' `audiocap_id` is neither's."""
 LEAKS = "leaks.json"
 """In a data set's folder: the training recordings that are marked, each with the signs by which it was found."""
 FIRST_BAND, BANDS_JOINED, GROUPS = 14, 3, 33
@@ -106,9 +113,9 @@ def read_exclusions(path: Path) -> frozenset[str]:
         UserError: where the file is missing or holds no ids.
     """
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_text(path)
         found = _json_sources(json.loads(text)) if path.suffix == ".json" else _csv_sources(text)
-    except (OSError, ValueError) as error:
+    except (csv.Error, ValueError) as error:
         raise UserError(f"{path}: cannot be read as a list of exclusions ({error})") from error
     if not found:
         raise UserError(f"{path}: no Freesound or YouTube ids; give a CSV with a column of ids, or WavCaps' JSON")
@@ -126,14 +133,24 @@ def _json_sources(content: Any) -> frozenset[str]:
 
 
 def _csv_sources(text: str) -> frozenset[str]:
-    """Return the sources of the first column whose name ends in `id`, or of the first of a table without names."""
-    lines = list(csv.reader(io.StringIO(text)))
-    names = [name.strip().lower() for name in lines[0]] if lines else []
-    named = [place for place, name in enumerate(names) if re.fullmatch(r"(.*_)?ids?|file_?name|fname", name)]
-    column = named[0] if named else 0
-    values = [line[column].strip() for line in lines[bool(named) :] if len(line) > column and line[column].strip()]
-    kinds = [(value, "freesound" if value.isdecimal() else "youtube") for value in values]
-    return frozenset(f"{kind}:{_identity(value, kind)}" for value, kind in kinds)
+    """Return the sources of a table: of a column of YouTube or Freesound ids, or of the first column of other ids.
+
+    AudioSet's own tables name their columns in the last of some lines that begin with `#`.
+    """
+    lines = [line for line in csv.reader(io.StringIO(text), skipinitialspace=True) if line]
+    comments = next((n for n, line in enumerate(lines) if not line[0].startswith("#")), len(lines))
+    first = max(comments - 1, 0)
+    names = [name.strip("# ").lower() for name in lines[first]] if lines else []
+    places = (
+        (kind, n) for kind, like in ID_COLUMNS.items() for n, name in enumerate(names) if re.fullmatch(like, name)
+    )
+    kind, column = next(places, ("", None))
+    has_names = comments > 0 or column is not None or any(re.fullmatch(r"\w*_ids?", name) for name in names)
+    if column is None and has_names:
+        return frozenset()
+    values = [line[column or 0].strip() for line in lines[first + has_names :] if len(line) > (column or 0)]
+    known = [(value, kind or ("freesound" if value.isdecimal() else "youtube")) for value in values if value]
+    return frozenset(f"{of}:{_identity(value, of)}" for value, of in known)
 
 
 def _identity(value: str, kind: str) -> str:

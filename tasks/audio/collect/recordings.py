@@ -11,7 +11,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +33,8 @@ SPLITS = ("training", "validation", "test")
 TABLE = "recordings.parquet"
 LEFT_OUT = "left_out.json"
 """A line for each recording that could not be decoded."""
+REMARKS = "remarks.json"
+"""What is odd about recordings that were decoded: a line each."""
 SHARD = 64 << 20
 """Bytes of sound in a shard, about."""
 GROUP = 1 << 20
@@ -86,8 +88,16 @@ class Recording:
     """JSON: what a generated recording truly holds."""
 
 
-Item = tuple[Recording, Callable[[], Waveform]]
-"""A recording and what decodes it. The decoder raises UserError where the file is broken."""
+class Decoded(NamedTuple):
+    """A sound, and what is odd about its file, a line each."""
+
+    waveform: Waveform
+    remarks: tuple[str, ...] = ()
+
+
+Decoder = Callable[[], Waveform | Decoded]
+"""Returns a recording's sound; raises UserError where its file is broken."""
+Item = tuple[Recording, Decoder]
 
 
 def read_recordings(folder: Storage) -> list[Recording]:
@@ -147,6 +157,8 @@ class Written:
     """Name of a file -> SHA-256 of the sound in it."""
     left_out: list[str]
     """A line for each recording that could not be decoded."""
+    remarks: list[str]
+    """What is odd about recordings that were, a line each."""
     places: list[int]
     """Each recording's place among the items."""
 
@@ -177,7 +189,7 @@ def write_shards(
     """
     everything = list(items)
     folder.remove("dataset.json")
-    written = Written([], {split: [] for split in SPLITS}, {}, {}, [], [])
+    written = Written([], {split: [] for split in SPLITS}, {}, {}, [], [], [])
     done = 0
     with _pool(workers) as work:
         for plan in _plans(everything):
@@ -191,6 +203,7 @@ def write_shards(
                 written.sounds[file] = said["sound"]
             written.recordings.extend(recordings)
             written.left_out.extend(said["broken"].values())
+            written.remarks.extend(said.get("odd", ()))
             written.places.extend(done + place for place in range(len(plan)) if str(place) not in said["broken"])
             done += len(plan)
             show(done, len(everything))
@@ -215,6 +228,7 @@ def finish(
     recordings, sound = written.recordings, _sha256([each.encode() for each in written.sounds.values()])
     write_recordings(folder, recordings)
     folder.write_json(LEFT_OUT, written.left_out)
+    folder.write_json(REMARKS, written.remarks)
     info = {
         "name": name,
         "kind": kind,
@@ -257,9 +271,9 @@ def _plans(items: Sequence[Item]) -> Iterator[list[Item]]:
         yield plan
 
 
-Kept = tuple[float, bytes] | UserError
-"""A recording's seconds and what is kept of its sound, or why it could not be decoded."""
-Work = Callable[[Callable[[Callable[[], Waveform]], Kept], Sequence[Callable[[], Waveform]]], Iterator[Kept]]
+Kept = tuple[float, bytes, tuple[str, ...]] | UserError
+"""A recording's seconds, what is kept of its sound and what is odd about it; or why it could not be decoded."""
+Work = Callable[[Callable[[Decoder], Kept], Sequence[Decoder]], Iterator[Kept]]
 """What maps a function over decoders, in order."""
 
 
@@ -297,7 +311,7 @@ def _write_shard(
     wanted = f"{digest([recording for recording, _ in plan], stamps)} {features} {first}"
     said = _said(folder, path)
     if said.get("wanted") != wanted:
-        said = {"wanted": wanted, "seconds": [], "broken": {}}
+        said = {"wanted": wanted, "seconds": [], "broken": {}, "odd": []}
         sounds = []
         for place, kept in enumerate(work(partial(_keep, features), [decode for _, decode in plan])):
             if isinstance(kept, UserError):
@@ -305,6 +319,7 @@ def _write_shard(
                 continue
             said["seconds"].append(kept[0])
             sounds.append(kept[1])
+            said["odd"] += kept[2]
         said["sound"] = _sha256(sounds)
         if sounds:
             numbers = np.arange(first, first + len(sounds))
@@ -326,14 +341,15 @@ def _sha256(parts: Sequence[bytes | pa.Buffer]) -> str:
     return hashed.hexdigest()
 
 
-def _keep(features: Features, decode: Callable[[], Waveform]) -> Kept:
+def _keep(features: Features, decode: Decoder) -> Kept:
     """Decode a recording and return what a shard keeps of it."""
     try:
-        waveform = decode()
+        made = decode()
     except UserError as error:
         return error
+    waveform, remarks = made if isinstance(made, Decoded) else Decoded(made)
     kept = encode(waveform) if features == "waveform" else _mel(waveform)
-    return len(waveform) / SAMPLE_RATE, kept.tobytes()
+    return len(waveform) / SAMPLE_RATE, kept.tobytes(), remarks
 
 
 def _said(folder: Storage, path: str) -> dict[str, Any]:

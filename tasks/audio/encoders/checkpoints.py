@@ -7,8 +7,9 @@ checkpoint's name, which `<storage>/weights/<name>.json` maps to the digest.
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,11 +20,11 @@ from torch import Tensor
 from retable.platform.errors import UserError, nearest
 from retable.platform.store.run import sha256
 from retable.platform.store.storage import Storage
-from retable.platform.store.weights import check, keep, read_bytes, read_tensors, sealed
+from retable.platform.store.weights import check, keep, read_bytes, read_tensors, sealed, unwrapped, wrappers
 from retable.platform.store.weights import stored as read_stored
 from retable.tasks.audio.config import Cnn14, Passt
 from retable.tasks.audio.encoders.cnn14 import BAND, Cnn14Network, slaney_bank
-from retable.tasks.audio.encoders.passt import PasstNetwork, grid
+from retable.tasks.audio.encoders.passt import PATCH, PasstNetwork, grid
 
 PUBLISHED = {
     "passt-n": ("passt-s-f128-p16-s16-ap.468.pt", "v0.0.2-audioset"),
@@ -202,19 +203,48 @@ def _published(name: str, storage: Storage) -> str:
     return str(storage.read_json(path)["digest"])
 
 
-def import_file(file: Path, storage: Storage) -> str:
+def told(tensors: Mapping[str, Tensor], part: str, say: Callable[[str], None]) -> dict[str, Tensor]:
+    """Return an audio encoder's tensors by its own names; of one held twice, say which copy is taken.
+
+    Args:
+        tensors: all of a file.
+        part: the copy that is wanted, such as `net_swa`; none: the first.
+        say: takes a line where there are several, and none was named.
+
+    Raises:
+        ValueError: where there is no such part.
+    """
+    found = [prefix.removesuffix(".") for prefix in wrappers(tensors, *SIGNATURES)]
+    if len(found) > 1 and not part:
+        say(f"holds {' and '.join(found)}: {found[0]} is taken; --part {found[1].rpartition('.')[2]} takes the other")
+    return unwrapped(tensors, *SIGNATURES, part=part)
+
+
+def segment_of(layout: Passt) -> float:
+    """Return the seconds that a network was trained on at once, by its positions.
+
+    Those of PaSST-S15 are for 20 s; its authors gave it 15 s.
+    """
+    seconds, columns = round(layout.frames / 100), grid(layout)[1]
+    if seconds == 20:
+        return 15.0
+    longest = (columns * layout.stride + PATCH - 1) / 100
+    return float(seconds) if 0 < seconds <= longest else math.floor(10 * longest) / 10
+
+
+def import_file(file: Path, storage: Storage, part: str = "", say: Callable[[str], None] = lambda line: None) -> str:
     """Import a published file as `<storage>/weights/<sha256>.safetensors`, and return that digest.
 
     Classifiers are dropped. The same file gives the same digest. A file with the name of one of `PUBLISHED` can then be
-    named so in a run.
+    named so in a run. Of a checkpoint that holds its network twice `part` and `say` are as in `told`.
 
     Raises:
         UserError: where the file cannot be read, is of no known layout, or its name and layout are at odds.
     """
     data = read_bytes(file)
-    state = read_tensors(file, data, KNOWN, *SIGNATURES)
+    state = read_tensors(file, data, KNOWN)
     try:
-        weights, layout = recognise(state)
+        weights, layout = recognise(told(state, part, lambda line: say(f"{file}: {line}")))
         variant = _variant(file, weights, layout)
     except ValueError as error:
         raise UserError(f"{file}: {error}; {KNOWN}") from error

@@ -10,7 +10,7 @@ not in them: it is read from a folder, the cache of Hugging Face, or the hub.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,10 @@ from torch import Tensor
 
 from retable.platform.errors import UserError
 from retable.platform.store.run import sha256
-from retable.platform.store.weights import check, read_bytes, read_tensors, unwrapped
+from retable.platform.store.weights import check, read_bytes, read_tensors
 from retable.tasks.audio.config import Cnn14, Config, Passt, Pretrained
 from retable.tasks.audio.encoders import clap_files
-from retable.tasks.audio.encoders.checkpoints import SIGNATURES, recognise
+from retable.tasks.audio.encoders.checkpoints import recognise, segment_of, told
 from retable.tasks.audio.encoders.clap import Clap
 from retable.tasks.audio.encoders.text import outline
 from retable.tasks.audio.encoders.words import TEXT_STATE
@@ -54,22 +54,30 @@ def is_pair(tensors: Mapping[str, Tensor]) -> bool:
     return any(name.endswith(ANCHOR) for name in tensors)
 
 
-def read_foreign(file: Path, text: str = "") -> Exported | Clap:
+def read_foreign(
+    file: Path, text: str = "", part: str = "", say: Callable[[str], None] = lambda line: None
+) -> Exported | Clap:
     """Read a pair of encoders that others trained: a checkpoint, or LAION-CLAP in a folder of Hugging Face's layout.
 
     Args:
         file: the checkpoint, or the folder.
         text: see `read_pair`.
+        part: see `read_pair`.
+        say: see `read_pair`.
 
     Raises:
         UserError: where it is neither, has parts that are not here, or its tokenizer cannot be had.
     """
     if not file.exists():
         raise UserError(f"{file}: no such file or folder; {KNOWN}")
-    return clap_files.read_folder(file, text) if file.is_dir() else read_pair(read_bytes(file), str(file), text)
+    return (
+        clap_files.read_folder(file, text) if file.is_dir() else read_pair(read_bytes(file), str(file), text, part, say)
+    )
 
 
-def read_pair(data: bytes, name: str, text: str = "") -> Exported | Clap:
+def read_pair(
+    data: bytes, name: str, text: str = "", part: str = "", say: Callable[[str], None] = lambda line: None
+) -> Exported | Clap:
     """Read a checkpoint of a pair as what `retable audio export` writes: a config, and weights by our names.
 
     Of LAION-CLAP's, what `Clap` says.
@@ -78,6 +86,8 @@ def read_pair(data: bytes, name: str, text: str = "") -> Exported | Clap:
         data: the file's bytes; code in it is never run.
         name: what errors call it.
         text: the text encoder's folder or name on the hub, for its tokenizer; none: told by its size.
+        part: the copy of the audio encoder that is wanted where there are two, such as `net_swa`; none: the first.
+        say: takes a line that says which copy is taken, and how long segments are.
 
     Raises:
         UserError: where it is no such checkpoint, has parts that are not here, or its tokenizer cannot be had.
@@ -88,12 +98,12 @@ def read_pair(data: bytes, name: str, text: str = "") -> Exported | Clap:
     if not is_pair(tensors):
         raise UserError(f"{name}: no pair of encoders; {KNOWN}")
     try:
-        config, parts = split(tensors)
+        config, parts = split(tensors, part, lambda line: say(f"{name}: {line}"))
     except ValueError as error:
         raise UserError(f"{name}: {error}; {KNOWN}") from error
     assert isinstance(config.text, Pretrained)
     chosen = text or config.text.name
-    encoder = outline(chosen, config.words)
+    encoder = outline(chosen, config.tokens)
     try:
         check(parts["text"], encoder.network.state_dict())
     except ValueError as error:
@@ -108,10 +118,12 @@ def read_pair(data: bytes, name: str, text: str = "") -> Exported | Clap:
     return Exported(about, config, weights, name)
 
 
-def split(tensors: Mapping[str, Tensor]) -> tuple[Config, dict[str, dict[str, Tensor]]]:
+def split(
+    tensors: Mapping[str, Tensor], part: str = "", say: Callable[[str], None] = lambda line: None
+) -> tuple[Config, dict[str, dict[str, Tensor]]]:
     """Return the config that a pair's tensors tell, and the tensors of `audio`, `text` and of the `rest`.
 
-    Names and shapes alone decide, so tensors without data do.
+    Names and shapes alone decide, so tensors without data do. A PaSST's positions tell how long segments are.
 
     Raises:
         ValueError: where a part is missing, or the model has one that is not here.
@@ -122,13 +134,15 @@ def split(tensors: Mapping[str, Tensor]) -> tuple[Config, dict[str, dict[str, Te
     text = {key: value for key, value in text.items() if not key.endswith("position_ids") and "pooler." not in key}
     if "embeddings.word_embeddings.weight" not in text:
         raise ValueError("its sentence_embedding_model is neither BERT nor RoBERTa")
-    audio_part = {key: value for key, value in unwrapped(audio_part, *SIGNATURES).items() if not key.startswith("mel.")}
+    audio_part = {key: value for key, value in told(audio_part, part, say).items() if not key.startswith("mel.")}
     weights, layout = recognise(audio_part)
     audio: Passt | Cnn14 | None = layout
     if weights.network == "cnn14":
         audio = Cnn14(filters=len(weights.tensors["conv_block1.conv1.weight"]))
     if audio is None:
         raise ValueError("its audio_embedding_model is neither PaSST nor CNN14")
+    segment = segment_of(audio) if isinstance(audio, Passt) else 10.0
+    say(f"segments of {segment:g} s")
     words, width = text["embeddings.word_embeddings.weight"].shape
     layers = len({found[1] for key in text if (found := re.match(r"encoder\.layer\.(\d+)\.", key))})
     rest = {
@@ -140,7 +154,11 @@ def split(tensors: Mapping[str, Tensor]) -> tuple[Config, dict[str, dict[str, Te
     }
     name = TEXTS.get((width, layers, words), f"a text encoder of {layers} layers, width {width} and {words} words")
     config = Config(
-        audio=audio, text=Pretrained(name=name), projection=len(rest["audio_projection.weight"]), segment=10.0, words=32
+        audio=audio,
+        text=Pretrained(name=name),
+        projection=len(rest["audio_projection.weight"]),
+        segment=segment,
+        tokens=32,
     )
     return config, {"audio": dict(weights.tensors), "text": text, "rest": rest}
 

@@ -101,9 +101,9 @@ def build_text(config: Config, captions: Sequence[str]) -> TextEncoder:
         UserError: where a pretrained encoder cannot be had or used, or a vocabulary is too small.
     """
     if isinstance(config.text, Pretrained):
-        return _pretrained(config.text, config.words)
-    network = _network(_architecture(config.text, config.words))
-    return TextEncoder(network, train_tokenizer(config.text, captions), config.words)
+        return _pretrained(config.text, config.tokens)
+    network = _network(_architecture(config.text, config.tokens))
+    return TextEncoder(network, train_tokenizer(config.text, captions), config.tokens)
 
 
 def outline(name: str, words: int) -> TextEncoder:
@@ -111,7 +111,7 @@ def outline(name: str, words: int) -> TextEncoder:
 
     Args:
         name: a folder, or a name on the hub; without a network, what lies in the cache.
-        words: see `Config.words`.
+        words: see `Config.tokens`.
 
     Raises:
         UserError: where it cannot be had, or is no text encoder.
@@ -130,7 +130,7 @@ def rebuild_text(config: Config, state: UInt8[Tensor, " byte"]) -> TextEncoder:
     whole = read_state(state)
     network = _network(AutoConfig.for_model(**whole["architecture"]))
     pooling = config.text.pooling if isinstance(config.text, Pretrained) else "class"
-    return TextEncoder(network, read_tokenizer(whole["tokenizer"]), config.words, pooling)
+    return TextEncoder(network, read_tokenizer(whole["tokenizer"]), config.tokens, pooling)
 
 
 def _network(architecture: Any) -> nn.Module:
@@ -297,7 +297,7 @@ def _check(name: str, architecture: Any, words: int) -> None:
         raise UserError(f"text.name {name!r}: a {architecture.model_type} is no text encoder; take a BERT or RoBERTa")
     positions = getattr(architecture, "max_position_embeddings", None)
     if positions is not None and words + 2 > positions:  # RoBERTa and its kind leave the first two unused
-        raise UserError(f"words: {words} are more than the positions of text.name {name!r}; take {positions - 2}")
+        raise UserError(f"tokens: {words} are more than the positions of text.name {name!r}; take {positions - 2}")
 
 
 def _load(kind: Any, name: str, **options: Any) -> Any:

@@ -22,6 +22,7 @@ from retable.platform.config import naming, override
 from retable.platform.errors import UserError
 from retable.platform.models import export
 from retable.tasks.audio.config import Config, Pretrained
+from retable.tasks.audio.encoders.lexicon import PREFIX, Anchors, anchors_of
 
 FORMAT = "retable audio 1"
 """How a file of `retable audio export` says what it is."""
@@ -30,8 +31,12 @@ TEXT_STATE = "text._extra_state"
 PUNCTUATION = str.maketrans("", "", string.punctuation)
 KNOWN = ("bert", "roberta")
 """Kinds of networks that are known here, by their names in transformers."""
-SHAPING = ("audio", "text", "segment", "words", "projection")
+SHAPING = ("audio", "text", "segment", "tokens", "projection")
 """Fields of a config that say what a network computes; the others say how it was trained."""
+RENAMED = {"words": "tokens", "clip": "clip_seconds"}
+"""Names of fields in files that version 2 wrote -> today's."""
+OLD = {new: old for old, new in RENAMED.items()}
+"""Fingerprints hash the old names, so that indexes of version 2 stay valid."""
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "U8": "uint8", "I64": "int64", "BOOL": "bool"}
 """What safetensors call the types of a model's tensors, and what torch calls them."""
 
@@ -80,11 +85,14 @@ class Words:
     """SHA-256 of the weights and of what they compute with: the whole model's."""
     source: str
     """What opens it again: a file's absolute path."""
+    anchors: Anchors | None = None
+    """What unknown words are searched by; None where the file has none."""
 
     def words(self, captions: Sequence[str]) -> Float32[np.ndarray, "captions dimension"]:
         """Embed captions."""
-        rows = [self._embed(ids) for ids in tokens(self.tokenizer, captions, self.config.words)]
-        return np.array(rows, np.float32).reshape(-1, self.config.projection)
+        rows = [self._embed(ids) for ids in tokens(self.tokenizer, captions, self.config.tokens)]
+        vectors = np.array(rows, np.float32).reshape(-1, self.config.projection)
+        return self.anchors.blend(captions, vectors) if self.anchors else vectors
 
     def _embed(self, ids: Sequence[int]) -> Float32[np.ndarray, " dimension"]:
         """Return the projected class token, of length one; one caption at once needs no padding and no mask."""
@@ -185,33 +193,39 @@ def read_words(path: Path) -> Words | None:
             said = file.metadata() or {}
             if said.get("format") != FORMAT:
                 return None
-            config = override(Config(), export.read_json(said, "config", str(path), ""))
+            config = override(Config(), renamed(export.read_json(said, "config", str(path), "")))
             state = json.loads(bytes(file.get_tensor(TEXT_STATE)))
             architecture = state["architecture"]
             mean = isinstance(config.text, Pretrained) and config.text.pooling == "mean"
-            if mean or not known(architecture, config.words):
+            if mean or not known(architecture, config.tokens):
                 return None
             wanted = shapes(architecture, config.projection)
             tensors = {name: file.get_tensor(name) for name in wanted}
             tokenizer = read_tokenizer(state["tokenizer"])
+            anchors = anchors_of({name: file.get_tensor(name) for name in file.keys() if name.startswith(PREFIX)})
         if tokenizer.get_vocab_size() > architecture["vocab_size"] or any(
             tensors[name].shape != shape or tensors[name].dtype != np.float32 for name, shape in wanted.items()
         ):
             return None
-        return Words(config, tensors, architecture, tokenizer, file_fingerprint(path, config), str(path))
+        return Words(config, tensors, architecture, tokenizer, file_fingerprint(path, config), str(path), anchors)
     except (OSError, SafetensorError, UserError, KeyError, TypeError, ValueError):
         return None
 
 
+def renamed(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a file's fields by today's names."""
+    return {RENAMED.get(path, path): value for path, value in fields.items()}
+
+
 def fingerprint(config: Config | None, tensors: Iterable[tuple[str, str, tuple[int, ...], bytes | memoryview]]) -> str:
-    """Return what tells one network from any other: a SHA-256.
+    """Return what tells one network from any other: a SHA-256. `lexicon.Anchors` are no part of a network.
 
     Args:
         config: its own; None: the tensors say all.
         tensors: name, type as torch calls it, shape and bytes of each, sorted by their names.
     """
     fields = naming(config).items() if config else ()
-    shape = {path: value for path, value in fields if path.split(".")[0] in SHAPING}
+    shape = {OLD.get(path, path): value for path, value in fields if path.split(".")[0] in SHAPING}
     digest = hashlib.sha256(json.dumps(shape, sort_keys=True).encode())
     for name, dtype, size, data in tensors:
         digest.update(f"{name} torch.{dtype} {size}".encode())
@@ -229,7 +243,8 @@ def file_fingerprint(path: Path, config: Config) -> str:
             file.seek(start + span[0])
             return file.read(span[1] - span[0])
 
-        entries = sorted((name, said) for name, said in header.items() if name != "__metadata__")
+        own = (name for name in header if name != "__metadata__" and not name.startswith(PREFIX))
+        entries = [(name, header[name]) for name in sorted(own)]
         return fingerprint(
             config,
             ((name, DTYPES[said["dtype"]], tuple(said["shape"]), data(said["data_offsets"])) for name, said in entries),

@@ -1,37 +1,28 @@
 """Rewriting of captions by rules: five further forms without a language model, and two bad ways as controls.
 
 What the paper has GPT-3.5 do (section 2.4.4): other words, another order, another voice, and what the keywords add. The
-rules know the words of `captions.LEXICON`, so they are at home in made recordings; of other English they swap common
-words, turn clauses round and mention keywords. Everything is a function of caption, keywords, rules and seed.
+words come from a condensed WordNet (`thesaurus.py`); nothing is taken from the lexicon or the grammar that generated
+captions are written with, so whether these forms help there is open. The rules see a clause where its verb is
+inflected (barks, is barking, barking); of what they do not see they swap words and turn the order. Everything is a
+function of caption, keywords, rules and seed.
 """
 
 from __future__ import annotations
 
 import hashlib
-import itertools
 import random
 import re
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 from retable.tasks.audio.rewrite.prompts import WANTED, script, words
-from retable.tasks.audio.world.captions import (
-    ADJECTIVES,
-    ADVERBS,
-    ARCHIVE,
-    CLAUSES,
-    FILLERS,
-    LEXICON,
-    PHRASES,
-    is_plural,
-    participle,
-    third_person,
-)
+from retable.tasks.audio.rewrite.thesaurus import groups
 
 Rules = Literal["keywords", "no_keywords", "hallucinated"]
 """keywords: the good rewriter; no_keywords: not told them; hallucinated: each form names a sound that is not there."""
+Form = Literal["third", "ing", "plural"]
 
 LONGEST = 19
 """Words of a rewritten caption: the paper asks for fewer than 20."""
@@ -41,37 +32,11 @@ MENTION = 0.6
 """Probability that a form mentions what only the keywords say."""
 SWAP = 0.7
 """Probability that a word gives way to another one of its meaning."""
-
-SYNONYMS = (
-    *ADVERBS.values(),
-    *ADJECTIVES.values(),
-    ("talking", "speaking"),
-    ("talk", "speak"),
-    ("walking", "strolling", "stepping"),
-    ("walks", "strolls", "steps"),
-    ("hitting", "striking", "knocking against"),
-    ("hits", "strikes", "knocks against"),
-    ("flowing", "streaming", "running"),
-    ("flows", "streams", "runs"),
-    ("driving by", "passing by", "going past"),
-    ("drives by", "passes by", "goes past"),
-    ("moving", "shifting"),
-    ("making noise", "making sounds", "being noisy"),
-    ("continuously", "constantly", "without a break", "nonstop"),
-    ("occasionally", "now and then", "from time to time"),
-    ("suddenly", "all of a sudden", "abruptly"),
-    ("several", "a number of", "some", "multiple"),
-    ("cars", "vehicles", "automobiles"),
-    ("kids", "children"),
-    ("street", "road"),
-    ("machine", "device", "apparatus"),
-    ("metallic", "tinny"),
-    ("hard surface", "solid surface", "firm surface"),
-    ("big", "large"),
-    ("little", "small"),
-    ("inside", "indoors"),
-)
-"""Words that may stand for each other wherever they are found."""
+ABSENT = (
+    "an accordion", "an air raid siren", "applause", "a coffee machine", "a forklift", "a harp", "a hair dryer",
+    "a jackhammer", "laughter", "a parrot", "a ping-pong ball", "skateboards", "a subway", "a typewriter",
+)  # fmt: skip
+"""What the bad rewriter names."""
 IGNORED = frozenset(
     "ambience ambiance ambient atmosphere atmos audio binaural day edited effect evening field-recording foley fx h4n "
     "h1n indoor indoors loop mono morning natural night noise noises outdoor outdoors owi recorder recording sample "
@@ -82,12 +47,17 @@ OPENINGS = ("in this clip, {x}", "{x}, by the sound of it", "here, {x}", "to the
 """For captions whose grammar the rules do not see."""
 FRAMES = ("{x}", "the sound of {x}", "the noise of {x}")
 """For phrases without a finite verb."""
-ADDED = {
-    True: ("{a} while {b}", "{a} and {b} as well", "{a} as {b}"),
-    False: ("{a} along with {b}", "{a} together with {b}", "{a} with {b}"),
+JOINED = {
+    ("then", True): ("{a}, then {b}", "{a} and then {b}", "first {a}, then {b}"),
+    ("then", False): ("{a}, then {b}", "{a} and then {b}", "{a} followed by {b}"),
+    ("while", True): ("{a} while {b}", "{b} while {a}", "{a} as {b}"),
+    ("while", False): ("{a} with {b}", "{a} along with {b}", "{b} along with {a}"),
+    ("background", True): ("{a} while {b} in the background", "in the background {b} as {a}"),
+    ("background", False): ("{a} with {b} in the background", "in the background {b}, in front {a}"),
+    ("and", True): ("{a} and {b}", "{b} and {a}"),
+    ("and", False): ("{a} and {b}", "{b} and {a}"),
 }
-"""How a further sound is named; by whether the two are clauses."""
-
+"""How two parts are joined, by their relation and whether they are clauses."""
 INFIX = {
     " and then ": "then",
     ", and afterwards ": "then",
@@ -101,9 +71,10 @@ INFIX = {
     " as ": "while",
     " along with ": "while",
     " together with ": "while",
+    " and ": "and",
 }
 JOINT = re.compile(
-    f"(?<!such),?({'|'.join(map(re.escape, sorted(INFIX, key=len, reverse=True)))})(?!if |well |though )"
+    f"(?<!such)(?<!for a),?({'|'.join(map(re.escape, sorted(INFIX, key=len, reverse=True)))})(?!if |well |though )"
 )
 AROUND = (
     (re.compile(r"^in the background,? (?P<b>.+?) as (?P<a>.+)$"), "background"),
@@ -112,75 +83,32 @@ AROUND = (
     (re.compile(r"^(?P<a>.+) (?:while|with) (?P<b>.+?) in the background$"), "background"),
     (re.compile(r"^(?P<a>.+) against a backdrop of (?P<b>.+)$"), "background"),
 )
-NOISE = re.compile(
-    rf"(?:,? (?:(?:can be|is|are) (?:heard|audible)|{'|'.join(map(re.escape, (*FILLERS, *ARCHIVE)))}))+$"
-)
-ARTICLES = ("a", "an", "the")
+TAIL = re.compile(r"(?:,? (?:can be|is|are) (?:heard|audible))+$")
+"""What the prompt forbids."""
 ENGLISH = re.compile(r"\b(?:the|is|are|of|and|with|\w+ing)\b")
-
-
-def _bare(subject: str) -> str:
-    article, _, rest = subject.partition(" ")
-    return rest if article in ARTICLES else subject
-
-
-def _tables() -> tuple[dict[str, list[tuple[str, str]]], dict[str, list[tuple[str, str, str]]]]:
-    """Return the lexicon's nouns, and its verbs in three forms, with the classes of sound that they may mean."""
-    nouns, verbs = defaultdict(list), defaultdict(list)
-    for sound, entry in LEXICON.items():
-        for subject in entry.subjects:
-            nouns[_bare(subject)].append((sound, subject))
-        for verb in entry.verbs:
-            for form, inflected in (("third", third_person(verb)), ("ing", participle(verb)), ("base", verb)):
-                verbs[inflected].append((sound, verb, form))
-    return dict(nouns), dict(verbs)
-
-
-NOUNS, VERBS = _tables()
-GROUPS = {word: group for group in SYNONYMS for word in group}
-
-
-def _any_of(phrases: Sequence[str]) -> re.Pattern[str]:
-    """Return what finds the longest of some phrases, as whole words."""
-    return re.compile(rf"\b(?:{'|'.join(map(re.escape, sorted(phrases, key=len, reverse=True)))})\b")
-
-
-NOUN, VERB, WORD = (_any_of([*table]) for table in (NOUNS, VERBS, GROUPS))
-KNOWN = sorted({adjective for group in ADJECTIVES.values() for adjective in group})
-ARTICLE = re.compile(rf"(?:\b(a|an|the) )?((?:(?:{'|'.join(KNOWN)}) )*)$")
+WORD = re.compile(r"[a-z]+")
+ADVERBIAL = r" (?:\w+ly|in|on|at|by|near|nearby|outside|outdoors|from|over|once|twice|again|for|with|without)\b.*"
+NOMINAL = re.compile(rf"^the (?P<verb>[a-z]+ing) of (?P<subject>.+?)(?P<rest>(?:{ADVERBIAL})?)$")
+INTRANSITIVE = re.compile(rf"^(?:{ADVERBIAL})?$")
+"""Whether what follows a verb leaves "the barking of a dog" sensible."""
+DETERMINERS = frozenset("a an the some several many two three his her their its".split())
+VOWELS = "aeiou"
 
 
 @dataclass(frozen=True)
 class Piece:
-    """One clause or phrase, its words for one sound found or not: before, subject, between, verb, behind."""
+    """One clause or phrase; without a verb where the rules see none."""
 
     text: str
     """As it was written."""
-    sounds: frozenset[str]
-    """What it may be about."""
-    sound: str = ""
-    """Empty where subject and verb were not found."""
-    before: str = ""
-    article: str = ""
-    adjectives: str = ""
     subject: str = ""
-    """As the lexicon has it, with its article."""
-    between: str = ""
     verb: str = ""
     """In the infinitive."""
-    behind: str = ""
-    form: str = ""
-    """plain (barks), progressive (is barking) or ing (barking, the barking of)."""
-
-    @property
-    def movable(self) -> bool:
-        """Whether all of its grammar is known, so that its voice can be changed."""
-        return bool(self.sound) and not self.before.strip() and " and " not in self.behind
-
-    @property
-    def finite(self) -> bool:
-        """Whether it is a clause; what is not known is taken for one."""
-        return self.form != "ing"
+    form: Literal["", "plain", "progressive", "ing"] = ""
+    """barks, is barking, barking."""
+    plural: bool = False
+    rest: str = ""
+    """What follows the verb, with the space before it."""
 
 
 @dataclass(frozen=True)
@@ -190,8 +118,6 @@ class Pair:
     relation: str
     first: Piece | Pair
     second: Piece | Pair
-    joint: str = ""
-    """What stood between them; empty where they stood otherwise."""
 
 
 def rewrite(caption: str, keywords: str, how: Rules = "keywords", seed: int = 0) -> tuple[str, ...]:
@@ -204,13 +130,13 @@ def rewrite(caption: str, keywords: str, how: Rules = "keywords", seed: int = 0)
         seed: other seeds, other forms.
 
     """
-    text = NOISE.sub("", re.sub(r"[.!?\s]+$", "", " ".join(caption.lower().split())))
-    if script(text) != "LATIN" or len(text.split()) > 4 * LONGEST or not (ENGLISH.search(text) or sounds(text)):
+    text = TAIL.sub("", re.sub(r"[.!?\s]+$", "", " ".join(caption.lower().split())))
+    if script(text) != "LATIN" or len(text.split()) > 4 * LONGEST or not (ENGLISH.search(text) or _known(text)):
         return ()
     state = hashlib.sha256("\x1f".join((caption, keywords, how, str(seed))).encode()).digest()
     rng = random.Random(int.from_bytes(state[:8], "big"))
     tree = _parse(text)
-    extra = _extras(text, tree, "" if how == "no_keywords" else keywords, how)
+    extra = _extras(text, "" if how == "no_keywords" else keywords, how)
     found: dict[tuple[str, ...], str] = {words(caption): ""}
     for draw in range(DRAWS):
         form = _form(tree, extra, how, rng, plain=draw < DRAWS // 2)
@@ -221,12 +147,34 @@ def rewrite(caption: str, keywords: str, how: Rules = "keywords", seed: int = 0)
     return tuple(form for form in found.values() if form)
 
 
-def sounds(text: str) -> frozenset[str]:
-    """Return the classes of sound that the lexicon's words in a text may mean."""
-    text = text.lower()
-    nouns = (sound for found in NOUN.findall(text) for sound, _ in NOUNS[found])
-    verbs = (sound for found in VERB.findall(text) for sound, _, _ in VERBS[found])
-    return frozenset([*nouns, *verbs])
+def _known(text: str) -> bool:
+    """Return whether a text has a noun, an adverb or an inflected verb of the thesaurus."""
+    return any(word in known for word in WORD.findall(text) for known in (inflections(), groups("n"), groups("r")))
+
+
+@cache
+def inflections() -> dict[str, tuple[str, Form]]:
+    """Return inflected form -> infinitive and which form it is, of all verbs of the thesaurus."""
+    found: dict[str, tuple[str, Form]] = {}
+    for verb in sorted(groups("v"), key=len):  # "singing" is of sing, not of singe
+        found.setdefault(third_person(verb), (verb, "third"))
+        found.setdefault(participle(verb), (verb, "ing"))
+    return found
+
+
+def third_person(verb: str) -> str:
+    """Return bark -> barks, crash -> crashes, fly -> flies."""
+    if verb.endswith("y") and verb[-2] not in VOWELS:
+        return verb[:-1] + "ies"
+    return verb + ("es" if verb.endswith(("s", "sh", "ch", "x", "z", "o")) else "s")
+
+
+def participle(verb: str) -> str:
+    """Return bark -> barking, wave -> waving, hum -> humming."""
+    if verb.endswith("e") and not verb.endswith(("ee", "oe", "ye")):
+        return verb[:-1] + "ing"
+    short = re.fullmatch(rf"[^{VOWELS}]*[{VOWELS}][^{VOWELS}wxy]", verb)
+    return verb + (verb[-1] if short else "") + "ing"
 
 
 def _parse(text: str) -> Piece | Pair:
@@ -234,156 +182,123 @@ def _parse(text: str) -> Piece | Pair:
     for pattern, relation in AROUND:
         if found := pattern.match(text):
             return Pair(relation, _parse(found["a"]), _parse(found["b"]))
-    joints = list(JOINT.finditer(text))
+    joints = [joint for joint in JOINT.finditer(text) if joint[1] != " and " or _splits(text, joint)]
     if not joints:
-        return _listed(text)
+        return _piece(text)
     left, right = text[: joints[-1].start()], text[joints[-1].end() :]
-    joint = joints[-1][0]
     relation = INFIX[joints[-1][1]]
     if relation == "after":
-        return Pair("then", _listed(right), _parse(left))
-    return Pair(relation, _parse(left), _listed(right), joint)
+        return Pair("then", _piece(right), _parse(left))
+    return Pair(relation, _parse(left), _piece(right))
 
 
-def _listed(text: str) -> Piece | Pair:
-    """Split at an "and" that stands between two sounds."""
-    for found in re.finditer(" and ", text):
-        first, second = _piece(text[: found.start()]), _piece(text[found.end() :])
-        if first.sound and second.sound:
-            return Pair("and", first, second, found[0])
-    return _piece(text)
+def _splits(text: str, joint: re.Match[str]) -> bool:
+    """Return whether an "and" stands between two parts that each have a verb."""
+    return all(_piece(part).verb for part in (text[: joint.start()], text[joint.end() :]))
 
 
 def _piece(text: str) -> Piece:
-    """Find the subject and verb of one sound that stand nearest to each other."""
-    best: tuple[int, Piece] | None = None
-    for noun in NOUN.finditer(text):
-        for verb in VERB.finditer(text):
-            nominal = text[verb.end() :].startswith(" of ")  # the barking of a dog
-            gap = noun.start() - verb.end() if nominal else verb.start() - noun.end()
-            if gap > 0 and (best is None or gap < best[0]):
-                piece = next(_meanings(text, noun, verb), None)
-                best = (gap, piece) if piece else best
-    return best[1] if best else Piece(text, sounds(text))
+    """Find the subject, the verb and the rest of a clause or phrase."""
+    if (found := NOMINAL.match(text)) and found["verb"] in inflections():
+        subject = found["subject"]
+        return Piece(text, subject, inflections()[found["verb"]][0], "ing", _is_plural(subject), found["rest"])
+    start = 0
+    while found := re.compile(r" (is |are )?([a-z]+)").search(text, start):
+        auxiliary, word = found[1] or "", found[2]
+        verb, form = inflections().get(word, ("", "ing"))
+        subject, rest = text[: found.start()], text[found.end() :]
+        named = subject.split()[-1] not in DETERMINERS
+        if verb and named and (form == "ing" or (not auxiliary and not _is_plural(subject))):
+            style: Literal["plain", "progressive", "ing"] = (
+                "progressive" if auxiliary else "ing" if form == "ing" else "plain"
+            )
+            return Piece(text, subject, verb, style, auxiliary == "are " or _is_plural(subject), rest)
+        start = found.start(2)
+    return Piece(text)
 
 
-def _meanings(text: str, noun: re.Match[str], verb: re.Match[str]) -> Iterator[Piece]:
-    """Yield what a noun and a verb of one sound can mean together."""
-    front = ARTICLE.search(text[: noun.start()])
-    assert front is not None  # it matches nothing, too
-    article, adjectives = front[1] or "", front[2]
-    for (sound, subject), (other, infinitive, form) in itertools.product(NOUNS[noun[0]], VERBS[verb[0]]):
-        if sound != other or (form == "base" and not (verb.start() == noun.end() + 1 and is_plural(subject))):
-            continue
-        if verb.start() > noun.start():
-            middle = text[noun.end() : verb.start()]
-            auxiliary = re.search(r" (?:is|are) $", middle)
-            before, behind = text[: front.start()], text[verb.end() :]
-            between = middle[: auxiliary.start()] if auxiliary else middle.rstrip()
-            form = "progressive" if auxiliary else "ing" if form == "ing" else "plain"
-        else:
-            before, between, behind = re.sub(r"\bthe $", "", text[: verb.start()]), "", text[noun.end() :]
-        yield Piece(text, sounds(text), sound, before, article, adjectives, subject, between, infinitive, behind, form)
+def _is_plural(subject: str) -> bool:
+    """Return whether a subject takes a plural verb."""
+    first, last = subject.split()[0], subject.split()[-1]
+    return first not in ("a", "an") and (last == "people" or (last.endswith("s") and not last.endswith("ss")))
 
 
 def _pieces(tree: Piece | Pair) -> list[Piece]:
     return [tree] if isinstance(tree, Piece) else [*_pieces(tree.first), *_pieces(tree.second)]
 
 
-def _extras(text: str, tree: Piece | Pair, keywords: str, how: Rules) -> list[str]:
-    """Return what a form may add: classes of sound, and keywords that are none, as `#word`."""
-    said = frozenset().union(*(piece.sounds for piece in _pieces(tree)))
+def _extras(text: str, keywords: str, how: Rules) -> list[str]:
+    """Return what a form may add: keywords that name a sound and are not said yet, or what is not there."""
     tags = list(dict.fromkeys(" ".join(tag.lower().split()) for tag in keywords.split(";")))
     if how == "hallucinated":
-        return [sound for sound in LEXICON if sound not in said and LEXICON[sound].tags[0] not in tags]
-    explained = {tag for sound in said for tag in LEXICON[sound].tags}
-    singular = {tag.removesuffix("s") for tag in tags} | {*tags}
-    new = [sound for sound in LEXICON if sound not in said and LEXICON[sound].tags[0] in singular - explained]
-    explained |= {tag for sound in new for tag in LEXICON[sound].tags}
-    there = {word.removesuffix("s") for word in words(text)}
+        return [sound for sound in ABSENT if not {*words(sound)[-1:]} & {*words(text), *tags}]
     names = {tag.strip().lower() for tag in keywords.split(";") if tag.strip()[:1].isupper()}  # cities, devices
-    others = [tag for tag in tags if tag not in names and re.fullmatch(r"[^\W\d_]{3,}(?:[ -][^\W\d_]+)?", tag)]
-    others = [tag for tag in others if tag not in IGNORED and tag not in explained]
-    return new or [f"#{tag}" for tag in others if not {word.removesuffix("s") for word in words(tag)} & there]
+    tags = [tag for tag in tags if tag not in names and re.fullmatch(r"[^\W\d_]{3,}(?:[ -][^\W\d_]+)?", tag)]
+    there = {_stem(word) for word in words(text)}
+    new = [tag for tag in tags if tag not in IGNORED and not {_stem(word) for word in words(tag)} & there]
+    return [f"{tag} sounds" for tag in new]
+
+
+def _stem(word: str) -> str:
+    """Return a word without its inflection, as far as the verbs of the thesaurus and plurals go."""
+    return inflections().get(word, (word.removesuffix("s"), ""))[0]
 
 
 def _form(tree: Piece | Pair, extra: Sequence[str], how: Rules, rng: random.Random, plain: bool) -> str:
     """Draw one form of a caption."""
-    pieces = _pieces(tree)
-    known = all(piece.movable for piece in pieces)
-    style = rng.choice(("plain", "progressive", "ing", "nominal")) if known else ""
+    seen = all(piece.verb for piece in _pieces(tree))
+    style = rng.choice(("plain", "progressive", "ing", "nominal")) if seen else ""
     text = _join(tree, style, rng)
     if extra and (how == "hallucinated" or rng.random() < MENTION):
-        text = _add(text, rng.choice(extra), style, rng)
-    if style in ("ing", "nominal") and not text.startswith("the "):
+        text = f"{text}{rng.choice((' with', ' along with', ', and'))} {rng.choice(extra)}"
+    if style in ("ing", "nominal") and not text.startswith(("the ", "in ")):
         text = rng.choice(FRAMES).format(x=text)
-    elif not known and (not plain or rng.random() < 0.3):
+    elif not plain or (not seen and rng.random() < 0.3):
         text = rng.choice(OPENINGS).format(x=text)
-    text = re.sub(r"\ban? (?=(\w))", lambda found: "an " if found[1] in "aeiou" else "a ", text)
+    text = re.sub(r"\ban? (?=(\w))", lambda found: "an " if found[1] in VOWELS else "a ", text)
     return f"{text[0].upper()}{text[1:]}."
 
 
-def _add(text: str, what: str, style: str, rng: random.Random) -> str:
-    """Add a further sound to a form; to one of unknown grammar, as a phrase."""
-    if what.startswith("#"):
-        return f"{text}, {rng.choice(('with', 'and'))} {what[1:]} sounds"
-    entry = LEXICON[what]
-    subject, verb = rng.choice(entry.subjects), rng.choice(entry.verbs)
-    said = _say(Piece("", frozenset([what]), what, subject=subject, verb=verb), style or "ing", rng)
-    return rng.choice(ADDED[style in ("plain", "progressive")]).format(a=text, b=said)
-
-
 def _join(tree: Piece | Pair, style: str, rng: random.Random, inner: bool = False) -> str:
-    """Say a tree: in one style where all of its grammar is known, else with the words that joined it."""
+    """Say a tree in one style; "first" and turned orders are kept to the outermost pair."""
     if isinstance(tree, Piece):
         return _say(tree, style, rng)
     first, second = _join(tree.first, style, rng, True), _join(tree.second, style, rng, True)
-    clauses = style in ("plain", "progressive") if style else all(piece.finite for piece in _pieces(tree))
-    if style or not tree.joint:
-        joints = (CLAUSES if clauses else PHRASES).get(tree.relation, ("{a} and {b}", "{b} and {a}"))
-        if inner or not style:  # "after after one, two, three" says nothing
-            joints = tuple(joint for joint in joints if joint.startswith("{a}"))
-        return rng.choice(joints).format(a=first, b=second)
-    if tree.relation in ("while", "and") and rng.random() < 0.5:
-        first, second = second, first
-    return f"{first}{tree.joint}{second}"
+    clauses = style in ("plain", "progressive") if style else all(piece.form != "ing" for piece in _pieces(tree))
+    joints = JOINED[tree.relation, clauses]
+    return rng.choice(joints[:1] if inner else joints).format(a=first, b=second)
 
 
 def _say(piece: Piece, style: str, rng: random.Random) -> str:
     """Say a piece with other words; without style, in the form that it has."""
-    if not piece.sound:
+    if not piece.verb:
         return _swap(piece.text, rng)
     style = style or piece.form
-    subject, verb = _subject(piece, rng), _other(piece.verb, LEXICON[piece.sound].verbs, rng)
-    before, between, behind = (_swap(part, rng) for part in (piece.before, piece.between, piece.behind))
-    if style == "nominal" and " " not in verb and not between and not before:
-        return f"the {participle(verb)} of {subject}{behind}"
-    plural = is_plural(subject)
+    subject, rest = _swap(piece.subject, rng), _swap(piece.rest, rng)
+    verb = _other(piece.verb, "v", rng)
+    if style == "nominal" and INTRANSITIVE.match(piece.rest):
+        return f"the {participle(verb)} of {subject}{rest}"
     if style == "plain":
-        verb = verb if plural else third_person(verb)
+        verb = verb if piece.plural else third_person(verb)
     else:
         verb = participle(verb)
-        verb = f"{'are' if plural else 'is'} {verb}" if style == "progressive" else verb
-    return f"{before}{subject}{between} {verb}{behind}"
+        verb = f"{'are' if piece.plural else 'is'} {verb}" if style == "progressive" else verb
+    return f"{subject} {verb}{rest}"
 
 
-def _subject(piece: Piece, rng: random.Random) -> str:
-    """Return another subject of the same number that fits article and adjectives."""
-    own = piece.subject.partition(" ")[0] in ARTICLES
-    plural = is_plural(piece.subject)
-    options = [each for each in LEXICON[piece.sound].subjects if is_plural(each) == plural]
-    if not own and not piece.article and not piece.adjectives:
-        return _other(piece.subject, options, rng)  # "rain": "a rain shower" is as good
-    options = [each for each in options if (each.partition(" ")[0] in ARTICLES) == own]
-    chosen = _other(piece.subject, options, rng)
-    article = piece.article or (chosen.partition(" ")[0] if own and not piece.before else "")
-    return f"{article} {piece.adjectives}{_bare(chosen)}".strip()
-
-
-def _other(word: str, options: Sequence[str], rng: random.Random) -> str:
-    return rng.choice(options) if options and rng.random() < SWAP else word
+def _other(word: str, part: str, rng: random.Random) -> str:
+    return rng.choice(groups(part).get(word, (word,))) if rng.random() < SWAP else word
 
 
 def _swap(text: str, rng: random.Random) -> str:
-    """Replace words of `SYNONYMS`."""
-    return WORD.sub(lambda found: _other(found[0], GROUPS[found[0]], rng), text)
+    """Replace nouns, in either number, and adverbs by others of their meaning."""
+
+    def another(found: re.Match[str]) -> str:
+        word = found[0]
+        single = word.removesuffix("s")
+        for part in "nr":
+            if word in groups(part):
+                return _other(word, part, rng)
+        return _other(single, "n", rng) + "s" if word != single and single in groups("n") else word
+
+    return WORD.sub(another, text)

@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from retable.platform.errors import UserError
+from retable.platform.train.seeds import generator
 from retable.tasks.audio.config import SPLITS, Config, trained_on
 from retable.tasks.audio.metrics import Array, average_precision, check_finite, tie_groups
 from retable.tasks.audio.search.embedder import Embedder, embed_file
@@ -89,7 +90,7 @@ def _interval(similarity: Array, relevance: Array, heard: Sequence[Clip]) -> tup
     """Return the ends of the score's 95 % interval; what is of one source is drawn together."""
     _, source = np.unique([clip.source or str(clip.path) for clip in heard], return_inverse=True)
     members = [np.flatnonzero(source == number) for number in range(source.max() + 1)]
-    rng = np.random.default_rng(0)
+    rng = generator(0, "audio.class_map")
     scores = []
     for _ in range(SAMPLES):
         drawn = np.concatenate([members[number] for number in rng.integers(len(members), size=len(members))])

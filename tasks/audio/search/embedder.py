@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -22,6 +23,7 @@ from retable.platform.store.storage import Storage
 from retable.platform.store.weights import metadata, read_bytes
 from retable.tasks.audio.collect.files import Remarks, stream
 from retable.tasks.audio.config import SAMPLE_RATE, Config
+from retable.tasks.audio.encoders.lexicon import Anchors
 from retable.tasks.audio.encoders.words import fingerprint
 
 if TYPE_CHECKING:
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 Network = TypeVar("Network", bound=nn.Module)
 Waveform = Float32[np.ndarray, " samples"]
 
-BATCH = 16
+BATCH = 8
 """Segments, or captions, that are encoded at once."""
 SHORTEST = 0.1
 """Seconds of a last piece that is worth a segment of its own, where there are others."""
@@ -53,6 +55,8 @@ class Embedder:
     """At which the run was trained; empty where it is not known."""
     score: Mapping[str, Any] = field(default_factory=dict)
     """How well it did on data that it never heard, as its file says; empty where it says nothing."""
+    anchors: Anchors | None = None
+    """What words are searched by that the model was not trained on; None where its file has none."""
 
     @torch.inference_mode()
     def sounds(self, segments: Sequence[Waveform]) -> Float32[np.ndarray, "segments dimension"]:
@@ -71,8 +75,9 @@ class Embedder:
     def words(self, captions: Sequence[str]) -> Float32[np.ndarray, "captions dimension"]:
         """Embed captions."""
         blocks = (captions[start : start + BATCH] for start in range(0, len(captions), BATCH))
-        vectors = [_array(self.network.embed_text(block)) for block in blocks]
-        return np.concatenate([np.empty((0, self.dimension), np.float32), *vectors])
+        found = [_array(self.network.embed_text(block)) for block in blocks]
+        vectors = np.concatenate([np.empty((0, self.dimension), np.float32), *found])
+        return self.anchors.blend(captions, vectors) if self.anchors else vectors
 
     @property
     def _device(self) -> torch.device:
@@ -126,18 +131,74 @@ def embed_file(embedder: Embedder, path: Path, hop: float | None = None) -> Hear
     """Embed one recording's segments, a batch of them at once; see `pieces`.
 
     Raises:
-        UserError: where the file is none that can be read, or the model makes no numbers of it.
+        UserError: where the file cannot be decoded, its sound is of no use, or its embedding is not finite.
     """
-    found: list[float] = []
-    vectors, remarks = [], Remarks()
-    rest = pieces(path, embedder.segment, remarks, hop)
+    (made,) = embed_each(embedder, [path], hop)
+    if isinstance(made, UserError):
+        raise made
+    return made
+
+
+def embed_each(embedder: Embedder, paths: Sequence[Path], hop: float | None = None) -> list[Heard | UserError]:
+    """Embed recordings; a batch holds segments of several, where they are short.
+
+    What else is in a batch may change the last bit of a vector.
+
+    Returns:
+        What was heard in each, or why there is nothing.
+    """
+    remarks = [Remarks() for _ in paths]
+    starts: list[list[float]] = [[] for _ in paths]
+    vectors: list[list[Float32[np.ndarray, " dimension"]]] = [[] for _ in paths]
+    broken: dict[int, UserError] = {}
+    rest = _pieces_of(embedder, paths, hop, remarks, broken)
     while batch := list(islice(rest, BATCH)):
-        found += [offset for offset, _ in batch]
-        vectors.append(embedder.sounds([waveform for _, waveform in batch]))
-    joined = np.concatenate(vectors)
+        embedded = embedder.sounds([waveform for _, _, waveform in batch])
+        for (number, offset, _), vector in zip(batch, embedded, strict=True):
+            starts[number].append(offset)
+            vectors[number].append(vector)
+    return [
+        broken.get(number) or _heard(path, starts[number], vectors[number], remarks[number])
+        for number, path in enumerate(paths)
+    ]
+
+
+def _pieces_of(
+    embedder: Embedder,
+    paths: Sequence[Path],
+    hop: float | None,
+    remarks: Sequence[Remarks],
+    broken: dict[int, UserError],
+) -> Iterator[tuple[int, float, Waveform]]:
+    """Yield segments: the number of a recording, an offset, sound. Why there are none goes into `broken`."""
+    for number, path in enumerate(paths):
+        try:
+            for offset, waveform in pieces(path, embedder.segment, remarks[number], hop):
+                yield number, offset, waveform
+        except UserError as error:
+            broken[number] = error
+
+
+def _heard(
+    path: Path, starts: list[float], vectors: Sequence[Float32[np.ndarray, " dimension"]], remarks: Remarks
+) -> Heard | UserError:
+    if defect := remarks.defect():
+        return UserError(f"{path}: {defect}")
+    joined = np.stack(vectors)
     if not np.isfinite(joined).all():
-        raise UserError(f"{path}: the model makes no numbers of it; look at the file, or use another model")
-    return Heard(found, joined, remarks.lines())
+        return UserError(f"{path}: the model makes no numbers of it; look at the file, or use another model")
+    return Heard(starts, joined, remarks.lines())
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Let torch compute in one thread while the block runs: on busy cores its threads mostly wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def open_embedder(name: str, storage: Storage, device: str = "", words_alone: bool = False) -> Embedder:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from retable.platform.config import Weights, override
 from retable.platform.errors import UserError
 from retable.platform.execute.run import execute
 from retable.platform.execute.trials import Resources
+from retable.platform.models import zoo
 from retable.platform.plan.plan import compile_configs
 from retable.platform.spec.task import find
 from retable.platform.store.run import RunFolder, weights_path
@@ -35,7 +37,7 @@ def settings(start: str, info: Mapping[str, Any], storage: Storage, changes: Map
     best on it are kept. What the model was trained on of the same data set is trained on again.
 
     Args:
-        start: a run's fingerprint, a file of `retable audio export`, or "none".
+        start: a run's fingerprint, a file of `retable audio export`, a model of the zoo, or "none".
         info: the data set's `dataset.json`.
         storage: where runs lie; a file's weights are put there.
         changes: fields that are to be otherwise.
@@ -74,12 +76,15 @@ def _continued(start: str, storage: Storage) -> Config:
     Raises:
         UserError: where there is no such model, or a run is not finished.
     """
-    if Path(start).is_file():
-        data = read_bytes(Path(start))
+    file = Path(start) if Path(start).is_file() else zoo.zoo("audio").get(start)
+    if file is not None:
+        data = read_bytes(file)
         found = read_export(data, start)
         if not isinstance(found, Exported):
             raise UserError(f"{start}: LAION-CLAP is searched with, not trained; name a run, or a file of one")
         config = replace(found.config, data=str(found.about.get("data", "")))
+    elif not re.fullmatch("[0-9a-f]+|latest", start):
+        raise UserError(f"--from {start}: no such file, no run, and none of the zoo's: {', '.join(zoo.zoo('audio'))}")
     else:
         run = api.load(start, storage, task="audio")
         run.weights()  # complains where they are missing or damaged

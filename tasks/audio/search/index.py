@@ -10,11 +10,10 @@ update that was killed. One process at a time may write an index.
 segment by segment, until the index is built anew. Who has the index open sees it with `search.refresh`.
 
     index.json           the model, the folder, the kind of index that was asked for and that it is, its recall, and
-                         the files below; `added` lists the shards since
+                         the files below; `added` lists the shards since, `null` what words at random find
     embeddings-*.arrow   a row a segment: content of the recording, offset, unit vector
     places-*.arrow       a row a file: path, bytes, time of change, content
     index-*.faiss        see `nearest.py`; none for an exact index
-    null-*.arrow         what a hit must surpass; see `null.py`
     refit-*.safetensors  what words are searched as, once marks were learnt from; see `refit.py`
     .lock                held by the process that writes
 """
@@ -26,7 +25,9 @@ import hashlib
 import json
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -35,6 +36,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
+import torch
 from jaxtyping import Float32
 
 from retable.platform.errors import UserError, disk_errors
@@ -42,7 +44,7 @@ from retable.platform.execute.streams import map_over
 from retable.platform.store.storage import Storage
 from retable.tasks.audio.encoders.words import Words
 from retable.tasks.audio.search import nearest, null, places
-from retable.tasks.audio.search.embedder import Embedder, Heard, embed_file, open_embedder
+from retable.tasks.audio.search.embedder import Embedder, Heard, embed_each, embed_file, one_thread, open_embedder
 from retable.tasks.audio.search.places import File, digest, file_at, identify, scan
 from retable.tasks.audio.search.refitted import Refit
 from retable.tasks.audio.search.search import (
@@ -51,7 +53,6 @@ from retable.tasks.audio.search.search import (
     Index,
     check_model,
     folder_of,
-    null_schema,
     open_index,
     read_info,
     read_places,
@@ -63,7 +64,9 @@ from retable.tasks.audio.search.search import (
 )
 
 SHARE = 32
-"""Files that are embedded between two writes: so many at most are lost."""
+"""Files that are embedded between two writes: so many of each worker, and as many more, may be lost."""
+WORKERS = min(len(os.sched_getaffinity(0)), 8)
+"""Threads that embed files."""
 ROWS = 16384
 """Segments of a full shard; small shards are joined until they are as large."""
 ADDED = 32
@@ -143,7 +146,7 @@ def update(
     """
     current, failures, others = scan(folder)
     _before(folder, out, embedder, hop)  # refuses before anything is made there
-    with writing(out, patience):
+    with writing(out, patience), one_thread():
         before = _before(folder, out, embedder, hop)
         before["asked"] = kind or before.get("asked", "auto")
         listed = read_places(out, before)
@@ -178,7 +181,7 @@ def _hear(
 ) -> tuple[list[str], list[str]]:
     """Write shards of files, a share at a time; return what is wrong with those not heard, and odd about the others."""
     shares = [pending[start : start + SHARE] for start in range(0, len(pending), SHARE)]
-    made = remote(shares, hop) if remote else (embed_files(embedder, folder, share, hop) for share in shares)
+    made = remote(shares, hop) if remote else _over_threads(embedder, folder, shares, hop)
     failures, remarks = [], []
     for done, (shard, failed, odd) in enumerate(made, 1):
         if shard:
@@ -187,6 +190,25 @@ def _hear(
         remarks += odd
         show(min(done * SHARE, len(pending)), len(pending))
     return failures, remarks
+
+
+def _over_threads(embedder: Embedder, folder: Path, shares: Sequence[Sequence[File]], hop: float) -> Iterator[Share]:
+    """Embed shares of files, in order, in as many threads as there are cores, each of which computes alone."""
+    workers = min(WORKERS, len(shares))
+    if workers < 2:
+        yield from (embed_files(embedder, folder, share, hop) for share in shares)
+        return
+    with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        running: deque[Future[Share]] = deque()
+        try:
+            for share in shares:
+                running.append(pool.submit(embed_files, embedder, folder, share, hop))
+                if len(running) > workers:
+                    yield running.popleft().result()
+            while running:
+                yield running.popleft().result()
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 def add(index: Index, embedder: Embedder, path: Path, kept: Path | None = None, patience: float = PATIENCE) -> Index:
@@ -296,17 +318,15 @@ def _is_elsewhere(file: File) -> bool:
 
 
 def embed_files(embedder: Embedder, folder: Path, files: Sequence[File], hop: float | None = None) -> Share:
-    """Return a shard (see `schema`) as bytes, what is wrong with files not in it, and what is odd about the others.
-
-    No file shares a batch with another, so that its vectors never depend on what lies beside it.
-    """
+    """Return a shard (see `schema`) as bytes, what is wrong with files not in it, and what is odd about the others."""
     heard, failures, remarks = [], [], []
-    for file in files:
-        try:
-            heard.append((file, embed_file(embedder, folder / file.path, hop)))
-            remarks += [f"{folder / file.path}: {line}" for line in heard[-1][1].remarks]
-        except UserError as error:
-            failures.append(str(error))
+    paths = [folder / file.path for file in files]
+    for file, path, made in zip(files, paths, embed_each(embedder, paths, hop), strict=True):
+        if isinstance(made, UserError):
+            failures.append(str(made))
+            continue
+        heard.append((file, made))
+        remarks += [f"{path}: {line}" for line in made.remarks]
     return _shard(heard, embedder.dimension) if heard else b"", failures, remarks
 
 
@@ -491,7 +511,7 @@ def _built(out: Path, before: dict[str, Any], names: Sequence[str], embedder: Em
     whole = there is not None and (
         not there if kind == "flat" else bool(there) and _is_whole(out / there["name"], there)
     )
-    if whole and shards == before["shards"] and before["kind"] == kind and "null" in before:
+    if whole and shards == before["shards"] and before["kind"] == kind and "best" in before.get("null", {}):
         return {"added": []}
     words = _words(embedder, refit_of(out, before))
     index, file, effort, recall = None, {}, 0, 1.0
@@ -501,7 +521,7 @@ def _built(out: Path, before: dict[str, Any], names: Sequence[str], embedder: Em
         name = _next(out, "index", "faiss")
         file = {"name": name, "bytes": nearest.write(index, out / name)}
     found = {"kind": kind, "effort": effort, "recall": recall, "segments": rows}
-    found |= {"null": _null(out, words, vectors, partial(nearest.nearest, index, vectors, effort=effort))}
+    found |= {"null": _null(words, partial(nearest.nearest, index, vectors, effort=effort))}
     return {**found, "shards": shards, "faiss": file, "added": []}
 
 
@@ -538,7 +558,7 @@ def set_refit(index: Index, embedder: Embedder | Words, refit: Refit | None) -> 
             info.pop("refit", None)
         vectors = index.vectors[: index.built]
         search = partial(nearest.nearest, index.faiss, vectors, effort=info["effort"])
-        info["null"] = _null(out, _words(embedder, refit), vectors, search)
+        info["null"] = _null(_words(embedder, refit), search)
         Storage.open(out).write_json(INFO, info)
         _sweep(out, info)
 
@@ -556,16 +576,10 @@ def undo_refit(out: Path, embedder: Embedder | Words) -> None:
     set_refit(open_index(out), embedder, None)
 
 
-def _null(out: Path, words: Encode, vectors: nearest.Vectors, search: null.Search) -> dict[str, Any]:
-    """Measure and write what captions without a meaning find; return what `index.json` says of it."""
-    measured = null.measure(words(null.salads(2 * null.CAPTIONS)), vectors, search)
-    dimension = measured.captions.shape[1]
-    flat = pa.array(np.ascontiguousarray(measured.captions).reshape(-1))
-    columns = null_schema(dimension)
-    name = _next(out, "null", "arrow")
-    table = pa.table({"vector": pa.FixedSizeListArray.from_arrays(flat, dimension)}, schema=columns)
-    Storage.open(out).write(name, _ipc(table))
-    return {"name": name, "scores": [round(score, 6) for score in measured.scores.tolist()]}
+def _null(words: Encode, search: null.Search) -> dict[str, list[float]]:
+    """Measure what words at random find; return what `index.json` says of it."""
+    measured = null.measure(words(null.salads(null.SALADS)), search)
+    return {"best": [round(score, 6) for score in measured.scores.tolist()]}
 
 
 def _sweep(out: Path, info: dict[str, Any]) -> None:
@@ -575,7 +589,6 @@ def _sweep(out: Path, info: dict[str, Any]) -> None:
     """
     named = {
         info["faiss"].get("name"),
-        info["null"]["name"],
         info.get("refit"),
         *info["places"],
         *(shard["name"] for shard in [*info["shards"], *info["added"]]),

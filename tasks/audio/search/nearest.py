@@ -31,6 +31,8 @@ TRAINING = 64
 """Vectors for each list that an IVF index learns its centres from."""
 WANTED, COUNT = 0.95, 10
 """The recall at so many that an approximate index is tuned to."""
+TOGETHER = 1 << 14
+"""Values of a line up to which several lines are ranked at once."""
 PRODUCTS = 1 << 24
 """Scores that an exact search holds at once: 64 MB."""
 SPARE = 4
@@ -100,21 +102,32 @@ def exact(vectors: Vectors, queries: Float32[np.ndarray, "queries dimension"], c
         for block in vectors:
             np.matmul(part, block.T, out=products[:, start : start + len(block)])
             start += len(block)
-        for row, line in enumerate(products, first):
-            best = _largest(line, count)
-            scores[row, : len(best)], numbers[row, : len(best)] = line[best], best
+        kept, last = min(count, rows), first + len(part)
+        scores[first:last, :kept], numbers[first:last, :kept] = _largest(products, kept)
     return scores, numbers
 
 
-def _largest(line: Float32[np.ndarray, " rows"], count: int) -> Int64[np.ndarray, " count"]:
-    """Return the places of the largest values, falling; of equal ones the first.
+def _largest(lines: Float32[np.ndarray, "lines rows"], count: int) -> Found:
+    """Return the largest values of each line, falling, and their places; of equal ones the first.
 
-    The value at `count` is found first: what reaches it is little, and is all that is ranked.
+    The value at `count` is found first: what reaches it is little, and is all that is ranked. Short lines are looked at
+    together, and long ones, which a cache does not hold, one after another.
     """
-    least = np.partition(line, -count)[-count] if count < len(line) else -np.inf
-    best = (line >= least).nonzero()[0]
-    ranked: Int64[np.ndarray, " count"] = best[np.argsort(-line[best], kind="stable")[:count]]
-    return ranked
+    rows = lines.shape[1]
+    if rows > TOGETHER and len(lines) > 1:
+        parts = [_largest(line[None], count) for line in lines]
+        return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
+    least = np.partition(lines, rows - count, axis=1)[:, rows - count]
+    flat = np.flatnonzero(lines >= least[:, None])
+    values = lines.reshape(-1)[flat]
+    if len(flat) > count * len(lines):  # some equal the last one
+        owner = flat // rows
+        order = np.lexsort((flat, -values, owner))
+        chosen = order[np.searchsorted(owner, np.arange(len(lines)))[:, None] + np.arange(count)]
+    else:
+        order = np.argsort(-values.reshape(len(lines), count), axis=1, kind="stable")
+        chosen = order + count * np.arange(len(lines))[:, None]
+    return values[chosen], flat[chosen] % rows
 
 
 def nearest(

@@ -7,6 +7,7 @@ it. So a folder that was moved, mounted elsewhere or sorted anew is heard no sec
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from collections import Counter
@@ -17,7 +18,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from retable.platform.errors import UserError
-from retable.tasks.audio.collect.files import SUFFIXES, is_sound
+from retable.tasks.audio.collect.files import SUFFIXES, irregular, is_sound
 
 SCHEMA = pa.schema([("path", pa.string()), ("bytes", pa.int64()), ("modified", pa.int64()), ("content", pa.string())])
 """Columns of `places-*.arrow`: a row is a `File`."""
@@ -37,8 +38,14 @@ class File:
 
 
 def file_at(name: str, path: Path) -> File:
-    """Return a file by the name that it has in an index, unidentified."""
+    """Return a file by the name that it has in an index, unidentified.
+
+    Raises:
+        OSError: where it is missing, or a pipe or device, which might be read without end.
+    """
     said = path.stat()
+    if why := irregular(said.st_mode):
+        raise OSError(errno.EINVAL, why)
     return File(name, said.st_size, said.st_mtime_ns)
 
 

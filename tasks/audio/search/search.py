@@ -1,11 +1,10 @@
 """Search an index: the recordings whose best segment lies nearest to some words, or to a sound.
 
-An index is a folder: `index.json` says what it is, `embeddings-*.arrow` hold a row and a unit vector for each segment,
-`index-*.faiss` finds the nearest of them, `places-*.arrow` say where the recordings lie, `null-*.arrow` what it takes
-to say how unusual a hit is, and `refit-*.safetensors`, where marks were learnt from, what words are searched as; see
-`index.py`. Segments that were added since the FAISS index was built are compared one by one; who holds an index open
-sees them with `refresh`. Nobody who reads waits for who writes: the files that `index.json` names are there until
-another one is.
+An index is a folder: `index.json` says what it is, and what it takes to say how unusual a hit is; `embeddings-*.arrow`
+hold a row and a unit vector for each segment, `index-*.faiss` finds the nearest of them, `places-*.arrow` say where the
+recordings lie, and `refit-*.safetensors`, where marks were learnt from, what words are searched as; see `index.py`.
+Segments that were added since the FAISS index was built are compared one by one; who holds an index open sees them with
+`refresh`. Nobody who reads waits for who writes: the files that `index.json` names are there until another one is.
 
 A recording's score is the cosine of its best segment. Where a recording is one segment, that is the score an evaluation
 ranks by; of a long one an evaluation takes the mean of all segments, and a search wants the place.
@@ -16,8 +15,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from functools import cached_property, partial
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 INFO, FORMAT = "index.json", 2
 BUILT = ("shards", "faiss", "null", "refit")
 """Entries of `index.json` that are others once the FAISS index was built anew."""
+AVOID = 0.5
+"""Weight of the words to avoid, against 1 of what is searched for."""
 TRIES = 3
 """How often an index is opened that is being written."""
 
@@ -54,6 +56,30 @@ class Hit:
     """Cosine between the query and the recording's best segment."""
     offset: float
     """Second at which that segment begins."""
+
+
+@dataclass(frozen=True)
+class Where:
+    """Which recordings may be hits."""
+
+    min_seconds: float = 0.0
+    """The shortest, to within a segment: an index knows where the last segment of a recording begins."""
+    under: str = ""
+    """A folder, below the index's or absolute."""
+    name: str = ""
+    """A pattern of the file's name, such as `*.flac`; without `*`, `?` and `[` a part of it. Case is ignored."""
+
+    def places(self, index: Index, content: str) -> tuple[str, ...]:
+        """Return the places of a recording that may be hits; none where it is too short."""
+        if self.min_seconds and index.longest.get(content, 0.0) < self.min_seconds:
+            return ()
+        return tuple(filter(partial(self._fits, index.folder), index.paths.get(content, ())))
+
+    def _fits(self, folder: Path, path: str) -> bool:
+        pattern = self.name.lower()
+        pattern = pattern if any(mark in pattern for mark in "*?[") else f"*{pattern}*"
+        below = not self.under or (folder / path).is_relative_to(folder / self.under)
+        return below and fnmatchcase(PurePath(path).name.lower(), pattern)
 
 
 @dataclass(frozen=True)
@@ -75,7 +101,7 @@ class Index:
     files: Sequence[places.File]
     """The places of the recordings."""
     null: Null | None
-    """What captions without a meaning find in it; None in an index of before there was one."""
+    """What words at random find in it; None in an index of before there was one."""
     refit: Refit | None
     """What was learnt from marks: words are searched for as it says."""
 
@@ -86,6 +112,14 @@ class Index:
         for file in sorted(self.files, key=lambda file: file.path):
             found[file.content] = (*found.get(file.content, ()), file.path)
         return found
+
+    @cached_property
+    def longest(self) -> Mapping[str, float]:
+        """The most seconds that each recording may last, by its content: up to a segment too many."""
+        parts = [table.select(["content", "offset"]) for table in self.tables]
+        last = pa.concat_tables(parts).group_by("content").aggregate([("offset", "max")])
+        ends = (offset + self.info["segment"] for offset in last["offset_max"].to_pylist())
+        return dict(zip(last["content"].to_pylist(), ends, strict=True))
 
     @property
     def built(self) -> int:
@@ -138,22 +172,10 @@ def read_places(out: Path, info: dict[str, Any]) -> list[places.File]:
     return places.files_of(_mapped(out / name, places.SCHEMA, "places") for name in info.get("places", ()))
 
 
-def null_schema(dimension: int) -> pa.Schema:
-    """Return the columns of the null: a row is a caption."""
-    return pa.schema([("vector", pa.list_(pa.float32(), dimension))])
-
-
-def read_null(out: Path, info: dict[str, Any]) -> Null | None:
-    """Return what captions without a meaning find in an index; None where it was made before there was that.
-
-    Raises:
-        UserError: where its file is missing or damaged.
-    """
-    said = info.get("null")
-    if not said:
-        return None
-    table = _mapped(out / said["name"], null_schema(info["dimension"]), "captions' vectors")
-    return Null(shard_vectors(table), np.array(said["scores"]))
+def read_null(info: dict[str, Any]) -> Null | None:
+    """Return what words at random find in an index; None where it was made before there was that."""
+    said = info.get("null", {})
+    return Null(np.array(said["best"])) if "best" in said else None
 
 
 def refit_of(out: Path, info: dict[str, Any]) -> Refit | None:
@@ -222,7 +244,7 @@ def _opened(out: Path, stamp: tuple[int, int, int] | None) -> Index:
     if info["kind"] != "flat":  # which is the vectors themselves, though older indexes keep a file of it
         index = nearest.read(out / file["name"], file["bytes"], info["segments"], info["dimension"])
     vectors = [shard_vectors(table) for table in tables]
-    files, null, refit = read_places(out, info), read_null(out, info), refit_of(out, info)
+    files, null, refit = read_places(out, info), read_null(info), refit_of(out, info)
     return Index(out, stamp, info, folder_of(out, info), tables, vectors, index, files, null, refit)
 
 
@@ -271,24 +293,25 @@ def _tables(out: Path, info: dict[str, Any], shards: Sequence[dict[str, Any]]) -
     return tables
 
 
-def open_words(name: str, storage: Storage, device: str = "") -> Embedder | Words:
+def open_words(name: str, storage: Storage, device: str = "", whole: bool = False) -> Embedder | Words:
     """Open the half of a model that embeds words: a file without torch, which takes seconds to import.
 
     Args:
         name: a file, a model of the zoo, or a run; see `embedder.open_embedder`.
         storage: where runs lie.
         device: cpu, cuda, ...; none: the CPU for a file, else a GPU where there is one.
+        whole: take what embeds sounds, too.
 
     Raises:
         UserError: where there is no such model, or no such device.
     """
     file = Path(name) if Path(name).is_file() else zoo.zoo("audio").get(name)
-    found = read_words(file.absolute()) if file and device in ("", "cpu") else None
+    found = read_words(file.absolute()) if file and device in ("", "cpu") and not whole else None
     if found:
         return found
     from retable.tasks.audio.search import embedder
 
-    return embedder.open_embedder(name, storage, device, words_alone=True)
+    return embedder.open_embedder(name, storage, device, words_alone=not whole)
 
 
 def check_model(info: dict[str, Any], embedder: Embedder | Words, out: Path) -> None:
@@ -303,7 +326,7 @@ def check_model(info: dict[str, Any], embedder: Embedder | Words, out: Path) -> 
 
 
 def query_vector(
-    embedder: Embedder | Words, words: str, like: Path | None, refit: Refit | None = None
+    embedder: Embedder | Words, words: str, like: Path | None, refit: Refit | None = None, avoid: str = ""
 ) -> Float32[np.ndarray, " dimension"]:
     """Return the unit vector to search for: of words, of a recording's mean segment, or of both added.
 
@@ -312,6 +335,7 @@ def query_vector(
         words: what is to be heard.
         like: a recording.
         refit: the index's, which words go through; a recording does not.
+        avoid: words of what is not to be heard, whose vector is subtracted with the weight `AVOID`.
 
     Raises:
         UserError: where there is neither, or the recording cannot be read.
@@ -325,9 +349,17 @@ def query_vector(
 
         parts.append(_unit(embed_file(cast("Embedder", embedder), like).vectors.mean(0)))
     if said:
-        vectors = embedder.words([words])
-        parts.append((refit.apply(vectors) if refit else vectors)[0])
-    return _unit(np.stack(parts).sum(0))
+        parts.append(_words_vector(embedder, words, refit))
+    wanted = _unit(np.stack(parts).sum(0))
+    if not any(letter.isalnum() for letter in avoid):
+        return wanted
+    return _unit(wanted - np.float32(AVOID) * _words_vector(embedder, avoid, refit))
+
+
+def _words_vector(embedder: Embedder | Words, words: str, refit: Refit | None) -> Float32[np.ndarray, " dimension"]:
+    vectors = embedder.words([words])
+    vector: Float32[np.ndarray, " dimension"] = (refit.apply(vectors) if refit else vectors)[0]
+    return vector
 
 
 def _unit(vector: Float32[np.ndarray, " dimension"]) -> Float32[np.ndarray, " dimension"]:
@@ -335,19 +367,32 @@ def _unit(vector: Float32[np.ndarray, " dimension"]) -> Float32[np.ndarray, " di
     return unit
 
 
-def search(index: Index, query: Float32[np.ndarray, " dimension"], top: int) -> list[Hit]:
+def search(
+    index: Index, query: Float32[np.ndarray, " dimension"], top: int, where: Where | None = None, itself: str = ""
+) -> list[Hit]:
     """Return the recordings nearest to a unit vector, best first, each once, with its best segment and all its places.
 
     A place that is gone from the folder is left out; where the folder itself is not there, nothing is looked up.
+
+    Args:
+        index: an open one.
+        query: of `query_vector`.
+        top: recordings, at most.
+        where: which recordings may be hits; None: all.
+        itself: content of the recording that the query is; where the index holds it, it is the first hit.
     """
+    where = where or Where()
     rows = sum(map(len, index.vectors))
     look = index.folder.is_dir()
     wanted = min(rows, 4 * top)
     while True:
         hits = []
         scores, numbers = (each[0] for each in _found(index, query[None], wanted))
-        for content, score, offset in _contents(index, scores, numbers) if rows else ():
-            paths = index.paths.get(content, ())
+        nearest_first = _contents(index, scores, numbers) if rows else []
+        if itself in index.paths:
+            nearest_first = [(itself, 1.0, 0.0), *(each for each in nearest_first if each[0] != itself)]
+        for content, score, offset in nearest_first:
+            paths = where.places(index, content)
             there = [path for path in paths if not look or (index.folder / path).is_file()]
             if there:
                 hits.append(Hit(there[0], tuple(there[1:]), score, offset))
@@ -358,15 +403,13 @@ def search(index: Index, query: Float32[np.ndarray, " dimension"], top: int) -> 
         wanted = min(rows, 4 * wanted)
 
 
-def p_value(index: Index, query: Float32[np.ndarray, " dimension"]) -> float | None:
-    """Return how often captions without a meaning find as much as a query in words; see `null.py`.
+def p_value(index: Index, hits: Sequence[Hit]) -> float | None:
+    """Return how often words at random find as much as the best hit of a query in words; see `null.py`.
 
-    Recordings that were added since the index was built are searched, but the null is that of the index as built. None
-    where the index was made before there was a null: `retable audio index` brings it up to date.
+    The null is that of the index as it was built, whatever was added since or is left out as a hit. None where nothing
+    was found, and where the index was made before there was a null: `retable audio index` brings it up to date.
     """
-    if index.null is None:
-        return None
-    return index.null.p_value(query, index.vectors, partial(_found, index))
+    return index.null.p_value(hits[0].score) if index.null and hits else None
 
 
 def _found(index: Index, queries: Float32[np.ndarray, "queries dimension"], count: int) -> nearest.Found:

@@ -294,21 +294,6 @@ def is_plural(subject: str) -> bool:
     return subject in PLURAL or (bare and subject.endswith("s") and not subject.endswith("ss"))
 
 
-def narrow(words: Mapping[str, Words], rng: np.random.Generator) -> dict[str, Words]:
-    """Return a lexicon of one subject and one verb for each class, the first ones more often than the rest.
-
-    All captions of a training recording of Clotho's kind use one such lexicon, so that there is something that
-    rewriting them adds: the words that test captions use for the same sound.
-    """
-
-    def common(options: tuple[str, ...]) -> tuple[str]:
-        """Draw with odds 1, 2^-1.5, 3^-1.5, ..."""
-        odds = np.arange(1, len(options) + 1) ** -1.5
-        return (options[rng.choice(len(options), p=odds / odds.sum())],)
-
-    return {sound: replace(w, subjects=common(w.subjects), verbs=common(w.verbs)) for sound, w in words.items()}
-
-
 def state(scene: Scene, habits: Habits, rng: np.random.Generator) -> Statement:
     """Choose what a writer states of a scene: at least one foreground event; some traits may be wrong."""
     foreground = [event for event in scene.events if not event.background]
@@ -371,7 +356,7 @@ def write(
     Args:
         statement: what to say.
         writer: one of `WRITERS`.
-        words: `LEXICON`, or what `narrow` left of it.
+        words: the lexicon, or a part of it.
         habits: for the typing errors.
         rng: chooses among words and forms.
     """

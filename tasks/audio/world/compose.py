@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from retable.platform.errors import UserError
+from retable.platform.train.seeds import generator
 from retable.tasks.audio.collect.files import decode
 from retable.tasks.audio.collect.recordings import Item, Recording, Waveform
 from retable.tasks.audio.config import SAMPLE_RATE
@@ -141,7 +142,7 @@ def items(composition: Composition) -> list[Item]:
 
 def _alone(composition: Composition, chosen: Sequence[Clip], split: str, number: int) -> Item:
     """Return one recording, of a class drawn evenly, with captions that state the class."""
-    rng = np.random.default_rng([composition.seed, number, 2])
+    rng = generator(composition.seed, "audio.alone", number)
     sounds = sorted({clip.sound for clip in chosen})
     sound = sounds[int(rng.integers(len(sounds)))]
     clip = _pick([clip for clip in chosen if clip.sound == sound], rng)
@@ -151,13 +152,12 @@ def _alone(composition: Composition, chosen: Sequence[Clip], split: str, number:
 
 def _composed(composition: Composition, chosen: Sequence[Clip], split: str, number: int) -> Item:
     """Return a scene of clips drawn from those of its split."""
-    rng = np.random.default_rng([composition.seed, number])
+    rng = generator(composition.seed, "audio.scene", number)
     there = {clip.sound for clip in chosen}
     possible = {sound: traits for sound, traits in TRAITS.items() if sound in there}
     scene = scenes.draw(rng, composition.seconds, possible, [s for s in AMBIENT if s in there], rooms=True)
     parts = [_pick([clip for clip in chosen if clip.sound == event.sound], rng) for event in scene.events]
     words = {sound: LEXICON[sound] for sound in sorted(scene.sounds)}
-    words = captions.narrow(words, rng) if split == "training" else words
     written = [captions.caption(scene, writer, words, captions.CLOTHO, rng) for writer in WRITERS[:5]]
     recording = Recording(
         recording=number,
@@ -176,7 +176,7 @@ def _composed(composition: Composition, chosen: Sequence[Clip], split: str, numb
 
 def _labelled(composition: Composition, clip: Clip, split: str, number: int) -> Recording:
     """Return a recording with captions that state its class."""
-    rng = np.random.default_rng([composition.seed, number])
+    rng = generator(composition.seed, "audio.label", number)
     scene = Scene((Event(clip.sound, 0.0, composition.seconds),), composition.seconds)
     written = [captions.caption(scene, writer, LEXICON, LABELLED, rng) for writer in WRITERS[:5]]
     return Recording(
@@ -192,18 +192,18 @@ def _labelled(composition: Composition, clip: Clip, split: str, number: int) -> 
     )
 
 
-def compose(scene: Scene, paths: Sequence[Path], seed: Sequence[int]) -> Waveform:
+def compose(scene: Scene, paths: Sequence[Path], seed: tuple[int, int]) -> Waveform:
     """Mix a scene of real recordings: float32 (samples,) at 32 kHz, in [-1, 1].
 
     Args:
         scene: what happens when.
         paths: for each event, the recording to take. Its audible part is repeated or cut to the event's length.
-        seed: of the room and the recorder.
+        seed: of the room and the recorder: the data set's, and the recording's number.
 
     Raises:
         UserError: where a recording cannot be decoded.
     """
-    rng = np.random.default_rng([*seed, 1])
+    rng = generator(seed[0], "audio.mix", seed[1])
     waves = []
     for event, path in zip(scene.events, paths, strict=True):
         wave = np.resize(audible(path), max(1, round(event.seconds * SAMPLE_RATE)))
@@ -211,13 +211,13 @@ def compose(scene: Scene, paths: Sequence[Path], seed: Sequence[int]) -> Wavefor
     return mix(scene, waves, Recorder(colour=2.0), rng)
 
 
-def vary(path: Path, seed: Sequence[int]) -> Waveform:
+def vary(path: Path, seed: tuple[int, int]) -> Waveform:
     """Return a recording turned round its length by a random time, 14 dB softer to 6 dB louder, in [-1, 1].
 
     Raises:
         UserError: where it cannot be decoded.
     """
-    rng = np.random.default_rng([*seed, 3])
+    rng = generator(seed[0], "audio.vary", seed[1])
     wave = decode(path)
     turned = np.roll(wave, int(rng.integers(len(wave)))) * 10 ** (rng.uniform(-14, 6) / 20)
     return np.clip(turned, -1.0, 1.0).astype(np.float32)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +17,24 @@ import numpy as np
 import numpy.typing as npt
 
 from retable.platform.errors import UserError
+from retable.tasks.rl.evaluate import Spaces, check_sizes
 from retable.tasks.rl.metrics import D4RL
+from retable.tasks.rl.recordings.episodes import Recording, Rows, find_ends, record_of, with_remedy
 
 Array = npt.NDArray[Any]
 
 AXES = {"observations": 2, "actions": 2, "rewards": 1, "terminals": 1, "timeouts": 1, "next_observations": 2}
 """D4RL's keys and their number of axes. All but the last must be there."""
-COLUMNS = ("observation", "action", "reward", "next_observation", "terminal", "timeout", "episode", "step")
-"""The internal form's columns."""
 TOLERANCE = 1e-3
 """How far an action may lie outside [-1, 1]: float32 policies with a tanh can miss by a rounding error."""
+OTHERS = {
+    r"ant[_-](random|medium|expert|mixed|full|replay).*": "Ant, whose 111 observations no Ant of Gymnasium's gives",
+    r"ant_?maze.*|maze2d-.*": "mazes, whose environments are not Gymnasium's",
+    r"(pen|hammer|door|relocate)-.*": "Adroit hand, whose environments are not Gymnasium's",
+    r"(mini_)?kitchen[_-].*": "kitchen, whose environment is not Gymnasium's",
+    r"(minigrid|flow-|carla[_-]|bullet-).*": "MiniGrid, Flow, CARLA and Bullet, whose environments are not Gymnasium's",
+}
+"""Names of D4RL's other files, as published and as its sets are called -> what they are of."""
 SMALL, SHRINKS = 1 << 26, 2000
 """Bytes that an array may claim whatever is stored of it, and how many times smaller a larger one may be stored: HDF5
 gives 0 for what was never written, and zlib makes a thousandth of zeros."""
@@ -102,8 +112,80 @@ def load(path: Path) -> dict[str, Array]:
         return {key: numbers(path, file, key, AXES[key], remedy) for key in keys}
 
 
-def defects(path: Path, arrays: Mapping[str, Array]) -> list[str]:
-    """Return one line for each defect of a file's arrays (as `load` gives them), the gravest first; none if valid."""
+@dataclass(frozen=True)
+class Reading:
+    """What a file holds."""
+
+    rows: Rows | None
+    """None: its arrays are not those of a recording."""
+    place: Callable[[int], str]
+    """What a row is called."""
+    defects: list[str]
+    """A line each, the gravest first; those of episodes' ends are not among them."""
+    remarks: list[str]
+    """What is not as most would expect, and may be right."""
+
+
+def read(path: Path, space: Spaces | None = None, skip: Collection[int] = ()) -> Reading:
+    """Read a D4RL file (v0, v1, v2) or a recording of ours, which has the same layout.
+
+    The file is a sequence of rows; an episode ends where `terminals` or `timeouts` is set, or with the file.
+
+    Args:
+        path: the file.
+        space: of the environment that it was recorded in, in whose bounds its actions are; None: they are in [-1, 1].
+        skip: numbers of episodes, as they are marked, that are left out.
+
+    Raises:
+        UserError: where the file is missing, broken or foreign, does not fit the environment, or has no such episode.
+            Links to other files are refused.
+
+    """
+    arrays = load(path)
+    if found := _misshapen(path, arrays):
+        return Reading(None, str, found, [])
+    if space:
+        check_sizes(space.environment, arrays["observations"].shape[1], arrays["actions"].shape[1], str(path))
+    ends = (arrays["terminals"] != 0) | (arrays["timeouts"] != 0)
+    episode = np.concatenate([[0], np.cumsum(ends)[:-1]])
+    check_skip(path, skip, int(episode[-1]) + 1)
+    numbers = np.flatnonzero(~np.isin(episode, list(skip)))
+    arrays, episode = {key: array[numbers] for key, array in arrays.items()}, episode[numbers]
+    found = list(_defects(path, arrays, numbers, episode))
+    actions, remarks, beyond = scaled(arrays["actions"], space)
+    if beyond is not None and not any("'actions'" in line for line in found):
+        bounds = (
+            f"[{space.low.min():g}, {space.high.max():g}], the bounds of {space.environment}" if space else "[-1, 1]"
+        )
+        found.append(f"{path}: key 'actions' leaves {bounds}, first in row {numbers[beyond]}; scale them")
+    if not ((arrays["terminals"] != 0) | (arrays["timeouts"] != 0)).any():
+        found.append(f"{path}: keys 'terminals' and 'timeouts' end no episode; mark the last row of each episode")
+    rows = Rows(
+        arrays["observations"],
+        actions,
+        arrays["rewards"].astype(np.float32),
+        arrays["terminals"] != 0,
+        arrays["timeouts"] != 0,
+        arrays.get("next_observations"),
+        np.append(episode[1:] != episode[:-1], True),
+    )
+    return Reading(rows, lambda row: f"row {numbers[row]}", found, [*remarks, *too_long(rows, space)])
+
+
+def check_skip(path: Path, skip: Collection[int], episodes: int) -> None:
+    """Refuse to leave out episodes that are not there, or all.
+
+    Raises:
+        UserError: then.
+    """
+    if wrong := sorted(number for number in skip if not 0 <= number < episodes):
+        raise UserError(f"{path}: no episode {wrong[0]} to skip; they are numbered from 0 to {episodes - 1}")
+    if len(set(skip)) == episodes:
+        raise UserError(f"{path}: no episode is left; skip fewer")
+
+
+def _misshapen(path: Path, arrays: Mapping[str, Array]) -> list[str]:
+    """Return one line for each array that is of other sizes than the rest."""
     remedy = "download or write it again"
     rows = arrays["observations"].shape[0] if arrays["observations"].ndim else 0
     found = []
@@ -118,70 +200,87 @@ def defects(path: Path, arrays: Mapping[str, Array]) -> list[str]:
         found.append(f"{path}: key 'next_observations' is not shaped as 'observations'; {remedy}")
     if not found and not rows:
         found.append(f"{path}: key 'observations' has no rows; {remedy}")
-    if found:
-        return found
-    for key, array in arrays.items():
-        bad = ~np.isfinite(array).reshape(rows, -1).all(axis=1)
-        if bad.any():
-            found.append(f"{path}: key '{key}' has NaN or infinite values, first in row {bad.argmax()}; {remedy}")
-    beyond = (np.abs(arrays["actions"]) > 1 + TOLERANCE).any(axis=1)
-    if beyond.any():
-        found.append(f"{path}: key 'actions' leaves [-1, 1], first in row {beyond.argmax()}; scale them")
-    if not (arrays["terminals"].any() or arrays["timeouts"].any()):
-        found.append(f"{path}: keys 'terminals' and 'timeouts' end no episode; mark the last row of each episode")
     return found
 
 
-def read_d4rl(path: Path) -> tuple[dict[str, Array], Array]:
-    """Read a D4RL file (v0, v1, v2) or a recording of ours, which has the same layout.
+def _defects(path: Path, arrays: Mapping[str, Array], numbers: Array, episode: Array) -> Iterator[str]:
+    """Yield one line for each array with values that are no numbers; `numbers` and `episode` are of each row."""
+    for key, array in arrays.items():
+        bad = ~np.isfinite(array).reshape(len(array), -1).all(axis=1)
+        if bad.any():
+            where = f"first in row {numbers[bad.argmax()]}"
+            yield f"{path}: key '{key}' has NaN or infinite values, {where}; {skipping(np.unique(episode[bad]))}"
 
-    The file is a sequence of rows; an episode ends where `terminals` or `timeouts` is set, or with the file. A row's
-    successor is `next_observations` where the file has it. Without it, it is the next row of the same episode; the
-    last row of an episode then has none: it is kept where it is terminal (the successor is masked in every target, and
-    stands in the table as the row's own observation) and dropped where a timeout or the file's end cut the episode.
+
+def skipping(episodes: Array) -> str:
+    """Return the remedy for bad episodes."""
+    again = "download or write it again"
+    return f"{again}, or leave them out by --skip {','.join(map(str, episodes))}" if len(episodes) <= 20 else again
+
+
+def scaled(actions: Array, space: Spaces | None) -> tuple[Array, list[str], int | None]:
+    """Return actions (N, actions) in [-1, 1], a remark if they were not, and the first row that leaves its bounds.
+
+    They are in the bounds of their environment; such as leave them and are in [-1, 1] were scaled by their recorder.
+    """
+    outside = _outside(actions)
+    beyond = int(outside.argmax()) if outside.any() else None
+    unit = space is None or bool((space.low == -1).all() and (space.high == 1).all())
+    if space is None or unit:
+        return actions, [], beyond
+    middle, half = (space.high + space.low) / 2, (space.high - space.low) / 2
+    own = ((actions - middle) / half).astype(np.float32)
+    outside, bounds = _outside(own), f"the bounds of {space.environment}, [{space.low.min():g}, {space.high.max():g}]"
+    if not outside.any():
+        return own, [f"actions are scaled to [-1, 1] from {bounds}"], None
+    if beyond is None:
+        return actions, [f"actions leave {bounds}, and are taken as scaled to [-1, 1]"], None
+    return actions, [], int(outside.argmax())
+
+
+def _outside(actions: Array) -> Array:
+    return np.asarray((np.abs(actions) > 1 + TOLERANCE).any(axis=1))
+
+
+def too_long(rows: Rows, space: Spaces | None) -> list[str]:
+    """Return a remark on episodes that are longer than their environment lets them be."""
+    lengths = np.diff(np.flatnonzero(rows.last), prepend=-1)
+    if space is None or not (long := np.flatnonzero(lengths > space.steps)).size:
+        return []
+    which = f"episode {long[0]} has {lengths[long[0]]:,} steps"
+    more = f", {len(long) - 1:,} more are longer, too" if len(long) > 1 else ""
+    return [f"{which}{more}: {space.environment} stops at {space.steps:,}; marks are missing, or its limit was another"]
+
+
+def end_defects(path: Path, reading: Reading) -> list[str]:
+    """Return a line for each kind of wrong end of episodes, where a file is sound otherwise."""
+    if reading.rows is None or reading.defects:
+        return []
+    return [f"{path}: {line}" for line in with_remedy(find_ends(reading.rows), reading.place)]
+
+
+def read_d4rl(path: Path, space: Spaces | None = None, skip: Collection[int] = (), mending: bool = False) -> Recording:
+    """Read a file (see `read`) into the internal form's columns.
+
+    A row's successor is `next_observations` where the file has it. Without it, it is the next row of the same episode;
+    the last row of an episode then has none: it is kept where it is terminal (the successor is masked in every target,
+    and stands in the table as the row's own observation) and dropped where a timeout or the file's end cut the episode.
 
     `d4rl.qlearning_dataset` differs in two ways, which we mend: it never returns the file's last row, even a terminal
     one (D4RL issues 145 and 204), and it gives a terminal row the first observation of the next episode.
 
-    Returns:
-        The columns of the internal form (observation (N, states), action (N, actions), reward (N,), next_observation
-        (N, states), terminal (N,), timeout (N,), episode (N,), step (N,)) and the undiscounted returns of the complete
-        episodes (episodes,) float64, dropped rows included.
-
     Raises:
-        UserError: where the file is missing, broken, foreign or no valid data set. Links to other files are refused.
+        UserError: as `read`, and where the file has a defect; wrong ends of episodes are mended where that is wanted.
 
     """
-    arrays = load(path)
-    for defect in defects(path, arrays):
+    reading = read(path, space, skip)
+    for defect in reading.defects:
         raise UserError(defect)
-    observations, terminal, timeout = arrays["observations"], arrays["terminals"] != 0, arrays["timeouts"] != 0
-    ends = terminal | timeout
-    starts = np.flatnonzero(np.concatenate([[True], ends[:-1]]))
-    step = np.arange(len(ends)) - np.repeat(starts, np.diff(starts, append=len(ends)))
-    if "next_observations" in arrays:
-        successors, keep = arrays["next_observations"], np.ones(len(ends), bool)
-    else:
-        successors = np.concatenate([observations[1:], observations[-1:]])
-        successors[ends] = observations[ends]
-        keep = terminal | ~ends
-        keep[-1] = terminal[-1]
-    if not keep.any():
+    assert reading.rows is not None
+    found = record_of(path, reading.rows, reading.place, reading.remarks, mending)
+    if not len(found.columns["step"]):
         raise UserError(f"{path}: no row has a successor; write 'next_observations' or longer episodes")
-    columns = {
-        "observation": observations,
-        "action": arrays["actions"],
-        "reward": arrays["rewards"].astype(np.float32),
-        "next_observation": successors,
-        "terminal": terminal,
-        "timeout": timeout,
-        "step": step.astype(np.int32),
-    }
-    columns = {name: column[keep] for name, column in columns.items()}
-    # Counted after dropping, for an episode of one dropped row leaves nothing.
-    columns["episode"] = (np.cumsum(columns["step"] == 0) - 1).astype(np.int32)
-    returns = np.add.reduceat(arrays["rewards"].astype(np.float64), starts)
-    return {name: columns[name] for name in COLUMNS}, returns if ends[-1] else returns[:-1]
+    return found
 
 
 def sha256(path: Path) -> str:
@@ -191,10 +290,26 @@ def sha256(path: Path) -> str:
 
 
 def published_as(path: Path) -> str:
-    """Say which of D4RL's published files a file is, by its SHA-256."""
+    """Say which of D4RL's published files a file is, by its SHA-256, or of which others its name is."""
     found = D4RL["files"].get(sha256(path))
-    return (
-        f"D4RL's {found['environment']} {found['name'].removeprefix('d4rl-')}" if found else "not one of D4RL's files"
+    if found:
+        return f"D4RL's {found['environment']} {found['name'].removeprefix('d4rl-')}"
+    other = _other(path)
+    return f"by its name D4RL's {other}: not one that can be played here" if other else "not one of D4RL's files"
+
+
+def _other(path: Path) -> str | None:
+    return next((what for names, what in OTHERS.items() if re.fullmatch(names, path.stem, re.IGNORECASE)), None)
+
+
+def named_environment(path: Path) -> tuple[str | None, str]:
+    """Return the environment and its version that a file is of, by its contents or its name; None, `unknown`."""
+    if published := D4RL["files"].get(sha256(path)):
+        return published["environment"], "v2"
+    said = origin(path)
+    names = {file["url"].rsplit("/", 1)[1]: file["environment"] for file in D4RL["files"].values()}
+    return said.get("environment", names.get(path.name)), said.get(
+        "simulator", "v2" if path.name in names else "unknown"
     )
 
 
@@ -234,7 +349,10 @@ def identify(source: Path, environment: str | None, name: str | None) -> dict[st
     said = origin(source)
     environment = environment or said.get("environment")
     if not environment or not name:
-        why = impostor(source, checksum) or f"{source}: not a file that D4RL published"
+        why = impostor(source, checksum)
+        if not why and (other := _other(source)):
+            why = f"{source}: by its name D4RL's {other}: not one that can be played here"
+        why = why or f"{source}: not a file that D4RL published"
         raise UserError(f"{why}; to use it as your own data, give its environment and a name")
     if name.startswith("d4rl") or name in ("recorded", "mixed"):
         raise UserError(f"{source}: the name {name!r} is kept for other data; choose another name")

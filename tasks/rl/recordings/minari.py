@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,11 @@ import numpy.typing as npt
 
 from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
-from retable.tasks.rl.data import folder, store
-from retable.tasks.rl.recordings.d4rl import COLUMNS, TOLERANCE, child, numbers, opened, sha256
+from retable.tasks.rl.data import check_new, folder, simulator, store, told
+from retable.tasks.rl.evaluate import Spaces, check_sizes, refused_settings, spaces
+from retable.tasks.rl.metrics import is_reference
+from retable.tasks.rl.recordings.d4rl import TOLERANCE, check_skip, child, numbers, opened, sha256, too_long
+from retable.tasks.rl.recordings.episodes import Recording, Rows, record_of
 
 Array = npt.NDArray[Any]
 
@@ -31,10 +34,24 @@ AXES = {"observations": 2, "actions": 2, "rewards": 1, "terminations": 1, "trunc
 BOUNDS = {"low": -1.0, "high": 1.0}
 """What actions are taken to lie in where the metadata do not say."""
 AGAIN = "download or write it again"
+UNWRAPPED = "record the data in an environment without it"
+PASSIVE = {"OrderEnforcing", "PassiveEnvChecker", "Autoreset", "RecordEpisodeStatistics", "RecordVideo", "Monitor"}
+PASSIVE |= {"HumanRendering", "RenderCollection", "ClipAction", "RescaleAction", "DataCollector"}
+"""Wrappers that change neither what a policy sees nor what it earns; actions are clipped and scaled here anyway."""
+SHOWN = {"render_mode", "width", "height", "camera_id", "camera_name", "default_camera_config", "max_geom"}
+SHOWN |= {"visual_options"}
+"""Arguments of an environment that change its pictures alone."""
 
 
 def import_minari(
-    source: Path, storage: Storage, environment: str | None = None, name: str | None = None
+    source: Path,
+    storage: Storage,
+    environment: str | None = None,
+    name: str | None = None,
+    *,
+    skip: Collection[int] = (),
+    mending: bool = False,
+    replace: bool = False,
 ) -> dict[str, Any]:
     """Turn a Minari data set with flat observations into the internal form; return its `dataset.json`.
 
@@ -43,26 +60,40 @@ def import_minari(
         storage: the root of everything that lasts.
         environment: a Gymnasium environment without version; not needed where the metadata name it.
         name: what the set is called; default: `minari-` and the last word of its id.
+        skip: numbers of episodes that are left out.
+        mending: whether wrong ends of episodes are mended; they are refused otherwise.
+        replace: whether a data set of that name is given up.
 
     Raises:
         UserError: where the folder holds no valid data set of this kind, or a name or environment is missing, reserved
-            or contradicted.
+            or contradicted, or does not fit.
 
     """
     said = metadata(source)
     info = identify(source, said, environment, name)
-    columns, returns = read_minari(source, said)
+    target = folder(storage, info["environment"], info["name"])
+    check_new(target, replace)
+    space = spaces(simulator(info["environment"], info))
+    made = read_minari(source, said, space, skip, mending)
     files = {Path(FILE).name: sha256(source / FILE)}
-    return store(columns, returns, folder(storage, info["environment"], info["name"]), {**info, "files": files})
+    return store(made.columns, made.returns, target, {**info, "files": files, **told(made, skip)})
+
+
+def inspect(source: Path, environment: str | None = None, skip: Collection[int] = ()) -> tuple[list[str], list[str]]:
+    """Return a line for the first defect of a data set, by which it cannot be read, and its remarks."""
+    try:
+        said = metadata(source)
+        info = identify(source, said, environment or ("" if not said["env_spec"] else None), "any")
+        space = spaces(simulator(info["environment"], info)) if info["environment"] else None
+        made = read_minari(source, said, space, skip)
+    except UserError as error:
+        return [str(error)], []
+    return [], made.remarks
 
 
 def check(source: Path) -> list[str]:
-    """Return a line for the first defect of a data set, by which it cannot be read; an empty list if it is fine."""
-    try:
-        read_minari(source, metadata(source))
-    except UserError as error:
-        return [str(error)]
-    return []
+    """Return a line for the first defect of a data set; an empty list if it is fine."""
+    return inspect(source)[0]
 
 
 def metadata(source: Path) -> dict[str, Any]:
@@ -109,19 +140,64 @@ def identify(source: Path, said: Mapping[str, Any], environment: str | None, nam
         "environment": spec[1] if spec else environment,
         "simulator": spec[2] if spec else "unknown",
         "generated": False,
+        **({"settings": settings} if (settings := _settings(source, said["env_spec"])) else {}),
+        **(
+            {"reference": reference}
+            if is_reference(reference := [said.get("ref_min_score"), said.get("ref_max_score")])
+            else {}
+        ),
         "minari": {"id": identity, "env_spec": said["env_spec"], **{key: said.get(key) for key in kept}},
     }
 
 
-def read_minari(source: Path, said: Mapping[str, Any]) -> tuple[dict[str, Array], Array]:
+def _settings(source: Path, spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what an environment is made with, where that is not as Gymnasium registers it.
+
+    Raises:
+        UserError: where it has wrappers that are not known, or arguments that a data set may not give.
+
+    """
+    import gymnasium
+
+    where = f"{source}/{METADATA}"
+    own = gymnasium.registry.get(str(spec.get("id")))
+    given, limit = spec.get("kwargs") or {}, spec.get("max_episode_steps")
+    wrappers = spec.get("additional_wrappers") or []
+    for wrapper in wrappers if isinstance(wrappers, list) else [wrappers]:
+        name = str(wrapper.get("name") if isinstance(wrapper, dict) else wrapper)
+        if name == "TimeLimit" and isinstance(wrapper.get("kwargs"), dict):
+            limit = wrapper["kwargs"].get("max_episode_steps", limit)
+        elif name not in PASSIVE:
+            raise UserError(f"{where}: 'env_spec' has the wrapper {name!r}, which cannot be played here; {UNWRAPPED}")
+    if not isinstance(given, dict):
+        raise UserError(f"{where}: 'env_spec' has no arguments but {given!r}; {AGAIN}")
+    found = {key: value for key, value in given.items() if key not in SHOWN}
+    found = {key: value for key, value in found.items() if own is None or own.kwargs.get(key, ...) != value}
+    if limit is not None and (own is None or limit != own.max_episode_steps):
+        found["max_episode_steps"] = limit
+    if refused := refused_settings(found):
+        raise UserError(f"{where}: 'env_spec' has {refused}; {UNWRAPPED}")
+    return found
+
+
+def read_minari(
+    source: Path,
+    said: Mapping[str, Any],
+    space: Spaces | None = None,
+    skip: Collection[int] = (),
+    mending: bool = False,
+) -> Recording:
     """Read the episodes of a data set.
 
     An observation's successor is the next row of its episode, also at a timeout and where an episode is cut without
     either flag; so no transition is left out. Actions are mapped from the bounds of `action_space` to [-1, 1].
 
-    Returns:
-        The columns of the internal form (see `d4rl.read_d4rl`) and the undiscounted returns of the episodes that end in
-        a termination or truncation (episodes,) float64.
+    Args:
+        source: the data set's folder.
+        said: its metadata.
+        space: of the environment that it names.
+        skip: numbers of episodes that are left out.
+        mending: whether wrong ends of episodes are mended.
 
     Raises:
         UserError: where the file is missing, broken, foreign or no valid data set. Links to other files are refused.
@@ -129,28 +205,37 @@ def read_minari(source: Path, said: Mapping[str, Any]) -> tuple[dict[str, Array]
     """
     path = source / FILE
     with opened(path) as file:
-        episodes = [_episode(path, file, number) for number in range(len(file))]
+        count = len(file)
+        if not count:
+            raise UserError(f"{path}: no episodes; {AGAIN}")
+        check_skip(path, skip, count)
+        chosen = [number for number in range(count) if number not in skip]
+        episodes = [_episode(path, file, number) for number in chosen]
     steps = [len(episode["rewards"]) for episode in episodes]
-    for key, found in (("total_episodes", len(steps)), ("total_steps", sum(steps))):
+    for key, found in (("total_episodes", count), *((("total_steps", sum(steps)),) if not skip else ())):
         if said.get(key, found) != found:
             raise UserError(f"{path}: {found} {key.removeprefix('total_')}, {METADATA} says {said[key]}; {AGAIN}")
-    if not steps:
-        raise UserError(f"{path}: no episodes; {AGAIN}")
-    columns = _columns(path, episodes, steps)
-    columns["action"] = _unit(path, columns["action"], said["action_space"])
-    beyond = (np.abs(columns["action"]) > 1 + TOLERANCE).any(axis=1)
+    rows = _rows(path, episodes, chosen, said["action_space"])
+    if space:
+        check_sizes(space.environment, rows.observations.shape[1], rows.actions.shape[1], str(source))
+    beyond = (np.abs(rows.actions) > 1 + TOLERANCE).any(axis=1)
+    episode, first = np.repeat(chosen, steps), np.repeat(np.cumsum([0, *steps[:-1]]), steps)
     if beyond.any():
-        place = "episode_{}/actions', first in row {}".format(*(columns[key][beyond][0] for key in ("episode", "step")))
+        row = beyond.argmax()
+        place = f"episode_{episode[row]}/actions', first in row {row - first[row]}"
         raise UserError(f"{path}: actions leave the bounds of 'action_space' in '{place}; clip them")
-    ended = [bool(episode["terminations"][-1] or episode["truncations"][-1]) for episode in episodes]
-    returns = [e["rewards"].sum(dtype=np.float64) for e, whole in zip(episodes, ended, strict=True) if whole]
-    if not returns:
+    if not (rows.terminals | rows.timeouts).any():
         raise UserError(f"{path}: 'terminations' and 'truncations' end no episode; mark the last row of each episode")
-    return columns, np.array(returns)
+
+    def place_of(row: int) -> str:
+        return f"episode_{episode[row]} row {row - first[row]}"
+
+    return record_of(path, rows, place_of, too_long(rows, space), mending, genuine=False)
 
 
 def _episode(path: Path, file: h5py.File, number: int) -> dict[str, Array]:
     """Return one sound episode's arrays: T + 1 observations and T of everything else, T >= 1."""
+    again = f"{AGAIN}, or leave it out by --skip {number}"
     name, remedy = f"episode_{number}", f"give a Minari data set, with {', '.join(AXES)} in each episode"
     group = child(path, file, name, "number the episodes 0, 1, 2, ...")
     if not isinstance(group, h5py.Group):
@@ -163,40 +248,38 @@ def _episode(path: Path, file: h5py.File, number: int) -> dict[str, Array]:
     for key, array in arrays.items():
         if array.ndim != AXES[key] or 0 in array.shape:
             axes = ["(T,)", "(T, size)"][AXES[key] - 1]
-            raise UserError(f"{path}: key '{name}/{key}' has shape {array.shape}, not {axes}; {AGAIN}")
+            raise UserError(f"{path}: key '{name}/{key}' has shape {array.shape}, not {axes}; {again}")
     steps = len(arrays["actions"])
     for key, array in arrays.items():
         wanted = steps + (key == "observations")
         if len(array) != wanted:
-            raise UserError(f"{path}: key '{name}/{key}' has {len(array)} rows, not {wanted}; {AGAIN}")
+            raise UserError(f"{path}: key '{name}/{key}' has {len(array)} rows, not {wanted}; {again}")
         bad = ~np.isfinite(array).reshape(wanted, -1).all(axis=1)
         if bad.any():
             where = f"first in row {bad.argmax()}"
-            raise UserError(f"{path}: key '{name}/{key}' has NaN or infinite values, {where}; {AGAIN}")
+            raise UserError(f"{path}: key '{name}/{key}' has NaN or infinite values, {where}; {again}")
     if (arrays["terminations"][:-1] != 0).any() or (arrays["truncations"][:-1] != 0).any():
-        raise UserError(f"{path}: '{name}' goes on after its end (terminations or truncations); {AGAIN}")
+        raise UserError(f"{path}: '{name}' goes on after its end (terminations or truncations); {again}")
     return arrays
 
 
-def _columns(path: Path, episodes: list[dict[str, Array]], steps: list[int]) -> dict[str, Array]:
-    """Join episodes to the internal form's columns; actions are as they were."""
+def _rows(path: Path, episodes: list[dict[str, Array]], chosen: list[int], space: Mapping[str, Any]) -> Rows:
+    """Join episodes; actions are mapped to [-1, 1]."""
     for key in ("observations", "actions"):
         widths = [episode[key].shape[1] for episode in episodes]
         if (odd := next((number for number, width in enumerate(widths) if width != widths[0]), None)) is not None:
-            what = f"key 'episode_{odd}/{key}' has {widths[odd]} numbers a row, episode_0 {widths[0]}"
+            what = f"key 'episode_{chosen[odd]}/{key}' has {widths[odd]} numbers a row, episode_{chosen[0]} {widths[0]}"
             raise UserError(f"{path}: {what}; {AGAIN}")
     joined = {key: np.concatenate([episode[key] for episode in episodes]) for key in tuple(AXES)[1:]}
-    values = (
+    return Rows(
         np.concatenate([episode["observations"][:-1] for episode in episodes]),
-        joined["actions"],
+        _unit(path, joined["actions"], space),
         joined["rewards"],
-        np.concatenate([episode["observations"][1:] for episode in episodes]),
         joined["terminations"] != 0,
         joined["truncations"] != 0,
-        np.repeat(np.arange(len(steps), dtype=np.int32), steps),
-        np.concatenate([np.arange(count, dtype=np.int32) for count in steps]),
+        np.concatenate([episode["observations"][1:] for episode in episodes]),
+        np.concatenate([np.arange(len(e["rewards"])) == len(e["rewards"]) - 1 for e in episodes]),
     )
-    return dict(zip(COLUMNS, values, strict=True))
 
 
 def _unit(path: Path, actions: Array, space: Mapping[str, Any]) -> Array:

@@ -123,7 +123,8 @@ def record(
             "files": {path.name: sha256(path)},
             "versions": {name: importlib.metadata.version(name) for name in ("gymnasium", "mujoco")},
         }
-        return store(*read_d4rl(path), target, info)
+        made = read_d4rl(path)
+        return store(made.columns, made.returns, target, info)
 
 
 def _mixed(

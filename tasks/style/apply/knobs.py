@@ -95,6 +95,11 @@ class Knobs:
     variation_weight: Annotated[
         float | None, Sets("method.objective.variation_weight"), panel(LOSS, "Total variation: smooths.", min=0)
     ] = None
+    variation: Annotated[
+        Literal["mean_square", "johnson"] | None,
+        Sets("method.objective.variation"),
+        panel(LOSS, "Its form: mean_square, per pixel; johnson, a sum. Default: mean_square."),
+    ] = None
     criterion: Annotated[
         Literal["mse", "l1", "smooth_l1", "huber"] | None,
         Sets("method.objective.criterion"),

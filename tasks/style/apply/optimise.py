@@ -17,6 +17,7 @@ from retable.tasks.style.config import Adam, Config, Lbfgs, OptimiseImage, Sgd
 from retable.tasks.style.files.images import fit, square, to_tensor
 from retable.tasks.style.losses import Losses, loss, targets
 from retable.tasks.style.networks.backbones import BackboneNetwork, Image
+from retable.tasks.style.streams import START, torch_generator
 
 EVALUATIONS = 300
 """Evaluations of a run where nothing else is said, as in PyTorch's tutorial; the paper does not say."""
@@ -136,7 +137,7 @@ class ImageOptimisation:
     def _start(self) -> Image:
         """Return the image to begin with; of several paintings, their blend."""
         if self.method.start == "noise":
-            return torch.rand(1, 3, *self.shape, generator=torch.Generator().manual_seed(self.config.seed))
+            return torch.rand(1, 3, *self.shape, generator=torch_generator(self.config.seed, START))
         resize = square if self.method.shape == "square" else fit
         size = self.sizes[self.stage]
         if self.method.start == "content":

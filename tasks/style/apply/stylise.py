@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import psutil
 import torch
 from jaxtyping import Float, UInt8
 
@@ -18,10 +17,12 @@ from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
 from retable.tasks.style.apply import regions
 from retable.tasks.style.apply.knobs import STYLE_SCALE
+from retable.tasks.style.apply.memory import check_memory, image_bytes
 from retable.tasks.style.apply.optimise import EVALUATIONS, ImageOptimisation
 from retable.tasks.style.apply.regions import Mask
 from retable.tasks.style.apply.tiling import Precision, fits, needed_bytes, stylise_tiled
 from retable.tasks.style.config import Config, OptimiseImage, TrainNetwork
+from retable.tasks.style.devices import best_device
 from retable.tasks.style.files import assets, images
 from retable.tasks.style.networks import backbones, transformer, weights
 from retable.tasks.style.networks.transformer import TransformerNetwork, trained
@@ -113,7 +114,7 @@ class Options:
     def where(self) -> torch.device:
         """The device that computes."""
         try:
-            device = torch.device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+            device = torch.device(self.device or best_device())
             torch.empty(1, device=device)
         except (RuntimeError, AssertionError) as error:
             raise UserError(f"device {self.device!r} cannot be used here; leave it out, or use cpu") from error
@@ -181,13 +182,7 @@ class NetworkStyle:
         Raises:
             UserError: with what is needed and what is free.
         """
-        needed = needed_bytes(self.network, height, width)
-        free = psutil.virtual_memory().available
-        if needed > free:
-            raise UserError(
-                f"{width} x {height} pixels need {needed / 1e9:.1f} GB of memory, {free / 1e9:.1f} are free; "
-                "use a smaller --size"
-            )
+        check_memory(height, width, lambda *size: needed_bytes(self.network, *size))
 
     def tile_for(self, height: int, width: int, device: torch.device) -> int:
         """Return the side of tiles where a GPU does not hold the whole; else 0, as CPUs work in strips anyway."""
@@ -212,8 +207,26 @@ class PaintingStyle:
         return 512 if self.options.size is None else self.options.size
 
     def __call__(self, photographs: Sequence[Pixels], report: Report) -> list[Stylised]:
-        """Optimise one after the other, and report the loss."""
+        """Optimise one after the other, and report the loss.
+
+        Raises:
+            UserError: where memory does not hold what an evaluation takes.
+        """
+        self.check_memory(*photographs[0].shape[:2])
         return [self.optimise(pixels, report) for pixels in photographs]
+
+    def check_memory(self, height: int, width: int) -> None:
+        """Refuse what free memory of the device does not hold.
+
+        Raises:
+            UserError: with what is needed, what is free, and the size that fits.
+        """
+
+        def needed(height: int, width: int) -> int:
+            config = override(self.config, sized(np.empty((height, width, 3), np.uint8), self.options))
+            return image_bytes(config, self.network, height, width)
+
+        check_memory(height, width, needed, self.options.where)
 
     def optimise(self, pixels: Pixels, report: Report) -> Stylised:
         """Optimise the pixels of one photograph.
@@ -367,13 +380,13 @@ def find_run(fingerprint: str, storage: Storage) -> api.TrainedRun:
 
 
 def check_network(run: api.TrainedRun) -> None:
-    """Refuse a run of version 1, which trained no network.
+    """Refuse a run that trained no network.
 
     Raises:
         UserError: naming the run.
     """
     if not isinstance(run.config.method, TrainNetwork):
-        raise UserError(f"run {run.fingerprint} optimised an image; only method train_network stylises photographs")
+        raise UserError(f"run {run.fingerprint} trained no network; only method train_network stylises photographs")
 
 
 def run_network(run: api.TrainedRun, epoch: int = 0) -> TransformerNetwork:

@@ -49,8 +49,8 @@ class Moments:
         for piece in torch.split(tile.permute(0, 2, 3, 1).flatten(0, 2), max(1, CACHED // tile.shape[1])):
             ones = piece.new_ones(len(piece))
             mean = ones @ piece / len(piece)
-            squares = (ones @ (piece - mean).square_()).double().cpu()
-            delta = mean.double().cpu() - self.mean
+            squares = (ones @ (piece - mean).square_()).cpu().double()  # Apple's GPUs have no float64
+            delta = mean.cpu().double() - self.mean
             total = self.count + len(piece)
             self.squares = self.squares + squares + delta**2 * (self.count * len(piece) / total)
             self.mean = self.mean + delta * (len(piece) / total)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import cycle
@@ -25,11 +25,14 @@ from retable.tasks.style.config import Config, Lbfgs, OptimiseImage, TrainNetwor
 from retable.tasks.style.data import photograph, tests
 from retable.tasks.style.files.assets import paintings, photographs
 from retable.tasks.style.files.images import read, square, to_tensor
+from retable.tasks.style.losses import CRITERIA
 from retable.tasks.style.networks.backbones import build
 from retable.tasks.style.networks.transformer import untrained
 
 FEWEST, MOST = 3, 50
 """Timings of one measurement: as many as its budget allows, within these."""
+FEWEST_ROUNDS = 8
+"""Rounds in which criteria are timed in turn, at the least: a median's 95 % interval takes 6."""
 SHIPPED = 3
 """Photographs that come with the task."""
 BUDGET = 20.0
@@ -39,7 +42,6 @@ UHD = (2480, 4032)
 ENDS = ("", "_low", "_high")
 
 
-@stored_as("seconds_per_evaluation")
 def seconds_per_evaluation(config: Config, budget: float = 60.0) -> dict[str, float]:
     """Time steps of version 1 at the method's full size.
 
@@ -53,6 +55,18 @@ def seconds_per_evaluation(config: Config, budget: float = 60.0) -> dict[str, fl
     Raises:
         ValueError: where the config does not optimise an image.
     """
+    with all_cores():
+        job, warm_up = optimisation(config)
+        found = summary("seconds_per_evaluation", timed(job.step, warm_up, budget))
+    return {**found, "seconds": EVALUATIONS * found["seconds_per_evaluation"]}
+
+
+def optimisation(config: Config) -> tuple[ImageOptimisation, int]:
+    """Return version 1 at the method's full size with random weights, and how many of its first steps do not count.
+
+    Raises:
+        ValueError: where the config does not optimise an image.
+    """
     method = config.method
     if not isinstance(method, OptimiseImage):
         raise ValueError(f"{type(method).__name__} does not optimise an image")
@@ -60,12 +74,55 @@ def seconds_per_evaluation(config: Config, budget: float = 60.0) -> dict[str, fl
     shipped = photographs()
     content = read(shipped.get(method.content, shipped["mountain"])).pixels
     chosen = [read(paintings().get(name, paintings()["great_wave"])).pixels for name in config.style]
-    warm_up = method.optimizer.history + 1 if isinstance(method.optimizer, Lbfgs) else 2
+    network = build(method.backbone, config.seed, None)
+    job = ImageOptimisation(replace(config, method=method), content, chosen, network, device())
+    return job, method.optimizer.history + 1 if isinstance(method.optimizer, Lbfgs) else 2
+
+
+@stored_as("seconds_of_criteria")
+def seconds_of_criteria(config: Config, budget: float = 240.0) -> dict[str, float]:
+    """Time steps of version 1 with each criterion in turn, so that what else the machine does slows all of them alike.
+
+    The first steps of each do not count; see `seconds_per_evaluation`.
+
+    Returns:
+        `<criterion>_seconds`, medians, with 95 % intervals of the median (`_low`, `_high`); `rounds`, how many steps of
+        each were timed; and `gpu` (0 or 1).
+
+    Raises:
+        ValueError: where the config does not optimise an image.
+    """
+    begun = time.perf_counter()
+    times: dict[str, list[float]] = {name: [] for name in CRITERIA}
     with all_cores():
-        network = build(method.backbone, config.seed, None)
-        job = ImageOptimisation(replace(config, method=method), content, chosen, network, device())
-        found = summary("seconds_per_evaluation", timed(job.step, warm_up, budget))
-    return {**found, "seconds": EVALUATIONS * found["seconds_per_evaluation"]}
+        jobs = {name: optimisation(override(config, {"method.objective.criterion": name})) for name in CRITERIA}
+        for _ in range(max(warm_up for _, warm_up in jobs.values())):
+            for job, _ in jobs.values():
+                job.step()
+            if time.perf_counter() - begun > budget / 3:
+                break
+        rounds = 0
+        while rounds < FEWEST_ROUNDS or (rounds < MOST and time.perf_counter() - begun < budget):
+            for name in sorted(jobs, key=list(jobs).index, reverse=bool(rounds % 2)):
+                times[name].append(once(jobs[name][0].step))
+            rounds += 1
+    found = {"rounds": float(rounds), "gpu": float(torch.cuda.is_available())}
+    for criterion, values in times.items():
+        found |= dict(zip((f"{criterion}_seconds{end}" for end in ENDS), median_interval(values), strict=True))
+    return found
+
+
+def median_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float, float]:
+    """Return the median, and the ends of an interval that holds the true one at least so often.
+
+    The ends are order statistics, by the binomial distribution of how many values lie below the median: right for any
+    distribution of independent values.
+    """
+    from scipy.stats import binom
+
+    ordered = sorted(values)
+    rank = max(int(binom.ppf((1 - level) / 2, len(ordered), 0.5)) - 1, 0)
+    return float(np.median(ordered)), ordered[rank], ordered[-1 - rank]
 
 
 def seconds_per_image(
@@ -157,10 +214,13 @@ def all_cores() -> Iterator[None]:
 
 
 @stored_as("seconds_of_versions")
-def seconds_of_versions(config: Config, photographs: int = SHIPPED, source: Source | None = None) -> dict[str, float]:
+def seconds_of_versions(
+    config: Config, photographs: int = SHIPPED, budget: float = BUDGET, source: Source | None = None
+) -> dict[str, float]:
     """Time both versions on squares of the size of a version 1's config, whatever its backbone.
 
-    Version 2 is timed over so many photographs of the data set; see `seconds_per_image`.
+    Version 2 is timed over so many photographs of the data set; see `seconds_per_image`. `budget` is in seconds for
+    each system.
 
     Returns:
         `alexnet_seconds` and `vgg_seconds` of a run of `EVALUATIONS`, `network_seconds` of one image, and their ratios
@@ -175,9 +235,9 @@ def seconds_of_versions(config: Config, photographs: int = SHIPPED, source: Sour
         raise ValueError(f"{type(method).__name__} does not optimise an image")
     found: dict[str, float] = {}
     for name, backbone in (("alexnet", "alexnet"), ("vgg", "vgg19")):
-        times = seconds_per_evaluation(override(config, {"method.backbone": backbone}), BUDGET)
+        times = seconds_per_evaluation(override(config, {"method.backbone": backbone}), budget)
         found |= {f"{name}_seconds{end}": EVALUATIONS * times[f"seconds_per_evaluation{end}"] for end in ENDS}
-    found |= network(config, (method.size, method.size), photographs, source)
+    found |= network(config, (method.size, method.size), photographs, source, budget)
     ratios = {"speedup_alexnet": ("alexnet", "network"), "speedup_vgg": ("vgg", "network")}
     for name, (slow, fast) in {**ratios, "vgg_over_alexnet": ("vgg", "alexnet")}.items():
         found |= ratio(found, name, f"{slow}_seconds", f"{fast}_seconds")
@@ -191,12 +251,16 @@ def seconds_of_4k(config: Config) -> dict[str, float]:
 
 
 def network(
-    config: Config, shape: tuple[int, int], photographs: int = SHIPPED, source: Source | None = None
+    config: Config,
+    shape: tuple[int, int],
+    photographs: int = SHIPPED,
+    source: Source | None = None,
+    budget: float = BUDGET,
 ) -> dict[str, float]:
     """Time version 2 at the config's precision, with the paper's network unless the config has another."""
     if isinstance(config.method, OptimiseImage):
         config = override(config, {"method": "train_network"})
-    times = seconds_per_image(config, shape, BUDGET, photographs, source)
+    times = seconds_per_image(config, shape, budget, photographs, source)
     seconds = {f"network_seconds{end}": times[f"seconds_per_image{end}"] for end in ENDS}
     return {**seconds, "gpu": times["gpu"], "photographs": times["photographs"]}
 

@@ -11,6 +11,7 @@ import uuid
 import warnings
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,8 @@ TURNS = {
     8: Image.Transpose.ROTATE_90,
 }
 """EXIF orientation -> what sets the picture upright."""
+HEIF = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
+"""Brands of HEIC files."""
 LUMA = np.array([0.299, 0.587, 0.114], dtype=np.float32)
 """Weights of R, G and B in the luma Y (ITU-R BT.601, section 2.5.1), as JPEG's."""
 
@@ -60,7 +63,7 @@ class Picture:
     pixels: UInt8[np.ndarray, "height width 3"]
     alpha: UInt8[np.ndarray, "height width"] | None = None
     icc: bytes | None = None
-    """The RGB colour profile that the pixels are in; none: sRGB is meant."""
+    """sRGB's profile, which the pixels are in, where the file had a profile of RGB; none: it had not."""
     animated: bool = False
     """Whether the file holds more pictures, of which this is the first."""
 
@@ -68,8 +71,8 @@ class Picture:
 def read(source: Path | str | bytes) -> Picture:
     """Decode a file, or the bytes of one: the first picture where it holds several, turned as its EXIF says.
 
-    Samples of 16 bits are rounded to 8. Grey, palette and CMYK become RGB: CMYK and grey ones through the profile that
-    they carry, into sRGB; an RGB profile is kept.
+    Samples of 16 bits are rounded to 8. All become sRGB through the profile that they carry; without one, RGB is sRGB.
+    HEIC is read by pillow-heif where that is installed.
 
     Raises:
         UserError: in one line, where it is no picture, is broken, or has more than `PIXELS` pixels.
@@ -79,6 +82,7 @@ def read(source: Path | str | bytes) -> Picture:
         warnings.simplefilter("ignore")  # Pillow warns of broken metadata, which is not used
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         try:
+            register_heif()
             with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
                 return _decode(image, source)
         except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
@@ -93,10 +97,25 @@ def read(source: Path | str | bytes) -> Picture:
 
 
 def _no_picture(source: Path | str | bytes) -> str:
-    length = len(source) if isinstance(source, bytes) else os.path.getsize(source)
-    if not length:
+    head = source[:12] if isinstance(source, bytes) else _head(Path(source))
+    if not head:
         return "an empty file"
+    if head[4:8] == b"ftyp" and head[8:12] in HEIF:
+        return "HEIC; it is read where pillow-heif is installed: pip install pillow-heif"
     return "no picture (PNG, JPEG, WebP, TIFF, GIF, BMP, ...); a video goes to `retable style video`"
+
+
+def _head(path: Path) -> bytes:
+    with open(path, "rb") as file:
+        return file.read(12)
+
+
+def register_heif() -> None:
+    """Let Pillow read HEIC by pillow-heif, where that is installed."""
+    with suppress(ImportError):
+        import pillow_heif
+
+        pillow_heif.register_heif_opener()
 
 
 def _decode(image: ImageFile.ImageFile, source: Path | str | bytes) -> Picture:
@@ -113,9 +132,9 @@ def _decode(image: ImageFile.ImageFile, source: Path | str | bytes) -> Picture:
     if upright.has_transparency_data:
         upright = upright.convert("RGBA")
         alpha = np.array(upright.getchannel("A"))
-    if icc is None or icc[16:20] == b"RGB ":
-        return Picture(np.array(upright.convert("RGB")), alpha, icc, animated)
-    return Picture(np.array(_managed(upright, icc)), alpha, None, animated)
+    if icc is None:
+        return Picture(np.array(upright.convert("RGB")), alpha, None, animated)
+    return Picture(np.array(_managed(upright, icc)), alpha, srgb() if icc[16:20] == b"RGB " else None, animated)
 
 
 def _upright(image: ImageFile.ImageFile, source: Path | str | bytes) -> Image.Image:
@@ -150,8 +169,8 @@ def _eight_bits(samples: Array) -> Array:
 
 
 def _managed(image: Image.Image, icc: bytes) -> Image.Image:
-    """Convert CMYK or grey into sRGB through its profile; plainly, where that is broken or for something else."""
-    wanted = {b"CMYK": "CMYK", b"GRAY": "L"}.get(icc[16:20], "")
+    """Convert RGB, CMYK or grey into sRGB through its profile; plainly, where that is broken or for something else."""
+    wanted = {b"RGB ": "RGB", b"CMYK": "CMYK", b"GRAY": "L"}.get(icc[16:20], "")
     try:
         source = image if image.mode == wanted else image.convert(wanted)
         profile = ImageCms.ImageCmsProfile(io.BytesIO(icc))
@@ -159,6 +178,12 @@ def _managed(image: Image.Image, icc: bytes) -> Image.Image:
     except (ImageCms.PyCMSError, OSError, ValueError):
         managed = None
     return managed or image.convert("RGB")
+
+
+@cache
+def srgb() -> bytes:
+    """Return sRGB's profile."""
+    return ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
 
 
 def check_suffix(path: Path) -> dict[str, Any]:

@@ -131,7 +131,7 @@ def build(config: Backbone, seed: int, storage: Storage | None) -> BackboneNetwo
     elif config.weights == "imagenet":
         loaded = weights.imagenet(network)
     elif config.weights == "small":
-        loaded = weights.small()
+        loaded = weights.small(network)
     elif re.fullmatch("[0-9a-f]{64}", config.weights):
         loaded = weights.stored(config.weights, storage)
     else:

@@ -1,17 +1,22 @@
-"""A small backbone that sees as a large one does: fewer filters, trained on the large one's features.
+"""A small backbone that sees as a trained one does: half the filters, trained on the other one's features.
 
 Optimisation (version 1) spends its time in the backbone, and VGG-19's weights are a download of half a gigabyte. A
 network of the same layers with half the filters takes a quarter of the work, and its file is small enough to come with
-the task. Each of its layers learns features from which a matrix makes the large one's (linear embedding: Wang et al.
+the task. Each of its layers learns features from which a matrix makes the teacher's (linear embedding: Wang et al.
 2020, *Collaborative Distillation for Ultra-Resolution Universal Style Transfer*, section 3.2). The matrices are
 dropped.
+
+The small VGG-19 learns from VGG-19. The small AlexNet learns from SqueezeNet 1.0, which classifies as well as AlexNet
+does (Iandola et al. 2016), at the layers of the same resolution: features of a trained network in AlexNet's layers.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import scipy.linalg
@@ -22,16 +27,29 @@ from torch.nn import functional
 from retable.platform.errors import UserError
 from retable.platform.store import weights as files
 from retable.platform.store.storage import Storage
-from retable.tasks.style.config import Vgg19
+from retable.tasks.style.config import Squeezenet, Vgg19
 from retable.tasks.style.files import images
 from retable.tasks.style.networks import weights
 from retable.tasks.style.networks.backbones import BackboneNetwork, build
 from retable.tasks.style.networks.weights import Weights
 
+
+@dataclass(frozen=True)
+class Recipe:
+    """A small network, and what its layers learn from."""
+
+    teacher: type[Vgg19 | Squeezenet]
+    layers: Mapping[str, str]
+    """Layer of the small network -> the teacher's. The small network ends at the last."""
+
+
 LAYERS = ("relu1_1", "relu1_2", "relu2_1", "relu2_2", "relu3_1")
-"""What is learnt from; the small network ends there."""
-FILTERS = (32, 32, 64, 64, 128)
-"""Of its convolutions: a half of VGG-19's."""
+"""Of the small VGG-19."""
+RECIPES = {
+    "vgg19": Recipe(Vgg19, dict(zip(LAYERS, LAYERS, strict=True))),
+    "alexnet": Recipe(Squeezenet, {"relu1": "pool1", "relu2": "fire6", "relu3": "fire9"}),
+}
+"""torchvision's name of the small network -> how it is made."""
 BATCH, CROP = 8, 112
 BEGIN = 2
 """Batches that the first filters are chosen on."""
@@ -41,34 +59,46 @@ RATE = 1e-3
 
 
 class Student(nn.Module):
-    """The small network in training: convolutions, and the matrices that make the large one's features."""
+    """The small network in training: its layers, and the matrices that make the teacher's features."""
 
-    def __init__(self, teacher: BackboneNetwork, wanted: Sequence[int], deviation: float) -> None:
-        """Draw weights; `deviation` is the standard deviation of what the large one's first layer is given."""
+    def __init__(self, network: str, teacher: BackboneNetwork, wanted: Sequence[int], deviation: float) -> None:
+        """Draw weights; `deviation` is the standard deviation of what the first layer is given."""
         super().__init__()
-        widths = (3, *FILTERS)
-        self.convolutions = nn.ModuleList(
-            nn.Conv2d(inputs, outputs, 3, padding=1, padding_mode="reflect")
-            for inputs, outputs in zip(widths, FILTERS, strict=False)
-        )
-        self.heads = nn.ModuleList(nn.Conv2d(own, other, 1) for own, other in zip(FILTERS, wanted, strict=True))
+        self.layers, inputs = nn.ModuleList(), 3
+        for layer in weights.architecture(network):
+            if isinstance(layer, nn.Conv2d):
+                if len(self.convolutions()) == len(wanted):
+                    break
+                like: dict[str, Any] = {name: getattr(layer, name) for name in ("kernel_size", "stride", "padding")}
+                self.layers.append(nn.Conv2d(inputs, layer.out_channels // 2, **like, padding_mode="reflect"))
+                inputs = layer.out_channels // 2
+            elif isinstance(layer, nn.MaxPool2d):
+                self.layers.append(nn.AvgPool2d(layer.kernel_size, layer.stride))
+            else:
+                self.layers.append(nn.ReLU())
+        filters = [layer.out_channels for layer in self.convolutions()]
+        self.heads = nn.ModuleList(nn.Conv2d(own, other, 1) for own, other in zip(filters, wanted, strict=True))
         self.prepare, self.deviation = teacher.prepare, deviation
+
+    def convolutions(self) -> list[nn.Conv2d]:
+        """Return the convolutions in order."""
+        return [layer for layer in self.layers if isinstance(layer, nn.Conv2d)]
 
     @torch.no_grad()
     def begin(self, teacher: BackboneNetwork, image: Tensor) -> None:
-        """Begin with those of the large one's filters that say most of the others, on features that stand for its own.
+        """Start with the filters of a teacher of the same layers that say most of the others, on features like its own.
 
         A layer after the first sees what the matrix makes of the layer before, so matrix and kernel are one product.
         """
         wanted = teacher(image, LAYERS)
         theirs = [layer for layer in teacher.features if isinstance(layer, nn.Conv2d)]
         before, offset = torch.eye(3) * self.deviation, torch.zeros(3)
-        for index, large in enumerate(theirs[: len(LAYERS)]):
-            convolution, head = self.convolutions[index], self.heads[index]
-            assert isinstance(convolution, nn.Conv2d) and isinstance(head, nn.Conv2d)
+        for index, (convolution, large) in enumerate(zip(self.convolutions(), theirs, strict=False)):
+            head = self.heads[index]
+            assert isinstance(head, nn.Conv2d)
             seen = rows(wanted[LAYERS[index]])
             order = scipy.linalg.qr((seen - seen.mean(0)).numpy(), mode="r", pivoting=True, check_finite=False)[1]
-            chosen = torch.from_numpy(np.sort(order[: FILTERS[index]]).astype(np.int64))
+            chosen = torch.from_numpy(np.sort(order[: convolution.out_channels]).astype(np.int64))
             kernel = large.weight[chosen]
             assert large.bias is not None and convolution.bias is not None and head.bias is not None
             convolution.weight.copy_(torch.einsum("ochw, ci -> oihw", kernel, before))
@@ -79,18 +109,23 @@ class Student(nn.Module):
             head.bias.copy_(offset)
 
     def features(self, image: Tensor) -> list[Tensor]:
-        """Give each layer's features."""
+        """Give the features of each convolution, after its ReLU."""
         features, found = self.prepare(image) / self.deviation, []
-        for name, convolution in zip(LAYERS, self.convolutions, strict=True):
-            if name in ("relu2_1", "relu3_1"):
-                features = functional.avg_pool2d(features, 2)
-            features = torch.relu(convolution(features))
-            found.append(features)
+        for layer in self.layers:
+            features = layer(features)
+            if isinstance(layer, nn.ReLU):
+                found.append(features)
         return found
 
     def forward(self, image: Tensor) -> list[Tensor]:
         """Give what the matrices make of each layer, in order."""
         return [head(features) for head, features in zip(self.heads, self.features(image), strict=True)]
+
+
+def aligned(own: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    """Cut both to the rows and columns that both have: networks differ by one at their borders."""
+    height, width = (min(one, other) for one, other in zip(own.shape[2:], wanted.shape[2:], strict=True))
+    return own[:, :, :height, :width], wanted[:, :, :height, :width]
 
 
 def rows(features: Tensor) -> Tensor:
@@ -106,23 +141,29 @@ def least_squares(own: Tensor, wanted: Tensor) -> Tensor:
 
 
 def distil(
-    photographs: Sequence[Path], teacher: str, steps: int, storage: Storage, report: Callable[[int, float], None]
+    photographs: Sequence[Path],
+    teacher: str,
+    steps: int,
+    storage: Storage,
+    report: Callable[[int, float], None],
+    network: str = "vgg19",
 ) -> bytes:
-    """Train a small network after the imported weights of a VGG-19; return its file.
+    """Train a small network after imported weights; return its file.
 
     Args:
         photographs: pictures to learn from, of at least `CROP` pixels each way.
-        teacher: SHA-256 of the weights, or `imagenet`.
+        teacher: SHA-256 of the weights, or `imagenet`; of which network, `RECIPES` says.
         steps: batches.
         storage: where imported weights lie.
-        report: told the batches done and the share of the large one's features (their variance) that is not explained.
+        report: told the batches done and the share of the teacher's features (their variance) that is not explained.
+        network: what is made, a key of `RECIPES`.
 
     Raises:
-        UserError: where the weights do not reach relu3_1, or no picture is large enough.
+        UserError: where the weights are another network's or end too early, or no picture is large enough.
     """
-    large = build(Vgg19(weights=teacher, normalise=True), 0, storage)
-    for layer in LAYERS:
-        large.resolve(layer, "style")
+    recipe = RECIPES[network]
+    large = build(recipe.teacher(weights=teacher, normalise=True), 0, storage)
+    layers = tuple(large.resolve(layer, "style") for layer in recipe.layers.values())
     pictures = [pixels for path in photographs if min((pixels := images.read(path).pixels).shape[:2]) >= CROP]
     if not pictures:
         raise UserError(f"no picture is of {CROP} x {CROP} pixels or more")
@@ -130,41 +171,40 @@ def distil(
     torch.manual_seed(0)
     first = torch.cat([crops(pictures, rng) for _ in range(BEGIN)])
     with torch.no_grad():
-        seen = large(first, LAYERS)
-    scales = [seen[layer].var() for layer in LAYERS]
-    student = Student(large, [seen[layer].shape[1] for layer in LAYERS], float(large.prepare(first).std()))
-    student.begin(large, first)
+        seen = large(first, layers)
+    scales = [seen[layer].var() for layer in layers]
+    student = Student(network, large, [seen[layer].shape[1] for layer in layers], float(large.prepare(first).std()))
+    if large.network == network:
+        student.begin(large, first)
     optimizer = torch.optim.Adam(student.parameters(), lr=RATE)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     for step in range(1, steps + 1):
         batch = crops(pictures, rng)
         with torch.autocast("cpu", torch.bfloat16):
             with torch.no_grad():
-                wanted = large(batch, LAYERS)
+                wanted = large(batch, layers)
             made = student(batch)
-        parts = [
-            functional.mse_loss(own.float(), wanted[layer].float()) / scale
-            for own, layer, scale in zip(made, LAYERS, scales, strict=True)
-        ]
+        pairs = [aligned(own.float(), wanted[layer].float()) for own, layer in zip(made, layers, strict=True)]
+        parts = [functional.mse_loss(*pair) / scale for pair, scale in zip(pairs, scales, strict=True)]
         loss = torch.stack(parts).mean()
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         schedule.step()
         report(step, loss.item())
-    return pack(student, large)
+    return pack(network, student, large)
 
 
 @torch.no_grad()
-def unexplained(small: BackboneNetwork, large: BackboneNetwork, batch: Tensor) -> list[float]:
-    """Return which share of the variance of the large one's features the best matrix on the small one's leaves.
+def unexplained(small: BackboneNetwork, large: BackboneNetwork, batch: Tensor, network: str = "vgg19") -> list[float]:
+    """Return which share of the variance of the teacher's features the best matrix on the small one's leaves.
 
-    One number for each of `LAYERS`; least squares over all positions of a batch, with a constant.
+    One number for each layer of the recipe; least squares over all positions of a batch, with a constant.
     """
-    found = []
-    own, other = small(batch, LAYERS), large(batch, LAYERS)
-    for layer in LAYERS:
-        x, y = rows(own[layer]), rows(other[layer])
+    found, layers = [], RECIPES[network].layers
+    own, other = small(batch, tuple(layers)), large(batch, tuple(layers.values()))
+    for layer, taught in layers.items():
+        x, y = map(rows, aligned(own[layer], other[taught]))
         solution = least_squares(x, y)
         left = y - x @ solution[:-1] - solution[-1]
         found.append(float(left.square().sum() / (y - y.mean(0)).square().sum()))
@@ -184,15 +224,15 @@ def crops(pictures: Sequence[images.Array], rng: np.random.Generator) -> Tensor:
     return (batch + strength[:, None, None, None] * noise).clamp_(0, 1)
 
 
-def pack(student: Student, teacher: BackboneNetwork) -> bytes:
+def pack(network: str, student: Student, teacher: BackboneNetwork) -> bytes:
     """Return the file of a small network, in 16 bits, as imported weights are kept."""
-    places = [f"features.{n[:-7]}" for n, _ in weights.architecture("vgg19").named_parameters() if n.endswith("weight")]
+    places = [f"features.{n[:-7]}" for n, _ in weights.architecture(network).named_parameters() if n.endswith("weight")]
     tensors: dict[str, Tensor] = {}
-    for index, (place, layer) in enumerate(zip(places, student.convolutions, strict=False)):
-        assert isinstance(layer, nn.Conv2d) and layer.bias is not None
+    for index, (place, layer) in enumerate(zip(places, student.convolutions(), strict=False)):
+        assert layer.bias is not None
         weight = layer.weight.detach() / (1.0 if index else student.deviation)
         tensors |= {f"{place}.weight": weight.half(), f"{place}.bias": layer.bias.detach().half()}
     mean, std = (tuple(values.flatten().tolist()) for values in (teacher.mean, teacher.std))
-    found = Weights("vgg19", {}, mean, std, "reflect")
+    found = Weights(network, {}, mean, std, "reflect")
     fields = {field.name: getattr(found, field.name) for field in dataclasses.fields(found) if field.name != "tensors"}
     return files.sealed(tensors, "backbone", fields)

@@ -161,7 +161,7 @@ class Layer(nn.Module):
             normal: Tensor = self.norm(features.float())
             if len(features) == 1 and normal.requires_grad:
                 # PyTorch (2.11, 2.14) gives a wrong gradient of one image where that of the result lies channels last.
-                normal.register_hook(Tensor.contiguous)
+                normal.register_hook(Tensor.contiguous)  # type: ignore[no-untyped-call]
         else:
             scale, shift = self.scale_and_shift(*statistics)
             normal = features.float() * scale + shift

@@ -16,7 +16,9 @@ from retable.platform.spec import extras
 from retable.tasks.style.apply.tiling import layers
 from retable.tasks.style.networks.network import Layer, TransformerNetwork
 
-OPSET = 18
+OPSETS = (13, 18)
+"""Versions of ONNX's operators that can be written: phones' runtimes know 17, older ones less."""
+OPSET = 17
 Bits = Literal[32, 16, 8]
 """Of a stored weight. Arithmetic is in float32 whatever the file holds."""
 Array = npt.NDArray[Any]
@@ -60,8 +62,8 @@ class Graph:
         return self.add("DequantizeLinear", [coded, self.constant(f"{name}_scale", scale), zero], name, axis=axis)
 
 
-def pack(network: TransformerNetwork, bits: Bits = 32) -> bytes:
-    """Return the ONNX file of a network of one style.
+def pack(network: TransformerNetwork, bits: Bits = 32, opset: int = OPSET) -> bytes:
+    """Return the ONNX file of a network of one style, with operators of a version within `OPSETS`.
 
     Its input `image` and output `stylised` are float32 (batch, 3, height, width) in [0, 1], red first, of any size.
 
@@ -91,7 +93,9 @@ def pack(network: TransformerNetwork, bits: Bits = 32) -> bytes:
     shape = ["batch", 3, "height", "width"]
     ends = [graph.helper.make_tensor_value_info(name, 1, shape) for name in ("image", "stylised")]
     made = graph.helper.make_graph(graph.nodes, "retable_style", ends[:1], ends[1:], list(graph.constants.values()))
-    model = graph.helper.make_model(made, opset_imports=[graph.helper.make_opsetid("", OPSET)], ir_version=9)
+    operators = [graph.helper.make_opsetid("", opset)]
+    oldest = graph.helper.find_min_ir_version_for(operators)  # which old runtimes read
+    model = graph.helper.make_model(made, opset_imports=operators, ir_version=oldest)
     onnx.checker.check_model(model, full_check=True)
     data: bytes = model.SerializeToString()
     return data
@@ -99,7 +103,8 @@ def pack(network: TransformerNetwork, bits: Bits = 32) -> bytes:
 
 def enlarge(graph: Graph) -> str:
     """Repeat the last row and column until both sizes are multiples of four, and at least eight."""
-    shape = graph.add("Shape", ["image"], "shape", start=2)
+    ends = [graph.constant(name, [value], "int64") for name, value in (("two", 2), ("beyond", 4), ("first", 0))]
+    shape = graph.add("Slice", [graph.add("Shape", ["image"]), *ends], "shape")
     four, eight = graph.constant("four", [4], "int64"), graph.constant("eight", [8], "int64")
     three = graph.constant("three", [3], "int64")
     rounded = graph.add("Mul", [graph.add("Div", [graph.add("Add", [shape, three]), four]), four])

@@ -19,9 +19,10 @@ from retable.platform.models import export
 from retable.platform.models.zoo import names
 from retable.platform.models.zoo import zoo as files
 from retable.platform.store import weights
+from retable.platform.store.run import sha256
 from retable.platform.store.storage import Storage
 from retable.tasks.style.apply.tiling import Precision, layers, stylise
-from retable.tasks.style.config import Config, TrainNetwork
+from retable.tasks.style.config import Config, OptimiseImage, TrainNetwork, ZooNetwork
 from retable.tasks.style.networks.layouts import FIRST, MANIFEST, convert, read_folder
 from retable.tasks.style.networks.network import Statistics, TransformerNetwork
 
@@ -43,6 +44,7 @@ __all__ = [  # what the network's own modules offer is had from here too
     "trained",
     "untrained",
     "zoo",
+    "zoo_digest",
 ]
 
 
@@ -62,8 +64,11 @@ def untrained(method: TrainNetwork, paintings: int = 1) -> TransformerNetwork:
 
 def trained(config: Config, weights: Mapping[str, Tensor]) -> TransformerNetwork:
     """Make the network of a run's weights, in evaluation mode."""
-    assert isinstance(config.method, TrainNetwork)
-    network = untrained(config.method, len(config.style))
+    assert not isinstance(config.method, OptimiseImage)
+    if isinstance(config.method, ZooNetwork):
+        network = find(config.method.name)
+    else:
+        network = untrained(config.method, len(config.style))
     network.load_state_dict(weights)
     return network.eval()
 
@@ -87,6 +92,7 @@ def load(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = Non
         for entry, value in state.items():
             if entry in expected and value.shape != expected[entry].shape:
                 raise ValueError(f"size mismatch for {entry}: {tuple(value.shape)}, not {tuple(expected[entry].shape)}")
+        weights.check_finite(state)
         network = TransformerNetwork(**arguments)
         network.load_state_dict(state)
     except (RuntimeError, TypeError, ValueError) as error:
@@ -215,6 +221,11 @@ def is_file(name: str) -> bool:
 def zoo() -> dict[str, Path]:
     """Give the trained networks that come with this package, by name."""
     return files("style")
+
+
+def zoo_digest(name: str) -> str:
+    """Return the SHA-256 of the file that holds a network of the zoo; empty where there is none."""
+    return sha256(zoo()[name].read_bytes()) if name in zoo() else ""
 
 
 def find(name: str, painting: str = "") -> TransformerNetwork:

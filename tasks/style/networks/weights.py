@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import re
 import sys
 from collections.abc import Mapping
@@ -25,6 +24,7 @@ from retable.platform.errors import UserError
 from retable.platform.store import weights
 from retable.platform.store.run import sha256
 from retable.platform.store.storage import Storage
+from retable.tasks.style.streams import BACKBONE, torch_generator
 
 NETWORKS = ("vgg16", "vgg19", "alexnet", "squeezenet1_0")
 """torchvision's names."""
@@ -39,8 +39,8 @@ SQUEEZENET_MEAN = (104.0, 117.0, 123.0)
 CODES = 256
 """Entries of a codebook of the compressed SqueezeNet."""
 
-SMALL = Path(__file__).with_name("small_vgg19.safetensors")
-"""The small VGG-19 that comes with the task."""
+SMALL = {name: Path(__file__).with_name(f"small_{name}.safetensors") for name in ("vgg19", "alexnet")}
+"""The small networks that come with the task."""
 
 Colour = tuple[float, float, float]
 
@@ -122,8 +122,7 @@ def _convolution(layer: nn.Conv2d, name: str, weight: Tensor, bias: Tensor, padd
 
 def random(network: str, seed: int) -> Weights:
     """Draw He-normal weights (fan in, zero bias), which keep activations' magnitudes; the same for the same seed."""
-    digest = hashlib.blake2b(f"{seed}/backbone".encode(), digest_size=8).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest, "little"))
+    generator = torch_generator(seed, BACKBONE)
     tensors = {}
     for name, like in architecture(network).named_parameters():
         tensor = torch.zeros(like.shape)
@@ -156,9 +155,15 @@ def imagenet(network: str) -> Weights:
     return Weights(network, {name: value for name, value in state.items() if name.startswith("features.")})
 
 
-def small() -> Weights:
-    """Give the small VGG-19 that comes with the task; see `distil`."""
-    return _sealed(*weights.unsealed(SMALL.read_bytes(), "backbone"))
+def small(network: str) -> Weights:
+    """Give the small network that comes with the task; see `distil`.
+
+    Raises:
+        UserError: where there is none of this kind.
+    """
+    if network not in SMALL:
+        raise UserError(f"weights small: there is no small {network}; small ones are {' and '.join(SMALL)}")
+    return _sealed(*weights.unsealed(SMALL[network].read_bytes(), "backbone"))
 
 
 def stored(digest: str, storage: Storage | None) -> Weights:

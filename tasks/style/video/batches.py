@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import torch
 from jaxtyping import Float
 from PIL import Image, ImageDraw, ImageFont
 
@@ -19,6 +18,7 @@ from retable.platform.execute.streams import map_over
 from retable.platform.models.predict import expand
 from retable.platform.store.storage import Storage
 from retable.tasks.style.apply import regions
+from retable.tasks.style.apply.memory import is_shortage
 from retable.tasks.style.apply.stylise import (
     MaskedStyle,
     NetworkStyle,
@@ -35,8 +35,10 @@ from retable.tasks.style.files import images
 from retable.tasks.style.files.images import FORMATS, Picture
 from retable.tasks.style.networks.transformer import chosen
 
-SUFFIXES = {*FORMATS, ".jfif", ".gif", ".bmp", ".avif", ".jp2", ".ppm", ".pgm", ".tga"}
+SUFFIXES = {*FORMATS, ".jfif", ".gif", ".bmp", ".avif", ".heic", ".heif", ".jp2", ".ppm", ".pgm", ".tga"}
 """What counts as a picture in a folder; a file that is named is tried whatever its name."""
+SMALLER = 0.7
+"""Of a picture's size that memory did not hold: about half of its pixels."""
 SHARE = 8
 """Pictures that an actor of Ray Data gets at once."""
 
@@ -140,9 +142,13 @@ def stylise_batch(
     report(0, 1, "")
     try:
         made = style([picture.pixels for _, picture in batch], report)
-    except (UserError, torch.OutOfMemoryError) as error:
-        short = isinstance(error, torch.OutOfMemoryError)
-        why = "needs more memory than there is; use --tile 512, or a smaller --size" if short else str(error)
+    except (UserError, RuntimeError, MemoryError) as error:
+        if not isinstance(error, UserError) and not is_shortage(error):
+            raise
+        height, width = batch[0][1].pixels.shape[:2]
+        smaller = f"try --size {int(max(height, width) * SMALLER)}"
+        short = f"{width} x {height} pixels need more memory than there is; {smaller}"
+        why = str(error) if isinstance(error, UserError) else short
         yield from (Outcome(job, failure=f"{job.source}: {why}") for job, _ in batch)
         return
     for (job, picture), result in zip(batch, made, strict=True):

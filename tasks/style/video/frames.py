@@ -3,14 +3,16 @@
 The paper reads and writes with OpenCV. PyAV (FFmpeg's libraries) is the default here, since OpenCV's wheels write no
 H.264, and OpenCV gives neither timestamps nor sound; `reader="opencv"` is the paper's way, at a constant rate.
 
-Kept: the number of frames, their timestamps (hence a rational or a variable rate), width and height, the pixels' aspect
-ratio, and every sound track, packet by packet, unchanged. A rotation that the file asks its player for is applied to
-the pixels: the picture looks the same everywhere, and is stylised upright. Not kept: subtitles, cover art, more than 8
-bits, full-range YUV (limited range is written) and interlacing flags. Matroska and WebM count time in milliseconds.
+Kept: the number of frames, their timestamps (hence a rational or a variable rate) from zero on, width and height, the
+pixels' aspect ratio, and the sound tracks that the container holds, packet by packet, unchanged. A rotation that the
+file asks its player for is applied to the pixels: the picture looks the same everywhere, and is stylised upright. HDR
+and wide colours become BT.709 (`hdr`). Not kept: subtitles, cover art, a second video track, more than 8 bits,
+full-range YUV (limited range is written) and interlacing flags. Matroska and WebM count time in milliseconds.
 """
 
 from __future__ import annotations
 
+import io
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -33,12 +35,17 @@ from av.video.stream import VideoStream
 from jaxtyping import UInt8
 
 from retable.platform.errors import UserError
+from retable.tasks.style.video.hdr import Wide, find, to_bt709
 
 Array = npt.NDArray[Any]
 Reader = Literal["pyav", "opencv"]
 
 CODECS = {".mp4": "libx264", ".mov": "libx264", ".mkv": "libx264", ".webm": "libvpx-vp9"}
 """Suffix of the file that is written -> its encoder."""
+FORMATS = {".mp4": "mp4", ".mov": "mov", ".mkv": "matroska", ".webm": "webm"}
+"""Suffix -> FFmpeg's name of the container."""
+LAYOUTS = {1: "mono", 2: "stereo", 6: "5.1", 8: "7.1"}
+"""Number of channels -> how they usually lie."""
 OPTIONS = {
     # Without B frames decoding and display order agree, so that every container keeps uneven timestamps exactly.
     "libx264": {"bf": "0"},
@@ -50,6 +57,8 @@ MATRICES = {1: 1, 4: 4, 5: 5, 6: 5, 7: 7, 9: 9}
 """FFmpeg's AVCOL_SPC_* -> swscale's SWS_CS_*: BT.709, FCC, BT.601 (PAL and NTSC), SMPTE 240M, BT.2020."""
 BT709, BT601, UNSPECIFIED, LIMITED = 1, 6, 2, 1
 MILLISECOND = Fraction(1, 1000)
+UNINDEXED, EARLY = ("mpegts", "mpeg"), 10
+"""Containers that do not know where key frames lie, and the seconds by which a part of them is entered earlier."""
 LATE = Fraction(1, 4)
 """Seconds that may lack at the end of a video without a word."""
 ACCURATE = Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT | Interpolation.FULL_CHR_H_INP
@@ -60,6 +69,8 @@ class Part:
     """A stretch of a file, in seconds of the file's own clock; what is written of it begins at zero."""
 
     begin: Fraction
+    passed: Fraction
+    """Seconds of the video before it."""
     end: Fraction | None
     """The first moment that is left out; none: to the end of the file."""
 
@@ -72,8 +83,10 @@ class Part:
         return self.end is not None and seconds >= self.end
 
     def enter(self, container: InputContainer) -> None:
-        """Go to the last key frame before the part; what is decoded before its beginning is to be dropped."""
-        container.seek(math.floor(self.begin * av.time_base))
+        """Go to a key frame before the part; what is decoded before its beginning is to be dropped."""
+        early = EARLY if container.format.name in UNINDEXED else 0
+        if self.passed > early:
+            container.seek(math.floor((self.begin - early) * av.time_base))
 
 
 @dataclass(frozen=True)
@@ -98,8 +111,17 @@ class Clip:
     transfer: int
     turn: tuple[int, ...]
     """The display matrix's [a, b, c, d] in FFmpeg's 16.16 fixed point; empty: none."""
+    origin: Fraction
+    """The moment of the file's clock, in seconds, that is written as zero."""
+    wide: Wide | None
+    """What is mapped to BT.709; none: colours stay as they are."""
     part: Part | None = None
     """What of the file is read and written; none: all of it."""
+
+    @property
+    def tags(self) -> tuple[int, int, int]:
+        """Matrix, primaries and transfer of what is written (AVCOL_*)."""
+        return (BT709, BT709, BT709) if self.wide else (self.matrix, self.primaries, self.transfer)
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,8 +157,12 @@ def _opened(path: Path) -> Iterator[tuple[InputContainer, VideoStream]]:
 
 
 def _decoded(container: InputContainer, stream: VideoStream, notes: list[str]) -> Iterator[av.VideoFrame]:
-    """Decode what can be decoded; damage is noted. The empty packet at the end flushes the decoder's last frames."""
+    """Decode what can be decoded; damage is noted. The empty packet at the end flushes the decoder's last frames.
+
+    AVI says when packets are decoded, not when frames are shown: in order of display they take the same times.
+    """
     damaged, end, packets = 0, Fraction(0), container.demux(stream)
+    times: deque[int] | None = deque() if container.format.name == "avi" else None
     while True:
         try:
             packet = next(packets, None)
@@ -146,12 +172,18 @@ def _decoded(container: InputContainer, stream: VideoStream, notes: list[str]) -
             break
         if packet.pts is not None:
             end = max(end, (packet.pts + (packet.duration or 0)) * packet.time_base)
+        if times is not None and packet.size and packet.dts is not None:
+            times.append(packet.dts)
         try:
             for frame in packet.decode():
                 damaged += frame.is_corrupt
+                if times:
+                    frame.pts = times.popleft()
                 yield frame
         except av.FFmpegError:
             damaged += 1
+            if times:
+                times.popleft()
     said = _end(container, stream)
     if said - end > LATE:
         notes.append(f"its pictures end at {float(end):.1f} of {float(said):.1f} s: cut off, or its sound is longer")
@@ -164,6 +196,20 @@ def _end(container: InputContainer, stream: VideoStream) -> Fraction:
     if stream.duration and stream.time_base:
         return ((stream.start_time or 0) + stream.duration) * stream.time_base
     return Fraction((container.start_time or 0) + (container.duration or 0), av.time_base)
+
+
+def _beginning(container: InputContainer) -> Fraction:
+    """Return when the first picture or sound is, in seconds of the file's clock; 0 where that is earlier.
+
+    Sound that an encoder had to begin before zero stays there.
+    """
+    shown = [stream for stream in container.streams.video if not stream.disposition & Disposition.attached_pic]
+    first = [
+        stream.start_time * stream.time_base
+        for stream in (*shown, *container.streams.audio)
+        if stream.start_time is not None and stream.time_base
+    ]
+    return max(min(first, default=Fraction(0)), Fraction(0))
 
 
 def probe(path: Path, start: float = 0.0, duration: float | None = None) -> Clip:
@@ -187,14 +233,14 @@ def probe(path: Path, start: float = 0.0, duration: float | None = None) -> Clip
         width, height = (frame.height, frame.width) if sideways else (frame.width, frame.height)
         rate = stream.average_rate or stream.guessed_rate or Fraction(25)
         time_base = stream.time_base or 1 / rate
-        origin = (stream.start_time or 0) * time_base
-        seconds, part = _end(container, stream) - origin, None
+        begin = (stream.start_time or 0) * time_base
+        seconds, part, origin = _end(container, stream) - begin, None, _beginning(container)
         if start or duration is not None:
             if 0 < seconds <= start:
                 raise UserError(f"{path}: ends after {float(seconds):.1f} s, and is to be read from {start:g} s on")
             passed, wanted = (Fraction(each or 0).limit_denominator(10**6) for each in (start, duration))
-            begin = origin + passed
-            part = Part(begin, None if duration is None else begin + wanted)
+            origin = begin + passed
+            part = Part(origin, passed, None if duration is None else origin + wanted)
             seconds = min(seconds - passed, seconds if duration is None else wanted)
         aspect = stream.sample_aspect_ratio or None
         return Clip(
@@ -209,6 +255,8 @@ def probe(path: Path, start: float = 0.0, duration: float | None = None) -> Clip
             primaries=frame.color_primaries,
             transfer=frame.color_trc,
             turn=turn,
+            origin=origin,
+            wide=find(frame.color_trc, frame.color_primaries),
             part=part,
         )
 
@@ -224,9 +272,13 @@ def read(clip: Clip, notes: list[str], size: int = 0, reader: Reader = "pyav") -
     """
     width, height = scaled(clip.width, clip.height, size)
     step = max(1, round(1 / (clip.rate * clip.time_base)))
+    if clip.wide:
+        if reader == "opencv":
+            raise UserError(f"{clip.path}: {clip.wide} is not mapped to BT.709 by OpenCV; leave out --reader opencv")
+        notes.append(f"its colours, {clip.wide}, are mapped to BT.709")
     if reader == "opencv":
         for number, picture in enumerate(_read_opencv(clip, width, height)):
-            seconds = number / clip.rate
+            seconds = clip.origin - (clip.part.passed if clip.part else 0) + number / clip.rate
             if clip.part and clip.part.is_over(seconds):
                 return
             if not clip.part or clip.part.holds(seconds):
@@ -244,15 +296,15 @@ def read(clip: Clip, notes: list[str], size: int = 0, reader: Reader = "pyav") -
                 return
             if clip.part and not clip.part.holds(seconds):
                 continue
-            rgb = frame.reformat(
-                *inner, "rgb24", src_colorspace=MATRICES[clip.matrix], interpolation=scaling | ACCURATE
-            )
-            yield Frame(_placed(seconds, clip), duration, upright(rgb.to_ndarray(), clip.turn))
+            kind = "rgb48le" if clip.wide else "rgb24"
+            rgb = frame.reformat(*inner, kind, src_colorspace=MATRICES[clip.matrix], interpolation=scaling | ACCURATE)
+            picture = to_bt709(rgb.to_ndarray(), clip.wide) if clip.wide else rgb.to_ndarray()
+            yield Frame(_placed(seconds, clip), duration, upright(picture, clip.turn))
 
 
 def _placed(seconds: Fraction, clip: Clip) -> int:
     """Return the timestamp of a moment of the file in what is written, in the clip's time base."""
-    return round((seconds - (clip.part.begin if clip.part else 0)) / clip.time_base)
+    return round((seconds - clip.origin) / clip.time_base)
 
 
 def _timed(frames: Iterable[av.VideoFrame], clip: Clip, unit: Fraction) -> Iterator[tuple[av.VideoFrame, int, int]]:
@@ -364,7 +416,7 @@ def _encode(
     if first is None:
         raise UserError(f"{clip.path}: no frame can be decoded")
     stream = _add_video(container, clip, first.picture, path.suffix, crf)
-    sound = _Sound(container, source, path, notes, clip.part)
+    sound = _Sound(container, source, path, notes, clip)
     count, durations = 0, deque[int]()
     for frame in chain([first], frames, [None]):
         if frame is not None:
@@ -375,6 +427,7 @@ def _encode(
             sound.mux_until((packet.pts or 0) * clip.time_base)
             container.mux(packet)
     sound.mux_until(None)
+    sound.explain()
     return count
 
 
@@ -390,16 +443,16 @@ def _add_video(container: OutputContainer, clip: Clip, picture: Array, suffix: s
     context.time_base = clip.time_base
     if clip.aspect:
         context.sample_aspect_ratio = clip.aspect
-    context.colorspace, context.color_range = clip.matrix, LIMITED
-    context.color_primaries = clip.primaries or UNSPECIFIED
-    context.color_trc = clip.transfer or UNSPECIFIED
+    context.colorspace, primaries, transfer = clip.tags
+    context.color_range = LIMITED
+    context.color_primaries, context.color_trc = primaries or UNSPECIFIED, transfer or UNSPECIFIED
     return stream
 
 
 def _to_yuv(frame: Frame, clip: Clip, stream: VideoStream) -> av.VideoFrame:
     yuv = av.VideoFrame.from_ndarray(np.ascontiguousarray(frame.picture), "rgb24").reformat(
         format=stream.pix_fmt,
-        dst_colorspace=MATRICES[clip.matrix],
+        dst_colorspace=MATRICES[clip.tags[0]],
         dst_color_range=ColorRange.MPEG,
         interpolation=Interpolation.BICUBIC | ACCURATE,
     )
@@ -411,41 +464,45 @@ class _Sound:
     """The sound tracks of one file, copied to another in step with its pictures."""
 
     def __init__(
-        self, target: OutputContainer, source: InputContainer, path: Path, notes: list[str], part: Part | None
+        self, target: OutputContainer, source: InputContainer, path: Path, notes: list[str], clip: Clip
     ) -> None:
-        self.target, self.notes, self.part = target, notes, part
+        self.target, self.notes, self.clip = target, notes, clip
         self.tracks: dict[int, AudioStream] = {}
-        for stream in source.streams.audio:
-            try:
-                self.tracks[stream.index] = target.add_stream_from_template(stream)
-            except ValueError as error:
-                codec = stream.codec_context.name if stream.codec_context else "unknown"
-                raise UserError(f"{path.suffix} files hold no {codec} sound; write .mkv, or .mp4") from error
-            self.tracks[stream.index].metadata.update(stream.metadata)
-        dropped = sorted({s.type for s in source.streams if s.type not in ("audio", "video")})
+        self.copied: dict[int, int] = {}
+        for number, stream in enumerate(source.streams.audio, 1):
+            why = _refusal(clip.path, stream.index, path.suffix)
+            if why:
+                notes.append(f"sound track {number} is dropped: {why}")
+                continue
+            self.tracks[stream.index] = _copy_of(stream, target)
+            self.copied[stream.index] = 0
+        dropped = _dropped(source)
         if dropped:
-            notes.append(f"not kept: {', '.join(dropped)} tracks")
-        if part:
-            part.enter(source)
-        self.packets = source.demux(*source.streams.audio) if self.tracks else iter(())
+            notes.append(f"not kept: {', '.join(dropped)}")
+        if clip.part:
+            clip.part.enter(source)
+        streams = [stream for stream in source.streams.audio if stream.index in self.tracks]
+        self.numbers = {stream.index: number for number, stream in enumerate(source.streams.audio, 1)}
+        self.packets = source.demux(*streams) if streams else iter(())
         self.next = self._read()
 
     def _read(self) -> Any:
-        """Return the next packet of the part; none at the end, or where the file is cut off."""
+        """Return the next packet that is written; none at the end, or where the file is cut off."""
         try:
             return next((packet for packet in self.packets if packet.size and self._holds(packet)), None)
         except av.FFmpegError:
             return None
 
     def _holds(self, packet: Any) -> bool:
-        """Say whether a packet is of the part; its timestamps are then counted from the part's beginning."""
-        if self.part is None:
-            return True
-        if packet.pts is None or not self.part.holds(packet.pts * packet.time_base):
+        """Return whether a packet is written; its timestamps are then counted from the clip's origin."""
+        part = self.clip.part
+        if part and (packet.pts is None or not part.holds(packet.pts * packet.time_base)):
             return False
-        shift = round(self.part.begin / packet.time_base)
-        packet.pts -= shift
-        packet.dts = packet.pts if packet.dts is None else packet.dts - shift
+        shift = round(self.clip.origin / packet.time_base)
+        if packet.pts is not None:
+            packet.pts -= shift
+        if packet.dts is not None or part:
+            packet.dts = packet.pts if packet.dts is None else packet.dts - shift
         return True
 
     def mux_until(self, seconds: Fraction | None) -> None:
@@ -453,6 +510,57 @@ class _Sound:
         while self.next is not None and (
             seconds is None or self.next.dts is None or self.next.dts * self.next.time_base <= seconds
         ):
+            self.copied[self.next.stream_index] += 1
             self.next.stream = self.tracks[self.next.stream_index]
             self.target.mux(self.next)
             self.next = self._read()
+
+    def explain(self) -> None:
+        """Note the tracks of which nothing was copied."""
+        for index, count in self.copied.items():
+            part = self.clip.part
+            if count:
+                continue
+            end = "" if part is None or part.end is None else f"{float(part.end - part.begin + part.passed):.1f} s"
+            where = f" between {float(part.passed):.1f} and {end or 'the end'}" if part else ""
+            self.notes.append(f"sound track {self.numbers[index]} has no sound{where}")
+
+
+def _dropped(source: InputContainer) -> list[str]:
+    """Name what of a file is not written, but sound."""
+    covers = [stream for stream in source.streams.video if stream.disposition & Disposition.attached_pic]
+    more = len(source.streams.video) - len(covers) - 1
+    kinds = sorted({stream.type for stream in source.streams if stream.type not in ("audio", "video")})
+    said = [f"{kind} tracks" for kind in kinds] + ["cover art"] * bool(covers)
+    return [{1: "a second video track"}.get(more, f"{more} more video tracks")] * (more > 0) + said
+
+
+def _copy_of(stream: AudioStream, target: OutputContainer) -> AudioStream:
+    """Add a sound track like another; where a camera does not say how its channels lie, they lie as usual."""
+    made = target.add_stream_from_template(stream)
+    if stream.layout.name == f"{stream.channels} channels" and stream.channels in LAYOUTS:
+        made.codec_context.layout = LAYOUTS[stream.channels]
+    made.metadata.update(stream.metadata)
+    return made
+
+
+def _refusal(path: Path, index: int, suffix: str) -> str:
+    """Return why a container cannot hold a file's track; empty where it can: its first packet is written to memory."""
+    with av.open(str(path), options=OPENING) as source:
+        stream = source.streams[index]
+        assert isinstance(stream, AudioStream)
+        if stream.codec_context is None:
+            return "its codec is unknown"
+        name = stream.codec_context.name
+        try:
+            with av.open(io.BytesIO(), "w", format=FORMATS[suffix]) as trial:
+                made = _copy_of(stream, trial)
+                trial.start_encoding()
+                packet = next((packet for packet in source.demux(stream) if packet.size), None)
+                if packet is not None:
+                    packet.stream, packet.pts, packet.dts = made, 0, 0
+                    trial.mux(packet)
+        except (ValueError, av.FFmpegError):
+            other = suffix != ".mkv" and not _refusal(path, index, ".mkv")
+            return f"{suffix} holds no {name}" + "; .mkv does" * other
+    return ""

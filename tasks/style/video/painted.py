@@ -16,6 +16,7 @@ from jaxtyping import UInt8
 
 from retable.platform.config import override
 from retable.platform.errors import UserError
+from retable.tasks.style.apply.memory import is_shortage
 from retable.tasks.style.apply.optimise import ImageOptimisation
 from retable.tasks.style.apply.stylise import PaintingStyle, sized
 from retable.tasks.style.files import images
@@ -40,11 +41,17 @@ class Painter:
         """Optimise the frames of a piece.
 
         Raises:
-            UserError: where a loss is no number at the end.
+            UserError: where a loss is no number at the end, or memory does not hold a frame.
         """
         if piece.shot != self.shot:
             self.shot, self.before = piece.shot, None
-        made = [self.optimise(picture) for picture in piece.pictures.permute(0, 2, 3, 1).numpy()]
+            self.style.check_memory(*piece.pictures.shape[2:])
+        try:
+            made = [self.optimise(picture) for picture in piece.pictures.permute(0, 2, 3, 1).numpy()]
+        except (RuntimeError, MemoryError) as error:
+            if not is_shortage(error):
+                raise
+            raise UserError("a frame does not fit into memory; use a smaller --size") from error
         return self.finish(torch.from_numpy(np.stack(made)).permute(0, 3, 1, 2).contiguous(), piece)
 
     def optimise(self, picture: UInt8[np.ndarray, "height width 3"]) -> Picture:

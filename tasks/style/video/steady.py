@@ -23,9 +23,11 @@ import torch
 from jaxtyping import Float, UInt8
 
 from retable.platform.errors import UserError
+from retable.tasks.style.apply.memory import is_shortage
 from retable.tasks.style.apply.regions import Mask, Share, compose
 from retable.tasks.style.apply.stylise import scaled
 from retable.tasks.style.apply.tiling import Precision
+from retable.tasks.style.devices import best_device
 from retable.tasks.style.files import images
 from retable.tasks.style.networks import transformer
 from retable.tasks.style.networks.transformer import Statistics, TransformerNetwork
@@ -150,7 +152,7 @@ class Stylist:
 
     def __call__(self, piece: Piece) -> Pictures:
         """Stylise a piece; its pictures come back as uint8, rounded to the nearest level."""
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+        device = best_device()
         self.network.to(device)
         if piece.reference is not None and piece.shot != self.shot:
             self.shot, self.statistics = piece.shot, self._measure(piece.reference, device)
@@ -158,8 +160,12 @@ class Stylist:
         statistics = None if piece.reference is None else self.statistics
         try:
             made = transformer.stylise(self.network, image, self.precision, statistics=statistics)
-        except torch.OutOfMemoryError as error:
-            raise UserError(f"{len(image)} frames do not fit on the GPU; use --batch 1, or a smaller --size") from error
+        except (RuntimeError, MemoryError) as error:
+            if not is_shortage(error):
+                raise
+            raise UserError(
+                f"{len(image)} frames do not fit into memory; use --batch 1, or a smaller --size"
+            ) from error
         pictures = (made.float().clamp(0, 1) * 255).round().to(torch.uint8).cpu()
         return self.finish(stretched(pictures, *piece.pictures.shape[2:]), piece)
 

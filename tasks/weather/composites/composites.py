@@ -1,7 +1,7 @@
 """Real rain composites as rain rates on pixels of about 2 km; `published` knows the layouts of their providers.
 
-Reflectivity becomes a rate by Z = 200 R^1.6 where the file gives no other relation (Marshall and Palmer 1948), an
-accumulation by its own minutes. Pixels finer than the layout's are averaged, those of equal angle resampled.
+Reflectivity becomes a rate by the file's relation, else the product's; an accumulation by its own minutes. Pixels finer
+than the layout's are averaged, those of equal angle resampled.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import numpy.typing as npt
 
 from retable.tasks.weather.composites import published
-from retable.tasks.weather.composites.published import Grid, Quantity
+from retable.tasks.weather.composites.published import Grid, Quantity, Relation
 from retable.tasks.weather.composites.resample import PIXEL, coarse
 
 Array = npt.NDArray[Any]
@@ -36,6 +36,10 @@ class Composite:
     """The pixels that `read` gives."""
     quantity: Quantity = "rate"
     """What the file holds."""
+    minutes: float = 0.0
+    """Interval of an accumulation."""
+    relation: Relation | None = None
+    """a and b of Z = a R^b, by which `read` turns reflectivity into a rate."""
     finer: int = 1
     """How many of the file's pixels lie across one."""
     resampled: str = ""
@@ -51,8 +55,9 @@ class Composite:
             UserError: where the file cannot be read.
 
         """
-        fine = (scaled(window, size, self.finer) for window, size in zip((rows, columns), self.grid.shape, strict=True))
-        return coarse(published.read(self.path, *fine), self.finer)
+        (height, width), finer = self.grid.shape, self.finer
+        window = scaled(rows, height, finer), scaled(columns, width, finer)
+        return coarse(published.read(self.path, *window, self.relation), finer)
 
 
 def scaled(window: slice, size: int, factor: int) -> slice:
@@ -73,4 +78,5 @@ def describe(path: Path) -> Composite:
     height, width = found.grid.shape
     shape, pixel = (height // finer, width // finer), found.grid.pixel and found.grid.pixel * finer
     grid = replace(found.grid, shape=shape, pixel=pixel)
-    return Composite(path, found.product, found.time, grid, found.quantity, finer, found.resampled)
+    about = (found.quantity, found.minutes, found.relation)
+    return Composite(path, found.product, found.time, grid, *about, finer, found.resampled)

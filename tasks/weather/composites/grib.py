@@ -9,11 +9,9 @@ Quantitative Precipitation Estimation*.
 
 from __future__ import annotations
 
-import gzip
 import struct
 from dataclasses import dataclass
 from datetime import datetime
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from retable.platform.errors import UserError
-from retable.tasks.weather.composites.resample import PIXEL, EqualAngles, flatten
+from retable.tasks.weather.composites.opening import LARGEST, content
+from retable.tasks.weather.composites.resample import PIXEL, EqualAngles, flatten, plane
 
 Array = npt.NDArray[Any]
 
@@ -29,8 +28,6 @@ SUFFIXES = (".grib2", ".grb2", ".grib2.gz", ".grb2.gz")
 PRECIP_RATE = (209, 6, 1)
 """Discipline, category and number of the surface rain rate."""
 SCANNING = ("iScansNegatively", "jScansPositively", "jPointsAreConsecutive", "alternativeRowScanning")
-LARGEST = 1 << 28
-"""Bytes of an unpacked file and pixels of its grid, at the most."""
 METHOD = (
     f"pixels of equal angle are resampled to {PIXEL:,.0f} m on an equal-area projection: each is the mean of those "
     "whose centres it holds"
@@ -38,55 +35,49 @@ METHOD = (
 """What is done to the pixels, for the screen."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Message:
-    """What a file says of itself."""
+    """A file's one message, its rain not yet unpacked."""
 
     time: datetime
     grid: EqualAngles
+    values: Any
+    """The library's message."""
+
+    @property
+    def pixels(self) -> Array:
+        """Return an array of the plane's shape that takes no memory."""
+        return np.broadcast_to(np.float32(0), plane(self.grid).shape)
 
 
-def describe(path: Path) -> Message:
-    """Read what a file says of itself, without its rain.
+def read(message: Message) -> Array:
+    """Return the rain rate on the plane of `resample.plane`, float32 in mm/h with `MISSING`; see `resample.flatten`."""
+    return flatten(message.values.values, message.grid)
+
+
+def message(path: Path) -> Message:
+    """Open a file of one message, checked before the library sees it, which prints what it finds wrong.
 
     Raises:
         UserError: where pygrib is missing, or the file holds something else than PrecipRate from north to south.
+        ValueError: where it is no whole message.
     """
-    return _described(path, _message(path))
-
-
-@lru_cache(maxsize=2)
-def read(path: Path) -> Array:
-    """Return the rain rate on the plane of `resample.plane`, float32 in mm/h with `MISSING`; see `resample.flatten`.
-
-    Raises:
-        UserError: as `describe`.
-    """
-    message = _message(path)
-    grid = _described(path, message).grid
-    rate = flatten(np.ma.filled(message.values, -1.0), grid)
-    rate.flags.writeable = False  # others are given the same array
-    return rate
-
-
-def _message(path: Path) -> Any:
-    """Return the file's one message, checked before the library sees it, which prints what it finds wrong."""
     try:
         import pygrib
     except ImportError as error:
         raise UserError(f"{path}: GRIB2 is read by pygrib, which is not here; pip install 'retable[grib]'") from error
-    with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as file:
-        data = file.read(LARGEST)
+    data = content(path)
     # Indicator section: "GRIB", two reserved bytes, discipline, edition, and the whole message's length.
     if len(data) < 20 or data[:4] != b"GRIB" or data[7] != 2 or data[-4:] != b"7777":
         raise ValueError("no whole GRIB2 message")
     if struct.unpack_from(">Q", data, 8)[0] != len(data):
         raise ValueError("more than one GRIB2 message, or a part of one")
-    return pygrib.fromstring(data)
+    opened = pygrib.fromstring(data)
+    return Message(*_described(path, opened), opened)
 
 
-def _described(path: Path, message: Any) -> Message:
-    """Return what a message says of itself; see `describe`."""
+def _described(path: Path, message: Any) -> tuple[datetime, EqualAngles]:
+    """Return the time and grid of a message of the library."""
     holds = tuple(message[name] for name in ("discipline", "parameterCategory", "parameterNumber"))
     if holds != PRECIP_RATE:
         raise UserError(f"{path}: holds discipline, category and number {holds}, not MRMS's PrecipRate; remove it")
@@ -98,4 +89,4 @@ def _described(path: Path, message: Any) -> Message:
     if shape[0] * shape[1] > LARGEST or max(down, across) > 0.012:
         raise UserError(f"{path}: {shape[0]} x {shape[1]} pixels of {down:g} degrees; MRMS's are 0.01 wide")
     time = datetime(*(message[name] for name in ("year", "month", "day", "hour", "minute", "second")))
-    return Message(time, EqualAngles(shape, north, west, down, across))
+    return time, EqualAngles(shape, north, west, down, across)

@@ -1,26 +1,25 @@
 """Make a data set of real rain composites, in the competition's layout, with real or simulated satellite images.
 
 A file that is foreign or damaged, or of another kind than most, is left out with a line that says why. Composites that
-come more often than the layout's quarters of an hour are taken at those alone.
+come more often than the layout's quarters of an hour are taken at those alone, and of an archive with gaps all
+stretches that hold a sequence.
 
 Squares are cut out of the composites, each as wide as a satellite image of the competition (the context); the rain of
 its central sixth is what is forecast. Real images do not come with composites: they are cut from a folder of SEVIRI's
 scans where one is given (`seviri`), and else simulated from the rain of the whole square; the files say which.
 
-An event lasts hours, a composite archive often no longer: splitting by time would test on the rain trained on. So a
-square belongs to one split only, with all its frames; the competition splits by time instead, each region in all.
+`splits` says which square and which frames belong to which split. Every file is read twice: to count where it rains,
+and to cut all squares out of it.
 """
 
 from __future__ import annotations
 
 import csv
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from datetime import datetime, timedelta
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -29,16 +28,19 @@ import numpy as np
 import numpy.typing as npt
 
 from retable.platform.errors import UserError, disk_errors
+from retable.platform.train.seeds import sequence
 from retable.tasks.weather.composites import seviri
-from retable.tasks.weather.composites.composites import PRODUCTS, SUFFIXES, Composite, describe
+from retable.tasks.weather.composites.archive import stretches, survey
+from retable.tasks.weather.composites.composites import PRODUCTS, Composite
+from retable.tasks.weather.composites.published import Relation
 from retable.tasks.weather.composites.resample import PIXEL
+from retable.tasks.weather.composites.splits import FEWEST, Cut, Place, cut, slots
 from retable.tasks.weather.w4c import layout
 from retable.tasks.weather.w4c.preprocess import CHANNELS, HIGHEST_RATE, MASKED, RAIN, classify
-from retable.tasks.weather.w4c.satellite import AFTER, BEFORE, observe
+from retable.tasks.weather.w4c.satellite import BEFORE, SIMULATION, VERSION, observe
 
 Array = npt.NDArray[Any]
 
-STEP = timedelta(minutes=layout.STEP)
 COVERED = 0.8
 """Share of a target's pixels that radar must see, over all frames of whole sequences."""
 DRIEST = 0.001
@@ -46,25 +48,9 @@ DRIEST = 0.001
 THRESHOLD = 0.2
 """Rain rate in mm/h from which on squares are compared by their rain, the competition's."""
 CHUNK = 96
-"""Frames of a region that are in memory at a time, a day's, besides those around them that their images show."""
-FEWEST = 4
-"""Regions needed for four splits."""
-CUT_SPLITS = ("validation", "test", "heldout")
-SIMULATION = "computed from the rain of the whole square by retable.tasks.weather.w4c.satellite.observe; not observed"
-
-
-@dataclass(frozen=True)
-class Place:
-    """A square of 6 size x 6 size pixels, and what its target saw over all frames of whole sequences."""
-
-    name: str
-    row: int
-    column: int
-    """The upper left pixel of the square in the composite."""
-    coverage: float
-    """Share of the target's pixels with a measurement."""
-    rain: float
-    """Share of rainy pixels among those."""
+"""Most frames that are in memory at a time, a day's, besides those before them that their images show."""
+MEMORY = 1 << 28
+"""Bytes that the squares of these frames take, about."""
 
 
 def import_composites(
@@ -78,14 +64,14 @@ def import_composites(
     seed: int = 0,
     tolerance: float = 0.0,
     satellite: Path | None = None,
+    relation: Relation | None = None,
     progress: Callable[[int, int], None],
 ) -> dict[str, Any]:
     """Cut a folder of rain composites into regions and write them below `target` in the competition's layout.
 
-    Frames are the longest stretch of 15-minute steps within one year whose files can all be read. Training regions keep
-    all of them; validation, test and heldout regions keep sequences of `inputs + forecast` frames that do not overlap.
-    Equal arguments give equal files. `target` appears whole or not at all. In memory is one composite, or one day of
-    one region.
+    Frames are all stretches of 15-minute steps that hold a sequence of `inputs + forecast` frames. Training keeps all
+    of them; validation, test and heldout keep sequences that do not overlap. Equal arguments give equal files. `target`
+    appears whole or not at all. In memory are a composite and the squares of a day, or of fewer frames.
 
     Args:
         source: a folder of composites in a layout of `published`.
@@ -98,44 +84,70 @@ def import_composites(
         tolerance: minutes by which a composite may miss its quarter of an hour.
         satellite: a folder of SEVIRI's scans; composites without one, and squares that a scan does not show whole, are
             left out. None: images are simulated.
+        relation: a and b of Z = a R^b; None: the file's own, else the product's.
         progress: called now and then with the work so far and in all.
 
     Returns:
-        What a data set must say of itself: product, quantity, date, start, year, frames, dropped (files not used),
-        skipped (lines on files that could not be), regions (by split), coverage and rain (shares by region), grids (by
-        region), pixel in metres, averaged (pixels across one), resampled (how, in words), and whether the images are
-        simulated, and how, or what they are.
+        What a data set must say of itself: product, quantity, minutes (of an accumulation), relation, date, start,
+        year, frames, stretches, dropped (files not used), skipped (lines on files that could not be), splits (regions
+        by split), split_by, size, smaller (a size that splits by place where this one does not, or 0), coverage and
+        rain (shares by region), grids (by region), pixel in metres, averaged (pixels across one), resampled (how, in
+        words), and whether the images are simulated, and how, or what they are.
 
     Raises:
-        UserError: where no file can be read, the frames are too few, the squares too large for the composites or fewer
-            than four with radar and rain, or an argument is out of range; with `satellite`, where no scan goes with the
+        UserError: where no file can be read, the frames are too few, the squares too large for the composites or none
+            with radar and rain, or an argument is out of range; with `satellite`, where no scan goes with the
             composites, one is damaged behind its header, or the composites do not say where they lie.
 
     """
     _check(target, size, regions, inputs, forecast, seed)
-    found, skipped = survey(source)
+    found, skipped = survey(source, relation)
     allowed = timedelta(minutes=tolerance)
     scans, found, unseen = with_scans(satellite, found, allowed)
-    composites, dropped, counts, damaged = count(source, found, size, inputs + forecast, allowed, progress)
-    whole = len(composites) // (inputs + forecast) * (inputs + forecast)
+    runs, dropped, counts, damaged = count(source, found, size, inputs + forecast, allowed, progress)
+    composites, ranges = [composite for run in runs for composite in run], numbered(runs)
     shown = _shown(scans, composites[0], size) if scans else None
-    places = choose(source, composites[:whole], counts, size, regions, shown)
-    splits = deal(places, seed)
+    every = {frame for frame, _ in slots(ranges, "test", inputs, forecast)}  # frames that no split is without
+    places = choose(source, [composites[frame] for frame in sorted(every)], counts, size, regions, shown)
+    chosen = cut(places, ranges, inputs, forecast, seed)
+    archive = Archive(source, composites, ranges, chosen, size)
     with disk_errors(str(target)):
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".import-", dir=target.parent) as scratch:
-            folder = Path(scratch) / "set"
-            folder.mkdir()
-            _write_csv(folder / layout.CSV, composites, inputs, forecast)
-            seen = _scanned(Path(scratch) / "images.npy", composites, places, size, scans, progress) if scans else None
-            for number, place in enumerate(places):
-                images = _simulated(composites, place, seed) if seen is None else _observed(seen[:, number])
-                _write_region(folder, composites, place, splits[place.name], size, (inputs, forecast), images)
-                if not scans:
-                    progress(len(composites) + len(composites) * (number + 1) // len(places), 2 * len(composites))
-            folder.rename(target)
-    about = {"satellite": seviri.ABOUT, "simulated_satellite": False} if scans else {"simulated_by": SIMULATION}
-    return _info(composites, dropped, places, splits, size) | about | {"skipped": skipped + unseen + damaged}
+            _write_set(Path(scratch), archive, scans, seed, progress).rename(target)
+    about: dict[str, Any] = {"simulated_by": SIMULATION, "simulation": VERSION}
+    if scans:
+        about = {"satellite": seviri.ABOUT, "simulated_satellite": False}
+    unused = [_name(source, composite) for composite in dropped]
+    return _info(archive) | about | {"dropped": unused, "skipped": skipped + unseen + damaged}
+
+
+@dataclass(frozen=True)
+class Archive:
+    """What is imported: the frames, and what is cut out of them."""
+
+    source: Path
+    composites: Sequence[Composite]
+    """All that are used, in order of time."""
+    runs: Sequence[range]
+    """The frames of each stretch without a gap."""
+    cut: Cut
+    size: int
+    """Pixels across a target; a square is six times as wide."""
+
+
+def numbered(runs: Sequence[Sequence[Composite]]) -> list[range]:
+    """Return the numbers of the frames of each run, counted through all."""
+    ends = np.cumsum([len(run) for run in runs]).tolist()
+    return [range(end - len(run), end) for run, end in zip(runs, ends, strict=True)]
+
+
+def _name(source: Path, composite: Composite) -> str:
+    return composite.path.relative_to(source).as_posix()
+
+
+def _silent(_: int, __: int) -> None:
+    """Report no progress."""
 
 
 def _check(target: Path, size: int, regions: int, inputs: int, forecast: int, seed: int) -> None:
@@ -145,38 +157,6 @@ def _check(target: Path, size: int, regions: int, inputs: int, forecast: int, se
         raise UserError(f"cannot import with {given}; size is a multiple of 12, regions {FEWEST} or more")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UserError(f"{target}: exists already; remove it or choose another name")
-
-
-def survey(source: Path) -> tuple[list[Composite], list[str]]:
-    """Return the composites of a folder in order of time, all of one kind and grid, and a line on each other file.
-
-    Raises:
-        UserError: where there are none, or none can be read.
-
-    """
-    paths = sorted(path for path in source.glob("*") if path.name.lower().endswith(SUFFIXES))
-    if not paths:
-        raise UserError(f"{source}: no composites ({', '.join(SUFFIXES)}); give a folder of them")
-    composites, skipped = [], []
-    for path in paths:
-        try:
-            composites.append(describe(path))
-        except UserError as error:
-            skipped.append(str(error))
-    if not composites:
-        raise UserError(skipped[0])
-    kinds = Counter(kind(composite) for composite in composites)
-    wanted = max(kinds, key=lambda each: (kinds[each], each[1] == "rate"))
-    first = next(composite for composite in composites if kind(composite) == wanted)
-    kept: dict[datetime, Composite] = {}
-    for composite in composites:
-        if kind(composite) != wanted:
-            skipped.append(f"{composite.path}: {_kind_text(composite)}; most are {_kind_text(first)}")
-        elif composite.time in kept:
-            skipped.append(f"{composite.path}: same time as {kept[composite.time].path.name}, {composite.time}")
-        else:
-            kept[composite.time] = composite
-    return [kept[time] for time in sorted(kept)], skipped
 
 
 def with_scans(
@@ -200,55 +180,6 @@ def with_scans(
     if len(seen) < len(composites):
         skipped.append(f"{satellite}: no scan goes with {len(composites) - len(seen)} of {len(composites)} composites")
     return scans, seen, skipped
-
-
-def kind(composite: Composite) -> tuple[Any, ...]:
-    """Return what composites of one data set have in common."""
-    return composite.product, composite.quantity, composite.grid
-
-
-def _kind_text(composite: Composite) -> str:
-    (height, width), corner = composite.grid.shape, composite.grid.corner
-    place = "" if corner is None else f" from {corner[0]:.0f}, {corner[1]:.0f} m"
-    return f"{PRODUCTS[composite.product]}: {composite.quantity}, {height} x {width} pixels{place}"
-
-
-def stretch(composites: Sequence[Composite], tolerance: timedelta = timedelta(0)) -> tuple[list[Composite], list[str]]:
-    """Return the longest run of 15-minute steps within a year (the first of equals) and the names of other files.
-
-    Steps need not begin at a full quarter of an hour. With a `tolerance` they do, each is the composite nearest to it,
-    and its time is then the quarter's.
-    """
-    best: list[Composite] = []
-    for steps in phases(composites, tolerance):
-        runs = [[steps[0]]]
-        for before, after in pairwise(steps):
-            if after.time - before.time == STEP and after.time.year == before.time.year:
-                runs[-1].append(after)
-            else:
-                runs.append([after])
-        best = max(best, *runs, key=len)
-    used = {composite.path for composite in best}
-    return best, [composite.path.name for composite in composites if composite.path not in used]
-
-
-def phases(composites: Sequence[Composite], tolerance: timedelta) -> Iterator[list[Composite]]:
-    """Yield composites that may be steps of 15 minutes: those of one phase of the quarter, or nearest to quarters."""
-    midnight = composites[0].time.replace(hour=0, minute=0, second=0, microsecond=0)
-    if not tolerance:
-        late = [(composite.time - midnight) % STEP for composite in composites]
-        for phase in dict.fromkeys(late):
-            yield [composite for composite, own in zip(composites, late, strict=True) if own == phase]
-        return
-    nearest: dict[datetime, Composite] = {}
-    for composite in composites:
-        quarter = midnight + (composite.time - midnight + STEP / 2) // STEP * STEP
-        miss = abs(composite.time - quarter)
-        if miss <= tolerance and (quarter not in nearest or miss < abs(nearest[quarter].time - quarter)):
-            nearest[quarter] = composite
-    if not nearest:
-        raise UserError(f"no composite is within {tolerance.total_seconds() / 60:g} minutes of a quarter of an hour")
-    yield [replace(nearest[quarter], time=quarter) for quarter in sorted(nearest)]
 
 
 @dataclass(frozen=True)
@@ -286,21 +217,23 @@ def count(
     shortest: int,
     tolerance: timedelta,
     progress: Callable[[int, int], None],
-) -> tuple[list[Composite], list[str], dict[Path, Counts], list[str]]:
-    """Read the longest stretch; where files are damaged behind a good header, the longest stretch without them.
+) -> tuple[list[list[Composite]], list[Composite], dict[Path, Counts], list[str]]:
+    """Read all stretches; where files are damaged behind a good header, the stretches without them.
 
     Returns:
-        The stretch, the names of files not used, what each frame shows, and a line on each damaged file.
+        The stretches, the composites in none, what each frame shows, and a line on each damaged file.
 
     Raises:
-        UserError: where the stretch has fewer than `shortest` frames, or fewer than four squares fit.
+        UserError: where no stretch has `shortest` frames, or no square fits.
 
     """
     counts: dict[Path, Counts] = {}
     damaged: dict[Path, str] = {}
     while left := [composite for composite in found if composite.path not in damaged]:
-        composites, dropped = stretch(left, tolerance)
-        _check_length(source, composites, shortest, list(damaged.values()))
+        runs, dropped = stretches(left, shortest, tolerance)
+        if not runs:
+            raise UserError(_too_short(source, stretches(left, 1, tolerance)[0], shortest, list(damaged.values())))
+        composites = [composite for run in runs for composite in run]
         tiles, before = tile(composites[0], size), len(damaged)
         for done, composite in enumerate(composites, 1):
             try:
@@ -310,34 +243,39 @@ def count(
                 damaged[composite.path] = str(error)
             progress(done, 2 * len(composites))
         if len(damaged) == before:
-            return composites, dropped, counts, list(damaged.values())
+            return runs, dropped, counts, list(damaged.values())
     raise UserError(next(iter(damaged.values())))
 
 
-def _check_length(source: Path, composites: Sequence[Composite], shortest: int, damaged: Sequence[str]) -> None:
-    """Refuse a stretch that holds no sequence."""
-    if len(composites) < shortest:
-        longest = f"the longest stretch of 15-minute steps is {len(composites)} frames, from {composites[0].path.name}"
-        remedy = "add files, lower the forecast or raise the tolerance"
-        why = f"; {len(damaged)} files cannot be read: {damaged[0]}" if damaged else ""
-        raise UserError(f"{source}: {longest}, but {shortest} are needed; {remedy}{why}")
+def _too_short(source: Path, runs: Sequence[Sequence[Composite]], shortest: int, damaged: Sequence[str]) -> str:
+    longest = max(runs, key=len)
+    said = f"the longest stretch of 15-minute steps is {len(longest)} frames, from {_name(source, longest[0])}"
+    remedy = "add files, lower the forecast or raise the tolerance"
+    why = f"; {len(damaged)} files cannot be read: {damaged[0]}" if damaged else ""
+    return f"{source}: {said}, but {shortest} are needed; {remedy}{why}"
 
 
 def tile(composite: Composite, size: int) -> Tiles:
     """Return the squares that tile a composite's middle.
 
     Raises:
-        UserError: where fewer than four fit.
+        UserError: where none fits.
 
     """
     (height, width), side = composite.grid.shape, 6 * size
     down, across = height // side, width // side
-    if down * across < FEWEST:
-        fits = [s for s in range(12, size, 12) if (height // (6 * s)) * (width // (6 * s)) >= FEWEST]
-        remedy = f"the largest size that fits is {fits[-1]}" if fits else "no size fits"
-        squares = f"{FEWEST} squares of {side} pixels do not fit into {height} x {width}"
-        raise UserError(f"{composite.path}: {squares}; {remedy}")
+    if not down * across:
+        largest = fitting(composite, size, 1)
+        remedy = f"the largest size that fits is {largest}" if largest else "no size fits"
+        raise UserError(f"{composite.path}: no square of {side} pixels fits into {height} x {width}; {remedy}")
     return Tiles(down, across, (height - down * side) // 2, (width - across * side) // 2, size)
+
+
+def fitting(composite: Composite, below: int, squares: int) -> int:
+    """Return the largest size below one of which so many squares fit into a composite; 0: none."""
+    height, width = composite.grid.shape
+    fits = [size for size in range(12, below, 12) if (height // (6 * size)) * (width // (6 * size)) >= squares]
+    return max(fits, default=0)
 
 
 def count_frame(composite: Composite, tiles: Tiles) -> Counts:
@@ -366,7 +304,7 @@ def choose(
     that a satellite shows; None: all.
 
     Raises:
-        UserError: where fewer than four squares have radar and rain, or are shown.
+        UserError: where no square has radar and rain, or is shown.
 
     """
     tiles = tile(composites[0], size)
@@ -381,47 +319,41 @@ def choose(
         if coverage[row, column] > COVERED and rain[row, column] >= DRIEST:
             name, shares = f"{composites[0].product}_{i:03d}", (float(coverage[row, column]), float(rain[row, column]))
             places.append(Place(name, tiles.top + row * side, tiles.left + column * side, *shares))
-    if len(places) < FEWEST:
-        found = f"{len(places)} of {down * across} squares of {side} pixels have radar and rain in their middle"
+    if not places:
+        found = f"none of {down * across} squares of {side} pixels has radar and rain in its middle"
         if shown is not None:
-            found += f" and are shown whole by the satellite ({shown.sum()} are)"
-        raise UserError(f"{source}: {found}, but {FEWEST} are needed; lower the size or give composites with more rain")
+            found += f" and is shown whole by the satellite ({shown.sum()} are)"
+        raise UserError(f"{source}: {found}; lower the size or give composites with more rain")
     ranked = sorted(places, key=lambda place: (-place.rain, place.row, place.column))
     ranks = np.linspace(0, len(ranked) - 1, min(regions, len(ranked))).round().astype(int)
     return sorted((ranked[rank] for rank in ranks), key=lambda place: (place.row, place.column))
 
 
-def deal(places: Sequence[Place], seed: int) -> dict[str, str]:
-    """Deal squares to splits: half to training, the rest to validation, test and heldout in turn, by name.
-
-    The rest is spread evenly along a line that winds through the rows, so that no split keeps to a corner.
-    """
-    rows = sorted({place.row for place in places})
-    line = sorted(places, key=lambda place: (place.row, place.column * (-1) ** rows.index(place.row)))
-    first, rest = int(np.random.default_rng(seed).integers(len(line))), max(len(CUT_SPLITS), len(line) // 2)
-    splits = dict.fromkeys((place.name for place in places), "training")
-    for k in range(rest):
-        splits[line[(first + k * len(line) // rest) % len(line)].name] = CUT_SPLITS[k % len(CUT_SPLITS)]
-    return splits
-
-
-def _info(
-    composites: Sequence[Composite], dropped: list[str], places: Sequence[Place], splits: Mapping[str, str], size: int
-) -> dict[str, Any]:
-    """Return what `import_composites` returns."""
-    first = composites[0]
+def _info(archive: Archive) -> dict[str, Any]:
+    """Return what `import_composites` returns of the rain."""
+    first, last, places = archive.composites[0], archive.composites[-1], archive.cut.places
+    days = dict.fromkeys(f"{composite.time:%Y-%m-%d}" for composite in (first, last))
+    by_place = archive.cut.by == "place"
     return {
-        "product": PRODUCTS[first.product],
+        "product": PRODUCTS[first.product].title,
         "quantity": first.quantity,
-        "date": f"{first.time:%Y-%m-%d}",
+        "minutes": first.minutes,
+        "relation": first.relation,
+        "date": " to ".join(days),
         "start": f"{first.time:%Y-%m-%dT%H:%M:%SZ}",
         "year": first.time.year,
-        "frames": len(composites),
-        "dropped": dropped,
-        "regions": {split: [place.name for place in places if splits[place.name] == split] for split in layout.SPLITS},
+        "frames": len(archive.composites),
+        "stretches": len(archive.runs),
+        "splits": {
+            split: [place.name for place in places if split in archive.cut.splits[place.name]]
+            for split in layout.SPLITS
+        },
+        "split_by": archive.cut.by,
+        "size": archive.size,
+        "smaller": 0 if by_place else fitting(first, archive.size, FEWEST),
         "coverage": {place.name: place.coverage for place in places},
         "rain": {place.name: place.rain for place in places},
-        "grids": {place.name: _grid(first, place, size) for place in places},
+        "grids": {place.name: _grid(first, place, archive.size) for place in places},
         "pixel": first.grid.pixel,
         "averaged": first.finer,
         "resampled": first.resampled,
@@ -446,45 +378,88 @@ def _grid(composite: Composite, place: Place, size: int) -> dict[str, Any]:
     return found
 
 
-def _write_region(
-    folder: Path,
-    composites: Sequence[Composite],
-    place: Place,
-    split: str,
-    size: int,
-    lengths: tuple[int, int],
-    images: Images,
+def _write_set(
+    scratch: Path, archive: Archive, scans: Mapping[datetime, Path], seed: int, progress: Callable[[int, int], None]
+) -> Path:
+    """Write a data set below a scratch folder, and return its folder."""
+    folder, composites, places = scratch / "set", archive.composites, archive.cut.places
+    folder.mkdir()
+    _write_csv(folder / layout.CSV, archive)
+    if scans:
+        seen = _scanned(scratch / "images.npy", composites, places, archive.size, scans, progress)
+        images = [_observed(seen[:, number]) for number in range(len(places))]
+    else:
+        images = [_simulated(composites, place, seed) for place in places]
+    for year in sorted({composite.time.year for composite in composites}):
+        _write_year(folder, archive, year, images, _silent if scans else progress)
+    return folder
+
+
+def _write_year(
+    folder: Path, archive: Archive, year: int, images: Sequence[Images], progress: Callable[[int, int], None]
 ) -> None:
-    """Write a region's two files, with the frames that belong to its split, some frames at a time."""
-    kept, year = slots(len(composites), split, *lengths), composites[0].time.year
-    rows = np.array([frame for frame, _ in kept])
-    seen = np.array([frame for frame, kind in kept if not (split in ("test", "heldout") and kind.endswith("_target"))])
-    about = {"product": PRODUCTS[composites[0].product], "region": place.name, "split": split}
-    about |= _grid(composites[0], place, size)
-    names = np.array([composite.path.name.encode() for composite in composites])
-    image_path = folder / layout.satellite_path(year, place.name, split)
-    rain_path = folder / layout.rain_path(year, place.name, split)
-    with (
-        _written(image_path, layout.SATELLITE, (11, size, size), names[seen], about | dict(images.about)) as pictures,
-        _written(rain_path, layout.RAIN, (1, size, size), names[rows], about | {"simulated": False}) as rates,
-    ):
-        for first in range(0, len(composites), CHUNK):
-            nearby, squares = _squares(composites, first, place, size)
-            inside = slice(min(first, BEFORE), min(first, BEFORE) + len(composites[first : first + CHUNK]))
-            centre = slice(5 * size // 2, 7 * size // 2)
-            targets = squares[inside, centre, centre].copy()
-            views = images.of(first, nearby, squares)[inside]
-            for data, frames, part in ((rates, rows, targets[:, None]), (pictures, seen, views)):
-                low, high = np.searchsorted(frames, [first, first + CHUNK])
-                data[low:high] = part[frames[low:high] - first]
+    """Write all regions' files of a year, some frames at a time: each composite is read once for all of them."""
+    composites, size, places = archive.composites, archive.size, archive.cut.places
+    middle = slice(5 * size // 2, 7 * size // 2)
+    step = max(1, min(CHUNK, MEMORY // (len(places) * (6 * size) ** 2 * 4)))
+    with ExitStack() as opened:
+        files = [_files(opened, folder, archive, year, *each) for each in zip(places, images, strict=True)]
+        for run in (run for run in archive.runs if composites[run.start].time.year == year):
+            held: dict[int, Array] = {}
+            for first in run[::step]:
+                last = min(run.stop, first + step)
+                low, high = max(run.start, first - BEFORE), last
+                held = {k: held[k] if k in held else _squares(composites[k], places, size) for k in range(low, high)}
+                for number, (outputs, made) in enumerate(zip(files, images, strict=True)):
+                    squares = np.stack([held[k][number] for k in range(low, high)])
+                    targets = squares[first - low : last - low, middle, middle][:, None]
+                    views = made.of(low, composites[low:high], squares)[first - low : last - low]
+                    for rows, data, part in ((each.rows, each.data, (targets, views)[each.image]) for each in outputs):
+                        start, stop = np.searchsorted(rows, [first, last])
+                        data[start:stop] = part[rows[start:stop] - first]
+                progress(len(composites) + last, 2 * len(composites))
 
 
-def _squares(composites: Sequence[Composite], first: int, place: Place, size: int) -> tuple[Sequence[Composite], Array]:
-    """Return the frames from `first` on, at most `CHUNK`, with those around them, and their rates (n, 6S, 6S)."""
-    low, last = max(0, first - BEFORE), min(len(composites), first + CHUNK)
-    nearby = composites[low : last + AFTER]
-    square = slice(place.row, place.row + 6 * size), slice(place.column, place.column + 6 * size)
-    return nearby, np.stack([composite.read(*square) for composite in nearby])
+@dataclass(frozen=True)
+class Output:
+    """A file that is written, and the frames that it holds."""
+
+    rows: Array
+    data: h5py.Dataset
+    image: bool
+
+
+def _files(opened: ExitStack, folder: Path, archive: Archive, year: int, place: Place, images: Images) -> list[Output]:
+    """Open a region's files of a year."""
+    composites, size, found = archive.composites, archive.size, []
+    names = np.array([_name(archive.source, composite).encode() for composite in composites])
+    for split in archive.cut.splits[place.name]:
+        kept = [(k, kind) for k, kind in archive.cut.frames[split] if composites[k].time.year == year]
+        if not kept:
+            continue
+        rows = np.array([k for k, _ in kept])
+        seen = np.array([k for k, kind in kept if not (split in ("test", "heldout") and kind.endswith("_target"))])
+        about: dict[str, Any] = {"product": PRODUCTS[composites[0].product].title, "region": place.name, "split": split}
+        about |= _grid(composites[0], place, size)
+        if relation := composites[0].relation:
+            about |= {"zr_a": relation[0], "zr_b": relation[1]}
+        pictures = folder / layout.satellite_path(year, place.name, split), layout.SATELLITE, (11, size, size)
+        rain = folder / layout.rain_path(year, place.name, split), layout.RAIN, (1, size, size)
+        shown = opened.enter_context(_written(*pictures, names[seen], about | dict(images.about)))
+        found.append(Output(seen, shown, True))
+        measured = opened.enter_context(_written(*rain, names[rows], about | {"simulated": False}))
+        found.append(Output(rows, measured, False))
+    return found
+
+
+def _squares(composite: Composite, places: Sequence[Place], size: int) -> Array:
+    """Return the rates of the squares of all places in a composite, (places, 6S, 6S)."""
+    side = 6 * size
+    top, left = min(place.row for place in places), min(place.column for place in places)
+    bottom, right = max(place.row for place in places) + side, max(place.column for place in places) + side
+    rate = composite.read(slice(top, bottom), slice(left, right))
+    corners = [(place.row - top, place.column - left) for place in places]
+    return np.stack([rate[row : row + side, column : column + side] for row, column in corners])
 
 
 @dataclass(frozen=True)
@@ -492,7 +467,7 @@ class Images:
     """Where a region's satellite images come from."""
 
     of: Callable[[int, Sequence[Composite], Array], Array]
-    """Gives, of the first frame's number, frames with those around them, and the rates of their whole squares
+    """Gives, of the first frame's number, frames with those before them, and the rates of their whole squares
     (n, 6S, 6S), the images (n, 11, S, S)."""
     about: Mapping[str, Any]
     """What the file says of them."""
@@ -537,15 +512,14 @@ def _observed(seen: Array) -> Images:
     """Return a region's images as a satellite saw them, (frames, 11, S, S)."""
 
     def of(first: int, nearby: Sequence[Composite], _: Array) -> Array:
-        low = max(0, first - BEFORE)
-        return seen[low : low + len(nearby)]
+        return seen[first : first + len(nearby)]
 
     return Images(of, {"simulated": False, "satellite": seviri.ABOUT})
 
 
 def _simulated(composites: Sequence[Composite], place: Place, seed: int) -> Images:
     """Return images that are simulated from the rain of the whole square."""
-    cirrus = int(np.random.SeedSequence([seed, place.row, place.column]).generate_state(1)[0])
+    cirrus = int(sequence(seed, "weather.satellite", place.row, place.column).generate_state(1)[0])
     midnight = composites[0].time.replace(hour=0, minute=0)
 
     def of(_: int, nearby: Sequence[Composite], rates: Array) -> Array:
@@ -568,26 +542,14 @@ def _written(
         yield file.create_dataset(key, (len(sources), *shape), np.float32, chunks=(1, *shape), fletcher32=True)
 
 
-def slots(frames: int, split: str, inputs: int, forecast: int) -> list[tuple[int, str]]:
-    """Return a split's frames, 0 to `frames - 1`, each with its `split_type` in the CSV.
-
-    Training has all; the others have as many sequences of inputs and targets as fit one after another.
-    """
-    if split == "training":
-        return [(frame, "-") for frame in range(frames)]
-    length = inputs + forecast
-    kinds = [f"{split}_in"] * inputs + [f"{split}_target"] * forecast
-    return [(frame, kinds[frame % length]) for frame in range(frames // length * length)]
-
-
-def _write_csv(path: Path, composites: Sequence[Composite], inputs: int, forecast: int) -> None:
-    """Write the CSV; unlike in the competition's, a slot stands there once for each split, as splits are places."""
+def _write_csv(path: Path, archive: Archive) -> None:
+    """Write the CSV; of splits by place a slot stands there once for each split, unlike in the competition's."""
     with path.open("w", newline="") as file:
         table = csv.writer(file, lineterminator="\n")
         table.writerow(layout.COLUMNS)
         for split in layout.SPLITS:
-            for frame, kind in slots(len(composites), split, inputs, forecast):
-                time = composites[frame].time
+            for frame, kind in archive.cut.frames[split]:
+                time = archive.composites[frame].time
                 # Accumulated rain and reflectivity are not there; readers ask for `all_vars`, the layout's two.
                 there = (1, 0, 0, 1, 1)
                 table.writerow((f"{time:%H%M%S}", f"{time:%Y%m%d}", f"{time:%Y-%m-%d}", *there, split, kind))

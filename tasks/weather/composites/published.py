@@ -1,7 +1,7 @@
 """The layouts in which composites of rain are published: what a file says of itself, and its rain rate.
 
 Read are OPERA's and others' ODIM_H5 (rate, accumulation or reflectivity), NWC-SAF's netCDF-4, KNMI's HDF5, the netCDF
-of Australia's Bureau of Meteorology, the PGM of Finland's FMI and, by `grib`, MRMS's GRIB2.
+of Australia's Bureau of Meteorology, the PGM of Finland's FMI and, by `grib`, MRMS's GRIB2. `PRODUCTS` defines each.
 
 Sources: Michelson et al. 2014, *EUMETNET OPERA weather radar information model for implementation with the HDF5 file
 format*, version 2.2; NWC SAF, *Data output format for the NWC/GEO*, 2016; of the others what their files say.
@@ -9,9 +9,8 @@ format*, version 2.2; NWC SAF, *Data output format for the NWC/GEO*, 2016; of th
 
 from __future__ import annotations
 
-import gzip
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -26,31 +25,29 @@ import pyproj
 
 from retable.platform.errors import UserError
 from retable.tasks.weather.composites import grib
+from retable.tasks.weather.composites.opening import LARGEST, content, form_of, hdf5
 from retable.tasks.weather.composites.resample import PIXEL, plane
-from retable.tasks.weather.w4c.preprocess import MISSING, UNDETECTED
+from retable.tasks.weather.w4c import layout
+from retable.tasks.weather.w4c.frames import check_filters
+from retable.tasks.weather.w4c.preprocess import HIGHEST_RATE, MISSING, UNDETECTED
 
 Array = npt.NDArray[Any]
 Quantity = Literal["rate", "accumulation", "reflectivity"]
+Relation = tuple[float, float]
+"""a and b of Z = a R^b."""
 
-PRODUCTS = {
-    "opera": "ODIM_H5 radar composites",
-    "crr": "NWC-SAF convective rain rate",
-    "knmi": "KNMI radar composites",
-    "bom": "rainfields of the Bureau of Meteorology",
-    "fmi": "FMI radar composites",
-    "mrms": "MRMS rain rates",
-}
 SUFFIXES = (".h5", ".hdf", ".hdf5", ".nc", ".nc4", ".pgm", ".pgm.gz", *grib.SUFFIXES)
+"""Usual names of composites: a file so named that cannot be read is reported, one of another name is ignored."""
 WANTED: Mapping[str, Quantity] = {"RATE": "rate", "ACRR": "accumulation", "DBZH": "reflectivity", "TH": "reflectivity"}
 """ODIM's quantities that are rain, the best first."""
 MARSHALL_PALMER = (200.0, 1.6)
-"""a and b of Z = a R^b."""
-LARGEST = 1 << 28
-"""Pixels of a composite and bytes of a packed picture, at the most."""
+"""The relation of a product that has no other (Marshall and Palmer 1948)."""
 WIDTHS = (50.0, 50_000.0)
 """Widths in metres that a pixel may have; what says another is damaged."""
 YEARS = (1950, 2100)
 """Years that a composite may be of."""
+HEADER = 1 << 16
+"""Bytes of a picture that hold its header."""
 
 
 @dataclass(frozen=True)
@@ -74,41 +71,77 @@ class Described:
     time: datetime
     grid: Grid
     quantity: Quantity
+    minutes: float = 0.0
+    """Interval of an accumulation."""
+    relation: Relation | None = None
+    """By which reflectivity becomes a rate."""
     resampled: str = ""
     """What the reader does to the file's pixels, in words; empty: nothing."""
 
 
 @dataclass(frozen=True)
 class Field:
-    """A map in an HDF5 file, and what its numbers mean."""
+    """A map in a file, and the meaning of its numbers."""
 
     key: str
+    """Of an HDF5 file."""
     quantity: Quantity
-    scale: float
-    offset: float
-    sentinels: Mapping[float, float]
-    """Raw values that are no rain, and what they are here."""
+    scale: float = 1.0
+    offset: float = 0.0
+    sentinels: tuple[tuple[float, float], ...] = ()
+    """Raw values that are no rain, and `MISSING` or `UNDETECTED`."""
     minutes: float = 0.0
     """Of an accumulation."""
-    relation: tuple[float, float] = MARSHALL_PALMER
+    relation: Relation | None = None
+    """Of reflectivity; None: the product's."""
 
-    def rate(self, raw: Array) -> Array:
-        """Return rain rates in mm/h, with `MISSING` and `UNDETECTED`."""
-        return rates(raw, self)
+
+@dataclass(frozen=True)
+class Product:
+    """How one provider publishes rain."""
+
+    title: str
+    field: Callable[[Path, Any], Field]
+    """Finds the map of rain in an open file."""
+    place: Callable[[Path, Any, tuple[int, int]], tuple[datetime, Grid]]
+    """Returns the nominal time (UTC; of an accumulation its end) and the grid, given the map's shape."""
+    relation: Relation = MARSHALL_PALMER
+    """Of reflectivity, where a file gives none."""
+    holds: Callable[[h5py.File], bool] = lambda file: False
+    """Recognizes the product's HDF5 files."""
 
 
 def rates(raw: Array, field: Field) -> Array:
-    """Turn the numbers of a map into rain rates, float32 in mm/h, with sentinels."""
+    """Return rain rates, float32 in mm/h with sentinels; integers of up to 16 bits by a table of all their values.
+
+    A rate above `HIGHEST_RATE`, as of hail, is `HIGHEST_RATE`.
+    """
+    if raw.dtype.kind in "iu" and raw.dtype.itemsize <= 2 and raw.size > 1 << 8:
+        raw = raw.astype(raw.dtype.newbyteorder("="), copy=False)
+        return np.take(_table(field, raw.dtype), raw.view(f"u{raw.dtype.itemsize}"))
+    return _rates(raw, field)
+
+
+@lru_cache(maxsize=8)
+def _table(field: Field, kind: np.dtype[Any]) -> Array:
+    """Return the rate of each value of an integer type, in the order of its bits read as an unsigned number."""
+    unsigned = np.dtype(f"u{kind.itemsize}")
+    return _rates(np.arange(1 << (8 * kind.itemsize), dtype=unsigned).view(kind), field)
+
+
+def _rates(raw: Array, field: Field) -> Array:
     with np.errstate(over="ignore", invalid="ignore"):  # what is out of range is no measurement
         value: Array = raw * field.scale + field.offset
         if field.quantity == "accumulation":
             value = value * (60 / field.minutes)
         elif field.quantity == "reflectivity":
-            a, b = field.relation
+            a, b = field.relation or MARSHALL_PALMER
             value = (10 ** (value / 10) / a) ** (1 / b)
         rate: Array = value.astype(np.float32)
-    rate[~np.isfinite(rate)] = MISSING
-    for number, sentinel in field.sentinels.items():
+    unknown = ~np.isfinite(rate)
+    np.minimum(rate, np.float32(HIGHEST_RATE), out=rate)
+    rate[unknown] = MISSING
+    for number, sentinel in field.sentinels:
         rate[raw == number] = sentinel
     return rate
 
@@ -119,29 +152,46 @@ def describe(path: Path) -> Described:
     Raises:
         UserError: where the file is truncated, foreign, or holds nothing that is rain.
     """
-    with _told(path):
-        found = _described(path)
-        if found.time.tzinfo is not None:
-            found = replace(found, time=found.time.astimezone(UTC).replace(tzinfo=None))
+    with _told(path), _opened(path, whole=False) as (name, file):
+        field = field_of(path, file, name)
+        time, grid = PRODUCTS[name].place(path, file, _raw(path, file, field).shape)
+        if time.tzinfo is not None:
+            time = time.astimezone(UTC).replace(tzinfo=None)
+        resampled = grib.METHOD if name == "mrms" else ""
+        found = Described(name, time, grid, field.quantity, field.minutes, field.relation, resampled)
         _check_range(path, found)
         return found
 
 
-def _described(path: Path) -> Described:
-    if path.name.lower().endswith(grib.SUFFIXES):
-        message = grib.describe(path)
-        flat = plane(message.grid)
-        return Described("mrms", message.time, Grid(flat.shape, PIXEL, flat.projdef, flat.corner), "rate", grib.METHOD)
-    if _is_picture(path):
-        said, pixels = _picture(path)
-        time, grid = datetime.strptime(said["obstime"], "%Y%m%d%H%M"), _fmi_grid(path, said, pixels.shape)
-        return Described("fmi", time, grid, "reflectivity")
-    with h5py.File(path, "r") as file:
-        product = _product(path, file)
-        found = field_of(path, file, product)
-        _check_own(path, file, found.key)
-        time, grid = MEASURES[product](path, file, file[found.key].shape)
-        return Described(product, time, grid, found.quantity)
+@contextmanager
+def _opened(path: Path, whole: bool = True) -> Iterator[tuple[str, Any]]:
+    """Open a file and say which product it is; of a picture that is not read `whole`, the header."""
+    match form_of(path):
+        case "grib":
+            yield "mrms", grib.message(path)
+        case "pgm":
+            yield "fmi", _picture(content(path) if whole else content(path, HEADER), whole)
+        case "archive":
+            raise UserError(f"{path}: is an archive; unpack it, and give the folder of what it holds")
+        case _:
+            with hdf5(path) as file:
+                yield _product(path, file), file
+
+
+def field_of(path: Path, file: Any, product: str) -> Field:
+    """Return the map of rain in a file of a product, and the meaning of its numbers."""
+    found = PRODUCTS[product].field(path, file)
+    if found.quantity != "reflectivity":
+        return found
+    return replace(found, relation=found.relation or PRODUCTS[product].relation)
+
+
+def _raw(path: Path, file: Any, field: Field) -> Any:
+    """Return the map of an open file: something with a shape that gives windows."""
+    if not isinstance(file, h5py.File):
+        return file.pixels
+    _check_own(path, file, field.key)
+    return file[field.key]
 
 
 def _check_range(path: Path, found: Described) -> None:
@@ -158,115 +208,115 @@ def _check_range(path: Path, found: Described) -> None:
         raise UserError(f"{path}: says {said}, which no composite has; download it again or remove it")
 
 
-def read(path: Path, rows: slice, columns: slice) -> Array:
+def read(path: Path, rows: slice, columns: slice, relation: Relation | None = None) -> Array:
     """Return the rain rate of a window of the described grid, float32 (rows, columns) in mm/h, with sentinels.
+
+    `relation` replaces the file's or product's own.
 
     Raises:
         UserError: where the file cannot be read.
     """
-    with _told(path):
-        if path.name.lower().endswith(grib.SUFFIXES):
-            return grib.read(path)[rows, columns]
-        if _is_picture(path):
-            said, pixels = _picture(path)
-            missing = {float(said.get("missingval", 255)): MISSING}
-            return rates(pixels[rows, columns], Field("", "reflectivity", 0.5, -32.0, missing | {0.0: UNDETECTED}))
-        with h5py.File(path, "r") as file:
-            found = field_of(path, file, _product(path, file))
-            _check_own(path, file, found.key)
-            return found.rate(file[found.key][rows, columns])
-
-
-def _is_picture(path: Path) -> bool:
-    return path.name.lower().endswith((".pgm", ".pgm.gz"))
+    with _told(path), _opened(path) as (name, file):
+        field = field_of(path, file, name)
+        if relation and field.relation:
+            field = replace(field, relation=relation)
+        if name == "mrms":
+            return np.minimum(grib.read(file)[rows, columns], np.float32(HIGHEST_RATE))
+        return rates(_raw(path, file, field)[rows, columns], field)
 
 
 def _product(path: Path, file: h5py.File) -> str:
-    """Return whose layout a file has."""
-    if "crr_intensity" in file:
-        return "crr"
-    if "image1/image_data" in file and "overview" in file:
-        return "knmi"
-    if "precipitation" in file and "valid_time" in file:
-        return "bom"
-    if any(name.startswith("dataset") for name in file):
-        return "opera"
-    raise UserError(
-        f"{path}: neither an ODIM_H5 composite nor one of NWC-SAF (crr_intensity), KNMI or the Bureau of Meteorology; "
-        "remove it"
-    )
+    """Return the product of an HDF5 file."""
+    found = [name for name, product in PRODUCTS.items() if product.holds(file)]
+    if not found:
+        raise UserError(
+            f"{path}: neither an ODIM_H5 composite nor one of NWC-SAF (crr_intensity), KNMI or the Bureau of "
+            "Meteorology; remove it"
+        )
+    return found[0]
 
 
-def field_of(path: Path, file: h5py.File, product: str) -> Field:
-    """Return the map of rain in a file, and what its numbers mean."""
-    match product:
-        case "crr":
-            attributes = file["crr_intensity"].attrs
-            scale, offset, fill = (_number(attributes[name]) for name in ("scale_factor", "add_offset", "_FillValue"))
-            return Field("crr_intensity", "rate", scale, offset, {fill: MISSING})
-        case "knmi":
-            return _knmi_field(path, file)
-        case "bom":
-            attributes = file["precipitation"].attrs
-            scale, offset, fill = (_number(attributes[name]) for name in ("scale_factor", "add_offset", "_FillValue"))
-            minutes = (_number(file["valid_time"][()]) - _number(file["start_time"][()])) / 60
-            _check_minutes(path, minutes)
-            return Field("precipitation", "accumulation", scale, offset, {fill: MISSING}, minutes)
-    return _odim_field(path, file)
+def _linear(attributes: Mapping[str, Any]) -> tuple[float, float, tuple[tuple[float, float], ...]]:
+    """Return scale, offset and sentinels of a netCDF variable, packed or not."""
+    scale, offset = _number(attributes.get("scale_factor", 1.0)), _number(attributes.get("add_offset", 0.0))
+    names = ("_FillValue", "missing_value")
+    return scale, offset, tuple((_number(attributes[name]), MISSING) for name in names if name in attributes)
+
+
+def _crr_field(_: Path, file: h5py.File) -> Field:
+    return Field("crr_intensity", "rate", *_linear(file["crr_intensity"].attrs))
+
+
+def _bom_field(path: Path, file: h5py.File) -> Field:
+    minutes = (_number(file["valid_time"][()]) - _number(file["start_time"][()])) / 60
+    _check_minutes(path, minutes)
+    return Field("precipitation", "accumulation", *_linear(file["precipitation"].attrs), minutes)
 
 
 def _check_minutes(path: Path, minutes: float) -> None:
-    """Refuse an accumulation whose time is none."""
-    if not 0 < minutes <= 60:
-        raise UserError(f"{path}: an accumulation of {minutes:g} minutes; rain rates need one of an hour at most")
+    """Refuse an accumulation without an interval, or whose interval is longer than the layout's step."""
+    if not 0 < minutes <= layout.STEP:
+        needs = f"a rain rate of each quarter of an hour needs one of {layout.STEP} at most"
+        raise UserError(f"{path}: an accumulation of {minutes:g} minutes; {needs}")
 
 
 def _odim_field(path: Path, file: h5py.File) -> Field:
     """Find an ODIM file's best map of rain; attributes that lack have ODIM's defaults."""
-    found: dict[str, Field] = {}
+    found: dict[str, tuple[str, str]] = {}
     seen = []
     for dataset in sorted(name for name in file if name.startswith("dataset")):
         for data in sorted(name for name in file[dataset] if name.startswith("data")):
-            # An attribute of the data overrules the same one of the data set above (section 4 of the format).
-            groups = [group for group in ("what", f"{dataset}/what", f"{dataset}/{data}/what") if group in file]
-            what = {name: value for group in groups for name, value in file[group].attrs.items()}
+            what = _inherited(file, "what", dataset, data)
             seen.append(_text(what["quantity"]) if "quantity" in what else "nothing named")
-            if seen[-1] in WANTED and seen[-1] not in found:
-                how = f"{dataset}/{data}/how"
-                found[seen[-1]] = _odim_meaning(path, f"{dataset}/{data}/data", WANTED[seen[-1]], what, file.get(how))
-    for quantity in WANTED:
-        if quantity in found:
-            return found[quantity]
+            found.setdefault(seen[-1], (dataset, data))
+    refused = []
+    for name in WANTED:
+        if name in found:
+            try:
+                return _odim_meaning(path, file, WANTED[name], *found[name])
+            except UserError as error:  # an hour's sum may stand beside reflectivity
+                refused.append(error)
+    if refused:
+        raise refused[0]
     raise UserError(f"{path}: holds {', '.join(seen) or 'no data'} but none of {', '.join(WANTED)}")
 
 
-def _odim_meaning(path: Path, key: str, quantity: Quantity, what: Mapping[str, Any], how: Any) -> Field:
-    """Return what the numbers of an ODIM map mean."""
-    sentinels = {
-        _number(what[name]): value for name, value in (("undetect", UNDETECTED), ("nodata", MISSING)) if name in what
-    }
-    minutes, relation = 0.0, MARSHALL_PALMER
+def _inherited(file: h5py.File, group: str, dataset: str, data: str) -> dict[str, Any]:
+    """Return a map's attributes: those of the data overrule those of the data set, and these the file's (section 4)."""
+    groups = [name for name in (group, f"{dataset}/{group}", f"{dataset}/{data}/{group}") if name in file]
+    return {name: value for each in groups for name, value in file[each].attrs.items()}
+
+
+def _odim_meaning(path: Path, file: h5py.File, quantity: Quantity, dataset: str, data: str) -> Field:
+    """Return the meaning of the numbers of an ODIM map."""
+    what, how = (_inherited(file, group, dataset, data) for group in ("what", "how"))
+    marks = (("undetect", UNDETECTED), ("nodata", MISSING))
+    sentinels = tuple((_number(what[name]), value) for name, value in marks if name in what)
+    minutes, relation = 0.0, None
     if quantity == "accumulation":
         start, end = (_moment(what[f"{name}date"], what[f"{name}time"]) for name in ("start", "end"))
         minutes = (end - start).total_seconds() / 60
         _check_minutes(path, minutes)
-    if how is not None and "zr_a" in how.attrs and "zr_b" in how.attrs:
-        relation = _number(how.attrs["zr_a"]), _number(how.attrs["zr_b"])
+    if "zr_a" in how and "zr_b" in how:
+        relation = _number(how["zr_a"]), _number(how["zr_b"])
     scale, offset = _number(what.get("gain", 1.0)), _number(what.get("offset", 0.0))
-    return Field(key, quantity, scale, offset, sentinels, minutes, relation)
+    return Field(f"{dataset}/{data}/data", quantity, scale, offset, sentinels, minutes, relation)
+
+
+_NUMBER = r"\d+\.?\d*(?:[eE][-+]?\d+)?"
+FORMULA = re.compile(rf"GEO=([-+]*{_NUMBER})\*PV(?:([-+]+)({_NUMBER}))?")
 
 
 def _knmi_field(path: Path, file: h5py.File) -> Field:
     """Read KNMI's calibration: `GEO=0.01*PV+0.0`, millimetres of the file's own minutes, or reflectivity."""
     calibration, kind = file["image1/calibration"].attrs, _text(file["image1"].attrs["image_geo_parameter"])
-    formula = re.fullmatch(
-        r"GEO=([-+.\deE]+)\*PV([-+][.\deE+-]*)", _text(calibration["calibration_formulas"]).replace(" ", "")
-    )
+    formula = FORMULA.fullmatch(_text(calibration["calibration_formulas"]).replace(" ", ""))
     if not formula:
         raise UserError(f"{path}: its calibration formula is not understood; expected GEO=a*PV+b")
     names = ("calibration_missing_data", "calibration_out_of_image")
-    sentinels = {_number(calibration[name]): MISSING for name in names if name in calibration}
-    scale, offset = float(formula[1]), float(formula[2])
+    sentinels = tuple((_number(calibration[name]), MISSING) for name in names if name in calibration)
+    sign = (-1) ** (formula[2] or "").count("-")  # KNMI writes `+ -32`
+    scale, offset = float(formula[1]), sign * float(formula[3] or 0)
     if kind.startswith("ACCUMULATED"):
         start, end = (_knmi_time(file, name) for name in ("start", "end"))
         minutes = (end - start).total_seconds() / 60
@@ -298,8 +348,7 @@ def _knmi(path: Path, file: h5py.File, shape: tuple[int, int]) -> tuple[datetime
     """Read KNMI's grid, which is in kilometres, the earth's radius too."""
     place = file["geographic"].attrs
     across, down = (_number(place[f"geo_pixel_size_{axis}"]) for axis in "xy")
-    if across != -down:
-        raise UserError(f"{path}: its pixels are not square; give composites on an equal-area grid")
+    _check_square(path, across, -down, shape)
     projection = _text(file["geographic/map_projection"].attrs["projection_proj4_params"])
     metres = re.sub(r"\+(a|b)=([.\d]+)", lambda found: f"+{found[1]}={float(found[2]) * 1000:.10g}", projection)
     left, top = _number(place["geo_column_offset"]) * across, _number(place["geo_row_offset"]) * down
@@ -308,11 +357,13 @@ def _knmi(path: Path, file: h5py.File, shape: tuple[int, int]) -> tuple[datetime
 
 
 def _bom(path: Path, file: h5py.File, shape: tuple[int, int]) -> tuple[datetime, Grid]:
-    """Read the Bureau's grid: centres of pixels in kilometres on an Albers projection, north first."""
-    x, y = (file[axis][:2].astype(float) for axis in "xy")
-    pixel = round(float(x[1] - x[0]), 6)
-    if pixel <= 0 or round(float(y[0] - y[1]), 6) != pixel:
-        raise UserError(f"{path}: its pixels are not square or its rows begin in the south; give the Bureau's own grid")
+    """Read the Bureau's grid: centres of pixels on an Albers projection, north first; in kilometres, unless said."""
+    units = _text(file["x"].attrs.get("units", "km"))
+    x, y = (file[axis][:2].astype(float) / (1000 if units.startswith("m") else 1) for axis in "xy")
+    pixel, down = (round(float(step), 6) for step in (x[1] - x[0], y[0] - y[1]))
+    if pixel <= 0 or down <= 0:
+        raise UserError(f"{path}: its rows begin in the south or its columns in the east; give the Bureau's own grid")
+    _check_square(path, pixel, down, shape)
     said = file["proj"].attrs
     first, second = np.ravel(said["standard_parallel"])[:2]
     minor = (
@@ -330,44 +381,65 @@ def _bom(path: Path, file: h5py.File, shape: tuple[int, int]) -> tuple[datetime,
     return time, Grid(shape, pixel * 1000, projection, corner)
 
 
-MEASURES = {"crr": _crr, "opera": _opera, "knmi": _knmi, "bom": _bom}
+@dataclass(frozen=True)
+class Picture:
+    """A PGM of FMI: levels of 0.5 dBZ above -32."""
+
+    said: Mapping[str, str]
+    """Its comments."""
+    pixels: Array
+    """All levels; of a picture of which only the header was read, zeros of the same shape."""
 
 
-@lru_cache(maxsize=4)
-def _picture(path: Path) -> tuple[Mapping[str, str], Array]:
-    """Return what a PGM of FMI says in its comments, and its pixels.
-
-    Levels are 0.5 dBZ above -32, 255 is no measurement (`missingval`).
-    """
-    with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as file:
-        data = file.read(LARGEST)
+def _picture(data: bytes, whole: bool) -> Picture:
+    """Read a PGM, or its header alone."""
     header = re.match(rb"P5\s((?:#[^\n]*\n|\s)*)(\d+)\s+(\d+)\s+(\d+)\s", data)
     if not header:
         raise ValueError("no PGM")
     width, height, most = (int(header[group]) for group in (2, 3, 4))
-    if most > 255 or width * height != len(data) - header.end():
-        raise ValueError(f"{len(data) - header.end()} bytes of pixels, not {width} x {height}")
-    pixels = np.frombuffer(data, np.uint8, width * height, header.end()).reshape(height, width)
     lines = (line.strip("# ").partition(" ") for line in header[1].decode("ascii", "replace").splitlines())
     said = {name: value.strip() for name, _, value in lines}
     if "Reflectivity" not in said["param"] or "obstime" not in said:
         raise ValueError(f"holds {said['param']}, not reflectivity, or says no obstime")
-    return said, pixels
+    if most > 255 or (whole and width * height != len(data) - header.end()):
+        raise ValueError(f"{len(data) - header.end()} bytes of pixels, not {width} x {height}")
+    if not whole:
+        return Picture(said, np.broadcast_to(np.uint8(0), (height, width)))
+    return Picture(said, np.frombuffer(data, np.uint8, width * height, header.end()).reshape(height, width))
+
+
+def _fmi_field(_: Path, picture: Picture) -> Field:
+    sentinels = ((float(picture.said.get("missingval", 255)), MISSING), (0.0, UNDETECTED))
+    return Field("", "reflectivity", 0.5, -32.0, sentinels)
+
+
+def _fmi(path: Path, picture: Picture, shape: tuple[int, int]) -> tuple[datetime, Grid]:
+    return datetime.strptime(picture.said["obstime"], "%Y%m%d%H%M"), _fmi_grid(path, picture.said, shape)
+
+
+def _mrms_field(path: Path, message: grib.Message) -> Field:
+    return Field("", "rate")
+
+
+def _mrms(path: Path, message: grib.Message, shape: tuple[int, int]) -> tuple[datetime, Grid]:
+    flat = plane(message.grid)
+    return message.time, Grid(flat.shape, PIXEL, flat.projdef, flat.corner)
 
 
 def _fmi_grid(path: Path, said: Mapping[str, str], shape: tuple[int, int]) -> Grid:
     """Read FMI's grid: polar stereographic; its two widths differ by some hundred thousandths."""
     try:
         across, down = (float(said[f"metersperpixel_{axis}"]) for axis in "xy")
-        if said["type"] != "stereographic" or not abs(across / down - 1) <= 0.001:
+        if said["type"] != "stereographic":
             raise ValueError(said["type"])
+        _check_square(path, across, down, shape)
         projection = (
             f"+proj=stere +lon_0={float(said['centrallongitude']):g} +lat_0={float(said['centrallatitude']):g} "
             f"+lat_ts={float(said['truelatitude']):g} +a=6371288 +b=6371288 +units=m"
         )
         longitude, latitude = (float(word) for word in said["bottomleft"].split())
         lower = project(projection, longitude, latitude)
-    except (KeyError, ValueError, ZeroDivisionError) as error:
+    except (KeyError, ValueError) as error:
         raise UserError(f"{path}: its projection is not FMI's stereographic one ({error}); remove it") from error
     corner = None if lower is None else (lower[0], lower[1] + down * shape[0])
     return Grid(shape, across, projection, corner)
@@ -396,6 +468,13 @@ def _check_own(path: Path, file: h5py.File, key: str) -> None:
         raise UserError(f"{path}: '{key}' is no map of numbers; download it again or remove it")
     if data.file.filename != file.filename or data.is_virtual or data.external:
         raise UserError(f"{path}: '{key}' keeps its data in another file; download it again or remove it")
+    check_filters(path, data)
+
+
+def _check_square(path: Path, across: float, down: float, shape: tuple[int, int]) -> None:
+    """Refuse a grid whose two widths differ by so much that a pixel of the far side is half a pixel away."""
+    if not abs(across - down) * max(shape) < abs(across) / 2:
+        raise UserError(f"{path}: its pixels are not square; give composites on an equal-area grid")
 
 
 def _moment(date: Any, time: Any) -> datetime:
@@ -415,10 +494,10 @@ def _text(value: Any) -> str:
 
 def _radar_grid(path: Path, where: Mapping[str, Any], shape: tuple[int, int]) -> Grid:
     """Read ODIM's /where."""
-    if "xscale" in where and "yscale" in where and _number(where["xscale"]) != _number(where["yscale"]):
-        raise UserError(f"{path}: its pixels are not square; give composites on an equal-area grid")
+    if "xscale" in where and "yscale" in where:
+        _check_square(path, _number(where["xscale"]), _number(where["yscale"]), shape)
     pixel = _number(where["xscale"]) if "xscale" in where else None
-    projdef = _text(where.get("projdef", ""))
+    projdef = _text(where.get("projdef", "")).replace("+units=km", "+units=m")  # widths are in metres
     corner = None
     if "UL_lon" in where and "UL_lat" in where:
         corner = project(projdef, _number(where["UL_lon"]), _number(where["UL_lat"]))
@@ -430,8 +509,7 @@ def _satellite_grid(path: Path, attributes: Mapping[str, Any], shape: tuple[int,
     if "gdal_geotransform_table" not in attributes:
         return Grid(shape, None, "", None)
     x, width, _, y, _, height = (float(number) for number in attributes["gdal_geotransform_table"])
-    if width != -height:
-        raise UserError(f"{path}: its pixels are not square; give composites on the satellite's own grid")
+    _check_square(path, width, -height, shape)
     return Grid(shape, width, _text(attributes.get("gdal_projection", "")), (x, y))
 
 
@@ -442,3 +520,28 @@ def project(projdef: str, longitude: float, latitude: float) -> tuple[float, flo
     except pyproj.exceptions.CRSError:
         return None
     return float(round(x)) + 0.0, float(round(y)) + 0.0  # no -0
+
+
+def _has_dataset(file: h5py.File) -> bool:
+    return any(name.startswith("dataset") for name in file)
+
+
+PRODUCTS = {
+    "crr": Product("NWC-SAF convective rain rate", _crr_field, _crr, holds=lambda file: "crr_intensity" in file),
+    "knmi": Product(
+        "KNMI radar composites",
+        _knmi_field,
+        _knmi,
+        holds=lambda file: "image1/image_data" in file and "overview" in file,
+    ),
+    "bom": Product(
+        "rainfields of the Bureau of Meteorology",
+        _bom_field,
+        _bom,
+        holds=lambda file: "precipitation" in file and "valid_time" in file,
+    ),
+    "fmi": Product("FMI radar composites", _fmi_field, _fmi, relation=(223.0, 1.53)),
+    "mrms": Product("MRMS rain rates", _mrms_field, _mrms),
+    "opera": Product("ODIM_H5 radar composites", _odim_field, _opera, holds=_has_dataset),
+}
+"""Name of a product, with which region names begin -> its definition."""

@@ -22,21 +22,26 @@ MEASURED = 0.5
 WIDEST = 120.0
 """Degrees that a grid of equal angles may span; a plane shows no more of the earth."""
 ROWS = 256
-"""Rows of a grid of equal angles that are projected at a time, for memory's sake."""
+"""Rows of a grid of equal angles that are projected or averaged at a time, to limit memory."""
 
 
 def coarse(rate: Array, factor: int) -> Array:
     """Average blocks of `factor` x `factor` pixels, which fit without a rest; see `Composite.read`."""
     if factor == 1:
         return rate
-    height, width = (length // factor for length in rate.shape)
-    blocks = rate.reshape(height, factor, width, factor).swapaxes(1, 2).reshape(height, width, -1)
-    missing = blocks == MISSING
-    measured = (~missing).sum(-1)
-    total = np.where(missing | (blocks == UNDETECTED), 0, blocks).sum(-1, dtype=np.float64)
-    mean: Array = (total / np.maximum(measured, 1)).astype(np.float32)
-    mean[(blocks == UNDETECTED).sum(-1) == measured] = UNDETECTED
-    mean[measured < MEASURED * factor**2] = MISSING
+    shape = tuple(length // factor for length in rate.shape)
+    total, seen, echoes = np.zeros(shape), np.zeros(shape, np.int16), np.zeros(shape, np.int16)
+    for row, column in np.ndindex(factor, factor):  # one pixel of each block at a time: no copy of the blocks
+        part = rate[row::factor, column::factor]
+        echo = part != UNDETECTED
+        measured = part != MISSING
+        echo &= measured
+        total += np.where(echo, part, 0)
+        seen += measured
+        echoes += echo
+    mean: Array = (total / np.maximum(seen, 1)).astype(np.float32)
+    mean[echoes == 0] = UNDETECTED
+    mean[seen < MEASURED * factor**2] = MISSING
     return mean
 
 
@@ -112,14 +117,21 @@ def flatten(rate: Array, grid: EqualAngles) -> Array:
     a grid coarser than 2 km would leave holes.
 
     Args:
-        rate: (height, width) in mm/h; below 0: not measured.
+        rate: (height, width) in mm/h, masked or not; masked and below 0: not measured.
         grid: where the pixels lie.
     """
-    target, index, values = plane(grid), cells(grid), rate.ravel()
+    target, index, width = plane(grid), cells(grid), grid.shape[1]
     pixels = math.prod(target.shape)
-    measured = values >= 0
-    total = np.bincount(index[measured], values[measured], pixels)
-    seen, held = np.bincount(index[measured], minlength=pixels), np.bincount(index, minlength=pixels)
+    total, seen, held = np.zeros(pixels), np.zeros(pixels, np.int32), np.zeros(pixels, np.int32)
+    for first in range(0, grid.shape[0], ROWS):
+        values = np.ma.filled(rate[first : first + ROWS], -1.0).ravel()
+        where = index[first * width : first * width + len(values)]
+        measured = values >= 0
+        low, high = int(where.min()), int(where.max()) + 1
+        part = slice(low, high)
+        total[part] += np.bincount(where[measured] - low, values[measured], high - low)
+        seen[part] += np.bincount(where[measured] - low, minlength=high - low)
+        held[part] += np.bincount(where - low, minlength=high - low)
     mean: Array = (total / np.maximum(seen, 1)).astype(np.float32)
     mean[(seen < MEASURED * held) | (held == 0)] = MISSING
     return mean.reshape(target.shape)

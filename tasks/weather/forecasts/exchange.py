@@ -23,6 +23,7 @@ from retable.tasks.weather.data import sequences
 from retable.tasks.weather.forecasts import netcdf
 from retable.tasks.weather.model import Forecaster, convert_reference
 from retable.tasks.weather.predict import (
+    check,
     evaluate,
     forecast_windows,
     load,
@@ -61,6 +62,7 @@ def opened(
     regions: Sequence[str] = (),
     years: Sequence[int] = (),
     data: str = "",
+    motion: str = "none",
 ) -> Opened:
     """Find a run by its fingerprint's first digits; regions and years to read are the run's, where none are named.
 
@@ -75,6 +77,7 @@ def opened(
         regions: to be read.
         years: to be read.
         data: the data set to be read, by its name in the storage of the run's; none: the run's.
+        motion: of a retrieval, how its rain moves.
 
     Raises:
         UserError: where there is no finished one of this task, its data are gone, a value is wrong, or images of other
@@ -82,7 +85,9 @@ def opened(
     """
     name, own = at_epoch(run)
     found = api.load(name, storage, task="weather")
-    view = resolve(override(View(), {"split": split, "epoch": own or epoch, "threshold": threshold}), found.config)
+    wanted = {"split": split, "epoch": own or epoch, "threshold": threshold, "motion": motion}
+    view = resolve(override(View(), wanted), found.config)
+    check(found.config, view)
     source, there = found.source, {"regions": found.config.regions, "years": found.config.years}
     if data and data != found.config.data:
         source = other_source(found.source, data)
@@ -145,7 +150,7 @@ def official_forecasts(
     if not found:
         raise UserError(f"{source.folder}: no {view.split} inputs; a submission needs the organisers' files")
     asked = {shard: windows for shard, windows in found.items() if not wanted or place_of(shard) in wanted}
-    models = [load(m.run.config, m.run.weights(m.view.epoch), int(source.info["size"])) for m in members]
+    models = [load(m.run.config, m.run.weights(m.view.epoch), int(source.info["size"]), m.view.motion) for m in members]
     chosen = [thresholds_of(list(asked), m.view, tuned_on(m, model)) for m, model in zip(members, models, strict=True)]
     for shard, windows in asked.items():
         forecasts = (
@@ -187,7 +192,7 @@ def write_netcdf(what: Opened, out: Path) -> Iterator[Path]:
     config, source = what.config, what.source
     out.mkdir(parents=True, exist_ok=True)
     index = Index.read(source.folder, source.info, config.holdout)
-    model = load(what.run.config, what.run.weights(what.view.epoch), int(source.info["size"]))
+    model = load(what.run.config, what.run.weights(what.view.epoch), int(source.info["size"]), what.view.motion)
     made_by = f"retable run {what.run.fingerprint}, epoch {what.view.epoch}"
     attributes = {"source": made_by, "data": str(source.info["name"]), "data_description": describe(source.info)}
     attributes |= {"comment": warning} if (warning := caution(source.info)) else {}
@@ -209,7 +214,7 @@ def write_netcdf(what: Opened, out: Path) -> Iterator[Path]:
 
 def score(what: Opened) -> dict[str, float]:
     """Return the scores of a run on its view's split of the regions and years that are read; see `metrics.scores`."""
-    model = load(what.run.config, what.run.weights(what.view.epoch), int(what.source.info["size"]))
+    model = load(what.run.config, what.run.weights(what.view.epoch), int(what.source.info["size"]), what.view.motion)
     return evaluate(what.config, what.view, summaries_of(what, model, reads(what.view)), what.source)
 
 

@@ -18,7 +18,7 @@ Array = npt.NDArray[Any]
 
 PIXEL = 2000.0
 """Width of the competition's pixels, metres."""
-NO_PLACE = "none: the competition does not publish where its regions lie; x and y count within the region"
+NO_PLACE = "none: it is not known where the region lies; x and y count within the region"
 
 
 def export(
@@ -42,8 +42,8 @@ def export(
             where it is not known: the file then has lead times alone.
         year: the competition's year; 0: of none.
         grid: where the region lies: `projdef` (PROJ's string), `x0` and `y0` (upper left corner of the upper left
-            pixel, metres) and `step` (a pixel's width, metres). None, or without these, or in another projection than
-            Lambert's azimuthal equal-area (OPERA's): x and y are kilometres within the region.
+            pixel, metres) and `step` (a pixel's width, metres). None, or without these, or with a projection that PROJ
+            does not understand or that is not in metres: x and y are kilometres within the region.
 
     The variable `probability` (sequence, lead_time, y, x) is packed in signed bytes, as CF-1.8 packs no unsigned ones;
     0.5 is exact. Raises ValueError where there are not as many times as sequences.
@@ -58,9 +58,10 @@ def export(
         with h5netcdf.File(partial, "w") as file:
             file.dimensions = dict(zip(("sequence", "lead_time", "y", "x"), steps.shape, strict=True))
             write_leads(file, steps.shape[1])
-            named = {} if times is None else write_times(file, times, steps.shape[1])
+            names = [] if times is None else write_times(file, times, steps.shape[1])
             mapping = write_place(file, grid, steps.shape[2:])
-            write_probability(file, steps, named | mapping)
+            names += ["longitude", "latitude"] if mapping else []
+            write_probability(file, steps, mapping | ({"coordinates": " ".join(names)} if names else {}))
             file.attrs.update({**attributes, "Conventions": "CF-1.8", "region": region})
             file.attrs.update({"year": np.int32(year)} if year else {})
             file.attrs["georeference"] = mapping.get("grid_mapping", NO_PLACE)
@@ -75,8 +76,8 @@ def write_leads(file: Any, leads: int) -> None:
     variable(file, "lead_time", ("lead_time",), lead, standard_name="forecast_period", units="minutes")
 
 
-def write_times(file: Any, times: Array, leads: int) -> dict[str, str]:
-    """Write when forecasts start, and the times that they are for; return the attribute that points to them."""
+def write_times(file: Any, times: Array, leads: int) -> list[str]:
+    """Write when forecasts start, and the times that they are for; return the names of these variables."""
     since = "minutes since 1970-01-01 00:00:00"
     start = np.asarray(times, "datetime64[m]").astype(np.int32)
     lead = np.arange(1, leads + 1, dtype=np.int32) * MINUTES
@@ -85,35 +86,41 @@ def write_times(file: Any, times: Array, leads: int) -> dict[str, str]:
     variable(file, name, ("sequence",), start, standard_name=name, **described)
     valid = (start[:, None] + lead).astype(np.int32)
     variable(file, "time", ("sequence", "lead_time"), valid, standard_name="time", **described)
-    return {"coordinates": "forecast_reference_time time"}
+    return [name, "time"]
 
 
 def write_place(file: Any, grid: Mapping[str, Any] | None, shape: tuple[int, ...]) -> dict[str, str]:
-    """Write x, y and, where the place is known, the projection; return the attributes that point to it."""
+    """Write x, y and, where the place is known, projection, longitudes and latitudes; return what points to it."""
     rows, columns = (np.arange(side) + 0.5 for side in shape)
-    projection = equal_area(grid["projdef"]) if grid and {"projdef", "x0", "y0", "step"} <= set(grid) else None
-    if grid is None or projection is None:
+    system = projection(grid["projdef"]) if grid and {"projdef", "x0", "y0", "step"} <= set(grid) else None
+    if grid is None or system is None:
         width = float((grid or {}).get("step", PIXEL)) / 1000
         about = "distance from the region's {} edge"
         variable(file, "y", ("y",), width * rows[::-1], units="km", axis="Y", long_name=about.format("lower"))
         variable(file, "x", ("x",), width * columns, units="km", axis="X", long_name=about.format("left"))
         return {}
-    for name, centres in (("y", grid["y0"] - grid["step"] * rows), ("x", grid["x0"] + grid["step"] * columns)):
+    y, x = grid["y0"] - grid["step"] * rows, grid["x0"] + grid["step"] * columns
+    # Of a geostationary view too in metres, as NWC-SAF's files and PROJ have them: GDAL misplaces CF's angles.
+    for name, centres in (("y", y), ("x", x)):
         standard = f"projection_{name}_coordinate"
         variable(file, name, (name,), centres, units="m", axis=name.upper(), standard_name=standard)
-    variable(file, "projection", (), np.int32(0), **projection)
+    variable(file, "projection", (), np.int32(0), **system.to_cf())
+    across, down = np.meshgrid(x, y)
+    degrees = pyproj.Proj(system)(across, down, inverse=True)
+    for name, values, direction in zip(("longitude", "latitude"), degrees, ("east", "north"), strict=True):
+        seen = np.where(np.isfinite(values), values, np.nan)  # a satellite's map goes beyond the earth's edge
+        data = file.create_variable(name, ("y", "x"), data=seen, fillvalue=np.nan, compression="gzip", shuffle=True)
+        data.attrs.update({"standard_name": name, "units": f"degrees_{direction}"})
     return {"grid_mapping": "projection"}
 
 
-def equal_area(projdef: str) -> dict[str, Any] | None:
-    """Return CF's attributes of a Lambert azimuthal equal-area projection in metres; None if PROJ names another."""
+def projection(projdef: str) -> Any:
+    """Return a projection in metres as a `pyproj.CRS`; None where PROJ does not understand it or it is no other."""
     try:
         system = pyproj.CRS(projdef)
     except pyproj.exceptions.CRSError:
         return None
-    found: dict[str, Any] = system.to_cf()
-    metres = system.axis_info[0].unit_name == "metre"
-    return found if metres and found.get("grid_mapping_name") == "lambert_azimuthal_equal_area" else None
+    return system if system.is_projected and system.axis_info[0].unit_name == "metre" else None
 
 
 def write_probability(file: Any, steps: Array, pointers: Mapping[str, str]) -> None:

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from retable.platform.train.seeds import generator
 from retable.tasks.weather import metrics
 from retable.tasks.weather.config import STEPS
-from retable.tasks.weather.metrics import BINS, FSS_WIDTHS, MIDDLES, Summaries, Threshold
+from retable.tasks.weather.metrics import BINS, MIDDLES, Summaries, Threshold
 from retable.tasks.weather.w4c.preprocess import MASKED
 
 Array = npt.NDArray[Any]
@@ -67,7 +68,7 @@ def banded(
         draws: how often to resample.
         seed: of the resampling; forecasts of the same sequences are drawn alike.
     """
-    random = np.random.default_rng(seed)
+    random = generator(seed, "weather.bootstrap")
     whole, drawn = [], []
     for table in tables.values():
         numbers, sequences = table.astype(np.float64), table.shape[1]
@@ -174,8 +175,13 @@ class Verification:
         totals = {shard: table.sum(axis=2) for shard, table in self.counts.items()}
         return {" ".join(shard.split("/")[1:]): banded({shard: table}, contingency) for shard, table in totals.items()}
 
+    @property
+    def widths(self) -> list[int]:
+        """Widths of the neighbourhoods of the fractions skill score, km; none is wider than the map."""
+        return [2 * width for width in metrics.fss_widths(self.members[0])]
+
     def by_width(self) -> Band:
-        """Return the fractions skill score at each of `FSS_WIDTHS`: (4,)."""
+        """Return the fractions skill score at each of `widths`: (4,)."""
         return banded(
             self.stacked(
                 lambda summary, _: np.stack([summary["fss_error"], summary["fss_reference"]], axis=-1).sum(axis=1)
@@ -262,7 +268,3 @@ def agreement(votes: Array, events: Array, members: int) -> Array:
     seen = events < MASKED
     flat = np.bincount(2 * votes[seen].astype(np.intp) + events[seen], minlength=2 * (members + 1))
     return flat.reshape(members + 1, 2)
-
-
-WIDTHS_KM = tuple(2 * width for width in FSS_WIDTHS)
-"""Widths of the neighbourhoods, km."""

@@ -18,7 +18,7 @@ from retable.tasks.weather.config import STEPS
 from retable.tasks.weather.data import sequences
 from retable.tasks.weather.figures import Case, Forecast, draw_agreement, draw_cases, draw_scores
 from retable.tasks.weather.forecasts.exchange import Opened
-from retable.tasks.weather.forecasts.verification import SCORES, WIDTHS_KM, Band, Verification, agreement, cases
+from retable.tasks.weather.forecasts.verification import SCORES, Band, Verification, agreement, cases
 from retable.tasks.weather.metrics import MINUTES
 from retable.tasks.weather.model import Forecaster
 from retable.tasks.weather.predict import events, forecast_windows, load, reads, shards, thresholds
@@ -47,7 +47,8 @@ def verify(runs: Sequence[Opened], out: Path, show: Show) -> Path:
     for name in SAME:
         if len({getattr(run.config, name) for run in runs}) > 1:
             raise UserError(f"verify: the runs differ in {name}; choose runs that forecast the same sequences")
-    models = [load(run.run.config, run.run.weights(run.view.epoch), int(first.source.info["size"])) for run in runs]
+    size = int(first.source.info["size"])
+    models = [load(run.run.config, run.run.weights(run.view.epoch), size, run.view.motion) for run in runs]
     votes = np.zeros((len(runs) + 1, 2), np.int64)
     found: list[dict[str, dict[str, Array]]] = [{} for _ in runs]
     wanted = [shard for view in reversed(reads(first.view)) for shard in shards(first.config, view, first.source)]
@@ -111,7 +112,7 @@ def lines(part: Verification) -> Iterator[tuple[str, str, str, float, float, flo
     yield from rows("minutes", range(MINUTES, MINUTES * len(lead.value) + 1, MINUTES), SCORES, lead)
     for place, band in part.by_place().items():
         yield from rows("year and region", [place], SCORES, band)
-    yield from rows("neighbourhood, km", WIDTHS_KM, ("FSS",), part.by_width())
+    yield from rows("neighbourhood, km", part.widths, ("FSS",), part.by_width())
     yield from rows("mean probability", [f"{value:.4f}" for value in forecast], ("it rained",), reliability)
 
 
@@ -147,6 +148,7 @@ def write_page(
     page = environment.get_template("verification.html.j2").render(
         css=(FOLDER / "report.css").read_text(),
         rows=[facts(part) for part in parts],
+        widths=parts[0].widths,
         first=parts[0].label,
         shown=min(len(runs), SHOWN),
         floor=float(parts[0].all_rain().mean()),
@@ -167,5 +169,5 @@ def write_page(
 def facts(part: Verification) -> Mapping[str, Any]:
     """Return a run's row of the page's table: cells with value and interval."""
     total, brier, widths = part.total(), part.brier(), part.by_width()
-    cells = [total[k] for k in range(len(SCORES))] + [brier[0], brier[4]] + [widths[k] for k in range(len(WIDTHS_KM))]
+    cells = [total[k] for k in range(len(SCORES))] + [brier[0], brier[4]] + [widths[k] for k in range(len(part.widths))]
     return {"label": part.label, "cells": [(float(c.value), float(c.low), float(c.high)) for c in cells]}

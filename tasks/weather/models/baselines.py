@@ -127,7 +127,7 @@ def pysteps() -> tuple[Any, Any]:
             from pysteps.extrapolation.semilagrangian import extrapolate
             from pysteps.motion.lucaskanade import dense_lucaskanade
     except ImportError as error:
-        raise UserError(f"model.motion pysteps: {error}; pip install 'retable[pysteps]'") from error
+        raise UserError(f"view.motion pysteps: {error}; pip install 'retable[pysteps]'") from error
     return dense_lucaskanade, extrapolate
 
 
@@ -184,7 +184,7 @@ def enlarge_centre(fields: Float[Tensor, "batch channel row column"]) -> Float[T
 class RetrievalForecaster(nn.Module):
     """Reads rain off the last image with a small network, then leaves it there or moves it with the clouds.
 
-    What is trained is `now`, against the rain at the time of the last image.
+    What is trained is `now`, against the rain at the time of the last image; `move` says how it moves.
 
     Raises:
         UserError: where the images have no central sixth.
@@ -197,9 +197,9 @@ class RetrievalForecaster(nn.Module):
             raise UserError(
                 f"data: images of {size} pixels have no central sixth; make a set whose size is a multiple of 12"
             )
-        self.forecast, self.moves = forecast, model.motion
-        if self.moves == "pysteps":
-            pysteps()
+        self.forecast = forecast
+        self.moves = "none"
+        """How a forecast moves the rain, `View.motion`; nothing that is trained depends on it."""
         # Not as decorators: that would import the compiler, which takes 2 s, with this module.
         self.motion = torch.compiler.disable(motion)  # type: ignore[no-untyped-call]
         self.extrapolate = torch.compiler.disable(extrapolate)  # type: ignore[no-untyped-call]
@@ -208,6 +208,16 @@ class RetrievalForecaster(nn.Module):
             nn.Conv2d(before, after, 3, padding=1, padding_mode="replicate") for before, after in pairwise(widths)
         )
         self.network = nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), third)
+
+    def move(self, motion: str) -> None:
+        """Move the rain in forecasts from here on as `View.motion` says.
+
+        Raises:
+            UserError: where pysteps is not installed.
+        """
+        if motion == "pysteps":
+            pysteps()
+        self.moves = motion
 
     def now(self, images: Float[Tensor, "batch channel inputs row column"]) -> Float[Tensor, "batch row column"]:
         """Give the logit of rain at the time of the last image, on the forecast's grid."""

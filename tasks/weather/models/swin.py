@@ -1,15 +1,16 @@
 """Swin-UNETR (section 2.4; Hatamizadeh et al. 2022) from MONAI, in three variants that differ in how time grows.
 
 `repeat_interleave` and `channel_convolution` bring the input times to the lead times and leave MONAI's network as it
-is, with the reference's settings: 11 channels in, 1 out, depths 2, heads 3, 6, 12, 24, windows of 7, no dropout. The
-names of the weights are the reference's. `upsample` is built from MONAI's blocks after the paper's words.
+is, with the reference's settings: 11 channels in, 1 out, depths 2, heads 3, 6, 12, 24, windows of 7 (`Swin.window`), no
+dropout. The names of the weights are the reference's. `upsample` is built from MONAI's blocks after the paper's words.
 
-What MONAI demands: every dimension divides by 32. Height and width are brought to a multiple by `Swin.resize`, 64 at
-least: of 32 a bottleneck of one pixel is left, which instance normalization refuses to train. Lead times that are no
-multiple of 32 are continued with the last one and cut off again.
+What MONAI demands: every dimension divides by 32. Height and width are brought to a multiple by `Swin.resize`. Lead
+times that are no multiple of 32 are continued with the last one and cut off again. Instance normalization refuses to
+train a bottleneck of one voxel, so that of images of 32 pixels or less has two lead times, by as many more (64); in
+`upsample`, whose bottleneck has one, images are brought to 64 pixels at least.
 
 A quirk of MONAI that stays: where height or width is smaller than a window, positions within it get the biases of
-others. With fewer times than 7 the biases are the right ones.
+others. With fewer times than that the biases are the right ones.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from retable.tasks.weather.config import Swin
 from retable.tasks.weather.w4c.preprocess import CHANNELS
 
 MULTIPLE, LEAST = 32, 64
-DEPTH, HEADS, WINDOW = 2, (3, 6, 12, 24), 7
+DEPTH, HEADS = 2, (3, 6, 12, 24)
 
 
 def up_to_multiple(number: int) -> int:
@@ -205,7 +206,7 @@ def stage(config: Swin, inputs: int, outputs: int, heads: int, halving: int) -> 
         dim=inputs,
         depth=DEPTH,
         num_heads=heads,
-        window_size=(WINDOW,) * 3,
+        window_size=(config.window,) * 3,
         drop_path=[0.0] * DEPTH,
         qkv_bias=True,
         downsample=halve(config) if halving == 2 else keep_time,  # type: ignore[arg-type]
@@ -222,7 +223,7 @@ def unchanged(config: Swin) -> nn.Module:
         out_channels=1,
         depths=(DEPTH,) * 4,
         num_heads=HEADS,
-        window_size=WINDOW,
+        window_size=config.window,
         feature_size=config.feature_size,
         use_checkpoint=config.checkpointing,
         downsample=halve(config),
@@ -238,14 +239,16 @@ class SwinForecaster(nn.Module):
     def __init__(self, model: Swin, size: int, inputs: int, forecast: int) -> None:
         super().__init__()
         self.size, self.forecast, self.how = size, forecast, model.resize
-        self.inner_size = max(LEAST, up_to_multiple(size))
+        upsamples = model.variant == "upsample"
+        self.inner_size = max(LEAST if upsamples else MULTIPLE, up_to_multiple(size))
+        leads = up_to_multiple(forecast) if self.inner_size >= LEAST else max(LEAST, up_to_multiple(forecast))
         self.model = UpsamplingSwin(model, inputs, forecast) if model.variant == "upsample" else unchanged(model)
         if model.variant == "channel_convolution":
             self.channel_conv: nn.Module | None = ChannelConvolution(inputs, forecast)
         else:
             self.channel_conv = None
         self.repeat = forecast // inputs if model.variant == "repeat_interleave" else 1
-        self.missing = 0 if model.variant == "upsample" else up_to_multiple(forecast) - forecast
+        self.missing = 0 if upsamples else leads - forecast
 
     def forward(
         self, images: Float[Tensor, "batch channel inputs row column"]

@@ -38,6 +38,7 @@ FLOOD = 0.5
 """A frame's channel with more missing values than this share is a defect."""
 BELOW, ABOVE = 0.1, 0.5
 """How far values may leave a channel's clip range, in its widths."""
+REFLECTANCES = ("IR_016", "VIS006", "VIS008")
 AGAIN = "download or write it again"
 
 
@@ -189,12 +190,24 @@ def _value_defects(path: Path | str, kind: str, read: Read, rows: int) -> Iterat
     if kind == "rain":
         yield from _rain_defects(path, frames[:, 0])
         return
+    yield from _flat_defects(path, frames)
     for channel, name in enumerate(names):
         values = frames[:, channel][np.isfinite(frames[:, channel])]
         low, width = float(LOW[channel]), float(HIGH[channel] - LOW[channel])
         if len(values) and (values.min() < low - BELOW * width or values.max() > low + (1 + ABOVE) * width):
             said = f"{values.min():g} to {values.max():g}, expected about {low:g} to {low + width:g}"
             yield f"{path}: {name}: values from {said}; reflectances are shares, temperatures kelvin"
+
+
+def _flat_defects(path: Path | str, frames: Array) -> Iterator[str]:
+    """Yield a line on images (n, 11, S, S) whose temperatures are one value everywhere; at night reflectances are 0."""
+    thermal = [channel for channel, name in enumerate(CHANNELS) if name not in REFLECTANCES]
+    flat = (frames[:, thermal] == frames[:, thermal, :1, :1]).all(axis=(2, 3))
+    empty, dead = flat.all(axis=1).sum(), [CHANNELS[thermal[k]] for k in np.flatnonzero(flat.all(axis=0))]
+    if empty:
+        yield f"{path}: images: one value everywhere in {empty} of {len(frames)} sampled frames; {AGAIN}"
+    elif dead:
+        yield f"{path}: {', '.join(dead)}: one value everywhere in all sampled frames; {AGAIN}"
 
 
 def _rain_defects(path: Path | str, rates: Array) -> Iterator[str]:

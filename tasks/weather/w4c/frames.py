@@ -10,6 +10,8 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +66,7 @@ def open_hdf5(path: Path, key: str, channels: int) -> h5py.Dataset:
             raise UserError(f"{path}: key '{key}' is no array of numbers; download the file again ({REMEDY})")
         if data.is_virtual or data.external:
             raise UserError(f"{path}: key '{key}' keeps its data in another file; write the data itself into the file")
+        check_filters(path, data)
         shape = data.shape
     except (OSError, RuntimeError, KeyError) as error:
         raise UserError(_unreadable(path, error)) from error
@@ -73,15 +76,41 @@ def open_hdf5(path: Path, key: str, channels: int) -> h5py.Dataset:
     return data
 
 
+def check_filters(path: Path, data: h5py.Dataset) -> None:
+    """Load the compression filters that a data set needs; those that h5py lacks are in the package hdf5plugin.
+
+    Raises:
+        UserError: where one is missing, naming it.
+    """
+    plist = data.id.get_create_plist()
+    for code, _, _, name in (plist.get_filter(number) for number in range(plist.get_nfilters())):
+        if not h5py.h5z.filter_avail(code) and find_spec("hdf5plugin"):
+            import_module("hdf5plugin")  # registers its filters
+        if not h5py.h5z.filter_avail(code):
+            said = f"filter {code} ({name.decode(errors='replace') or 'not named'})"
+            raise UserError(f"{path}: is compressed by HDF5's {said}, which is not here; pip install hdf5plugin")
+
+
 def read_hdf5(data: h5py.Dataset, rows: slice) -> Array:
-    """Return rows of an open data set as float32.
+    """Return rows of an open data set as float32; packed numbers are unpacked as netCDF's conventions say.
+
+    `scale_factor` and `add_offset` are applied, and `_FillValue` becomes not a number.
 
     Raises:
         UserError: where the file is damaged.
 
     """
     try:
-        return np.asarray(data[rows], np.float32)
+        raw, said = data[rows], data.attrs
+        scale, offset, fill = (said.get(name) for name in ("scale_factor", "add_offset", "_FillValue"))
+        if scale is None and offset is None:
+            return np.asarray(raw, np.float32)
+        factors = [1.0 if scale is None else scale, 0.0 if offset is None else offset]
+        factor, added = (float(np.ravel(number)[0]) for number in factors)
+        values = np.asarray(raw * factor + added, np.float32)
+        if fill is not None:
+            values[raw == np.ravel(fill)[0]] = np.nan
+        return values
     except (OSError, RuntimeError) as error:
         raise UserError(_unreadable(Path(data.file.filename), error)) from error
 

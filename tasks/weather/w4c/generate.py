@@ -1,19 +1,21 @@
 """Generated data in the official Weather4cast 2022 layout: files, keys, columns, structure of splits, and sentinels.
 
-Rain is simulated over the whole context (`rainfall`), images are made from it by a forward operator (`satellite`), and
-the target is the context's centre: the true 1:6 geometry. Beyond the official set there is the true rain of the test
-and heldout sequences, and the true flow of every slot (`truth/{year}/{region}.h5`). Each region and year has its own
-stream of random numbers, so they may be written in any order, or side by side, with the same result.
+Rain and the clouds that it follows are simulated over the whole context (`rainfall`), images are made of the clouds by
+a forward operator (`satellite`), and the target is the context's centre: the true 1:6 geometry. An image shows what
+there is at its time, and nothing of a slot follows from later ones. Beyond the official set there is the true rain of
+the test and heldout sequences, and the true flow of every slot (`truth/{year}/{region}.h5`). Each region and year has
+its own random streams, so they may be written in any order, or side by side, with the same result.
 """
 
 from __future__ import annotations
 
 import csv
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import ExitStack
 from datetime import datetime, timedelta
+from itertools import islice, tee
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from retable.platform.errors import UserError
+from retable.platform.train.seeds import generator, sequence
 from retable.tasks.weather.w4c.layout import (
     COLUMNS,
     CSV,
@@ -40,18 +43,17 @@ from retable.tasks.weather.w4c.rainfall import (
     EVENT,
     FINE,
     Climate,
+    Weather,
     amplitudes,
     block_mean,
     noise,
     simulate,
     to_grid,
 )
-from retable.tasks.weather.w4c.satellite import AFTER, BEFORE, observe
+from retable.tasks.weather.w4c.satellite import VERSION, draw
 
 Array = npt.NDArray[Any]
 
-VERSION = 1
-"""Raised when the generator's numbers change."""
 YEARS = (2019, 2020, 2021)
 REGIONS = {
     "boxi_0015": ((0.073, 0.081, 0.077), 1.0, 0, 0.15, 0.3),
@@ -68,7 +70,7 @@ REGIONS = {
 """Share of rainy pixels in each year, speed, direction, convective share and orography of a region's climate. The
 shares of the seven core regions in 2019 and 2020 are those of the real training sets; everything else is made up."""
 CHUNK = 32
-"""Slots made at once; memory holds about this many maps of the context."""
+"""Slots written at once."""
 
 
 class Slot(NamedTuple):
@@ -190,29 +192,6 @@ def lose_pixels(images: Array, rng: np.random.Generator) -> None:
             image[:, rng.integers(height, size=3), rng.integers(height, size=3)] = np.nan
 
 
-def chunks(steps: Iterator[tuple[Array, Array]], slots: int) -> Iterator[tuple[int, Array, int, Array]]:
-    """Cut a simulation into chunks that overlap by what `observe` needs on either side.
-
-    Yields:
-        First slot of the chunk, its rain with the overlaps (frames, 6S, 6S), how many of these frames come before the
-        chunk, and the flow without overlaps at 12 km (up to `CHUNK`, 2, S, S).
-
-    """
-    rain: list[Array] = []
-    flows: list[Array] = []
-    kept = 0  # the slot of rain[0]
-    for start in range(0, slots, CHUNK):
-        stop = min(start + CHUNK, slots)
-        while kept + len(rain) < min(stop + AFTER, slots):
-            rate, flow = next(steps)
-            rain.append(rate)
-            flows.append(block_mean(flow))
-        yield start, np.stack(rain), start - kept, np.stack(flows[start - kept : stop - kept])
-        past = max(0, stop - BEFORE) - kept
-        del rain[:past], flows[:past]
-        kept += past
-
-
 class Files:
     """The HDF5 files of a region and year, open for writing in the order of time."""
 
@@ -255,6 +234,15 @@ class Files:
                     self.sets[kind, split][first : first + len(chosen)] = values[chosen]
 
 
+def watch(weather: Iterable[Weather], size: int, cirrus_seed: int) -> Iterator[tuple[Array, Array, Array]]:
+    """Yield of each slot the image (11, S, S), the rain of the target (S, S), and the flow at 12 km (2, S, S)."""
+    centre = slice((FINE - 1) * size // 2, (FINE + 1) * size // 2)
+    here, seen = tee(weather)
+    images = draw((sky.cloud for sky in seen), size, cirrus_seed=cirrus_seed, start_minutes=0)
+    for sky, image in zip(here, images, strict=True):
+        yield image, sky.rain[centre, centre], block_mean(sky.flow)
+
+
 def write_region(
     target: Path,
     year: int,
@@ -271,20 +259,18 @@ def write_region(
         saw, of the training series.
 
     """
-    stream = [seed, year, zlib.crc32(region.encode())]
-    radar_rng, pixel_rng = (np.random.default_rng([*stream, number]) for number in (1, 2))
-    radar, cirrus = Radar(radar_rng, size, len(slots)), int(np.random.SeedSequence(stream).generate_state(1)[0])
-    steps = simulate(climate(region, year), size=size, slots=len(slots), seed=[*stream, 0])
-    centre = slice((FINE - 1) * size // 2, (FINE + 1) * size // 2)
+    where = (year, zlib.crc32(region.encode()))
+    pixel_rng = generator(seed, "weather.lost pixels", *where)
+    radar = Radar(generator(seed, "weather.radar", *where), size, len(slots))
+    cirrus = int(sequence(seed, "weather.satellite", *where).generate_state(1)[0])
+    sights = watch(simulate(climate(region, year), size=size, slots=len(slots), seed=seed, where=where), size, cirrus)
     rainy = seen = 0
     with ExitStack() as stack:
         files = Files(target, year, region, slots, size, seed, stack)
-        for start, rain, before, flow in chunks(steps, len(slots)):
-            own = slice(before, before + len(flow))
-            images = observe(rain, cirrus_seed=cirrus, start_minutes=STEP * (start - before))[own]
+        for start in range(0, len(slots), CHUNK):
+            images, rain, flow = (np.stack(parts) for parts in zip(*islice(sights, CHUNK), strict=True))
             lose_pixels(images, pixel_rng)
-            centres = enumerate(rain[own, centre, centre], start)
-            rates = np.stack([radar.report(slot, rate) for slot, rate in centres])
+            rates = np.stack([radar.report(slot, rate) for slot, rate in enumerate(rain, start)])
             files.write(start, images, rates, flow)
             training = rates[[slot.split == "training" for slot in slots[start : start + len(flow)]]]
             seen += int((training != MISSING).sum())
@@ -345,7 +331,7 @@ def generate(
             sequences=sequences,
             inputs=inputs,
             forecast=forecast,
-            rng=np.random.default_rng([seed, year]),
+            rng=generator(seed, "weather.schedule", year),
         )
         for year in years
     }

@@ -38,6 +38,7 @@ from retable.tasks.weather.w4c.layout import (
     satellite_path,
     series_name,
 )
+from retable.tasks.weather.w4c.satellite import CLOUDS, VERSION
 
 Array = npt.NDArray[Any]
 
@@ -60,16 +61,31 @@ class Preset:
 
 
 GENERATED = {
-    24: Preset(regions=CENTRAL[:2], training=96, validation=1, tests=1),
-    36: Preset(regions=CENTRAL, training=2000, validation=40, tests=16),
-    60: Preset(regions=CENTRAL, training=1200, validation=40, tests=16),
-    252: Preset(regions=("roxi_0004",), years=(2019,), training=120, validation=2, tests=2),
+    "24": Preset(regions=CENTRAL[:2], training=96, validation=1, tests=1),
+    "24-quick": Preset(regions=CENTRAL[:2], years=(2019,), training=800, validation=10, tests=10),
+    "24-small": Preset(regions=CENTRAL, training=2000, validation=16, tests=16),
+    "36": Preset(regions=CENTRAL, training=2000, validation=40, tests=16),
+    "60": Preset(regions=CENTRAL, training=1200, validation=40, tests=16),
+    "252": Preset(regions=("roxi_0004",), years=(2019,), training=120, validation=2, tests=2),
 }
-"""Size -> the data set `generated-<size>`."""
+"""What follows `generated-` in a name, a size first -> how much data, such as that of a scale."""
+MADE = {
+    "generated": (
+        "Rain and satellite images are generated: an image shows the clouds at its time, which rain follows by about "
+        "half an hour; these scores say nothing of real weather."
+    ),
+    "imported": (
+        "The rain is real, the satellite images were simulated from the rain at their time and in the hour before, so "
+        "a model knows past rain and nothing more: these scores say nothing of a forecast from real images."
+    ),
+}
+"""Source -> what a model can know from images that were simulated."""
 RAIN_THRESHOLD = 0.2
 """Rain rate in mm/h from which on shares of rain are counted, the competition's."""
 RAIN_FRAMES = 512
 """Shares of rain are counted on at most so many frames of a series, evenly spread."""
+FEW = 100
+"""Training frames up to which one process writes a generated set."""
 REAL_SIZE = 252
 HDF5_SATELLITE = re.compile(rf"(?P<region>.+)\.(?P<split>{'|'.join(SPLITS.values())})\.reflbt0\.ns\.h5")
 
@@ -93,11 +109,11 @@ def prepare(config: Config, storage: Storage) -> None:
     """
     place = folder(storage, config.data)
     if config.data.startswith("generated-"):
-        size = config.data.removeprefix("generated-")
-        if size not in map(str, GENERATED):
-            there = ", ".join(f"generated-{size}" for size in GENERATED)
+        preset = config.data.removeprefix("generated-")
+        if preset not in GENERATED:
+            there = ", ".join(f"generated-{known}" for known in GENERATED)
             raise UserError(f"data {config.data}: there is no such preset; use {there}")
-        make_generated(place, config.data, int(size))
+        make_generated(place, config.data, preset)
         return
     if not place.is_local:
         raise UserError(
@@ -111,8 +127,10 @@ def prepare(config: Config, storage: Storage) -> None:
     index_folder(place, config.data, "w4c22" if config.data == "w4c22" else "own")
 
 
-def make_generated(place: Storage, name: str, size: int, seed: int = 0) -> dict[str, Any]:
-    """Generate a preset's data set into `place`, as HDF5, or as Parquet where it is not local; return its info.
+def make_generated(place: Storage, name: str, preset: str, seed: int = 0) -> dict[str, Any]:
+    """Generate the data set of a preset (a key of `GENERATED`) into `place`; return its info.
+
+    The files are HDF5, or Parquet where `place` is not local.
 
     Raises:
         UserError: where the disk is full or the folder cannot be written.
@@ -123,17 +141,17 @@ def make_generated(place: Storage, name: str, size: int, seed: int = 0) -> dict[
     if place.list() and not ours and not name.startswith("generated-"):
         raise UserError(f"{place} holds other data; choose another --name")
     if place.is_local:
-        return _generate(place, name, size, seed)
+        return _generate(place, name, preset, seed)
     with tempfile.TemporaryDirectory(prefix="retable-") as scratch:
         source = Storage.open(scratch)
-        _generate(source, name, size, seed)
+        _generate(source, name, preset, seed)
         return transfer(source, place, name)
 
 
-def _generate(place: Storage, name: str, size: int, seed: int) -> dict[str, Any]:
+def _generate(place: Storage, name: str, key: str, seed: int) -> dict[str, Any]:
     from retable.tasks.weather.w4c.generate import generate
 
-    preset = GENERATED[size]
+    preset, size = GENERATED[key], int(key.partition("-")[0])
     for old in ("dataset.json", "truth", *(name for name in place.list() if name.isdecimal())):
         place.remove(old)
     with progress_bar(f"generating {name}") as show:
@@ -145,11 +163,12 @@ def _generate(place: Storage, name: str, size: int, seed: int) -> dict[str, Any]
             training=preset.training,
             sequences={"validation": preset.validation, "test": preset.tests, "heldout": preset.tests},
             seed=seed,
-            workers=(os.cpu_count() or 1) if size > 24 else 1,  # starting a process takes seconds
+            workers=(os.cpu_count() or 1) if preset.training > FEW else 1,  # starting a process takes seconds
             progress=show,
         )
     slots = {str(year): count for year, count in said["slots"].items()}
-    return index_folder(place, name, "generated", seed=seed, slots=slots, simulated_satellite=True)
+    made = {"simulated_satellite": True, "simulated_by": CLOUDS, "simulation": VERSION}
+    return index_folder(place, name, "generated", seed=seed, slots=slots, **made)
 
 
 def index_folder(folder: Storage, name: str, source: str, **extra: Any) -> dict[str, Any]:
@@ -196,12 +215,14 @@ def index_folder(folder: Storage, name: str, source: str, **extra: Any) -> dict[
         "digest": hashlib.sha256("\n".join(f"{path} {files[path]}" for path in sorted(files)).encode()).hexdigest(),
     }
     index = Index(slots, info)
-    info["rain"] = {
+    counted = {
         series: rain_share(open_hdf5(root / rain_path(int(year), region, split), RAIN, 1), index.free(series))
         for series in found["series"]
         for year, region, split in [series.split("/")]
         if split == "training" and found["series"][series]["rain"]
     }
+    info["rain"] = {series: share for series, (share, _) in counted.items()}
+    info["measured"] = {series: pixels for series, (_, pixels) in counted.items()}
     folder.write_json("dataset.json", info)
     return info
 
@@ -254,18 +275,19 @@ def file_digest(path: str, data: h5py.Dataset) -> str:
     return digest.hexdigest()
 
 
-def rain_share(data: h5py.Dataset, free: Array) -> float:
-    """Return the share of rainy pixels (0.2 mm/h or more) among those measured, on frames evenly spread; 0 of none.
+def rain_share(data: h5py.Dataset, free: Array) -> tuple[float, int]:
+    """Return the share of rainy pixels (0.2 mm/h or more) among those measured, 0 of none, and how many these are.
 
-    `free` says which frames count, bool (n,): those of local hold-outs do not.
+    Both are taken from frames evenly spread. `free`, bool (n,), says which frames count: not those of local hold-outs.
     """
     rainy = measured = 0
     rows = np.flatnonzero(free[: len(data)])
-    for row in rows[:: max(-(-len(rows) // RAIN_FRAMES), 1)].tolist():
+    read = rows[:: max(-(-len(rows) // RAIN_FRAMES), 1)]
+    for row in read.tolist():
         events = preprocess.classify(read_hdf5(data, slice(row, row + 1))[:, 0], RAIN_THRESHOLD)
         rainy += int((events == preprocess.RAIN).sum())
         measured += int((events != preprocess.MASKED).sum())
-    return rainy / max(measured, 1)
+    return rainy / max(measured, 1), round(measured * len(rows) / max(len(read), 1))
 
 
 def _one_size(root: Path, sizes: Mapping[str, int]) -> int:
@@ -305,11 +327,11 @@ def describe(info: Mapping[str, Any]) -> str:
     size, regions, years = info["size"], len(info["regions"]), len(info["years"])
     extent = f"{size} x {size}, {_count(regions, 'region')}, {_count(years, 'year')}"
     if info["source"] == "generated":
-        return f"generated rain and satellite images, {extent} (seed {info.get('seed', 0)})"
+        return f"generated rain that follows generated clouds, images of these, {extent} (seed {info.get('seed', 0)})"
     if info["source"] == "imported":
         product, date = info.get("product", "rain composites"), info.get("date", ", ".join(map(str, info["years"])))
-        images = "simulated satellite images" if info["simulated_satellite"] else "SEVIRI's images"
-        return f"{product} of {date} with {images}, split by place"
+        images = "satellite images simulated from past rain" if info["simulated_satellite"] else "SEVIRI's images"
+        return f"{product} of {date} with {images}, split by {info.get('split_by', 'place')}"
     images = "own files, simulated satellite images" if info["simulated_satellite"] else "own files"
     what = "Weather4cast 2022" if info["source"] == "w4c22" else f"{images}, {extent}"
     if info["holdout"] == "local":
@@ -318,13 +340,22 @@ def describe(info: Mapping[str, Any]) -> str:
 
 
 def caution(info: Mapping[str, Any]) -> str:
-    """Say in a sentence what scores on imported data leave open; nothing of other data."""
-    if info["source"] != "imported" or not info.get("simulated_satellite"):
+    """Return a sentence on what a model can know from simulated images; nothing for observed ones."""
+    if info["source"] not in MADE or not info.get("simulated_satellite"):
         return ""
-    return (
-        "The rain is real, the satellite images were simulated from it: these scores say nothing of a forecast from "
-        "real images."
-    )
+    return MADE[info["source"]]
+
+
+def check_simulation(source: Source) -> None:
+    """Refuse data whose images were simulated by an older version.
+
+    Raises:
+        UserError: saying how to make them again.
+    """
+    info = source.info
+    if info.get("source") in MADE and info.get("simulated_satellite") and info.get("simulation") != VERSION:
+        again = "remove the folder, and it is made again" if info["source"] == "generated" else "import them again"
+        raise UserError(f"{source.folder}: its images were simulated by an older version and show later rain; {again}")
 
 
 def holdout_notes(configs: Sequence[Config], source: Source) -> list[str]:

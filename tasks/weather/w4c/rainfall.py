@@ -1,9 +1,16 @@
-"""Simulated rain: maps of rain rate on a 2 km grid, 15 minutes apart, carried by a wind that is known.
+"""Simulated weather: rain rates on a 2 km grid and clouds on the satellite's, 15 minutes apart, in a known wind.
 
-Three populations share the flow: stratiform rain (a Gaussian field with a power law spectrum whose small scales die
-first, as in the nowcasting scheme STEPS, Bowler et al. 2006), fronts (moving bands that lift that field) and
-convective cells (born in moist places, mostly in the afternoon; they grow, ripen and decay). Lengths and speeds grow
-with the size, so that a forecast asks for the same share of the context at every size.
+Three populations share the flow: stratiform cloud (a Gaussian field with a power law spectrum whose small scales die
+first, as in the nowcasting scheme STEPS, Bowler et al. 2006), fronts (moving bands that lift that field) and convective
+cells (born in moist places, mostly in the afternoon; they grow, ripen and decay). Rain follows cloud: stratiform rain
+relaxes towards what its cloud would give within `LAG` slots, and a cell is a cloud for `LEAD` slots before it rains.
+So a picture of the clouds tells of rain to come, and no rain is needed to draw the clouds of its past.
+
+Nothing depends on what comes later: every slot draws from its own random streams, and adds to the state before it.
+
+Lengths and speeds grow with the size, so that a forecast asks for the same share of the context at every size: a world
+of size S is the real one on pixels of 2 km x 252 / S. Areas, rates, speeds, lifetimes and growth are fitted to real
+radar at that resolution (`python -m benchmarks weather_world`).
 
 The grid is periodic: what leaves comes back, changed, after two and a half days in the typical wind and 19 hours in the
 strongest.
@@ -13,13 +20,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import scipy.fft
-from scipy.ndimage import map_coordinates
-from scipy.special import ndtr
+from scipy.special import ndtri
+
+from retable.platform.train.seeds import generator
 
 Array = npt.NDArray[Any]
 
@@ -35,6 +44,33 @@ HOLD = 4
 """Slots for which the flow stays as it is: it changes slowly, and every change costs two Fourier transforms."""
 PATCH = np.arange(-10, 11)
 """Offsets of the pixels that one convective cell may touch."""
+LAG = 1.5
+"""Slots within which stratiform rain follows its cloud."""
+LEAD, ANVIL = 2, 4
+"""Slots for which a convective cell is a cloud before it rains (half an hour: Roberts and Rutledge 2003 see cooling
+tops that long before the first echo), and for which its anvil stays."""
+SPEED = 0.16
+"""Typical wind, satellite pixels a slot at size 60."""
+MEMORY = 240.0
+"""Slots within which the largest waves of the stratiform field are forgotten."""
+SLOPE = 2.7
+"""The field's power falls with the wave number to this power."""
+RADII = (0.5, 1.4)
+"""Of convective cells, fine pixels."""
+LIVES = (6.0, 20.0)
+"""Slots for which a convective cell rains."""
+STRATIFORM = 0.95
+"""Part of the rain that is not convective for which the stratiform field is made to suffice without fronts."""
+CELL = 7.0
+"""Fine pixels on which a convective cell rains, on average."""
+TEXTURE = 0.2
+"""Standard deviation of what is new in every pixel and slot of the rain, in that of the stratiform field."""
+STEEPNESS = 2.1
+"""A rise of the stratiform field by one standard deviation multiplies rain by e to this power."""
+WETNESS = 0.5
+"""Standard deviation of how wet a day is, in that of the stratiform field."""
+THICK = 0.5
+"""mm/h of rain whose cloud covers half of what is under it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,58 +130,63 @@ def block_mean(field: Array) -> Array:
     return means
 
 
-def advect(field: Array, flow: Array) -> Array:
-    """One semi-Lagrangian step of a periodic field (height, width); flow (2, height, width), (y, x), pixels a step."""
-    grid = np.indices(field.shape, np.float32)
-    moved: Array = map_coordinates(field, grid - flow, order=1, mode="grid-wrap", output=np.float32)
+def advect(fields: Array, flow: Array) -> Array:
+    """Return periodic fields (..., height, width) one semi-Lagrangian step later, by bilinear interpolation.
+
+    `flow` is (2, height, width), (y, x), pixels a step.
+    """
+    height, width = fields.shape[-2:]
+    rows, columns = np.arange(height, dtype=np.float32)[:, None] - flow[0], np.arange(width, dtype=np.float32) - flow[1]
+    top, left = np.floor(rows), np.floor(columns)
+    down, right = (rows - top).ravel(), (columns - left).ravel()
+    first, second = ((top.astype(np.intp) + step) % height * width for step in (0, 1))
+    near, far = ((left.astype(np.intp) + step) % width for step in (0, 1))
+    flat = fields.reshape(-1, height * width)
+    corners = [flat.take((row + column).ravel(), 1) for row in (first, second) for column in (near, far)]
+    upper, lower = ((1 - right) * corners[k] + right * corners[k + 1] for k in (0, 2))
+    moved: Array = ((1 - down) * upper + down * lower).reshape(fields.shape)
     return moved
 
 
-def red_noise(rng: np.random.Generator, slots: int, memory: float) -> Array:
-    """First-order autoregressive series (slots,) with mean 0 and variance 1 that forgets within `memory` slots."""
+def red(last: float | None, memory: float, kick: float) -> float:
+    """Return the next value of an autoregressive series with variance 1 that forgets within `memory` slots."""
     keep = np.exp(-1 / memory)
-    kicks = rng.standard_normal(slots) * np.sqrt(1 - keep**2)
-    kicks[:1] /= np.sqrt(1 - keep**2)
-    values = np.empty(slots)
-    last = 0.0
-    for slot, kick in enumerate(kicks):
-        last = values[slot] = keep * last + kick
-    return values
+    return kick if last is None else float(keep * last + np.sqrt(1 - keep**2) * kick)
 
 
-def _threshold(wetness: Array, share: float, spread: float) -> float:
-    """Level that a Gaussian field of this spread, lifted by each slot's wetness, exceeds in this share of pixels."""
-    low, high = -10.0, 10.0
-    for _ in range(50):
-        middle = (low + high) / 2
-        low, high = (middle, high) if ndtr((wetness - middle) / spread).mean() > share else (low, middle)
-    return (low + high) / 2
+def depth(rain: Array) -> Array:
+    """Return the thickness (S, S) in 0..1 of the cloud that goes with rain (6S, 6S); about a third where it begins."""
+    rate = np.minimum(rain, np.float32(HIGHEST))
+    return block_mean(rate / (rate + np.float32(THICK)))
 
 
 class Wind:
     """Mean wind that changes from day to day plus a smooth whirling part without divergence; `flow` is (2, 6S, 6S)."""
 
-    def __init__(self, climate: Climate, size: int, slots: int, rng: np.random.Generator) -> None:
-        typical = 0.25 * FINE * size / 60
-        speed = typical * climate.speed * np.exp(0.4 * red_noise(rng, slots, 1.5 * DAY))
-        speed = np.clip(speed, 0.6 * typical, 3.2 * typical)
-        angle = np.radians(climate.direction + 30 * red_noise(rng, slots, 1.5 * DAY))
-        self.mean = np.stack([-speed * np.sin(angle), speed * np.cos(angle)], 1).astype(np.float32)
-        self.rng, self.width = rng, FINE * size
+    def __init__(self, climate: Climate, size: int) -> None:
+        self.climate, self.width, self.typical = climate, FINE * size, SPEED * FINE * size / 60
+        self.speed: float | None = None
+        self.angle: float | None = None
         # Modes of a stream function, turned into those of velocities: u = -d/dy, v = d/dx, here (y, x) = (d/dx, -d/dy).
         y, x = wavenumbers(self.width)
         stream = amplitudes(self.width, 1.5 * size, 6.0)
-        scale = 0.35 * typical / np.sqrt(((stream * np.hypot(y, x)) ** 2).sum()) * self.width**2
+        scale = 0.35 * self.typical / np.sqrt(((stream * np.hypot(y, x)) ** 2).sum()) * self.width**2
         self.turn = np.stack([1j * x * stream, -1j * y * stream]).astype(np.complex64) * np.float32(scale)
-        self.modes = noise(rng, self.width)
+        self.modes = np.zeros(0, np.complex64)
+        self.mean = np.zeros(2, np.float32)
         self.flow = np.zeros((2, self.width, self.width), np.float32)
 
-    def step(self, slot: int) -> Array:
+    def step(self, slot: int, rng: np.random.Generator) -> Array:
         """Flow of this slot, fine pixels a slot (2, 6S, 6S); slots come one after the other."""
+        faster, turned = rng.standard_normal(2)
+        self.speed, self.angle = red(self.speed, 1.5 * DAY, faster), red(self.angle, 1.5 * DAY, turned)
+        speed = np.clip(self.climate.speed * np.exp(0.4 * self.speed), 0.6, 3.2) * self.typical
+        angle = np.radians(self.climate.direction + 30 * self.angle)
+        self.mean = np.array([-speed * np.sin(angle), speed * np.cos(angle)], np.float32)
         if slot % HOLD == 0:
-            keep = np.float32(np.exp(-HOLD / DAY))
-            self.modes = keep * self.modes + np.sqrt(1 - keep**2) * noise(self.rng, self.width)
-            self.flow = to_grid(self.turn * self.modes, self.width) + self.mean[slot][:, None, None]
+            keep, kick = np.float32(np.exp(-HOLD / DAY)), noise(rng, self.width)
+            self.modes = keep * self.modes + np.sqrt(1 - keep**2) * kick if len(self.modes) else kick
+            self.flow = to_grid(self.turn * self.modes, self.width) + self.mean[:, None, None]
         return self.flow
 
 
@@ -153,7 +194,7 @@ class Fronts:
     """Bent bands, longer than the map, that the mean wind drives across it."""
 
     def __init__(self, climate: Climate, size: int, rng: np.random.Generator) -> None:
-        self.size, self.reach, self.rng = size, 4.5 * size, rng
+        self.size, self.reach = size, 4.5 * size
         self.angle = np.radians(climate.direction)
         self.expected = 6.0 * climate.fraction
         """Fronts on the map at a time."""
@@ -161,22 +202,22 @@ class Fronts:
         self.y, self.x = axis, axis.T
         self.bands: list[dict[str, float]] = []
         for _ in range(rng.poisson(self.expected)):
-            self._arise(rng.uniform(-self.reach, self.reach))
+            self._arise(rng.uniform(-self.reach, self.reach), rng)
 
-    def _arise(self, place: float) -> None:
-        angle = self.angle + self.rng.normal(0, 0.5)
+    def _arise(self, place: float, rng: np.random.Generator) -> None:
+        angle = self.angle + rng.normal(0, 0.5)
         self.bands.append(
             {
                 "place": place,
                 "y": -np.sin(angle),
                 "x": np.cos(angle),
-                "width": self.size * self.rng.uniform(0.1, 0.2),
-                "bend": self.rng.normal(0, 0.06) / self.size,
-                "lift": self.rng.uniform(1.2, 2.2),
+                "width": self.size * rng.uniform(0.1, 0.2),
+                "bend": rng.normal(0, 0.06) / self.size,
+                "lift": rng.uniform(1.2, 2.2),
             }
         )
 
-    def step(self, wind: Array) -> Array | float:
+    def step(self, wind: Array, rng: np.random.Generator) -> Array | float:
         """What the fronts add to the stratiform field (6S, 6S), after a slot in this mean wind (2,)."""
         lift: Array | float = 0.0
         for band in self.bands:
@@ -185,81 +226,143 @@ class Fronts:
             across = band["y"] * self.y + band["x"] * self.x - band["place"] + band["bend"] * along**2
             lift = lift + band["lift"] * np.exp(-0.5 * (across / band["width"]) ** 2, dtype=np.float32)
         self.bands = [band for band in self.bands if band["place"] < self.reach]
-        if self.rng.random() < self.expected * 0.025 * self.size / (2 * self.reach):
-            self._arise(-self.reach)
+        if rng.random() < self.expected * 0.025 * self.size / (2 * self.reach):
+            self._arise(-self.reach, rng)
         return lift
 
 
 class Cells:
-    """Convective cells: each grows, ripens and decays within one to three hours."""
+    """Convective cells: each is a cloud that grows, rains, ripens and decays within one and a half to four hours."""
 
-    def __init__(self, climate: Climate, size: int, rng: np.random.Generator) -> None:
-        self.width, self.rng = FINE * size, rng
-        # A cell lives 8 slots on average and covers about 30 pixels.
-        self.births = climate.convective * climate.fraction * self.width**2 / (8 * 30)
+    def __init__(self, climate: Climate, size: int) -> None:
+        self.size, self.width = size, FINE * size
+        self.births = climate.convective * climate.fraction * self.width**2 / (np.mean(LIVES) * CELL)
         self.cells = np.zeros((0, 6))
-        """Columns: y, x, age, life (slots), radius (pixels), peak (mm/h)."""
+        """Columns: y, x, age, how long it rains (slots), radius (pixels), peak (mm/h)."""
 
-    def step(self, slot: int, flow: Array, moisture: Array) -> Array:
-        """Rain rates (6S, 6S) of the cells after one more slot; new ones arise where `moisture` is high."""
+    def step(self, slot: int, flow: Array, moisture: Array, rng: np.random.Generator) -> None:
+        """Let the cells grow older by a slot; new ones arise where `moisture` (6S, 6S) is high."""
         hour = slot % DAY / 4
         expected = self.births * (1 + 0.9 * np.cos(2 * np.pi * (hour - 16) / 24))
-        cells = np.concatenate([self.cells, self._newborn(int(self.rng.poisson(expected)), moisture)])
+        cells = np.concatenate([self.cells, self._newborn(int(rng.poisson(expected)), moisture, rng)])
         rows, columns = (cells[:, :2].astype(int) % self.width).T
         cells[:, :2] += flow[:, rows, columns].T
         cells[:, 2] += 1
-        self.cells = cells[cells[:, 2] < cells[:, 3]]
-        return self._draw()
+        self.cells = cells[cells[:, 2] < LEAD + cells[:, 3] + ANVIL]
 
-    def _newborn(self, count: int, moisture: Array) -> Array:
-        rng, candidates = self.rng, 8 * count
+    def _newborn(self, count: int, moisture: Array, rng: np.random.Generator) -> Array:
+        candidates = 8 * count
         places = rng.uniform(0, self.width, (candidates, 2))
         rows, columns = places.astype(int).T
         wish = moisture[rows, columns] + rng.normal(0, 0.5, candidates)
         chosen = places[np.argsort(-wish)[:count]]
-        life, radius = rng.uniform(4, 12, count), rng.uniform(1.5, 3.0, count)
+        life, radius = rng.uniform(*LIVES, count), rng.uniform(*RADII, count)
         peak = 4 * np.exp(0.8 * rng.standard_normal(count))
         return np.column_stack([chosen, np.zeros(count), life, radius, peak])
 
-    def _draw(self) -> Array:
+    def rain(self) -> Array:
+        """Rain rates (6S, 6S) of the cells."""
         y, x, age, life, radius, peak = (column[:, None] for column in self.cells.T)
-        ripe = np.sin(np.pi * age / life)
-        radius = radius * (0.6 + 0.4 * ripe)
-        rows, columns = np.round(y) + PATCH, np.round(x) + PATCH
-        tall, wide = np.exp(-0.5 * ((rows - y) / radius) ** 2), np.exp(-0.5 * ((columns - x) / radius) ** 2)
-        values = (peak * ripe * tall)[:, :, None] * wide[:, None, :]
-        place = rows.astype(int)[:, :, None] % self.width * self.width + columns.astype(int)[:, None, :] % self.width
-        rain = np.bincount(place.ravel(), values.ravel(), self.width**2)
-        return rain.reshape(self.width, self.width).astype(np.float32)
+        ripe = np.sin(np.pi * np.clip((age - LEAD) / life, 0, 1))
+        return drawn(y, x, radius * (0.6 + 0.4 * ripe), peak * ripe, self.width)
+
+    def cloud(self) -> Array:
+        """Thickness (S, S) in 0..1 of their clouds, which tower before it rains and spread to anvils."""
+        y, x, age, life, radius, peak = (column[:, None] for column in self.cells.T)
+        tower = np.minimum(age / LEAD, 1) * np.clip((LEAD + life + ANVIL - age) / ANVIL, 0, 1)
+        spread = radius * (1.5 + age / (LEAD + life)) / FINE
+        thick = drawn((y + 0.5) / FINE - 0.5, (x + 0.5) / FINE - 0.5, spread, tower * peak / (peak + THICK), self.size)
+        covered: Array = 1 - np.exp(-thick)
+        return covered
 
 
-def simulate(climate: Climate, *, size: int, slots: int, seed: Sequence[int]) -> Iterator[tuple[Array, Array]]:
-    """Yield rain rates (6S, 6S) in mm/h and the flow (2, 6S, 6S), in fine pixels a slot, (y, x), of every slot.
+def drawn(y: Array, x: Array, radius: Array, peak: Array, width: int) -> Array:
+    """Return the sum of Gaussian bells, each argument (cells, 1), on a periodic grid (width, width), float32."""
+    rows, columns = np.round(y) + PATCH, np.round(x) + PATCH
+    tall, wide = np.exp(-0.5 * ((rows - y) / radius) ** 2), np.exp(-0.5 * ((columns - x) / radius) ** 2)
+    values = (peak * tall)[:, :, None] * wide[:, None, :]
+    place = rows.astype(int)[:, :, None] % width * width + columns.astype(int)[:, None, :] % width
+    return np.bincount(place.ravel(), values.ravel(), width**2).reshape(width, width).astype(np.float32)
 
-    The flow of a slot carries the rain of the slot before into it. The first slot is at midnight UTC.
+
+class Weather(NamedTuple):
+    """What there is in one slot."""
+
+    rain: Array
+    """Rain rates, mm/h (6S, 6S)."""
+    cloud: Array
+    """Thickness of high cloud in 0..1 (S, S)."""
+    flow: Array
+    """Fine pixels a slot, (y, x) (2, 6S, 6S): what carried the rain of the slot before into this one."""
+
+
+class Field:
+    """A Gaussian field (6S, 6S) with mean 0 and variance 1 that the flow carries and that changes as it goes."""
+
+    def __init__(self, size: int, rng: np.random.Generator) -> None:
+        self.width = FINE * size
+        spectrum = amplitudes(self.width, 1.2 * size, SLOPE)
+        y, x = wavenumbers(self.width)
+        # Shorter waves are forgotten sooner than the outer scale, as their length to the power 0.8.
+        self.keep = np.exp(-((1 + size**2 * (y**2 + x**2)) ** 0.4) / MEMORY).astype(np.float32)
+        self.kick = np.sqrt(1 - self.keep**2) * spectrum
+        self.field = to_grid(spectrum * noise(rng, self.width), self.width)
+
+    def change(self, carried: Array, rng: np.random.Generator) -> Array:
+        """Return the field one slot later, of what the flow has made of it."""
+        modes = scipy.fft.rfft2(carried, workers=1)
+        field = to_grid(self.keep * modes + self.kick * noise(rng, self.width), self.width)
+        self.field = standardized(field)  # interpolation loses a little variance in every step
+        return self.field
+
+
+def standardized(field: Array) -> Array:
+    """Return a field with mean 0 and variance 1."""
+    centred = field - field.mean()
+    return np.asarray(centred / centred.std(), np.float32)
+
+
+def stratiform(latent: Array) -> Array:
+    """Return rain rates of a field that is above 0 where it rains 0.2 mm/h or more."""
+    return np.asarray(EVENT * np.exp(np.float32(STEEPNESS) * np.minimum(latent, 3.0)), np.float32)
+
+
+def simulate(climate: Climate, *, size: int, slots: int, seed: int, where: Sequence[int] = ()) -> Iterator[Weather]:
+    """Yield the weather of every slot; the first slot is at midnight UTC.
+
+    Args:
+        climate: of the region and year.
+        size: S, pixels of a satellite image along each side.
+        slots: how many; fewer are the first of more.
+        seed: of the data set.
+        where: the place among the data set's random streams, such as year and region.
     """
-    rng = np.random.default_rng(list(seed))
+    draw = partial(_stream, seed, tuple(where))
+    start = draw("start")
+    wind, fronts, cells = Wind(climate, size), Fronts(climate, size, start), Cells(climate, size)
     width = FINE * size
-    wind, fronts, cells = Wind(climate, size, slots, rng), Fronts(climate, size, rng), Cells(climate, size, rng)
-    wetness = 0.8 * red_noise(rng, slots, DAY)
-    level = _threshold(wetness, (1 - climate.convective) * 0.6 * climate.fraction, np.hypot(1, climate.orography))
-    spectrum = amplitudes(width, 1.2 * size, 3.5)
-    ground = climate.orography * to_grid(amplitudes(width, 0.7 * size, 4.0) * noise(rng, width), width)
-    y, x = wavenumbers(width)
-    # The outer scale forgets within 120 slots; shorter waves sooner, as their length to the power 0.8.
-    keep = np.exp(-((1 + size**2 * (y**2 + x**2)) ** 0.4) / 120).astype(np.float32)
-    kick = np.sqrt(1 - keep**2) * spectrum
-    field = to_grid(spectrum * noise(rng, width), width)
+    ground = climate.orography * to_grid(amplitudes(width, 0.7 * size, 4.0) * noise(start, width), width)
+    field = Field(size, start)
+    water, wet = field.field, None
+    share = (1 - climate.convective) * STRATIFORM * climate.fraction
+    level = -float(ndtri(share)) * np.sqrt(1 + climate.orography**2 + WETNESS**2)
     for slot in range(slots):
-        flow = wind.step(slot)
-        modes = scipy.fft.rfft2(advect(field, flow), workers=1)
-        field = to_grid(keep * modes + kick * noise(rng, width), width)
-        # Interpolation loses a little variance in every step.
-        field -= field.mean()
-        field /= field.std()
-        latent = field + ground + fronts.step(wind.mean[slot]) + np.float32(wetness[slot] - level)
-        rain = EVENT * np.exp(np.float32(1.7) * np.minimum(latent, 3.0))
+        flow = wind.step(slot, draw("wind", slot))
+        carried, water = advect(np.stack([field.field, water]), flow)
+        cloud = field.change(carried, draw("field", slot))
+        water = standardized(water * np.float32(1 - 1 / LAG) + cloud * np.float32(1 / LAG))
+        wet = red(wet, DAY, draw("wetness", slot).standard_normal())
+        lift = ground + fronts.step(wind.mean, draw("fronts", slot)) + np.float32(WETNESS * wet - level)
+        cells.step(slot, flow, cloud + lift, draw("cells", slot))
+        texture = draw("texture", slot).standard_normal(water.shape, np.float32)
+        rain = stratiform(water + lift + np.float32(TEXTURE) * texture)
         rain[rain < 0.2 * EVENT] = 0
-        rain += cells.step(slot, flow, latent)
+        rain += cells.rain()
         rain[rain < 0.2 * EVENT] = 0
-        yield np.minimum(rain, np.float32(HIGHEST)), flow
+        thick = np.maximum(depth(stratiform(cloud + lift)), depth(rain))
+        yield Weather(np.minimum(rain, np.float32(HIGHEST)), 1 - (1 - thick) * (1 - cells.cloud()), flow)
+
+
+def _stream(seed: int, where: tuple[int, ...], name: str, slot: int = 0) -> np.random.Generator:
+    """Return the random stream of one process in one slot."""
+    return generator(seed, f"weather.{name}", *where, slot)

@@ -1,45 +1,60 @@
-"""Satellite images that go with a sequence of rain maps: a simple forward operator, for simulated and for real rain.
+"""Satellite images of simulated clouds, and of clouds that are guessed from real rain: a simple forward operator.
 
-It imitates what makes the task hard: cold tops appear before the rain and outlive it (the anvil), high clouds that do
-not rain (cirrus) are as cold in the window channels, low warm clouds are as bright by day, and everything is coarser
-than the rain. It is no radiative transfer: each channel is a sum of cloud cover times a typical response, scaled to the
-real channels' mean and standard deviation.
+It imitates what makes the task hard: high clouds that do not rain (cirrus) are as cold in the window channels as those
+that do, low warm clouds are as bright by day, and everything is coarser than the rain. It is no radiative transfer:
+each channel is a sum of cloud cover times a typical response, scaled to the real channels' mean and standard deviation.
+
+An image knows nothing of what comes after it. Generated weather has clouds of its own, which rain follows
+(`rainfall.Weather.cloud`). Of real rain nobody knows the clouds: `observe` draws those of the rain at the image's time
+and of the hour before it, so that images tell no more than past rain does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from scipy.ndimage import gaussian_filter, maximum_filter, shift
 
-from retable.tasks.weather.w4c.preprocess import CHANNELS, HIGH, HIGHEST_RATE, LOW, MEAN, STD
-from retable.tasks.weather.w4c.rainfall import FINE, amplitudes, block_mean, noise, to_grid, wavenumbers
+from retable.platform.train.seeds import generator
+from retable.tasks.weather.w4c.preprocess import CHANNELS, HIGH, LOW, MEAN, STD
+from retable.tasks.weather.w4c.rainfall import FINE, amplitudes, depth, noise, to_grid, wavenumbers
 
 Array = npt.NDArray[Any]
 
-WEIGHTS = np.array([0.04, 0.06, 0.10, 0.15, 0.20, 0.25, 0.20], np.float32)
-"""What the rain of the frames from -4 to +2 adds to a frame's cloud tops: more of it is yet to fall."""
-BEFORE, AFTER = 4, 2
-"""Frames on either side whose rain matters to a frame."""
+VERSION = 2
+"""Raised when the numbers of simulated weather or images change. 2: images know nothing of later rain."""
+SIMULATION = (
+    "computed by retable.tasks.weather.w4c.satellite.observe from the rain of the whole square at the image's time and "
+    "in the hour before it; not observed"
+)
+"""How images that go with real rain are made."""
+CLOUDS = "computed by retable.tasks.weather.w4c.satellite.draw from generated clouds, which generated rain follows"
+"""How images of generated weather are made."""
+WEIGHTS = np.array([0.05, 0.10, 0.20, 0.30, 0.35], np.float32)
+"""What the real rain of the frames from -4 to 0 adds to a frame's cloud tops: an anvil outlives its rain."""
+BEFORE = len(WEIGHTS) - 1
+"""Frames before a frame whose rain matters to it."""
 PARALLAX = 0.5
 """Satellite pixels (12 km) by which cold tops appear too far north: the satellite looks at them from the south."""
 KEYFRAME = 24
-"""Frames between independent states of the clouds that do not rain, which blend into each other."""
+"""Frames after which another state of the clouds that do not rain begins to take the place of the one before."""
 LATITUDE = 50.0
 """Degrees; with longitude 0 and the sun of an equinox, enough for day and night."""
 
 # Response of (1, high raining cloud, cirrus, low cloud, humidity, sunshine on the ground) and the noise, in standard
 # deviations of the channel. The first column makes the mean about zero.
-_INFRARED = {
+_WINDOW = {
     "IR_039": ((0.85, -4.1, -2.1, -0.4, 0.0, 1.5), 0.12),
     "IR_087": ((1.45, -5.2, -2.7, -0.5, -0.1, 0.9), 0.06),
     "IR_097": ((1.35, -4.3, -2.4, -0.5, -0.4, 0.7), 0.10),
     "IR_108": ((1.45, -5.2, -2.6, -0.5, 0.0, 1.0), 0.06),
     "IR_120": ((1.50, -5.1, -3.0, -0.5, -0.1, 1.0), 0.06),
     "IR_134": ((1.40, -4.9, -2.6, -0.3, -0.2, 0.4), 0.06),
+}
+_VAPOUR = {
     "WV_062": ((0.90, -3.0, -1.7, 0.0, -0.8, 0.0), 0.08),
     "WV_073": ((1.20, -4.2, -2.0, -0.1, -0.6, 0.0), 0.08),
 }
@@ -60,11 +75,10 @@ def sunshine(minutes: int) -> float:
 
 
 def observe(rain: Array, *, cirrus_seed: int, start_minutes: int) -> Array:
-    """Satellite images of a sequence of rain maps.
+    """Return satellite images of a sequence of real rain maps.
 
-    A frame depends on the rain of the frames from `BEFORE` it to `AFTER` it (at the ends of the sequence the first and
-    last frame stand in) and on its time. So a long sequence may be cut into chunks that overlap by as much: frames that
-    far from a chunk's ends are those of the whole.
+    A frame depends on its rain, on that of the `BEFORE` frames before it (at the start of the sequence the first frame
+    stands in) and on its time. So a long sequence may be cut into chunks that overlap by as much.
 
     Args:
         rain: rates (frames, 6S, 6S), mm/h, 15 minutes apart, over the whole context. Negative and missing values count
@@ -83,40 +97,39 @@ def observe(rain: Array, *, cirrus_seed: int, start_minutes: int) -> Array:
     frames, height, width = rain.shape
     if height != width or height % FINE:
         raise ValueError(f"rain maps of {height} x {width} pixels are not squares of a multiple of {FINE}")
-    size = height // FINE
-    images = np.empty((frames, len(CHANNELS), size, size), np.float32)
-    depths = np.stack([_depth(frame) for frame in rain])
-    skies = _skies(cirrus_seed, size, start_minutes // 15)
-    ground = next(_skies(cirrus_seed + 1, size, 0))[0]
-    for frame in range(frames):
-        nearby = np.clip(np.arange(frame - BEFORE, frame + AFTER + 1), 0, frames - 1)
-        tops = _tops(np.tensordot(WEIGHTS, depths[nearby], 1))
-        minutes = start_minutes + 15 * frame
-        rng = np.random.default_rng([cirrus_seed, minutes])
-        images[frame] = _channels(tops, next(skies), ground, sunshine(minutes), rng)
-    return images
+    depths = np.stack([depth(np.where(frame > 0, frame, 0).astype(np.float32)) for frame in rain])
+    nearby = np.clip(np.arange(frames)[:, None] + np.arange(-BEFORE, 1), 0, None)
+    clouds = (np.tensordot(WEIGHTS, depths[past], 1) for past in nearby)
+    return np.stack(list(draw(clouds, height // FINE, cirrus_seed=cirrus_seed, start_minutes=start_minutes)))
 
 
-def _depth(rain: Array) -> Array:
-    """Thickness of raining cloud (S, S) in 0..1, growing with the rain rate; about a third where rain begins."""
-    rate = np.minimum(np.where(rain > 0, rain, 0), HIGHEST_RATE).astype(np.float32)
-    return block_mean(rate / (rate + np.float32(0.5)))
+def draw(clouds: Iterable[Array], size: int, *, cirrus_seed: int, start_minutes: int) -> Iterator[Array]:
+    """Yield a satellite image (11, S, S) of each thickness of high cloud that may rain (S, S), in 0..1.
+
+    Arguments are those of `observe`; an image depends on its own clouds and its time alone.
+    """
+    skies = _skies(cirrus_seed, "sky", size, start_minutes // 15)
+    ground = next(_skies(cirrus_seed, "ground", size, 0))[0]
+    for number, cloud in enumerate(clouds):
+        minutes = start_minutes + 15 * number
+        rng = generator(cirrus_seed, "weather.noise", minutes)
+        yield _channels(_tops(cloud), next(skies), ground, sunshine(minutes), rng)
 
 
-def _tops(depth: Array) -> Array:
-    """Cover of cold tops (S, S) in 0..1: wider than the rain, and seen from the south."""
-    spread = 0.6 * gaussian_filter(depth, 0.8, mode="nearest") + 0.4 * maximum_filter(depth, 3, mode="nearest")
+def _tops(cloud: Array) -> Array:
+    """Return the cover of cold tops (S, S) in 0..1: wider than the rain, and seen from the south."""
+    spread = 0.6 * gaussian_filter(cloud, 0.8, mode="nearest") + 0.4 * maximum_filter(cloud, 3, mode="nearest")
     covered: Array = shift(1 - np.exp(-2.2 * spread), (-PARALLAX, 0), order=1, mode="nearest")
     return covered
 
 
-def _skies(seed: int, size: int, start: int) -> Iterator[Array]:
+def _skies(seed: int, what: str, size: int, start: int) -> Iterator[Array]:
     """Yield smooth fields (3, S, S) with mean 0 and variance 1, of cirrus, low cloud and humidity, from frame `start`.
 
-    Each frame follows from the seed and its number alone: it blends two keyframes, drawn from their own streams of
-    random numbers, that drift on their own wind.
+    Each frame follows from the seed and its number alone: it blends two keyframes, drawn from their own random streams,
+    that drift on their own wind. A keyframe begins at its frame and takes the place of the one before by the next.
     """
-    rng = np.random.default_rng([seed, size])
+    rng = generator(seed, f"weather.{what}", size)
     speed = size / 60 * rng.uniform(0.2, 0.6, (3, 1, 1))
     angle = rng.uniform(0, 2 * np.pi, (3, 1, 1))
     y, x = wavenumbers(size)
@@ -124,23 +137,23 @@ def _skies(seed: int, size: int, start: int) -> Iterator[Array]:
     spectra = np.stack([amplitudes(size, size / 3, beta) for beta in (3.0, 2.8, 4.0)])
 
     def keyframe(number: int) -> Array:
-        stream = np.random.default_rng([seed, size, number])
+        stream = generator(seed, f"weather.{what} keyframe", size, number)
         modes: Array = spectra * np.stack([noise(stream, size) for _ in range(3)])
         return modes
 
-    frame, number = start, start // KEYFRAME
-    now, following = keyframe(number), keyframe(number + 1)
+    frame, number = start, start // KEYFRAME + 1  # 0 stands before the first frame
+    before, now = keyframe(number - 1), keyframe(number)
     while True:
-        if frame // KEYFRAME > number:
-            number, now, following = number + 1, following, keyframe(number + 2)
-        angle_between = np.pi / 2 * (frame / KEYFRAME - number)
-        modes = np.cos(angle_between) * now + np.sin(angle_between) * following
+        if frame // KEYFRAME >= number:
+            number, before, now = number + 1, now, keyframe(number + 1)
+        angle_between = np.pi / 2 * (frame / KEYFRAME - number + 1)
+        modes = np.cos(angle_between) * before + np.sin(angle_between) * now
         yield to_grid((modes * np.exp(1j * phase * frame)).astype(np.complex64), size)
         frame += 1
 
 
 def _channels(tops: Array, sky: Array, ground: Array, sun: float, rng: np.random.Generator) -> Array:
-    """One image (11, S, S) of cold tops, other clouds (3, S, S), the ground (S, S) and the sun's cosine."""
+    """Return one image (11, S, S) of cold tops, other clouds (3, S, S), the ground (S, S) and the sun's cosine."""
     cirrus = 1 / (1 + np.exp(-2.5 * (sky[0] - 0.9)))
     low = 1 / (1 + np.exp(-4 * (sky[1] - 0.3)))
     thin = (1 - tops) * cirrus
@@ -148,19 +161,16 @@ def _channels(tops: Array, sky: Array, ground: Array, sun: float, rng: np.random
     warm = (1 - tops) * (1 - cirrus) * (1 - low) * (sun + 0.3 * ground)
     bright = 1 - (1 - tops) * (1 - 0.35 * cirrus) * (1 - 0.7 * low)
     image = np.empty((len(CHANNELS), *tops.shape), np.float32)
-    for channel, name in enumerate(CHANNELS):
-        if name in _SOLAR:
-            (soil, deep, veil, drops), sigma = _SOLAR[name]
-            albedo = soil * (1 - bright) + deep * tops + veil * thin + drops * shown
-            values = sun * gaussian_filter(albedo, 0.5) + sigma * np.sqrt(sun) * rng.standard_normal(tops.shape)
-        else:
-            (offset, *responses), sigma = _INFRARED[name]
-            terms = [tops, thin, shown, sky[2], warm]
-            mixed = sum(weight * term for weight, term in zip(responses, terms, strict=True))
-            blurred = gaussian_filter(mixed, 1.0 if name.startswith("WV") else 0.6)
-            solar = 0.9 * sun * bright if name == "IR_039" else 0.0
-            values = offset + blurred + solar + sigma * rng.standard_normal(tops.shape)
-            values = MEAN[channel] + STD[channel] * values
-        image[channel] = values
+    for names, blur in ((_SOLAR, 0.5), (_WINDOW, 0.6), (_VAPOUR, 1.0)):
+        terms = (1 - bright, tops, thin, shown) if names is _SOLAR else (tops, thin, shown, sky[2], warm)
+        weights = np.array([names[name][0][-len(terms) :] for name in names])
+        mixed = gaussian_filter(np.tensordot(weights, np.stack(terms), 1), (0, blur, blur))
+        for (name, (response, sigma)), values in zip(names.items(), mixed, strict=True):
+            number, error = CHANNELS.index(name), sigma * rng.standard_normal(tops.shape)
+            if names is _SOLAR:
+                image[number] = sun * values + np.sqrt(sun) * error
+            else:
+                solar = 0.9 * sun * bright if name == "IR_039" else 0.0
+                image[number] = MEAN[number] + STD[number] * (response[0] + values + solar + error)
     clipped: Array = np.clip(image, LOW[:, None, None], HIGH[:, None, None])
     return clipped

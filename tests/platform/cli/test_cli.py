@@ -1,6 +1,7 @@
 """The command line: help that teaches, and a user's mistake in one line with status 2."""
 
 import importlib.metadata
+import json
 import os
 import subprocess
 import sys
@@ -89,6 +90,12 @@ def test_a_shell_completes_commands_of_tasks_without_importing_them(monkeypatch)
     assert app.typed() == ["rl"]
     code = "import sys; sys.argv = ['retable']; from retable.platform.cli import app as cli; cli.main()"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.split() == ["export"]
+
+
+def test_the_list_is_plain_data_too(retable):
+    found = json.loads(retable("list", "--json").stdout)
+    assert found.keys() == {"tasks", "spaces", "scales"} and "line" in found["tasks"]
+    assert found["tasks"]["line"].keys() == {"about", "tables", "scales", "help", "commands", "data"}
 
 
 def test_the_zoo_is_listed_by_task(retable):

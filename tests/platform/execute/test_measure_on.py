@@ -5,6 +5,7 @@ import pytest
 from retable.platform.execute import session
 from retable.platform.execute.scoring import measure_all
 from retable.platform.plan.plan import Plan, Timing
+from retable.platform.spec.resources import Resources
 from retable.platform.spec.table import Measurement
 from retable.platform.spec.task import find
 
@@ -35,7 +36,7 @@ def test_a_measurement_runs_on_the_node_that_has_the_resource_with_all_its_cpus(
         plan = Plan(storage, {}, measure_on="bench")
         timing = Timing(task, task.config(), row, "measurements/line/where-1-chip.json", False)
         plan.timings[timing.path] = timing
-        assert measure_all(plan) == {} and plan.unmeasured == []
+        assert measure_all(plan, Resources()) == {} and plan.unmeasured == []
         (name,) = storage.list("measurements/line")
         found = storage.read_json(f"measurements/line/{name}")
         assert found["metrics"] == {"node": float(int(bench.node_id[:8], 16)), "cpus": 2.0}
@@ -43,3 +44,33 @@ def test_a_measurement_runs_on_the_node_that_has_the_resource_with_all_its_cpus(
     finally:
         ray.shutdown()
         nodes.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a socket that Ray leaves
+def test_a_measurement_that_waits_says_what_holds_its_node(storage, monkeypatch, capfd):
+    import threading
+
+    import ray
+
+    monkeypatch.setattr("retable.platform.execute.scoring.WAIT", 3.0)
+    task = find("line")
+    plan = Plan(storage, {})
+    timing = Timing(
+        task, task.config(), Measurement(label="m", measure=where, overrides={}), "m/line/where.json", False
+    )
+    plan.timings[timing.path] = timing
+    with session.ray_cluster():
+
+        @ray.remote(num_cpus=0.1)
+        class Holder:
+            def there(self):
+                return True
+
+        holder = Holder.remote()
+        ray.get(holder.there.remote())
+        end = threading.Timer(8.0, ray.kill, [holder])
+        end.start()
+        assert measure_all(plan, Resources()) == {}
+        end.join()
+    assert "measurements wait: others hold 0.1 of the node's" in capfd.readouterr().err

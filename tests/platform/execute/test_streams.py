@@ -2,6 +2,7 @@
 
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -10,7 +11,9 @@ import pytest
 from retable.platform.errors import UserError, one_line
 from retable.platform.execute import streams as streaming
 from retable.platform.execute.session import ray_cluster
-from retable.platform.execute.streams import decode, encode, map_over, stream
+from retable.platform.execute.streams import decode, encode, limit, map_over, pieces_together, stream
+from retable.platform.execute.trials import Launch, open_data
+from retable.platform.spec.resources import Resources
 
 ARRAYS = {
     "plain": np.arange(6, dtype=np.int32).reshape(2, 3),
@@ -74,6 +77,7 @@ SHAPES = [(1, 1), (2, 5), *(pytest.param(*shape, marks=pytest.mark.slow) for sha
 @pytest.mark.parametrize(("tasks", "together"), SHAPES)
 def test_with_ray_the_order_and_the_arrays_are_those_of_map(cluster, monkeypatch, tasks, together):
     monkeypatch.setattr(streaming, "TASKS", tasks)
+    monkeypatch.setattr(streaming, "TASK_BYTES", together)  # of pieces of one byte
 
     def fetch(piece):
         number = piece["number"]
@@ -82,9 +86,26 @@ def test_with_ray_the_order_and_the_arrays_are_those_of_map(cluster, monkeypatch
         return {"number": np.array(number), "rows": np.full((number % 4, 3), number, np.float16)}
 
     pieces = numbered(24)
-    for got, wanted in zip(stream(pieces, fetch, together=together), map(fetch, pieces), strict=True):
+    for got, wanted in zip(stream(pieces, fetch, 1), map(fetch, pieces), strict=True):
         same(got, wanted)
     assert list(stream([], fetch)) == []
+
+
+def test_a_task_fetches_as_many_pieces_as_fill_16_mb_or_a_quarter_of_the_limit():
+    mb = 1 << 20
+    found = [pieces_together(*each) for each in ((0, None), (mb, None), (mb, 8 * mb), (mb, 100 * mb), (20 * mb, None))]
+    assert found == [1, 16, 2, 16, 1]
+
+
+def test_what_a_stream_may_read_ahead_is_an_option_of_the_launch(monkeypatch):
+    told = []
+    monkeypatch.setattr(streaming, "limit", told.append)
+    task = SimpleNamespace(dataset=SimpleNamespace(where=lambda config: "place", open=lambda *_: "data"))
+    for wanted in (Resources(), Resources(read_ahead=0.5)):
+        assert open_data(task, [None], None, Launch(None, wanted, {})) == "data"
+    assert told == [0.5]
+    with pytest.raises(UserError, match="read_ahead=-1"):
+        Resources(read_ahead=-1)
 
 
 class Adder:
@@ -162,8 +183,12 @@ def test_no_more_is_read_ahead_than_asked_for(cluster, tmp_path, ahead, least, m
         return {"block": np.full(size, piece["number"], np.uint8)}
 
     pieces = numbered(80)
-    found = stream(pieces, fetch, ahead * size)
-    first = [next(found)]
+    limit(ahead * size / 1e9)
+    try:
+        found = stream(pieces, fetch)
+        first = [next(found)]
+    finally:
+        limit(0)
     seen, since = 0, time.monotonic()
     while time.monotonic() - since < 3:  # until nothing new comes
         if seen != (seen := len(list(tmp_path.iterdir()))):

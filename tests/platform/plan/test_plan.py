@@ -355,7 +355,7 @@ KEYS = {
     *(f"retable.tasks.weather.combine.{name}" for name in ("best_by_test", "best_by_validation")),
     *(f"retable.tasks.weather.combine.{name}" for name in ("majority_vote", "mean_probability")),
     "retable.tasks.audio.combine.mean_similarity",
-    *("seconds_of_versions", "seconds_of_4k", "seconds_per_evaluation", "count_answer", "count_rewritten", "speed"),
+    *("seconds_of_versions", "seconds_of_4k", "seconds_of_criteria", "count_answer", "count_rewritten", "speed"),
 }
 """The names under which results of the papers' combining and measuring functions are stored: they never change."""
 

@@ -1,7 +1,16 @@
 """Weights of others: read whatever holds and wraps them, kept and read back, refused where they have changed."""
 
+import argparse
+import decimal
 import io
+import os
+import types
+import uuid
+from collections import Counter, defaultdict, deque
+from datetime import UTC, date, datetime, timedelta, timezone
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save
@@ -96,3 +105,77 @@ def test_the_metadata_of_other_files_are_none():
     assert metadata(sealed(TENSORS, "audio", FIELDS)).keys() == {"audio"} and metadata(save({})) == {}
     for data in (b"", pickled(TENSORS), b"\x02" + bytes(7) + b"{x", save(TENSORS | {"a": torch.ones(3)})[:20]):
         assert metadata(data) is None
+
+
+BESIDE = {
+    "numpy array": lambda: np.arange(6.0).reshape(2, 3),
+    "numpy text": lambda: np.array(["IoU", "CSI"]),
+    "numpy objects": lambda: np.array([None, {"a": 1}], object),
+    "numpy scalar": lambda: np.float64(0.3),
+    "numpy datetime": lambda: np.datetime64("2022-10-01T12:00"),
+    "numpy generator": lambda: np.random.default_rng(0).bit_generator.state,
+    "datetime": lambda: datetime(2022, 10, 1, tzinfo=UTC),
+    "date": lambda: date(2022, 10, 1),
+    "timedelta": lambda: timedelta(hours=3),
+    "timezone": lambda: datetime(2022, 10, 1, tzinfo=timezone(timedelta(hours=2))),
+    "path": lambda: Path("/scratch/run"),
+    "namespace": lambda: argparse.Namespace(lr=1e-4),
+    "simple namespace": lambda: types.SimpleNamespace(lr=1e-4),
+    "defaultdict": lambda: defaultdict(list, {"loss": [1.0]}),
+    "counter": lambda: Counter("abc"),
+    "deque": lambda: deque([1, 2]),
+    "set": lambda: {1, 2},
+    "decimal": lambda: decimal.Decimal("0.1"),
+    "uuid": lambda: uuid.UUID(int=3),
+    "optimizer": lambda: torch.optim.Adam([torch.ones(2, requires_grad=True)]).state_dict(),
+}
+
+
+@pytest.mark.parametrize("beside", BESIDE)
+def test_plain_values_beside_the_weights_do_not_matter(tmp_path, beside):
+    file = tmp_path / "weights.pt"
+    for wrapped in (
+        {"model_state_dict": TENSORS, "epoch": 3, "extra": BESIDE[beside]()},
+        {"extra": {"nested": [BESIDE[beside]()]}, "state_dict": TENSORS},
+    ):
+        assert same(read_tensors(file, pickled(wrapped), "known are none"), TENSORS)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        ("model_state_dict",),
+        ("net",),
+        ("network",),
+        ("weights",),
+        ("params",),
+        ("model", "state_dict"),
+        ("model_state",),
+    ],
+)
+def test_a_state_dict_is_found_under_usual_names(tmp_path, path):
+    state = {f"module.{name}": value for name, value in TENSORS.items()}
+    for key in reversed(path):
+        state = {key: state, "epoch": 3, "optimizer_state_dict": {"state": {0: {"exp_avg": torch.ones(2)}}}}
+    assert same(read_tensors(tmp_path / "a.pt", pickled(state), "known are none", "b.c"), TENSORS)
+
+
+class Network(torch.nn.Linear):
+    pass
+
+
+def test_what_would_run_code_is_named(tmp_path):
+    for value, name in ((Network(2, 2), "Network"), (print, "builtins.print"), (os.system, "system")):
+        with pytest.raises(UserError, match=rf"holds .*{name}, .*known are none") as caught:
+            read_tensors(tmp_path / "a.pt", pickled({"model": value, "epoch": 3}), "known are none")
+        assert "\n" not in str(caught.value)
+
+
+def test_reading_runs_nothing(tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "made"),)
+
+    with pytest.raises(UserError):
+        read_tensors(tmp_path / "a.pt", pickled({"a": torch.ones(1), "extra": Evil()}), "known are none")
+    assert not (tmp_path / "made").exists()

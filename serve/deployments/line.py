@@ -1,0 +1,40 @@
+"""Requests of one replica wait in order for their turn, and no longer than a time that the configuration names."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from retable.serve.ingress.answers import Problem
+
+
+class Line:
+    """Admits a number of requests at once.
+
+    Serve's own router retries a full replica after pauses of up to half a second, in which the replica runs dry. So
+    Serve sends all there are, and they wait here.
+    """
+
+    def __init__(self, places: int, wait: float) -> None:
+        """Admit `places` requests at once; refuse one that has waited for `wait` seconds."""
+        self.places, self.wait = asyncio.Semaphore(places), wait
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Wait for a place, and hold it while the block runs.
+
+        Raises:
+            Problem: 503 where there was none in time.
+        """
+        try:
+            async with asyncio.timeout(self.wait):
+                await self.places.acquire()
+        except TimeoutError as error:
+            problem = Problem(503, f"more to do than can be begun within {self.wait:g} s; try again in a moment")
+            raise problem.wait(math.ceil(self.wait / 4)) from error
+        try:
+            yield
+        finally:
+            self.places.release()

@@ -1,0 +1,181 @@
+"""Words that a model was not trained on: static vectors of common English words, and what a model makes of them.
+
+`lexicon.safetensors` holds a vector for each of some 38,000 words, distilled from the sentence encoder all-MiniLM-L6-v2
+(Apache-2.0): what it says of the word alone, less the mean, in the 96 directions of most variance, a byte a number. A
+caption's vector is the sum over its words, rare ones counting more (Arora et al. 2017, *A Simple but Tough-to-Beat
+Baseline for Sentence Embeddings*). A word that is not there is looked for without its ending, then as a typing error:
+two letters in turn, one left out or doubled, then one otherwise, then two such; of several the most frequent.
+
+A model that has `Anchors` knows where some kinds of sound lie in both spaces. A caption is taken for the anchors that
+it is nearest to (a softmax of cosines), and its vector in the joint space is the mean of theirs. The words that the
+model was trained on keep its own vector in, by half: it knows of traits and order, of which anchors know nothing.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float, Float32, Int8
+
+FILE = Path(__file__).with_suffix(".safetensors")
+PREFIX = "lexicon."
+"""Of an exported file's tensors that are `Anchors`. They are no part of its fingerprint: sounds lie where they lay."""
+SHARPNESS = 1 / 0.03
+"""What cosines to anchors are multiplied by."""
+COMMON = 0.3
+"""Words of a smaller weight (the, with, over) do not count when a caption's unknown words are counted."""
+WORD = re.compile("[a-z]+")
+ENDINGS = (
+    ("s", ""),
+    ("es", ""),
+    ("ies", "y"),
+    ("ing", ""),
+    ("ing", "e"),
+    ("ed", ""),
+    ("ed", "e"),
+    ("ly", ""),
+    ("er", ""),
+)
+DOUBLED = re.compile(r"(.*)(.)\2ing")
+SHORTEST, LONGER = 3, 6
+"""Letters of a word that may have one error, and two."""
+
+Vectors = Float32[np.ndarray, "captions dimension"]
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """The static vectors."""
+
+    words: Sequence[str]
+    """The most frequent first."""
+    vectors: Int8[np.ndarray, "words size"]
+    scales: Float[np.ndarray, " words"]
+    """What a word's bytes are multiplied by."""
+    weights: Float[np.ndarray, " words"]
+
+    @cached_property
+    def places(self) -> Mapping[str, int]:
+        """The place of each word."""
+        return {word: place for place, word in enumerate(self.words)}
+
+    def vector(self, caption: str) -> Float[np.ndarray, " size"]:
+        """Return a caption's vector of length one; zeros where none of its words is known."""
+        found = [place for word in WORD.findall(caption.lower()) if (place := self.find(word)) is not None]
+        total = (self.weights[found] * self.scales[found]) @ self.vectors[found].astype(np.float64)
+        unit: Float[np.ndarray, " size"] = total / max(float(np.linalg.norm(total)), 1e-12)
+        return unit
+
+    def find(self, word: str) -> int | None:
+        """Return the place of a word, of it without its ending, or of what it may be a typing error of."""
+        doubled = DOUBLED.fullmatch(word)
+        forms = [word, *(word[: -len(end)] + to for end, to in ENDINGS if word.endswith(end))]
+        forms += [doubled[1] + doubled[2]] if doubled else []
+        place = next((self.places[form] for form in forms if form in self.places), None)
+        if place is not None or len(word) < SHORTEST:
+            return place
+        near = self._known(slips(word)) or self._known(edits(word))
+        if not near and len(word) >= LONGER:
+            near = self._known({other for form in slips(word) | edits(word) for other in slips(form) | edits(form)})
+        return min(near, default=None)
+
+    def _known(self, forms: set[str]) -> list[int]:
+        found = (self.places[form] for form in forms if len(form) >= SHORTEST and form in self.places)
+        return [place for place in found if self.weights[place] >= COMMON]
+
+
+def slips(word: str) -> set[str]:
+    """Return what a word may be a slip of: two letters in turn, one left out, or one doubled."""
+    parts = [(word[:place], word[place:]) for place in range(len(word) + 1)]
+    found = {left + right[1] + right[0] + right[2:] for left, right in parts if len(right) > 1}
+    found |= {left + right[1:] for left, right in parts if len(right) > 1 and right[0] == right[1]}
+    return found | {left + letter + right for left, right in parts for letter in string.ascii_lowercase}
+
+
+def edits(word: str) -> set[str]:
+    """Return what a word becomes by one letter less or another one."""
+    parts = [(word[:place], word[place:]) for place in range(len(word))]
+    found = {left + right[1:] for left, right in parts}
+    return found | {left + letter + right[1:] for left, right in parts for letter in string.ascii_lowercase}
+
+
+@cache
+def table() -> Table:
+    """Return the static vectors that come with the package."""
+    from safetensors.numpy import load_file
+
+    stored = load_file(FILE)
+    words = stored["words"].tobytes().decode().split("\n")
+    return Table(words, stored["vectors"], stored["scales"].astype(np.float64), stored["weights"].astype(np.float64))
+
+
+@dataclass(frozen=True, eq=False)
+class Anchors:
+    """Kinds of sound in both spaces."""
+
+    words: Float32[np.ndarray, "anchors size"]
+    """Unit vectors of the static table."""
+    sounds: Float32[np.ndarray, "anchors dimension"]
+    """Unit vectors of the joint space."""
+    own: frozenset[str]
+    """The words that the model was trained on."""
+
+    def blend(self, captions: Sequence[str], vectors: Vectors) -> Vectors:
+        """Return the unit vectors that captions are searched as.
+
+        Args:
+            captions: in words.
+            vectors: what the model itself makes of them.
+        """
+        rows = [self._blend(caption, vector) for caption, vector in zip(captions, vectors, strict=True)]
+        return np.array(rows, np.float32).reshape(vectors.shape)
+
+    def _blend(self, caption: str, vector: Float32[np.ndarray, " dimension"]) -> Float[np.ndarray, " dimension"]:
+        static = table().vector(caption)
+        if not static.any():
+            return vector
+        nearness = SHARPNESS * (self.words @ static)
+        shares = np.exp(nearness - nearness.max())
+        meant = shares @ self.sounds
+        own = self.known(caption) / 2
+        mixed = own * vector + (1 - own) * meant / max(float(np.linalg.norm(meant)), 1e-12)
+        unit: Float[np.ndarray, " dimension"] = mixed / max(float(np.linalg.norm(mixed)), 1e-12)
+        return unit
+
+    def known(self, caption: str) -> float:
+        """Return which share of a caption's words the model was trained on, those that say little left out."""
+        places, weights = table().places, table().weights
+        words = [w for w in WORD.findall(caption.lower()) if len(w) > 1]
+        words = [w for w in words if w not in places or weights[places[w]] >= COMMON]
+        return sum(word in self.own for word in words) / len(words) if words else 1.0
+
+    def tensors(self) -> dict[str, np.ndarray]:
+        """Return them as an exported file holds them."""
+        own = np.frombuffer("\n".join(sorted(self.own)).encode(), np.uint8)
+        return {f"{PREFIX}words": self.words, f"{PREFIX}sounds": self.sounds, f"{PREFIX}own": own}
+
+
+def anchors_of(tensors: Mapping[str, np.ndarray]) -> Anchors | None:
+    """Return the anchors of an exported file; None where it has none.
+
+    Args:
+        tensors: those whose names begin with `PREFIX`.
+
+    Raises:
+        ValueError: where they are not whole, or do not fit each other.
+    """
+    if not tensors:
+        return None
+    try:
+        words, sounds, own = (tensors[f"{PREFIX}{name}"] for name in ("words", "sounds", "own"))
+    except KeyError as error:
+        raise ValueError(f"{error} is missing") from error
+    if words.ndim != 2 or words.shape[1] != table().vectors.shape[1] or words.shape[0] != len(sounds):
+        raise ValueError(f"{PREFIX}words: {words.shape} do not fit the static vectors or {PREFIX}sounds")
+    return Anchors(words, sounds, frozenset(own.tobytes().decode().split("\n")))

@@ -1,0 +1,293 @@
+"""Rows of a recording in order of time: where its episodes really end, and the columns that trainings read.
+
+Recorders differ in how an episode ends in their files. Gymnasium's vector environments reset a lane either in the step
+that ends an episode (same-step: the successor that comes back is the next episode's first state) or in the step after
+it (next-step: a row in which nothing happens but the reset, with reward 0). And marks get lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from retable.platform.errors import UserError
+
+Array = npt.NDArray[Any]
+
+COLUMNS = ("observation", "action", "reward", "next_observation", "terminal", "timeout", "episode", "step")
+"""The internal form's columns."""
+FIT, PER_NUMBER, PART = 100_000, 10, 100_000
+"""Rows that a step's prediction is fitted on, at most; rows that each of its numbers needs, else it predicts no
+change; rows that are compared at once."""
+JUMP, FAR = 4.0, 80.0
+"""How unusual a step is, in standard deviations of steps within episodes, that leads to a state like those in which
+episodes begin, and one that leads anywhere, where such states are not special."""
+SHOWN = 5
+"""Rows that a line names."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A recording: N rows in order of time."""
+
+    observations: Array
+    actions: Array
+    rewards: Array
+    terminals: Array
+    """(N,) bool."""
+    timeouts: Array
+    """(N,) bool."""
+    successors: Array | None
+    """(N, states) the observation after each row; None: the file has none."""
+    last: Array
+    """(N,) bool: the last row of an episode, also of one that is cut without a mark."""
+
+    def take(self, kept: Array) -> Rows:
+        """Return some rows: by number, or (N,) bool."""
+        arrays = {name: value[kept] for name, value in vars(self).items() if isinstance(value, np.ndarray)}
+        return replace(self, **arrays)
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A recording as it is stored."""
+
+    columns: dict[str, Array]
+    """The internal form's: observation (N, states), action (N, actions), reward (N,), next_observation (N, states),
+    terminal (N,), timeout (N,), episode (N,), step (N,)."""
+    returns: Array
+    """(episodes,) float64, undiscounted, of those that end in a mark; rows that are left out included."""
+    remarks: list[str]
+    """What is not as most would expect, and may be right."""
+    mended: list[str]
+    """What was wrong with the ends of episodes."""
+
+
+@dataclass(frozen=True)
+class Ends:
+    """What is wrong with the ends of a recording's episodes: numbers of rows."""
+
+    unmarked: Array
+    """After which an episode ends without a mark."""
+    shifted: Array
+    """After which an episode ends whose mark is in the next row."""
+    idle: Array
+    """In which nothing happens but a reset."""
+    late: Array
+    """Whose successor was recorded after the reset: it is the first state of the next episode."""
+    disorder: float
+    """Share of rows whose successor is not the next row's observation."""
+
+    def lines(self, place: Callable[[int], str]) -> Iterator[str]:
+        """Yield a line for each kind of defect; `place` is what a row is called."""
+        if self.disorder > 0.5:
+            yield f"{self.disorder:.0%} of the successors are not the next row's observation"
+        for rows, what in (
+            (self.unmarked, "an episode ends without a mark in"),
+            (self.shifted, "the mark of an episode's end is a row late after"),
+            (self.idle, "nothing but the environment's reset is recorded in"),
+            (self.late, "the successor is recorded after the reset in"),
+        ):
+            if len(rows):
+                more = f" and {len(rows) - SHOWN:,} more" if len(rows) > SHOWN else ""
+                yield f"{what} {', '.join(map(place, rows[:SHOWN]))}{more}"
+
+
+def with_remedy(ends: Ends, place: Callable[[int], str]) -> list[str]:
+    """Return a line for each kind of defect, with what to do about it."""
+    order = ends.disorder > 0.5
+    remedy = "write the rows in order of time" if order else "convert or import it with --mend ends, or record it again"
+    return [f"{line}; {remedy}" for line in ends.lines(place)]
+
+
+def record_of(
+    where: object, rows: Rows, place: Callable[[int], str], remarks: list[str], mending: bool, genuine: bool = True
+) -> Recording:
+    """Return what is stored of rows, their ends mended where they are wrong and that is wanted.
+
+    Raises:
+        UserError: where ends are wrong and are not to be mended, or cannot be.
+
+    """
+    ends = find_ends(rows, genuine)
+    if (not mending or ends.disorder > 0.5) and (found := with_remedy(ends, place)):
+        raise UserError(f"{where}: {found[0]}")
+    found_columns, returns = columns(*mend(rows, ends))
+    return Recording(found_columns, returns, remarks, list(ends.lines(place)))
+
+
+def find_ends(rows: Rows, genuine: bool = True) -> Ends:
+    """Return what is wrong with the ends of episodes.
+
+    Where successors differ from the next row's observation, an episode has ended. Where there are none, or they are
+    but the next row's observation (`genuine` false: as in Minari's episodes), a reset is a step that no other step of
+    the recording resembles (`jumps`).
+    """
+    none, inside = np.zeros(0, np.int64), ~rows.last[:-1]
+    differs = _differs(rows)
+    disorder = float(differs[inside].mean()) if inside.any() else 0.0
+    if disorder > 0.5:
+        return Ends(none, none, none, none, disorder)
+    idle = _idle(rows, inside, differs)
+    kept = np.delete(np.arange(len(rows.last)), idle)  # the rest is as if they had not been recorded
+    rest = rows.take(kept)
+    differs, inside = _differs(rest), ~rest.last[:-1]
+    joined, unmarked, late, shifted = np.flatnonzero(~inside & ~differs), differs & inside, none, none
+    hidden = not genuine or not differs.any()
+    if hidden or len(joined):
+        jump, unusual = jumps(rest)
+        if rows.successors is not None and len(joined):
+            late = joined if np.median(unusual[joined]) > JUMP else joined[jump[joined]]
+            if len(late) == (~inside).sum() and (rest.terminals | rest.timeouts)[-1]:
+                late = np.append(late, len(inside))  # nothing follows the last row that would tell it
+        unmarked |= jump & inside & hidden
+        follows = np.setdiff1d(joined[~jump[joined]], late) - 1  # marks within a trajectory
+        shifted = follows[unmarked[follows] & (follows >= 0)]
+        unmarked[shifted] = False
+    return Ends(kept[np.flatnonzero(unmarked)], kept[shifted], idle, kept[late], disorder)
+
+
+def _differs(rows: Rows) -> Array:
+    """Return which rows' successors are not the next row's observation, (N - 1,) bool; none if there are none."""
+    found = np.zeros(len(rows.last) - 1, bool)
+    if rows.successors is not None:
+        near = 1e-4 * rows.observations.std(axis=0, dtype=np.float64) + 1e-6
+        for at in range(0, len(found), PART):
+            part = slice(at, min(at + PART, len(found)))
+            follows = rows.observations[part.start + 1 : part.stop + 1]
+            found[part] = ~np.isclose(rows.successors[part], follows, rtol=1e-4, atol=near).all(axis=1)
+    return found
+
+
+def _idle(rows: Rows, inside: Array, differs: Array) -> Array:
+    """Return the rows after an end that go on from it, earn exactly 0, and lead far away: next-step autoreset."""
+    after = 1 + np.flatnonzero(~inside & ~differs)
+    after = after[rows.rewards[after] == 0]
+    final = after[after == len(inside)]  # nothing follows it that would tell; it is as the others
+    after = after[np.append(inside, False)[after]]
+    others = inside.copy()
+    others[after] = False
+    steps = np.flatnonzero(others)
+    if not len(after) or len(steps) < 2 * PER_NUMBER:
+        return np.zeros(0, np.int64)
+    unusual = _unusual(rows, steps)
+    found = (unusual[after] > JUMP) & (unusual[after] > unusual[after - 1])
+    return np.append(after, final) if found.mean() > 0.5 else after[found]
+
+
+def mend(rows: Rows, ends: Ends) -> tuple[Rows, Array]:
+    """Mark ends, as time-outs where no mark is left, and leave rows out that are but resets.
+
+    Returns:
+        The rows, and (N,) bool: whose successor is unknown.
+
+    """
+    terminals, timeouts, last = rows.terminals.copy(), rows.timeouts.copy(), rows.last.copy()
+    unknown, found = np.zeros(len(last), bool), np.append(ends.unmarked, ends.shifted)
+    for marks in (terminals, timeouts, last):
+        marks[ends.shifted] = marks[ends.shifted + 1]
+        marks[ends.shifted + 1] = False
+    timeouts[ends.unmarked] = last[ends.unmarked] = True
+    unknown[ends.late] = True
+    unknown[found[~_differs(rows)[found]]] = True
+    kept = np.ones(len(last), bool)
+    kept[ends.idle] = False
+    return replace(rows, terminals=terminals, timeouts=timeouts, last=last).take(kept), unknown[kept]
+
+
+def jumps(rows: Rows) -> tuple[Array, Array]:
+    """Return which steps no other step of the recording resembles, (N - 1,) bool, and how unusual each is.
+
+    A step is predicted by a linear function of the observation and the action, fitted to steps within episodes; how
+    unusual it is, is the length of what is left, in standard deviations (Mahalanobis). A reset is unusual, and leads
+    to where known episodes begin; where episodes begin anywhere, it has to be far more unusual than any known step.
+    """
+    inside = np.flatnonzero(~rows.last[:-1])
+    if len(inside) < 2 * PER_NUMBER:
+        return np.zeros(len(rows.last) - 1, bool), np.zeros(len(rows.last) - 1)
+    unusual = _unusual(rows, inside)
+    scale = rows.observations.std(axis=0, dtype=np.float64) + 1e-9
+    ends = np.flatnonzero(rows.last[:-1])
+    starts = np.append(0, 1 + ends)
+    centre = rows.observations[starts].mean(axis=0, dtype=np.float64)
+    away = np.sqrt((((rows.observations - centre) / scale) ** 2).mean(axis=1))
+    # A state is as far again from the mean of n starts as they are themselves, by sqrt((n + 1) / (n - 1)).
+    near = away <= 1.6 * away[starts].max() * np.sqrt((len(starts) + 1) / max(1, len(starts) - 1))
+    if len(ends) and near[inside].mean() < 0.05:
+        return (unusual > JUMP) & near[1:] & ~near[:-1], unusual
+    far = 0.2 * np.median(unusual[ends]) if len(ends) else 4 * np.quantile(unusual[inside], 0.999)
+    return unusual > max(FAR, far), unusual
+
+
+def _unusual(rows: Rows, inside: Array) -> Array:
+    """Return how unusual each step is, (N - 1,)."""
+    steps = inside[:: -(-len(inside) // FIT)]
+    scale = rows.observations.std(axis=0, dtype=np.float64)
+    # Entries that rarely change, such as the forces of rare contacts, would make each of their changes a reset.
+    lively = np.median(np.abs(rows.observations[steps + 1] - rows.observations[steps]), axis=0) > 1e-3 * scale
+    if not lively.any():
+        return np.zeros(len(rows.last) - 1)
+    rows, scale, states = replace(rows, observations=rows.observations[:, lively]), scale[lively], int(lively.sum())
+    predicted = len(steps) >= PER_NUMBER * (states + rows.actions.shape[1])
+
+    def known(which: Any) -> Array:
+        ones = np.ones((len(rows.actions[:-1][which]), 1))
+        parts = (rows.observations[:-1][which], rows.actions[:-1][which]) if predicted else ()
+        return np.concatenate([ones, *parts], axis=1, dtype=np.float64)
+
+    def changes(which: Any) -> Array:
+        change: Array = rows.observations[1:][which].astype(np.float64) - rows.observations[:-1][which]
+        return change
+
+    def measure(which: Any, weights: Array, inverse: Array) -> Array:
+        left = changes(which) - known(which) @ weights
+        lengths: Array = np.sqrt(((left @ inverse) * left).sum(axis=1).clip(0) / states)
+        return lengths
+
+    floor = np.diag((1e-3 * scale) ** 2)
+    for _ in range(4):  # again without the worst: resets that have no mark
+        weights = np.linalg.lstsq(known(steps), changes(steps), rcond=None)[0]
+        left = changes(steps) - known(steps) @ weights
+        spread = left.T @ left / len(left)
+        inverse = np.linalg.inv((spread if predicted else np.diag(np.diag(spread))) + floor)
+        found = measure(steps, weights, inverse)
+        steps = steps[found <= 6 * np.median(found)]
+    parts = [slice(at, at + PART) for at in range(0, len(rows.last) - 1, PART)]
+    return np.concatenate([measure(part, weights, inverse) for part in parts])
+
+
+def columns(rows: Rows, unknown: Array) -> tuple[dict[str, Array], Array]:
+    """Return the columns and returns of a `Recording`; `unknown`, (N,) bool: whose successor is unknown.
+
+    A row whose successor is not known is left out, unless it is terminal: its successor is masked in every target, and
+    stands as the row's own observation.
+    """
+    if rows.successors is None:
+        successors = np.concatenate([rows.observations[1:], rows.observations[-1:]])
+        unknown = unknown | rows.last
+    else:
+        successors = rows.successors.copy()
+    successors[unknown] = rows.observations[unknown]
+    kept = ~unknown | rows.terminals
+    starts = np.flatnonzero(np.concatenate([[True], rows.last[:-1]]))
+    step = np.arange(len(kept)) - np.repeat(starts, np.diff(starts, append=len(kept)))
+    found = {
+        "observation": rows.observations,
+        "action": rows.actions,
+        "reward": rows.rewards,
+        "next_observation": successors,
+        "terminal": rows.terminals,
+        "timeout": rows.timeouts,
+        "episode": np.repeat(np.arange(len(starts)), np.diff(starts, append=len(kept))),
+        "step": step.astype(np.int32),
+    }
+    found = {name: column[kept] for name, column in found.items()}
+    # An episode of one row that is left out leaves nothing.
+    found["episode"] = np.cumsum(np.diff(found["episode"], prepend=found["episode"][:1]) != 0).astype(np.int32)
+    returns = np.add.reduceat(rows.rewards.astype(np.float64), starts)
+    marked = (rows.terminals | rows.timeouts)[np.append(starts[1:], len(kept)) - 1]
+    return {name: found[name] for name in COLUMNS}, returns[marked]

@@ -1,0 +1,81 @@
+"""Whether memory holds what is to be computed, before it is begun; and the size that it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import psutil
+import torch
+
+from retable.platform.errors import UserError
+from retable.tasks.style.config import Config, Lbfgs, OptimiseImage
+from retable.tasks.style.losses import resolved
+from retable.tasks.style.networks.backbones import BackboneNetwork
+
+PROBE = 64
+"""Pixels each way of the picture that a backbone's features are counted on."""
+HELD, KERNELS = 3.0, 9.0
+"""Memory of an evaluation over that of all features (gradients, what convolutions work in), and of transformed kernels
+over the weights: measured, within a quarter."""
+STEP = 8
+"""Sizes are tried in multiples of so many pixels."""
+
+
+def check_memory(
+    height: int, width: int, needed: Callable[[int, int], int], device: torch.device | None = None
+) -> None:
+    """Refuse a picture that free memory does not hold.
+
+    Args:
+        height: the picture's.
+        width: the picture's.
+        needed: bytes for a height and a width.
+        device: where it is computed; none, or anything but CUDA: the host's memory counts.
+
+    Raises:
+        UserError: with what is needed, what is free, and the size that fits.
+    """
+    free = psutil.virtual_memory().available
+    if device is not None and device.type == "cuda":
+        free = torch.cuda.mem_get_info(device)[0]
+    bytes_ = needed(height, width)
+    if bytes_ <= free:
+        return
+    longer = max(height, width)
+    sizes = range(longer // STEP * STEP, 0, -STEP)
+    shapes = ((size, max(1, height * size // longer), max(1, width * size // longer)) for size in sizes)
+    fits = next((size for size, *shape in shapes if needed(*shape) <= free), 0)
+    remedy = f"--size {fits} fits" if fits else "no size fits"
+    what = f"{width} x {height} pixels need {bytes_ / 1e9:.1f} GB of memory"
+    raise UserError(f"{what}, {free / 1e9:.1f} are free; {remedy}")
+
+
+def image_bytes(config: Config, network: BackboneNetwork, height: int, width: int) -> int:
+    """Estimate the bytes that version 1 takes for a picture: features of all octaves, and L-BFGS' history."""
+    method = config.method
+    assert isinstance(method, OptimiseImage)
+    objective = method.objective
+    pixels = height * width * sum(4.0**-octave for octave in range(objective.octaves))
+    names = {
+        *resolved(network, objective.content_layers, "content"),
+        *resolved(network, objective.style_layers, "style"),
+    }
+    history = 2 * method.optimizer.history + 4 if isinstance(method.optimizer, Lbfgs) else 6
+    features, weights = values_of(network, frozenset(names))
+    return round(4 * (HELD * pixels * features + KERNELS * weights + history * 3 * height * width))
+
+
+@torch.no_grad()
+def values_of(network: BackboneNetwork, layers: frozenset[str]) -> tuple[float, int]:
+    """Return the numbers that a backbone's layers give for a pixel, to the deepest of some layers, and its weights."""
+    depth = max((network.layers.index(layer) + 1 for layer in layers), default=0)
+    kept = tuple(name for name in network.layers[:depth] if not name.startswith("relu"))  # computed in place
+    found = network(torch.zeros(1, 3, PROBE, PROBE, device=network.mean.device), kept)
+    weights = sum(parameter.numel() for module in network.features[:depth] for parameter in module.parameters())
+    return sum(values.numel() for values in found.values()) / PROBE**2, weights
+
+
+def is_shortage(error: BaseException) -> bool:
+    """Return whether an error is an allocation that failed: PyTorch raises a plain RuntimeError on CPUs."""
+    short = isinstance(error, MemoryError | torch.OutOfMemoryError)
+    return short or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error))

@@ -1,0 +1,256 @@
+"""The environment that data are of: bounds of actions, settings, scores, versions; what does not fit is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+from retable.platform.cli import app
+from retable.platform.errors import UserError
+from retable.platform.spec.task import Source
+from retable.platform.store.storage import Storage
+from retable.tasks.rl import TASK, data
+from retable.tasks.rl.config import Config, View
+from retable.tasks.rl.evaluate import make, rollout, scale
+from retable.tasks.rl.export import read_policy, write_policy
+from retable.tasks.rl.model import build, unstack
+from retable.tasks.rl.predict import evaluate, predict
+from retable.tasks.rl.prepare import describe
+from retable.tasks.rl.recordings.d4rl import published_as
+from retable.tasks.rl.recordings.minari import import_minari
+from tests.rl import test_minari, toys
+from tests.rl.d4rl_files import MIXED, Arrays, make_arrays, write
+
+DEFAULTS = {"env_spec": {"id": "Hopper-v5", "max_episode_steps": 1000, "kwargs": {}}}
+
+
+def command(*words: str) -> None:
+    """Run `retable` with these words, in this process."""
+    app.mount([*words])
+    app.app([*words], standalone_mode=False)
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> Storage:
+    return Storage.open(tmp_path / "storage")
+
+
+def arrays_of(states: int, actions: int, bound: float) -> Arrays:
+    """Random rows of other sizes; actions fill [-bound, bound]."""
+    random, made = np.random.default_rng(0), make_arrays([(60, "timeout"), (60, "timeout")])
+    made["observations"] = random.normal(size=(120, states)).astype(np.float32)
+    made["actions"] = random.uniform(-bound, bound, (120, actions)).astype(np.float32)
+    del made["next_observations"]
+    return made
+
+
+@pytest.mark.parametrize(("environment", "version", "sizes", "bound"), [
+    ("Humanoid", "v5", (348, 17), 0.4), ("Humanoid", "v4", (376, 17), 0.4), ("Pendulum", "v1", (3, 1), 2.0),
+    ("Pusher", "v5", (23, 7), 2.0), ("InvertedPendulum", "v5", (4, 1), 3.0),
+])  # fmt: skip
+def test_actions_are_read_in_the_environment_s_bounds(
+    environment: str, version: str, sizes: tuple[int, int], bound: float, storage: Storage, tmp_path: Path
+) -> None:
+    given = arrays_of(*sizes, bound)
+    path = write(tmp_path / "a.hdf5", given)
+    info = data.convert(path, storage, environment, "mine", version)
+    action = data.columns(data.folder(storage, environment, "mine"))["action"]
+    kept = np.delete(np.arange(120), [59, 119])
+    np.testing.assert_allclose(action, given["actions"][kept] / bound, atol=1e-6)
+    name = f"{environment}-{version}"
+    space = make(name, 1).single_action_space
+    np.testing.assert_allclose(scale(action, space), given["actions"][kept], atol=1e-6)  # what is sent when played
+    assert info["remarks"] == [f"actions are scaled to [-1, 1] from the bounds of {name}, [-{bound:g}, {bound:g}]"]
+    assert data.inspect(path, environment, version) == ([], info["remarks"])
+
+
+def test_actions_that_their_recorder_scaled_stay(storage: Storage, tmp_path: Path) -> None:
+    given = arrays_of(348, 17, 1.0)
+    info = data.convert(write(tmp_path / "a.hdf5", given), storage, "Humanoid", "mine")
+    action = data.columns(data.folder(storage, "Humanoid", "mine"))["action"]
+    np.testing.assert_array_equal(action, np.delete(given["actions"], [59, 119], axis=0))
+    assert "taken as scaled" in info["remarks"][0]
+    with pytest.raises(UserError, match=r"'actions' leaves \[-0.4, 0.4\], the bounds of Humanoid-v5, first in row 0"):
+        data.convert(write(tmp_path / "b.hdf5", arrays_of(348, 17, 30.0)), storage, "Humanoid", "other")
+
+
+@pytest.mark.parametrize(("options", "what"), [
+    ({"environment": "Foo"}, "unknown environment 'Foo-v5'; did you mean"),
+    ({"environment": "Hoper"}, "did you mean 'Hopper-v5'"),
+    ({"environment": "Hopper", "simulator": "v9"}, "unknown environment 'Hopper-v9'"),
+    ({"environment": "CartPole", "simulator": "v1"}, "no bounded continuous actions"),
+    ({"environment": "Walker2d"}, r"Walker2d-v5 has \(17, 6\) .*a.hdf5 \(11, 3\); give data of this environment"),
+])  # fmt: skip
+def test_what_does_not_fit_is_refused_when_converted(
+    storage: Storage, tmp_path: Path, options: dict[str, Any], what: str
+) -> None:
+    path = write(tmp_path / "a.hdf5", make_arrays(MIXED))
+    with pytest.raises(UserError, match=what):
+        data.convert(path, storage, name="mine", **options)
+    assert not storage.exists("data")
+
+
+def test_a_version_that_does_not_fit_is_refused_with_the_one_that_does(storage: Storage, tmp_path: Path) -> None:
+    path = write(tmp_path / "a.hdf5", arrays_of(27, 8, 1.0))
+    with pytest.raises(UserError, match=r"Ant-v5 has .*; Ant-v4 fits: convert the data with --simulator v4"):
+        data.convert(path, storage, "Ant", "mine")
+    assert data.convert(path, storage, "Ant", "mine", "v4")["simulator"] == "v4"
+
+
+def test_data_that_do_not_fit_are_refused_before_ray_starts(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As sets that were converted before sizes were checked."""
+    import retable.platform.execute.run as run
+
+    made = toys.columns(64, 27, 8)
+    made |= {"timeout": np.zeros(64, bool), "episode": np.zeros(64, np.int32), "step": np.arange(64, dtype=np.int32)}
+    said = {"source": "file", "environment": "Ant", "simulator": "v5", "name": "old", "generated": False, "files": {}}
+    data.store(made, np.ones(1), data.folder(storage, "Ant", "old"), said)
+    monkeypatch.setattr(run, "ray_cluster", lambda **_: pytest.fail("Ray starts"))
+    settings = ["environment=Ant", "data=old", "epochs=1", "steps=1"]
+    words = ["train", "rl", "--storage", storage.root, *(word for each in settings for word in ("--set", each))]
+    with pytest.raises(UserError, match=r"Ant-v5 has \(105, 8\) .*'old' \(27, 8\); Ant-v4 fits"):
+        command(*words)
+
+
+def test_nothing_is_replaced_unasked(storage: Storage, tmp_path: Path) -> None:
+    path = write(tmp_path / "a.hdf5", make_arrays(MIXED))
+    first = data.convert(path, storage, "Hopper", "mine")
+    other = write(tmp_path / "b.hdf5", make_arrays(MIXED, seed=1))
+    with pytest.raises(UserError, match=r"Hopper/mine: a data set is there already; .*--replace"):
+        data.convert(other, storage, "Hopper", "mine")
+    assert data.provenance(data.folder(storage, "Hopper", "mine")) == first
+    assert data.convert(other, storage, "Hopper", "mine", replace=True)["digest"] != first["digest"]
+    source = test_minari.write(tmp_path / "set", test_minari.MIXED)
+    import_minari(source, storage)
+    with pytest.raises(UserError, match="--replace"):
+        import_minari(source, storage)
+    import_minari(source, storage, replace=True)
+    make_again = ["data", "make", "rl", "--env", "hopper", "--policy", "random", "--transitions", "300"]
+    make_again += ["--storage", storage.root]
+    command(*make_again)
+    with pytest.raises(UserError, match="Hopper/recorded: a data set is there already"):
+        command(*make_again)
+
+
+@pytest.mark.parametrize(("name", "kind"), [
+    ("ant_expert-v2", "Ant"), ("ant_mixed", "Ant"), ("ant-medium-v2", "Ant"), ("maze2d-umaze-sparse-v1", "mazes"),
+    ("Ant_maze_u-maze_noisy_multistart_False_multigoal_False_sparse", "mazes"), ("antmaze-large-play-v2", "mazes"),
+    ("pen-demos-v0-bc-combined", "Adroit"), ("relocate-expert-v1", "Adroit"),
+    ("kitchen_microwave_kettle_light_slider-v0", "kitchen"),
+    ("mini_kitchen_microwave_kettle_light_slider-v0", "kitchen"),
+])  # fmt: skip
+def test_d4rl_s_other_sets_are_known_by_name(storage: Storage, tmp_path: Path, name: str, kind: str) -> None:
+    path = write(tmp_path / f"{name}.hdf5", make_arrays(MIXED))
+    with pytest.raises(UserError, match=f"by its name D4RL's {kind}.*not one that can be played here"):
+        data.convert(path, storage)
+    assert kind in published_as(path) and "not one that can be played here" in published_as(path)
+
+
+def minari(folder: Path, **changes: Any) -> Path:
+    spec = {**DEFAULTS["env_spec"], **changes.pop("env_spec", {})}
+    return test_minari.write(folder, test_minari.MIXED, env_spec=json.dumps(spec), **changes)
+
+
+CONFIG = toys.config(environment="Hopper", data="minari-expert-v0")
+WEIGHTS = unstack(build([CONFIG], 11, 3, 1.0), 0)
+VIEW = View(policy="bc", episodes=2)
+
+
+def returns_alone(seeds: range, act: Any, **settings: Any) -> tuple[list[float], list[int]]:
+    returns, lengths = [], []
+    for seed in seeds:
+        environment = gymnasium.make("Hopper-v5", **settings)
+        observation, _ = environment.reset(seed=seed)
+        total, steps, over = 0.0, 0, False
+        while not over:
+            observation, reward, terminated, truncated, _ = environment.step(act(observation))
+            total, steps, over = total + float(reward), steps + 1, terminated or truncated
+        environment.close()
+        returns.append(total)
+        lengths.append(steps)
+    return returns, lengths
+
+
+@pytest.mark.parametrize("settings", [
+    {"max_episode_steps": 7}, {"kwargs": {"forward_reward_weight": 2}},
+    {"max_episode_steps": 9, "kwargs": {"healthy_reward": -3, "healthy_z_range": [0.1, 5.0], "render_mode": "human"}},
+])  # fmt: skip
+def test_a_minari_set_is_played_in_the_environment_that_it_names(
+    storage: Storage, tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    info = import_minari(minari(tmp_path / "set", env_spec=settings), storage)
+    kwargs = {key: value for key, value in settings.get("kwargs", {}).items() if key != "render_mode"}
+    limit = {key: settings[key] for key in ("max_episode_steps",) if key in settings}
+    assert info["settings"] == {**kwargs, **limit} and info["behaviour_score"] is None
+    name = data.simulator("Hopper", info)
+    found = rollout(lambda o: np.zeros((len(o), 3)), name, 2, 5)
+    wanted = returns_alone(range(5, 7), lambda _: np.zeros(3), **kwargs, **limit)
+    np.testing.assert_allclose(found["returns"], wanted[0], rtol=1e-12)
+    assert found["lengths"].tolist() == wanted[1]
+    assert all(key in describe(info) for key in info["settings"])
+    source = Source(data.folder(storage, "Hopper", "minari-expert-v0"), info)
+    played = predict(CONFIG, VIEW, WEIGHTS, source, "all")
+    config, own, weights, _ = read_policy(write_policy(CONFIG, info, WEIGHTS, "bc", "float32"), "x")
+    again = predict(config, VIEW, weights, Source(Storage.open("."), own), "all")
+    np.testing.assert_array_equal(played["returns"], again["returns"])  # as a file, too
+
+
+def test_a_limit_of_its_own_says_how_long_episodes_may_be(storage: Storage, tmp_path: Path) -> None:
+    info = import_minari(minari(tmp_path / "set", env_spec={"max_episode_steps": 5}), storage)
+    assert 'episode 3 has 12 steps: Hopper-v5 {"max_episode_steps": 5} stops at 5' in info["remarks"][0]
+
+
+def test_a_plain_set_has_no_settings(storage: Storage, tmp_path: Path) -> None:
+    wrapped = {"additional_wrappers": [{"name": "RecordEpisodeStatistics", "kwargs": {}}, {"name": "ClipAction"}]}
+    info = import_minari(minari(tmp_path / "set", env_spec={**wrapped, "kwargs": {"render_mode": None}}), storage)
+    assert "settings" not in info and data.simulator("Hopper", info) == "Hopper-v5"
+
+
+@pytest.mark.parametrize(("spec", "what"), [
+    ({"additional_wrappers": [{"name": "NormalizeObservation", "kwargs": {}}]}, "wrapper 'NormalizeObservation'"),
+    ({"additional_wrappers": ["\x1b[2J"]}, r"wrapper '\\x1b\[2J'"),
+    ({"additional_wrappers": 3}, "wrapper '3'"),
+    ({"kwargs": {"xml_file": "/etc/passwd"}}, "'xml_file' = '/etc/passwd', which only numbers may be"),
+    ({"kwargs": {"nonsense": 3}}, "cannot be built here"), ({"kwargs": [3]}, "no arguments but"),
+    ({"max_episode_steps": "many"}, "only numbers may be"), ({"id": "Hopper-v77"}, "unknown environment"),
+])  # fmt: skip
+def test_what_cannot_be_played_is_refused_when_imported(
+    storage: Storage, tmp_path: Path, spec: dict[str, Any], what: str
+) -> None:
+    with pytest.raises(UserError, match=what) as caught:
+        import_minari(minari(tmp_path / "set", env_spec=spec), storage)
+    assert "\n" not in str(caught.value) and str(caught.value).isprintable() and not storage.exists("data")
+
+
+def test_a_minari_set_s_own_reference_scores_are_used(storage: Storage, tmp_path: Path) -> None:
+    info = import_minari(minari(tmp_path / "set", ref_min_score=10.0, ref_max_score=30.0), storage)
+    assert info["behaviour_score"] == pytest.approx(100 * (info["behaviour_return"] - 10) / 20)
+    played = {"returns": np.array([20.0, 40.0]), "lengths": np.array([5, 7])}
+    assert evaluate(CONFIG, VIEW, {"all": played}, Source(storage, info))["score"] == pytest.approx(100)
+    _, own, _, _ = read_policy(write_policy(CONFIG, info, WEIGHTS, "bc", "float32"), "x")
+    assert evaluate(CONFIG, VIEW, {"all": played}, Source(storage, own))["score"] == pytest.approx(100)
+    for bad in ({"ref_min_score": 30.0, "ref_max_score": 10.0}, {"ref_min_score": None, "ref_max_score": 3.0}):
+        plain = import_minari(minari(tmp_path / str(bad), **bad), storage, name="plain", replace=True)
+        assert "reference" not in plain
+
+
+def test_an_environment_without_v5_is_planned_in_its_newest(storage: Storage) -> None:
+    TASK.check(Config(environment="Pendulum", data="mine"), TASK.view())
+
+
+def test_the_command_tells_how_data_were_read(
+    storage: Storage, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path / "a.hdf5", arrays_of(348, 17, 0.4))
+    words = ["rl", str(path), "--env", "humanoid", "--name", "mine", "--storage", storage.root]
+    command("data", "convert", *words, "--skip", "1")
+    out = " ".join(capsys.readouterr().out.split())
+    assert "remark: actions are scaled to [-1, 1] from the bounds of Humanoid-v5" in out and "episodes 1" in out
+    for wrong, what in ((["--skip", "x"], "'x' is no number"), (["--mend", "all"], "use --mend ends")):
+        with pytest.raises(UserError, match=what):
+            command("data", "convert", *words, *wrong)

@@ -1,0 +1,55 @@
+"""A run of a network that comes with the task: its weights, its pictures, and what a changed file does to it."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from retable.platform.config import override
+from retable.platform.errors import UserError
+from retable.platform.spec.task import Source
+from retable.platform.store.storage import Storage
+from retable.tasks.style import TASK
+from retable.tasks.style.config import Config, View, ZooNetwork
+from retable.tasks.style.files import assets, images
+from retable.tasks.style.learner import ZooLearner, build_learner, cost, gpu_work
+from retable.tasks.style.networks.transformer import find, stylise, zoo_digest
+from retable.tasks.style.predict import evaluate, predict, view_cost
+
+CONFIG = override(Config(), {"method": "zoo_network", "epochs": 1, "steps": 1})
+
+
+@pytest.fixture
+def source(tmp_path):
+    return Source(Storage.open(tmp_path / "data/style/x"), {"test": [], "digest": ""})
+
+
+def test_its_pictures_are_the_zoos_and_are_judged_with_the_gate_of_version_2(source):
+    learner = build_learner([CONFIG], None, SimpleNamespace())
+    assert isinstance(learner, ZooLearner) and float(learner.step(None)["loss"]) == 0
+    view = View(content=("mountain",), size=96)
+    found = predict(CONFIG, view, learner.state_dict()[0]["weights"], source, "all")
+    photograph = images.fit(images.read(assets.photographs()["mountain"]).pixels, 96)
+    wanted = images.to_pixels(stylise(find("great_wave"), images.to_tensor(photograph)))
+    assert np.array_equal(found["stylised/mountain"], wanted)
+    metrics = evaluate(CONFIG, view, {"all": found}, source)
+    assert metrics.keys() == {"style_error", "content_error", "photograph_style_error"}
+    larger = {name: np.kron(pixels, np.ones((2, 2, 1), np.uint8)) for name, pixels in found.items()}
+    assert evaluate(CONFIG, view, {"all": larger}, source)["lattice"] > 0, "from 64 pixels each way on"
+
+
+def test_another_file_of_the_zoo_is_another_run():
+    assert ZooLearner(ZooNetwork(digest=zoo_digest("great_wave")))
+    with pytest.raises(UserError, match=r"method\.digest: great_wave of the zoo is another file by now"):
+        ZooLearner(ZooNetwork(digest="0" * 64))
+    with pytest.raises(UserError, match="nosuch"):
+        ZooLearner(ZooNetwork(name="nosuch"))
+
+
+def test_it_costs_next_to_nothing_and_starts_from_nothing_else():
+    assert cost(CONFIG) < 10 and gpu_work(CONFIG)[1] == 0 and view_cost(CONFIG, View()) > 0
+    assert TASK.keep(CONFIG) == ()
+    with pytest.raises(UserError, match="zoo_network is trained already"):
+        override(CONFIG, {"init": "parent"})
+    assert torch.equal(ZooLearner(ZooNetwork()).step(None)["loss"], torch.zeros(1))

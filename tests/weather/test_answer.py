@@ -1,0 +1,68 @@
+"""`retable predict weather`: the example that comes with the task, and regions that the forecaster never saw."""
+
+import io
+from pathlib import Path
+
+import h5netcdf
+import h5py
+import numpy as np
+import pytest
+
+from retable.platform.config import override
+from retable.platform.errors import UserError
+from retable.platform.models import zoo
+from retable.tasks.weather import answer
+from retable.tasks.weather.export import Exported, read_export
+from retable.tasks.weather.model import build
+from tests.weather.toys import config
+
+EXAMPLE = Path(answer.__file__).parent / "zoo" / "example-generated-36.npz"
+
+
+@pytest.fixture(scope="module")
+def model():
+    (file,) = zoo.zoo("weather").values()
+    return read_export(file.read_bytes(), file.name)
+
+
+def answered(model, source, **options):
+    return np.load(io.BytesIO(answer.answering(model, answer.Options(**options))(source)))["probability"]
+
+
+def test_the_example_is_answered_as_it_comes(model):
+    images = np.load(EXAMPLE)["images"]
+    found = answered(model, EXAMPLE)
+    assert np.array_equal(found, model.steps(images[None], "roxi_0004")) and found.shape == (1, 32, 36, 36)
+    data = answer.answering(model, answer.Options(format="netcdf"))(EXAMPLE)
+    with h5netcdf.File(io.BytesIO(data)) as file:
+        assert file.attrs["region"] == "roxi_0004"
+
+
+@pytest.mark.parametrize("name", ["boxi_0034.test.reflbt0.ns.h5", "roxi_0008.h5", "afternoon.h5", "afternoon.npz"])
+def test_regions_that_it_never_saw_are_answered(model, tmp_path, name):
+    images = np.load(EXAMPLE)["images"]
+    if name.endswith(".npz"):
+        np.savez(tmp_path / name, images=images)
+    else:
+        with h5py.File(tmp_path / name, "w") as file:
+            file["REFL-BT"] = images
+    expected = model.steps(images[None], "roxi_0004")
+    assert np.array_equal(answered(model, tmp_path / name), expected)
+    assert np.array_equal(answered(model, tmp_path / name, region="roxi_0010"), expected)
+    data = answer.answering(model, answer.Options(format="netcdf"))(tmp_path / name)
+    with h5netcdf.File(io.BytesIO(data)) as file:
+        assert file.attrs["region"] == {"b": "boxi_0034", "r": "roxi_0008", "a": "not named"}[name[0]]
+
+
+def test_a_climatology_knows_its_regions_alone(tmp_path):
+    chosen = override(config(), {"model": "climatology", "forecast": 8})
+    climatology = Exported({}, chosen, 12, build(chosen, 12, chosen.regions).eval())
+    for name, region in (("afternoon.npz", None), ("boxi_0034.npz", None), ("other.npz", np.array("roxi_0009"))):
+        said = {} if region is None else {"region": region}
+        np.savez(tmp_path / name, images=np.zeros((4, 11, 12, 12), np.float32), **said)
+        with pytest.raises(UserError, match="climatology knows the regions that it has seen") as caught:
+            answered(climatology, tmp_path / name)
+        assert "\n" not in str(caught.value) and "--set region=" in str(caught.value)
+    with pytest.raises(UserError, match="did you mean 'roxi_0004'"):
+        answered(climatology, tmp_path / "other.npz", region="roxi_0005")
+    assert answered(climatology, tmp_path / "other.npz", region="roxi_0004").shape == (1, 8, 12, 12)
