@@ -17,9 +17,8 @@ from retable.platform.store.storage import Storage
 from retable.tasks.weather import TASK, data
 from retable.tasks.weather.config import Config
 from retable.tasks.weather.w4c.frames import Frames
-from retable.tasks.weather.w4c.layout import Index, Window
+from retable.tasks.weather.w4c.layout import VERSION, Index, Window
 from retable.tasks.weather.w4c.preprocess import HIGH, LOW, MEAN, STD
-from retable.tasks.weather.w4c.layout import VERSION
 from tests.weather.files import Layout, hdf5_path
 
 CHANGES = {

@@ -23,9 +23,8 @@ from retable.tasks.weather.config import Config, View
 from retable.tasks.weather.forecasts import submission
 from retable.tasks.weather.forecasts.exchange import opened, write_netcdf
 from retable.tasks.weather.model import build
-from retable.tasks.weather.w4c.layout import Index
+from retable.tasks.weather.w4c.layout import VERSION, Index
 from retable.tasks.weather.w4c.prepare import index_folder
-from retable.tasks.weather.w4c.layout import VERSION
 from tests.weather.files import Layout
 from tests.weather.toys import config, make, run
 
