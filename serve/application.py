@@ -129,11 +129,11 @@ def build(args: dict[str, Any]) -> serve.Application:
     storage = Storage.open(arguments.storage)
     arguments = arguments.model_copy(update={"storage": str(storage)})
     if arguments.models == "user_config":
-        return assemble(arguments)
+        return assemble(arguments, storage)
     wanted = Wanted(arguments.tasks, zoo=arguments.models == "zoo", index=arguments.index)
     models = choose_models(wanted, storage)
     tasks = tuple(dict.fromkeys(model.task for model in models))
-    return assemble(arguments.model_copy(update={"tasks": tasks}), served(models))
+    return assemble(arguments.model_copy(update={"tasks": tasks}), storage, served(models))
 
 
 def arguments(models: Sequence[Model], storage: Storage, address: Address, index: str) -> Arguments:
@@ -180,11 +180,12 @@ def scaling(tasks: Sequence[str], least: Mapping[str, int], spare: float, cores:
     return found
 
 
-def assemble(arguments: Arguments, *options: Mapping[str, Mapping[str, Any]]) -> serve.Application:
+def assemble(arguments: Arguments, storage: Storage, *options: Mapping[str, Mapping[str, Any]]) -> serve.Application:
     """Return the application: a deployment for each task, and the ingress before them.
 
     Args:
         arguments: what all share.
+        storage: theirs, which replicas get as it is: its text has neither secrets nor the options of a URI.
         *options: deployment -> more options of Serve's, such as `user_config`.
     """
     # Serve starts all replicas again where the version differs. It changes with what they are started with, and so not
@@ -201,11 +202,11 @@ def assemble(arguments: Arguments, *options: Mapping[str, Mapping[str, Any]]) ->
     for task in arguments.tasks:
         more, of = (arguments.index,) if task == "audio" else (), DEPLOYMENTS[task]
         wait = arguments.wait_seconds.get(task, of.wait)
-        handles[task] = made(task, of).bind(arguments.storage, *more, places=of.places, wait=wait)
+        handles[task] = made(task, of).bind(storage, *more, places=of.places, wait=wait)
     if "style" in arguments.tasks:
-        handles["jobs"] = made("jobs", JOBS).bind(arguments.storage)
+        handles["jobs"] = made("jobs", JOBS).bind(storage)
     made_ingress = made("ingress", INGRESS)
-    gate = (arguments.token_sha256, arguments.hosts, LIMITS, arguments.storage)
+    gate = (arguments.token_sha256, arguments.hosts, LIMITS, storage)
     application: serve.Application = made_ingress.bind(handles, *gate)
     return application
 

@@ -112,8 +112,8 @@ class Retrieval:
     Every replica may add to the index: the index lets one process write at a time, and all see what was written.
     """
 
-    def __init__(self, storage: str, index: str, places: int, wait: float):
-        self.storage, self.adding, self.line = Storage.open(storage), Line(1, wait), Line(places, wait)
+    def __init__(self, storage: Storage, index: str, places: int, wait: float):
+        self.storage, self.adding, self.line = storage, Line(1, wait), Line(places, wait)
 
         def load(data: bytes, name: str) -> Shelf:
             embedder = read_export(data, name).embedder()

@@ -25,7 +25,7 @@ class Held(Generic[T]):
     served, and its news and those of the replicas come in any order.
     """
 
-    def __init__(self, task: str, storage: str, load: Callable[[bytes, str], T]) -> None:
+    def __init__(self, task: str, storage: Storage, load: Callable[[bytes, str], T]) -> None:
         """Hold nothing yet.
 
         Args:
@@ -34,7 +34,7 @@ class Held(Generic[T]):
             load: a file and its name -> what answers; it is asked once, so that what is made at the first use is made.
         """
         torch.set_num_threads(THREADS)
-        self.task, self.storage, self.load = task, Storage.open(storage), load
+        self.task, self.storage, self.load = task, storage, load
         self.held: dict[str, T] = {}
 
     def __getitem__(self, sha256: str) -> T:

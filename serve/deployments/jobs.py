@@ -313,8 +313,8 @@ def _locked(path: Path) -> IO[bytes]:
 class Jobs:
     """Answers for the jobs of a storage."""
 
-    def __init__(self, storage: str) -> None:
-        self.storage, self.opening = Storage.open(storage), threading.Lock()
+    def __init__(self, storage: Storage) -> None:
+        self.storage, self.opening = storage, threading.Lock()
         self.desk: Desk | None = None
         try:
             self._desk()

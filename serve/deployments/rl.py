@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float32
 from ray import serve
 
+from retable.platform.store.storage import Storage
 from retable.serve.deployments.episodes import Stage, weight
 from retable.serve.deployments.held import Held
 from retable.serve.deployments.line import Line
@@ -124,7 +125,7 @@ def shares(questions: Sequence[Question]) -> list[list[int]]:
 class Policies:
     """Holds every policy that is served."""
 
-    def __init__(self, storage: str, places: int, wait: float):
+    def __init__(self, storage: Storage, places: int, wait: float):
         self.policies = Held("rl", storage, load)
         self.reconfigure = self.policies.reconfigure
         self.stage, self.line = Stage(), Line(places, wait)

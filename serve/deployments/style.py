@@ -15,6 +15,7 @@ from PIL import Image
 from ray import serve
 
 from retable.platform.errors import UserError
+from retable.platform.store.storage import Storage
 from retable.serve.deployments.held import Held
 from retable.serve.deployments.line import Line
 from retable.serve.ingress.answers import Problem, Reply
@@ -133,7 +134,7 @@ def load(data: bytes, name: str) -> NetworkStyle:
 class Styles:
     """Holds every style that is served."""
 
-    def __init__(self, storage: str, places: int, wait: float):
+    def __init__(self, storage: Storage, places: int, wait: float):
         self.styles, self.line = Held("style", storage, load), Line(places, wait)
         self.reconfigure = self.styles.reconfigure
 

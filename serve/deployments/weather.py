@@ -20,6 +20,7 @@ from numpy.lib import format as npy
 from ray import serve
 
 from retable.platform.errors import UserError, nearest
+from retable.platform.store.storage import Storage
 from retable.serve.deployments import maps
 from retable.serve.deployments.held import Held
 from retable.serve.deployments.line import Line
@@ -212,7 +213,7 @@ def moment(time: str) -> np.datetime64 | None:
 class Forecasters:
     """Holds every forecaster that is served."""
 
-    def __init__(self, storage: str, places: int, wait: float):
+    def __init__(self, storage: Storage, places: int, wait: float):
         self.forecasters, self.line = Held("weather", storage, read_export), Line(places, wait)
         self.reconfigure = self.forecasters.reconfigure
 

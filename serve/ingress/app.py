@@ -18,6 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 from starlette.types import ASGIApp
 
+from retable.platform.store.storage import Storage
 from retable.serve.ingress import openapi
 from retable.serve.ingress.answers import Problem, Reply, wrong
 from retable.serve.ingress.gate import Bodies, Gate, respond
@@ -41,7 +42,7 @@ class Ingress:
         token: str,
         hosts: Sequence[str],
         limits: Limits,
-        storage: str = "",
+        storage: Storage | None = None,
     ) -> None:
         self.handles, self.limits, self.storage = handles, limits, storage
         self.metrics = Metrics()
@@ -94,7 +95,7 @@ class Ingress:
         raise Problem(503, f"{task} is starting again; try again in a moment").wait(5)
 
 
-def routes_of(models: Sequence[Model], ask: Ask, limits: Limits, storage: str = "") -> FastAPI:
+def routes_of(models: Sequence[Model], ask: Ask, limits: Limits, storage: Storage | None = None) -> FastAPI:
     """Return what is behind the gate: the routes of models, and the result tables of a storage, where one is named."""
     app = FastAPI(title="retable", version="1", docs_url=None, redoc_url=None)
     app.add_exception_handler(Problem, lambda request, error: respond(error))

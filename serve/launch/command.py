@@ -19,7 +19,7 @@ from typing import Any
 
 from retable.platform import ray_compat
 from retable.platform.console import console, errors
-from retable.platform.errors import UserError, one_line
+from retable.platform.errors import UserError, one_line, redact
 from retable.platform.execute.session import (
     Interrupt,
     autoscales,
@@ -82,6 +82,8 @@ def run(
 
         fixed = {name: {"num_replicas": number} for name, number in least.items()}
         arguments = of.arguments(models, where, at, chosen.index)
+        if "://" in storage:  # with its options, without its secrets
+            arguments = arguments.model_copy(update={"storage": redact(storage)})
         write_config(config, of.config_file(arguments, at, fixed, of.served(models)))
         return
     with hangups() as heard, serving(models, where, at, chosen.index, least) as swap:
@@ -200,7 +202,7 @@ def serving(
         scaling = application.scaling(arguments.tasks, least, spare, int(cluster_resources().get("CPU", 1)))
         where: Any = {"host": address.host, "port": address.port, "keep_alive_timeout_s": application.KEEP_ALIVE}
         serve.start(proxy_location="HeadOnly", http_options=where, logging_config={"log_level": "WARNING"})
-        swap = partial(deploy, address, arguments, scaling)
+        swap = partial(deploy, address, arguments, storage, scaling)
         swap(models)
         show(models, address)
         yield swap
@@ -282,7 +284,13 @@ def end(name: str) -> None:
         ray_compat.release(name)
 
 
-def deploy(address: Address, arguments: Any, scaling: Mapping[str, Mapping[str, Any]], models: Sequence[Model]) -> None:
+def deploy(
+    address: Address,
+    arguments: Any,
+    storage: Storage,
+    scaling: Mapping[str, Mapping[str, Any]],
+    models: Sequence[Model],
+) -> None:
     """Let Serve run the application with these models, and wait until it does; where it runs, they are swapped.
 
     Raises:
@@ -292,7 +300,7 @@ def deploy(address: Address, arguments: Any, scaling: Mapping[str, Mapping[str, 
 
     from retable.serve.application import LOGS, NAME, assemble, served
 
-    name, made = address.name or NAME, assemble(arguments, served(models), scaling)
+    name, made = address.name or NAME, assemble(arguments, storage, served(models), scaling)
     try:
         serve.run(made, name=name, route_prefix=address.prefix, logging_config=LOGS)
     except RuntimeError as error:

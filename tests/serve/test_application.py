@@ -1,6 +1,7 @@
 """What is served, as a configuration says it: strictly, and the same from the command and from a config file."""
 
 import os
+import pickle
 import queue
 import signal
 import socket
@@ -11,10 +12,12 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
+from pyarrow import fs
 from ray.serve._private.build_app import build_app
 from ray.serve.schema import ServeDeploySchema
 
 from retable.platform.errors import UserError
+from retable.platform.store.storage import Storage
 from retable.serve import application
 from retable.serve.deployments import apart
 from retable.serve.launch import address, choice, command, models
@@ -91,7 +94,7 @@ def test_a_config_file_makes_what_the_command_makes(served, storage):
     (said,) = whole.applications
     assert said.import_path == "retable.serve.application:build" and text.count("sha256: ") == 2  # each model once
     made = deployments(application.build(said.args))
-    wanted = deployments(application.assemble(arguments, application.served(served)))
+    wanted = deployments(application.assemble(arguments, storage, application.served(served)))
     configs = {each.name: each.user_config for each in said.deployments}
     assert made.keys() == wanted.keys() == configs.keys() == {"rl", "ingress"}
     for name, of in wanted.items():
@@ -113,7 +116,8 @@ def test_the_template_serves_the_zoo(tmp_path, monkeypatch):
     whole = ServeDeploySchema.model_validate(yaml.safe_load(TEMPLATE.read_text()))
     made = deployments(application.build(whole.applications[0].args))
     assert set(made) == {"weather", "style", "audio", "rl", "jobs", "ingress"}
-    assert made["rl"][1] == (str(tmp_path / "results"),)  # replicas run elsewhere
+    (where,) = made["rl"][1]
+    assert str(where) == str(tmp_path / "results")  # replicas run elsewhere
     named = {model.name for model in models.models_of(made["ingress"][2])}
     assert {"great_wave", "HalfCheetah"} <= named
 
@@ -127,14 +131,24 @@ def test_who_deploys_imports_neither_torch_nor_tasks_and_the_ingress_no_torch():
         assert ran.stdout.strip() == "[]", ran.stderr
 
 
+def test_replicas_get_the_storage_with_all_that_its_uri_said(served):
+    """Its text has neither secrets nor options: a bucket behind an address of one's own was looked for elsewhere."""
+    uri = "s3://bucket/x?endpoint_override=localhost:9000&scheme=http&region=here"
+    storage = Storage(*fs.FileSystem.from_uri(uri))
+    arguments = application.arguments(served, storage, HERE, "")
+    made = deployments(application.assemble(arguments, storage, application.served(served)))
+    for found in (made["rl"][1][0], made["ingress"][1][-1]):
+        assert pickle.loads(pickle.dumps(found)).filesystem.equals(storage.filesystem)
+
+
 def test_other_models_are_no_other_version_but_another_place_is(served, storage):
     arguments = application.arguments(served, storage, HERE, "")
     one, other = (
-        deployments(application.assemble(arguments, application.served(some))) for some in (served, served[:1])
+        deployments(application.assemble(arguments, storage, application.served(some))) for some in (served, served[:1])
     )
     assert one["rl"][-1] == other["rl"][-1] and one["rl"][2] != other["rl"][2]
     elsewhere = deployments(
-        application.assemble(arguments.model_copy(update={"storage": "x"}), application.served(served))
+        application.assemble(arguments.model_copy(update={"storage": "x"}), storage, application.served(served))
     )
     assert elsewhere["rl"][-1] != one["rl"][-1]
 

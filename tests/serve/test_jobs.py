@@ -324,7 +324,7 @@ def test_routes_ask_the_jobs_and_check_what_they_are_asked(tmp_path):
 
 
 def test_a_storage_that_is_no_folder_takes_no_videos():
-    answer = asyncio.run(jobs.Jobs("memory://results").told("a" * 22))
+    answer = asyncio.run(jobs.Jobs(Storage.open("memory://results")).told("a" * 22))
     assert (answer.status, answer.detail) == (501, "this server takes no videos: its storage is no folder")
 
 

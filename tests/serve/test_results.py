@@ -141,7 +141,7 @@ def test_a_table_is_read_again_when_it_has_changed(storage, monkeypatch):
 
 
 def test_without_a_storage_there_are_no_tables():
-    assert got("", "/v1/tables") == []
+    assert got(None, "/v1/tables") == []
 
 
 def test_the_example_is_one_that_a_forecaster_of_its_size_reads():

@@ -123,9 +123,9 @@ def keep(storage, part, slug, picture=b""):
         storage.write(f"report/{slug}.png", picture)
 
 
-def application(models=MODELS, asked=ask, token="", storage=""):
+def application(models=MODELS, asked=ask, token="", storage=None):
     """Return the application of models whose deployments answer by `asked`."""
-    return gate.Gate(app.routes_of(models, asked, LIMITS, str(storage)), token, (), lambda *of: None)
+    return gate.Gate(app.routes_of(models, asked, LIMITS, storage), token, (), lambda *of: None)
 
 
 @contextmanager

@@ -16,9 +16,9 @@ from retable.serve.launch.models import Model
 At = Annotated[str, Query(max_length=60, description="The scale, as `at` says in the list; none: the largest.")]
 
 
-def add(app: FastAPI, models: Sequence[Model], storage: str) -> None:
+def add(app: FastAPI, models: Sequence[Model], storage: Storage | None) -> None:
     """Add `GET /v1/tables`, `GET /v1/tables/{task}/{name}` and its `/picture`; `storage`: where runs lie, or none."""
-    tables = Tables(Storage.open(storage) if storage else None, models)
+    tables = Tables(storage, models)
 
     async def read(work: Callable[[Tables], Reply | Problem]) -> Response:
         """Do what reads the storage in a thread."""

@@ -353,8 +353,8 @@ def _ipc(table: pa.Table) -> bytes:
 class Worker:
     """An actor of Ray Data: holds a model, and embeds the files of a block."""
 
-    def __init__(self, source: str, storage: str, device: str, folder: str, hop: float) -> None:
-        self.embedder, self.folder, self.hop = open_embedder(source, Storage.open(storage), device), Path(folder), hop
+    def __init__(self, source: str, storage: Storage, device: str, folder: str, hop: float) -> None:
+        self.embedder, self.folder, self.hop = open_embedder(source, storage, device), Path(folder), hop
 
     def __call__(self, block: pa.Table) -> pa.Table:
         """Return one row: a shard, and what is to be said of files as JSON."""
@@ -370,7 +370,7 @@ def over_ray(
     Every machine must see the files, and the model, under the same absolute paths.
     """
     tables = [places.table(share) for share in shares]
-    for row in map_over(tables, Worker, source, str(storage), device, str(folder.absolute()), hop, in_order=False):
+    for row in map_over(tables, Worker, source, storage, device, str(folder.absolute()), hop, in_order=False):
         failures, remarks = json.loads(row["said"])
         yield row["shard"], failures, remarks
 

@@ -177,8 +177,8 @@ def note(job: Job, picture: Picture) -> str:
 class Stylist:
     """An actor of Ray Data: holds a style, and stylises the pictures of a block."""
 
-    def __init__(self, styles: Sequence[str], options: Options, storage: str) -> None:
-        self.style, self.options = open_style(styles, options, Storage.open(storage)), options
+    def __init__(self, styles: Sequence[str], options: Options, storage: Storage) -> None:
+        self.style, self.options = open_style(styles, options, storage), options
 
     def __call__(self, block: pa.Table) -> pa.Table:
         """Stylise; return sources and targets with what is to be said of them."""
@@ -203,7 +203,7 @@ def stylise_dataset(
     backbone = Path(str(options.changes.get("method.backbone.weights", "")))
     if backbone.is_file():
         options = replace(options, changes={**options.changes, "method.backbone.weights": str(backbone.absolute())})
-    for row in map_over(shares, Stylist, named, options, str(storage), in_order=True):
+    for row in map_over(shares, Stylist, named, options, storage, in_order=True):
         yield Outcome(Job(Path(row["source"]), Path(row["target"])), row["failure"], row["note"])
 
 
