@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
@@ -101,6 +101,9 @@ class Arguments(BaseModel):
     """Names under which the server answers; none: any."""
     wait_seconds: dict[Task, Annotated[float, Field(gt=0, le=120)]] = {}
     """That a request waits for its turn, by task; a task that is not named has its own, `DEPLOYMENTS`."""
+
+    client_requests: Annotated[int, Field(ge=0)] = LIMITS.client_requests
+    """Of one address at once, beyond this machine's own; 0: any number, as behind a balancer, which is one address."""
 
     @model_validator(mode="after")
     def complete(self) -> Arguments:
@@ -206,7 +209,8 @@ def assemble(arguments: Arguments, storage: Storage, *options: Mapping[str, Mapp
     if "style" in arguments.tasks:
         handles["jobs"] = made("jobs", JOBS).bind(storage)
     made_ingress = made("ingress", INGRESS)
-    gate = (arguments.token_sha256, arguments.hosts, LIMITS, storage)
+    limits = replace(LIMITS, client_requests=arguments.client_requests)
+    gate = (arguments.token_sha256, arguments.hosts, limits, storage)
     application: serve.Application = made_ingress.bind(handles, *gate)
     return application
 

@@ -179,7 +179,7 @@ def check_upload(folder: Path) -> None:
         return
     largest = sorted(sizes, key=lambda path: sizes[path], reverse=True)[:3]
     named = ", ".join(f"{path.relative_to(folder)} {sizes[path] / 1e6:,.0f} MB" for path in largest)
-    what = f"{sum(sizes.values()) / 1e6:,.0f} MB would be uploaded, and Ray takes {UPLOAD / 1e6:,.0f}"
+    what = f"{sum(sizes.values()) / 1e6:,.0f} MB, unpacked, would be uploaded, and Ray takes {UPLOAD / 1e6:,.0f}"
     raise UserError(f"{folder}: {what}; name in .rayignore what the job does not need, such as {named}")
 
 
@@ -247,7 +247,7 @@ def followed(address: str, job: str) -> Iterator[None]:
         yield
     except (aiohttp.ClientError, OSError, RuntimeError) as error:
         again = f"retable submit --address {address} --follow-job {job}"
-        raise UserError(f"{address}: the connection broke off; the job goes on; follow it again: {again}") from error
+        raise UserError(f"{address}: the connection broke off; the job may go on; follow it again: {again}") from error
 
 
 def stop(address: str, job: str) -> str:

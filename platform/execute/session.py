@@ -229,7 +229,7 @@ def temporary_folder() -> str | None:
         UserError: where there is no short one, or RAY_TMPDIR names a long one.
     """
     chosen = os.environ.get("RAY_TMPDIR")
-    if chosen == "":  # Ray would take it for the folder that it is started in
+    if chosen == "" or (chosen is None and os.environ.get("TMPDIR") == ""):  # Ray would take it for where it is started
         return "/tmp/ray"
     long = len(os.fsencode(chosen or os.environ.get("TMPDIR", "/tmp"))) + SOCKET > SOCKET_NAME
     if not long:

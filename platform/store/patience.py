@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 import random
 import time
@@ -13,8 +14,11 @@ from retable.platform.errors import Denied, Unreachable, UserError
 
 PATIENCE = "RETABLE_PATIENCE"
 """Name of the variable that says for how many seconds a storage that does not answer is tried again; else 300."""
-_answered: set[str] = set()
-"""Roots that have answered this process: credentials that were good may be renewed, wrong ones are told at once."""
+WRITING = ("write", "claim", "remove")
+"""Methods that need leave to write."""
+_answered: set[tuple[str, bool]] = set()
+"""Roots that have answered this process, and whether to writing: credentials that were good may be renewed, wrong ones
+are told at once."""
 
 
 class Rooted(Protocol):
@@ -33,8 +37,10 @@ T = TypeVar("T")
 def patient(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
     """Let a method be tried again while the disk or bucket does not answer; at last it raises.
 
-    A bucket that denies access is waited for only if it has granted it before: credentials expire, and are renewed.
+    A bucket that denies access is waited for only if it has granted it before, to read or to write as now: credentials
+    expire, and are renewed.
     """
+    writes = getattr(method, "__name__", "") in WRITING
 
     @functools.wraps(method)
     def trying(self: S, *arguments: P.args, **named: P.kwargs) -> T:
@@ -43,27 +49,28 @@ def patient(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P
             try:
                 found = method(self, *arguments, **named)
             except Unreachable as error:
-                denied = isinstance(error, Denied) and not has_answered(self.root)
+                denied = isinstance(error, Denied) and not has_answered(self.root, writes)
                 if denied or time.monotonic() + pause > end:
                     raise
                 time.sleep(pause * random.uniform(0.5, 1))  # so that workers do not all come back at once
                 pause = min(30.0, 2 * pause)
             else:
-                note_answer(self.root)
+                note_answer(self.root, writes)
                 return found
 
     return cast("Callable[Concatenate[S, P], T]", trying)
 
 
-def has_answered(root: str) -> bool:
-    """Say whether a folder, or one above it, has answered this process."""
-    return root in _answered or any(root.startswith(f"{above}/") for above in _answered)
+def has_answered(root: str, writes: bool = False) -> bool:
+    """Say whether a folder, or one above it, has answered this process, to writing where `writes`."""
+    known = tuple(_answered)  # other threads add to it
+    return any((root == above or root.startswith(f"{above}/")) and (written or not writes) for above, written in known)
 
 
-def note_answer(root: str) -> None:
+def note_answer(root: str, writes: bool = False) -> None:
     """Keep that a folder has answered."""
-    if not has_answered(root):
-        _answered.add(root)
+    if not has_answered(root, writes):
+        _answered.add((root, writes))
 
 
 def patience() -> float:
@@ -74,6 +81,9 @@ def patience() -> float:
     """
     text = os.environ.get(PATIENCE, "300")
     try:
-        return float(text)
-    except ValueError as error:
-        raise UserError(f"{PATIENCE}={text!r} is no number of seconds; unset it, or write 300") from error
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise UserError(f"{PATIENCE}={text!r} is no number of seconds; unset it, or write 300")
+    return seconds

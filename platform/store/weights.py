@@ -108,21 +108,14 @@ class _UnreadList(_Unread):
 
 SETTINGS = (
     *("sacred.", "omegaconf.", "pytorch_lightning.", "lightning.", "argparse.Namespace", "types.SimpleNamespace"),
-    *(
-        "numpy.",
-        "datetime.",
-        "zoneinfo.",
-        "decimal.",
-        "fractions.",
-        "uuid.",
-        "pathlib.",
-        "collections.",
-        "_codecs.encode",
-    ),
-    *(f"builtins.{name}" for name in ("dict", "list", "set", "frozenset", "int", "float", "str", "complex", "slice")),
+    *("numpy.", "datetime.", "zoneinfo.", "decimal.", "fractions.", "uuid.", "pathlib.", "collections."),
 )
 """What checkpoints hold beside tensors: settings, scores and times in values of these modules. They are not read: an
-inert class takes the place of each, and nothing of the modules is called."""
+inert class takes the place of each that PyTorch's safe reader does not allow by itself."""
+PLAIN = frozenset(
+    f"builtins.{name}" for name in ("dict", "list", "set", "frozenset", "int", "float", "str", "complex", "slice")
+)
+"""Python's own types, treated likewise."""
 WRAPPERS = ("state_dict", "model_state_dict", "model_state", "model", "network", "net", "module", "weights", "params")
 """Names under which checkpoints keep a network's state dict."""
 
@@ -137,7 +130,7 @@ def _loaded(file: Path, data: bytes, known: str) -> Any:
         named = torch.serialization.get_unsafe_globals_in_checkpoint(io.BytesIO(data))
     except ValueError:  # a file of before PyTorch 1.6: no archive
         named = []
-    if code := sorted(name for name in named if not name.startswith(SETTINGS)):
+    if code := sorted(name for name in named if not name.startswith(SETTINGS) and name not in PLAIN):
         holds = f"it holds {', '.join(code[:3])}, whose code is not run"
         raise UserError(f"{file}: no file of tensors and plain values: {holds}; {known}")
     # One class for each name: the reader wants to know them apart.

@@ -81,6 +81,8 @@ def check(body: bytes, size: int, limits: Limits) -> None:
                 width, height = image.size
                 # A TIFF's tiles are made room for as their header says, whatever the picture's own size is.
                 tiles = [getattr(image, "tag_v2", {}).get(tag, 0) for tag in (TILE_WIDTH, TILE_HEIGHT)]
+                if any(not isinstance(length, int) or length < 0 for length in tiles):
+                    raise ValueError("lengths of tiles")  # a tag has the type that the file says: text times a number
     except Exception as error:  # decoders raise anything on broken bytes
         raise Problem(400, f"the {kind} file is broken") from error
     scale = max(1.0, size / max(width, height, 1))

@@ -78,9 +78,10 @@ class Gate:
         try:
             if self.closing:
                 raise Problem(503, "the server is about to end").wait(5)
-            if self.clients[client] > self.limits.client_requests and client and not loopback(client):
-                raise Problem(429, f"more than {self.limits.client_requests} requests of one client at once").wait(1)
             self.check(scope["method"], scope["path"].removeprefix(prefix), headers)
+            most = self.limits.client_requests
+            if most and self.clients[client] > most and client and not loopback(client):
+                raise Problem(429, f"more than {most} requests of one client at once").wait(1)
             await self.app(scope, receive, sending)
         except Problem as problem:
             await respond(problem)(scope, receive, sending)

@@ -33,7 +33,7 @@ class Limits:
     bodies: int = 2048
     """That are read at once; beyond, the one whose last byte is the oldest is given up."""
     client_requests: int = 32
-    """Of one address at once, where it is not this machine's own; more are told to come again."""
+    """Of one address at once, where it is not this machine's own; more are told to come again. 0: any number."""
     ready_seconds: float = 10.0
     """For which `/-/readyz` repeats that every model answers, and that it waits for their answers."""
     sound_bytes: int = 32 << 20

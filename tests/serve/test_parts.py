@@ -575,3 +575,19 @@ def test_what_asks_whether_a_model_answers_is_a_question_that_it_can_answer(modu
 
     replica.batch = batch
     assert asyncio.run(replica.ready(["a"])).status == 200 and len(asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "count", "value"), [(2, 2, b"A\0\0\0"), (7, 2, b"AB\0\0"), (9, 1, struct.pack("<i", -5))]
+)
+def test_lengths_of_tiles_that_are_no_lengths_are_refused(kind, count, value):
+    """In a picture of strips, which needs none: text times a number took 4 GB."""
+    pixels = 14 + 12 * 11
+    tags = {256: 4, 257: 4, 258: 8, 259: 1, 262: 1, 273: pixels, 277: 1, 278: 4, 279: 16}
+    entries = [struct.pack("<HHII", tag, 4, 1, given) for tag, given in tags.items()]
+    entries += [struct.pack("<HHI", 322, kind, count) + value, struct.pack("<HHII", 323, 4, 1, 70000)]
+    body = b"II*\0\x08\0\0\0" + struct.pack("<H", len(entries)) + b"".join(entries) + bytes(4 + 16)
+    assert Image.open(io.BytesIO(body)).size == (4, 4)
+    with pytest.raises(Problem) as refused:
+        style.check(body, 0, Limits())
+    assert refused.value.status == 400

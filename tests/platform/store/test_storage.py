@@ -400,9 +400,18 @@ def test_what_will_not_pass_is_not_waited_for(tmp_path, monkeypatch, error):
     refused(lambda: Storage(filesystem, str(tmp_path)).read("a"))
 
 
-def test_a_patience_that_is_no_number_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setenv("RETABLE_PATIENCE", "long")
-    assert "RETABLE_PATIENCE='long'" in refused(lambda: Storage.open(tmp_path).write("a", b""))
+@pytest.mark.parametrize("text", ["long", "nan", "inf", "-1"])
+def test_a_patience_that_is_no_number_is_refused(tmp_path, monkeypatch, text):
+    monkeypatch.setenv("RETABLE_PATIENCE", text)
+    assert f"RETABLE_PATIENCE='{text}'" in refused(lambda: Storage.open(tmp_path).write("a", b""))
+
+
+def test_who_may_read_alone_is_told_so_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr("retable.platform.store.patience.time.sleep", pytest.fail)
+    storage = Storage.open(tmp_path / "mine")
+    assert not storage.exists("a")
+    filesystem, _ = failing(monkeypatch, "open_output_stream", DENIED[0])
+    refused(lambda: Storage(filesystem, storage.root).write("a", b""))
 
 
 def test_a_folder_is_made_by_one_alone(place):
