@@ -113,7 +113,7 @@ def autoscaler_limits() -> dict[str, float]:
 
 
 def free_cpus(node: str) -> float:
-    """Return how many CPUs of a node nothing holds; 0 where it is not known.
+    """Return how many CPUs of a node nothing holds; Ray leaves out a resource that is used up.
 
     Uses `ray._private.state.available_resources_per_node`. If Ray renames it, a measurement that waits for others says
     nothing of them: an AttributeError after half a minute.

@@ -283,6 +283,7 @@ def print_plan(work: Any, wanted: Any = None) -> None:
     device, measured = gpu_rates()
     if work.missing and measured:
         hours, untimed = work.gpu_hours(measured)
+    if work.missing and measured and hours * 60 >= 1:  # below a minute it is the starting that takes time
         more = f", and {untimed} trainings that were not timed" if untimed else ""
         grid.add_row("", f"{clock(3600 * hours)} of one {device}{more} (as measured; trainings alone)")
     console.print(grid)

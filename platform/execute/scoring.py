@@ -109,7 +109,7 @@ class Waiting:
 
 
 WAIT = 30.0
-"""Seconds after which a measurement that has not ended may be one that waits for CPUs that others hold."""
+"""Seconds in which a node that nobody uses begins work that wants all of it."""
 
 
 def scores(key: str) -> str:
@@ -297,27 +297,28 @@ def measure_all(plan: Plan, resources: Resources) -> dict[str, str]:
             node = ray.get_runtime_context().get_node_id()
         nodes = ray.nodes()  # type: ignore[no-untyped-call]
         whole = next(each["Resources"] for each in nodes if each["NodeID"] == node)
-        remote = ray.remote(  # type: ignore[call-overload]
-            num_cpus=whole.get("CPU", 0.0),
-            num_gpus=whole.get("GPU", 0.0),
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
-        )(measure_one)
+        alone = {
+            "num_cpus": whole.get("CPU", 0.0),
+            "num_gpus": whole.get("GPU", 0.0),
+            "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False),
+        }
+        remote = ray.remote(**alone)(measure_one)  # type: ignore[call-overload]
+        if not ray.wait([ray.remote(**alone)(here).remote()], timeout=WAIT)[0]:  # type: ignore[call-overload]
+            tell_who_holds(node, whole.get("CPU", 0.0))
         for timing in itertools.takewhile(lambda _: not resources.late, todo):
             name = f"{timing.row.label} ({name_of(timing, plan.shared)})"
             board.start(name)
             data = timing.task.dataset.where(timing.config) if timing.row.reads_data else ""
             taken = remote.remote(timing.row, timing.config, plan.storage, timing.stem, data, plan.measure_on)
-            if not ray.wait([taken], timeout=WAIT)[0]:
-                tell_who_holds(node, whole.get("CPU", 0.0))
             show(board, name, ended(taken))
         return board.failures
 
 
 def tell_who_holds(node: str, cpus: float) -> None:
-    """Say what keeps a measurement waiting, if others hold CPUs of its node: while it runs, it has all of them."""
-    free = ray_compat.free_cpus(node)
-    if free > 0:
-        held = f"others hold {cpus - free:g} of the node's {cpus:g} CPUs, and a measurement wants all"
+    """Print what keeps measurements waiting, if others hold CPUs of their node."""
+    held_cpus = cpus - ray_compat.free_cpus(node)
+    if held_cpus > 0:
+        held = f"others hold {held_cpus:g} of the node's {cpus:g} CPUs, and a measurement wants all"
         remedy = (
             "end them (`ray list actors` names them, `retable serve` is one), or name another node with --measure-on"
         )

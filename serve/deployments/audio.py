@@ -128,10 +128,13 @@ class Retrieval:
         """Find the recordings that fit words best."""
         if not any(letter.isalnum() for letter in words):
             return wrong("q", "nothing that can be heard", "words")
+
+        async def found() -> Reply:
+            shelf, vector = await self.batch(words)
+            return await asyncio.to_thread(shelf.found, vector, top)
+
         try:
-            async with self.line.turn():
-                shelf, vector = await self.batch(words)
-                return await asyncio.to_thread(shelf.found, vector, top)
+            return await self.line.run(found)
         except Problem as problem:
             return problem
 
@@ -149,8 +152,7 @@ class Retrieval:
     async def add(self, body: bytes, name: str) -> Reply | Problem:
         """Take in a recording, so that the next query finds it; one at a time."""
         try:
-            async with self.adding.turn():
-                return await asyncio.to_thread(self.shelves.any().add, body, name, self.storage)
+            return await self.adding.run(lambda: asyncio.to_thread(self.shelves.any().add, body, name, self.storage))
         except Problem as problem:
             return problem
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 from retable.serve.ingress.answers import Problem
+
+T = TypeVar("T")
 
 
 class Line:
@@ -21,12 +23,11 @@ class Line:
         """Admit `places` requests at once; refuse one that has waited for `wait` seconds."""
         self.places, self.wait = asyncio.Semaphore(places), wait
 
-    @asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
-        """Wait for a place, and hold it while the block runs.
+    async def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Wait for a place, and do what holds it until it is done: a thread goes on where its asker has gone away.
 
         Raises:
-            Problem: 503 where there was none in time.
+            Problem: 503 where there was no place in time.
         """
         try:
             async with asyncio.timeout(self.wait):
@@ -34,7 +35,6 @@ class Line:
         except TimeoutError as error:
             problem = Problem(503, f"more to do than can be begun within {self.wait:g} s; try again in a moment")
             raise problem.wait(math.ceil(self.wait / 4)) from error
-        try:
-            yield
-        finally:
-            self.places.release()
+        doing = asyncio.create_task(work())
+        doing.add_done_callback(lambda _: self.places.release())
+        return await asyncio.shield(doing)

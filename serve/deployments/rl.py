@@ -133,8 +133,7 @@ class Policies:
     async def act(self, sha256: str, body: bytes) -> Reply | Problem:
         """Choose actions for the observations in a body."""
         try:
-            async with self.line.turn():
-                actions = await self.batch(question(self.policies[sha256], body))
+            actions = await self.line.run(lambda: self.batch(question(self.policies[sha256], body)))
         except Problem as problem:
             return problem
         return Reply(json.dumps({"actions": actions.tolist()}).encode(), "application/json")

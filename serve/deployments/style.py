@@ -144,11 +144,14 @@ class Styles:
         self, sha256: str, body: bytes, size: int, strength: float, original: bool, kind: str
     ) -> Reply | Problem:
         """Paint the photograph in a body."""
+
+        async def painted() -> Reply:
+            photograph = await asyncio.to_thread(decode, body, size)
+            made = await self.batch(Work(self.styles[sha256], photograph.pixels))
+            return await asyncio.to_thread(finish, made, photograph, strength, original, kind)
+
         try:
-            async with self.line.turn():
-                photograph = await asyncio.to_thread(decode, body, size)
-                made = await self.batch(Work(self.styles[sha256], photograph.pixels))
-                return await asyncio.to_thread(finish, made, photograph, strength, original, kind)
+            return await self.line.run(painted)
         except Problem as problem:
             return problem
 

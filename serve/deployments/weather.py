@@ -222,11 +222,14 @@ class Forecasters:
     ) -> Reply | Problem:
         """Forecast rain from the images in a body, by one forecaster or several."""
         wanted = Wanted(**options)
+
+        async def forecasts() -> list[Any]:
+            asked = [await asyncio.to_thread(work, self.forecasters[sha256], region, body) for sha256 in sha256s]
+            return await asyncio.gather(*(self.batch(each) for each in asked))
+
         try:
             time = moment(wanted.time)
-            async with self.line.turn():
-                asked = [await asyncio.to_thread(work, self.forecasters[sha256], region, body) for sha256 in sha256s]
-                members = await asyncio.gather(*(self.batch(each) for each in asked))
+            members = await self.line.run(forecasts)
             source = f"retable, {wanted.combine} of {len(sha256s)} forecasters" if len(sha256s) > 1 else "retable"
             made = maps.Forecast(joined(members, wanted), region, f"{source}; files {', '.join(sha256s)}", time)
             return await asyncio.to_thread(maps.written, made, wanted.kind, wanted.lead)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 import time
 
 import pytest
@@ -207,7 +208,7 @@ def test_it_is_ready_while_every_model_answers_and_asks_them_now_and_then():
     assert asyncio.run(probe(3)) == [200] * 3 and asked == [("style", "ready", ["a" * 64])]
     assert asyncio.run(probe(3, pause=1.1, ready_seconds=1)) == [200] * 3 and len(asked) == 4
     says["style"] = Problem(503, "style is starting again")
-    assert asyncio.run(probe(2)) == [503] * 2 and len(asked) == 6
+    assert asyncio.run(probe(2)) == [503] * 2 and len(asked) == 5  # what failed is asked no more often
     says["style"] = asyncio.sleep(FOREVER)
     assert asyncio.run(probe(1, ready_seconds=0.1)) == [503]
 
@@ -234,13 +235,14 @@ def test_who_waits_too_long_for_a_turn_is_told_to_come_again_and_the_others_are_
         line, done = Line(2, 0.25), []
 
         async def one(place):
+            async def work():
+                await asyncio.sleep(0.1)
+                done.append(place)
+
             try:
-                async with line.turn():
-                    await asyncio.sleep(0.1)
-                    done.append(place)
+                return await line.run(work)
             except Problem as refused:
                 return refused
-            return None
 
         begun = time.monotonic()
         told = await asyncio.gather(*(one(place) for place in range(20)))
@@ -255,12 +257,32 @@ def test_who_waits_too_long_for_a_turn_is_told_to_come_again_and_the_others_are_
 
 def test_who_leaves_while_it_waits_takes_no_place():
     async def crowd():
-        line = Line(1, 5)
-        async with line.turn():
-            waiting = asyncio.ensure_future(line.turn().__aenter__())
-            await asyncio.sleep(0.05)
-            await end([waiting])
-        async with asyncio.timeout(1), line.turn():
-            return line.places.locked()
+        line, over = Line(1, 5), asyncio.Event()
+        first = asyncio.create_task(line.run(over.wait))
+        await asyncio.sleep(0.05)
+        waiting = asyncio.create_task(line.run(over.wait))
+        await asyncio.sleep(0.05)
+        await end([waiting])
+        over.set()
+        await first
+        async with asyncio.timeout(1):
+            return await line.run(over.wait)
 
     assert asyncio.run(crowd())
+
+
+def test_work_whose_asker_has_gone_away_keeps_its_place_until_it_is_done():
+    """A thread cannot be ended: its place is not another's before."""
+
+    async def crowd():
+        line, over = Line(1, 0.1), threading.Event()
+        gone = asyncio.create_task(line.run(lambda: asyncio.to_thread(over.wait, 10)))
+        await asyncio.sleep(0.05)
+        await end([gone])
+        with pytest.raises(Problem):
+            await line.run(lambda: asyncio.sleep(0))
+        over.set()
+        await asyncio.sleep(0.05)
+        await line.run(lambda: asyncio.sleep(0))
+
+    asyncio.run(crowd())

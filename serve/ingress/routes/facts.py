@@ -19,9 +19,18 @@ from retable.serve.launch.models import Model
 def add(app: FastAPI, models: Sequence[Model], ask: Ask, limits: Limits) -> None:
     """Add what the server says of itself."""
     asking, answered = asyncio.Lock(), -math.inf
+    problem: Problem | None = None
     digests: dict[str, list[str]] = {}
     for model in models:
         digests.setdefault(model.task, []).append(model.sha256)
+
+    async def asked() -> Problem | None:
+        try:
+            async with asyncio.timeout(limits.ready_seconds):
+                told = await asyncio.gather(*(ask(task, "ready", own) for task, own in digests.items()))
+        except TimeoutError:
+            return Problem(503, f"a model does not answer within {limits.ready_seconds:g} s").wait(5)
+        return next((each for each in told if isinstance(each, Problem)), None)
 
     @app.get("/-/healthz", include_in_schema=False)
     def live() -> Response:
@@ -29,18 +38,13 @@ def add(app: FastAPI, models: Sequence[Model], ask: Ask, limits: Limits) -> None
 
     @app.get("/-/readyz", include_in_schema=False)
     async def ready() -> dict[str, Any]:
-        """Ask every model, unless they have just answered."""
-        nonlocal answered
+        """Ask every model, unless that was just done: what came of it is good for a while."""
+        nonlocal answered, problem
         async with asking:
             if time.monotonic() - answered > limits.ready_seconds:
-                try:
-                    async with asyncio.timeout(limits.ready_seconds):
-                        told = await asyncio.gather(*(ask(task, "ready", own) for task, own in digests.items()))
-                except TimeoutError as error:
-                    raise Problem(503, f"a model does not answer within {limits.ready_seconds:g} s").wait(5) from error
-                if problems := [each for each in told if isinstance(each, Problem)]:
-                    raise problems[0]
-                answered = time.monotonic()
+                problem, answered = await asked(), time.monotonic()
+        if problem:
+            raise problem
         return {"ready": bool(models), "models": len(models)}
 
     @app.get("/v1/models")
