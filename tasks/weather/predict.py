@@ -22,6 +22,7 @@ from retable.tasks.weather.model import Forecaster, build
 from retable.tasks.weather.models.baselines import RetrievalForecaster
 from retable.tasks.weather.w4c.frames import Frames
 from retable.tasks.weather.w4c.layout import Index, Window
+from retable.tasks.weather.w4c.prepare import check_simulation
 from retable.tasks.weather.w4c.preprocess import classify, normalise
 
 Array = npt.NDArray[Any]
@@ -47,6 +48,7 @@ def shards(config: Config, view: View, source: Source) -> Sequence[str]:
     Raises:
         UserError: where the data set has no sequences of that split, or the view's regions are not the run's.
     """
+    check_simulation(source)
     if unknown := [region for region in view.scored if region not in config.regions]:
         raise UserError(f"view.scored: {unknown[0]!r} is none of the run's; name one of {', '.join(config.regions)}")
     index = Index.read(source.folder, source.info, config.holdout)

@@ -3,6 +3,7 @@
 import io
 import os
 import struct
+from types import SimpleNamespace
 
 import av
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import soundfile
 
 from retable.platform.errors import UserError
+from retable.tasks.audio.collect import ffmpeg
 from retable.tasks.audio.collect.check import check
 from retable.tasks.audio.collect.files import Remarks, decode, duration, stream
 from retable.tasks.audio.collect.importer import import_own
@@ -265,3 +267,17 @@ def test_a_pipe_is_left_out_before_it_is_opened(tmp_path):
     files, failures, _ = scan(tmp_path)
     assert [file.path for file in files] == ["good.wav"] and len(failures) == 3
     assert any("p.wav: a pipe or device" in line for line in failures)
+
+
+def test_a_clock_that_jumps_again_and_again_is_no_silence_of_days():
+    """A file of a few kilobytes became hours of zeros, one for each packet."""
+    clock = ffmpeg._Clock(bare=False)
+    frame = SimpleNamespace(pts=0, time_base=1, samples=1024, sample_rate=1024)
+    packet = SimpleNamespace(size=100, has_sidedata=lambda name: False)
+    missing = []
+    for number in range(100):
+        frame.pts = number * 3000
+        missing.append(clock.missing(packet, frame))
+    assert sum(missing) == 0
+    frame.pts += 6
+    assert clock.missing(packet, frame) == 5  # what is short is kept in its place

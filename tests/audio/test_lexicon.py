@@ -1,5 +1,6 @@
 """Words that a model was not trained on: endings, typing errors, anchors, and that files carry them."""
 
+import time
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +43,13 @@ def test_a_word_is_found_by_its_ending_or_as_a_typing_error(typed, meant):
         assert found is None
     else:
         assert found is not None and found.rstrip("s") == meant.rstrip("s")
+
+
+@pytest.mark.parametrize("length", [16, 40, 300])
+def test_a_long_word_that_nobody_knows_is_passed_over_at_once(length):
+    """All of its double errors were written down: gigabytes for a word of 100 letters."""
+    begun = time.monotonic()
+    assert lexicon.table().find("q" * length) is None and time.monotonic() - begun < 1
 
 
 def test_words_of_one_meaning_lie_near_each_other():

@@ -186,6 +186,7 @@ def test_highlights_keep_their_order_and_stay_within_range():
     found = hdr.to_bt709(levels, hdr.find(16, 9))[0]
     assert (found[:, 0] == found[:, 1]).all() and (np.diff(found[:6, 0].astype(int)) > 0).all()
     assert found[0].tolist() == [0, 0, 0] and found[-1].tolist() == [255, 255, 255]
+    assert abs(int(found[3, 0]) - 230) <= 1  # white of 203 nits, as the documents say
 
 
 def test_hdr_is_refused_by_the_reader_that_cannot_map_it(tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import mmap
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +30,8 @@ BLOCK = 0.5
 """Seconds that are joined before they are handed on."""
 GAP, RESTART = 0.015, 3600.0
 """A jump of the clock by more seconds is a gap; by still more, the clock was set anew."""
+SILENCE, LEAST = 10.0, 60.0
+"""Silence in gaps, at most, over what was decoded so far, or over so many seconds: broken clocks jump anywhere."""
 TAGS = (b"ID3", b"TAG", b"APETAGEX", b"Xing", b"Info", b"VBRI", b"LAME")
 """What an MP3 holds besides sound, at the start and where files were joined."""
 
@@ -85,7 +87,7 @@ class _Clock:
         self.heard = 0.0  # seconds that were handed on, silence among them
         self.bad = 0  # bytes that could not be decoded since the last frame
         self._next: float | None = None  # the time stamp that is due
-        self._bytes, self._seconds = 0, 0.0
+        self._bytes, self._seconds, self._silent = 0, 0.0, 0.0
 
     def missing(self, packet: Any, frame: Any) -> float:
         """Return the seconds that are missing before a frame."""
@@ -97,14 +99,31 @@ class _Clock:
             jump = 0.0 if stamp is None or due is None or packet.has_sidedata("new_extradata") else stamp - due
         self._next = (stamp if stamp is not None else due or 0.0) + length
         self._bytes, self._seconds, self.bad = self._bytes + packet.size, self._seconds + length, 0
-        return jump if GAP < jump < RESTART else 0.0
+        if not GAP < jump < RESTART or self._silent + jump > SILENCE * max(self._seconds, LEAST):
+            return 0.0
+        self._silent += jump
+        return jump
 
 
-def _frames(path: Path, file: Any, clock: _Clock, begins: int = 0) -> Iterator[tuple[Any, Any]]:
+def _frames(path: Path, file: Any, clock: _Clock) -> Iterator[tuple[Any, Any]]:
     """Yield packets with their frames, and count the bytes that could not be decoded; tags are none.
 
     FFmpeg stops where an Ogg goes on with another sample rate: what follows is opened as a file that begins there.
     """
+    import av
+
+    begins: int | None = 0
+    place = yield from _link(file, clock)
+    while place is not None and begins is not None and (begins := _next_ogg(path, begins + place)) is not None:
+        try:
+            with _From(path, begins) as source, av.open(source, options=OPTIONS) as rest:
+                place = (yield from _link(rest, clock)) if rest.streams.audio else None
+        except av.FFmpegError:  # no stream begins there
+            return
+
+
+def _link(file: Any, clock: _Clock) -> Generator[tuple[Any, Any], None, int | None]:
+    """Yield the frames of one stream; return the place where another one follows, or None."""
     import av
 
     packets, place = file.demux(file.streams.audio[0]), 0
@@ -112,14 +131,11 @@ def _frames(path: Path, file: Any, clock: _Clock, begins: int = 0) -> Iterator[t
         try:
             packet = next(packets, None)
         except av.error.PatchWelcomeError:
-            if (next_one := _next_ogg(path, begins + place)) is not None:
-                with _From(path, next_one) as source, av.open(source, options=OPTIONS) as rest:
-                    yield from _frames(path, rest, clock, next_one)
-            return
+            return place
         except av.FFmpegError:  # the file ends in the middle of something
-            return
+            return None
         if packet is None:
-            return
+            return None
         place = packet.pos or place
         try:
             frames = packet.decode()

@@ -45,6 +45,8 @@ ENDINGS = (
 DOUBLED = re.compile(r"(.*)(.)\2ing")
 SHORTEST, LONGER = 3, 6
 """Letters of a word that may have one error, and two."""
+LONGEST, TWICE = 24, 12
+"""Letters of a word that may still have one, and two: all forms are written down, a million of 24 letters with two."""
 
 Vectors = Float32[np.ndarray, "captions dimension"]
 
@@ -78,10 +80,10 @@ class Table:
         forms = [word, *(word[: -len(end)] + to for end, to in ENDINGS if word.endswith(end))]
         forms += [doubled[1] + doubled[2]] if doubled else []
         place = next((self.places[form] for form in forms if form in self.places), None)
-        if place is not None or len(word) < SHORTEST:
+        if place is not None or not SHORTEST <= len(word) <= LONGEST:
             return place
         near = self._known(slips(word)) or self._known(edits(word))
-        if not near and len(word) >= LONGER:
+        if not near and LONGER <= len(word) <= TWICE:
             near = self._known({other for form in slips(word) | edits(word) for other in slips(form) | edits(form)})
         return min(near, default=None)
 

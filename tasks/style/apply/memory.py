@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 
 import psutil
 import torch
@@ -65,6 +66,7 @@ def image_bytes(config: Config, network: BackboneNetwork, height: int, width: in
     return round(4 * (HELD * pixels * features + KERNELS * weights + history * 3 * height * width))
 
 
+@lru_cache(maxsize=1)  # the size that fits is looked for by asking often
 @torch.no_grad()
 def values_of(network: BackboneNetwork, layers: frozenset[str]) -> tuple[float, int]:
     """Return the numbers that a backbone's layers give for a pixel, to the deepest of some layers, and its weights."""

@@ -1,7 +1,7 @@
 """Videos in wide or bright colours, as BT.709 shows them: networks and paintings know no others.
 
-PQ and HLG (ITU-R BT.2100) say how much light a display emits. White of 203 nits becomes the white of BT.709 (ITU-R
-BT.2408); what is brighter is compressed by the curve of ITU-R BT.2390, section 5.4, from 1,000 nits on clipped. The
+PQ and HLG (ITU-R BT.2100) say how much light a display emits. The curve of ITU-R BT.2390, section 5.4, makes level 230
+of 255 of white of 203 nits (ITU-R BT.2408), and 255 of 1,000 nits and more; little below 93 nits is changed by it. The
 largest of red, green and blue is mapped, and the others follow, so that hues stay.
 """
 

@@ -34,7 +34,7 @@ from retable.tasks.weather.predict import (
     validated,
 )
 from retable.tasks.weather.w4c.layout import Index
-from retable.tasks.weather.w4c.prepare import caution, describe
+from retable.tasks.weather.w4c.prepare import caution, check_simulation, describe
 
 Array = npt.NDArray[Any]
 
@@ -92,6 +92,7 @@ def opened(
     if data and data != found.config.data:
         source = other_source(found.source, data)
         there = {name: tuple(source.info[name]) for name in there}
+    check_simulation(source)
     chosen = {"regions": tuple(regions) or there["regions"], "years": tuple(years) or there["years"]}
     return Opened(found, override(found.config, {"data": data or found.config.data, **chosen}), view, source)
 
