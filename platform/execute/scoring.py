@@ -297,19 +297,20 @@ def measure_all(plan: Plan, resources: Resources) -> dict[str, str]:
             node = ray.get_runtime_context().get_node_id()
         nodes = ray.nodes()  # type: ignore[no-untyped-call]
         whole = next(each["Resources"] for each in nodes if each["NodeID"] == node)
-        alone = {
+        alone: dict[str, Any] = {
             "num_cpus": whole.get("CPU", 0.0),
             "num_gpus": whole.get("GPU", 0.0),
             "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False),
         }
-        remote = ray.remote(**alone)(measure_one)  # type: ignore[call-overload]
-        if not ray.wait([ray.remote(**alone)(here).remote()], timeout=WAIT)[0]:  # type: ignore[call-overload]
+        measuring: Any = ray.remote(**alone)(measure_one)
+        probe: Any = ray.remote(**alone)(here)
+        if not ray.wait([probe.remote()], timeout=WAIT)[0]:
             tell_who_holds(node, whole.get("CPU", 0.0))
         for timing in itertools.takewhile(lambda _: not resources.late, todo):
             name = f"{timing.row.label} ({name_of(timing, plan.shared)})"
             board.start(name)
             data = timing.task.dataset.where(timing.config) if timing.row.reads_data else ""
-            taken = remote.remote(timing.row, timing.config, plan.storage, timing.stem, data, plan.measure_on)
+            taken = measuring.remote(timing.row, timing.config, plan.storage, timing.stem, data, plan.measure_on)
             show(board, name, ended(taken))
         return board.failures
 

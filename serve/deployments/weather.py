@@ -225,7 +225,8 @@ class Forecasters:
 
         async def forecasts() -> list[Any]:
             asked = [await asyncio.to_thread(work, self.forecasters[sha256], region, body) for sha256 in sha256s]
-            return await asyncio.gather(*(self.batch(each) for each in asked))
+            made: list[Any] = await asyncio.gather(*(self.batch(each) for each in asked))
+            return made
 
         try:
             time = moment(wanted.time)
