@@ -13,7 +13,8 @@ from retable.platform.config import override
 from retable.platform.console import errors
 from retable.platform.errors import UserError, nearest
 from retable.platform.models import zoo
-from retable.platform.models.select import Choice, choose, usable
+from retable.platform.models.export import scale_of
+from retable.platform.models.select import SMOKE, Choice, choose, usable
 from retable.platform.report.write import kept_tables, task_of
 from retable.platform.spec.extras import missing
 from retable.platform.spec.task import find_table
@@ -106,7 +107,10 @@ def with_index(models: Sequence[Model], index: str, anyway: bool, storage: Stora
 
 
 def best(task: str, storage: Storage) -> list[Model]:
-    """Return the best runs of a task on a storage; none where there are none, or none has the number that says so."""
+    """Return the best runs of a task on a storage; none where there are none, or none has the number that says so.
+
+    Runs of the smoke scale give way to others, and to the zoo.
+    """
     if not storage.folders(f"runs/{task}"):
         return []
     try:
@@ -114,7 +118,12 @@ def best(task: str, storage: Storage) -> list[Model]:
     except UserError as error:
         errors.print(f"note: {error}; the zoo is served instead", markup=False)
         return []
-    return of_choices(found, storage)
+    real = {name: it for name, it in found.items() if scale_of(it.run) != SMOKE}
+    if not real and zoo.zoo(task):
+        why = "are of the smoke scale, which proves the path and no more; the zoo is served instead"
+        errors.print(f"note: {task}: the runs here {why} (--best {task}/TABLE serves them)", markup=False)
+        return []
+    return of_choices(real or found, storage)
 
 
 def of_choices(found: Mapping[str, Choice], storage: Storage) -> list[Model]:

@@ -1,6 +1,7 @@
 """`--best` chooses among a table's runs by numbers that no table shows; a served run says which cell it fills."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -107,3 +108,16 @@ def test_a_run_says_which_cell_it_fills(storage):
     assert cells.cell_of("11", "small", tables) == "weather/table2/b/Total"
     assert cells.cell_of("33", "small", tables) == ""  # of the vote it is a part
     assert [sorted(cells.runs_of(table)) for table in tables] == [["11", "22", "33"], ["11"]]
+
+
+@pytest.mark.parametrize(("scales", "served"), [(["smoke"], None), (["smoke", "small"], {"b"}), (["small"], {"a"})])
+def test_runs_of_the_smoke_scale_give_way(storage, monkeypatch, capsys, scales, served):
+    """After `make reproduce`, `make serve` painted with a network of two steps."""
+    storage.write("runs/weather/x/config.json", b"{}")
+    found = {name: SimpleNamespace(run=scale) for name, scale in zip("ab", scales, strict=False)}
+    monkeypatch.setattr(choice, "import_module", lambda name: SimpleNamespace(best=lambda runs: found))
+    monkeypatch.setattr(choice, "usable", lambda task, storage: [])
+    monkeypatch.setattr(choice, "scale_of", lambda run: run)
+    monkeypatch.setattr(choice, "of_choices", lambda chosen, storage: set(chosen))
+    assert choice.best("weather", storage) == (served or [])
+    assert ("the zoo is served instead" in capsys.readouterr().err) == (served is None)
