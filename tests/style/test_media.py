@@ -438,3 +438,10 @@ def test_mps_is_chosen_by_itself_after_cuda(monkeypatch):
     assert best_device() == "cuda"
     there.update(cuda=False, mps=False)
     assert best_device() == "cpu"
+
+
+def test_a_playlist_named_as_a_video_opens_no_other_file(tmp_path):
+    source = write_wide(tmp_path / "secret.mkv", (patches() / 255) ** 2.4, pq, 16, 9)
+    (tmp_path / "x.mp4").write_text(f"ffconcat version 1.0\nfile {source.name}\n")
+    with pytest.raises(UserError):
+        stylise_video(tmp_path / "x.mp4", tmp_path / "out.mp4", same)

@@ -165,7 +165,7 @@ def _settings(source: Path, spec: Mapping[str, Any]) -> dict[str, Any]:
     wrappers = spec.get("additional_wrappers") or []
     for wrapper in wrappers if isinstance(wrappers, list) else [wrappers]:
         name = str(wrapper.get("name") if isinstance(wrapper, dict) else wrapper)
-        if name == "TimeLimit" and isinstance(wrapper.get("kwargs"), dict):
+        if name == "TimeLimit" and isinstance(wrapper, dict) and isinstance(wrapper.get("kwargs"), dict):
             limit = wrapper["kwargs"].get("max_episode_steps", limit)
         elif name not in PASSIVE:
             raise UserError(f"{where}: 'env_spec' has the wrapper {name!r}, which cannot be played here; {UNWRAPPED}")

@@ -51,8 +51,14 @@ OPTIONS = {
     "libx264": {"bf": "0"},
     "libvpx-vp9": {"row-mt": "1", "cpu-used": "4", "deadline": "good"},
 }
-OPENING = {"protocol_whitelist": "file"}
-"""A container may name other files and addresses: none but the file itself is opened."""
+OPENING = {
+    "protocol_whitelist": "file",
+    "format_whitelist": (
+        "amv,apng,asf,avi,dv,flv,gif,h264,hevc,av1,ivf,m4v,matroska,webm,mjpeg,mov,mpeg,mpegts,mpegvideo,mxf,nut,"
+        "ogg,rm,webp,yuv4mpegpipe"
+    ),
+}
+"""A container may name other files and addresses, and a playlist does: none but the file itself is opened."""
 MATRICES = {1: 1, 4: 4, 5: 5, 6: 5, 7: 7, 9: 9}
 """FFmpeg's AVCOL_SPC_* -> swscale's SWS_CS_*: BT.709, FCC, BT.601 (PAL and NTSC), SMPTE 240M, BT.2020."""
 BT709, BT601, UNSPECIFIED, LIMITED = 1, 6, 2, 1
