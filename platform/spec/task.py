@@ -42,7 +42,7 @@ SCALES = {
     "paper": "the published setting",
 }
 """The names that tasks give their scales, the smallest first: what each promises. A task may have fewer."""
-DEFAULT_SCALE = "smoke"
+DEFAULT_SCALE = "quick"
 """The scale of a command that names none."""
 
 

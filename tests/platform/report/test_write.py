@@ -167,16 +167,16 @@ def test_a_figure_is_drawn_and_its_numbers_are_beside_it(filled):
     storage, part = filled
     fill_and_keep(compile_plan({"line/figure1": find_table("line/figure1")}, storage))
     into = write_report(storage)
-    assert into.read("line-figure1-smoke.png").startswith(b"\x89PNG") and b"<svg" in into.read("line-figure1-smoke.svg")
-    rows = list(csv.DictReader(io.StringIO(into.read("line-figure1-smoke.csv").decode())))
+    assert into.read("line-figure1-quick.png").startswith(b"\x89PNG") and b"<svg" in into.read("line-figure1-quick.svg")
+    rows = list(csv.DictReader(io.StringIO(into.read("line-figure1-quick.csv").decode())))
     assert [(row["row"], row["seed"]) for row in rows] == [("fast", "0"), ("fast", "1")], "slow was not run"
     slopes = values(part, "fast", "slope").tolist()
     assert [float(row["slope"]) for row in rows] == slopes
     page = into.read("index.html").decode()
-    assert 'src="line-figure1-smoke.png"' in page and 'srcset="line-figure1-smoke.dark.png"' in page
+    assert 'src="line-figure1-quick.png"' in page and 'srcset="line-figure1-quick.dark.png"' in page
     assert 'alt="' in page and "data:image/png" not in page
     one = write_report(storage, storage / "one", single=True).read("index.html").decode()
-    assert base64.b64encode(into.read("line-figure1-smoke.png")).decode() in one and "retable({" in one
+    assert base64.b64encode(into.read("line-figure1-quick.png")).decode() in one and "retable({" in one
 
 
 def test_text_from_outside_cannot_become_markup(filled):
