@@ -117,7 +117,7 @@ def layer(outputs: int, inputs: int, density: float) -> dict[str, float]:
 
     def masked() -> None:
         of_weight, _ = torch.autograd.grad(linear(None, weight, bias, rows), (weight, rows), back)
-        of_weight.masked_fill_(~mask, 0)
+        of_weight.view(torch.int32).mul_(mask)
 
     times = medians({"masked dense": masked, "sparse": sparse}, 20)
     return {"sparse, times as fast as masked dense": times["masked dense"] / times["sparse"]}
