@@ -8,7 +8,8 @@ dense: it waits for memory, dense products for arithmetic.
 
 Bytes are those of all tensors that live between updates: networks, Adam's moments, targets, masks and patterns.
 
-One layer, forward and backward, is timed by itself: that is where `training_sparse.SPARSE_BELOW` is from.
+One layer, forward and backward, is timed by itself: that is where `training_sparse.SPARSE_BELOW` is from. Where
+SparseProp is installed (it compiles itself for this processor), its layer is timed beside ours.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterable
+from importlib.util import find_spec
 from typing import Any
 from unittest.mock import patch
 
@@ -119,8 +121,20 @@ def layer(outputs: int, inputs: int, density: float) -> dict[str, float]:
         of_weight, _ = torch.autograd.grad(linear(None, weight, bias, rows), (weight, rows), back)
         of_weight.view(torch.int32).mul_(mask)
 
-    times = medians({"masked dense": masked, "sparse": sparse}, 20)
-    return {"sparse, times as fast as masked dense": times["masked dense"] / times["sparse"]}
+    ways: dict[str, Callable[[], object]] = {"masked dense": masked, "sparse": sparse}
+    if find_spec("sparseprop"):
+        ways["SparseProp"] = sparseprop(weight, bias, rows.detach(), back)
+    times = medians(ways, 20)
+    return {f"sparse, times as fast as {name}": times[name] / times["sparse"] for name in ways if name != "sparse"}
+
+
+def sparseprop(weight: Tensor, bias: Tensor, rows: Tensor, back: Tensor) -> Callable[[], object]:
+    """Return a layer of SparseProp, forward and backward (Nikdan et al. 2023; `pip install sparseprop`, built here)."""
+    from sparseprop.modules.linear import SparseLinear
+
+    peer = SparseLinear(weight.detach(), torch.nn.Parameter(bias))
+    inputs, gradient = rows.contiguous().requires_grad_(), back.contiguous()
+    return lambda: torch.autograd.grad(peer(inputs), (peer.W_val, inputs), gradient)
 
 
 def measure() -> dict[str, Any]:
