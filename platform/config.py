@@ -106,8 +106,8 @@ def _changed(config: C, changes: Mapping[str, object], prefix: str) -> C:
         chosen = own.get(name, getattr(config, name))
         _check_chosen(chosen, hints[name], prefix + name, below)
         if not dataclasses.is_dataclass(chosen):
-            whole = f"{prefix}{name}.{next(iter(below))}"
-            raise UserError(f"unknown field {whole!r}: {prefix + name!r} has no fields of its own")
+            dotted = f"{prefix}{name}.{next(iter(below))}"
+            raise UserError(f"unknown field {dotted!r}: {prefix + name!r} has no fields of its own")
         own[name] = _changed(chosen, below, f"{prefix}{name}.")
     try:
         return dataclasses.replace(config, **own)  # type: ignore[type-var]
@@ -244,19 +244,19 @@ def differences(config: object, default: object) -> dict[str, Any]:
 
     Where the choice itself differs, its fields are compared with that choice's own defaults.
     """
-    found: dict[str, Any] = {}
+    different: dict[str, Any] = {}
     kind: Any = type(config)
     for name in field_types(kind):
         value, other = getattr(config, name), getattr(default, name)
         if not dataclasses.is_dataclass(value):
             if value != other:
-                found[name] = value
+                different[name] = value
             continue
         inner: Any = type(value)
         if inner is not type(other):
-            found[name], other = choice_name(inner), inner()
-        found |= {f"{name}.{path}": changed for path, changed in differences(value, other).items()}
-    return found
+            different[name], other = choice_name(inner), inner()
+        different |= {f"{name}.{path}": changed for path, changed in differences(value, other).items()}
+    return different
 
 
 def parent(config: C) -> C | None:
@@ -267,8 +267,8 @@ def parent(config: C) -> C | None:
 
 def init_of(config: object) -> Scratch | Parent | Weights:
     """Return what a config's run starts from: nothing where its task has no such field."""
-    found: Scratch | Parent | Weights = getattr(config, "init", Scratch())
-    return found
+    start: Scratch | Parent | Weights = getattr(config, "init", Scratch())
+    return start
 
 
 def override_lineage(config: C, changes: Mapping[str, object]) -> C:

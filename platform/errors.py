@@ -194,13 +194,13 @@ def disk_errors(what: str) -> Iterator[None]:
     except OSError as error:
         if error.errno in remedies:
             raise UserError(f"{what}: {remedies[error.errno]}") from error
-        said = (str(error) or type(error).__name__).splitlines()[0]
-        if error.errno is None and DENIED_WORDS.search(said):
-            raise Denied(f"{what}: {said}; check the credentials") from error
-        if error.errno in PASSING or (error.errno is None and PASSING_WORDS.search(said)):
-            raise Unreachable(f"{what}: {said}") from error
+        message = (str(error) or type(error).__name__).splitlines()[0]
+        if error.errno is None and DENIED_WORDS.search(message):
+            raise Denied(f"{what}: {message}; check the credentials") from error
+        if error.errno in PASSING or (error.errno is None and PASSING_WORDS.search(message)):
+            raise Unreachable(f"{what}: {message}") from error
         if error.errno is None and not isinstance(error, FileNotFoundError):  # a bucket's own words
-            raise UserError(f"{what}: {said}") from error
+            raise UserError(f"{what}: {message}") from error
         raise
     except NotImplementedError as error:
         raise UserError(f"{what}: such a storage is for reading only; choose another --storage") from error

@@ -173,14 +173,14 @@ def scaling(tasks: Sequence[str], least: Mapping[str, int], spare: float, cores:
         spare: CPUs that these leave; with them, a task gets more replicas while it has much to do.
         cores: replicas of a task at most: each computes with one thread.
     """
-    found: dict[str, dict[str, Any]] = {"ingress": {"num_replicas": least.get("ingress", 1)}}
+    settings: dict[str, dict[str, Any]] = {"ingress": {"num_replicas": least.get("ingress", 1)}}
     for task in tasks:
         always, of = least.get(task, 1), DEPLOYMENTS[task]
         most = max(always, min(cores, always + int(spare / of.cpus + 1e-6)))
         # Each replica has half of what it may have at once: then another one starts.
         limits = {"min_replicas": always, "max_replicas": most, "target_ongoing_requests": of.places / 2}
-        found[task] = {"autoscaling_config": limits} if most > always else {"num_replicas": always}
-    return found
+        settings[task] = {"autoscaling_config": limits} if most > always else {"num_replicas": always}
+    return settings
 
 
 def assemble(arguments: Arguments, storage: Storage, *options: Mapping[str, Mapping[str, Any]]) -> serve.Application:
@@ -229,10 +229,10 @@ def config_file(arguments: Arguments, address: Address, *options: Mapping[str, M
         "logging_config": LOGS,
         "deployments": deployments,
     }
-    whole = {
+    content = {
         "proxy_location": "EveryNode",
         "http_options": {"host": address.host, "port": address.port, "keep_alive_timeout_s": KEEP_ALIVE},
         "applications": [application],
     }
-    text: str = yaml.safe_dump(whole, sort_keys=False, allow_unicode=True, width=120)
+    text: str = yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120)
     return text

@@ -161,11 +161,11 @@ def list_all(as_json: runs.Json = False) -> None:
     """
     from retable.platform.cli.catalogue import catalogue
 
-    found = catalogue()
+    listing = catalogue()
     if as_json:
-        print(json.dumps({**found, "scales": tasks.SCALES}, indent=2))
+        print(json.dumps({**listing, "scales": tasks.SCALES}, indent=2))
         return
-    for name, entry in found["tasks"].items():
+    for name, entry in listing["tasks"].items():
         if "missing" in entry:
             console.print(f"[bold]{name}[/]  [dim]{escape(entry['missing'])}[/]")
             continue
@@ -178,7 +178,7 @@ def list_all(as_json: runs.Json = False) -> None:
     for scale, promise in tasks.SCALES.items():
         console.print(f"  {scale}  [dim]{promise}[/]")
     console.print("[bold]search spaces[/]")
-    for name, about in found["spaces"].items():
+    for name, about in listing["spaces"].items():
         console.print(f"  {name}  [dim]{escape(about)}[/]")
 
 
@@ -215,8 +215,8 @@ def plan(
     work = api.plan(*tables or (), scale=scale, set=parse_set(set or []), rows=rows or (), storage=storage)
     audited = auditing.audit(work, known := calibration.learn(work), gpu_rates()[1]) if configs or as_json else []
     if as_json:
-        whole = auditing.summary(work, known, calibration.core_seconds(work, known))
-        runs.print_json({**whole, "rows": audited} if configs else whole)
+        summary = auditing.summary(work, known, calibration.core_seconds(work, known))
+        runs.print_json({**summary, "rows": audited} if configs else summary)
         return
     print_plan(work)
     for line in auditing.lines(audited):
@@ -236,14 +236,14 @@ def print_cost(work: Any, nodes: Any, prices: Any) -> None:
     from retable.platform.plan.cost import Rates, estimate, grid, remarks
 
     device, measured = gpu_rates()
-    found = estimate(work, nodes, prices, Rates(device, measured) if measured else Rates())
-    if not found.nodes:
+    estimated = estimate(work, nodes, prices, Rates(device, measured) if measured else Rates())
+    if not estimated.nodes:
         console.print("  nothing is left to do on a cluster")
         return
     console.print()
-    console.print(grid(found))
+    console.print(grid(estimated))
     notes = Grid(box=None, show_header=False, padding=(0, 2))
-    for word, text in remarks(found):
+    for word, text in remarks(estimated):
         notes.add_row(word, Text(text))
     console.print(notes)
 
@@ -257,7 +257,7 @@ def print_plan(work: Any, wanted: Any = None) -> None:
     from retable.platform.text import and_more
 
     rows = sum(not hidden(row) for _, table in work.tables.values() for row in table.rows)
-    cells = sum(len(found) for rows in work.replicates.values() for found in rows.values())
+    cells = sum(len(replicates) for rows in work.replicates.values() for replicates in rows.values())
     grid = Grid(box=None, show_header=False, padding=(0, 2))
     states: dict[str, int] = {}
     for training in work.trainings.values():
@@ -347,14 +347,14 @@ def reproduce(
     wanted = resources(
         workers, cpus_per_run, gpus_per_run, checkpoint_every, stream, read_ahead, stack, measure_on, track, deadline
     )
-    asked = {"scale": scale, "set": parse_set(set or []), "rows": rows or (), "storage": storage}
+    request = {"scale": scale, "set": parse_set(set or []), "rows": rows or (), "storage": storage}
     if retry_diverged and not train:
         raise UserError("--retry-diverged trains, --no-train does not; leave one out")
-    fill_tables(tables or (), asked, wanted, retry_diverged, train)
+    fill_tables(tables or (), request, wanted, retry_diverged, train)
 
 
 def fill_tables(
-    names: Sequence[str], asked: Mapping[str, Any], wanted: Any, retry_diverged: bool = False, train: bool = True
+    names: Sequence[str], request: Mapping[str, Any], wanted: Any, retry_diverged: bool = False, train: bool = True
 ) -> None:
     """Fill tables, print them, and write the report.
 
@@ -365,16 +365,16 @@ def fill_tables(
     from retable.platform.store.storage import Storage
 
     failures: dict[str, str] = {}
-    filled = {} if retry_diverged else api.complete(*names, **asked)
+    filled = {} if retry_diverged else api.complete(*names, **request)
     if filled:
         console.print("nothing to do: all is there, as it was filled before")
     else:
-        work = api.plan(*names, **asked, retry_diverged=retry_diverged, train=train)
+        work = api.plan(*names, **request, retry_diverged=retry_diverged, train=train)
         print_plan(work, wanted)
         filled, failures = api.carry_out(work, wanted)
     for part in filled.values():
         print_section(part)
-    console.print(f"report: {Storage.open(asked['storage'])}/report/index.html")
+    console.print(f"report: {Storage.open(request['storage'])}/report/index.html")
     if failures:
         raise UserError(f"failed: {len(failures)} (see above); mend the cause and run the same command again")
 
@@ -477,8 +477,8 @@ def score(
 
     changes = parse_set(set or [])
     if run.count("/") == 1:
-        asked = {"scale": scale, "set": changes, "rows": rows or (), "storage": storage}
-        fill_tables([run], asked, api.Resources(), train=False)
+        request = {"scale": scale, "set": changes, "rows": rows or (), "storage": storage}
+        fill_tables([run], request, api.Resources(), train=False)
         return
     if rows:
         raise UserError(f"--rows chooses rows of a table, and {run!r} is a run; leave it out")
@@ -511,7 +511,7 @@ def sweep(
 
     if (name is None) == (space is None):
         raise UserError("name one search space (`retable list` shows them), or a file of your own: --space my.py")
-    found = api.sweep(
+    result = api.sweep(
         load_space(space) if space else name or "",
         set=parse_set(set or []),
         scale=scale,
@@ -520,33 +520,33 @@ def sweep(
         samples=samples,
         name=Path(space).stem if space else "",
     )
-    print_sweep(found)
+    print_sweep(result)
 
 
-def print_sweep(found: SweepResult) -> None:
+def print_sweep(result: SweepResult) -> None:
     """Print the points of a sweep, best first, which tie, and the winner.
 
     Raises:
         UserError: if no point has a value.
     """
     shown = Grid(box=None, padding=(0, 1))
-    for title in ("", found.space.metric, "epochs", "run", "point"):
+    for title in ("", result.space.metric, "epochs", "run", "point"):
         shown.add_column(title)
-    frame, most = found.frame(), 20
-    for place, point in zip(frame["place"][:most], found.points, strict=False):
+    frame, most = result.frame(), 20
+    for place, point in zip(frame["place"][:most], result.points, strict=False):
         value = point.note.partition(":")[0] if point.value is None else f"{point.value:.4g}"
         words = ("" if point.value is None else str(place), value, str(point.epochs), point.fingerprint[:8])
         shown.add_row(*words, Text(point_line(point.overrides)))
     console.print(shown)
-    if len(found.points) > most:
-        console.print(f"{len(found.points) - most} more points: sweeps/ on the storage has all, as CSV")
-    notes = Counter(point.note for point in found.points if point.note)
+    if len(result.points) > most:
+        console.print(f"{len(result.points) - most} more points: sweeps/ on the storage has all, as CSV")
+    notes = Counter(point.note for point in result.points if point.note)
     for note, count in notes.items():
         console.print(f"{count} point{'s' if count > 1 else ''} without a value: {note}", markup=False)
-    if len(found.ties) > 1:
-        console.print(f"{len(found.ties)} points tie at {found.best.value:.4g}; the first of them is named")
-    console.print(f"winner: {point_line(found.best.overrides)}", markup=False)
-    console.print(f"its run: {found.command(found.best)}", markup=False)
+    if len(result.ties) > 1:
+        console.print(f"{len(result.ties)} points tie at {result.best.value:.4g}; the first of them is named")
+    console.print(f"winner: {point_line(result.best.overrides)}", markup=False)
+    console.print(f"its run: {result.command(result.best)}", markup=False)
 
 
 def point_line(overrides: Mapping[str, object]) -> str:
@@ -585,13 +585,13 @@ def report(
     from retable.platform.store.storage import Storage
 
     other = report_tables(Storage.open(compare)) if compare else []
-    asked = {"scale": scale, "set": parse_set(set or []), "rows": rows or ()}
-    into = api.write_report(Storage.open(storage), output, tables or (), single=single_file, **asked)
+    request = {"scale": scale, "set": parse_set(set or []), "rows": rows or ()}
+    into = api.write_report(Storage.open(storage), output, tables or (), single=single_file, **request)
     console.print(f"report: {into}/index.html")
     if compare:
-        found = changes(report_tables(into), other)
-        write_comparison(found, str(Storage.open(storage)), str(Storage.open(compare)), into)
-        for line in found.lines():
+        changed = changes(report_tables(into), other)
+        write_comparison(changed, str(Storage.open(storage)), str(Storage.open(compare)), into)
+        for line in changed.lines():
             console.print(line, markup=False)
         console.print(f"comparison: {into}/compare.html")
 
@@ -704,7 +704,7 @@ def new(
     for header in written.unmeasured:
         say(f"not measured yet: {header!r}; let `evaluate` in learner.py return it")
     console.print("next:")
-    if not written.found:
+    if not written.is_found:
         console.print(f"  export RETABLE_TASKS={shlex.quote(str(written.folder.parent.absolute()))}", markup=False)
     console.print(f"  retable reproduce {name}", markup=False)
     console.print(f"  python -m pytest {written.folder.parent}/test_{name}.py", markup=False)
@@ -825,14 +825,14 @@ def refuse(error: Any) -> int:
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()
         return 2
-    said = shortened(runs.plain(error.format_message()).rstrip("."))
-    errors.print(f"error: {said}; see `{context.command_path if context else 'retable'} --help`", markup=False)
+    message = shortened(runs.plain(error.format_message()).rstrip("."))
+    errors.print(f"error: {message}; see `{context.command_path if context else 'retable'} --help`", markup=False)
     return 2
 
 
-def shortened(said: str, most: int = 1200) -> str:
+def shortened(message: str, most: int = 1200) -> str:
     """Return a refusal, and of a very long one both ends: a word of the user's may be a file's content."""
-    return said if len(said) <= most else f"{said[: most // 2]} … {said[-most // 2 :]}"
+    return message if len(message) <= most else f"{message[: most // 2]} … {message[-most // 2 :]}"
 
 
 if __name__ == "__main__":

@@ -30,8 +30,8 @@ class Line:
 
 def checks(storage: str) -> Iterator[Line]:
     """Check this machine, one line a thing; what is bad names its remedy."""
-    found = versions()
-    yield Line(sys.version_info >= (3, 11), ", ".join(f"{name} {version}" for name, version in found.items()))
+    installed = versions()
+    yield Line(sys.version_info >= (3, 11), ", ".join(f"{name} {version}" for name, version in installed.items()))
     yield Line(True, processor_name())
     import torch
 

@@ -43,7 +43,7 @@ class Written:
     folder: Path
     """Of the task's code; its test lies beside it."""
     files: list[Path] = field(default_factory=list)
-    found: bool = True
+    is_found: bool = True
     """Whether RETABLE_TASKS names the folder already."""
     unwritten: list[str] = field(default_factory=list)
     """Labels of rows that are not run: nothing says what they change."""
@@ -65,7 +65,7 @@ def write_task(name: str, table: Path | None = None) -> Written:
     published = read_published(table) if table else EXAMPLE
     named = next(filter(None, os.environ.get("RETABLE_TASKS", "").split(os.pathsep)), "")
     place = Path(named or FOLDER)
-    written = Written(name, place / name, found=bool(named))
+    written = Written(name, place / name, is_found=bool(named))
     test = place / f"test_{name}.py"
     for path in (written.folder, test):
         if path.exists():
@@ -156,14 +156,14 @@ def column_of(header: str, published: Published) -> dict[str, Any]:
 def claim_of(published: Published, rows: Sequence[dict[str, Any]], columns: Sequence[dict[str, Any]]) -> Any:
     """Return the words of what the first column says: its highest row is above its lowest. None of a single row."""
     header = published.headers[0]
-    found = [
+    words = [
         (line.published[header], row)
         for line, row in zip(published.lines, rows, strict=True)
         if header in line.published
     ]
-    if not found:
+    if not words:
         return None
-    (low, lower), (high, upper) = min(found, key=lambda each: each[0]), max(found, key=lambda each: each[0])
+    (low, lower), (high, upper) = min(words, key=lambda each: each[0]), max(words, key=lambda each: each[0])
     if low == high:
         return None
     return {

@@ -66,9 +66,9 @@ def read_published(path: Path) -> Published:
     for line in body:
         words = [line[0], *(line[place] for place in others if place not in numeric)]
         label = ", ".join(" ".join(MARKS.sub(" ", word).split()) for word in words if word.strip() not in NONE)
-        found = {header[place]: number(line[place]) for place in numeric}
+        values = {header[place]: number(line[place]) for place in numeric}
         changes = {header[place].removeprefix(SET): value(line[place]) for place in settings if line[place].strip()}
-        published = {name: amount for name, amount in found.items() if amount is not None}
+        published = {name: amount for name, amount in values.items() if amount is not None}
         lines.append(Line(label, published, changes if settings else None))
     check_labels(path, lines)
     places = {header[place]: max(digits(line[place]) for line in body) for place in numeric}
@@ -114,29 +114,29 @@ def decimal(cell: str) -> str:
 
 def number(cell: str) -> float | None:
     """Return the first number of a cell, or None where it has none."""
-    found = NUMBER.match(MARKS.sub("", cell))
-    return float(found[0].replace(",", "").replace("−", "-")) if found else None
+    match = NUMBER.match(MARKS.sub("", cell))
+    return float(match[0].replace(",", "").replace("−", "-")) if match else None
 
 
 def digits(cell: str) -> int:
     """Return how many digits stand after the point of a cell's first number."""
-    found = NUMBER.match(MARKS.sub("", cell))
-    return len(found[0].partition(".")[2]) if found and "e" not in found[0].lower() else 0
+    match = NUMBER.match(MARKS.sub("", cell))
+    return len(match[0].partition(".")[2]) if match and "e" not in match[0].lower() else 0
 
 
 def is_numeric(cells: Sequence[str]) -> bool:
     """Say whether a column holds numbers: every cell does that is not empty, and one is not."""
-    said = [cell for cell in cells if cell.strip() not in NONE]
-    return bool(said) and all(NUMBER.match(MARKS.sub("", cell)) for cell in said)
+    filled = [cell for cell in cells if cell.strip() not in NONE]
+    return bool(filled) and all(NUMBER.match(MARKS.sub("", cell)) for cell in filled)
 
 
 def value(cell: str) -> object:
     """Return a setting's value, read as `--set` reads it."""
     try:
-        found: object = json.loads(cell)
+        parsed: object = json.loads(cell)
     except ValueError:
         return cell.strip()
-    return found
+    return parsed
 
 
 def check_labels(path: Path, lines: Sequence[Line]) -> None:

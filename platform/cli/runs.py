@@ -56,16 +56,16 @@ def grid(titles: Sequence[str], rows: Iterable[Sequence[object]], right: str = "
         right: titles of the columns whose numbers are aligned.
     """
     cells = [[cell if isinstance(cell, Text) else Text(plain(cell)) for cell in row] for row in rows]
-    found = Grid(box=None, padding=(0, 1), pad_edge=False, show_header=any(titles), expand=True)
+    table = Grid(box=None, padding=(0, 1), pad_edge=False, show_header=any(titles), expand=True)
     for place, title in enumerate(titles):
         last = place == len(titles) - 1
         width = min(60, max([len(title), *(row[place].cell_len for row in cells)]))
         justify: Any = "right" if title and title in right.split() else "left"
         fit: Any = {"ratio": 1} if last else {"width": width}
-        found.add_column(title, justify=justify, no_wrap=True, overflow="ellipsis", **fit)
+        table.add_column(title, justify=justify, no_wrap=True, overflow="ellipsis", **fit)
     for row in cells:
-        found.add_row(*row)
-    return found
+        table.add_row(*row)
+    return table
 
 
 def show(table: Grid) -> None:
@@ -121,11 +121,11 @@ def runs(
 
     with progress_bar(f"{storage}: reading what is not in the index") if console.is_terminal else quiet() as report:
         every = list_runs(Storage.open(storage), task, report)
-    found = select(every, parse_set(where or [], "--where"), state or (), sort)
+    selected = select(every, parse_set(where or [], "--where"), state or (), sort)
     if as_json:
-        print_json([run.as_json() for run in found])
+        print_json([run.as_json() for run in selected])
         return
-    shown = found[:limit] if limit else found
+    shown = selected[:limit] if limit else selected
     base = usual(every)
     rows = []
     for run in shown:
@@ -138,8 +138,10 @@ def runs(
         rows.append((run.run[:8], run.task, how, epochs, age(run.changed), size(run.size), run.attempts, about))
     if rows:
         show(grid(("run", "task", "state", "epochs", "age", "size", "tries", "differs"), rows, "epochs age size tries"))
-    rest = f", {len(shown)} shown (--limit 0: all)" if len(shown) < len(found) else ""
-    console.print(f"{len(found)} of {len(every)} runs{rest}; {size(sum(run.size for run in found))}", markup=False)
+    rest = f", {len(shown)} shown (--limit 0: all)" if len(shown) < len(selected) else ""
+    console.print(
+        f"{len(selected)} of {len(every)} runs{rest}; {size(sum(run.size for run in selected))}", markup=False
+    )
 
 
 @runs_app.command()
@@ -168,7 +170,7 @@ def pack(
     """
     from retable.platform import api
 
-    found = api.pack(
+    packed = api.pack(
         *tables or (),
         scale=scale,
         set=parse_set(set or []),
@@ -178,9 +180,9 @@ def pack(
         resume=resume,
     )
     if as_json:
-        print_json(found.as_json())
+        print_json(packed.as_json())
         return
-    for line in found.lines():
+    for line in packed.lines():
         console.print(plain(line), markup=False)
 
 
@@ -196,11 +198,11 @@ def unpack(
     """
     from retable.platform import api
 
-    found = api.unpack(bundle, storage=storage)
+    unpacked = api.unpack(bundle, storage=storage)
     if as_json:
-        print_json(found.as_json())
+        print_json(unpacked.as_json())
         return
-    for line in found.lines():
+    for line in unpacked.lines():
         console.print(plain(line), markup=False)
 
 
@@ -226,15 +228,15 @@ def verify(
     """
     from retable.platform import api
 
-    found = api.verify(bundle, sample=sample, seed=seed, tolerance=tolerance, keep=keep, storage=storage)
+    checked = api.verify(bundle, sample=sample, seed=seed, tolerance=tolerance, keep=keep, storage=storage)
     if as_json:
-        print_json([each.as_json() for each in found])
+        print_json([each.as_json() for each in checked])
     else:
-        for each in found:
+        for each in checked:
             console.print(plain(each.line()), markup=False)
             for line in each.details():
                 console.print(f"  {plain(line)}", markup=False)
-    states = [each.verdict for each in found]
+    states = [each.verdict for each in checked]
     if "differs" in states or all(verdict == "not comparable" for verdict in states):
         raise typer.Exit(1)
 
@@ -260,45 +262,45 @@ def show_run(run: RunName, storage: Where = "results", as_json: Json = False) ->
     from retable.platform.store.storage import Storage
 
     folder = find_run(Storage.open(storage), run)
-    found = whole(folder)
+    description = whole(folder)
     if as_json:
-        print_json(found)
+        print_json(description)
         return
-    state = f"{found['state']}" + (f": {found['why']}" if found["why"] else "")
-    console.print(f"run {found['run']} of {plain(found['task'])}, {plain(state)}", markup=False)
-    made = found["provenance"]
+    state = f"{description['state']}" + (f": {description['why']}" if description["why"] else "")
+    console.print(f"run {description['run']} of {plain(description['task'])}, {plain(state)}", markup=False)
+    made = description["provenance"]
     facts = {
-        "epochs": f"{found['epoch']} of {found['epochs']}",
-        "trained": f"{clock(found['seconds'])}, attempts: {(found['attempts'] and len(found['attempts'])) or 1}",
+        "epochs": f"{description['epoch']} of {description['epochs']}",
+        "trained": f"{clock(description['seconds'])}, attempts: {len(description['attempts']) or 1}",
         "begun": f"{made.get('started', '?')} on {made.get('host', '?')} ({made.get('device', '?')})",
         "commit": name_of(made, 12).removeprefix("commit ") or "not recorded",
-        "code": code_words(**found["code"]),
+        "code": code_words(**description["code"]),
         "command": made.get("command", "?"),
-        "data": str(found["result"].get("data", (made.get("data") or {}).get("digest", "?")))[:16],
-        "files": f"{len(found['files'])}, {size(found['size'])}, in {folder.folder}",
+        "data": str(description["result"].get("data", (made.get("data") or {}).get("digest", "?")))[:16],
+        "files": f"{len(description['files'])}, {size(description['size'])}, in {folder.folder}",
     }
-    if isinstance(bundle := found["result"].get("bundle"), dict):
+    if isinstance(bundle := description["result"].get("bundle"), dict):
         where = f"{bundle.get('host', '?')} ({bundle.get('device', '?')})"
         facts["bundle"] = f"{str(bundle.get('id', '?'))[:16]}, packed {bundle.get('packed', '?')} on {where}"
-    used = found["result"].get("used")
+    used = description["result"].get("used")
     if isinstance(used, dict):
         cpu, gpu, memory = (used.get(name) or 0 for name in ("cpu_seconds", "gpu_seconds", "peak_memory"))
         on = f", {clock(gpu)} of GPUs" if gpu else ""
         facts["took"] = f"{clock(cpu)} of CPU cores{on}, {size(memory)} of memory at most"
-    facts |= {f"note {number}": note for number, note in enumerate(found["notes"], 1)}
+    facts |= {f"note {number}": note for number, note in enumerate(description["notes"], 1)}
     show(grid(("", ""), facts.items()))
-    for path, text in last_tracebacks(found).items():
+    for path, text in last_tracebacks(description).items():
         lines = text.splitlines()
         about = f"all {len(lines)} lines" if len(lines) > LAST else "also"
         console.print(f"\ntraceback ({about} in {plain(folder.folder)}/{plain(path)})", style="bold", markup=False)
         for line in lines[-LAST:]:
             indent = len(line) - len(line.lstrip(" "))
             console.print(f"{' ' * indent}{plain(line)}", markup=False, highlight=False)
-    section("config", found["config"])
-    section("last metrics", found["metrics"])
-    for view in found["views"].values():
-        said = ", ".join(f"{path}={value}" for path, value in (view.get("view") or {}).items())
-        section(f"scores ({said})", view.get("metrics") or {})
+    section("config", description["config"])
+    section("last metrics", description["metrics"])
+    for view in description["views"].values():
+        settings = ", ".join(f"{path}={value}" for path, value in (view.get("view") or {}).items())
+        section(f"scores ({settings})", view.get("metrics") or {})
 
 
 def code_words(differs: Sequence[str] | None, changed: Sequence[str]) -> str:
@@ -337,14 +339,14 @@ def tables(storage: Where = "results", as_json: Json = False) -> None:
     from retable.platform.store.storage import Storage
 
     where = Storage.open(storage)
-    found = tables_of(where)
+    filled_tables = tables_of(where)
     if as_json:
-        print_json(found)
+        print_json(filled_tables)
         return
-    if not found:
+    if not filled_tables:
         raise UserError(f"{where}: no tables have been reproduced here; run `retable reproduce` first")
     rows = []
-    for each in found:
+    for each in filled_tables:
         filled = f"{each['filled']}/{each['rows'] - each['absent']}" if "rows" in each else Text("none", "yellow")
         claims = ", ".join(f"{count} {status}" for status, count in each.get("claims", {}).items())
         changes = f"changed: {describe(each['set'])}" if each["set"] else ""
@@ -352,8 +354,10 @@ def tables(storage: Where = "results", as_json: Json = False) -> None:
         rows.append((each["table"], each["scale"], filled, each.get("absent", ""), each.get("replicates", ""), about))
     show(grid(("table", "scale", "rows", "absent", "numbers", "claims"), rows, "rows absent numbers"))
     names = {f"{task}/{table}" for task, entry in catalogue()["tasks"].items() for table in entry.get("tables", ())}
-    rest = sorted(names - {each["table"] for each in found})
-    console.print(f"{len(found)} tables" + (f"; not filled here: {', '.join(rest)}" if rest else ""), markup=False)
+    rest = sorted(names - {each["table"] for each in filled_tables})
+    console.print(
+        f"{len(filled_tables)} tables" + (f"; not filled here: {', '.join(rest)}" if rest else ""), markup=False
+    )
 
 
 @app.command()
@@ -367,17 +371,17 @@ def diff(first: RunName, second: RunName, storage: Where = "results", as_json: J
 
     where = Storage.open(storage)
     one, other = (whole(find_run(where, name)) for name in (first, second))
-    found = compare(one, other)
+    differences = compare(one, other)
     if as_json:
-        print_json({"runs": [one["run"], other["run"]], **found})
+        print_json({"runs": [one["run"], other["run"]], **differences})
         return
     if one["task"] != other["task"]:
         errors.print(f"note: a run of {plain(one['task'])} and one of {plain(other['task'])}", markup=False)
-    for title, pairs in found.items():
+    for title, pairs in differences.items():
         console.print(plain(title), style="bold", markup=False)
         rows = [(name, number(a, 28), number(b, 28), gap(a, b)) for name, (a, b) in pairs.items()]
         show(grid(("", one["run"][:8], other["run"][:8], "difference" if any(row[3] for row in rows) else ""), rows))
-    if not found:
+    if not differences:
         console.print("they differ in nothing")
 
 
@@ -410,24 +414,24 @@ def gc(
     where = Storage.open(storage)
     if not where.exists():
         raise UserError(f"{where}: there is nothing here")
-    found, notes = find_waste(where, older_than)
+    unreferenced, notes = find_waste(where, older_than)
     if as_json:
-        print_json({"delete": delete, "found": [each.as_json() for each in found], "notes": notes})
+        print_json({"delete": delete, "found": [each.as_json() for each in unreferenced], "notes": notes})
     else:
         for note in notes:
             errors.print(plain(note), markup=False)
-        if found:
+        if unreferenced:
             show(
                 grid(
                     ("size", "age", "path", ""),
-                    [(size(e.size), age(e.changed), e.path, e.why) for e in found],
+                    [(size(e.size), age(e.changed), e.path, e.why) for e in unreferenced],
                     "size age",
                 )
             )
-        total = f"{len(found)} things of nobody, {size(sum(each.size for each in found))}"
-        console.print(total + ("" if delete or not found else "; --delete removes them"), markup=False)
-    if delete and found:
+        total = f"{len(unreferenced)} things of nobody, {size(sum(each.size for each in unreferenced))}"
+        console.print(total + ("" if delete or not unreferenced else "; --delete removes them"), markup=False)
+    if delete and unreferenced:
         with progress_bar("removing") if not as_json else quiet() as report:
-            remove(where, found, report or (lambda done, total: None))
+            remove(where, unreferenced, report or (lambda done, total: None))
         if not as_json:
             console.print("removed")

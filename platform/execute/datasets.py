@@ -168,8 +168,8 @@ class Shelf:
         """Return the bytes of a data set; only those that can be streamed say it."""
         if not loan.task.dataset.streams:
             return 0
-        found: int = self.storage.read_record(f"data/{where}/dataset.json", {"bytes": int}, AGAIN)["bytes"]
-        return found
+        size: int = self.storage.read_record(f"data/{where}/dataset.json", {"bytes": int}, AGAIN)["bytes"]
+        return size
 
     def _full(self, wanted: Loan) -> bool:
         """Say whether a data set is to wait until others are dropped, which trainings use that do not wait."""

@@ -162,7 +162,7 @@ def pieces_of(combining: Combining, storage: Storage) -> list[Piece]:
     source = Source.of(storage, where)
     metrics = [member_metrics(member) for member in combining.members]
     reads = [combining.reads(member) for member in combining.members]
-    found = []
+    shards = []
     for number, read in enumerate(reads[0]):
         places = [
             member.folder.artifacts(views[number], weights_digest(member.folder, views[number]))
@@ -176,10 +176,10 @@ def pieces_of(combining: Combining, storage: Storage) -> list[Piece]:
                 )
             )
             place = place_of(combining, storage)
-            found.append(
+            shards.append(
                 Piece(task.name, first.config, read, where, storage, combining.row.combine, shard, stored, place)
             )
-    return found
+    return shards
 
 
 def member_metrics(member: Scoring) -> dict[str, float]:
@@ -217,12 +217,12 @@ class Actors:
         if not self.running:
             return []
         ready, _ = ray.wait(list(self.running), num_returns=1, timeout=seconds)
-        found = [taken for ref in ready if (taken := self._take(ref)) is not None]
+        results = [taken for ref in ready if (taken := self._take(ref)) is not None]
         self._start()
         if not self.waiting:  # an idle actor keeps a CPU that one begun again on another node may wait for
             while self.idle:
                 ray.kill(self.idle.pop())
-        return found
+        return results
 
     def _start(self) -> None:
         """Give pieces to actors that are free, and to new ones."""

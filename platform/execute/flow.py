@@ -37,24 +37,24 @@ def train_all(plan: Plan, launch: Launch, after: After | None = None) -> dict[st
     """
     todo = plan.missing
     gpus = possible_resources().get("GPU", 0.0)
-    said = launch.resources
+    resources = launch.resources
     jobs: list[Sequence[Training]] = []
     for group in plan.groups.values():
-        needs = largest(said.needs(each.task, each.config, gpus) for each in group)
-        jobs += stacks([group], stack_size(needs, gpus, said.stack, len(todo)))
+        needs = largest(resources.needs(each.task, each.config, gpus) for each in group)
+        jobs += stacks([group], stack_size(needs, gpus, resources.stack, len(todo)))
     jobs.sort(key=lambda stack: min(map(plan.turn, stack)))
-    takes = [largest(said.needs(each.task, each.config, gpus) for each in stack) for stack in jobs]
+    takes = [largest(resources.needs(each.task, each.config, gpus) for each in stack) for stack in jobs]
     known = {needs: needs for needs in takes}  # one object each: what trials are asked for is sent with each
     takes = [known[needs] for needs in takes]
     for needs in known:
         check(needs)
     with Board("training", len(todo), sum(t.task.cost(t.config) for t in todo)).show() as board:
-        shelf = Shelf(launch.storage, said.stream, board)
+        shelf = Shelf(launch.storage, resources.stream, board)
         made = [job_of(stack, needs) for stack, needs in zip(jobs, takes, strict=True)]
         launch = dataclasses.replace(launch, jobs=made, lender=shelf.lender, gpus=gpus)
         flow = Flow(jobs, launch, shelf, after, plan.shared)
         watch = Watch(board, flow.pieces, ended=flow.ended, look=flow.look)
-        if said.late:
+        if resources.late:
             flow.stop()
         else:
             fit(
@@ -153,10 +153,10 @@ class Flow:
             if any(self.parent_of(training) in self.open for training in members):
                 still.append(spec)
                 continue
-            there = self.shelf.ready(members[0].task, members[0].config)
-            if there:
+            available = self.shelf.ready(members[0].task, members[0].config)
+            if available:
                 self.begin(spec)
-            elif there is None:
+            elif available is None:
                 self.open -= {training.folder.path for training in members}
             else:
                 still.append(spec)

@@ -41,12 +41,12 @@ def dashboard(address: str) -> str:
     Raises:
         UserError: where it is the address of something else.
     """
-    found = (address or os.environ.get("RAY_API_SERVER_ADDRESS", "") or DASHBOARD).rstrip("/")
-    if re.fullmatch(r"https?://[^/\s]+", found):
-        return found
-    host = re.match(r"(?:\w+://)?([^:/\s]+)", found)
+    url = (address or os.environ.get("RAY_API_SERVER_ADDRESS", "") or DASHBOARD).rstrip("/")
+    if re.fullmatch(r"https?://[^/\s]+", url):
+        return url
+    host = re.match(r"(?:\w+://)?([^:/\s]+)", url)
     remedy = f"write http://{host[1] if host else 'HEAD'}:8265"
-    raise UserError(f"--address {found}: not the address of Ray's dashboard, which takes jobs; {remedy}")
+    raise UserError(f"--address {url}: not the address of Ray's dashboard, which takes jobs; {remedy}")
 
 
 def use_token() -> None:
@@ -154,9 +154,9 @@ def environment(storage: str, folder: Path) -> dict[str, str]:
     Raises:
         UserError: where RETABLE_TASKS names a folder that is not uploaded.
     """
-    found = {"RETABLE_STORAGE": storage}
+    variables = {"RETABLE_STORAGE": storage}
     if made := commit.of_checkout(folder):
-        found[commit.VARIABLE] = made
+        variables[commit.VARIABLE] = made
     places = []
     for place in filter(None, os.environ.get("RETABLE_TASKS", "").split(os.pathsep)):
         path = Path(place).absolute()
@@ -165,7 +165,7 @@ def environment(storage: str, folder: Path) -> dict[str, str]:
                 f"RETABLE_TASKS names {path}, which is outside of {folder}; use --working-dir, or move it there"
             )
         places.append(str(path.relative_to(folder)) if path.exists() else place)
-    return found | ({"RETABLE_TASKS": os.pathsep.join(places)} if places else {})
+    return variables | ({"RETABLE_TASKS": os.pathsep.join(places)} if places else {})
 
 
 def check_upload(folder: Path) -> None:
@@ -266,7 +266,7 @@ def jobs(address: str) -> list[Mapping[str, Any]]:
     """Return the jobs that a cluster knows, the newest first, as plain data."""
     client = connect(address)
     with told(address):
-        found = client.list_jobs()
+        entries = client.list_jobs()
     rows = [
         {
             "job": job.submission_id or job.job_id,
@@ -275,7 +275,7 @@ def jobs(address: str) -> list[Mapping[str, Any]]:
             "ended": (job.end_time or 0) / 1000,
             "command": redact((job.metadata or {}).get("retable") or job.entrypoint),
         }
-        for job in found
+        for job in entries
     ]
     return sorted(rows, key=lambda row: float(row["started"]), reverse=True)
 

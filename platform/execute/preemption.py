@@ -154,20 +154,20 @@ def give_notice(folders: Sequence[RunFolder], wait: float = GRACE) -> None:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
 
-    found = [(folder, attempts.read(folder, attempts.newest(folder))) for folder in folders]
-    found = [(folder, record) for folder, record in found if not attempts.over(record)]
-    told = [(record["place"], record["pid"], record["born"]) for _, record in found]
-    if not told:
+    alive_runs = [(folder, attempts.read(folder, attempts.newest(folder))) for folder in folders]
+    alive_runs = [(folder, record) for folder, record in alive_runs if not attempts.over(record)]
+    processes = [(record["place"], record["pid"], record["born"]) for _, record in alive_runs]
+    if not processes:
         return
-    tell(told)
-    others = [each for each in told if each[0] != attempts.place()]
+    tell(processes)
+    others = [each for each in processes if each[0] != attempts.place()]
     alive = [node["NodeID"] for node in ray.nodes() if node["Alive"]] if others else []  # type: ignore[no-untyped-call]
     for node in alive:
         ray.remote(num_cpus=0, max_retries=0)(tell).options(scheduling_strategy=On(node, soft=False)).remote(others)
     over = time.monotonic() + wait
     while time.monotonic() < over:
-        found = [(folder, record) for folder, record in found if not attempts.over(now(folder))]
-        if not found:
+        alive_runs = [(folder, record) for folder, record in alive_runs if not attempts.over(now(folder))]
+        if not alive_runs:
             return
         time.sleep(0.1)
 

@@ -35,8 +35,8 @@ def execute(work: Plan, resources: Resources) -> dict[str, str]:
         work.storage.check_writable()
         if prepare_data(at_once(work), work.storage) and work.tables:  # of other data, finished runs no longer count
             on = work.measure_on
-            asked = (work.tables, work.storage, work.scale, work.changes, work.rows)
-            work = compile_plan(*asked, retry=work.retry, train=work.train)
+            request = (work.tables, work.storage, work.scale, work.changes, work.rows)
+            work = compile_plan(*request, retry=work.retry, train=work.train)
             work.measure_on = on
         work.data_notes()  # data that do not fit are refused before Ray starts
         with ray_cluster(nested=in_groups(work, resources)):
@@ -68,13 +68,13 @@ def at_once(work: Plan) -> list[Training]:
 
 def prepare_data(trainings: Iterable[Training], storage: Storage) -> bool:
     """Make, here and now, the data sets of trainings that are missing; return whether any was."""
-    found = False
+    missing = False
     for training in trainings:
         where = training.task.dataset.where(training.config)
         if not storage.exists(f"data/{where}/dataset.json"):
             training.task.dataset.prepare(training.config, storage)
-            found = True
-    return found
+            missing = True
+    return missing
 
 
 def launch_for(work: Plan, resources: Resources) -> Launch:

@@ -198,18 +198,18 @@ def training_metrics(folder: RunFolder, view: View, epochs: int) -> dict[str, fl
         return dict((folder.result() or {"metrics": {}})["metrics"])
     digest = weights_digest(folder, view)
     rows = [row for row in folder.history() if digest in (row.get("weights"), row.get("best"))]
-    found = max(rows, key=lambda row: bool(row["epoch"] == view.epoch), default={})
-    return {name: v for name, v in found.items() if isinstance(v, (int, float)) and name != "time"}
+    best = max(rows, key=lambda row: bool(row["epoch"] == view.epoch), default={})
+    return {name: v for name, v in best.items() if isinstance(v, (int, float)) and name != "time"}
 
 
 def summaries(task: Task, config: Config, view: View, folder: RunFolder) -> dict[str, Any]:
     """Read what a view of a finished run is scored from: shard -> arrays."""
-    found: dict[str, Any] = {}
+    arrays: dict[str, Any] = {}
     for read in task.reads(view):
         place = folder.artifacts(read, weights_digest(folder, read))
         shards = shards_of(task, config, [read], folder.storage, place)
-        found |= {shard: read_arrays(place, f"{shard}/summary.npz") for shard in shards}
-    return found
+        arrays |= {shard: read_arrays(place, f"{shard}/summary.npz") for shard in shards}
+    return arrays
 
 
 def shards_of(task: Task, config: Config, reads: Sequence[View], storage: Storage, place: Storage) -> list[str]:
@@ -266,12 +266,12 @@ def predict_and_score(task: Task, config: Config, view: View, folder: RunFolder)
 
 def score_weights(task: Task, config: Config, view: View, weights: Any, source: Source) -> Mapping[str, float]:
     """Score weights that are still in training, and keep nothing."""
-    found: dict[str, Any] = {}
+    summaries_of: dict[str, Any] = {}
     for read in task.reads(view):
         for shard in task.shards(config, read, source):
             predictions = task.predict(config, read, weights, source, shard)
-            found[shard] = task.summarise(config, read, predictions, source, shard)
-    return task.evaluate(config, view, found, source)
+            summaries_of[shard] = task.summarise(config, read, predictions, source, shard)
+    return task.evaluate(config, view, summaries_of, source)
 
 
 def measure_all(plan: Plan, resources: Resources) -> dict[str, str]:
@@ -296,16 +296,16 @@ def measure_all(plan: Plan, resources: Resources) -> dict[str, str]:
         else:
             node = ray.get_runtime_context().get_node_id()
         nodes = ray.nodes()  # type: ignore[no-untyped-call]
-        whole = next(each["Resources"] for each in nodes if each["NodeID"] == node)
+        capacity = next(each["Resources"] for each in nodes if each["NodeID"] == node)
         alone: dict[str, Any] = {
-            "num_cpus": whole.get("CPU", 0.0),
-            "num_gpus": whole.get("GPU", 0.0),
+            "num_cpus": capacity.get("CPU", 0.0),
+            "num_gpus": capacity.get("GPU", 0.0),
             "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False),
         }
         measuring: Any = ray.remote(**alone)(measure_one)
         probe: Any = ray.remote(**alone)(here)
         if not ray.wait([probe.remote()], timeout=WAIT)[0]:
-            tell_who_holds(node, whole.get("CPU", 0.0))
+            tell_who_holds(node, capacity.get("CPU", 0.0))
         for timing in itertools.takewhile(lambda _: not resources.late, todo):
             name = f"{timing.row.label} ({name_of(timing, plan.shared)})"
             board.start(name)
@@ -351,8 +351,8 @@ def measure_one(
         if row.reads_data:
             given["source"] = Source.of(storage, data) if storage.exists(f"data/{data}/dataset.json") else None
         made = collect(stem.split("/")[1])
-        found = {"metrics": dict(row.measure(config, **given)), "provenance": made, "measured on": measured_on}
-        storage.write_json(f"{stem}{device_slug()}.json", found)
+        record = {"metrics": dict(row.measure(config, **given)), "provenance": made, "measured on": measured_on}
+        storage.write_json(f"{stem}{device_slug()}.json", record)
     except Exception as error:
         return one_line(error)
     return None

@@ -215,8 +215,8 @@ def too_late(start: Callable[[], object]) -> bool:
 def variables() -> dict[str, Any]:
     """Return what tells Ray to set our variables on every node, those that a submitted job's own options do not set."""
     job = json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR") or "{}")
-    there = (job.get("runtime_env") or {}).get("env_vars") or {}
-    sent = {name: os.environ[name] for name in SENT if name in os.environ and name not in there}
+    environment = (job.get("runtime_env") or {}).get("env_vars") or {}
+    sent = {name: os.environ[name] for name in SENT if name in os.environ and name not in environment}
     return {"runtime_env": {"env_vars": sent}} if sent else {}
 
 
@@ -301,22 +301,22 @@ def check_nodes(storage: Storage) -> None:
     mark = f".seen-{secrets.token_hex(8)}"
     storage.write(mark, b"")
     try:
-        there = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+        alive = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
         look = ray.remote(num_cpus=0, max_retries=1)(look_from_node)
-        asked = [
-            look.options(scheduling_strategy=On(node["NodeID"], soft=False)).remote(storage, mark) for node in there
+        answers = [
+            look.options(scheduling_strategy=On(node["NodeID"], soft=False)).remote(storage, mark) for node in alive
         ]
-        for node, answer in zip(there, asked, strict=True):
+        for node, answer in zip(alive, answers, strict=True):
             name = node["NodeManagerAddress"]
             try:
-                seen, found, theirs = ray.get(answer, timeout=60)
+                seen, their_versions, theirs = ray.get(answer, timeout=60)
             except Exception as error:  # whatever Ray makes of it: the node cannot work, if it is still there
                 if gone(node["NodeID"], error):
                     continue
                 raise UserError(f"node {name}: cannot run this ({one_line(error)}); install the same there") from error
             if not seen:
                 raise UserError(f"--storage {storage}: node {name} does not see it; {SHARED}")
-            compare(name, found, theirs, ours)
+            compare(name, their_versions, theirs, ours)
     finally:
         storage.remove(mark)
 
@@ -337,7 +337,7 @@ def look_from_node(storage: Storage, mark: str) -> tuple[bool, dict[str, str], d
     return storage.exists(mark), versions(), code()
 
 
-def compare(node: str, found: Mapping[str, str], theirs: Mapping[str, str], ours: Mapping[str, str]) -> None:
+def compare(node: str, their_versions: Mapping[str, str], theirs: Mapping[str, str], ours: Mapping[str, str]) -> None:
     """Refuse a node whose code is not the driver's; say where its packages have other versions (`found`).
 
     Raises:
@@ -351,7 +351,11 @@ def compare(node: str, found: Mapping[str, str], theirs: Mapping[str, str], ours
             f"node {node}: has another checkout of the code than the driver ({', '.join(parts)}); "
             "bring the same commit there (and the tasks of RETABLE_TASKS), or submit a job, which takes its code along"
         )
-    others = [f"{package} {found.get(package)}" for package, own in versions().items() if found.get(package) != own]
+    others = [
+        f"{package} {their_versions.get(package)}"
+        for package, own in versions().items()
+        if their_versions.get(package) != own
+    ]
     if others:
         errors.print(f"note: node {node} has other versions than the driver: {', '.join(others)}", markup=False)
 
@@ -414,11 +418,11 @@ def check_room(kind: str, wanted: float) -> None:
     Raises:
         UserError: naming what there is.
     """
-    there = possible_resources().get(kind, 0.0)
-    if wanted > there:
+    available = possible_resources().get(kind, 0.0)
+    if wanted > available:
         option, has = f"--{kind.lower()}s-per-run", "may grow to" if autoscales() else "has"
         raise UserError(
-            f"a training wants {wanted:g} {kind}s and the cluster {has} {there:g}; lower {option} or --workers"
+            f"a training wants {wanted:g} {kind}s and the cluster {has} {available:g}; lower {option} or --workers"
         )
 
 
@@ -445,16 +449,16 @@ def resource_of(word: str) -> str:
         UserError: where no node has it, nor may have it.
     """
     known = {*cluster_resources(), *growth()}
-    found = [name for name in (word, f"accelerator_type:{word}") if name in known]
-    if not found:
+    matching = [name for name in (word, f"accelerator_type:{word}") if name in known]
+    if not matching:
         usual = re.compile(r"CPU|memory|object_store_memory|node:.*")
-        there = sorted(name.removeprefix("accelerator_type:") for name in known if not usual.fullmatch(name))
-        has = f"; they have {', '.join(there)}" if there else ""
+        available = sorted(name.removeprefix("accelerator_type:") for name in known if not usual.fullmatch(name))
+        has = f"; they have {', '.join(available)}" if available else ""
         raise UserError(
             f"--measure-on {word}: no node of the cluster has such a resource{has}; start one with "
             f"`ray start --resources='{{\"{word}\": 1}}'`, or name it in the cluster file"
         )
-    return found[0]
+    return matching[0]
 
 
 def autoscales() -> bool:
@@ -467,8 +471,8 @@ def possible_resources() -> dict[str, float]:
 
     Of one that grows, what its autoscaler's config does not name, such as the nodes' memory, is not known.
     """
-    there, grown = cluster_resources(), growth()
-    return {kind: max(there.get(kind, 0.0), grown[kind]) for kind in grown} if grown else there
+    present, grown = cluster_resources(), growth()
+    return {kind: max(present.get(kind, 0.0), grown[kind]) for kind in grown} if grown else present
 
 
 def growth() -> dict[str, float]:
@@ -486,13 +490,13 @@ def launched() -> dict[str, float]:
     path = Path("~/ray_bootstrap_config.yaml").expanduser()
     try:
         config = yaml.safe_load(path.read_text())
-        found: dict[str, float] = {}
+        resources: dict[str, float] = {}
         for kind in config["available_node_types"].values():
             for name, amount in kind["resources"].items():
-                found[name] = found.get(name, 0.0) + amount * kind.get("max_workers", 1)
+                resources[name] = resources.get(name, 0.0) + amount * kind.get("max_workers", 1)
     except FileNotFoundError:
         return {}
     except (OSError, yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
         errors.print(f"note: {path} is no file of Ray's cluster launcher; the cluster is taken as it is ({error})")
         return {}
-    return found
+    return resources

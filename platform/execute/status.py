@@ -61,9 +61,9 @@ def of_cluster(address: str) -> dict[str, Any]:
 
 def listing(address: str, kind: str) -> Sequence[Mapping[str, Any]]:
     """Return what Ray's state API lists of a kind."""
-    found = ask(address, f"/api/v0/{kind}?detail=1&limit=10000")
+    answer = ask(address, f"/api/v0/{kind}?detail=1&limit=10000")
     try:
-        rows: Sequence[Mapping[str, Any]] = found["data"]["result"]["result"]
+        rows: Sequence[Mapping[str, Any]] = answer["data"]["result"]["result"]
     except (KeyError, TypeError) as error:
         raise UserError(f"{address}: does not answer as Ray's dashboard does; is it one?") from error
     return rows

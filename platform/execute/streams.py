@@ -185,8 +185,8 @@ def map_over(
         context = ray.data.DataContext.get_current()
         context.enable_progress_bars = False
         context.execution_options.preserve_order = in_order
-        there = cluster_resources()
-        gpus, cpus = int(there.get("GPU", 0)), int(there.get("CPU", 1))
+        available = cluster_resources()
+        gpus, cpus = int(available.get("GPU", 0)), int(available.get("CPU", 1))
         dataset = ray.data.from_blocks(list(shares)).map_batches(
             worker,
             fn_constructor_args=given,

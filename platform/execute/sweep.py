@@ -133,29 +133,29 @@ def run_sweep(
         UserError: on a mistake of the user's. A point that fails or diverges has no value; the others have.
     """
     track.prepare(resources.track)
-    found = find_space(space) if isinstance(space, str) else space
-    found = replace(found, samples=samples) if samples else found
+    chosen = find_space(space) if isinstance(space, str) else space
+    chosen = replace(chosen, samples=samples) if samples else chosen
     sweep = Sweep(
         name=name or (space if isinstance(space, str) else space.task),
-        space=found,
+        space=chosen,
         scale=scale,
         changes=changes,
         storage=storage,
     )
-    known = found.points()
+    known = chosen.points()
     configs = [sweep.config(point) for point in known] or [sweep.base]
     storage.check_writable()
     prepare_data(sweep.plan(configs).trainings.values(), storage)
     path = sweep.path(configs)
-    stops = found.scheduler is not None and sweep.base.epochs > 1
+    stops = chosen.scheduler is not None and sweep.base.epochs > 1
     if known and not stops:
         points = run_plan(sweep, known, resources)
     else:
         points = run_trials(sweep, known, configs, resources, f"{path}.json")
     valued = [point for point in points if point.value is not None]
-    best_first = sorted(valued, key=lambda point: point.value or 0.0, reverse=found.mode == "max")
+    best_first = sorted(valued, key=lambda point: point.value or 0.0, reverse=chosen.mode == "max")
     rest = [point for point in points if point.value is None]
-    result = SweepResult(name=sweep.name, space=found, scale=scale, changes=changes, points=[*best_first, *rest])
+    result = SweepResult(name=sweep.name, space=chosen, scale=scale, changes=changes, points=[*best_first, *rest])
     result.write(storage, path)
     return result
 
@@ -207,8 +207,8 @@ def run_trials(
     """Run points as trials of Tune: those that a scheduler may stop, and those that a searcher draws."""
     train_parents(sweep, configs, resources)
     journal = Journal(sweep.storage, path, {point.key: point for point in read_points(sweep.storage, path)})
-    told = known or [point.overrides for point in journal.points.values()]
-    todo = [point for point in told if not journal.point(sweep, point).ended]
+    initial = known or [point.overrides for point in journal.points.values()]
+    todo = [point for point in initial if not journal.point(sweep, point).ended]
     ended = sum(point.ended for point in journal.points.values())
     rest = 0 if known else (sweep.space.samples or SAMPLES) - ended - len(todo)
     if todo or rest > 0:
@@ -334,10 +334,10 @@ def try_point(spec: Mapping[str, Any], launch: SweepLaunch) -> None:
         point = launch.point(spec)
         config, view, folder = sweep.config(point), sweep.view(point), sweep.folder(point)
         while True:
-            there = status(folder, (), data_digest(sweep.storage, sweep.task.dataset.where(config)))
-            if there in ("done", "diverged"):
+            state = status(folder, (), data_digest(sweep.storage, sweep.task.dataset.where(config)))
+            if state in ("done", "diverged"):
                 nan = {"epoch": config.epochs, sweep.space.metric: math.nan}
-                tune.report(nan if there == "diverged" else scored(sweep, config, view, folder))
+                tune.report(nan if state == "diverged" else scored(sweep, config, view, folder))
                 return
             job = Job(
                 sweep.task.name, (config,), ((),), view, sweep.space.metric, dead=(dead,), needs=launch.needs(spec)

@@ -140,10 +140,10 @@ def claim_members(job: Job, launch: Launch, work: str) -> tuple[Members, list[Ru
         except attempts.Taken:
             taken.append(folder)
             continue
-        found = status(folder, keep, digest, weights=True)
-        if found in ("data changed", "weights not kept", "weights not sent"):
-            forget(folder, found == "data changed")
-        if found in ("done", *over):  # another one has just ended
+        state = status(folder, keep, digest, weights=True)
+        if state in ("data changed", "weights not kept", "weights not sent"):
+            forget(folder, state == "data changed")
+        if state in ("done", *over):  # another one has just ended
             attempt.tell("released", -1)
         else:
             ours.append((config, keep, folder, attempt))
@@ -267,11 +267,11 @@ def passing(error: BaseException) -> bool:
     import torch
     from torch.distributed import DistError
 
-    found = ray_compat.worker_errors(error)
-    if any(isinstance(cause, UserError) and not isinstance(cause, Unreachable) for cause in found):
+    errors = ray_compat.worker_errors(error)
+    if any(isinstance(cause, UserError) and not isinstance(cause, Unreachable) for cause in errors):
         return False
     machines = (Unreachable, ConnectionError, TimeoutError, ray.exceptions.RayError, torch.AcceleratorError, DistError)
-    return any(isinstance(cause, machines) or ray_compat.is_train_error(cause) for cause in found)
+    return any(isinstance(cause, machines) or ray_compat.is_train_error(cause) for cause in errors)
 
 
 def trim_memory() -> None:
@@ -395,10 +395,10 @@ def workers_now(needs: Needs, batch: int) -> int:
 
     The batch is then shared by fewer, and stays what it is.
     """
-    there = possible_resources()
+    available = possible_resources()
 
     def fits(workers: int) -> bool:
-        cpus, gpus = there.get("CPU", 0.0) - 0.1, there.get("GPU", 0.0)
+        cpus, gpus = available.get("CPU", 0.0) - 0.1, available.get("GPU", 0.0)
         return batch % workers == 0 and cpus / workers >= 0.45 and workers * needs.gpus <= gpus
 
     return next(filter(fits, range(needs.workers, 0, -1)), needs.workers)
@@ -528,8 +528,8 @@ def fit(
 
 def concurrent(needs: Needs) -> int:
     """Return how many Train groups fit the cluster at once, grown as it may: Tune does not know of their workers."""
-    there, workers = possible_resources(), needs.workers
-    by_cpu = there.get("CPU", 1) / (workers * cpu_share(workers) + 0.01)
-    by_gpu = there.get("GPU", 0) / (workers * needs.gpus) if needs.gpus else by_cpu
-    by_memory = there.get("memory", math.inf) / (workers * needs.memory)
+    available, workers = possible_resources(), needs.workers
+    by_cpu = available.get("CPU", 1) / (workers * cpu_share(workers) + 0.01)
+    by_gpu = available.get("GPU", 0) / (workers * needs.gpus) if needs.gpus else by_cpu
+    by_memory = available.get("memory", math.inf) / (workers * needs.memory)
     return max(1, int(min(by_cpu, by_gpu, by_memory)))

@@ -130,9 +130,9 @@ def read_json(metadata: Mapping[str, str], key: str, name: str, remedy: str) -> 
         UserError: where there is none; `name` is what it calls the file, `remedy` how it ends.
     """
     try:
-        found = json.loads(metadata[key])
-        if isinstance(found, dict):
-            return found
+        value = json.loads(metadata[key])
+        if isinstance(value, dict):
+            return value
     except (KeyError, ValueError, RecursionError):
         pass
     raise UserError(f"{name}: its metadata `{key}` are missing or no JSON object; {remedy}")

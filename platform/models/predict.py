@@ -119,11 +119,11 @@ def find_model(task: str, name: str, storage: Storage) -> tuple[bytes, str]:
     if not name:
         of_task = import_module(f"retable.tasks.{task}.best")
         runs = of_task.best(select.usable(task, storage)) if storage.folders(f"runs/{task}") else {}
-        found = {each: choice.run.fingerprint for each, choice in runs.items()} or {each: each for each in shipped}
-        if len(found) != 1:
-            named = ", ".join(f"{value} ({each})" if value != each else each for each, value in found.items())
+        candidates = {each: choice.run.fingerprint for each, choice in runs.items()} or {each: each for each in shipped}
+        if len(candidates) != 1:
+            named = ", ".join(f"{value} ({each})" if value != each else each for each, value in candidates.items())
             raise UserError(f"--model: name one{f' of {named}' if named else '; train one first'}, or a file")
-        (name,) = found.values()
+        (name,) = candidates.values()
     if Path(name).is_file():
         with disk_errors(name):
             return Path(name).read_bytes(), name
@@ -143,23 +143,23 @@ def expand(inputs: Sequence[str], suffixes: Collection[str], what: str = "files"
     Raises:
         UserError: where a folder or pattern holds none.
     """
-    found: list[Path] = []
+    files: list[Path] = []
     notes = []
     for name in inputs:
         path = Path(name)
         if not path.is_dir() and (path.exists() or not glob.has_magic(name)):
-            found.append(path)
+            files.append(path)
             continue
-        there = sorted(path.iterdir() if path.is_dir() else map(Path, glob.glob(name, recursive=True)))
-        there = [file for file in there if not file.name.startswith(".")]  # previews, and what a killed run left
-        fitting = [file for file in there if file.is_file() and file.suffix.lower() in suffixes]
+        matches = sorted(path.iterdir() if path.is_dir() else map(Path, glob.glob(name, recursive=True)))
+        matches = [file for file in matches if not file.name.startswith(".")]  # previews, and what a killed run left
+        fitting = [file for file in matches if file.is_file() and file.suffix.lower() in suffixes]
         if not fitting:
             raise UserError(f"{name}: holds no {what} ({', '.join(sorted(suffixes))})")
-        others = (file for file in there if file not in fitting)
+        others = (file for file in matches if file not in fitting)
         kind = what.removesuffix("s")
         notes += [f"{file}: skipped, {'a folder' if file.is_dir() else f'no {kind} by its name'}" for file in others]
-        found += fitting
-    return list(dict.fromkeys(found)), notes
+        files += fitting
+    return list(dict.fromkeys(files)), notes
 
 
 def plan(sources: Sequence[Path], out: Path, target: Callable[[Path], str]) -> tuple[list[Job], list[str]]:

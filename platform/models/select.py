@@ -61,17 +61,17 @@ def usable(task: str, storage: Storage) -> list[TrainedRun]:
     Raises:
         UserError: if there is no such task.
     """
-    of, found = find(task), []
+    of, choices = find(task), []
     for digits in storage.folders(f"runs/{task}"):
         folder = RunFolder(storage, task, digits)
         try:
             config, result = folder.config(of), folder.result()
         except UserError:  # damaged, or of fields that the task no longer has
             continue
-        whole = result and "diverged" not in result and not folder.lacks(config.epochs)
-        if whole and fingerprint(task, of.version, config) == digits:
-            found.append(TrainedRun(of, folder, config))
-    return found
+        complete = result and "diverged" not in result and not folder.lacks(config.epochs)
+        if complete and fingerprint(task, of.version, config) == digits:
+            choices.append(TrainedRun(of, folder, config))
+    return choices
 
 
 def info_of(run: TrainedRun) -> Mapping[str, Any]:

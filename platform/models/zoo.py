@@ -38,8 +38,8 @@ def names(file: Path) -> list[str]:
     if file.suffix != ".safetensors":
         return [file.stem]
     with safe_open(file, "numpy") as opened:
-        said = (opened.metadata() or {}).get("models")
-    return [str(name) for name in json.loads(said)] if said else [file.stem]
+        listed = (opened.metadata() or {}).get("models")
+    return [str(name) for name in json.loads(listed)] if listed else [file.stem]
 
 
 def read(task: str, name: str) -> bytes:
@@ -48,11 +48,11 @@ def read(task: str, name: str) -> bytes:
     Raises:
         UserError: if there is none of that name, or the task's extra is not installed.
     """
-    there = zoo(task)
-    if name not in there:
-        raise UserError(f"the zoo of {task} has no {name!r}{nearest(name, there)}")
-    data = there[name].read_bytes()
-    if names(there[name]) == [there[name].stem]:
+    shipped = zoo(task)
+    if name not in shipped:
+        raise UserError(f"the zoo of {task} has no {name!r}{nearest(name, shipped)}")
+    data = shipped[name].read_bytes()
+    if names(shipped[name]) == [shipped[name].stem]:
         return data
     extras.check(task)
     alone: bytes = import_module(f"retable.tasks.{task}.export").one_of(data, name)
@@ -67,8 +67,8 @@ def about(task: str, name: str) -> Mapping[str, Any]:
     """
     data = read(task, name)
     extras.check(task)
-    said: Mapping[str, Any] = import_module(f"retable.tasks.{task}.export").read_export(data, name).about
-    return said
+    metadata: Mapping[str, Any] = import_module(f"retable.tasks.{task}.export").read_export(data, name).about
+    return metadata
 
 
 def show(task: str) -> list[str]:

@@ -37,12 +37,12 @@ def learn(plan: Plan) -> dict[str, Learnt]:
 
     Only tasks that have something left to train are asked about.
     """
-    found = {}
+    learnt = {}
     for task in {each.task.name: each.task for each in plan.missing}.values():
         ratios = list(_ratios(plan.storage, task, plan.scale))
         if len(ratios) >= LEAST:
-            found[task.name] = Learnt(statistics.median(ratios), len(ratios))
-    return found
+            learnt[task.name] = Learnt(statistics.median(ratios), len(ratios))
+    return learnt
 
 
 def core_seconds(plan: Plan, known: Mapping[str, Learnt]) -> float:

@@ -70,7 +70,7 @@ def find_waste(storage: Storage, older: float = 0.0) -> tuple[list[Waste], list[
     runs = list_runs(storage) if folders_in(storage, "runs") else []
     add_parents(named, runs, storage)
     busy = [run for run in runs if run.state in ("running", "silent")]
-    found = [
+    unreferenced = [
         Waste(f"runs/{run.task}/{run.run}", run.size, run.changed, f"a {run.state} run that no table names")
         for run in runs
         if run.task in named.tasks
@@ -81,20 +81,22 @@ def find_waste(storage: Storage, older: float = 0.0) -> tuple[list[Waste], list[
     for run in runs:
         if not RUN.fullmatch(run.run):
             notes.append(f"left alone: {storage}/runs/{run.task}/{run.run!r} is no run's folder")
-    found += unnamed(storage, "combinations", named.tasks, lambda path: path in named.combinations, "a combination")
-    found += unnamed(storage, "measurements", named.tasks, lambda path: measured(path, named), "a measurement")
-    found += unused_bundles(storage, runs)
+    unreferenced += unnamed(
+        storage, "combinations", named.tasks, lambda path: path in named.combinations, "a combination"
+    )
+    unreferenced += unnamed(storage, "measurements", named.tasks, lambda path: measured(path, named), "a measurement")
+    unreferenced += unused_bundles(storage, runs)
     if older:
-        found += unnamed(storage, "served", named.tasks, lambda path: False, "an exported file")
+        unreferenced += unnamed(storage, "served", named.tasks, lambda path: False, "an exported file")
     if not busy:
-        found += scratch(storage)
-    return sorted((each for each in found if each.changed < latest), key=lambda each: -each.size), notes
+        unreferenced += scratch(storage)
+    return sorted((each for each in unreferenced if each.changed < latest), key=lambda each: -each.size), notes
 
 
 def what_is_named(storage: Storage, notes: list[str]) -> Named:
     """Return what the tables of all tasks at all scales name, and sweeps and tables with changes on a storage."""
     named = Named(set(), set(), set(), set())
-    asked = [
+    requests = [
         storage.read_record(f"tables/{file}", {"table": str, "scale": str, "set": dict})
         for file in storage.list("tables")
     ]
@@ -108,7 +110,7 @@ def what_is_named(storage: Storage, notes: list[str]) -> Named:
                 notes.append(f"left alone: all of {name}, whose code does not load here ({one_line(error)})")
                 continue
             named.tasks.add(name)
-            own = [entry for entry in asked if entry["table"].startswith(f"{name}/") and entry["set"]]
+            own = [entry for entry in requests if entry["table"].startswith(f"{name}/") and entry["set"]]
             every += [(entry["table"].partition("/")[2], entry["scale"], entry["set"]) for entry in own]
             for table, scale, changes in every:
                 if table in task.tables() and scale in task.scales():
@@ -137,7 +139,7 @@ def points_of_sweeps(storage: Storage) -> Iterable[str]:
     Raises:
         UserError: where a sweep's file cannot be read.
     """
-    there = {run: task for task in folders_in(storage, "runs") for run in folders_in(storage, f"runs/{task}")}
+    task_of_run = {run: task for task in folders_in(storage, "runs") for run in folders_in(storage, f"runs/{task}")}
     for file in storage.list("sweeps"):
         if file.endswith(".json"):
             points = storage.read_json(f"sweeps/{file}")
@@ -145,7 +147,7 @@ def points_of_sweeps(storage: Storage) -> Iterable[str]:
                 digits = [str(point["fingerprint"]) for point in points]
             except (TypeError, KeyError) as error:
                 raise UserError(f"{storage}/sweeps/{file}: no sweep's points; mend or remove it first") from error
-            yield from (f"runs/{there[run]}/{run}" for run in digits if run in there)
+            yield from (f"runs/{task_of_run[run]}/{run}" for run in digits if run in task_of_run)
 
 
 def add_parents(named: Named, runs: Sequence[Run], storage: Storage) -> None:
@@ -169,13 +171,15 @@ def add_parents(named: Named, runs: Sequence[Run], storage: Storage) -> None:
 
 def unnamed(storage: Storage, top: str, of: set[str], is_named: Callable[[str], bool], what: str) -> list[Waste]:
     """Return the folders and files `<top>/<task>/<name>` that are not named, of the tasks that can be asked."""
-    found = []
+    unreferenced = []
     for task in of & set(folders_in(storage, top)):
         groups: dict[str, list[tuple[int, int]]] = {}
         for path, stamp in listed(storage.filesystem, f"{storage.root}/{top}/{task}"):
             groups.setdefault(f"{top}/{task}/{path.split('/')[0]}", []).append(stamp)
-        found += [waste(path, stamps, f"{what} of nobody") for path, stamps in groups.items() if not is_named(path)]
-    return found
+        unreferenced += [
+            waste(path, stamps, f"{what} of nobody") for path, stamps in groups.items() if not is_named(path)
+        ]
+    return unreferenced
 
 
 def unused_bundles(storage: Storage, runs: Sequence[Run]) -> list[Waste]:
@@ -209,10 +213,10 @@ def waste(path: str, stamps: Sequence[tuple[int, int]], why: str) -> Waste:
     return Waste(path, sum(size for size, _ in stamps), max((when or 0 for _, when in stamps), default=0) / 1e9, why)
 
 
-def remove(storage: Storage, found: Sequence[Waste], done: Callable[[int, int], None]) -> None:
+def remove(storage: Storage, unreferenced: Sequence[Waste], done: Callable[[int, int], None]) -> None:
     """Remove it; a run's result first, so that one half removed is not taken for a finished one."""
-    for count, each in enumerate(found, 1):
+    for count, each in enumerate(unreferenced, 1):
         if each.path.startswith("runs/"):
             storage.remove(f"{each.path}/result.json")
         storage.remove(each.path)
-        done(count, len(found))
+        done(count, len(unreferenced))

@@ -33,20 +33,20 @@ def apart(plan: Plan, name: str, results: Results) -> dict[str, list[str]]:
     """
     task, table = plan.tables[name]
     rows = [row for row in table.rows if row.published and row in results]
-    whole = published_table(task, name) if rows else None
-    printed = {row.label: row for row in whole.rows if not row.absent} if whole else {}
-    found = {}
+    published = published_table(task, name) if rows else None
+    printed = {row.label: row for row in published.rows if not row.absent} if published else {}
+    reasons = {}
     for row in rows:
         same, why = printed.get(row.label), list[str]()
         behind = _behind(plan, name, row, results.select(row))
         if not _published_data(plan.storage, task, row, behind):
             why.append(DATA)
-        if whole is None or same is None or not _alike(row, same):
+        if published is None or same is None or not _alike(row, same):
             why.append(SETTING)
         else:
-            why += _setting(task, behind, _expanded(task, whole, same, printed))
-        found[row.label] = [*why, *([DEVICE] if isinstance(row, Measurement) else [])]
-    return found
+            why += _setting(task, behind, _expanded(task, published, same, printed))
+        reasons[row.label] = [*why, *([DEVICE] if isinstance(row, Measurement) else [])]
+    return reasons
 
 
 def sentence(task: Task, reasons: Mapping[str, Sequence[str]]) -> str:
@@ -65,8 +65,8 @@ def data_info(storage: Storage, where: str, runs: Sequence[RunFolder]) -> dict[s
     path = f"data/{where}/dataset.json"
     if storage.exists(path):
         return storage.read_record(path, {})
-    said = (provenance_of(run).get("data") for run in {run.path: run for run in runs}.values() if run.bundle())
-    return next((dict(info) for info in said if isinstance(info, dict)), None)
+    recorded = (provenance_of(run).get("data") for run in {run.path: run for run in runs}.values() if run.bundle())
+    return next((dict(info) for info in recorded if isinstance(info, dict)), None)
 
 
 def provenance_of(run: RunFolder) -> dict[str, Any]:
@@ -74,11 +74,11 @@ def provenance_of(run: RunFolder) -> dict[str, Any]:
     return run.folder.read_record("provenance.json", {}) if run.folder.exists("provenance.json") else {}
 
 
-def _behind(plan: Plan, name: str, row: AnyRow, found: Iterable[Replicate]) -> list[Replicate]:
+def _behind(plan: Plan, name: str, row: AnyRow, replicates: Iterable[Replicate]) -> list[Replicate]:
     """Return the replicates that a row's numbers are from; of a combined row, those of its members."""
     if not isinstance(row, Combined):
-        return list(found)
-    joined = [each.axes for each in found]
+        return list(replicates)
+    joined = [each.axes for each in replicates]
     return [each for label in row.of for each in plan.replicates[name][label] if each.axes in joined]
 
 

@@ -71,10 +71,10 @@ class Paper:
     @property
     def full(self) -> dict[str, float]:
         """What the published setting of all of its tables takes; runs that tables share count for each."""
-        found: Counter[str] = Counter()
+        counted: Counter[str] = Counter()
         for part in {part.name: part for part in self.parts}.values():
-            found.update({key: int(value) for key, value in part.full.items()})
-        return dict(found)
+            counted.update({key: int(value) for key, value in part.full.items()})
+        return dict(counted)
 
 
 def scale_of(part: FilledTable) -> str:
@@ -108,7 +108,7 @@ def own(part: FilledTable) -> bool:
 def short(part: FilledTable) -> str:
     """Return what links call a section: `Table 1`, `formats`."""
     name = part.name.partition("/")[2]
-    return re.sub(r"^(table|figure)(\d+)$", lambda found: f"{found[1].title()} {found[2]}", name)
+    return re.sub(r"^(table|figure)(\d+)$", lambda match: f"{match[1].title()} {match[2]}", name)
 
 
 def papers_of(parts: Sequence[FilledTable]) -> list[Paper]:
@@ -150,9 +150,9 @@ def best(part: FilledTable, place: int) -> float | None:
 
 def alt(part: FilledTable) -> str:
     """Say in words what a figure shows."""
-    there = [row.label for row in part.rows if row.replicates]
+    filled = [row.label for row in part.rows if row.replicates]
     axes = "".join(f", over {axis} {', '.join(map(str, values))}" for axis, values in part.axes.items())
-    return f"{part.title}: {and_more(there, 6, '; ')}{axes}"
+    return f"{part.title}: {and_more(filled, 6, '; ')}{axes}"
 
 
 DAY = 86400
@@ -163,22 +163,22 @@ def glance(parts: Sequence[FilledTable], papers: Sequence[Paper]) -> list[tuple[
     """Return, of what was run here and of a full replication: scope, data, hardware, time and outcome."""
     runs = runs_of(parts)
     rows = sum(len(part.rows) for part in {part.name: part for part in parts}.values())
-    there = sum(bool(row.replicates) for part in parts for row in part.rows)
+    filled = sum(bool(row.replicates) for part in parts for row in part.rows)
     seconds = sum(float(run.get("usage", {}).get("seconds", 0)) for run in runs.values())
     devices = Counter(str(run["provenance"].get("device", "unknown")) for run in runs.values())
     trainings = sum(paper.full.get("trainings", 0) for paper in papers)
     full = sum(paper.full.get("core_seconds", 0) for paper in papers)
     claims = [claim for part in parts if part.scale != forms.SMOKE for claim in part.claims]
-    said = ", ".join(f"{status}: {count}" for status, count in forms.counts(claims).items())
+    verdicts = ", ".join(f"{status}: {count}" for status, count in forms.counts(claims).items())
     scales = ", ".join(sorted({part.scale for part in parts}, key=rank))
     return [
-        ("scope", f"{there} filled rows of {len(parts)} sections, {len(runs):,} runs; scale {scales}",
+        ("scope", f"{filled} filled rows of {len(parts)} sections, {len(runs):,} runs; scale {scales}",
          f"{rows} rows, {trainings:,.0f} trainings (those that tables share count for each)"),
         ("hardware", "; ".join(f"{name} ({count} runs)" for name, count in devices.most_common(3)) or "–",
          "GPUs: retable plan --scale paper --cluster FILE says nodes and money" if full > DAY else "a laptop"),
         ("time", f"{clock(seconds)} of training" if seconds else "–",
          f"{full / DAY:,.0f} days of one core, roughly" if full > 2 * DAY else f"{clock(full)} of one core, roughly"),
-        ("outcome", said or "the smoke scale judges no claim", "the papers' own numbers, beside ours"),
+        ("outcome", verdicts or "the smoke scale judges no claim", "the papers' own numbers, beside ours"),
     ]  # fmt: skip
 
 
@@ -258,7 +258,7 @@ def render(parts: Sequence[FilledTable], storage: str, into: Storage, single: bo
         single: whether the page holds figures and details itself.
     """
     papers = papers_of(parts)
-    told = f"retable({script(details(parts))});\n"
+    call = f"retable({script(details(parts))});\n"
     page = (
         environment()
         .get_template("report.html.j2")
@@ -271,7 +271,7 @@ def render(parts: Sequence[FilledTable], storage: str, into: Storage, single: bo
             clock=clock,
             counts=forms.counts,
             css=(FOLDER / "report.css").read_text(),
-            details=told if single else "",
+            details=call if single else "",
             fold=FOLD,
             forms=forms,
             glance=glance(parts, papers),
@@ -287,7 +287,7 @@ def render(parts: Sequence[FilledTable], storage: str, into: Storage, single: bo
             total=forms.counts([claim for part in parts if part.scale != forms.SMOKE for claim in part.claims]),
         )
     )
-    return page, told
+    return page, call
 
 
 def meta(parts: Sequence[FilledTable], storage: str) -> list[str]:

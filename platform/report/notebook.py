@@ -124,9 +124,9 @@ def plan_facts(plan: Plan) -> dict[str, str]:
     from retable.platform.text import clock
 
     states = Counter(training.status for training in plan.trainings.values())
-    told = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+    counted = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
     return {
-        "trainings": f"{len(plan.trainings)}" + (f" ({told})" if told else ""),
+        "trainings": f"{len(plan.trainings)}" + (f" ({counted})" if counted else ""),
         "evaluations": f"{len(plan.scorings)} ({len(plan.unscored)} to do)",
         "combinations": f"{len({each.path for each in plan.combinings})} ({len(plan.uncombined)} to do)",
         "measurements": f"{len(plan.timings)} ({len(plan.unmeasured)} to do)",
@@ -146,7 +146,7 @@ def plan_grid(plan: Plan) -> tuple[list[str], Rows]:
     rows = []
     for name, (_, table) in plan.tables.items():
         absent = sum(bool(row.absent) for row in table.rows)
-        replicates = sum(len(found) for found in plan.replicates[name].values())
+        replicates = sum(len(per_label) for per_label in plan.replicates[name].values())
         rows.append((name, str(len(table.rows)), str(absent), str(replicates), table.title))
     return ["table", "rows", "absent", "replicates", "title"], rows
 
@@ -170,8 +170,8 @@ def table_text(part: FilledTable) -> str:
     """Return a filled table as a text of a screen."""
     header, rows = table_grid(part)
     verdicts = Counter(claim.status for claim in part.claims)
-    told = ", ".join(f"{count} {status}" for status, count in verdicts.items())
-    claims = [f"claims: {told}"] if told else []
+    counted = ", ".join(f"{count} {status}" for status, count in verdicts.items())
+    claims = [f"claims: {counted}"] if counted else []
     apart = [cut(part.apart, WIDTH)] if part.apart else []
     return "\n".join([cut(table_title(part), WIDTH), *apart, text_grid(header, rows, most=ROWS - 4), *claims])
 
@@ -243,13 +243,13 @@ def run_html(run: TrainedRun) -> str:
 
 def curves(history: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return for each metric of a log a line to draw, in a box of 100 x 40: the first few that have numbers."""
-    found = []
+    charts = []
     for name in main_names({name: 0 for row in history for name in row}):
         points = [(float(row["epoch"]), float(row[name])) for row in history if _is_number(row.get(name))]
         if points:
-            found.append({"name": name, "points": _scaled(points), "last": f"{points[-1][1]:.4g}",
+            charts.append({"name": name, "points": _scaled(points), "last": f"{points[-1][1]:.4g}",
                           "from": f"{points[0][1]:.4g}", "epochs": f"{points[-1][0]:g}"})  # fmt: skip
-    return found[:PANELS]
+    return charts[:PANELS]
 
 
 def main_names(metrics: Mapping[str, Any]) -> list[str]:
@@ -272,9 +272,9 @@ def _scaled(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 # A sweep ---------------------------------------------------------------------------------------------------------
 
 
-def sweep_grid(found: SweepResult) -> tuple[list[str], Rows]:
+def sweep_grid(result: SweepResult) -> tuple[list[str], Rows]:
     """Return a sweep's points as text, best first."""
-    frame = found.frame()
+    frame = result.frame()
     lines = [[_cell(value) for value in line] for line in frame.itertuples(index=False)]
     return [str(name) for name in frame.columns], lines
 
@@ -285,24 +285,24 @@ def _cell(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def sweep_title(found: SweepResult) -> str:
+def sweep_title(result: SweepResult) -> str:
     """Say what a sweep searched."""
-    how = f"{found.space.metric} ({found.space.mode})"
-    return f"sweep {found.name} of {found.space.task} at the scale {found.scale}: {len(found.points)} points, {how}"
+    how = f"{result.space.metric} ({result.space.mode})"
+    return f"sweep {result.name} of {result.space.task} at the scale {result.scale}: {len(result.points)} points, {how}"
 
 
-def sweep_text(found: SweepResult) -> str:
+def sweep_text(result: SweepResult) -> str:
     """Return a sweep as a text of a screen."""
-    return f"{cut(sweep_title(found), WIDTH)}\n{text_grid(*sweep_grid(found))}"
+    return f"{cut(sweep_title(result), WIDTH)}\n{text_grid(*sweep_grid(result))}"
 
 
-def sweep_html(found: SweepResult) -> str:
+def sweep_html(result: SweepResult) -> str:
     """Return a sweep as HTML: its points, and the metric over each axis."""
-    header, rows = sweep_grid(found)
+    header, rows = sweep_grid(result)
     buffer = io.StringIO()
-    if any(point.value is not None for point in found.points):
-        found.figure().savefig(buffer, format="svg", metadata={"Date": None})
-    shown = render("grid", title=sweep_title(found), header=header, rows=rows[:ROWS], more=len(rows) - ROWS)
+    if any(point.value is not None for point in result.points):
+        result.figure().savefig(buffer, format="svg", metadata={"Date": None})
+    shown = render("grid", title=sweep_title(result), header=header, rows=rows[:ROWS], more=len(rows) - ROWS)
     return shown + buffer.getvalue()[buffer.getvalue().find("<svg") :] if buffer.getvalue() else shown
 
 

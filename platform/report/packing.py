@@ -109,11 +109,11 @@ class Unpacked:
 
     def lines(self) -> list[str]:
         """Say in words what was taken, and what was not."""
-        about, asked = self.about, [each for each in self.about["tables"] if isinstance(each, dict)]
-        tables = list(dict.fromkeys(f"{each.get('table')} at scale {each.get('scale')}" for each in asked))
+        about, requested = self.about, [each for each in self.about["tables"] if isinstance(each, dict)]
+        tables = list(dict.fromkeys(f"{each.get('table')} at scale {each.get('scale')}" for each in requested))
         counts = {"unfinished runs": len(self.resumed), "combinations": self.combinations}
         parts = counted(len(self.runs), counts | {"measurements": self.measurements})
-        said = {
+        skipped = {
             "kept, as they are here already": self.kept,
             "taken, but of other data than those here, so they count as not there": self.other_data,
             "not taken, as their task is of another version or not here": self.other_version,
@@ -121,7 +121,7 @@ class Unpacked:
         return [
             f"bundle {self.id[:16]}, packed {about['packed']} on {about['host']} ({about['device']})",
             f"taken: {parts}, of {and_more(tables, 6)}",
-            *(f"{what} ({len(names)}): {and_more(names, 4)}" for what, names in said.items() if names),
+            *(f"{what} ({len(names)}): {and_more(names, 4)}" for what, names in skipped.items() if names),
         ]
 
 
@@ -169,14 +169,14 @@ def requests(
 ) -> dict[str, dict[str, Any]]:
     """Return the requests that are packed, by file name."""
     if not tables:
-        asked = {file: read_request(storage, f"tables/{file}") for file in storage.list("tables")}
-        asked = {
+        kept = {file: read_request(storage, f"tables/{file}") for file in storage.list("tables")}
+        kept = {
             file: request
-            for file, request in asked.items()
+            for file, request in kept.items()
             if request["scale"] == scale and (not changes or request["set"] == changes)
         }
-        if asked or changes:
-            return asked
+        if kept or changes:
+            return kept
     every = tables or [f"{name}/{table}" for name in tasks.names() for table in _tables_at(name, scale)]
     return {f"{request_slug(each)}.json": each for each in (request_of(name, scale, changes) for name in every)}
 
@@ -271,8 +271,8 @@ class Packer:
 
     def _stripped(self, path: str) -> bytes:
         """Return a JSON file without the entry of a bundle that it came in."""
-        found = self.storage.read_record(path, {})
-        return json.dumps({k: v for k, v in found.items() if k != "bundle"}, indent=2, sort_keys=True).encode()
+        record = self.storage.read_record(path, {})
+        return json.dumps({k: v for k, v in record.items() if k != "bundle"}, indent=2, sort_keys=True).encode()
 
     def _add_run(self, training: Training) -> None:
         folder = training.folder
@@ -417,13 +417,13 @@ class Taker:
             if "result" in files and digest not in (None, files["result"]["data"]):
                 self.result.other_data.append(run)
 
-    def _ours(self, task: Task, run: str, found: Mapping[str, Any]) -> bool:
+    def _ours(self, task: Task, run: str, result: Mapping[str, Any]) -> bool:
         """Return whether a config is of this version of its task, and the one that its run is named by."""
         try:
-            config = _config(task, found)
+            config = _config(task, result)
         except (UserError, TypeError, ValueError):
             return False
-        return found["version"] == task.version and fingerprint(task.name, task.version, config) == run
+        return result["version"] == task.version and fingerprint(task.name, task.version, config) == run
 
     def _keep(self, folder: RunFolder, own: Mapping[str, Any], sent: Mapping[str, Any] | None) -> None:
         """Leave a finished run as it is; add what one that was sent before lacks, if it is the same."""
@@ -476,9 +476,9 @@ def finish(pending: list[Future[None]]) -> None:
     pending.clear()
 
 
-def _config(task: Task, found: Mapping[str, Any]) -> Any:
+def _config(task: Task, record: Mapping[str, Any]) -> Any:
     """Return the config in a run's `config.json`."""
-    return override(task.config(), found["config"])
+    return override(task.config(), record["config"])
 
 
 def _task(name: str) -> Task | None:

@@ -234,13 +234,13 @@ class FilledTable:
     @staticmethod
     def of_json(values: Mapping[str, Any]) -> FilledTable:
         """Read what `as_json` gave."""
-        whole = dict(values)
-        whole["columns"] = tuple(FilledColumn(**column) for column in whole["columns"])
-        whole["claims"] = tuple(FilledClaim(**claim) for claim in whole["claims"])
-        whole["rows"] = tuple(_row_of(row) for row in whole["rows"])
-        whole |= {"data": tuple(whole["data"]), "chosen": tuple(whole.get("chosen", ()))}
-        whole["axes"] = {axis: tuple(found) for axis, found in whole["axes"].items()}
-        return FilledTable(**whole)
+        fields = dict(values)
+        fields["columns"] = tuple(FilledColumn(**column) for column in fields["columns"])
+        fields["claims"] = tuple(FilledClaim(**claim) for claim in fields["claims"])
+        fields["rows"] = tuple(_row_of(row) for row in fields["rows"])
+        fields |= {"data": tuple(fields["data"]), "chosen": tuple(fields.get("chosen", ()))}
+        fields["axes"] = {axis: tuple(levels) for axis, levels in fields["axes"].items()}
+        return FilledTable(**fields)
 
 
 def _row_of(values: Mapping[str, Any]) -> FilledRow:
@@ -258,8 +258,8 @@ def _origin_of(values: Mapping[str, Any]) -> Origin:
 
 def slug(name: str, scale: str, changes: Mapping[str, object], rows: Sequence[str] = ()) -> str:
     """Return the name under which a table at a scale, with changes and chosen rows, is kept."""
-    asked: object = [dict(changes), sorted(rows)] if rows else dict(changes)
-    marked = f"-{sha256(json.dumps(asked, sort_keys=True).encode())[:6]}" if changes or rows else ""
+    identity: object = [dict(changes), sorted(rows)] if rows else dict(changes)
+    marked = f"-{sha256(json.dumps(identity, sort_keys=True).encode())[:6]}" if changes or rows else ""
     return f"{name.replace('/', '-')}-{scale}{marked}"
 
 
@@ -281,9 +281,9 @@ def fill(plan: Plan, name: str, results: Results | None = None) -> FilledTable:
     with plan.storage.snapshot():
         results = results or gather(plan, name)
         columns = table.columns if isinstance(table, Table) else ()
-        whole = rows_of_claims(table, task.config(), task.view()) if results.by_rows else [()] * len(table.claims)
+        judged = rows_of_claims(table, task.config(), task.view()) if results.by_rows else [()] * len(table.claims)
         verdicts = [
-            (claim, judge_claim(claim, results, reads)) for claim, reads in zip(table.claims, whole, strict=True)
+            (claim, judge_claim(claim, results, reads)) for claim, reads in zip(table.claims, judged, strict=True)
         ]
         runs, reasons = _runs(plan, task, results), comparable.apart(plan, name, results)
         return FilledTable(
@@ -301,7 +301,7 @@ def fill(plan: Plan, name: str, results: Results | None = None) -> FilledTable:
                 if not hidden(row)
             ),
             claims=tuple(FilledClaim(claim.text, claim.ours, v.status, v.because) for claim, v in verdicts),
-            axes={axis: tuple(found) for axis in table.over if (found := results.axis(axis))},
+            axes={axis: tuple(levels) for axis in table.over if (levels := results.axis(axis))},
             data=tuple(_data(plan, task, name)),
             note=" ".join(part for part in (table.note, adopted(task, results, runs)) if part),
             apart=comparable.sentence(task, reasons) if columns else "",
@@ -317,11 +317,11 @@ def _fill_row(
     plan: Plan, name: str, row: Any, columns: Sequence[Column], results: Results, as_published: bool
 ) -> FilledRow:
     """Return a row's replicates and cells; what diverged is listed, in no cell."""
-    found = [*results.select(row), *results.diverged(row)]
+    of_row = [*results.select(row), *results.diverged(row)]
     cells = []
     for column in columns:
         metric = row.metrics.get(column.header, column.metric) if isinstance(row, Row) else column.metric
-        values = [None if each.diverged else each.metrics.get(metric) for each in found]
+        values = [None if each.diverged else each.metrics.get(metric) for each in of_row]
         scaled = tuple(None if value is None else float(value) * column.factor for value in values)
         cells.append(Cell(scaled, row.published.get(column.header), as_published))
     replicates = tuple(
@@ -333,7 +333,7 @@ def _fill_row(
             each.diverged,
             epochs_of(plan.tables[name][0], each) if isinstance(row, Row) else "",
         )
-        for each in found
+        for each in of_row
     )
     if isinstance(row, Combined):
         planned = 0 if row.absent else len(combinings(plan, name, row))
@@ -344,11 +344,11 @@ def _fill_row(
 
 def epochs_of(task: Task, replicate: Replicate) -> str:
     """Return `24 -> 3` where early stopping keeps the weights of epoch 3 under the number 24, which was asked for."""
-    asked = replicate.view.epoch if replicate.view is not None else replicate.config.epochs
-    shown = replicate.metrics.get("epoch", asked)
-    if replicate.diverged or task.early_stop(replicate.config) is None or shown == asked:
+    epoch = replicate.view.epoch if replicate.view is not None else replicate.config.epochs
+    shown = replicate.metrics.get("epoch", epoch)
+    if replicate.diverged or task.early_stop(replicate.config) is None or shown == epoch:
         return ""
-    return f"{asked} -> {shown:.0f}"
+    return f"{epoch} -> {shown:.0f}"
 
 
 def _data(plan: Plan, task: Task, name: str) -> Iterator[str]:
@@ -395,13 +395,13 @@ def _full(task: Task, name: str) -> dict[str, float]:
 
 def _runs(plan: Plan, task: Task, results: Results) -> dict[str, dict[str, Any]]:
     """Return what is told of each run behind a number, each once."""
-    found = {}
+    states = {}
     for replicate in (each for rows in results.replicates.values() for each in rows):
         for config in [replicate.config] if replicate.config is not None else []:
             folder = RunFolder.of(plan.storage, task, config)
-            if folder.fingerprint not in found and folder.folder.exists("provenance.json"):
+            if folder.fingerprint not in states and folder.folder.exists("provenance.json"):
                 result = folder.result() or {}
-                found[folder.fingerprint] = {
+                states[folder.fingerprint] = {
                     "task": task.name,
                     "usage": {key: result[key] for key in USAGE if isinstance(result.get(key), (int, float))},
                     "curves": notebook.curves(folder.history())[:1],
@@ -409,7 +409,7 @@ def _runs(plan: Plan, task: Task, results: Results) -> dict[str, dict[str, Any]]
                     "config": flatten(config),
                     "provenance": folder.folder.read_record("provenance.json", {}),
                 }
-    return found
+    return states
 
 
 def adopted(task: Task, results: Results, runs: Mapping[str, Mapping[str, Any]]) -> str:
@@ -417,11 +417,13 @@ def adopted(task: Task, results: Results, runs: Mapping[str, Mapping[str, Any]])
     others = {digits for digits, run in runs.items() if "adopted" in run["provenance"]}
     if not others:
         return ""
-    configs = {label: [each.config for each in found if each.config] for label, found in results.replicates.items()}
-    found = [
+    configs = {
+        label: [each.config for each in replicates if each.config] for label, replicates in results.replicates.items()
+    }
+    replicates = [
         label for label, some in configs.items() if any(fingerprint(task.name, task.version, c) in others for c in some)
     ]
-    return f"Weights that others trained, adopted without a step of training: {', '.join(found)}."
+    return f"Weights that others trained, adopted without a step of training: {', '.join(replicates)}."
 
 
 def train_line(task: Task, config: Config, epoch: int = 0) -> str:
@@ -435,13 +437,13 @@ def commands(plan: Plan, name: str, row: Any, replicate: Replicate) -> tuple[str
     """Return the lines that make exactly one replicate: `train`, and `score` for a view; `reproduce` what is joined."""
     task, _ = plan.tables[name]
     words = f"retable reproduce {name} --rows {shlex.quote(row.label)} --scale {plan.scale} {set_line(plan.changes)}"
-    whole = words.strip()
+    command = words.strip()
     if isinstance(row, Measurement):
-        return (whole,)
+        return (command,)
     if isinstance(row, Combined):
         rows = plan.replicates[name]
         members = [each for label in row.of for each in rows[label] if each.axes == replicate.axes]
-        return (*dict.fromkeys(line for each in members for line in _run_lines(plan, task, each)), whole)
+        return (*dict.fromkeys(line for each in members for line in _run_lines(plan, task, each)), command)
     return tuple(_run_lines(plan, task, replicate))
 
 
@@ -457,15 +459,15 @@ def _run_lines(plan: Plan, task: Task, replicate: Replicate) -> list[str]:
 def gather(plan: Plan, name: str) -> Results:
     """Return what is there for each row of a planned table."""
     task, table = plan.tables[name]
-    found: dict[str, Sequence[Replicate]] = {}
+    replicates: dict[str, Sequence[Replicate]] = {}
     with plan.storage.snapshot():
         for row in table.rows:
             if isinstance(row, Combined):
                 rows = [_combined(plan, each) for each in combinings(plan, name, row)] if not row.absent else []
             else:
                 rows = [_replicate(plan, task, row, each) for each in plan.replicates[name].get(row.label, [])]
-            found[row.label] = [each for each in rows if each is not None]
-    return Results(found, table)
+            replicates[row.label] = [each for each in rows if each is not None]
+    return Results(replicates, table)
 
 
 def _replicate(plan: Plan, task: Task, row: Row | Measurement, replicate: Replicate) -> Replicate | None:
@@ -481,21 +483,21 @@ def _replicate(plan: Plan, task: Task, row: Row | Measurement, replicate: Replic
     result, view = folder.result(), replicate.view
     if result is None or plan.trainings[folder.path].status == "data changed":
         return None
-    found, came = dataclasses.replace(replicate, history=folder.history(), diverged=result.get("diverged", "")), {}
+    filled, came = dataclasses.replace(replicate, history=folder.history(), diverged=result.get("diverged", "")), {}
     if "bundle" in result:
         came = _came_of(folder)
     if view is None:
-        return dataclasses.replace(found, metrics=result["metrics"], origin=Origin(folder.fingerprint, bundle=came))
+        return dataclasses.replace(filled, metrics=result["metrics"], origin=Origin(folder.fingerprint, bundle=came))
     weights = result["weights"].get(str(view.epoch), "")
     origin = Origin(folder.fingerprint, view_changes(task.view(), replicate.config, view), weights, bundle=came)
-    if found.diverged:
-        return dataclasses.replace(found, metrics=result["metrics"], origin=origin)
+    if filled.diverged:
+        return dataclasses.replace(filled, metrics=result["metrics"], origin=origin)
     scores = folder.scores(view, weights)
     if scores is None:
         return None
     metrics = {**scoring.training_metrics(folder, view, replicate.config.epochs), **scores["metrics"]}
     summaries = partial(scoring.summaries, task, replicate.config, view, folder)
-    return dataclasses.replace(found, metrics=metrics, origin=origin, summaries=summaries)
+    return dataclasses.replace(filled, metrics=metrics, origin=origin, summaries=summaries)
 
 
 def _combined(plan: Plan, combining: Combining) -> Replicate | None:

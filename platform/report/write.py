@@ -33,14 +33,14 @@ def fill_and_keep(plan: Plan, into: Storage | None = None) -> dict[str, FilledTa
 
     Those that are kept in the report's folder (`into`, else `report`), complete and unchanged are not filled again.
     """
-    found, into = {}, into or plan.storage / "report"
+    filled, into = {}, into or plan.storage / "report"
     for name, of in plan.tables.items():
         request = request_of(name, plan.scale, plan.changes, plan.rows)
         with plan.storage.snapshot() as snapshot:
-            part, whole = kept_section(request, into, snapshot) or (None, False)
-            found[name] = part if part and whole else keep_section(request, of, plan.storage, into, snapshot)
+            part, current = kept_section(request, into, snapshot) or (None, False)
+            filled[name] = part if part and current else keep_section(request, of, plan.storage, into, snapshot)
         plan.storage.write_json(f"tables/{request_slug(request)}.json", request)
-    return found
+    return filled
 
 
 def request_of(table: str, scale: str, changes: Mapping[str, object], rows: Sequence[str] = ()) -> dict[str, Any]:
@@ -110,41 +110,41 @@ def complete(
     tables: Sequence[str], scale: str, changes: Mapping[str, object], rows: Sequence[str], storage: Storage
 ) -> dict[str, FilledTable]:
     """Return tables as they were filled, if all are complete and unchanged, else nothing; no task is imported."""
-    found = {}
+    filled = {}
     with storage.snapshot() as snapshot:
         for name in tables:
             kept = kept_section(request_of(name, scale, changes, rows), storage / "report", snapshot)
             if kept is None or not kept[1]:
                 return {}
-            found[name] = kept[0]
-    return found
+            filled[name] = kept[0]
+    return filled
 
 
 def sections(storage: Storage, into: Storage) -> list[FilledTable]:
     """Return every table that was asked for on a storage path, filled; what cannot be filled is named and left out."""
-    found = []
+    parts = []
     with storage.snapshot() as snapshot:
         for file in storage.list("tables"):
             try:
                 request = read_request(storage, f"tables/{file}")
                 kept = kept_section(request, into, snapshot)
-                found.append(kept[0] if kept else new_section(request, storage, into, snapshot))
+                parts.append(kept[0] if kept else new_section(request, storage, into, snapshot))
             except Exception as error:  # one bad request, or one claim that cannot be judged, must not hide the others
                 errors.print(f"left out of the report: tables/{file}: {one_line(error)}", markup=False)
-    return found
+    return parts
 
 
 def kept_tables(storage: Storage) -> list[FilledTable]:
     """Return the tables that `retable reproduce` filled on a storage, as they were filled; no task is imported."""
-    found = []
+    tables = []
     for file in storage.list("tables"):
         try:
             request = read_request(storage, f"tables/{file}")
             kept = json.loads(storage.read(f"report/{request_slug(request)}.json"))
-            found.append(FilledTable.of_json(kept["table"]))
+            tables.append(FilledTable.of_json(kept["table"]))
         except (UserError, FileNotFoundError, ValueError, KeyError, TypeError):  # of another version, or half a file
             continue
-    return found
+    return tables
 
 
 def read_request(storage: Storage, path: str) -> dict[str, Any]:
@@ -153,10 +153,10 @@ def read_request(storage: Storage, path: str) -> dict[str, Any]:
     Raises:
         UserError: if the file is no such request.
     """
-    found = storage.read_record(path, {"table": str, "scale": str, "set": dict})
-    if not isinstance(rows := found.get("rows", []), list) or not all(isinstance(each, str) for each in rows):
+    request = storage.read_record(path, {"table": str, "scale": str, "set": dict})
+    if not isinstance(rows := request.get("rows", []), list) or not all(isinstance(each, str) for each in rows):
         raise UserError(f"{storage}/{path}: the entry 'rows' is no list of labels; remove it and run again")
-    return found
+    return request
 
 
 def new_section(request: Mapping[str, Any], storage: Storage, into: Storage, snapshot: Snapshot) -> FilledTable:

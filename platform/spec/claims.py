@@ -114,9 +114,9 @@ def seeds_needed(ends: Ends, low: float = 0.0, high: float = math.inf) -> int | 
     return counts[place] if place < len(counts) else None
 
 
-def judge(found: Estimate | Verdict, low: float = 0.0, high: float = math.inf) -> Verdict:
+def judge(result: Estimate | Verdict, low: float = 0.0, high: float = math.inf) -> Verdict:
     """Return the verdict on an estimate, or the one that stands in its place where there could be none."""
-    return found if isinstance(found, Verdict) else found.verdict(low, high)
+    return result if isinstance(result, Verdict) else result.verdict(low, high)
 
 
 def untested(because: str) -> Verdict:

@@ -33,15 +33,15 @@ class Missing(UserError, ImportError):
 def extras() -> dict[str, tuple[str, ...]]:
     """Return extra -> the distributions that it names."""
     project = code_root().parent / "pyproject.toml"
-    found: dict[str, list[str]] = {}
+    packages: dict[str, list[str]] = {}
     if project.exists():  # a checkout, perhaps not installed, or by an older version of itself
         for name, wanted in tomllib.loads(project.read_text())["project"]["optional-dependencies"].items():
-            found[name] = [distribution(text) for text in wanted]
+            packages[name] = [distribution(text) for text in wanted]
     else:
         for text in metadata.requires("retable") or []:
             if extra := re.search(r"extra == ['\"]([\w-]+)['\"]", text):
-                found.setdefault(extra[1], []).append(distribution(text))
-    return {name: tuple(wanted) for name, wanted in found.items()}
+                packages.setdefault(extra[1], []).append(distribution(text))
+    return {name: tuple(wanted) for name, wanted in packages.items()}
 
 
 def distribution(requirement: str) -> str:

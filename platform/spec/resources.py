@@ -98,13 +98,13 @@ class Resources:
             gpus: how many GPUs there are, or may come: a task's own wish is no more than that.
             stage: training, or prediction.
         """
-        found = task.needs(config, stage)
-        found = dataclasses.replace(found, gpus=min(found.gpus, gpus))
+        needs = task.needs(config, stage)
+        needs = dataclasses.replace(needs, gpus=min(needs.gpus, gpus))
         names = ["gpus"] if stage == "predict" else ["workers", "cpus", "gpus"]
-        said = {name: value for name in names if (value := getattr(self, name)) is not None}
+        overrides = {name: value for name in names if (value := getattr(self, name)) is not None}
         if stage == "predict" and not task.predicts_on_gpu(config):
-            said = {}
-        return dataclasses.replace(found, **said)
+            overrides = {}
+        return dataclasses.replace(needs, **overrides)
 
 
 def largest(several: Iterable[Needs]) -> Needs:
@@ -115,8 +115,8 @@ def largest(several: Iterable[Needs]) -> Needs:
 
 def told(plan: Plan, resources: Resources | None = None) -> list[str]:
     """Say in a line each what the trainings of a plan that are still to be done take, most of them first."""
-    said = resources or Resources()
-    counts = Counter((t.task.name, said.needs(t.task, t.config, float("inf"))) for t in plan.missing)
+    chosen = resources or Resources()
+    counts = Counter((t.task.name, chosen.needs(t.task, t.config, float("inf"))) for t in plan.missing)
     lines = [f"{name}: {needs} (x {count})" for (name, needs), count in counts.most_common()]
-    wish = said.gpus is None and any(needs.gpus for _, needs in counts)
+    wish = chosen.gpus is None and any(needs.gpus for _, needs in counts)
     return [*lines, "without a GPU: the same on CPUs alone"] if wish else lines

@@ -368,10 +368,10 @@ def check_fields(task: Task, changes: Mapping[str, object]) -> None:
 def _fields(name: str) -> Mapping[str, object]:
     """Return the fields of a task's config; none of one that cannot be had."""
     try:
-        found: Mapping[str, object] = find(name).config.__dataclass_fields__
+        fields: Mapping[str, object] = find(name).config.__dataclass_fields__
     except ImportError:
         return {}
-    return found
+    return fields
 
 
 def scaled(table: AnyTable, scale: Scale) -> AnyTable:
@@ -399,6 +399,6 @@ def _kept(values: Sequence[object], run: Sequence[object]) -> Sequence[object]:
 
 def config_at(task: Task, scale: str, changes: Mapping[str, object]) -> Any:
     """Return the task's default config at a scale, with changes: what `train` runs and `sweep` starts from."""
-    found = find_scale(task, scale)
+    chosen = find_scale(task, scale)
     check_fields(task, changes)
-    return override_lineage(override_lineage(task.config(), {**found.overrides, **found.start}), changes)
+    return override_lineage(override_lineage(task.config(), {**chosen.overrides, **chosen.start}), changes)

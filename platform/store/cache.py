@@ -56,8 +56,8 @@ class Snapshot:
 
     def names(self, path: str) -> list[str]:
         """Return the sorted names in a folder; of none, and of a file, an empty list."""
-        found = self.stamp(path) or []
-        return [name for name in found if isinstance(name, str)]
+        content = self.stamp(path) or []
+        return [name for name in content if isinstance(name, str)]
 
     def once(self, key: Any, make: Callable[[], Any]) -> Any:
         """Return `make()`, which is called the first time only."""
@@ -75,16 +75,16 @@ class Snapshot:
         stamp = self.stamp(path)
         _, task, run, inner = path.split("/", 3)
         index = self.indexes.of(task)
-        found = index.kept(run, inner, stamp)
-        if found is None and stamp is not None:
-            whole = ("json", path)
-            before = whole in self.values
-            found = make()
+        value = index.kept(run, inner, stamp)
+        if value is None and stamp is not None:
+            parsed_key = ("json", path)
+            before = parsed_key in self.values
+            value = make()
             if not before:
-                self.values.pop(whole, None)  # of a hundred thousand results, the metrics would fill the memory
-            if found is not None:
-                index.note(run, {inner: [*stamp, found]})
-        return found
+                self.values.pop(parsed_key, None)  # of a hundred thousand results, the metrics would fill the memory
+            if value is not None:
+                index.note(run, {inner: [*stamp, value]})
+        return value
 
     def knows(self, path: str) -> bool:
         """Say whether `brief` answers without reading: from the index, or as there is no such file."""
@@ -105,11 +105,11 @@ class Snapshot:
     def watching(self) -> Iterator[dict[str, Stamp]]:
         """Give the paths that the block asks for, as it does, with what was there."""
         before, self.touched = self.touched, {}
-        found = self.touched
+        touched = self.touched
         try:
-            yield found
+            yield touched
         finally:
-            self.touched = before | found
+            self.touched = before | touched
 
     def _covers(self, path: str) -> bool:
         top = path.split("/", 1)[0]
@@ -152,8 +152,8 @@ class Snapshot:
         if path in self.folders:
             return sorted(self.folders[path])
         above, _, name = path.rpartition("/")
-        found = self.folders.get(above, {}).get(name)
-        return list(found) if found else None
+        stamp = self.folders.get(above, {}).get(name)
+        return list(stamp) if stamp else None
 
     @patient
     def _asked(self, path: str) -> Stamp:
@@ -229,8 +229,8 @@ _current: Snapshot | None = None
 
 def current(filesystem: fs.FileSystem, path: str) -> tuple[Snapshot, str] | None:
     """Return the snapshot that answers for a path, and the path relative to it; None where there is none."""
-    found = None if _current is None else _current.path_of(filesystem, path)
-    return None if _current is None or found is None else (_current, found)
+    relative = None if _current is None else _current.path_of(filesystem, path)
+    return None if _current is None or relative is None else (_current, relative)
 
 
 @contextmanager

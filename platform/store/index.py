@@ -43,12 +43,12 @@ class Index:
         if self.last[0] == run:
             return self.last[1]
         try:
-            found: Entry = json.loads(self.lines[run].partition(b" ")[2])
-            found = found if isinstance(found["files"], dict) else {"files": {}}
+            entry: Entry = json.loads(self.lines[run].partition(b" ")[2])
+            entry = entry if isinstance(entry["files"], dict) else {"files": {}}
         except (KeyError, ValueError, TypeError, RecursionError):
-            found = {"files": {}}
-        self.last = (run, found)
-        return found
+            entry = {"files": {}}
+        self.last = (run, entry)
+        return entry
 
     def kept(self, run: str, path: str, stamp: Any) -> Any:
         """Return what was kept of a run's file while its stamp was this one; None where nothing was."""
@@ -70,9 +70,11 @@ class Index:
             alive: the runs that are there; others are dropped.
             seconds: since the storage was listed: what changed after that, or just before, will not be trusted.
         """
-        whole = self.lines | {run: line for run, entry in self.added.items() if (line := line_of(entry))}
+        merged = self.lines | {run: line for run, entry in self.added.items() if (line := line_of(entry))}
         head = json.dumps({"format": FORMAT, "seconds": seconds}).encode()
-        return gzip.compress(b"\n".join([head, *(f"{run} ".encode() + whole[run] for run in whole if run in alive)]), 1)
+        return gzip.compress(
+            b"\n".join([head, *(f"{run} ".encode() + merged[run] for run in merged if run in alive)]), 1
+        )
 
 
 def line_of(entry: Entry) -> bytes:
@@ -121,8 +123,8 @@ class Indexes:
     def of(self, task: str) -> Index:
         """Return the index of a task's runs."""
         if task not in self.tasks:
-            found = self.read(place(task))
-            self.tasks[task] = unpack(*found) if found else Index()
+            content = self.read(place(task))
+            self.tasks[task] = unpack(*content) if content else Index()
         return self.tasks[task]
 
     def write(self, alive: Callable[[str], Collection[str]], write: Callable[[str, bytes], None], least: int) -> None:

@@ -98,11 +98,11 @@ def read(folder: RunFolder, number: int) -> dict[str, Any]:
     for name in folder.folder.list(f"attempts/{number:04d}"):
         if name.endswith(".json"):
             try:
-                found = folder.folder.read_json(f"attempts/{number:04d}/{name}")
+                record = folder.folder.read_json(f"attempts/{number:04d}/{name}")
             except (FileNotFoundError, UserError):
                 continue
-            if isinstance(found, dict):
-                return found
+            if isinstance(record, dict):
+                return record
     return {}
 
 
@@ -139,8 +139,8 @@ def claim(folder: RunFolder, work: str, step: int, dead: int = 0) -> Attempt:
 
 def _died(folder: RunFolder, number: int, work: str, step: int) -> bool:
     """Say whether an attempt was at the same work and step, and did not end of itself."""
-    found = read(folder, number) if number > 0 else {}
-    return (found.get("work"), found.get("step"), found.get("state")) == (work, step, "running")
+    record = read(folder, number) if number > 0 else {}
+    return (record.get("work"), record.get("step"), record.get("state")) == (work, step, "running")
 
 
 def over(record: Mapping[str, Any], work: str = "") -> bool:

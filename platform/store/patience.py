@@ -47,7 +47,7 @@ def patient(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P
         end, pause = time.monotonic() + patience(), 0.5
         while True:
             try:
-                found = method(self, *arguments, **named)
+                result = method(self, *arguments, **named)
             except Unreachable as error:
                 denied = isinstance(error, Denied) and not has_answered(self.root, writes)
                 if denied or time.monotonic() + pause > end:
@@ -56,7 +56,7 @@ def patient(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P
                 pause = min(30.0, 2 * pause)
             else:
                 note_answer(self.root, writes)
-                return found
+                return result
 
     return cast("Callable[Concatenate[S, P], T]", trying)
 

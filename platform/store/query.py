@@ -91,18 +91,18 @@ def list_runs(storage: Storage, task: str = "", done: Callable[[int, int], None]
     """
     tasks = [name for name in folders_in(storage, "runs") if task in ("", name)]
     if not tasks:
-        there = folders_in(storage, "runs")
-        raise UserError(f"{storage}: no runs of {task or 'any task'}{nearest(task, there) if task else ''}")
+        present = folders_in(storage, "runs")
+        raise UserError(f"{storage}: no runs of {task or 'any task'}{nearest(task, present) if task else ''}")
     taken = Snapshot(storage.filesystem, storage.root)
-    found: list[Run] = []
+    listed: list[Run] = []
     names = {}
     with unswept():
         for name in tasks:
             runs, names[name] = _runs_of(storage, name, taken, done)
-            found += runs
+            listed += runs
     with suppress(UserError, OSError):  # a storage for reading only has no index
         taken.indexes.write(lambda name: names.get(name, ()), storage.write, 50)
-    return sorted(found, key=lambda run: (-run.changed, run.task, run.run))
+    return sorted(listed, key=lambda run: (-run.changed, run.task, run.run))
 
 
 def _runs_of(
@@ -111,7 +111,7 @@ def _runs_of(
     """Return a task's runs, and the names of their folders."""
     index, folder = taken.indexes.of(task), f"runs/{task}"
     times = folder_times(storage, folder) if storage.is_local else dict.fromkeys(taken.names(folder), 0)
-    found: list[Run] = []
+    runs: list[Run] = []
     changed: dict[str, Files | None] = {}
     for run, when in times.items():
         entry = index.entry(run)
@@ -121,7 +121,7 @@ def _runs_of(
             changed[run] = files
         else:
             known.size = sum(size for size, _ in files.values()) if files else known.size
-            found.append(known)
+            runs.append(known)
     for run, known_files in changed.items():
         if known_files is None:
             few = len(changed) <= FEW
@@ -131,16 +131,16 @@ def _runs_of(
     with ThreadPoolExecutor(READERS) as readers:
         looks = [(RunFolder(storage, task, run), files or {}, index, times[run], now) for run, files in changed.items()]
         for count, seen in enumerate(readers.map(lambda look: look_at(*look), looks), 1):
-            found.append(seen)
+            runs.append(seen)
             if done and not count % 100:
                 done(count, len(looks))
-    return found, set(times)
+    return runs, set(times)
 
 
 def folder_times(storage: Storage, path: str) -> dict[str, int]:
     """Return the folders in a folder of a local storage, each with its own time (ns)."""
-    with disk_errors(str(storage / path)), suppress(FileNotFoundError), os.scandir(f"{storage.root}/{path}") as found:
-        ours = (each for each in found if each.is_dir() and not each.name.startswith(".") and is_text(each.name))
+    with disk_errors(str(storage / path)), suppress(FileNotFoundError), os.scandir(f"{storage.root}/{path}") as entries:
+        ours = (each for each in entries if each.is_dir() and not each.name.startswith(".") and is_text(each.name))
         return {each.name: each.stat().st_mtime_ns for each in ours}
     return {}
 
@@ -290,11 +290,11 @@ def select(runs: Sequence[Run], where: Mapping[str, Any], states: Sequence[str],
         if name not in (*FIELDS, "age") and not any(name in run.config for run in runs):
             known = {*FIELDS, "age", *(path for run in runs[:1000] for path in run.config)}
             raise UserError(f"{option}: no run here has a field {name!r}{nearest(name, known)}")
-    found = [run for run in runs if not states or run.state in states]
-    found = [run for run in found if all(same(run.value(name), value) for name, value in where.items())]
+    selected = [run for run in runs if not states or run.state in states]
+    selected = [run for run in selected if all(same(run.value(name), value) for name, value in where.items())]
     if by == "age":
-        return found[::-1] if sort != by else found
-    return sorted(found, key=lambda run: order(run.value(by)), reverse=sort != by)
+        return selected[::-1] if sort != by else selected
+    return sorted(selected, key=lambda run: order(run.value(by)), reverse=sort != by)
 
 
 def same(value: Any, wanted: Any) -> bool:
@@ -322,8 +322,8 @@ def usual(runs: Sequence[Run], most: int = 2000) -> dict[str, dict[str, str]]:
 
 def differs(run: Run, base: Mapping[str, str]) -> str:
     """Say in short what a run's config has that most do not: the last part of each path, with its value."""
-    found = {path: value for path, value in run.config.items() if base.get(path) != json.dumps(value)}
-    found.pop("init.overrides", None)
-    names = Counter(path.rsplit(".", 1)[-1] for path in found)
-    short = {name if names[name := path.rsplit(".", 1)[-1]] == 1 else path: value for path, value in found.items()}
+    different = {path: value for path, value in run.config.items() if base.get(path) != json.dumps(value)}
+    different.pop("init.overrides", None)
+    names = Counter(path.rsplit(".", 1)[-1] for path in different)
+    short = {name if names[name := path.rsplit(".", 1)[-1]] == 1 else path: value for path, value in different.items()}
     return describe(short)

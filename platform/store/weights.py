@@ -174,9 +174,9 @@ def unwrapped(tensors: Mapping[str, Tensor], *names: str, part: str = "") -> dic
 def wrappers(tensors: Mapping[str, Tensor], *names: str) -> list[str]:
     """Return what stands before the names of a network's tensors; of one that is held twice, the shorter first."""
     for wanted in names:
-        found = [name for name in tensors if name == wanted or name.endswith(f".{wanted}")]
-        if found:
-            return [name.removesuffix(wanted) for name in sorted(found, key=len)]
+        matches = [name for name in tensors if name == wanted or name.endswith(f".{wanted}")]
+        if matches:
+            return [name.removesuffix(wanted) for name in sorted(matches, key=len)]
     return []
 
 

@@ -281,9 +281,9 @@ def restore(
     progress.sums = {name: torch.stack([member[name] for member in sums]) for name in sums[0]}
     histories = [folder.history()[: progress.epoch] for folder in folders]
     for history, kept in zip(histories, keep, strict=True):
-        whole = [row["epoch"] for row in history] == list(range(1, progress.epoch + 1))
+        complete = [row["epoch"] for row in history] == list(range(1, progress.epoch + 1))
         lost = any("weights" not in row for row in history if row["epoch"] in kept)
-        if digests != {digest} or lost or not whole:
+        if digests != {digest} or lost or not complete:
             return Progress(), [[] for _ in folders]
     learner.load_state_dict(states)
     return progress, histories

@@ -90,9 +90,9 @@ def open_mlflow(settings: Mapping[str, str], folder: RunFolder, config: Mapping[
     client = MlflowClient(settings["where"])
     known = client.get_experiment_by_name(settings["project"])
     experiment = known.experiment_id if known else client.create_experiment(settings["project"])
-    there = client.search_runs([experiment], f"tags.`retable.run` = '{folder.fingerprint}'")
-    if there:
-        run = there[0]
+    existing = client.search_runs([experiment], f"tags.`retable.run` = '{folder.fingerprint}'")
+    if existing:
+        run = existing[0]
     else:
         tags = {"retable.run": folder.fingerprint, "retable.task": folder.task}
         run = client.create_run(experiment, tags=tags, run_name=f"{folder.task} {folder.fingerprint[:8]}")

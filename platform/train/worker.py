@@ -82,9 +82,9 @@ class Gather(torch.autograd.Function):
     @staticmethod
     def backward(context: Any, *gradients: Tensor) -> Tensor:
         """Add up the gradients of every rank and return those of this rank's rows."""
-        whole = gradients[0].clone(memory_format=torch.contiguous_format)
-        distributed.all_reduce(whole)
-        return whole.chunk(distributed.get_world_size())[distributed.get_rank()]
+        gradient = gradients[0].clone(memory_format=torch.contiguous_format)
+        distributed.all_reduce(gradient)
+        return gradient.chunk(distributed.get_world_size())[distributed.get_rank()]
 
 
 def seed_everything(seed: int, step: int, rank: int) -> None:

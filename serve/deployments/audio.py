@@ -49,7 +49,7 @@ def recordings(index: Index) -> dict[str, Path]:
     return {identity(file.path): index.folder / file.path for file in index.files}
 
 
-def found(index: Index, vector: Float32[np.ndarray, " dimension"], top: int) -> Reply:
+def nearest_reply(index: Index, vector: Float32[np.ndarray, " dimension"], top: int) -> Reply:
     """Return the recordings nearest to a vector of words, and how unusual that is (`p`, `verdict`; see `null.py`)."""
     listed = search(index, vector, top)
     hits = [
@@ -62,8 +62,8 @@ def found(index: Index, vector: Float32[np.ndarray, " dimension"], top: int) -> 
         }
         for hit in listed
     ]
-    found = {"hits": hits, **judged(listed, p_value(index, listed))}
-    return Reply(json.dumps(found).encode(), "application/json")
+    answer = {"hits": hits, **judged(listed, p_value(index, listed))}
+    return Reply(json.dumps(answer).encode(), "application/json")
 
 
 class Shelf:
@@ -82,7 +82,7 @@ class Shelf:
         """Return the recordings nearest to a vector of words, as the model embeds them."""
         self.refresh()
         refit = self.index.refit
-        return found(self.index, refit.apply(vector[None])[0] if refit else vector, top)
+        return nearest_reply(self.index, refit.apply(vector[None])[0] if refit else vector, top)
 
     def add(self, body: bytes, name: str, storage: Storage) -> Reply:
         """Take in a recording.
@@ -97,9 +97,9 @@ class Shelf:
         index, kept, seconds = take_in(body, name, self.index, self.embedder, folder)
         self._have(index)
         file = indexed(index, kept)
-        said = {"id": identity(file), "file": shown(file, index.folder), "seconds": round(seconds, 3)}
-        place = (("Location", f"/v1/audio/{said['id']}"),)
-        return Reply(json.dumps(said).encode(), "application/json", 201, place)
+        entry = {"id": identity(file), "file": shown(file, index.folder), "seconds": round(seconds, 3)}
+        place = (("Location", f"/v1/audio/{entry['id']}"),)
+        return Reply(json.dumps(entry).encode(), "application/json", 201, place)
 
     def _have(self, index: Index) -> None:
         if index is not self.index:

@@ -131,8 +131,8 @@ def play(policy: Exported, seed: int, steps: int, stopped: Callable[[], bool]) -
                 end = "fell" if step.terminated[0] else "limit"
             if len(rewards) == steps:
                 break
-    told = {"environment": policy.environment, "seed": seed, "steps": len(rewards), "end": end}
-    return told | {"return": sum(rewards), "rewards": rewards, **(film.told() if film else {"frames": []})}
+    summary = {"environment": policy.environment, "seed": seed, "steps": len(rewards), "end": end}
+    return summary | {"return": sum(rewards), "rewards": rewards, **(film.told() if film else {"frames": []})}
 
 
 def weight(policy: Exported) -> dict[str, int]:

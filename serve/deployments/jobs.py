@@ -57,16 +57,18 @@ class Job:
 
     def told(self, ahead: int = 0) -> dict[str, Any]:
         """Return what is said of it; `ahead`: jobs that come before it."""
-        said = {"id": self.id, "state": self.state, "frames": self.frames, "frames_total": self.total}
-        said |= {"progress": 1.0 if self.state == "done" else round(self.frames / self.total, 4) if self.total else 0.0}
+        summary = {"id": self.id, "state": self.state, "frames": self.frames, "frames_total": self.total}
+        summary |= {
+            "progress": 1.0 if self.state == "done" else round(self.frames / self.total, 4) if self.total else 0.0
+        }
         if self.state == "queued":
-            said["ahead"] = ahead
+            summary["ahead"] = ahead
         if self.state == "running" and self.frames > 1 and self.total:
             rate = (self.frames - 1) / max(time.monotonic() - self.begun, 1e-6)
-            said["seconds_left"] = round((self.total - self.frames) / rate, 1)
+            summary["seconds_left"] = round((self.total - self.frames) / rate, 1)
         if self.state == "done":
-            said |= {"file": f"/v1/jobs/{self.id}/file", "notes": list(self.notes)}
-        return said | ({"detail": self.detail} if self.detail else {})
+            summary |= {"file": f"/v1/jobs/{self.id}/file", "notes": list(self.notes)}
+        return summary | ({"detail": self.detail} if self.detail else {})
 
 
 class Desk:
@@ -230,10 +232,10 @@ class Desk:
     def _recover(self, path: Path) -> None:
         """Read what is kept of a job, from a process that has ended."""
         try:
-            said = json.loads((path / "state.json").read_bytes())
+            stored = json.loads((path / "state.json").read_bytes())
             known = {each.name for each in fields(Job)}
-            job = Job(**{name: value for name, value in said.items() if name in known})
-            job.order = order_of(said["order"])
+            job = Job(**{name: value for name, value in stored.items() if name in known})
+            job.order = order_of(stored["order"])
             if job.id != path.name or not ID.fullmatch(job.id):
                 raise ValueError
         except (OSError, ValueError, KeyError, TypeError):  # it ended while the video came in
@@ -361,5 +363,5 @@ class Jobs:
             return self.desk
 
 
-def _json(said: dict[str, Any], status: int = 200, headers: tuple[tuple[str, str], ...] = ()) -> Reply:
-    return Reply(json.dumps(said).encode(), "application/json", status, headers)
+def _json(content: dict[str, Any], status: int = 200, headers: tuple[tuple[str, str], ...] = ()) -> Reply:
+    return Reply(json.dumps(content).encode(), "application/json", status, headers)

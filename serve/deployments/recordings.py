@@ -122,12 +122,12 @@ def length(path: Path, limits: Limits) -> float:
         Problem: 413 where it is too long, 415 where it is of another kind than it began.
         UserError: where its header is broken.
     """
-    said = header(path)
-    if said.container not in SUFFIXES[path.suffix]:
+    info = header(path)
+    if info.container not in SUFFIXES[path.suffix]:
         raise Problem(415, "the recording is of another kind than its first bytes say")
-    if said.seconds * said.rate * said.channels > limits.sound_samples:
+    if info.seconds * info.rate * info.channels > limits.sound_samples:
         raise Problem(413, f"the recording has more than {limits.sound_samples} samples; send fewer channels or less")
-    seconds = 0.0 if said.is_guess else said.seconds
+    seconds = 0.0 if info.is_guess else info.seconds
     if seconds <= limits.sound_seconds:
         seconds = duration(path, limits.sound_seconds)
     if seconds > limits.sound_seconds:

@@ -94,11 +94,11 @@ def check(body: bytes, size: int, limits: Limits) -> None:
 
 def paint(works: Sequence[Work]) -> list[Pixels]:
     """Stylise photographs; those of one style and size together."""
-    found: dict[int, Pixels] = {}
+    pictures: dict[int, Pixels] = {}
     for share in shares(works):
         made = works[share[0]].style([works[place].pixels for place in share], nothing)
-        found |= {place: result.pixels for place, result in zip(share, made, strict=True)}
-    return [found[place] for place in range(len(works))]
+        pictures |= {place: result.pixels for place, result in zip(share, made, strict=True)}
+    return [pictures[place] for place in range(len(works))]
 
 
 def shares(works: Sequence[Work], most: int = BATCH_PIXELS) -> list[list[int]]:

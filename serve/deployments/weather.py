@@ -77,9 +77,9 @@ def from_npz(body: bytes, shape: tuple[int, ...], limits: Limits) -> Array:
                 raise Problem(413, f"{NAME}: more than {limits.frames_bytes} bytes")
             if npy.read_magic(file) != (1, 0):
                 raise Problem(400, "the npz file is of an unknown version")
-            found, columns, kind = npy.read_array_header_1_0(file)
-            if found != shape:
-                raise wrong(NAME, f"shape {found}", f"shape {shape}")
+            dimensions, columns, kind = npy.read_array_header_1_0(file)
+            if dimensions != shape:
+                raise wrong(NAME, f"shape {dimensions}", f"shape {shape}")
             if kind.kind not in "fiu":
                 raise wrong(NAME, str(kind), "numbers")
             data = file.read(kind.itemsize * math.prod(shape) + 1)
@@ -154,11 +154,11 @@ def forecasts(works: Sequence[Work]) -> list[Array]:
     groups: dict[tuple[int, str], list[int]] = {}
     for place, each in enumerate(works):
         groups.setdefault((id(each.forecaster), each.region), []).append(place)
-    found: dict[int, Array] = {}
+    images: dict[int, Array] = {}
     for (_, region), places in groups.items():
         steps = works[places[0]].forecaster.steps(np.stack([works[place].images for place in places]), region)
-        found |= dict(zip(places, steps, strict=True))
-    return [found[place] for place in range(len(works))]
+        images |= dict(zip(places, steps, strict=True))
+    return [images[place] for place in range(len(works))]
 
 
 @dataclass(frozen=True)
@@ -188,10 +188,10 @@ def joined(members: Sequence[Array], wanted: Wanted) -> Array:
         view = View(threshold=wanted.threshold)
         given = [maps.Member(str(place), view, steps, {}) for place, steps in enumerate(members, 1)]
         join = majority_vote if wanted.combine == "vote" else mean_probability
-        found: Array = join("", given)["probability"]
+        probability: Array = join("", given)["probability"]
     except (UserError, ValueError) as error:
         raise Problem(422, str(error)) from error
-    return found
+    return probability
 
 
 def moment(time: str) -> np.datetime64 | None:
@@ -203,10 +203,10 @@ def moment(time: str) -> np.datetime64 | None:
     if not time:
         return None
     try:
-        said = datetime.fromisoformat(time)
+        parsed = datetime.fromisoformat(time)
     except ValueError as error:
         raise wrong("time", repr(time)[:40], "ISO 8601, as 2019-06-01T12:00") from error
-    plain = said.astimezone(UTC).replace(tzinfo=None) if said.tzinfo else said
+    plain = parsed.astimezone(UTC).replace(tzinfo=None) if parsed.tzinfo else parsed
     return np.datetime64(plain, "m")
 
 
@@ -224,8 +224,8 @@ class Forecasters:
         wanted = Wanted(**options)
 
         async def forecasts() -> list[Any]:
-            asked = [await asyncio.to_thread(work, self.forecasters[sha256], region, body) for sha256 in sha256s]
-            made: list[Any] = await asyncio.gather(*(self.batch(each) for each in asked))
+            works = [await asyncio.to_thread(work, self.forecasters[sha256], region, body) for sha256 in sha256s]
+            made: list[Any] = await asyncio.gather(*(self.batch(each) for each in works))
             return made
 
         try:

@@ -34,8 +34,8 @@ SAFE = {
 def respond(answer: Reply | Problem, model: Model | None = None) -> Response:
     """Return what a deployment answered as HTTP, with the headers that say which model it is from."""
     reply = answer.reply() if isinstance(answer, Problem) else answer
-    said = model.headers() if model and reply.status < 400 else {}
-    return Response(reply.body, reply.status, said | dict(reply.headers), reply.media)
+    extra = model.headers() if model and reply.status < 400 else {}
+    return Response(reply.body, reply.status, extra | dict(reply.headers), reply.media)
 
 
 PROBES = ("/-/healthz", "/-/readyz")
@@ -67,10 +67,10 @@ class Gate:
         async def sending(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
-                status, said = message["status"], MutableHeaders(scope=message)
-                said.update(SAFE)
-                if said.get("location", "").startswith("/"):
-                    said["location"] = prefix + said["location"]
+                status, headers = message["status"], MutableHeaders(scope=message)
+                headers.update(SAFE)
+                if headers.get("location", "").startswith("/"):
+                    headers["location"] = prefix + headers["location"]
             await send({**message, "body": b""} if head and message["type"] == "http.response.body" else message)
 
         self.busy += 1

@@ -89,16 +89,16 @@ def describe(app: FastAPI, models: Sequence[Model]) -> None:
 
     def document() -> dict[str, Any]:
         if app.openapi_schema is None:
-            found = plain()
-            components = found.setdefault("components", {})
+            documented = plain()
+            components = documented.setdefault("components", {})
             components["schemas"] = {
                 name: schema
                 for name, schema in components.get("schemas", {}).items()
                 if name not in ("HTTPValidationError", "ValidationError")  # of FastAPI: ours are problems
             } | {"Problem": PROBLEM_SCHEMA}
             components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
-            found["security"] = [{}, {"token": []}]  # whether it is needed, the server's host says
-            for path, operations in found["paths"].items():
+            documented["security"] = [{}, {"token": []}]  # whether it is needed, the server's host says
+            for path, operations in documented["paths"].items():
                 for method, operation in operations.items():
                     _complete(operation, path, method, models)
         schema: dict[str, Any] = app.openapi_schema or {}

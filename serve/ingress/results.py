@@ -54,12 +54,12 @@ class Tables:
         """Return a table with its claims; `at`: the scale, and what `listed` says of changes; none: the largest."""
         parts = sorted(self.parts(), key=place)
         named = [part for part in parts if part.name == name]
-        found = [part for part in named if at in ("", kept_at(part))]
+        matches = [part for part in named if at in ("", kept_at(part))]
         if not named:
             return Problem(404, f"no table {name!r} was filled here{nearest(name, {part.name for part in parts})}")
-        if not found:
+        if not matches:
             return Problem(404, f"{name} was not filled at {at!r}{nearest(at, {kept_at(part) for part in named})}")
-        return self.reply(self.whole(found[0]))
+        return self.reply(self.whole(matches[0]))
 
     def picture(self, name: str, at: str) -> Reply | Problem:
         """Return the picture of a figure, PNG."""
@@ -73,13 +73,13 @@ class Tables:
         if self.storage is None:
             return []
         folder = fs.FileSelector(f"{self.storage.root}/{FOLDER}", allow_not_found=True)
-        found = []
+        parts = []
         for file in sorted(self.storage.filesystem.get_file_info(folder), key=lambda info: str(info.base_name)):
             name, stamp = str(file.base_name), (file.size, file.mtime_ns)
             if name.endswith(".json") and self.known.get(name, (None, None))[0] != stamp:
                 self.known[name] = stamp, read_table(self.storage, f"{FOLDER}/{name}")
-            found.append(self.known.get(name, (None, None))[1])
-        return [part for part in found if part]
+            parts.append(self.known.get(name, (None, None))[1])
+        return [part for part in parts if part]
 
     def heading(self, part: FilledTable) -> dict[str, Any]:
         """Return what a table is."""
@@ -137,9 +137,9 @@ class Tables:
         """Say whether a figure's picture is kept."""
         return bool(part.figure and self.storage and self.storage.exists(f"{FOLDER}/{slug_of(part)}.png"))
 
-    def reply(self, told: Any) -> Reply:
+    def reply(self, content: Any) -> Reply:
         """Return plain values as JSON, in which the storage is not named."""
-        text = json.dumps(told, ensure_ascii=False, default=str)
+        text = json.dumps(content, ensure_ascii=False, default=str)
         if self.storage:
             text = text.replace(json.dumps(str(self.storage), ensure_ascii=False)[1:-1], "STORAGE")
         return Reply(text.encode(), "application/json")

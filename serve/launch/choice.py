@@ -114,21 +114,21 @@ def best(task: str, storage: Storage) -> list[Model]:
     if not storage.folders(f"runs/{task}"):
         return []
     try:
-        found = import_module(f"retable.tasks.{task}.best").best(usable(task, storage))
+        choices = import_module(f"retable.tasks.{task}.best").best(usable(task, storage))
     except UserError as error:
         errors.print(f"note: {error}; the zoo is served instead", markup=False)
         return []
-    real = {name: it for name, it in found.items() if scale_of(it.run) != SMOKE}
+    real = {name: it for name, it in choices.items() if scale_of(it.run) != SMOKE}
     if not real and zoo.zoo(task):
         why = "are of the smoke scale, which proves the path and no more; the zoo is served instead"
         errors.print(f"note: {task}: the runs here {why} (--best {task}/TABLE serves them)", markup=False)
         return []
-    return of_choices(real or found, storage)
+    return of_choices(real or choices, storage)
 
 
-def of_choices(found: Mapping[str, Choice], storage: Storage) -> list[Model]:
+def of_choices(choices: Mapping[str, Choice], storage: Storage) -> list[Model]:
     """Export what was chosen, by name."""
-    return [of_run(it.run, it.line().partition(": ")[2], storage, name) for name, it in sorted(found.items())]
+    return [of_run(it.run, it.line().partition(": ")[2], storage, name) for name, it in sorted(choices.items())]
 
 
 def best_of(named: str, storage: Storage) -> list[Model]:
@@ -152,8 +152,8 @@ def best_of(named: str, storage: Storage) -> list[Model]:
     if not runs:
         raise UserError(f"--best {named}: {storage} has no run of it; `retable reproduce {task}/{table}` makes them")
     rule = import_module(f"retable.tasks.{task}.best")
-    found = by_metric(named, metric, rule, runs) if metric else rule.best(runs)
-    return of_choices(found, storage)
+    choices = by_metric(named, metric, rule, runs) if metric else rule.best(runs)
+    return of_choices(choices, storage)
 
 
 def by_metric(named: str, metric: str, rule: Any, runs: Sequence[api.TrainedRun]) -> dict[str, Choice]:
@@ -167,10 +167,10 @@ def by_metric(named: str, metric: str, rule: Any, runs: Sequence[api.TrainedRun]
     try:
         override(task.view(), validation)
     except UserError as error:
-        whole = named.removesuffix(f"/{metric}")
+        prefix = named.removesuffix(f"/{metric}")
         raise UserError(
             f"--best {named}: {metric} is what the table shows, and {task.name} has no validation split to choose by; "
-            f"--best {whole} chooses among the same runs by numbers that no table shows"
+            f"--best {prefix} chooses among the same runs by numbers that no table shows"
         ) from error
 
     def score(run: api.TrainedRun) -> float:

@@ -137,10 +137,12 @@ def hangups() -> Iterator[queue.SimpleQueue[int]]:
 def renew(models: Sequence[Model], wanted: Wanted, storage: Storage, swap: Swap) -> list[Model]:
     """Choose again, of the tasks that are served; serve it, say what has changed, and return it."""
     try:
-        found = Apart(choose_models, wanted, storage).result()
+        available = Apart(choose_models, wanted, storage).result()
         tasks = list(dict.fromkeys(model.task for model in models))
         chosen = [
-            m for task in tasks for m in ([m for m in found if m.task == task] or [m for m in models if m.task == task])
+            m
+            for task in tasks
+            for m in ([m for m in available if m.task == task] or [m for m in models if m.task == task])
         ]
         old, new = ({model.sha256: model for model in some} for some in (models, chosen))
         if old.keys() == new.keys():
@@ -197,8 +199,8 @@ def serving(
         arguments = application.arguments(models, storage, address, index)
         least = replicas or {}
         # Of a command that was killed: its replicas have their room.
-        there = bool(cluster_address()) and name in serve.status().applications
-        spare = check_cpus({} if there else application.reserved(arguments.tasks, least))
+        running = bool(cluster_address()) and name in serve.status().applications
+        spare = check_cpus({} if running else application.reserved(arguments.tasks, least))
         scaling = application.scaling(arguments.tasks, least, spare, int(cluster_resources().get("CPU", 1)))
         where: Any = {"host": address.host, "port": address.port, "keep_alive_timeout_s": application.KEEP_ALIVE}
         serve.start(proxy_location="HeadOnly", http_options=where, logging_config={"log_level": "WARNING"})
@@ -226,11 +228,11 @@ def join(address: Address) -> Address:
 
     if not cluster_address():
         return address
-    name, there = address.name or NAME, ray_compat.serve_address()
-    if not there:
+    name, running_at = address.name or NAME, ray_compat.serve_address()
+    if not running_at:
         check_port(address.host, address.port)
     else:
-        address = replace(address, host=there[0], port=there[1])
+        address = replace(address, host=running_at[0], port=running_at[1])
         if not address.token and not loopback(address.host):
             raise UserError(f"serve: this cluster serves at {address.url}, which others can reach; set RETABLE_TOKEN")
     other = ray_compat.claim(name, address.url)
@@ -311,8 +313,8 @@ def reason(error: RuntimeError, name: str) -> str:
     """Return why an application does not start: the last line of what a replica says, or of the error."""
     from ray import serve
 
-    said = serve.status().applications[name].deployments if name in serve.status().applications else {}
-    texts = [each.message for each in said.values() if each.status == "DEPLOY_FAILED"] or [str(error)]
+    deployments = serve.status().applications[name].deployments if name in serve.status().applications else {}
+    texts = [each.message for each in deployments.values() if each.status == "DEPLOY_FAILED"] or [str(error)]
     return texts[0].strip().splitlines()[-1].rpartition("UserError: ")[2]
 
 
@@ -337,12 +339,12 @@ def check_cpus(wanted: Mapping[str, float]) -> float:
     """
     import ray
 
-    there = float(ray.available_resources().get("CPU", 0.0))  # type: ignore[no-untyped-call]
+    available = float(ray.available_resources().get("CPU", 0.0))  # type: ignore[no-untyped-call]
     total = round(sum(wanted.values()), 3)
-    if total > there and not autoscales():
+    if total > available and not autoscales():
         parts = ", ".join(f"{name} {share:g}" for name, share in wanted.items())
-        raise UserError(f"serve: {total:g} CPUs are wanted ({parts}) and {there:g} are free; name fewer tasks")
-    return max(0.0, there - total)
+        raise UserError(f"serve: {total:g} CPUs are wanted ({parts}) and {available:g} are free; name fewer tasks")
+    return max(0.0, available - total)
 
 
 def write_config(file: str, text: str) -> None:
@@ -366,13 +368,13 @@ def read_replicas(words: Sequence[str]) -> dict[str, int]:
     """
     from retable.serve.application import DEPLOYMENTS
 
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for word in words:
         name, _, number = word.rpartition("=")
         if not number.isdecimal() or int(number) < 1 or (name and name not in (*DEPLOYMENTS, "ingress")):
             raise UserError(f"--replicas {word}: wanted N, or TASK=N, of {', '.join(DEPLOYMENTS)}, ingress")
-        found |= dict.fromkeys([name] if name else [*DEPLOYMENTS, "ingress"], int(number))
-    return found
+        counts |= dict.fromkeys([name] if name else [*DEPLOYMENTS, "ingress"], int(number))
+    return counts
 
 
 def some(models: Sequence[Model], line: Callable[[Model], str]) -> Iterator[str]:

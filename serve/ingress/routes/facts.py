@@ -27,10 +27,10 @@ def add(app: FastAPI, models: Sequence[Model], ask: Ask, limits: Limits) -> None
     async def asked() -> Problem | None:
         try:
             async with asyncio.timeout(limits.ready_seconds):
-                told = await asyncio.gather(*(ask(task, "ready", own) for task, own in digests.items()))
+                answers = await asyncio.gather(*(ask(task, "ready", own) for task, own in digests.items()))
         except TimeoutError:
             return Problem(503, f"a model does not answer within {limits.ready_seconds:g} s").wait(5)
-        return next((each for each in told if isinstance(each, Problem)), None)
+        return next((each for each in answers if isinstance(each, Problem)), None)
 
     @app.get("/-/healthz", include_in_schema=False)
     def live() -> Response:
