@@ -49,7 +49,7 @@ def peak_megabytes(call: Any) -> float:
 def measure() -> dict[str, Any]:
     from retable.platform import api
     from retable.platform.config import override
-    from retable.platform.execute.flow import train_all
+    from retable.platform.execute.scheduler import train_all
     from retable.platform.execute.session import ray_cluster
     from retable.platform.execute.trials import Resources
     from retable.platform.plan.plan import compile_configs

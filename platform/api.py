@@ -1,4 +1,4 @@
-"""What a notebook calls, and what the command line calls: one path for both."""
+"""The public API for notebooks; the command line calls the same functions."""
 
 from __future__ import annotations
 

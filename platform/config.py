@@ -343,7 +343,7 @@ def set_line(changes: Mapping[str, object]) -> str:
 
 
 def _plain(value: object) -> bool:
-    """Say whether a text can stand without quotes: one that is JSON itself, such as `1`, would be read as that."""
+    """Return whether a text can stand without quotes: one that is JSON itself, such as `1`, would be read as that."""
     try:
         json.loads(str(value))
     except ValueError:

@@ -1,4 +1,4 @@
-"""The one exception for a user's mistake, and what no message may say: secrets."""
+"""UserError, the one exception for a user's mistake, and redaction of secrets in messages."""
 
 from __future__ import annotations
 

@@ -53,14 +53,14 @@ class Deployment:
     """Requests that wait for a replica to come; more are refused with 503. -1: any number."""
     gpu: bool = True
     """Whether it computes on a GPU, where there is one."""
-    told: bool = True
+    gets_models: bool = True
     """Whether it hears which models are served."""
 
     def options(self) -> dict[str, Any]:
-        """Return what Serve is told of it."""
+        """Return the deployment's options for Serve."""
         gpus = GPU_SHARE if self.gpu and cluster_resources().get("GPU", 0) else 0
         return {
-            "user_config": {"models": []} if self.told else None,
+            "user_config": {"models": []} if self.gets_models else None,
             "ray_actor_options": {"num_cpus": self.cpus, "num_gpus": gpus},
             "max_ongoing_requests": self.ongoing,
             "max_queued_requests": self.queued,
@@ -78,7 +78,7 @@ DEPLOYMENTS: Mapping[str, Deployment] = {
     "audio": Deployment(f"{CLASSES}.audio.Retrieval", 0.4, ongoing=2048, places=64, wait=5, queued=256),
     "rl": Deployment(f"{CLASSES}.rl.Policies", 0.3, ongoing=2048, places=128, wait=5, queued=512, gpu=False),
 }
-JOBS = Deployment(f"{CLASSES}.jobs.Jobs", cpus=0.1, ongoing=8, queued=32, told=False)
+JOBS = Deployment(f"{CLASSES}.jobs.Jobs", cpus=0.1, ongoing=8, queued=32, gets_models=False)
 """Videos, where styles are served; always one replica, which has the folder."""
 
 

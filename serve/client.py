@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from retable.serve.ingress.answers import PROBLEM
+from retable.serve.ingress.replies import PROBLEM
 
 Array = npt.NDArray[Any]
 

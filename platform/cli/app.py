@@ -50,7 +50,8 @@ GPU = code_root().parent / "benchmarks" / "results" / "gpu.json"
 """What `python -m benchmarks gpu` measured, in a checkout where it was run."""
 
 Tables = Annotated[
-    list[str] | None, typer.Argument(help="Tables such as rl/table1; `rl` for all of a task; none: all.")
+    list[str] | None,
+    typer.Argument(help="Table names such as rl/table1; a task name selects all its tables (default: all)."),
 ]
 TaskName = Annotated[str, typer.Argument(metavar="TASK", help="A task; see `retable list`.")]
 ScaleName = Annotated[
@@ -66,39 +67,43 @@ Where = Annotated[
     typer.Option("--storage", envvar="RETABLE_STORAGE", help="Where data, runs and reports lie: a folder or a URI."),
 ]
 Workers = Annotated[
-    int | None, typer.Option(help="Workers of each training, else as its task says; several: a Train group.", min=1)
+    int | None,
+    typer.Option(help="Workers of each training (default: as its task says); several form a Ray Train group.", min=1),
 ]
 Cpus = Annotated[
-    int | None, typer.Option(help="CPUs and torch threads of a training with one worker, else as its task says.", min=1)
+    int | None,
+    typer.Option(help="CPUs and torch threads of a training with one worker (default: as its task says).", min=1),
 ]
 Gpus = Annotated[
     float | None,
-    typer.Option(help="GPUs of each worker (0.25: four trainings share one), else as its task says.", min=0),
+    typer.Option(help="GPUs of each worker; 0.25 lets four trainings share one (default: as its task says).", min=0),
 ]
 Every = Annotated[
-    int, typer.Option(help="Steps between checkpoints within an epoch; 0: one about every half minute.", min=0)
+    int, typer.Option(help="Steps between checkpoints within an epoch; 0 writes one about every half minute.", min=0)
 ]
 Stack = Annotated[
-    int, typer.Option(help="Most trainings of a group in one stack; 0: one on CPUs, as many as fit on GPUs.", min=0)
+    int,
+    typer.Option(
+        help="Maximum trainings per stack; 0 chooses automatically: 1 on CPUs, as many as fit on GPUs.", min=0
+    ),
 ]
 
 On = Annotated[
-    str, typer.Option(metavar="WORD", help="Take measurements on a node with this resource, or type of accelerators.")
+    str,
+    typer.Option(metavar="WORD", help="Run measurements on a node that has this custom resource or accelerator type."),
 ]
 Deadline = Annotated[
     str,
     typer.Option(
         metavar="TIME",
-        help="Begin no training or measurement after this time (2h, 90m); those that decide a claim come first.",
+        help="Start no training or measurement after this time (2h, 90m); those that decide a claim come first.",
     ),
 ]
-Retry = Annotated[bool, typer.Option("--retry-diverged", help="Try again the trainings that diverged.")]
+Retry = Annotated[bool, typer.Option("--retry-diverged", help="Retry the trainings that diverged.")]
 Track = Annotated[
-    str, typer.Option(metavar="NAME", help="Tell a tracker of each training: mlflow, wandb or tensorboard.")
+    str, typer.Option(metavar="NAME", help="Log each training to an experiment tracker: mlflow, wandb or tensorboard.")
 ]
-Stream = Annotated[
-    bool, typer.Option("--stream/--no-stream", help="Read data as a stream even where they fit in memory.")
-]
+Stream = Annotated[bool, typer.Option("--stream/--no-stream", help="Stream the data even if they fit in memory.")]
 
 
 ReadAhead = Annotated[
@@ -252,7 +257,7 @@ def print_plan(work: Any, wanted: Any = None) -> None:
     """Print a plan's counts and cost, and what its trainings take (`wanted`: what the options say of that)."""
     from retable.platform.plan import calibration
     from retable.platform.plan.plan import left_out
-    from retable.platform.spec.resources import told
+    from retable.platform.spec.resources import summary
     from retable.platform.spec.table import hidden
     from retable.platform.text import and_more
 
@@ -268,7 +273,7 @@ def print_plan(work: Any, wanted: Any = None) -> None:
     grid.add_row("unique trainings", f"{len(work.trainings)} ({shown})" if shown else "0")
     waves = len({training.wave for training in work.missing})
     grid.add_row("groups to train", f"{len(work.groups)} stackable, in {waves} wave{'s' if waves != 1 else ''}")
-    for number, line in enumerate(told(work, wanted)):
+    for number, line in enumerate(summary(work, wanted)):
         grid.add_row("" if number else "a training takes", line)
     for number, line in enumerate(sent_notes(work)):
         grid.add_row("" if number else "from a bundle", line)
@@ -279,7 +284,7 @@ def print_plan(work: Any, wanted: Any = None) -> None:
     known = calibration.learn(work)
     grid.add_row("estimated cost", f"{clock(calibration.core_seconds(work, known))} of one CPU core (rough)")
     if known:
-        grid.add_row("", calibration.told(known))
+        grid.add_row("", calibration.summary(known))
     device, measured = gpu_rates()
     if work.missing and measured:
         hours, untimed = work.gpu_hours(measured)
@@ -349,7 +354,7 @@ def reproduce(
     )
     request = {"scale": scale, "set": parse_set(set or []), "rows": rows or (), "storage": storage}
     if retry_diverged and not train:
-        raise UserError("--retry-diverged trains, --no-train does not; leave one out")
+        raise UserError("--retry-diverged and --no-train are mutually exclusive; leave one out")
     fill_tables(tables or (), request, wanted, retry_diverged, train)
 
 

@@ -1,4 +1,4 @@
-"""What `retable doctor` looks at."""
+"""The checks of `retable doctor`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands `status` and `submit`: what is going on, here and on a cluster."""
+"""The commands `status` and `submit`, for this machine and for a cluster."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ def digits(cell: str) -> int:
 
 
 def is_numeric(cells: Sequence[str]) -> bool:
-    """Say whether a column holds numbers: every cell does that is not empty, and one is not."""
+    """Return whether a column holds numbers: every cell does that is not empty, and one is not."""
     filled = [cell for cell in cells if cell.strip() not in NONE]
     return bool(filled) and all(NUMBER.match(MARKS.sub("", cell)) for cell in filled)
 

@@ -26,7 +26,7 @@ Where = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="A run: its first digits, `latest`, or TABLE/ROW.")]
 
-COLOURS = {"finished": "green", "running": "cyan", "failed": "red", "damaged": "red", "diverged": "yellow"}
+COLOURS = {"finished": "green", "running": "cyan", "failed": "red", "corrupt": "red", "diverged": "yellow"}
 MOST = 40
 """Most runs that are shown where nobody says how many."""
 
@@ -103,7 +103,7 @@ def runs(
         list[str] | None, typer.Option("--where", help="Only runs with field=value, of the config or of the listing.")
     ] = None,
     state: Annotated[
-        list[str] | None, typer.Option(help="finished, diverged, running, silent, stopped, failed, damaged.")
+        list[str] | None, typer.Option(help="finished, diverged, running, stale, incomplete, failed, corrupt.")
     ] = None,
     sort: Annotated[
         str, typer.Option(help="age, size, seconds, epoch, or any field; -size: the smallest last.")
@@ -114,7 +114,7 @@ def runs(
 ) -> None:
     """List the runs on a storage: state, epochs, age, size, and what tells them apart from most.
 
-    Examples: `retable runs rl --where prune=snip --sort -size` · `retable runs --state failed --state silent`
+    Examples: `retable runs rl --where prune=snip --sort -size` · `retable runs --state failed --state stale`
     """
     from retable.platform.store.query import differs, list_runs, select, usual
     from retable.platform.store.storage import Storage
@@ -131,7 +131,7 @@ def runs(
     for run in shown:
         about = run.why or differs(run, base.get(run.task, {}))
         how = Text(
-            run.state + (f" {clock(run.silent)}" if run.state == "silent" else ", bundle" if run.bundle else ""),
+            run.state + (f" {clock(run.silent)}" if run.state == "stale" else ", bundle" if run.bundle else ""),
             COLOURS.get(run.state, "dim"),
         )
         epochs = f"{run.epoch}/{run.epochs}"
@@ -257,12 +257,12 @@ def show_run(run: RunName, storage: Where = "results", as_json: Json = False) ->
 
     Examples: `retable show latest --json` · `retable show rl/table1/dense`
     """
-    from retable.platform.report.describe import find_run, last_tracebacks, whole
+    from retable.platform.report.describe import describe_run, find_run, last_tracebacks
     from retable.platform.store.provenance import name_of
     from retable.platform.store.storage import Storage
 
     folder = find_run(Storage.open(storage), run)
-    description = whole(folder)
+    description = describe_run(folder)
     if as_json:
         print_json(description)
         return
@@ -366,12 +366,12 @@ def diff(first: RunName, second: RunName, storage: Where = "results", as_json: J
 
     Example: `retable diff rl/table1/dense latest`
     """
-    from retable.platform.report.describe import compare, find_run, whole
+    from retable.platform.report.describe import describe_run, diff_runs, find_run
     from retable.platform.store.storage import Storage
 
     where = Storage.open(storage)
-    one, other = (whole(find_run(where, name)) for name in (first, second))
-    differences = compare(one, other)
+    one, other = (describe_run(find_run(where, name)) for name in (first, second))
+    differences = diff_runs(one, other)
     if as_json:
         print_json({"runs": [one["run"], other["run"]], **differences})
         return
@@ -408,13 +408,13 @@ def gc(
 
     Examples: `retable gc` · `retable gc --older-than 30 --delete`
     """
-    from retable.platform.plan.gc import find_waste, remove
+    from retable.platform.plan.gc import find_unreferenced, remove
     from retable.platform.store.storage import Storage
 
     where = Storage.open(storage)
     if not where.exists():
         raise UserError(f"{where}: there is nothing here")
-    unreferenced, notes = find_waste(where, older_than)
+    unreferenced, notes = find_unreferenced(where, older_than)
     if as_json:
         print_json({"delete": delete, "found": [each.as_json() for each in unreferenced], "notes": notes})
     else:
@@ -428,7 +428,7 @@ def gc(
                     "size age",
                 )
             )
-        total = f"{len(unreferenced)} things of nobody, {size(sum(each.size for each in unreferenced))}"
+        total = f"{len(unreferenced)} unreferenced items, {size(sum(each.size for each in unreferenced))}"
         console.print(total + ("" if delete or not unreferenced else "; --delete removes them"), markup=False)
     if delete and unreferenced:
         with progress_bar("removing") if not as_json else quiet() as report:

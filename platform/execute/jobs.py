@@ -57,7 +57,7 @@ def use_token() -> None:
 
 
 @contextmanager
-def told(address: str) -> Iterator[None]:
+def readable_errors(address: str) -> Iterator[None]:
     """Turn what goes wrong with a dashboard into one line.
 
     Raises:
@@ -87,7 +87,7 @@ def ask(address: str, path: str) -> Any:
     import requests
     from ray.exceptions import AuthenticationError
 
-    with told(address):
+    with readable_errors(address):
         headers = ray_compat.auth_headers()
         answer = requests.get(address + path, headers=headers, timeout=ANSWER, allow_redirects=False)
         if answer.status_code in (401, 403):
@@ -115,7 +115,7 @@ def connect(address: str) -> JobSubmissionClient:
         "ray.dashboard.modules.job.sdk",
     ):  # it says each file that it leaves out
         logging.getLogger(name).setLevel(logging.ERROR)
-    with told(address):
+    with readable_errors(address):
         return JobSubmissionClient(address)
 
 
@@ -202,7 +202,7 @@ def submit(address: str, words: Sequence[str], storage: str, folder: Path) -> st
     variables = environment(storage, folder)
     check_upload(folder)
     client = connect(address)
-    with told(address):
+    with readable_errors(address):
         return str(
             client.submit_job(
                 entrypoint=shlex.join(["python", "-m", "retable.platform.cli", *words]),
@@ -215,7 +215,7 @@ def submit(address: str, words: Sequence[str], storage: str, folder: Path) -> st
 def follow(address: str, job: str) -> bool:
     """Print what a job says until it ends; say whether it ended well. Ctrl-C ends the following, not the job."""
     client = connect(address)
-    with told(address):
+    with readable_errors(address):
         client.get_job_info(job)  # one that is unknown is told here: to follow it would end in a handshake's traceback
 
     async def tail() -> None:
@@ -223,7 +223,7 @@ def follow(address: str, job: str) -> bool:
             console.print(redact(text), end="", markup=False)
 
     try:
-        with told(address):
+        with readable_errors(address):
             with followed(address, job):
                 asyncio.run(tail())
             info = client.get_job_info(job)
@@ -257,7 +257,7 @@ def stop(address: str, job: str) -> str:
         UserError: where there is no such job.
     """
     client = connect(address)
-    with told(address):
+    with readable_errors(address):
         stopped = client.stop_job(job)
     return f"job {job}: told to stop" if stopped else f"job {job}: had ended before"
 
@@ -265,7 +265,7 @@ def stop(address: str, job: str) -> str:
 def jobs(address: str) -> list[Mapping[str, Any]]:
     """Return the jobs that a cluster knows, the newest first, as plain data."""
     client = connect(address)
-    with told(address):
+    with readable_errors(address):
         entries = client.list_jobs()
     rows = [
         {

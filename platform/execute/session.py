@@ -60,7 +60,7 @@ ANSWER = 10.0
 
 
 class Interrupt:
-    """The handler of SIGINT and SIGTERM: interrupts what runs, and lets what cleans up after it come to its end."""
+    """Handler of SIGINT and SIGTERM: interrupts the block once, and lets its cleanup finish."""
 
     PATIENCE = 10.0
     """Seconds in which further signals change nothing: schedulers and people send two."""
@@ -80,7 +80,7 @@ class Interrupt:
             self.received, self._since = signum, time.monotonic()
             raise KeyboardInterrupt
 
-    def tell(self) -> None:
+    def announce(self) -> None:
         """Say once that the work was interrupted, if it was."""
         if self.received and not self._told:
             self._told = True
@@ -111,7 +111,7 @@ def interruptible() -> Iterator[Interrupt | None]:
     except BaseException:  # whatever the interruption has become on its way
         if not interrupt.received:
             raise
-        interrupt.tell()
+        interrupt.announce()
         raise SystemExit(143) if interrupt.received == signal.SIGTERM else KeyboardInterrupt from None
     finally:
         for number, handler in before.items():
@@ -155,7 +155,7 @@ def ray_cluster(nested: bool = False) -> Iterator[None]:
             yield
         finally:
             if interrupt:
-                interrupt.tell()  # before Ray ends: while it does, it takes our handler away
+                interrupt.announce()  # before Ray ends: while it does, it takes our handler away
             end_ray()
 
 
@@ -322,7 +322,7 @@ def check_nodes(storage: Storage) -> None:
 
 
 def gone(node: str, error: Exception) -> bool:
-    """Say whether a node has vanished: Ray notices that after a while."""
+    """Return whether a node has vanished: Ray notices that after a while."""
     import ray
     from ray.exceptions import NodeDiedError, TaskUnschedulableError
 
@@ -331,14 +331,14 @@ def gone(node: str, error: Exception) -> bool:
 
 
 def look_from_node(storage: Storage, mark: str) -> tuple[bool, dict[str, str], dict[str, str]]:
-    """Say whether a file is seen from here, which versions are installed, and which code is imported."""
+    """Return whether a file is seen from here, which versions are installed, and which code is imported."""
     from retable.platform.store.provenance import code, versions
 
     return storage.exists(mark), versions(), code()
 
 
 def compare(node: str, their_versions: Mapping[str, str], theirs: Mapping[str, str], ours: Mapping[str, str]) -> None:
-    """Refuse a node whose code is not the driver's; say where its packages have other versions (`found`).
+    """Refuse a node whose code differs from the driver's; print where its package versions differ.
 
     Raises:
         UserError: naming the node, and the parts of the code.
@@ -462,7 +462,7 @@ def resource_of(word: str) -> str:
 
 
 def autoscales() -> bool:
-    """Say whether the cluster may grow: then waiting for machines is no mistake."""
+    """Return whether the cluster may grow: then waiting for machines is no mistake."""
     return bool(growth())
 
 

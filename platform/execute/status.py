@@ -1,4 +1,4 @@
-"""What is going on: on a storage, from its files alone, and on a Ray cluster, from its dashboard."""
+"""Status of a storage, from its files alone, and of a Ray cluster, from its dashboard."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from retable.platform.store.query import Run, list_runs
 from retable.platform.store.run import RunFolder
 from retable.platform.store.storage import Storage
 
-ACTIVE = ("running", "silent", "failed", "stopped", "damaged")
+ACTIVE = ("running", "stale", "failed", "incomplete", "corrupt")
 """States that somebody may want to know of."""
 
 

@@ -15,23 +15,23 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from retable.platform.config import Config, View, describe, flatten, override, parent
-from retable.platform.console import Board
+from retable.platform.console import ProgressBoard
 from retable.platform.errors import UserError, nearest
-from retable.platform.execute.datasets import Shelf
-from retable.platform.execute.flow import LOOK
+from retable.platform.execute.callback import FAILURE, RunProgress, TrialCallback
+from retable.platform.execute.datasets import DatasetCache
 from retable.platform.execute.run import execute, prepare_data
+from retable.platform.execute.scheduler import POLL_SECONDS
 from retable.platform.execute.scoring import predict_and_score, weights_digest
 from retable.platform.execute.session import check_nodes, possible_resources, ray_cluster
 from retable.platform.execute.sweep_result import Point, SweepResult, read_points, write_points
 from retable.platform.execute.trials import Job, Launch, check, concurrent, fit, reported, require, run_job
-from retable.platform.execute.watch import FAILURE, Piece, Watch
 from retable.platform.plan.plan import ENDED, Plan, compile_configs, data_digest, name_of, name_of_view, status
-from retable.platform.spec.resources import Needs, Resources
+from retable.platform.spec.resources import Requirements, Resources
 from retable.platform.spec.space import SAMPLES, Space, find_space, plain, point_config, point_view
 from retable.platform.spec.table import resolve
 from retable.platform.spec.task import Task, config_at, find
 from retable.platform.store import provenance
-from retable.platform.store.lease import Silence, Taken
+from retable.platform.store.lease import LeaseLost, StaleLeaseWatcher
 from retable.platform.store.run import RunFolder, sha256, view_key
 from retable.platform.store.storage import Storage
 from retable.platform.train import trackers as track
@@ -96,7 +96,7 @@ class Sweep:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepLaunch(Launch):
-    """What every trial of a sweep shares."""
+    """The settings that all trials of a sweep share."""
 
     sweep: Sweep
     points: Sequence[Mapping[str, object]] = ()
@@ -107,11 +107,11 @@ class SweepLaunch(Launch):
         point = self.points[spec["point"]] if self.points else spec
         return {path: plain(value) for path, value in point.items()}
 
-    def needs(self, spec: Mapping[str, Any]) -> Needs:
+    def needs(self, spec: Mapping[str, Any]) -> Requirements:
         """Return what a trial takes."""
         return self.needs_of(self.sweep.config(self.point(spec)))
 
-    def needs_of(self, config: Config) -> Needs:
+    def needs_of(self, config: Config) -> Requirements:
         """Return what the training of a config takes."""
         return self.resources.needs(self.sweep.task, config, self.gpus)
 
@@ -186,7 +186,7 @@ def measured(folder: RunFolder, view: View) -> dict[str, Any]:
 
 
 def note_value(point: Point, sweep: Sweep, last: Mapping[str, Any]) -> None:
-    """Note what a point has come to; a run that diverged, or a value that is not finite, is none."""
+    """Set a point's value from its metrics; None if the run diverged or the value is not finite."""
     result, metric = sweep.folder(point.overrides).result() or {}, sweep.space.metric
     diverged, value = result.get("diverged"), last.get(metric)
     point.value = value if value is not None and math.isfinite(value) and not diverged else None
@@ -215,14 +215,14 @@ def run_trials(
         nested = resources.needs(sweep.task, sweep.base, 0.0).workers > 1
         with ray_cluster(nested=nested):
             check_nodes(sweep.storage)
-            shelf = Shelf(sweep.storage, resources.stream)
-            shelf.fetch({sweep.task.dataset.where(config): (sweep.task, config) for config in configs})
+            datasets = DatasetCache(sweep.storage, resources.stream)
+            datasets.fetch({sweep.task.dataset.where(config): (sweep.task, config) for config in configs})
             made = provenance.collect() | {"scale": sweep.scale, "changed": sorted(sweep.changed)}
             launch = SweepLaunch(
                 sweep.storage,
                 resources,
                 made,
-                shelf.lender,
+                datasets.holder,
                 possible_resources().get("GPU", 0.0),
                 sweep=sweep,
                 track=track.prepare(resources.track),
@@ -249,7 +249,7 @@ def train_parents(sweep: Sweep, configs: Sequence[Config], resources: Resources)
 
 @dataclass
 class Journal:
-    """What the trials of a sweep have tried, written at every change: the same command reads it and goes on."""
+    """The points that a sweep has tried, written after every change; the same command reads them and continues."""
 
     storage: Storage
     path: str
@@ -261,13 +261,13 @@ class Journal:
         point = Point(dict(overrides), sweep.folder(overrides).fingerprint)
         return self.points.get(point.key, point)
 
-    def watch(self, board: Board, launch: SweepLaunch) -> Watch:
-        """Return what keeps the board and the journal while trials run."""
+    def watch(self, board: ProgressBoard, launch: SweepLaunch) -> TrialCallback:
+        """Return the callback that updates the progress board and the journal."""
         sweep = launch.sweep
 
-        def pieces(spec: Mapping[str, Any]) -> list[Piece]:
+        def pieces(spec: Mapping[str, Any]) -> list[RunProgress]:
             point = launch.point(spec)
-            return [Piece(describe(point), sweep.folder(point), sweep.base.epochs)]
+            return [RunProgress(describe(point), sweep.folder(point), sweep.base.epochs)]
 
         def note(spec: Mapping[str, Any], last: Mapping[str, Any] | None = None) -> None:
             point = self.point(sweep, launch.point(spec))
@@ -277,7 +277,7 @@ class Journal:
                 note_value(point, sweep, last)
             write_points(self.storage, self.path, list(self.points.values()))
 
-        return Watch(board, pieces, started=note, ended=note)
+        return TrialCallback(board, pieces, started=note, on_trial_end=note)
 
 
 def run_known(points: Sequence[Mapping[str, object]], launch: SweepLaunch, journal: Journal) -> None:
@@ -316,7 +316,7 @@ def takes_values(search: Any) -> bool:
 def run_trials_of(space: Mapping[str, Any], count: int, launch: SweepLaunch, journal: Journal, **settings: Any) -> None:
     """Run so many trials of a Tune experiment, and keep the board and the journal meanwhile."""
     sweep = launch.sweep
-    with Board(f"sweep {sweep.name}", count).show() as board:
+    with ProgressBoard(f"sweep {sweep.name}", count).show() as board:
         watch = journal.watch(board, launch)
         needs = launch.needs_of(sweep.base)
         check(needs)
@@ -345,15 +345,15 @@ def try_point(spec: Mapping[str, Any], launch: SweepLaunch) -> None:
             try:
                 run_job(job, launch, f"{launch.id} {tune.get_context().get_trial_id()}")
                 return
-            except Taken:
+            except LeaseLost:
                 dead = left(folder)
 
 
 def left(folder: RunFolder) -> int:
-    """Wait until a run that another command has is finished, or nobody's; return the number of its last attempt."""
-    silence = Silence(folder)
-    while not (number := silence.look()):
-        time.sleep(LOOK)
+    """Wait until another command's run is finished or its lease is stale; return its last attempt's number."""
+    watcher = StaleLeaseWatcher(folder)
+    while not (number := watcher.poll()):
+        time.sleep(POLL_SECONDS)
     return number
 
 

@@ -147,7 +147,7 @@ class SweepResult:
 
 
 def is_logarithmic(domain: Any, places: Sequence[Any]) -> bool:
-    """Say whether an axis is logarithmic: the domain is drawn so, or a grid's values span a hundredfold."""
+    """Return whether an axis is logarithmic: the domain is drawn so, or a grid's values span a hundredfold."""
     if isinstance(domain, Mapping):
         return bool(places) and min(places) > 0 and max(places) / min(places) >= 100
     sampler = getattr(domain.sampler, "sampler", domain.sampler)  # a quantized one holds the other

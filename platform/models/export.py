@@ -1,4 +1,4 @@
-"""What the one file that is served says of itself, alike for every task: which run it holds, and where that is from."""
+"""Metadata stored in exported model files, the same for every task: the run, and its provenance."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DEFAULT_SCALE = "smoke"
 
 
 def about(run: TrainedRun, epoch: int = 0, **more: Any) -> dict[str, Any]:
-    """Return what an exported file says of its run: flat, and all of it JSON.
+    """Return the metadata of a run's exported file: flat, and all of it JSON.
 
     Args:
         run: a finished run.
@@ -67,7 +67,7 @@ def about(run: TrainedRun, epoch: int = 0, **more: Any) -> dict[str, Any]:
 
 
 def finite(value: object) -> bool:
-    """Say whether JSON can hold a metric."""
+    """Return whether JSON can hold a metric."""
     return isinstance(value, (int, float)) and math.isfinite(value)
 
 
@@ -96,7 +96,7 @@ def scale_of(run: TrainedRun) -> str:
 
 
 def _smaller(run: TrainedRun, scale: str, fields: Iterable[str]) -> bool:
-    """Say whether one of these fields is a whole number below the scale's."""
+    """Return whether one of these fields is a whole number below the scale's."""
     own, wanted = flatten(run.config), flatten(config_at(run.task, scale, {}))
     pairs = [(own.get(field), wanted.get(field)) for field in fields]
     return any(type(a) is int and type(b) is int and a < b for a, b in pairs)
@@ -169,7 +169,7 @@ def place_of(task: str, digest: str) -> str:
 
 
 def keep(task: str, data: bytes, storage: Storage) -> str:
-    """Put an exported file where actors of any node find it, unless it is there; return its SHA-256."""
+    """Write an exported file to the storage, unless it exists; return its SHA-256."""
     digest = sha256(data).hexdigest()
     if not storage.exists(place_of(task, digest)):
         storage.write(place_of(task, digest), data)
@@ -193,7 +193,7 @@ def kept(task: str, digest: str, storage: Storage) -> bytes:
 
 
 def check_size(data: bytes, name: str) -> None:
-    """Refuse a file that is larger than any of ours.
+    """Refuse a file larger than any exported file.
 
     Raises:
         UserError: naming its size.

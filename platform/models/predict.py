@@ -1,4 +1,4 @@
-"""Batch inference: many files through one trained model over Ray, without a server; what is answered stays answered."""
+"""Batch inference over Ray without a server: many files through one trained model; existing answers are kept."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def predict(
     storage: Storage,
     report: Callable[[int, int], None],
 ) -> tuple[int, list[str]]:
-    """Answer files by a trained model; return how many answers are new, and what failed, a line each.
+    """Answer files with a trained model; return the number of new answers, and a line for each failure.
 
     Answers that are there, and not older than their files, are left as they are: an interrupted batch goes on.
 
@@ -104,7 +104,7 @@ class Answerer:
 
 
 def find_model(task: str, name: str, storage: Storage) -> tuple[bytes, str]:
-    """Return the exported file that a name means, and what to call it.
+    """Return the exported file that a name refers to, and a display name.
 
     Args:
         task: whose.
@@ -118,7 +118,7 @@ def find_model(task: str, name: str, storage: Storage) -> tuple[bytes, str]:
     shipped = zoo.zoo(task)
     if not name:
         of_task = import_module(f"retable.tasks.{task}.best")
-        runs = of_task.best(select.usable(task, storage)) if storage.folders(f"runs/{task}") else {}
+        runs = of_task.best(select.eligible_runs(task, storage)) if storage.folders(f"runs/{task}") else {}
         candidates = {each: choice.run.fingerprint for each, choice in runs.items()} or {each: each for each in shipped}
         if len(candidates) != 1:
             named = ", ".join(f"{value} ({each})" if value != each else each for each, value in candidates.items())

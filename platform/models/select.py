@@ -24,7 +24,7 @@ SMOKE = "smoke"
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """What was chosen, and why."""
+    """The selected run, with the reason."""
 
     name: str
     """What it is served as."""
@@ -55,7 +55,7 @@ class Choice:
         return f"{self.run.task.name} {self.name}: run {self.run.fingerprint}, {number} ({where})"
 
 
-def usable(task: str, storage: Storage) -> list[TrainedRun]:
+def eligible_runs(task: str, storage: Storage) -> list[TrainedRun]:
     """Return a task's runs whose numbers count: finished, not diverged, of this version; in order of fingerprints.
 
     Raises:
@@ -81,7 +81,7 @@ def info_of(run: TrainedRun) -> Mapping[str, Any]:
 
 
 def same_data(run: TrainedRun) -> Hashable:
-    """Return what tells data sets apart: numbers of different ones cannot be compared."""
+    """Return the digest of a run's dataset: numbers on different datasets cannot be compared."""
     return str(run.result["data"])
 
 
@@ -175,7 +175,7 @@ def _rank(run: TrainedRun, real: Callable[[Mapping[str, Any]], bool]) -> Rank:
     return real(info_of(run)), scales.index(scale) if scale in scales else -1
 
 
-def by_name(runs: Sequence[TrainedRun], name: Callable[[TrainedRun], str]) -> dict[str, list[TrainedRun]]:
-    """Return runs by what each would be served as, in order of names; those of an empty name are left out."""
+def group_by_name(runs: Sequence[TrainedRun], name: Callable[[TrainedRun], str]) -> dict[str, list[TrainedRun]]:
+    """Return runs grouped by the name each would be served as, in order of names; empty names are left out."""
     names = {run.fingerprint: name(run) for run in runs}
     return {each: [r for r in runs if names[r.fingerprint] == each] for each in sorted(set(names.values())) if each}

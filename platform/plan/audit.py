@@ -1,4 +1,4 @@
-"""A plan row by row, as plain data: which fields make each run, and what it costs."""
+"""Audit of a plan: row by row, which fields make each run, and its cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a cluster may grow to and what its nodes cost: a file of Ray's launcher or of KubeRay, and `prices.toml`.
+"""Limits and prices of a cluster: a file of Ray's launcher or of KubeRay, and `prices.toml`.
 
 Only files are read: no Ray is started and no cloud is asked.
 """
@@ -276,7 +276,7 @@ def _node(
 
 
 def spot(node: Mapping[str, Any]) -> bool:
-    """Say whether a node's settings ask for a spot one, in the words of AWS, Google, Azure or a Kubernetes selector."""
+    """Return whether a node's settings ask for a spot node, on AWS, Google, Azure or by a Kubernetes selector."""
     for key, value in _leaves(node):
         named = "spot" in key.lower() or "preemptible" in key.lower()
         if str(value).lower() == "spot" or (named and str(value).lower() == "true"):

@@ -1,4 +1,4 @@
-"""What a plan takes on a cluster: hours of nodes, money, wall-clock time and bytes, before anything is started.
+"""Cost of a plan on a cluster: node hours, money, wall-clock time and bytes.
 
 Work is counted in seconds of one CPU core, by the tasks' own estimates, or in hours of a GPU where
 `python -m benchmarks gpu` measured the training's rate on the very GPU of the cluster. A run that several tables want
@@ -40,8 +40,8 @@ class Rates:
 
 
 @dataclass
-class Work:
-    """What one table takes that no table before it does."""
+class TableWork:
+    """The work of one table that no earlier table includes."""
 
     trainings: int = 0
     evaluations: int = 0
@@ -51,11 +51,11 @@ class Work:
 
 @dataclass
 class Estimate:
-    """What a plan takes on a cluster."""
+    """The cost of a plan on a cluster."""
 
     cluster: Cluster
     prices: Prices
-    tables: dict[str, Work]
+    tables: dict[str, TableWork]
     nodes: dict[str, int] = field(default_factory=dict)
     """Node type -> most nodes at once."""
     measured: int = 0
@@ -105,12 +105,12 @@ class Place:
 
 
 def estimate(plan: Plan, cluster: Cluster, prices: Prices, rates: Rates) -> Estimate:
-    """Count what the missing work of a plan takes. Starts nothing, and asks no cloud.
+    """Estimate the missing work of a plan. Starts nothing and asks no cloud.
 
     Trainings, and the predictions of tasks that predict on GPUs, go to the node type with GPUs that costs least for its
     work, if there is one; all else goes to the cheapest CPUs.
     """
-    estimated = Estimate(cluster, prices, {name: Work() for name in plan.tables}, unmeasured=len(plan.unmeasured))
+    estimated = Estimate(cluster, prices, {name: TableWork() for name in plan.tables}, unmeasured=len(plan.unmeasured))
     gpu, cpu = gpu_place(cluster), cpu_place(cluster)
     pieces: Hours = defaultdict(float)
     chains: dict[str, float] = {}  # by run path: hours from its first ancestor's start to its end

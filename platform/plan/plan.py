@@ -29,7 +29,7 @@ from retable.platform.spec.table import (
     stored_key,
 )
 from retable.platform.spec.task import DEFAULT_SCALE
-from retable.platform.store.cache import Snapshot, unswept
+from retable.platform.store.cache import Snapshot, gc_paused
 from retable.platform.store.provenance import device_name
 from retable.platform.store.run import RunFolder, check_numbers, listed_shards, sha256, view_key
 from retable.platform.store.storage import Storage
@@ -244,11 +244,11 @@ class Plan:
         return [c for c in unique.values() if self.waits(c) or (self.whole(c) and c.scores(self.storage) is None)]
 
     def whole(self, combining: Combining) -> bool:
-        """Say whether all members of a combination are finished, so that it may be made or read."""
+        """Return whether all members of a combination are finished, so that it may be made or read."""
         return all(self.trainings[member.folder.path].status in FINISHED for member in combining.members)
 
     def waits(self, combining: Combining) -> bool:
-        """Say whether members of a combination are still to be trained; of one that diverged, nothing can come."""
+        """Return whether members of a combination are still to be trained; of one that diverged, nothing can come."""
         states = {self.trainings[member.folder.path].status for member in combining.members}
         return not states & {"diverged", "parent diverged"} and not states <= {*FINISHED}
 
@@ -262,7 +262,7 @@ class Plan:
         return [timing for timing in self.timings.values() if not self._taken(timing)]
 
     def _taken(self, timing: Timing) -> bool:
-        """Say whether a measurement was taken on a node as `measure_on` says."""
+        """Return whether a measurement was taken on a node as `measure_on` says."""
         taken = [read_timing(self.storage, path) for path in timings_at(self.storage, timing.stem)]
         return any(each.get("measured on") == self.measure_on and "bundle" not in each for each in taken)
 
@@ -327,7 +327,7 @@ def compile_plan(
 ) -> Plan:
     """Expand tables (already at their scale, with the changes and rows) and find out what of them is there."""
     plan = Plan(storage, tables, scale, changes or {}, rows, retry=retry, train=train)
-    with unswept(), storage.snapshot() as taken:
+    with gc_paused(), storage.snapshot() as taken:
         for name, (task, table) in tables.items():
             _add_table(plan, name, task, table, taken)
             plan.first = dict.fromkeys((*plan.trainings, *plan.scorings), name) | plan.first
@@ -466,7 +466,7 @@ def read_ahead(folders: Sequence[RunFolder], views: Sequence[View | None], taken
     wanted: dict[str, tuple[RunFolder, list[View]]] = {}
     for folder, view in zip(folders, views, strict=True):
         files = ["result.json", *([f"views/{view_key(view)}/scores.json"] if view else [])]
-        if not all(taken.knows(f"{folder.path}/{file}") for file in files):
+        if not all(taken.is_indexed(f"{folder.path}/{file}") for file in files):
             wanted.setdefault(folder.path, (folder, []))[1].extend([view] if view else [])
 
     def read(folder: RunFolder, views: Sequence[View]) -> None:
@@ -599,7 +599,7 @@ def data_digest(storage: Storage, where: str) -> str | None:
         except FileNotFoundError:
             return None
 
-    digest: str | None = storage.once(path, "digest", read)
+    digest: str | None = storage.memoize(path, "digest", read)
     return digest
 
 
@@ -682,7 +682,7 @@ def timing_path(plan: Plan, task: Task, row: Measurement, replicate: Replicate) 
 
 
 def is_told(row: Measurement, name: str) -> bool:
-    """Say whether an argument of a measurement differs from its function's default."""
+    """Return whether an argument of a measurement differs from its function's default."""
     return bool(inspect.signature(row.measure).parameters[name].default != row.arguments[name])
 
 

@@ -1,4 +1,4 @@
-"""Which rows measured what the paper measured: on its data, in its setting. Of these alone is a difference shown."""
+"""Which rows have the paper's data and setting; a difference to the published number is shown for these alone."""
 
 from __future__ import annotations
 

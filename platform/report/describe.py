@@ -1,4 +1,4 @@
-"""One run in full, and what tells two apart: for `retable show` and `retable diff`."""
+"""One run in full, and the differences of two: for `retable show` and `retable diff`."""
 
 from __future__ import annotations
 
@@ -108,8 +108,8 @@ def tables_of(storage: Storage) -> list[dict[str, Any]]:
     return tables
 
 
-def whole(folder: RunFolder) -> dict[str, Any]:
-    """Return all that is known of a run, as plain data: what is damaged is named in `why`, and left out."""
+def describe_run(folder: RunFolder) -> dict[str, Any]:
+    """Return a run in full, as plain data; corrupt files are named in `why` and left out."""
     files: Files = dict(listed(folder.storage.filesystem, f"{folder.storage.root}/{folder.path}"))
     run = look_at(folder, files, Index(), 0, time.time())
     result = _read(folder, "result.json", files)
@@ -169,8 +169,8 @@ def _log(folder: RunFolder) -> dict[str, Any]:
     return rows[-1] if rows else {}
 
 
-def compare(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, dict[str, tuple[Any, Any]]]:
-    """Return what two runs (as `whole` has them) differ in: group -> name -> both values; None where one has none.
+def diff_runs(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, dict[str, tuple[Any, Any]]]:
+    """Return the differences of two described runs: group -> name -> both values; None where one has none.
 
     Metrics and scores that both have are all there, equal or not.
     """

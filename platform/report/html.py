@@ -44,7 +44,7 @@ class Paper:
     parts: Sequence[FilledTable]
 
     @property
-    def telling(self) -> FilledTable:
+    def headline(self) -> FilledTable:
         """The section that stands for the paper: at the largest scale, of those that have results."""
         return min(self.parts, key=lambda part: (not part.filled, SCALES.index(scale_of(part)), not part.telling))
 
@@ -101,7 +101,7 @@ def in_order(parts: Sequence[FilledTable]) -> list[FilledTable]:
 
 
 def own(part: FilledTable) -> bool:
-    """Say whether a table or figure is the paper's own."""
+    """Return whether a table or figure is the paper's own."""
     return re.fullmatch(r"(table|figure)\d+", part.name.partition("/")[2]) is not None
 
 

@@ -223,7 +223,7 @@ def run_facts(run: TrainedRun) -> dict[str, str]:
         took = f" in {clock(result['seconds'])}" if isinstance(result.get("seconds"), (int, float)) else ""
         return {"state": f"{ended}{took}, epochs: {run.config.epochs}", "metrics": numbers, **facts}
     except UserError as error:
-        return {"state": f"damaged: {error}", **facts}
+        return {"state": f"corrupt: {error}", **facts}
 
 
 def run_text(run: TrainedRun) -> str:

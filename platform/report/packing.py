@@ -17,7 +17,7 @@ from typing import Any
 
 from retable.platform.config import fingerprint, override
 from retable.platform.errors import UserError, clean
-from retable.platform.execute.ensembles import place_of
+from retable.platform.execute.ensembles import output_folder
 from retable.platform.execute.scoring import shards_of, weights_digest
 from retable.platform.plan.plan import (
     Plan,
@@ -35,7 +35,7 @@ from retable.platform.spec.extras import Missing
 from retable.platform.spec.task import Task, find_table, table_at
 from retable.platform.store import lease, provenance
 from retable.platform.store.bundle import HEAVY, Bundle, Member, damaged, kind_of, read_bundle, replay, write_bundle
-from retable.platform.store.cache import unswept
+from retable.platform.store.cache import gc_paused
 from retable.platform.store.records import Malformed, check_content
 from retable.platform.store.run import SHARDS, RunFolder, weights_path
 from retable.platform.store.storage import Storage
@@ -155,7 +155,7 @@ def pack(
     if not storage.exists():
         raise UserError(f"{storage}: there is nothing here; name a --storage where tables were reproduced")
     packer = Packer(storage, Packed(out), weights, resume)
-    with unswept(), storage.snapshot():
+    with gc_paused(), storage.snapshot():
         for name, request in requests(tables, scale, changes, storage).items():
             packer.add(name, request)
         if not (packer.result.runs or packer.result.unfinished or packer.result.measurements):
@@ -330,7 +330,7 @@ class Packer:
                 new = self._file(combining.path, partial(self._stripped, combining.path))
                 self.result.combinations += new
                 reads = combining.task.reads(combining.view)
-                self._add_shards(combining.members[0], reads, place_of(combining, self.storage), "summary.npz")
+                self._add_shards(combining.members[0], reads, output_folder(combining, self.storage), "summary.npz")
 
     def _add_unfinished(self, plan: Plan) -> None:
         """Add what going on elsewhere needs, besides the data."""
@@ -407,8 +407,8 @@ class Taker:
             if (own := folder.outcome()) is not None:
                 self._keep(folder, own, files.get("result"))
                 continue
-            number = lease.newest(folder)
-            if folder.checkpoints() or (number and not lease.over(lease.read(folder, number))):
+            number = lease.newest_number(folder)
+            if folder.checkpoints() or (number and not lease.is_over(lease.read(folder, number))):
                 self.result.kept.append(f"run {run}, which is not finished")
                 continue
             self.runs.add((task_name, run))

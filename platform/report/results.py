@@ -1,4 +1,4 @@
-"""Tables filled from what lies on the storage: read once, then shown on screen, page, CSV, LaTeX and in notebooks.
+"""Filled tables: read once from the storage, then shown on screen, page, CSV, LaTeX and in notebooks.
 
 A filled table is plain data, so that whoever shows it needs no code of the task.
 """
@@ -276,7 +276,7 @@ def source_line(origin: Origin) -> str:
 
 
 def fill(plan: Plan, name: str, results: Results | None = None) -> FilledTable:
-    """Fill a planned table from what is there, and judge its claims. `results`: what `gather` returned, if it did."""
+    """Fill a planned table and judge its claims. `results`: the return value of `gather`, if it was called before."""
     task, table = plan.tables[name]
     with plan.storage.snapshot():
         results = results or gather(plan, name)
@@ -457,7 +457,7 @@ def _run_lines(plan: Plan, task: Task, replicate: Replicate) -> list[str]:
 
 
 def gather(plan: Plan, name: str) -> Results:
-    """Return what is there for each row of a planned table."""
+    """Return the existing results of each row of a planned table."""
     task, table = plan.tables[name]
     replicates: dict[str, Sequence[Replicate]] = {}
     with plan.storage.snapshot():

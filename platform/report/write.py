@@ -58,7 +58,7 @@ def keep_section(
 ) -> FilledTable:
     """Fill a table that was asked for and write its files; in its JSON stands what it was made of."""
     name, table = request["table"], of[1]
-    with snapshot.watching() as inputs, blamed(storage, name):
+    with snapshot.record_reads() as inputs, blamed(storage, name):
         plan = compile_plan({name: of}, storage, request["scale"], request["set"], request.get("rows", ()))
         results = gather(plan, name)
         part = fill(plan, name, results)

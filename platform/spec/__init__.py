@@ -1,4 +1,4 @@
-"""What a task says of itself: the nouns that a paper is written in.
+"""The terms in which a task describes a paper.
 
 Level 7 of 15: values and checks alone; it starts nothing. A task imports this room, `train.worker` and little else.
 

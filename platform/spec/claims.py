@@ -1,4 +1,4 @@
-"""What becomes of a claim: estimates with intervals, and the verdicts that rest on them.
+"""Verdicts on claims: estimates, their intervals, and how they decide.
 
 Every task judges with these few functions: a mean over training seeds and a ratio of such means (Student, Fieller), an
 interval of two sources of noise, and the joining of several verdicts to one.
@@ -34,7 +34,7 @@ Ends = Callable[[float], tuple[float, float]]
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a claim, and the numbers that it rests on."""
+    """The verdict on a claim, with its numbers."""
 
     status: Status
     because: str

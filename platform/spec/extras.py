@@ -1,4 +1,4 @@
-"""What a task, serving or the trackers need beyond the basic installation, and whether it is there.
+"""Optional packages of tasks, serving and trackers, and whether they are installed.
 
 The lists are those of `pyproject.toml`; nothing is imported to look.
 """
@@ -50,7 +50,7 @@ def distribution(requirement: str) -> str:
 
 
 def is_there(distribution: str) -> bool:
-    """Say whether what a distribution brings can be imported."""
+    """Return whether the modules of a distribution can be imported."""
     try:
         plain = distribution.partition("[")[0].replace("-", "_")
         return importlib.util.find_spec(MODULES.get(distribution, plain)) is not None

@@ -101,7 +101,7 @@ class Combined:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Measurement:
-    """A line whose result is seconds or bytes: it has its node to itself and counts for that kind of device only."""
+    """A benchmark row; runs exclusively on one node and is keyed by device type."""
 
     label: str
     measure: Callable[..., Mapping[str, float]]
@@ -261,7 +261,7 @@ class Results:
         """What was asked for and left out by the user: how -> labels, or axes with their values."""
 
     def __contains__(self, row: AnyRow | str) -> bool:
-        """Say whether a row has any result. Raises KeyError if it is not the table's."""
+        """Return whether a row has any result. Raises KeyError if it is not the table's."""
         return bool(self._of(row))
 
     def _of(self, row: AnyRow | str) -> list[Replicate]:
@@ -380,7 +380,7 @@ def row_fields(table: AnyTable) -> set[str]:
     return config | {f"view.{path}" for row in table.rows if isinstance(row, Row) for path in row.view or {}}
 
 
-def changed(
+def apply_overrides(
     table: AnyTable, changes: Mapping[str, object], default: Any, default_view: Any, named: Collection[str]
 ) -> AnyTable:
     """Return a table with the user's changes (`--set`): to all rows, and one to a replicate axis in the axis's place.
@@ -410,7 +410,7 @@ def changed(
             absent = row.absent or _contradiction(row, default, default_view, contradicting)
             row = dataclasses.replace(row, overrides=own, absent=absent)
         rows.append(row)
-    rows = [without_absent(row, rows) if isinstance(row, Combined) else row for row in rows]
+    rows = [drop_missing_members(row, rows) if isinstance(row, Combined) else row for row in rows]
     over = {axis: (axes[axis],) if axis in axes else several.get(axis, values) for axis, values in table.over.items()}
     left_out = {axis: [value for value in values if value not in over[axis]] for axis, values in table.over.items()}
     lost = [new.label for old, new in zip(table.rows, rows, strict=True) if new.absent and not old.absent]
@@ -468,7 +468,7 @@ def matches(label: str, pattern: str) -> bool:
     return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), label) is not None
 
 
-def without_absent(row: Combined, rows: Sequence[AnyRow]) -> Combined:
+def drop_missing_members(row: Combined, rows: Sequence[AnyRow]) -> Combined:
     """Return a combined row of those members that are run: absent if fewer than two are, or one that it needs."""
     trained = [other for other in rows if isinstance(other, Row) and other.overrides is not None]
     present = {other.label for other in trained if not other.absent}

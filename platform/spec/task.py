@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from retable.platform.config import UnknownField, override, override_lineage
 from retable.platform.errors import UserError, nearest
 from retable.platform.spec import extras
-from retable.platform.spec.resources import Needs, Stage
+from retable.platform.spec.resources import Requirements, Stage
 from retable.platform.store.storage import Storage
 from retable.platform.text import clock
 
@@ -91,7 +91,7 @@ class Startable(Learner, Protocol):
 
 @dataclass(frozen=True)
 class Source:
-    """A data set: the folder it lies in, and what its `dataset.json` says."""
+    """A dataset: its folder, and the content of its `dataset.json`."""
 
     folder: Storage
     info: Mapping[str, Any]
@@ -195,7 +195,7 @@ class Task:
     """Config -> epochs whose weights are kept besides the last one and those that views name."""
     early_stop: Callable[[Any], tuple[str, int] | None] = lambda config: None
     """Config -> (metric of `validate` to maximise, epochs to wait for a better one), or None."""
-    needs: Callable[[Any, Stage], Needs] = lambda config, stage: Needs()
+    needs: Callable[[Any, Stage], Requirements] = lambda config, stage: Requirements()
     """(config, stage) -> what its training, or the predictions of one view, take of a machine that has GPUs."""
     group: Callable[[Any], Hashable]
     """Configs with equal keys may be trained as one stack."""
@@ -220,7 +220,7 @@ class Task:
         return f"<task {self.name}: {self.about}>"
 
     def predicts_on_gpu(self, config: Any) -> bool:
-        """Say whether predictions of a config's run are made on a GPU, where there is one."""
+        """Return whether predictions of a config's run are made on a GPU, where there is one."""
         return self.needs(config, "predict").gpus > 0
 
 
@@ -258,7 +258,7 @@ def folder(name: str) -> Path:
 
 
 def has_commands(name: str) -> bool:
-    """Say whether a task has commands of its own, in `cli.py`; the task is not imported for that."""
+    """Return whether a task has commands of its own, in `cli.py`; the task is not imported for that."""
     return (folder(name) / "cli.py").exists()
 
 
@@ -316,7 +316,7 @@ def table_at(
     Raises:
         UserError: if the task has no such scale, or no such fields.
     """
-    from retable.platform.spec.table import changed, choose_rows, row_fields
+    from retable.platform.spec.table import apply_overrides, choose_rows, row_fields
 
     axes = {path: values for path, values in changes.items() if path in table.over and isinstance(values, list)}
     if not all(axes.values()):
@@ -326,7 +326,7 @@ def table_at(
         check_fields(task, {**changes, **chosen})
     named = row_fields(table) - {"seed", *task.settings}
     at_scale = scaled(table, find_scale(task, scale))
-    return choose_rows(changed(at_scale, changes, task.config(), task.view(), named), rows)
+    return choose_rows(apply_overrides(at_scale, changes, task.config(), task.view(), named), rows)
 
 
 def check_rows(patterns: Sequence[str], tables: Iterable[AnyTable]) -> None:
@@ -376,13 +376,13 @@ def _fields(name: str) -> Mapping[str, object]:
 
 def scaled(table: AnyTable, scale: Scale) -> AnyTable:
     """Return a table at a scale: its rows, replicates and note. Combined rows join those members that are run."""
-    from retable.platform.spec.table import Combined, without_absent
+    from retable.platform.spec.table import Combined, drop_missing_members
 
     rows: list[Any] = []
     for row in table.rows:
         small = row if isinstance(row, Combined) or row.overrides is None else scale.row(row)
         rows.append(dataclasses.replace(row, absent=small) if isinstance(small, str) else small)
-    rows = [without_absent(row, rows) if isinstance(row, Combined) else row for row in rows]
+    rows = [drop_missing_members(row, rows) if isinstance(row, Combined) else row for row in rows]
     over = {axis: _kept(values, scale.over.get(axis, ())) for axis, values in table.over.items()}
     reasons: dict[str, list[str]] = {}
     for row in rows:

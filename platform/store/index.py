@@ -1,4 +1,4 @@
-"""What plans and listings ask of finished runs, in one file a task: `<storage>/.index/<task>.packed`.
+"""Index of finished runs for plans and listings, one file a task: `<storage>/.index/<task>.packed`.
 
 It works as git's index does: an entry holds the stamps (size and time) of the files that it was made from, and counts
 only while the storage shows the same ones. It is a cache: absent, damaged or old, it is made again from the files. Of

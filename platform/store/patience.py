@@ -1,4 +1,4 @@
-"""Try again, with growing pauses, what a disk or bucket does not answer."""
+"""Retries with growing pauses for a disk or bucket that does not answer."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def patient(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P
 
 
 def has_answered(root: str, writes: bool = False) -> bool:
-    """Say whether a folder, or one above it, has answered this process, to writing where `writes`."""
+    """Return whether a folder, or one above it, has answered this process, to writing where `writes`."""
     known = tuple(_answered)  # other threads add to it
     return any((root == above or root.startswith(f"{above}/")) and (written or not writes) for above, written in known)
 

@@ -111,7 +111,7 @@ class RunFolder:
         Raises:
             UserError: where the file is damaged.
         """
-        return self.folder.brief("result.json", lambda: outcome_of(self.result()))
+        return self.folder.read_indexed("result.json", lambda: outcome_of(self.result()))
 
     def bundle(self) -> Mapping[str, Any]:
         """Return which bundle the run came in (`id`, `packed`, `host`, `device`); empty for a run trained here."""
@@ -146,7 +146,7 @@ class RunFolder:
         Raises:
             UserError: where another line is damaged.
         """
-        return list(self.folder.once("metrics.jsonl", "rows", self._history))
+        return list(self.folder.memoize("metrics.jsonl", "rows", self._history))
 
     def _history(self) -> list[dict[str, Any]]:
         try:
@@ -274,13 +274,13 @@ class RunFolder:
         return record if record["weights"] == weights else None
 
     def scored(self, view: View, weights: str) -> bool:
-        """Say whether a view's scores are there, taken from exactly these weights.
+        """Return whether a view's scores are there, taken from exactly these weights.
 
         Raises:
             UserError: where the file is damaged.
         """
         path = f"views/{view_key(view)}/scores.json"
-        return self.folder.brief(path, lambda: self._scores_of(path)) == weights
+        return self.folder.read_indexed(path, lambda: self._scores_of(path)) == weights
 
     def _scores_of(self, path: str) -> str | None:
         """Return the digest of the weights that scores were taken from; None where there are none."""

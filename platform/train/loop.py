@@ -64,7 +64,7 @@ AGREE = 16
 
 @dataclass
 class CheckpointClock:
-    """Says when a checkpoint within an epoch is due: after so many steps, or (0) after half a minute, or on notice.
+    """Decides when a checkpoint within an epoch is due: after so many steps, after half a minute (0), or on preemption.
 
     A checkpoint that takes long is written less often. Which steps are followed by one changes no number.
     """
@@ -78,7 +78,7 @@ class CheckpointClock:
         if self.every and step % self.every == 0:
             return True
         now = not self.every and time.monotonic() - self.saved >= max(SECONDS, SHARE * self.cost)
-        now = now or worker.asked()
+        now = now or worker.checkpoint_requested()
         if worker.world == 1:
             return now
         return step % AGREE == 0 and bool(worker.mean(torch.tensor(float(now), device=worker.device)) > 0)
@@ -103,7 +103,7 @@ def train(
     checkpoint_every: int = 0,
     score: Score | None = None,
 ) -> None:
-    """Train the members to their last epoch, or go on with them, and write their `result.json`.
+    """Train or resume the stack and write each member's `result.json`.
 
     Args:
         task: what is trained.
@@ -139,16 +139,16 @@ def train(
                 with clock:
                     if worker.rank == 0:
                         progress.used = joined(used, meter.read())
-                        worker.confirm()
+                        worker.check_owner()
                         save_checkpoints(learner.state_dict(), progress, folders, digest)
-                worker.answer()
+                worker.checkpoint_written()
         progress.seconds = time.perf_counter() - start
         rows = summarise(progress, worker, task.validate(learner, data))
         for history, row in zip(histories, rows, strict=True):
             history.append(row)  # on every rank: all must agree on when to stop
         ended = progress.epoch == epochs or all(over(rule, history) for history in histories)
         if worker.rank == 0:
-            worker.confirm()
+            worker.check_owner()
             progress.used = joined(used, meter.read())
             states = learner.state_dict()
             for folder, state, history, kept in zip(folders, states, histories, keep, strict=True):
@@ -166,7 +166,7 @@ def train(
                 with clock:
                     save_checkpoints(states, progress, folders, digest)
                 remove_beaten(folders, histories)
-        worker.answer()
+        worker.checkpoint_written()
         worker.report({name: value for name, value in rows[0].items() if isinstance(value, (int, float))})
         if ended:
             break
@@ -186,7 +186,7 @@ def check_batch(task: Task, data: Data, workers: int) -> None:
 
 
 def over(rule: tuple[str, int] | None, history: Sequence[Mapping[str, Any]]) -> bool:
-    """Say whether a run ends early: it diverged, or too many epochs went by without a better one."""
+    """Return whether a run ends early: it diverged, or too many epochs went by without a better one."""
     if "diverged" in history[-1]:
         return True
     return rule is not None and history[-1]["epoch"] - best_epoch(rule[0], history) >= rule[1]

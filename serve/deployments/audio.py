@@ -13,12 +13,12 @@ from ray import serve
 
 from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
-from retable.serve.deployments.held import Held
 from retable.serve.deployments.line import Line
+from retable.serve.deployments.model_cache import ModelCache
 from retable.serve.deployments.recordings import folder_of, own_index, shown, take_in
-from retable.serve.ingress.answers import Problem, Reply, wrong
 from retable.serve.ingress.limits import LIMITS
 from retable.serve.ingress.ranges import send
+from retable.serve.ingress.replies import Problem, Reply, wrong
 from retable.tasks.audio.export import read_export
 from retable.tasks.audio.search.embedder import BATCH, Embedder
 from retable.tasks.audio.search.hits import judged, tags
@@ -66,7 +66,7 @@ def nearest_reply(index: Index, vector: Float32[np.ndarray, " dimension"], top: 
     return Reply(json.dumps(answer).encode(), "application/json")
 
 
-class Shelf:
+class AudioIndex:
     """A pair of encoders, and the index that was made with it, as it lies there now."""
 
     def __init__(self, embedder: Embedder, out: Path) -> None:
@@ -75,7 +75,7 @@ class Shelf:
         self.recordings = recordings(self.index)
 
     def refresh(self) -> None:
-        """See what was added since."""
+        """Load what was added to the index since the last call."""
         self._have(refresh(self.index))
 
     def found(self, vector: Float32[np.ndarray, " dimension"], top: int) -> Reply:
@@ -115,13 +115,13 @@ class Retrieval:
     def __init__(self, storage: Storage, index: str, places: int, wait: float):
         self.storage, self.adding, self.line = storage, Line(1, wait), Line(places, wait)
 
-        def load(data: bytes, name: str) -> Shelf:
+        def load(data: bytes, name: str) -> AudioIndex:
             embedder = read_export(data, name).embedder()
-            shelf = Shelf(embedder, Path(index) if index else own_index(embedder, self.storage))
+            shelf = AudioIndex(embedder, Path(index) if index else own_index(embedder, self.storage))
             embedder.words(["ready"])  # what is made at the first use is made now
             return shelf
 
-        self.shelves = Held("audio", storage, load)
+        self.shelves = ModelCache("audio", storage, load)
         self.reconfigure = self.shelves.reconfigure
 
     async def search(self, words: str, top: int) -> Reply | Problem:
@@ -162,7 +162,7 @@ class Retrieval:
         return Reply(b"", "text/plain")
 
     @serve.batch(max_batch_size=BATCH, batch_wait_timeout_s=WAIT)
-    async def batch(self, words: list[str]) -> list[tuple[Shelf, Float32[np.ndarray, " dimension"]]]:
+    async def batch(self, words: list[str]) -> list[tuple[AudioIndex, Float32[np.ndarray, " dimension"]]]:
         """Embed queries together, in a thread, so that the replica hears meanwhile whether it lives."""
         shelf = self.shelves.any()
         return [(shelf, vector) for vector in await asyncio.to_thread(shelf.embedder.words, words)]

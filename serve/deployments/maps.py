@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
 
-from retable.serve.ingress.answers import Reply, wrong
+from retable.serve.ingress.replies import Reply, wrong
 from retable.tasks.weather.config import STEPS
 from retable.tasks.weather.forecasts.netcdf import export
 from retable.tasks.weather.metrics import MINUTES

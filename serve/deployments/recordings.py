@@ -1,4 +1,4 @@
-"""Recordings that are sent to a server: what they may be, where they are kept, and the index that finds them.
+"""Uploaded recordings: checks, storage, and the index that finds them.
 
 They lie in `<storage>/served/audio/recordings`, each under its SHA-256 beside a file with the name that it was sent
 with. A server that was given no index searches this folder, and starts it with the recordings that come with the task.
@@ -17,8 +17,8 @@ from pathlib import Path
 from retable.platform.errors import UserError
 from retable.platform.spec.task import folder as task_folder
 from retable.platform.store.storage import Storage
-from retable.serve.ingress.answers import Problem
 from retable.serve.ingress.limits import LIMITS, Limits
+from retable.serve.ingress.replies import Problem
 from retable.tasks.audio.collect.files import SUFFIXES, duration, header
 from retable.tasks.audio.search.embedder import Embedder
 from retable.tasks.audio.search.index import add, update

@@ -14,10 +14,10 @@ from ray import serve
 
 from retable.platform.store.storage import Storage
 from retable.serve.deployments.episodes import Stage, weight
-from retable.serve.deployments.held import Held
 from retable.serve.deployments.line import Line
-from retable.serve.ingress.answers import Problem, Reply, wrong
+from retable.serve.deployments.model_cache import ModelCache
 from retable.serve.ingress.limits import LIMITS, Limits
+from retable.serve.ingress.replies import Problem, Reply, wrong
 from retable.tasks.rl.config import View
 from retable.tasks.rl.export import Exported, read_export
 
@@ -126,7 +126,7 @@ class Policies:
     """Holds every policy that is served."""
 
     def __init__(self, storage: Storage, places: int, wait: float):
-        self.policies = Held("rl", storage, load)
+        self.policies = ModelCache("rl", storage, load)
         self.reconfigure = self.policies.reconfigure
         self.stage, self.line = Stage(), Line(places, wait)
 

@@ -22,10 +22,10 @@ from ray import serve
 from retable.platform.errors import UserError, nearest
 from retable.platform.store.storage import Storage
 from retable.serve.deployments import maps
-from retable.serve.deployments.held import Held
 from retable.serve.deployments.line import Line
-from retable.serve.ingress.answers import Problem, Reply, wrong
+from retable.serve.deployments.model_cache import ModelCache
 from retable.serve.ingress.limits import LIMITS, Limits
+from retable.serve.ingress.replies import Problem, Reply, wrong
 from retable.tasks.weather.combine import majority_vote, mean_probability
 from retable.tasks.weather.config import View
 from retable.tasks.weather.export import Exported, read_export
@@ -48,8 +48,8 @@ CHECKSUM = 4
 
 
 @dataclass(frozen=True, eq=False)
-class Work:
-    """Images that were checked, and what forecasts them."""
+class ForecastRequest:
+    """Checked images, and the forecaster for them."""
 
     forecaster: Exported
     region: str
@@ -135,7 +135,7 @@ def from_hdf5(body: bytes, shape: tuple[int, ...], limits: Limits = LIMITS) -> A
     return read
 
 
-def work(forecaster: Exported, region: str, body: bytes) -> Work:
+def work(forecaster: Exported, region: str, body: bytes) -> ForecastRequest:
     """Read and check a request, so that nothing in it can fail a batch.
 
     Raises:
@@ -146,10 +146,10 @@ def work(forecaster: Exported, region: str, body: bytes) -> Work:
         problem = wrong("region", repr(region)[:60], f"one of {', '.join(regions)}")
         raise problem if not region else problem.having(nearest=nearest(region, regions).removeprefix("; "))
     shape = (forecaster.config.inputs, len(CHANNELS), forecaster.size, forecaster.size)
-    return Work(forecaster, region, images_of(body, shape))
+    return ForecastRequest(forecaster, region, images_of(body, shape))
 
 
-def forecasts(works: Sequence[Work]) -> list[Array]:
+def forecasts(works: Sequence[ForecastRequest]) -> list[Array]:
     """Return the steps of each forecast, uint8 (leads, S, S); those of one model and region go together."""
     groups: dict[tuple[int, str], list[int]] = {}
     for place, each in enumerate(works):
@@ -163,7 +163,7 @@ def forecasts(works: Sequence[Work]) -> list[Array]:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a request asks for beside a region."""
+    """The options of a forecast request besides its region."""
 
     combine: Literal["mean", "vote"] = "mean"
     """How several forecasters are joined; `vote` is the share of those that forecast rain."""
@@ -214,7 +214,7 @@ class Forecasters:
     """Holds every forecaster that is served."""
 
     def __init__(self, storage: Storage, places: int, wait: float):
-        self.forecasters, self.line = Held("weather", storage, read_export), Line(places, wait)
+        self.forecasters, self.line = ModelCache("weather", storage, read_export), Line(places, wait)
         self.reconfigure = self.forecasters.reconfigure
 
     async def forecast(
@@ -243,10 +243,12 @@ class Forecasters:
         shapes = [(model.config.inputs, len(CHANNELS), model.size, model.size) for model in models]
         zeros = [np.zeros(shape, np.float32) for shape in shapes]
         parts = zip(models, zeros, strict=True)
-        await asyncio.gather(*(self.batch(Work(model, model.config.regions[0], images)) for model, images in parts))
+        await asyncio.gather(
+            *(self.batch(ForecastRequest(model, model.config.regions[0], images)) for model, images in parts)
+        )
         return Reply(b"", "text/plain")
 
     @serve.batch(max_batch_size=BATCH, batch_wait_timeout_s=WAIT)
-    async def batch(self, works: list[Work]) -> list[Array]:
+    async def batch(self, works: list[ForecastRequest]) -> list[Array]:
         """Forecast together, in a thread, so that the replica hears meanwhile whether it lives."""
         return await asyncio.to_thread(forecasts, works)

@@ -1,4 +1,4 @@
-"""What `GET /openapi.json` says beyond the routes: answers, problems, and examples that this server answers."""
+"""The parts of `GET /openapi.json` that routes do not declare: responses, problems, and examples."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from retable.serve.ingress.answers import PROBLEM, Problem, wrong
+from retable.serve.ingress.replies import PROBLEM, Problem, wrong
 from retable.serve.launch.models import Model
 
 TEXT, NUMBER, WHOLE = {"type": "string"}, {"type": "number"}, {"type": "integer"}

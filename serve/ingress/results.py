@@ -1,4 +1,4 @@
-"""The result tables of a storage, as a page shows them: measured beside published, claims, and who serves a cell's run.
+"""The result tables of a storage for the page: measured beside published, claims, and the model that serves a cell.
 
 They are read as they were filled, without the tasks' code; nothing is told of where they lie, nor of machines.
 """
@@ -21,7 +21,7 @@ from retable.platform.report.results import Cell, FilledReplicate, FilledTable, 
 from retable.platform.spec import task as tasks
 from retable.platform.spec.table import Origin
 from retable.platform.store.storage import Storage
-from retable.serve.ingress.answers import Problem, Reply
+from retable.serve.ingress.replies import Problem, Reply
 from retable.serve.launch.models import Model
 
 ORDER = ("weather", "style", "audio", "rl")
@@ -51,7 +51,7 @@ class Tables:
         return self.reply(entries)
 
     def shown(self, name: str, at: str) -> Reply | Problem:
-        """Return a table with its claims; `at`: the scale, and what `listed` says of changes; none: the largest."""
+        """Return a table with its claims; `at`: the scale, with `listed`'s word for changes; empty: the largest."""
         parts = sorted(self.parts(), key=place)
         named = [part for part in parts if part.name == name]
         matches = [part for part in named if at in ("", kept_at(part))]
@@ -134,7 +134,7 @@ class Tables:
         return [model.sha256 for model in self.models if any(same(model, origin) for origin in origins)]
 
     def drawn(self, part: FilledTable) -> bool:
-        """Say whether a figure's picture is kept."""
+        """Return whether a figure's picture is kept."""
         return bool(part.figure and self.storage and self.storage.exists(f"{FOLDER}/{slug_of(part)}.png"))
 
     def reply(self, content: Any) -> Reply:
@@ -155,7 +155,7 @@ def read_table(storage: Storage, path: str) -> FilledTable | None:
 
 
 def kept_at(part: FilledTable) -> str:
-    """Return what tells the table from others of its name: the scale, and a digest of the changes."""
+    """Return what distinguishes tables of one name: the scale, and a digest of the changes."""
     return slug_of(part).removeprefix(part.name.replace("/", "-")).removeprefix("-")
 
 
@@ -189,7 +189,7 @@ def leaves(origin: Origin) -> Iterator[Origin]:
 
 
 def same(model: Model, origin: Origin) -> bool:
-    """Say whether a model is a run at the epoch that was read; one whose file does not say its epochs is."""
+    """Return whether a model is a run at the epoch that was read; one whose file does not say its epochs is."""
     if not origin.run or model.about.get("fingerprint") != origin.run:
         return False
     epoch, config = model.about.get("epoch"), model.about.get("config")

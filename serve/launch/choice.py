@@ -14,7 +14,7 @@ from retable.platform.console import errors
 from retable.platform.errors import UserError, nearest
 from retable.platform.models import zoo
 from retable.platform.models.export import scale_of
-from retable.platform.models.select import SMOKE, Choice, choose, usable
+from retable.platform.models.select import SMOKE, Choice, choose, eligible_runs
 from retable.platform.report.write import kept_tables, task_of
 from retable.platform.spec.extras import missing
 from retable.platform.spec.task import find_table
@@ -30,7 +30,7 @@ NAMED = "named by --run"
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a user wants to serve."""
+    """The models that a user wants to serve."""
 
     tasks: Sequence[str] = ()
     """Which; none: all that there is something of, or those of the runs and tables that are named."""
@@ -47,7 +47,7 @@ class Wanted:
 
 
 def choose_models(wanted: Wanted, storage: Storage) -> list[Model]:
-    """Export what is served to `<storage>/served`, and return it, each with the reason.
+    """Export the models to serve to `<storage>/served`, and return them, each with the reason.
 
     Args:
         wanted: what.
@@ -114,7 +114,7 @@ def best(task: str, storage: Storage) -> list[Model]:
     if not storage.folders(f"runs/{task}"):
         return []
     try:
-        choices = import_module(f"retable.tasks.{task}.best").best(usable(task, storage))
+        choices = import_module(f"retable.tasks.{task}.best").best(eligible_runs(task, storage))
     except UserError as error:
         errors.print(f"note: {error}; the zoo is served instead", markup=False)
         return []
@@ -148,7 +148,7 @@ def best_of(named: str, storage: Storage) -> list[Model]:
     find_table(f"{task}/{table}")
     filled = [kept for kept in kept_tables(storage) if kept.name == f"{task}/{table}"]
     digits = {run for kept in filled for run in runs_of(kept)}
-    runs = [run for run in usable(task, storage) if run.fingerprint in digits]
+    runs = [run for run in eligible_runs(task, storage) if run.fingerprint in digits]
     if not runs:
         raise UserError(f"--best {named}: {storage} has no run of it; `retable reproduce {task}/{table}` makes them")
     rule = import_module(f"retable.tasks.{task}.best")

@@ -1,4 +1,4 @@
-"""`retable serve`: choose, export, start Ray or join it, say what is served and how to ask it, drain at the end."""
+"""`retable serve`: chooses and exports models, starts or joins Ray, deploys, and drains at the end."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from retable.platform.execute.session import (
 )
 from retable.platform.spec.extras import check
 from retable.platform.store.storage import Storage
-from retable.serve.deployments.apart import Apart
+from retable.serve.deployments.subprocess_call import IsolatedCall
 from retable.serve.launch.address import Address, check_name, check_port, loopback, read_token
 from retable.serve.launch.choice import Wanted, choose_models
 from retable.serve.launch.models import Model, describe
@@ -72,7 +72,7 @@ def run(
         errors.print(f"note: whoever reaches {at.allowed[0]} may ask, as there is no token", markup=False)
     where, chosen = Storage.open(storage), Wanted(**wanted)
     least = read_replicas(replicas)
-    choosing = Apart(choose_models, chosen, where)
+    choosing = IsolatedCall(choose_models, chosen, where)
     import_module("ray.serve")  # meanwhile
     models = choosing.result()
     for line in some(models, describe):
@@ -135,9 +135,9 @@ def hangups() -> Iterator[queue.SimpleQueue[int]]:
 
 
 def renew(models: Sequence[Model], wanted: Wanted, storage: Storage, swap: Swap) -> list[Model]:
-    """Choose again, of the tasks that are served; serve it, say what has changed, and return it."""
+    """Choose the models of the served tasks again; deploy changes, print them, and return the models."""
     try:
-        available = Apart(choose_models, wanted, storage).result()
+        available = IsolatedCall(choose_models, wanted, storage).result()
         tasks = list(dict.fromkeys(model.task for model in models))
         chosen = [
             m
@@ -160,7 +160,7 @@ def renew(models: Sequence[Model], wanted: Wanted, storage: Storage, swap: Swap)
 
 
 def check_extra() -> None:
-    """Refuse where what serving needs is not installed.
+    """Refuse if the packages for serving are not installed.
 
     Raises:
         UserError: saying how to install it.
@@ -245,7 +245,7 @@ def join(address: Address) -> Address:
 
 
 def leave(name: str) -> None:
-    """Answer what was begun, and end Ray, or leave its cluster; this process ends, whatever Ray does.
+    """Finish open requests and end Ray, or leave its cluster; this process ends whatever Ray does.
 
     Args:
         name: of the application; empty where there is none.
@@ -277,7 +277,7 @@ def leave(name: str) -> None:
 
 
 def end(name: str) -> None:
-    """Answer what was begun; on a cluster that goes on, remove the application."""
+    """Finish open requests; on a shared cluster, remove the application."""
     from ray import serve
 
     drain(name)
@@ -293,7 +293,7 @@ def deploy(
     scaling: Mapping[str, Mapping[str, Any]],
     models: Sequence[Model],
 ) -> None:
-    """Let Serve run the application with these models, and wait until it does; where it runs, they are swapped.
+    """Deploy the application with these models and wait until it runs; a running one is updated.
 
     Raises:
         UserError: where a deployment does not come up.
@@ -319,7 +319,7 @@ def reason(error: RuntimeError, name: str) -> str:
 
 
 def drain(name: str) -> None:
-    """Wait for the answers to what was begun. Serve alone would close the connections first."""
+    """Wait until open requests are answered. Serve alone would close their connections first."""
     from ray import serve
 
     try:

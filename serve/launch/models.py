@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from retable.platform.errors import UserError, nearest
 from retable.platform.models import export
 from retable.platform.store.storage import Storage
-from retable.serve.ingress.answers import Problem, plain_line
+from retable.serve.ingress.replies import Problem, plain_line
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -28,7 +28,7 @@ HEADERS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """One exported file, and what is known of it."""
+    """One exported file and its metadata."""
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}
 
@@ -61,7 +61,7 @@ class Model:
 
 
 def describe(model: Model) -> str:
-    """Say what is served, and why."""
+    """Print what is served, and why."""
     name = f"{model.task}/{model.name}" + (f" {model.variant}" if model.variant else "")
     about = model.about
     known = [f"run {str(about['fingerprint'])[:8]}"] if about.get("fingerprint") else []

@@ -1,4 +1,4 @@
-"""What the server says of itself."""
+"""Endpoints about the server: health, models, limits."""
 
 # No `from __future__ import annotations` here; `serve/ingress/app.py` says why.
 import asyncio
@@ -10,8 +10,8 @@ from typing import Any
 
 from fastapi import FastAPI, Response
 
-from retable.serve.ingress.answers import Problem
 from retable.serve.ingress.limits import Limits
+from retable.serve.ingress.replies import Problem
 from retable.serve.ingress.routes.common import Ask
 from retable.serve.launch.models import Model
 

@@ -7,13 +7,13 @@ from typing import Annotated, Literal
 from fastapi import FastAPI, Query, Request, Response
 
 from retable.platform.errors import nearest
-from retable.serve.ingress.answers import Problem
-from retable.serve.ingress.gate import Bodies, respond
+from retable.serve.ingress.middleware import BodyReader, respond
+from retable.serve.ingress.replies import Problem
 from retable.serve.ingress.routes.common import Ask, Variant, body_of
 from retable.serve.launch.models import Model, choose
 
 
-def add(app: FastAPI, models: Sequence[Model], ask: Ask, bodies: Bodies) -> None:
+def add(app: FastAPI, models: Sequence[Model], ask: Ask, bodies: BodyReader) -> None:
     """Add `POST /v1/weather`."""
 
     @app.post("/v1/weather", openapi_extra=body_of("application/x-hdf5", "application/x-npz"))

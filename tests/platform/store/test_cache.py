@@ -70,7 +70,7 @@ def test_another_storage_is_read_as_ever(filled, tmp_path):
 def test_every_path_that_was_asked_for_is_known_with_what_was_there(filled):
     with filled.snapshot() as snapshot:
         filled.exists("runs/line/b")
-        with snapshot.watching() as inputs:
+        with snapshot.record_reads() as inputs:
             filled.read_json("runs/line/a/result.json")
             filled.exists("runs/line/c")
             filled.list("runs/line")
@@ -86,6 +86,6 @@ def test_every_path_that_was_asked_for_is_known_with_what_was_there(filled):
 def test_a_value_made_of_a_file_is_asked_for_again_by_each_watch(filled):
     with filled.snapshot() as snapshot:
         filled.read_json("runs/line/a/result.json")
-        with snapshot.watching() as inputs:
+        with snapshot.record_reads() as inputs:
             filled.read_json("runs/line/a/result.json")
         assert list(inputs) == ["runs/line/a/result.json"], "what is read once is an input of all who use it"
