@@ -36,19 +36,19 @@ from retable.platform import api
 from retable.platform.config import override
 from retable.platform.spec.resources import Resources
 from retable.platform.plan.plan import compile_configs
-from retable.platform.execute.scoring import Scorer
+from retable.platform.execute.scoring import ScoringTasks
 from retable.platform.store.storage import Storage
 from retable.platform.spec.table import resolve
 from retable.platform.spec.task import find
 
 where, count, pause, scored = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), sys.argv[4] == "scored"
 task, storage, submits, sizes, done = find("line"), Storage.open(where), [], [0], threading.Event()
-submit = Scorer.submit
+submit = ScoringTasks.submit
 def timed(self, folder):
     start = time.perf_counter()
     submit(self, folder)
     submits.append(time.perf_counter() - start)
-Scorer.submit = timed
+ScoringTasks.submit = timed
 def watch():
     while not done.wait(20):
         files = list(Path(where, ".ray").rglob("*"))
@@ -121,7 +121,7 @@ def measure() -> dict[str, Any]:
             "of these: driver, MB": driver["peak"],
             "of these: driver, ms of CPU a trial, trained, predicted and scored": 1000 * driver["cpu"] / TRIALS,
             "of these: `.ray/`, MB": driver["ray"],
-            "of these: Scorer.submit, ms": driver["submit"],
+            "of these: ScoringTasks.submit, ms": driver["submit"],
         }
     plot(results)
     return results

@@ -152,6 +152,8 @@ def complete(
 
 def carry_out(work: Plan, resources: Resources) -> tuple[dict[str, FilledTable], dict[str, str]]:
     """Do what a plan of tables lacks, fill them and write the report; return the filled tables, and the failures."""
+    from retable.platform.report.measured import SCALE, take_in
+    from retable.platform.report.render import SMOKE
     from retable.platform.report.write import fill_and_keep, write_report
 
     failures = {}
@@ -159,6 +161,8 @@ def carry_out(work: Plan, resources: Resources) -> tuple[dict[str, FilledTable],
     if not work.nothing_to_do:
         failures = execute(work, resources)
     filled = fill_and_keep(work)
+    if work.scale not in (SMOKE, SCALE) and not work.changes and not work.rows:
+        take_in(filled, work.storage)
     write_report(work.storage)
     return filled, failures
 

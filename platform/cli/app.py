@@ -21,6 +21,7 @@ from rich.text import Text
 
 import retable
 from retable.platform.cli import jobs, runs
+from retable.platform.cli.filled import FEW, print_section, print_summary, say
 from retable.platform.commit import code_root
 from retable.platform.config import parse_set, set_line
 from retable.platform.console import console, errors, progress_bar
@@ -292,15 +293,28 @@ def print_plan(work: Any, wanted: Any = None) -> None:
         more = f", and {untimed} trainings that were not timed" if untimed else ""
         grid.add_row("", f"{clock(3600 * hours)} of one {device}{more} (as measured; trainings alone)")
     console.print(grid)
-    for name, (_, table) in work.tables.items():
-        absent: dict[str, list[str]] = {}
-        for row in table.rows:
-            if row.absent and not hidden(row):
-                absent.setdefault(row.absent, []).append(row.label)
-        for why, labels in absent.items():
-            say(f"{name}: absent, {why}: {and_more(labels, 6, '; ')}")
+    print_absent(work)
+    for name in work.tables:
         for why, labels in left_out(work, name).items():
             say(f"{name}: left out, {why}: {and_more(labels, 6, '; ')}")
+
+
+def print_absent(work: Any) -> None:
+    """Print which rows a plan's scale leaves out, and why; of many tables, how many rows."""
+    from retable.platform.spec.table import hidden
+    from retable.platform.text import and_more, plural
+
+    absent: dict[tuple[str, str], list[str]] = {}
+    for name, (_, table) in work.tables.items():
+        for row in table.rows:
+            if row.absent and not hidden(row):
+                absent.setdefault((name, row.absent), []).append(row.label)
+    if len(work.tables) > FEW and absent:
+        count = sum(map(len, absent.values()))
+        say(f"{plural(count, 'row')} not at scale {work.scale}; retable plan TABLE --scale {work.scale} names them")
+        return
+    for (name, why), labels in absent.items():
+        say(f"{name}: absent, {why}: {and_more(labels, 6, '; ')}")
 
 
 def sent_notes(work: Any) -> list[str]:
@@ -377,48 +391,14 @@ def fill_tables(
         work = api.plan(*names, **request, retry_diverged=retry_diverged, train=train)
         print_plan(work, wanted)
         filled, failures = api.carry_out(work, wanted)
-    for part in filled.values():
-        print_section(part)
-    console.print(f"report: {Storage.open(request['storage'])}/report/index.html")
+    if len(filled) > FEW:
+        print_summary(filled, Storage.open(request["storage"]))
+    else:
+        for part in filled.values():
+            print_section(part)
+        console.print(f"report: {Storage.open(request['storage'])}/report/index.html")
     if failures:
         raise UserError(f"failed: {len(failures)} (see above); mend the cause and run the same command again")
-
-
-def print_section(part: Any) -> None:
-    """Print a filled table, and the verdicts of a table or figure."""
-    from retable.platform.report.render import about, bundled, commits, grid, remarks
-    from retable.platform.spec.claims import NOT_JUDGED
-    from retable.platform.text import and_more, plural
-
-    console.print(f"\n[bold]{part.name}[/]  {part.title}")
-    say(about(part))
-    if part.apart:
-        say(part.apart)
-    if part.columns:
-        header, lines = grid(part)
-        shown = Grid(box=None, padding=(0, 1))
-        for position, title in enumerate(header):
-            shown.add_column(title, justify="right" if position else "left")
-        for line in lines:
-            shown.add_row(*line)
-        console.print(shown)
-    for remark in filter(None, [*bundled(part), commits(part), *remarks(part)]):
-        say(remark)
-    colours = {"holds": "green", "does not hold": "red", "not separable": "yellow"}
-    for claim in part.claims:
-        if claim.status == NOT_JUDGED:
-            continue
-        whose = "ours: " if claim.ours else ""
-        colour = colours.get(claim.status, "dim")
-        verdict = f"  [{colour}]{claim.status}[/]  {escape(whose + claim.text)} [dim]{escape(claim.because)}[/]"
-        console.print(verdict, soft_wrap=not console.is_terminal)
-    if unjudged := [claim.because for claim in part.claims if claim.status == NOT_JUDGED]:
-        say(f"  {plural(len(unjudged), 'claim')} not judged: {and_more(list(dict.fromkeys(unjudged)), 3, '; ')}")
-
-
-def say(text: str) -> None:
-    """Print a remark: broken between words in a terminal, in one line elsewhere."""
-    console.print(runs.plain(text), style="dim", markup=False, soft_wrap=not console.is_terminal)
 
 
 @app.command()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table as Grid
@@ -14,8 +14,11 @@ from typer.core import TyperGroup
 
 from retable.platform.config import describe, parse_set
 from retable.platform.console import console, errors, progress_bar
-from retable.platform.errors import UserError, redact
+from retable.platform.errors import UserError, nearest, redact
 from retable.platform.text import age, clock, size
+
+if TYPE_CHECKING:
+    from retable.platform.store.storage import Storage
 
 app = typer.Typer()
 
@@ -24,6 +27,7 @@ Where = Annotated[
     typer.Option("--storage", envvar="RETABLE_STORAGE", help="Where data, runs and reports lie: a folder or a URI."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+TableNames = Annotated[list[str] | None, typer.Argument(metavar="[TABLE]...", help="Such as rl/table1.")]
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="A run: its first digits, `latest`, or TABLE/ROW.")]
 
 COLOURS = {"finished": "green", "running": "cyan", "failed": "red", "corrupt": "red", "diverged": "yellow"}
@@ -329,17 +333,22 @@ def number(value: Any, most: int = 200) -> str:
 
 
 @app.command()
-def tables(storage: Where = "results", as_json: Json = False) -> None:
+def tables(names: TableNames = None, storage: Where = "results", as_json: Json = False) -> None:
     """List the tables of a storage: at which scale each was filled, how many of its rows, and its verdicts.
 
-    Examples: `retable tables` · `retable tables --storage s3://lab/results --json`
+    Tables that are named are shown in full, as they were filled.
+
+    Examples: `retable tables` · `retable tables rl/table1` · `retable tables --storage s3://lab/results --json`
     """
     from retable.platform.cli.catalogue import catalogue
     from retable.platform.report.describe import tables_of
     from retable.platform.store.storage import Storage
 
     where = Storage.open(storage)
-    filled_tables = tables_of(where)
+    if names and not as_json:
+        show_tables(names, where)
+        return
+    filled_tables = [each for each in tables_of(where) if not names or each["table"] in names]
     if as_json:
         print_json(filled_tables)
         return
@@ -358,6 +367,25 @@ def tables(storage: Where = "results", as_json: Json = False) -> None:
     console.print(
         f"{len(filled_tables)} tables" + (f"; not filled here: {', '.join(rest)}" if rest else ""), markup=False
     )
+
+
+def show_tables(names: Sequence[str], storage: Storage) -> None:
+    """Print tables in full, as they were filled.
+
+    Raises:
+        UserError: where one was not filled on the storage.
+    """
+    from retable.platform.cli.filled import print_section
+    from retable.platform.report.write import kept_tables
+
+    kept = kept_tables(storage)
+    for name in names:
+        parts = [part for part in kept if part.name == name]
+        if not parts:
+            known = dict.fromkeys(part.name for part in kept)
+            raise UserError(f"{storage}: no table {name!r} was filled here{nearest(name, known)}")
+        for part in parts:
+            print_section(part)
 
 
 @app.command()

@@ -43,6 +43,8 @@ Status = Literal[
 ]  # fmt: skip
 ENDED = ("done", "diverged", "parent diverged")
 """There is nothing to train."""
+SHORT = 3600.0
+"""Seconds of one core below which a plan is too short to be interrupted."""
 FINISHED = ("done", "weights not sent")
 """Its numbers are there. Without weights, the run is trained again only for what has to be made from them."""
 READERS = 32
@@ -208,11 +210,32 @@ class Plan:
         todo = [training for training in self.trainings.values() if training.status not in ENDED]
         return sorted(todo, key=lambda training: training.wave)
 
-    def turn(self, training: Training) -> int:
-        """Return a training's place in the order in which trainings begin: those first that decide a claim."""
-        return self._turns.get(training.folder.path, len(self._turns))
+    def start_order(self, training: Training) -> float:
+        """Return the sort key by which trainings begin.
+
+        A long plan may be interrupted: what decides a claim begins first. In a short one the longest chain of trainings
+        begins first, so that all workers end at about the same time.
+        """
+        return self._starts.get(training.folder.path, len(self._starts))
 
     @cached_property
+    def _starts(self) -> Mapping[str, float]:
+        """Return run path -> its sort key."""
+        if self.cost < SHORT:
+            return {path: -seconds for path, seconds in self._chains().items()}
+        return self._turns()
+
+    def _chains(self) -> Mapping[str, float]:
+        """Return run path -> seconds of the longest chain of missing trainings that begins with this run."""
+        found: dict[str, float] = {}
+        for training in self.missing:
+            chain = 0.0
+            for config in reversed(lineage(training.config)):
+                chain += training.task.cost(config)
+                path = RunFolder.of(self.storage, training.task, config).path
+                found[path] = max(chain, found.get(path, 0.0))
+        return found
+
     def _turns(self) -> Mapping[str, int]:
         """Return run path -> its turn, of runs that decide a claim: the paper's claims first, a claim's runs together.
 

@@ -95,6 +95,12 @@ def commits(part: FilledTable) -> str:
     return f"Measured by {'; '.join(words)}." if words else ""
 
 
+def sent(part: FilledTable) -> bool:
+    """Say whether all results of a table came in bundles."""
+    found = [leaf for row in part.rows for each in row.replicates for leaf in each.origin.members or (each.origin,)]
+    return bool(found) and all(leaf.bundle for leaf in found)
+
+
 def bundled(part: FilledTable) -> list[str]:
     """Say how many of a table's results came in a bundle, and when and where each bundle was packed."""
     results = {leaf.run: leaf for row in part.rows for each in row.replicates
@@ -147,7 +153,7 @@ def markdown(part: FilledTable) -> str:
     if part.columns:
         header, rows = grid(part)
         lines += [_line(header), "|---|" + "--:|" * (len(header) - 1), *map(_line, rows), ""]
-    elif part.filled:
+    elif part.drawn:
         lines += [f"![{_plain(part.title)}]({slug_of(part)}.png)", ""]
     lines += [f"*{_plain(line)}*\n" for line in bundled(part)]
     lines += [f"{commit_line}\n"] if (commit_line := commits(part)) else []

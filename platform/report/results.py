@@ -36,7 +36,7 @@ from retable.platform.spec.table import (
     rows_of_claims,
     view_changes,
 )
-from retable.platform.spec.task import Task, find_scale
+from retable.platform.spec.task import KeyNumber, Task, find_scale
 from retable.platform.store.run import RunFolder, sha256
 from retable.platform.text import and_more
 
@@ -142,6 +142,7 @@ class FilledTable:
     scale_about: str
     changes: Mapping[str, object]
     figure: bool
+    """Whether it is a figure; `drawn` says whether there was anything to draw."""
     columns: tuple[FilledColumn, ...]
     rows: tuple[FilledRow, ...]
     claims: tuple[FilledClaim, ...]
@@ -157,6 +158,10 @@ class FilledTable:
     """Whose table it is."""
     telling: bool = False
     """Whether it stands for its paper."""
+    drawn: bool = False
+    """Whether there is a picture of it."""
+    key_number: KeyNumber | None = None
+    """The cell that a summary shows of its paper, where it is in this table."""
     full: Mapping[str, float] = field(default_factory=dict)
     """What the published setting takes: `trainings`, and `core_seconds`, roughly."""
     chosen: tuple[str, ...] = ()
@@ -178,6 +183,16 @@ class FilledTable:
     def filled(self) -> bool:
         """Whether there is any result."""
         return any(row.replicates for row in self.rows)
+
+    @property
+    def shown(self) -> bool:
+        """Whether there is anything to see: a number, or a picture."""
+        return self.drawn if self.figure else self.filled
+
+    @property
+    def left_out(self) -> bool:
+        """Whether this scale leaves out all of its rows."""
+        return not self.filled and not any(row.planned for row in self.rows)
 
     def cell(self, label: str, header: str) -> Cell:
         """Return a cell by its row and column.
@@ -238,6 +253,7 @@ class FilledTable:
         fields["columns"] = tuple(FilledColumn(**column) for column in fields["columns"])
         fields["claims"] = tuple(FilledClaim(**claim) for claim in fields["claims"])
         fields["rows"] = tuple(_row_of(row) for row in fields["rows"])
+        fields["key_number"] = KeyNumber(**key) if (key := fields.get("key_number")) else None
         fields |= {"data": tuple(fields["data"]), "chosen": tuple(fields.get("chosen", ()))}
         fields["axes"] = {axis: tuple(levels) for axis, levels in fields["axes"].items()}
         return FilledTable(**fields)
@@ -308,6 +324,7 @@ def fill(plan: Plan, name: str, results: Results | None = None) -> FilledTable:
             task_about=task.about,
             paper=task.paper,
             telling=name == f"{task.name}/{task.telling or next(iter(task.tables()), '')}",
+            key_number=task.key_number if task.key_number and name == f"{task.name}/{task.key_number.table}" else None,
             full=_full(task, name),
             runs=runs,
         )

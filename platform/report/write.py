@@ -11,6 +11,7 @@ import io
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from retable.platform.commit import code_root
@@ -65,6 +66,7 @@ def keep_section(
         files = {"csv": part.frame().to_csv(index=False).encode()} if part.filled else {}
         if isinstance(table, Figure):
             files |= drawing(table, results) if part.filled else {}
+            part = replace(part, drawn="png" in files)
         else:
             files["tex"] = latex(part).encode()
     complete = plan.nothing_to_do and not plan.timings  # what is measured may be due again on another device
@@ -132,6 +134,13 @@ def sections(storage: Storage, into: Storage) -> list[FilledTable]:
             except Exception as error:  # one bad request, or one claim that cannot be judged, must not hide the others
                 errors.print(f"left out of the report: tables/{file}: {one_line(error)}", markup=False)
     return parts
+
+
+def shipped_sections(storage: Storage, into: Storage, own: Sequence[FilledTable]) -> list[FilledTable]:
+    """Return the tables that `measured.take_in` filled; those that the user filled at the same scale are left out."""
+    there = {slug_of(part) for part in own}
+    places = [storage / f"measured/{name}" for name in storage.list("measured")]
+    return [part for place in places for part in sections(place, into) if part.filled and slug_of(part) not in there]
 
 
 def kept_tables(storage: Storage) -> list[FilledTable]:
@@ -202,7 +211,7 @@ DARK: Any = STYLE | {
 
 
 def drawing(figure: Figure, results: Results) -> dict[str, bytes]:
-    """Draw a figure: `png` and `svg`, and `dark.png` for a page in the dark."""
+    """Draw a figure: `png` and `svg`, and `dark.png` for a page in the dark; nothing where no axis would hold data."""
     return pictures(lambda: figure.draw(results))
 
 
@@ -217,6 +226,9 @@ def pictures(draw: Callable[[], Any]) -> dict[str, bytes]:
     for style, kinds in ((STYLE, ("png", "svg")), (DARK, ("dark.png",))):
         with pyplot.rc_context(style):
             drawn = draw()
+            if not any(axis.has_data() for axis in drawn.axes):
+                pyplot.close(drawn)
+                return {}
             for kind in kinds:
                 buffer = io.BytesIO()
                 form = kind.rpartition(".")[2]
@@ -235,10 +247,14 @@ def write_report(
         storage: where runs and requests lie.
         into: where the report goes; by default `report/` below the storage.
         single: whether the page holds all of its pictures and details, as one file to send.
-        parts: the tables that it shows; by default all that were asked for on the storage.
+        parts: the tables that it shows; by default all that were asked for on the storage, and results that come with
+            the tasks.
     """
     into = into or storage / "report"
-    parts = in_order(sections(storage, into) if parts is None else parts)
+    if parts is None:
+        own = sections(storage, into)
+        parts = [*own, *shipped_sections(storage, into, own)]
+    parts = in_order(parts)
     into.write("report.md", "# retable report\n\n" + "\n".join(markdown(part) for part in parts))
     page, details = render(parts, str(storage), into, single)
     into.write("index.html", page)

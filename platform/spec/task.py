@@ -159,6 +159,18 @@ class Scale:
         return f"{self.about}; at most {clock(60 * self.minutes)} on two cores" if self.minutes else self.about
 
 
+@dataclass(frozen=True)
+class KeyNumber:
+    """The one number of a paper to look at first: a cell of one of its tables."""
+
+    table: str
+    row: str
+    column: str
+    """The column's header."""
+    about: str
+    """What it is, with its unit, in a few words."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Task:
     """Everything about one published system that the platform needs to know."""
@@ -169,6 +181,8 @@ class Task:
     """Whose tables they are, as one cites them: authors, title, year."""
     telling: str = ""
     """The table or figure that stands for the paper on the first screen of a report; none: its first."""
+    key_number: KeyNumber | None = None
+    """What the summary of a run shows of the paper, beside the published number."""
     version: int
     """Raised whenever the code's numbers change: old runs then no longer count."""
     config: type[Any]

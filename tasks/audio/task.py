@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from retable.platform.spec.resources import Requirements, Stage
 from retable.platform.spec.table import Figure, Table, with_claims
-from retable.platform.spec.task import Dataset, Scale, Task
+from retable.platform.spec.task import Dataset, KeyNumber, Scale, Task
 from retable.tasks.audio.collect.prepare import describe, is_published, prepare
 from retable.tasks.audio.config import Config, Pretrained, View
 from retable.tasks.audio.data import Recordings, arrays, read
@@ -45,6 +45,7 @@ TASK = Task(
     about="the recording that a sentence describes",
     paper="Primus et al., CP-JKU's submission to task 6b of the DCASE 2023 challenge, 2023",
     telling="table2",
+    key_number=KeyNumber("table2", "ensemble", "mAP@10", "mAP@10 of the ensemble, %"),
     version=3,
     config=Config,
     view=View,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from retable.platform.spec.resources import Requirements, Stage
 from retable.platform.spec.table import Figure, Table, with_claims
-from retable.platform.spec.task import Dataset, Scale, Task
+from retable.platform.spec.task import Dataset, KeyNumber, Scale, Task
 from retable.tasks.rl.config import Config, View
 from retable.tasks.rl.cost import cost, gpu_work, view_cost
 from retable.tasks.rl.data import arrays, check_data, open_transitions, read
@@ -41,6 +41,7 @@ TASK = Task(
     about="single-shot pruning before offline reinforcement learning",
     paper="Arnob et al., Single-Shot Pruning for Offline Reinforcement Learning, 2021",
     telling="figure1",
+    key_number=KeyNumber("table1", "SNIP 95 %", "Actor", "MB of the actor's file, SNIP at 95 %"),
     version=3,
     config=Config,
     view=View,
