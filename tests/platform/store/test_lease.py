@@ -62,15 +62,15 @@ def test_of_many_that_ask_at_once_one_has_it_at_most(folder):
 
 CLAIM = """
 import sys
-from retable.platform.store.lease import Taken, claim
+from retable.platform.store.lease import LeaseLost, acquire
 from retable.platform.store.run import RunFolder
 from retable.platform.store.storage import Storage
 sys.stdin.readline()
 try:
-    claim(RunFolder(Storage.open(sys.argv[1]), "line", "0"), "x" + sys.argv[2], 0)
+    acquire(RunFolder(Storage.open(sys.argv[1]), "line", "0"), "x" + sys.argv[2], 0)
     print("won", flush=True)
     sys.stdin.readline()
-except Taken:
+except LeaseLost:
     print("lost", flush=True)
 """
 
