@@ -220,7 +220,7 @@ def flatten(config: object) -> dict[str, Any]:
     """
     flat: dict[str, Any] = {}
     kind: Any = type(config)
-    for name, is_choice in field_kinds(kind):
+    for name, is_choice in _field_kinds(kind):
         value = getattr(config, name)
         if not hasattr(value, "__dataclass_fields__"):
             flat[name] = value
@@ -233,7 +233,7 @@ def flatten(config: object) -> dict[str, Any]:
 
 
 @functools.cache
-def field_kinds(config: Any) -> list[tuple[str, bool]]:
+def _field_kinds(config: Any) -> list[tuple[str, bool]]:
     """Return a dataclass's field names, each with whether it is a choice."""
     unions = (typing.Union, types.UnionType)
     return [(name, typing.get_origin(hint) in unions) for name, hint in field_types(config).items()]

@@ -113,14 +113,14 @@ ReadAhead = Annotated[
 ]
 
 
-def show_version(wanted: bool) -> None:
+def _show_version(wanted: bool) -> None:
     """Print the version and exit, where that is wanted."""
     if wanted:
         console.print(retable.__version__)
         raise typer.Exit
 
 
-Version = Annotated[bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print the version.")]
+Version = Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")]
 
 
 @app.callback()
@@ -219,7 +219,7 @@ def plan(
     costs = read_prices(prices) if cluster else None
     nodes = read_cluster(cluster, costs) if costs else None
     work = api.plan(*tables or (), scale=scale, set=parse_set(set or []), rows=rows or (), storage=storage)
-    audited = auditing.audit(work, known := calibration.learn(work), gpu_rates()[1]) if configs or as_json else []
+    audited = auditing.audit(work, known := calibration.learn(work), _gpu_rates()[1]) if configs or as_json else []
     if as_json:
         summary = auditing.summary(work, known, calibration.core_seconds(work, known))
         runs.print_json({**summary, "rows": audited} if configs else summary)
@@ -228,20 +228,20 @@ def plan(
     for line in auditing.lines(audited):
         console.print(line, markup=False)
     if costs and nodes:
-        print_cost(work, nodes, costs)
+        _print_cost(work, nodes, costs)
 
 
-def gpu_rates() -> tuple[str, Mapping[str, float]]:
+def _gpu_rates() -> tuple[str, Mapping[str, float]]:
     """Return the GPU that was measured, and its units a second; none where that was only tried."""
     measured: dict[str, Any] = json.loads(GPU.read_text()) if GPU.exists() else {"tiny": True}
     return ("", {}) if measured["tiny"] else (measured["machine"]["device"], measured["rates"])
 
 
-def print_cost(work: Any, nodes: Any, prices: Any) -> None:
+def _print_cost(work: Any, nodes: Any, prices: Any) -> None:
     """Print what a plan takes on a cluster, table by table."""
     from retable.platform.plan.cost import Rates, estimate, grid, remarks
 
-    device, measured = gpu_rates()
+    device, measured = _gpu_rates()
     estimated = estimate(work, nodes, prices, Rates(device, measured) if measured else Rates())
     if not estimated.nodes:
         console.print("  nothing is left to do on a cluster")
@@ -286,20 +286,20 @@ def print_plan(work: Any, wanted: Any = None) -> None:
     grid.add_row("estimated cost", f"{clock(calibration.core_seconds(work, known))} of one CPU core (rough)")
     if known:
         grid.add_row("", calibration.summary(known))
-    device, measured = gpu_rates()
+    device, measured = _gpu_rates()
     if work.missing and measured:
         hours, untimed = work.gpu_hours(measured)
     if work.missing and measured and hours * 60 >= 1:  # below a minute it is the starting that takes time
         more = f", and {untimed} trainings that were not timed" if untimed else ""
         grid.add_row("", f"{clock(3600 * hours)} of one {device}{more} (as measured; trainings alone)")
     console.print(grid)
-    print_absent(work)
+    _print_absent(work)
     for name in work.tables:
         for why, labels in left_out(work, name).items():
             say(f"{name}: left out, {why}: {and_more(labels, 6, '; ')}")
 
 
-def print_absent(work: Any) -> None:
+def _print_absent(work: Any) -> None:
     """Print which rows a plan's scale leaves out, and why; of many tables, how many rows."""
     from retable.platform.spec.table import hidden
     from retable.platform.text import and_more, plural
@@ -369,10 +369,10 @@ def reproduce(
     request = {"scale": scale, "set": parse_set(set or []), "rows": rows or (), "storage": storage}
     if retry_diverged and not train:
         raise UserError("--retry-diverged and --no-train are mutually exclusive; leave one out")
-    fill_tables(tables or (), request, wanted, retry_diverged, train)
+    _fill_tables(tables or (), request, wanted, retry_diverged, train)
 
 
-def fill_tables(
+def _fill_tables(
     names: Sequence[str], request: Mapping[str, Any], wanted: Any, retry_diverged: bool = False, train: bool = True
 ) -> None:
     """Fill tables, print them, and write the report.
@@ -463,7 +463,7 @@ def score(
     changes = parse_set(set or [])
     if run.count("/") == 1:
         request = {"scale": scale, "set": changes, "rows": rows or (), "storage": storage}
-        fill_tables([run], request, api.Resources(), train=False)
+        _fill_tables([run], request, api.Resources(), train=False)
         return
     if rows:
         raise UserError(f"--rows chooses rows of a table, and {run!r} is a run; leave it out")
@@ -505,10 +505,10 @@ def sweep(
         samples=samples,
         name=Path(space).stem if space else "",
     )
-    print_sweep(result)
+    _print_sweep(result)
 
 
-def print_sweep(result: SweepResult) -> None:
+def _print_sweep(result: SweepResult) -> None:
     """Print the points of a sweep, best first, which tie, and the winner.
 
     Raises:
@@ -521,7 +521,7 @@ def print_sweep(result: SweepResult) -> None:
     for place, point in zip(frame["place"][:most], result.points, strict=False):
         value = point.note.partition(":")[0] if point.value is None else f"{point.value:.4g}"
         words = ("" if point.value is None else str(place), value, str(point.epochs), point.fingerprint[:8])
-        shown.add_row(*words, Text(point_line(point.overrides)))
+        shown.add_row(*words, Text(_point_line(point.overrides)))
     console.print(shown)
     if len(result.points) > most:
         console.print(f"{len(result.points) - most} more points: sweeps/ on the storage has all, as CSV")
@@ -530,11 +530,11 @@ def print_sweep(result: SweepResult) -> None:
         console.print(f"{count} point{'s' if count > 1 else ''} without a value: {note}", markup=False)
     if len(result.ties) > 1:
         console.print(f"{len(result.ties)} points tie at {result.best.value:.4g}; the first of them is named")
-    console.print(f"winner: {point_line(result.best.overrides)}", markup=False)
+    console.print(f"winner: {_point_line(result.best.overrides)}", markup=False)
     console.print(f"its run: {result.command(result.best)}", markup=False)
 
 
-def point_line(overrides: Mapping[str, object]) -> str:
+def _point_line(overrides: Mapping[str, object]) -> str:
     """Write a point of a sweep: its config as --set options, and the fields of its view where it has some."""
     from retable.platform.spec.table import split_view
 
@@ -745,20 +745,20 @@ def mount(words: Sequence[str]) -> None:
             for verb, command in importlib.import_module(f"retable.tasks.{name}.cli").DATA.items():
                 verbs[verb].command(name)(command)
         elif words[:1] == ["data"] and words[1:2] and words[1] in VERBS:
-            stub(verbs[words[1]], {name: catalogued(name).get("data", {}).get(words[1])})
+            stub(verbs[words[1]], {name: _catalogued(name).get("data", {}).get(words[1])})
         if here and any(not word.startswith("-") for word in words[1:]):
             app.add_typer(importlib.import_module(f"retable.tasks.{name}.cli").app, name=name)
             continue
         group = typer.Typer(no_args_is_help=True)
-        stub(group, catalogued(name).get("commands", {}) if here else {})
-        about = catalogued(name)["help"] if here else f"Commands of the task {name}."
+        stub(group, _catalogued(name).get("commands", {}) if here else {})
+        about = _catalogued(name)["help"] if here else f"Commands of the task {name}."
         app.add_typer(group, name=name, help=about)
     for verb, group in verbs.items():
         data_app.add_typer(group, name=verb)
     app.add_typer(data_app, name="data")
 
 
-def catalogued(name: str) -> Mapping[str, Any]:
+def _catalogued(name: str) -> Mapping[str, Any]:
     """Return what the catalogue has of a task."""
     from retable.platform.cli.catalogue import catalogue
 
@@ -782,7 +782,7 @@ def main() -> None:
         sys.stdout.flush()
         sys.exit(ended if isinstance(ended, int) else 0)
     except UserError as error:
-        errors.print(f"error: {shortened(str(error))}", markup=False)
+        errors.print(f"error: {_shortened(str(error))}", markup=False)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
@@ -810,12 +810,12 @@ def refuse(error: Any) -> int:
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()
         return 2
-    message = shortened(runs.plain(error.format_message()).rstrip("."))
+    message = _shortened(runs.plain(error.format_message()).rstrip("."))
     errors.print(f"error: {message}; see `{context.command_path if context else 'retable'} --help`", markup=False)
     return 2
 
 
-def shortened(message: str, most: int = 1200) -> str:
+def _shortened(message: str, most: int = 1200) -> str:
     """Return a refusal, and of a very long one both ends: a word of the user's may be a file's content."""
     return message if len(message) <= most else f"{message[: most // 2]} … {message[-most // 2 :]}"
 

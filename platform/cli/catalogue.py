@@ -51,12 +51,12 @@ def catalogue() -> Mapping[str, Any]:
 
 def read() -> dict[str, Any]:
     """Import every task and search space, and return what they say of themselves."""
-    found = {name: task_entry(name) for name in tasks.names()}
+    found = {name: _task_entry(name) for name in tasks.names()}
     whole = [name for name in spaces() if "missing" not in found.get(name.partition("_")[0], {})]
     return {"tasks": found, "spaces": {name: find_space(name).about for name in whole}}
 
 
-def task_entry(name: str) -> dict[str, Any]:
+def _task_entry(name: str) -> dict[str, Any]:
     """Return what one task says of itself."""
     try:
         task = tasks.find(name)

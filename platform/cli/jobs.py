@@ -50,15 +50,15 @@ def status(
         print_json(look())
         return
     if not watch or not console.is_terminal:
-        show(status_grid(look()))
+        show(_status_grid(look()))
         return
-    with Live(status_grid(look()), console=console, auto_refresh=False) as live:
+    with Live(_status_grid(look()), console=console, auto_refresh=False) as live:
         while True:
             time.sleep(10)
-            live.update(status_grid(look()), refresh=True)
+            live.update(_status_grid(look()), refresh=True)
 
 
-def status_grid(summary: Mapping[str, Any]) -> Grid:
+def _status_grid(summary: Mapping[str, Any]) -> Grid:
     """Return what is drawn of a status."""
     outer = Grid.grid()
     if "storage" in summary:
@@ -121,7 +121,7 @@ def submit(
         console.print(jobs.stop(where, stop), markup=False)
         return
     if list_:
-        show_jobs(jobs.jobs(where), as_json)
+        _show_jobs(jobs.jobs(where), as_json)
         return
     if not follow_job:
         command, storage = jobs.split_storage(words or [], storage)
@@ -131,7 +131,7 @@ def submit(
         raise typer.Exit(1)
 
 
-def show_jobs(entries: Sequence[Mapping[str, Any]], as_json: bool) -> None:
+def _show_jobs(entries: Sequence[Mapping[str, Any]], as_json: bool) -> None:
     """Print jobs."""
     if as_json:
         print_json(entries)

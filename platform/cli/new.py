@@ -106,10 +106,10 @@ def render(template: str, words: dict[str, Any]) -> str:
 
 def words_of(name: str, table: Path | None, published: Published, written: Written) -> dict[str, Any]:
     """Return what the templates are filled with; note what is left to write."""
-    rows = [row_of(line, first=number == 0) for number, line in enumerate(published.lines)]
+    rows = [_row_of(line, first=number == 0) for number, line in enumerate(published.lines)]
     for number, row in enumerate(rows):
         row["constant"] = constant(row["text"], number, [other["constant"] for other in rows[:number]])
-    columns = [column_of(header, published) for header in published.headers]
+    columns = [_column_of(header, published) for header in published.headers]
     written.unwritten = [row["text"] for row in rows if row["absent"]]
     written.unmeasured = [header for header, c in zip(published.headers, columns, strict=True) if not c["measured"]]
     if not any(column["measured"] for column in columns):
@@ -120,13 +120,13 @@ def words_of(name: str, table: Path | None, published: Published, written: Writt
         "about": f"a task of your own, {name}",
         "rows": rows,
         "columns": columns,
-        "claim": claim_of(published, rows, columns),
+        "claim": _claim_of(published, rows, columns),
         "unwritten": bool(written.unwritten),
         "title": quoted(title),
     }
 
 
-def row_of(line: Line, first: bool) -> dict[str, Any]:
+def _row_of(line: Line, first: bool) -> dict[str, Any]:
     """Return a row's words. Where nothing says what rows change, the first is taken for the defaults."""
     overrides = line.overrides or {}
     return {
@@ -138,7 +138,7 @@ def row_of(line: Line, first: bool) -> dict[str, Any]:
     }
 
 
-def column_of(header: str, published: Published) -> dict[str, Any]:
+def _column_of(header: str, published: Published) -> dict[str, Any]:
     """Return a column's words: its metric is called after its header, and printed as the paper does."""
     metric = re.sub(r"[^a-z0-9]+", "_", header.lower()).strip("_") or "score"
     measured = MEASURED.get(metric.split("_")[0], "")
@@ -153,7 +153,7 @@ def column_of(header: str, published: Published) -> dict[str, Any]:
     }
 
 
-def claim_of(published: Published, rows: Sequence[dict[str, Any]], columns: Sequence[dict[str, Any]]) -> Any:
+def _claim_of(published: Published, rows: Sequence[dict[str, Any]], columns: Sequence[dict[str, Any]]) -> Any:
     """Return the words of what the first column says: its highest row is above its lowest. None of a single row."""
     header = published.headers[0]
     words = [

@@ -278,7 +278,7 @@ def show_run(run: RunName, storage: Where = "results", as_json: Json = False) ->
         "trained": f"{clock(description['seconds'])}, attempts: {len(description['attempts']) or 1}",
         "begun": f"{made.get('started', '?')} on {made.get('host', '?')} ({made.get('device', '?')})",
         "commit": name_of(made, 12).removeprefix("commit ") or "not recorded",
-        "code": code_words(**description["code"]),
+        "code": _code_words(**description["code"]),
         "command": made.get("command", "?"),
         "data": str(description["result"].get("data", (made.get("data") or {}).get("digest", "?")))[:16],
         "files": f"{len(description['files'])}, {size(description['size'])}, in {folder.folder}",
@@ -307,7 +307,7 @@ def show_run(run: RunName, storage: Where = "results", as_json: Json = False) ->
         section(f"scores ({settings})", view.get("metrics") or {})
 
 
-def code_words(differs: Sequence[str] | None, changed: Sequence[str]) -> str:
+def _code_words(differs: Sequence[str] | None, changed: Sequence[str]) -> str:
     """Return in words which parts of a run's code differ from the code that shows it, and changed while it trained."""
     if differs is None:
         return "not recorded"
@@ -346,7 +346,7 @@ def tables(names: TableNames = None, storage: Where = "results", as_json: Json =
 
     where = Storage.open(storage)
     if names and not as_json:
-        show_tables(names, where)
+        _show_tables(names, where)
         return
     filled_tables = [each for each in tables_of(where) if not names or each["table"] in names]
     if as_json:
@@ -369,7 +369,7 @@ def tables(names: TableNames = None, storage: Where = "results", as_json: Json =
     )
 
 
-def show_tables(names: Sequence[str], storage: Storage) -> None:
+def _show_tables(names: Sequence[str], storage: Storage) -> None:
     """Print tables in full, as they were filled.
 
     Raises:

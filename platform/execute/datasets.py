@@ -146,7 +146,7 @@ class DatasetCache:
 
         entry = self.entries[where]
         if not self.storage.exists(f"data/{where}/dataset.json"):
-            make = ray.remote(num_cpus=1, max_retries=DEATHS - 1)(make_set)
+            make = ray.remote(num_cpus=1, max_retries=DEATHS - 1)(_make_set)
             entry.pending = make.remote(entry.task.name, entry.config, self.storage)
             self.board.start(f"data {where}", "being made")
             return
@@ -159,7 +159,7 @@ class DatasetCache:
         if streams and (self.stream or entry.size > self.room):
             entry.ready, entry.size = True, 0
         elif not self._full(entry):
-            read = ray.remote(num_cpus=0, num_returns=2, max_retries=DEATHS - 1)(read_set)
+            read = ray.remote(num_cpus=0, num_returns=2, max_retries=DEATHS - 1)(_read_set)
             both: Any = read.remote(entry.task.name, self.storage, where)
             entry.pending, entry.arrays = both
             self.board.start(f"data {where}", "being read")
@@ -194,7 +194,7 @@ class DatasetCache:
         self.board.fail(f"data {where}", why)
 
 
-def make_set(task_name: str, config: Config, storage: Storage) -> str | None:
+def _make_set(task_name: str, config: Config, storage: Storage) -> str | None:
     """Prepare a dataset; return why it failed, or None."""
     try:
         find(task_name).dataset.prepare(config, storage)
@@ -203,7 +203,7 @@ def make_set(task_name: str, config: Config, storage: Storage) -> str | None:
     return None
 
 
-def read_set(task_name: str, storage: Storage, where: str) -> tuple[str | None, Any]:
+def _read_set(task_name: str, storage: Storage, where: str) -> tuple[str | None, Any]:
     """Read a data set through Ray Data; return why it cannot be read, or None, and its arrays."""
     import pyarrow as pa
     import ray

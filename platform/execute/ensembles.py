@@ -142,7 +142,7 @@ class Ensembler:
         """Score a row whose shards are all combined, and report it."""
         combining = self.rows[root]
         report_result(
-            self.board, name_of_combining(combining), self.failures.get(root) or score(combining, self.storage)
+            self.board, _name_of_combining(combining), self.failures.get(root) or score(combining, self.storage)
         )
 
 
@@ -151,7 +151,7 @@ def output_folder(combining: Combining, storage: Storage) -> Storage:
     return storage / f"{combining.place}/{sha256(json.dumps(combining.inputs()).encode())[:16]}"
 
 
-def name_of_combining(combining: Combining) -> str:
+def _name_of_combining(combining: Combining) -> str:
     """Name one replicate of a combined row: task, label, axes, and the first digits of its folder."""
     words = [combining.task.name, combining.row.label, describe(combining.axes)]
     return f"{' '.join(word for word in words if word)} [{combining.place.rsplit('/', 1)[-1][:8]}]"

@@ -49,7 +49,7 @@ def dashboard(address: str) -> str:
     raise UserError(f"--address {url}: not the address of Ray's dashboard, which takes jobs; {remedy}")
 
 
-def use_token() -> None:
+def _use_token() -> None:
     """Let Ray's client send the token that this user has: with an address it does so only when told to."""
     path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token")).expanduser()
     if os.environ.get("RAY_AUTH_TOKEN") or path.exists():
@@ -57,7 +57,7 @@ def use_token() -> None:
 
 
 @contextmanager
-def readable_errors(address: str) -> Iterator[None]:
+def _readable_errors(address: str) -> Iterator[None]:
     """Turn what goes wrong with a dashboard into one line.
 
     Raises:
@@ -83,11 +83,11 @@ def ask(address: str, path: str) -> Any:
     Raises:
         UserError: where none answers, or it refuses.
     """
-    use_token()
+    _use_token()
     import requests
     from ray.exceptions import AuthenticationError
 
-    with readable_errors(address):
+    with _readable_errors(address):
         headers = ray_compat.auth_headers()
         answer = requests.get(address + path, headers=headers, timeout=ANSWER, allow_redirects=False)
         if answer.status_code in (401, 403):
@@ -115,7 +115,7 @@ def connect(address: str) -> JobSubmissionClient:
         "ray.dashboard.modules.job.sdk",
     ):  # it says each file that it leaves out
         logging.getLogger(name).setLevel(logging.ERROR)
-    with readable_errors(address):
+    with _readable_errors(address):
         return JobSubmissionClient(address)
 
 
@@ -133,7 +133,7 @@ def split_storage(words: Sequence[str], storage: str) -> tuple[list[str], str]:
     return rest, storage
 
 
-def check_shared(storage: str) -> None:
+def _check_shared(storage: str) -> None:
     """Refuse a storage that the nodes of a cluster cannot share; say what is asked of them where they may.
 
     Raises:
@@ -168,7 +168,7 @@ def environment(storage: str, folder: Path) -> dict[str, str]:
     return variables | ({"RETABLE_TASKS": os.pathsep.join(places)} if places else {})
 
 
-def check_upload(folder: Path) -> None:
+def _check_upload(folder: Path) -> None:
     """Refuse a folder that is larger than Ray takes, before it is packed: that takes long, and is told late.
 
     Raises:
@@ -197,12 +197,12 @@ def submit(address: str, words: Sequence[str], storage: str, folder: Path) -> st
     """
     if not words or words[0] not in COMMANDS:
         raise UserError(f"submit: write a command after --, such as `-- reproduce rl`; of {', '.join(COMMANDS)}")
-    check_shared(storage)
+    _check_shared(storage)
     folder = folder.absolute()
     variables = environment(storage, folder)
-    check_upload(folder)
+    _check_upload(folder)
     client = connect(address)
-    with readable_errors(address):
+    with _readable_errors(address):
         return str(
             client.submit_job(
                 entrypoint=shlex.join(["python", "-m", "retable.platform.cli", *words]),
@@ -215,7 +215,7 @@ def submit(address: str, words: Sequence[str], storage: str, folder: Path) -> st
 def follow(address: str, job: str) -> bool:
     """Print what a job says until it ends; say whether it ended well. Ctrl-C ends the following, not the job."""
     client = connect(address)
-    with readable_errors(address):
+    with _readable_errors(address):
         client.get_job_info(job)  # one that is unknown is told here: to follow it would end in a handshake's traceback
 
     async def tail() -> None:
@@ -223,7 +223,7 @@ def follow(address: str, job: str) -> bool:
             console.print(redact(text), end="", markup=False)
 
     try:
-        with readable_errors(address):
+        with _readable_errors(address):
             with followed(address, job):
                 asyncio.run(tail())
             info = client.get_job_info(job)
@@ -257,7 +257,7 @@ def stop(address: str, job: str) -> str:
         UserError: where there is no such job.
     """
     client = connect(address)
-    with readable_errors(address):
+    with _readable_errors(address):
         stopped = client.stop_job(job)
     return f"job {job}: told to stop" if stopped else f"job {job}: had ended before"
 
@@ -265,7 +265,7 @@ def stop(address: str, job: str) -> str:
 def jobs(address: str) -> list[Mapping[str, Any]]:
     """Return the jobs that a cluster knows, the newest first, as plain data."""
     client = connect(address)
-    with readable_errors(address):
+    with _readable_errors(address):
         entries = client.list_jobs()
     rows = [
         {

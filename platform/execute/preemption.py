@@ -72,7 +72,7 @@ class SigtermMixin:
         def leave(signum: int, frame: Any) -> None:
             if not NOTICE.requested.is_set() and not NOTICE.ending:
                 NOTICE.requested.set()
-                threading.Thread(target=end_process, daemon=True, name="leave").start()
+                threading.Thread(target=_end_process, daemon=True, name="leave").start()
             elif NOTICE.ending and callable(before):
                 before(signum, frame)
 
@@ -80,7 +80,7 @@ class SigtermMixin:
         super().setup(config, **more)  # type: ignore[misc]
 
 
-def end_process() -> None:
+def _end_process() -> None:
     """Checkpoint, then end this process as SIGTERM would."""
     with suppress(Exception):  # a storage that is away
         NOTICE.wait()
@@ -96,7 +96,7 @@ def handle_preemption(members: Sequence[Lease], relayed: bool = False) -> Iterat
     NOTICE.members, NOTICE.relayed = members, relayed
     NOTICE.saved.clear()
     try:
-        with polling(node_draining):
+        with _polling(node_draining):
             yield
     finally:
         NOTICE.members = ()
@@ -104,7 +104,7 @@ def handle_preemption(members: Sequence[Lease], relayed: bool = False) -> Iterat
 
 
 @contextmanager
-def polling(look: Callable[[], bool]) -> Iterator[None]:
+def _polling(look: Callable[[], bool]) -> Iterator[None]:
     """Request a checkpoint once `look` returns true, while the block runs."""
     over = threading.Event()
 
@@ -145,7 +145,7 @@ def worker_preemption(members: Sequence[Lease], rank: int) -> Iterator[Callable[
                 attempt.folder.folder.remove(f"{attempt.path}/{MARK}")
             NOTICE.saved.clear()
 
-    with polling(told):
+    with _polling(told):
         yield answer
 
 
@@ -159,27 +159,27 @@ def give_notice(folders: Sequence[RunFolder], wait: float = GRACE) -> None:
     processes = [(record["place"], record["pid"], record["born"]) for _, record in alive_runs]
     if not processes:
         return
-    send_sigterm(processes)
+    _send_sigterm(processes)
     others = [each for each in processes if each[0] != attempts.process_namespace()]
     alive = [node["NodeID"] for node in ray.nodes() if node["Alive"]] if others else []  # type: ignore[no-untyped-call]
     for node in alive:
-        ray.remote(num_cpus=0, max_retries=0)(send_sigterm).options(scheduling_strategy=On(node, soft=False)).remote(
+        ray.remote(num_cpus=0, max_retries=0)(_send_sigterm).options(scheduling_strategy=On(node, soft=False)).remote(
             others
         )
     over = time.monotonic() + wait
     while time.monotonic() < over:
-        alive_runs = [(folder, record) for folder, record in alive_runs if not attempts.is_over(newest_record(folder))]
+        alive_runs = [(folder, record) for folder, record in alive_runs if not attempts.is_over(_newest_record(folder))]
         if not alive_runs:
             return
         time.sleep(0.1)
 
 
-def newest_record(folder: RunFolder) -> dict[str, Any]:
+def _newest_record(folder: RunFolder) -> dict[str, Any]:
     """Return the record of the newest attempt at a run."""
     return attempts.read(folder, attempts.newest_number(folder))
 
 
-def send_sigterm(processes: Sequence[tuple[str, int, float]]) -> None:
+def _send_sigterm(processes: Sequence[tuple[str, int, float]]) -> None:
     """Send SIGTERM to the processes of this namespace: (process namespace, pid, creation time)."""
     here = attempts.process_namespace()
     for place, pid, born in processes:

@@ -39,7 +39,7 @@ def execute(work: Plan, resources: Resources) -> dict[str, str]:
             work = compile_plan(*request, retry=work.retry, train=work.train)
             work.measure_on = on
         work.data_notes()  # data that do not fit are refused before Ray starts
-        with ray_cluster(nested=in_groups(work, resources)):
+        with ray_cluster(nested=_in_groups(work, resources)):
             check_nodes(work.storage)
             if work.measure_on and work.unmeasured:
                 resource_of(work.measure_on)  # a mistake is told before anything is trained
@@ -48,7 +48,7 @@ def execute(work: Plan, resources: Resources) -> dict[str, str]:
             return failures | after.finish() | measure_all(work, resources)
 
 
-def in_groups(work: Plan, resources: Resources) -> bool:
+def _in_groups(work: Plan, resources: Resources) -> bool:
     """Return whether any training of a plan takes several workers."""
     return any(resources.needs(each.task, each.config, 0.0).workers > 1 for each in work.missing)
 

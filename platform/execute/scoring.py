@@ -147,12 +147,12 @@ def predict_one(task_name: str, config: Config, view: View, folder: RunFolder, j
         source = Source.of(folder.storage, task.dataset.where(config))
         place = folder.artifacts(view, weights_digest(folder, view))
         names = ("predictions.npz", "summary.npz") if joined else ("summary.npz",)
-        weights, again = None, begun_again()
+        weights, again = None, _begun_again()
         for shard in task.shards(config, view, source):
             if all(place.exists(f"{shard}/{name}") for name in names):
                 continue
             if again:
-                count_death(place, shard)
+                _count_death(place, shard)
                 again = False
             weights = weights or folder.weights(view.epoch)
             predictions = task.predict(config, view, weights, source, shard)
@@ -166,14 +166,14 @@ def predict_one(task_name: str, config: Config, view: View, folder: RunFolder, j
     return None
 
 
-def begun_again() -> bool:
+def _begun_again() -> bool:
     """Return whether Ray retries this task after its process died."""
     import ray
 
     return ray.is_initialized() and ray_compat.task_attempt() > 0
 
 
-def count_death(place: Storage, shard: str) -> None:
+def _count_death(place: Storage, shard: str) -> None:
     """Count a process that died while predicting a shard: a lost machine is no fault of the shard, three are.
 
     Raises:
@@ -289,7 +289,7 @@ def measure_all(plan: Plan, resources: Resources) -> dict[str, str]:
     with ProgressBoard("measurements", len(todo)).show() as board:
         if plan.measure_on:
             board.start("a node", f"with {plan.measure_on} is waited for")
-            node = node_with(plan.measure_on)
+            node = _node_with(plan.measure_on)
             board.stop("a node")
         else:
             node = ray.get_runtime_context().get_node_id()
@@ -301,9 +301,9 @@ def measure_all(plan: Plan, resources: Resources) -> dict[str, str]:
             "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False),
         }
         measuring: Any = ray.remote(**alone)(measure_one)
-        probe: Any = ray.remote(**alone)(current_node)
+        probe: Any = ray.remote(**alone)(_current_node)
         if not ray.wait([probe.remote()], timeout=WAIT)[0]:
-            note_who_holds(node, capacity.get("CPU", 0.0))
+            _note_who_holds(node, capacity.get("CPU", 0.0))
         for timing in itertools.takewhile(lambda _: not resources.late, todo):
             name = f"{timing.row.label} ({name_of(timing, plan.shared)})"
             board.start(name)
@@ -313,7 +313,7 @@ def measure_all(plan: Plan, resources: Resources) -> dict[str, str]:
         return board.failures
 
 
-def note_who_holds(node: str, cpus: float) -> None:
+def _note_who_holds(node: str, cpus: float) -> None:
     """Print a note if other processes hold CPUs of the node that measurements wait for."""
     held_cpus = cpus - ray_compat.free_cpus(node)
     if held_cpus > 0:
@@ -324,16 +324,16 @@ def note_who_holds(node: str, cpus: float) -> None:
         errors.print(f"note: measurements wait: {held}; {remedy}", markup=False)
 
 
-def node_with(word: str) -> str:
+def _node_with(word: str) -> str:
     """Return a node that has a custom resource or accelerator type; wait for one if the cluster may grow."""
     import ray
 
-    probe = ray.remote(num_cpus=1, resources={resource_of(word): 0.001})(current_node)  # no other node can run it
+    probe = ray.remote(num_cpus=1, resources={resource_of(word): 0.001})(_current_node)  # no other node can run it
     node: str = ray.get(probe.remote())
     return node
 
 
-def current_node() -> str:
+def _current_node() -> str:
     """Return the node that this process runs on."""
     import ray
 

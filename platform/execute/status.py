@@ -56,7 +56,7 @@ def of_cluster(address: str) -> dict[str, Any]:
         for each in listing(address, kind):
             if each.get("state") in states:
                 waiting[f"{kind.replace('_', ' ')[:-1]}: {amounts(each.get(key))}"] += 1
-    return {"nodes": [node_of(node) for node in nodes], "waiting": dict(waiting)}
+    return {"nodes": [_node_of(node) for node in nodes], "waiting": dict(waiting)}
 
 
 def listing(address: str, kind: str) -> Sequence[Mapping[str, Any]]:
@@ -69,7 +69,7 @@ def listing(address: str, kind: str) -> Sequence[Mapping[str, Any]]:
     return rows
 
 
-def node_of(node: Mapping[str, Any]) -> dict[str, Any]:
+def _node_of(node: Mapping[str, Any]) -> dict[str, Any]:
     """Return what is shown of a node."""
     total = node.get("resources_total") or {}
     has = {name: total[name] for name in ("CPU", "GPU", "memory") if name in total}

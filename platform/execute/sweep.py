@@ -149,9 +149,9 @@ def run_sweep(
     path = sweep.path(configs)
     stops = chosen.scheduler is not None and sweep.base.epochs > 1
     if known and not stops:
-        points = run_plan(sweep, known, resources)
+        points = _run_plan(sweep, known, resources)
     else:
-        points = run_trials(sweep, known, configs, resources, f"{path}.json")
+        points = _run_trials(sweep, known, configs, resources, f"{path}.json")
     valued = [point for point in points if point.value is not None]
     best_first = sorted(valued, key=lambda point: point.value or 0.0, reverse=chosen.mode == "max")
     rest = [point for point in points if point.value is None]
@@ -160,7 +160,7 @@ def run_sweep(
     return result
 
 
-def run_plan(sweep: Sweep, known: Sequence[Mapping[str, object]], resources: Resources) -> list[Point]:
+def _run_plan(sweep: Sweep, known: Sequence[Mapping[str, object]], resources: Resources) -> list[Point]:
     """Train each config of the points once, and score every view of it, as a table's rows are."""
     configs, views = [sweep.config(point) for point in known], [sweep.view(point) for point in known]
     plan = sweep.plan(configs, views)
@@ -201,11 +201,11 @@ def note_value(point: Point, sweep: Sweep, last: Mapping[str, Any]) -> None:
         point.note = "diverged" if value is not None and point.value is None else ""
 
 
-def run_trials(
+def _run_trials(
     sweep: Sweep, known: Sequence[Mapping[str, object]], configs: Sequence[Config], resources: Resources, path: str
 ) -> list[Point]:
     """Run points as trials of Tune: those that a scheduler may stop, and those that a searcher draws."""
-    train_parents(sweep, configs, resources)
+    _train_parents(sweep, configs, resources)
     journal = Journal(sweep.storage, path, {point.key: point for point in read_points(sweep.storage, path)})
     initial = known or [point.overrides for point in journal.points.values()]
     todo = [point for point in initial if not journal.point(sweep, point).ended]
@@ -228,13 +228,13 @@ def run_trials(
                 track=track.prepare(resources.track),
             )
             if todo:
-                run_known(todo, launch, journal)
+                _run_known(todo, launch, journal)
             if rest > 0:
-                run_searcher(rest, launch, journal)
+                _run_searcher(rest, launch, journal)
     return list(journal.points.values())
 
 
-def train_parents(sweep: Sweep, configs: Sequence[Config], resources: Resources) -> None:
+def _train_parents(sweep: Sweep, configs: Sequence[Config], resources: Resources) -> None:
     """Train the runs that the points start from.
 
     Raises:
@@ -280,16 +280,16 @@ class Journal:
         return TrialCallback(board, pieces, started=note, on_trial_end=note)
 
 
-def run_known(points: Sequence[Mapping[str, object]], launch: SweepLaunch, journal: Journal) -> None:
+def _run_known(points: Sequence[Mapping[str, object]], launch: SweepLaunch, journal: Journal) -> None:
     """Run points side by side."""
     from ray import tune
 
     points = list({launch.sweep.folder(point).path: point for point in points}.values())  # two draws may be equal
     space = {"point": tune.grid_search(list(range(len(points))))}
-    run_trials_of(space, len(points), replace(launch, points=points), journal)
+    _run_trials_of(space, len(points), replace(launch, points=points), journal)
 
 
-def run_searcher(samples: int, launch: SweepLaunch, journal: Journal) -> None:
+def _run_searcher(samples: int, launch: SweepLaunch, journal: Journal) -> None:
     """Let a searcher draw points, knowing what was tried before."""
     space = launch.sweep.space
     known = [point for point in journal.points.values() if point.value is not None]
@@ -299,13 +299,13 @@ def run_searcher(samples: int, launch: SweepLaunch, journal: Journal) -> None:
         points_to_evaluate=[point.overrides for point in known] or None,
         evaluated_rewards=[point.value for point in known] or None,
     )
-    if not takes_values(search):
+    if not _takes_values(search):
         samples += len(known)  # it cannot be told of values: it tries the points again, which are there
     one = {} if space.trains_apart else {"max_concurrent_trials": 1}
-    run_trials_of(space.domains, samples, launch, journal, search_alg=search, num_samples=samples, **one)
+    _run_trials_of(space.domains, samples, launch, journal, search_alg=search, num_samples=samples, **one)
 
 
-def takes_values(search: Any) -> bool:
+def _takes_values(search: Any) -> bool:
     """Return whether a searcher of Tune can be given the values of points that were evaluated before."""
     from ray.tune.search import Searcher
 
@@ -313,7 +313,9 @@ def takes_values(search: Any) -> bool:
     return added is not Searcher.add_evaluated_point
 
 
-def run_trials_of(space: Mapping[str, Any], count: int, launch: SweepLaunch, journal: Journal, **settings: Any) -> None:
+def _run_trials_of(
+    space: Mapping[str, Any], count: int, launch: SweepLaunch, journal: Journal, **settings: Any
+) -> None:
     """Run so many trials of a Tune experiment, and keep the board and the journal meanwhile."""
     sweep = launch.sweep
     with ProgressBoard(f"sweep {sweep.name}", count).show() as board:

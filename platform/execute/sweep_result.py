@@ -123,7 +123,7 @@ class SweepResult:
         valued = [point for point in self.points if point.value is not None]
         places = [point.overrides[path] for point in valued]
         if all(isinstance(place, (int, float)) and not isinstance(place, bool) for place in places):
-            if is_logarithmic(self.space.domains[path], places):
+            if _is_logarithmic(self.space.domains[path], places):
                 panel.set_xscale("log")
         else:
             names = list(dict.fromkeys(describe({"": place})[1:] for place in places))
@@ -146,7 +146,7 @@ class SweepResult:
         storage.write(f"{path}.png", buffer.getvalue())
 
 
-def is_logarithmic(domain: Any, places: Sequence[Any]) -> bool:
+def _is_logarithmic(domain: Any, places: Sequence[Any]) -> bool:
     """Return whether an axis is logarithmic: the domain is drawn so, or a grid's values span a hundredfold."""
     if isinstance(domain, Mapping):
         return bool(places) and min(places) > 0 and max(places) / min(places) >= 100

@@ -260,7 +260,7 @@ def reported(**more: float) -> Iterator[None]:
             raise
         tune.report({FAILURE: one_line(error), **more})
     finally:
-        trim_memory()
+        _trim_memory()
 
 
 def is_transient(error: BaseException) -> bool:
@@ -276,7 +276,7 @@ def is_transient(error: BaseException) -> bool:
     return any(isinstance(cause, machines) or ray_compat.is_train_error(cause) for cause in errors)
 
 
-def trim_memory() -> None:
+def _trim_memory() -> None:
     """Return freed memory of this process to the system.
 
     Tune runs each trial of a reused actor in a new thread. glibc allots memory to threads in up to eight arenas a core,
@@ -318,7 +318,9 @@ def run_job(job: Job, launch: Launch, work: str) -> None:
                 train_job(
                     members,
                     launch,
-                    Worker(device=device, report=tune.report, **preemption_hooks(preemption.NOTICE.checkpoint_written)),
+                    Worker(
+                        device=device, report=tune.report, **_preemption_hooks(preemption.NOTICE.checkpoint_written)
+                    ),
                 )
     if taken:
         raise attempts.LeaseLost(taken)
@@ -338,7 +340,7 @@ def failures_kept(tried: Sequence[Lease]) -> Iterator[None]:
         raise
 
 
-def preemption_hooks(written: Callable[[], None]) -> dict[str, Any]:
+def _preemption_hooks(written: Callable[[], None]) -> dict[str, Any]:
     """Return the fields of a worker that connect it to preemption."""
     return {"checkpoint_requested": preemption.NOTICE.requested.is_set, "checkpoint_written": written}
 
@@ -361,7 +363,7 @@ def train_group(members: Members, launch: Launch) -> None:
             members.note(f"went on with {workers} of {needs.workers} workers: the cluster has room for no more")
             needs = dataclasses.replace(needs, workers=workers)
         try:
-            trainer_of(members, launch, needs).fit()
+            _trainer_of(members, launch, needs).fit()
             return
         except Exception as error:
             if ray_compat.start_timed_out(error):  # left to itself, Train would ask for the same again and again
@@ -372,22 +374,22 @@ def train_group(members: Members, launch: Launch) -> None:
             raise
 
 
-def trainer_of(members: Members, launch: Launch, needs: Requirements) -> Any:
+def _trainer_of(members: Members, launch: Launch, needs: Requirements) -> Any:
     """Return a Ray Train group that is still to be started."""
     import ray.train
     from ray.train.torch import TorchConfig, TorchTrainer
     from ray.tune.integration.ray_train import TuneReportCallback
 
     return TorchTrainer(
-        train_worker,
+        _train_worker,
         train_loop_config={"members": members, "launch": launch},
         torch_config=TorchConfig(timeout_s=launch.hung),
         scaling_config=ray.train.ScalingConfig(
-            num_workers=needs.workers, use_gpu=needs.gpus > 0, resources_per_worker=each_worker(needs)
+            num_workers=needs.workers, use_gpu=needs.gpus > 0, resources_per_worker=_each_worker(needs)
         ),
         run_config=ray.train.RunConfig(
             name=f"train-{uuid.uuid4().hex[:12]}",  # one used before would make Train resume its own snapshot
-            **ray_storage(launch),
+            **_ray_storage(launch),
             failure_config=ray.train.FailureConfig(max_failures=0, controller_failure_limit=0),  # type: ignore[call-arg]
             callbacks=[TuneReportCallback()],  # type: ignore[list-item, no-untyped-call]
         ),
@@ -408,14 +410,14 @@ def workers_now(needs: Requirements, batch: int) -> int:
     return next(filter(fits, range(needs.workers, 0, -1)), needs.workers)
 
 
-def each_worker(needs: Requirements) -> dict[str, float]:
+def _each_worker(needs: Requirements) -> dict[str, float]:
     """Return the resource request of each worker of a Train group."""
     share = cpu_share(needs.workers)
     memory = trial_memory(share, needs.gpus, needs.memory)
     return {"CPU": share, "memory": memory, **({"GPU": needs.gpus} if needs.gpus else {})}
 
 
-def ray_storage(launch: Launch) -> dict[str, Any]:
+def _ray_storage(launch: Launch) -> dict[str, Any]:
     """Return where Ray keeps its state while it runs: beside ours, so that every node sees it."""
     storage = launch.storage
     return {
@@ -424,7 +426,7 @@ def ray_storage(launch: Launch) -> dict[str, Any]:
     }
 
 
-def train_worker(settings: Mapping[str, Any]) -> None:
+def _train_worker(settings: Mapping[str, Any]) -> None:
     """Run the loop as one worker of a Ray Train group."""
     import ray.train
 
@@ -434,7 +436,7 @@ def train_worker(settings: Mapping[str, Any]) -> None:
     device = "cuda" if settings["members"].job.needs.gpus else "cpu"
     rank, members = place.get_world_rank(), settings["members"]
     with preemption.worker_preemption(members.attempts, rank) as written:
-        worker = Worker(rank, place.get_world_size(), device, ray.train.report, **preemption_hooks(written))
+        worker = Worker(rank, place.get_world_size(), device, ray.train.report, **_preemption_hooks(written))
         with traceback_carried(), timeouts_told_apart():
             train_job(members, settings["launch"], worker)
 
@@ -514,7 +516,7 @@ def fit(
                 tune_config=tune.TuneConfig(reuse_actors=reuse, **tune_config),
                 run_config=tune.RunConfig(
                     name="tune",
-                    **ray_storage(launch),
+                    **_ray_storage(launch),
                     verbose=0,
                     callbacks=[watch.callback()],
                     failure_config=tune.FailureConfig(max_failures=attempts.DEATHS),

@@ -80,7 +80,7 @@ def info_of(run: TrainedRun) -> Mapping[str, Any]:
     return made
 
 
-def same_data(run: TrainedRun) -> Hashable:
+def _same_data(run: TrainedRun) -> Hashable:
     """Return the digest of a run's dataset: numbers on different datasets cannot be compared."""
     return str(run.result["data"])
 
@@ -92,7 +92,7 @@ def choose(
     metric: str,
     real: Callable[[Mapping[str, Any]], bool],
     mode: Literal["max", "min"] = "max",
-    comparable: Callable[[TrainedRun], Hashable] = same_data,
+    comparable: Callable[[TrainedRun], Hashable] = _same_data,
     smoke: bool = False,
 ) -> Choice:
     """Return the best of runs; one of generated data or of a smaller scale never beats one of real data or a larger.

@@ -111,7 +111,7 @@ def estimate(plan: Plan, cluster: Cluster, prices: Prices, rates: Rates) -> Esti
     work, if there is one; all else goes to the cheapest CPUs.
     """
     estimated = Estimate(cluster, prices, {name: TableWork() for name in plan.tables}, unmeasured=len(plan.unmeasured))
-    gpu, cpu = gpu_place(cluster), cpu_place(cluster)
+    gpu, cpu = _gpu_place(cluster), _cpu_place(cluster)
     pieces: Hours = defaultdict(float)
     chains: dict[str, float] = {}  # by run path: hours from its first ancestor's start to its end
     for training in plan.missing:
@@ -137,14 +137,14 @@ def estimate(plan: Plan, cluster: Cluster, prices: Prices, rates: Rates) -> Esti
     return estimated
 
 
-def gpu_place(cluster: Cluster) -> Place | None:
+def _gpu_place(cluster: Cluster) -> Place | None:
     """Return the workers whose GPUs cost least for their work, if any have GPUs."""
     able = [kind for kind in cluster.workers if kind.gpus and kind.most]
     kind = min(able, key=lambda kind: kind.hour / (kind.gpus * kind.gpu_cores), default=None)
     return Place(kind, kind.gpus) if kind is not None else None
 
 
-def cpu_place(cluster: Cluster) -> Place:
+def _cpu_place(cluster: Cluster) -> Place:
     """Return the workers whose CPUs cost least; those with GPUs only where there are no others."""
     able = [kind for kind in cluster.workers if kind.cpus and kind.most]
     kind = min(able, key=lambda kind: (kind.gpus > 0, kind.hour / kind.cpus))
@@ -271,7 +271,7 @@ def stored(estimated: Estimate) -> str:
 def times(estimated: Estimate) -> str:
     """Say where the times are from."""
     guess = "the tasks' own rough estimates of CPU time, a CPU of a node counted as one core"
-    place = gpu_place(estimated.cluster)
+    place = _gpu_place(estimated.cluster)
     if place is None:
         return guess
     gpu = place.kind

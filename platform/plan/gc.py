@@ -65,10 +65,10 @@ def find_unreferenced(storage: Storage, older: float = 0.0) -> tuple[list[Unrefe
         UserError: where a file that names runs cannot be read: what it names is not known then.
     """
     notes: list[str] = []
-    named = find_references(storage, notes)
+    named = _find_references(storage, notes)
     latest = time.time() - max(older * 86400, AT_WORK)
     runs = list_runs(storage) if folders_in(storage, "runs") else []
-    add_parents(named, runs, storage)
+    _add_parents(named, runs, storage)
     busy = [run for run in runs if run.state in ("running", "stale")]
     unreferenced = [
         Unreferenced(f"runs/{run.task}/{run.run}", run.size, run.changed, f"a {run.state} run that no table names")
@@ -81,21 +81,21 @@ def find_unreferenced(storage: Storage, older: float = 0.0) -> tuple[list[Unrefe
     for run in runs:
         if not RUN.fullmatch(run.run):
             notes.append(f"left alone: {storage}/runs/{run.task}/{run.run!r} is no run's folder")
-    unreferenced += unreferenced_in(
+    unreferenced += _unreferenced_in(
         storage, "combinations", named.tasks, lambda path: path in named.combinations, "combination"
     )
-    unreferenced += unreferenced_in(
+    unreferenced += _unreferenced_in(
         storage, "measurements", named.tasks, lambda path: measured(path, named), "measurement"
     )
     unreferenced += unused_bundles(storage, runs)
     if older:
-        unreferenced += unreferenced_in(storage, "served", named.tasks, lambda path: False, "exported file")
+        unreferenced += _unreferenced_in(storage, "served", named.tasks, lambda path: False, "exported file")
     if not busy:
         unreferenced += scratch(storage)
     return sorted((each for each in unreferenced if each.changed < latest), key=lambda each: -each.size), notes
 
 
-def find_references(storage: Storage, notes: list[str]) -> References:
+def _find_references(storage: Storage, notes: list[str]) -> References:
     """Return what the tables of all tasks at all scales, and a storage's sweeps and changed tables, reference."""
     named = References(set(), set(), set(), set())
     requests = [
@@ -116,12 +116,12 @@ def find_references(storage: Storage, notes: list[str]) -> References:
             every += [(entry["table"].partition("/")[2], entry["scale"], entry["set"]) for entry in own]
             for table, scale, changes in every:
                 if table in task.tables() and scale in task.scales():
-                    add_table(named, storage, task, table, scale, changes)
-    named.runs |= {path for path in points_of_sweeps(storage)}
+                    _add_table(named, storage, task, table, scale, changes)
+    named.runs |= {path for path in _points_of_sweeps(storage)}
     return named
 
 
-def add_table(
+def _add_table(
     named: References, storage: Storage, task: Any, table: str, scale: str, changes: dict[str, object]
 ) -> None:
     """Add the references of a table."""
@@ -137,7 +137,7 @@ def add_table(
         named.measurements.add(path[: path.index(run) + len(run)])
 
 
-def points_of_sweeps(storage: Storage) -> Iterable[str]:
+def _points_of_sweeps(storage: Storage) -> Iterable[str]:
     """Yield the run folders of all points of sweeps, whichever task's they are.
 
     Raises:
@@ -154,7 +154,7 @@ def points_of_sweeps(storage: Storage) -> Iterable[str]:
             yield from (f"runs/{task_of_run[run]}/{run}" for run in digits if run in task_of_run)
 
 
-def add_parents(named: References, runs: Sequence[Run], storage: Storage) -> None:
+def _add_parents(named: References, runs: Sequence[Run], storage: Storage) -> None:
     """Add the runs that named ones, and those at work, start from."""
     known = {f"runs/{run.task}/{run.run}": run for run in runs}
     open_ = [run for path, run in known.items() if path in named.runs or run.state in ("running", "stale")]
@@ -173,7 +173,7 @@ def add_parents(named: References, runs: Sequence[Run], storage: Storage) -> Non
             open_ += [known[path]] if path in known else []
 
 
-def unreferenced_in(
+def _unreferenced_in(
     storage: Storage, top: str, of: set[str], is_named: Callable[[str], bool], what: str
 ) -> list[Unreferenced]:
     """Return the folders and files `<top>/<task>/<name>` that are not named, of the tasks that can be asked."""
@@ -183,7 +183,7 @@ def unreferenced_in(
         for path, stamp in listed(storage.filesystem, f"{storage.root}/{top}/{task}"):
             groups.setdefault(f"{top}/{task}/{path.split('/')[0]}", []).append(stamp)
         unreferenced += [
-            waste(path, stamps, f"unreferenced {what}") for path, stamps in groups.items() if not is_named(path)
+            _waste(path, stamps, f"unreferenced {what}") for path, stamps in groups.items() if not is_named(path)
         ]
     return unreferenced
 
@@ -197,7 +197,7 @@ def unused_bundles(storage: Storage, runs: Sequence[Run]) -> list[Unreferenced]:
             if path.endswith(".json") and not path.endswith("/shards.json"):
                 bundle = storage.read_record(f"{top}/{path}", {}).get("bundle")
                 used |= {str(bundle.get("id", ""))[:16]} if isinstance(bundle, dict) else set()
-    return [waste(f"bundles/{name}", [stamp], "unused manifest of a bundle")
+    return [_waste(f"bundles/{name}", [stamp], "unused manifest of a bundle")
             for name, stamp in about.items() if name[:16] not in used]  # fmt: skip
 
 
@@ -211,10 +211,10 @@ def scratch(storage: Storage) -> list[Unreferenced]:
     groups: dict[str, list[tuple[int, int]]] = {}
     for path, stamp in listed(storage.filesystem, f"{storage.root}/.ray"):
         groups.setdefault(f".ray/{path.split('/')[0]}", []).append(stamp)
-    return [waste(path, stamps, "Ray's state, of a command that was killed") for path, stamps in groups.items()]
+    return [_waste(path, stamps, "Ray's state, of a command that was killed") for path, stamps in groups.items()]
 
 
-def waste(path: str, stamps: Sequence[tuple[int, int]], why: str) -> Unreferenced:
+def _waste(path: str, stamps: Sequence[tuple[int, int]], why: str) -> Unreferenced:
     """Return an unreferenced path with its size and age."""
     return Unreferenced(
         path, sum(size for size, _ in stamps), max((when or 0 for _, when in stamps), default=0) / 1e9, why

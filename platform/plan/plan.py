@@ -230,7 +230,7 @@ class Plan:
         found: dict[str, float] = {}
         for training in self.missing:
             chain = 0.0
-            for config in reversed(lineage(training.config)):
+            for config in reversed(_lineage(training.config)):
                 chain += training.task.cost(config)
                 path = RunFolder.of(self.storage, training.task, config).path
                 found[path] = max(chain, found.get(path, 0.0))
@@ -251,7 +251,7 @@ class Plan:
                         own = dict.fromkeys(each for label in labels for each in members.get(label, (label,)))
                         rows = [self.replicates[name].get(label, []) for label in own]
                         for replicate in filter(None, itertools.chain(*itertools.zip_longest(*rows))):
-                            for config in lineage(replicate.config):
+                            for config in _lineage(replicate.config):
                                 turns.setdefault(RunFolder.of(self.storage, task, config).path, len(turns))
         return turns
 
@@ -415,7 +415,7 @@ def _leave_untrained(plan: Plan) -> None:
     plan.combinings = [c for c in plan.combinings if all(m.folder.path in plan.trainings for m in c.members)]
 
 
-def lineage(config: Config) -> list[Config]:
+def _lineage(config: Config) -> list[Config]:
     """Return a config after those of the runs that it descends from, the first one first."""
     configs = [config]
     while (ancestor := parent(configs[0])) is not None:
@@ -460,7 +460,7 @@ def _why_left(plan: Plan, task: Task, replicate: Replicate) -> str:
     if training is None:
         return ""
     sent = training.status in FINISHED
-    if sent and (replicate.view is None or scoring_key(plan, task, replicate) in plan.scorings):
+    if sent and (replicate.view is None or _scoring_key(plan, task, replicate) in plan.scorings):
         return ""
     return LACKING[training.status]
 
@@ -529,12 +529,12 @@ def combinings(plan: Plan, name: str, row: Combined) -> list[Combining]:
     for first in members[0]:
         same = [next((each for each in rows if each.axes == first.axes), None) for rows in members]
         if all(each is not None and each.view is not None for each in same):
-            scorings = (plan.scorings[scoring_key(plan, task, each)] for each in same if each is not None)
+            scorings = (plan.scorings[_scoring_key(plan, task, each)] for each in same if each is not None)
             combined.append(Combining(task, row, first.axes, tuple(scorings)))
     return combined
 
 
-def scoring_key(plan: Plan, task: Task, replicate: Replicate) -> str:
+def _scoring_key(plan: Plan, task: Task, replicate: Replicate) -> str:
     """Return the key of a replicate's view among a plan's scorings."""
     return f"{RunFolder.of(plan.storage, task, replicate.config).path}/{view_key(replicate.view)}"
 
@@ -651,13 +651,13 @@ def stacks(groups: Iterable[Sequence[Training]], size: int) -> list[Sequence[Tra
     """Share out each group of trainings to stacks of at most `size` members, as equal as can be."""
     stacked: list[Sequence[Training]] = []
     for group in groups:
-        for members in side_by_side(group) if size > 1 else [group]:
+        for members in _side_by_side(group) if size > 1 else [group]:
             parts = -(-len(members) // size)
             stacked += [members[part::parts] for part in range(parts)]
     return stacked
 
 
-def side_by_side(group: Sequence[Training]) -> Iterator[list[Training]]:
+def _side_by_side(group: Sequence[Training]) -> Iterator[list[Training]]:
     """Split a group by data set and the step that its members go on from: what is ahead must not start anew.
 
     A member has two checkpoints where its process died in between; the one that most members have is what counts.
@@ -680,7 +680,7 @@ def places(training: Training) -> set[tuple[str, int]]:
 
 
 def _add_timing(plan: Plan, task: Task, row: Measurement, replicate: Replicate) -> None:
-    path = timing_path(plan, task, row, replicate)
+    path = _timing_path(plan, task, row, replicate)
     done = plan.storage.exists(path) and "bundle" not in read_timing(plan.storage, path)
     plan.timings[path] = Timing(task, replicate.config, row, path, done)
 
@@ -696,15 +696,15 @@ def read_timing(storage: Storage, path: str) -> dict[str, Any]:
     return record
 
 
-def timing_path(plan: Plan, task: Task, row: Measurement, replicate: Replicate) -> str:
+def _timing_path(plan: Plan, task: Task, row: Measurement, replicate: Replicate) -> str:
     """Return where a measurement lies: named by the function, what it is told, the config and this kind of device."""
     run = RunFolder.of(plan.storage, task, replicate.config).fingerprint
-    arguments = "".join(f"-{name}={row.arguments[name]}" for name in sorted(row.arguments) if is_told(row, name))
+    arguments = "".join(f"-{name}={row.arguments[name]}" for name in sorted(row.arguments) if _is_told(row, name))
     name = stored_key(row.measure, row.measure.__name__)
     return f"measurements/{task.name}/{name}{arguments}-{run}-{device_slug()}.json"
 
 
-def is_told(row: Measurement, name: str) -> bool:
+def _is_told(row: Measurement, name: str) -> bool:
     """Return whether an argument of a measurement differs from its function's default."""
     return bool(inspect.signature(row.measure).parameters[name].default != row.arguments[name])
 
@@ -722,7 +722,7 @@ def timings_at(storage: Storage, stem: str) -> list[str]:
 
 def timing_read(plan: Plan, task: Task, row: Measurement, replicate: Replicate) -> str | None:
     """Return the path of a measurement that a table shows: this device's, else another's; None where none was taken."""
-    own = timing_path(plan, task, row, replicate)
+    own = _timing_path(plan, task, row, replicate)
     if plan.storage.exists(own):
         return own
     others = timings_at(plan.storage, own.removesuffix(f"{device_slug()}.json"))

@@ -36,7 +36,7 @@ def find_run(storage: Storage, start: str) -> RunFolder:
         newest = list_runs(storage)[0]
         return RunFolder(storage, newest.task, newest.run)
     if "/" in start:
-        return run_of_row(storage, start)
+        return _run_of_row(storage, start)
     if not DIGITS.fullmatch(start):
         raise UserError(f"run {start!r}: name it by its first digits, 0-9 and a-f, by TABLE/ROW, or say latest")
     every = ((task, run) for task in folders_in(storage, "runs") for run in folders_in(storage, f"runs/{task}"))
@@ -49,7 +49,7 @@ def find_run(storage: Storage, start: str) -> RunFolder:
     return matches[0]
 
 
-def run_of_row(storage: Storage, name: str) -> RunFolder:
+def _run_of_row(storage: Storage, name: str) -> RunFolder:
     """Return the run that fills a row, `TABLE/ROW` or `TABLE/ROW/COLUMN`; of several replicates the first.
 
     Raises:

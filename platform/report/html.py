@@ -256,12 +256,12 @@ def runs_of(parts: Sequence[FilledTable]) -> dict[str, Any]:
 def details(parts: Sequence[FilledTable]) -> dict[str, Any]:
     """Return what a click on a number shows, of every row and every run."""
     return {
-        "rows": {slug_of(part): [row_details(row) for row in part.rows] for part in parts},
+        "rows": {slug_of(part): [_row_details(row) for row in part.rows] for part in parts},
         "runs": runs_of(parts),
     }
 
 
-def row_details(row: FilledRow) -> list[dict[str, Any]]:
+def _row_details(row: FilledRow) -> list[dict[str, Any]]:
     """Return the replicates of a row: where each stands and is from, its values by column, the lines that make it."""
     return [
         {

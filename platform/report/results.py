@@ -348,7 +348,7 @@ def _fill_row(
             commands(plan, name, row, each),
             each.metrics,
             each.diverged,
-            epochs_of(plan.tables[name][0], each) if isinstance(row, Row) else "",
+            _epochs_of(plan.tables[name][0], each) if isinstance(row, Row) else "",
         )
         for each in of_row
     )
@@ -359,7 +359,7 @@ def _fill_row(
     return FilledRow(row.label, row.absent, replicates, tuple(cells), planned)
 
 
-def epochs_of(task: Task, replicate: Replicate) -> str:
+def _epochs_of(task: Task, replicate: Replicate) -> str:
     """Return `24 -> 3` where early stopping keeps the weights of epoch 3 under the number 24, which was asked for."""
     epoch = replicate.view.epoch if replicate.view is not None else replicate.config.epochs
     shown = replicate.metrics.get("epoch", epoch)

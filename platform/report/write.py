@@ -38,7 +38,7 @@ def fill_and_keep(plan: Plan, into: Storage | None = None) -> dict[str, FilledTa
     for name, of in plan.tables.items():
         request = request_of(name, plan.scale, plan.changes, plan.rows)
         with plan.storage.snapshot() as snapshot:
-            part, current = kept_section(request, into, snapshot) or (None, False)
+            part, current = _kept_section(request, into, snapshot) or (None, False)
             filled[name] = part if part and current else keep_section(request, of, plan.storage, into, snapshot)
         plan.storage.write_json(f"tables/{request_slug(request)}.json", request)
     return filled
@@ -59,7 +59,7 @@ def keep_section(
 ) -> FilledTable:
     """Fill a table that was asked for and write its files; in its JSON stands what it was made of."""
     name, table = request["table"], of[1]
-    with snapshot.record_reads() as inputs, blamed(storage, name):
+    with snapshot.record_reads() as inputs, _blamed(storage, name):
         plan = compile_plan({name: of}, storage, request["scale"], request["set"], request.get("rows", ()))
         results = gather(plan, name)
         part = fill(plan, name, results)
@@ -77,7 +77,7 @@ def keep_section(
 
 
 @contextmanager
-def blamed(storage: Storage, name: str) -> Iterator[None]:
+def _blamed(storage: Storage, name: str) -> Iterator[None]:
     """Turn what fails in a block, which fills a table, into one line if the storage took in a bundle: it may be that.
 
     Raises:
@@ -94,7 +94,7 @@ def blamed(storage: Storage, name: str) -> Iterator[None]:
         raise UserError(f"{storage}: {name} cannot be filled ({one_line(error)}); {remedy}") from error
 
 
-def kept_section(request: Mapping[str, Any], into: Storage, snapshot: Snapshot) -> tuple[FilledTable, bool] | None:
+def _kept_section(request: Mapping[str, Any], into: Storage, snapshot: Snapshot) -> tuple[FilledTable, bool] | None:
     """Return a table as it was kept, and whether it was complete, if neither its inputs nor the code have changed."""
     path = f"{request_slug(request)}.json"
     if not into.exists(path):
@@ -115,7 +115,7 @@ def complete(
     filled = {}
     with storage.snapshot() as snapshot:
         for name in tables:
-            kept = kept_section(request_of(name, scale, changes, rows), storage / "report", snapshot)
+            kept = _kept_section(request_of(name, scale, changes, rows), storage / "report", snapshot)
             if kept is None or not kept[1]:
                 return {}
             filled[name] = kept[0]
@@ -129,8 +129,8 @@ def sections(storage: Storage, into: Storage) -> list[FilledTable]:
         for file in storage.list("tables"):
             try:
                 request = read_request(storage, f"tables/{file}")
-                kept = kept_section(request, into, snapshot)
-                parts.append(kept[0] if kept else new_section(request, storage, into, snapshot))
+                kept = _kept_section(request, into, snapshot)
+                parts.append(kept[0] if kept else _new_section(request, storage, into, snapshot))
             except Exception as error:  # one bad request, or one claim that cannot be judged, must not hide the others
                 errors.print(f"left out of the report: tables/{file}: {one_line(error)}", markup=False)
     return parts
@@ -168,7 +168,7 @@ def read_request(storage: Storage, path: str) -> dict[str, Any]:
     return request
 
 
-def new_section(request: Mapping[str, Any], storage: Storage, into: Storage, snapshot: Snapshot) -> FilledTable:
+def _new_section(request: Mapping[str, Any], storage: Storage, into: Storage, snapshot: Snapshot) -> FilledTable:
     """Fill a table that was asked for."""
     task, table = find_table(request["table"])
     at_scale = table_at(task, table, request["scale"], request["set"], request.get("rows", ()))

@@ -182,14 +182,14 @@ class Space:
         if not points:
             self.searcher()
             points = self._draw(3)
-        with mistakes_in("overrides"):
+        with _mistakes_in("overrides"):
             base = override(task.config(), self.overrides)
-        with mistakes_in("view"):
+        with _mistakes_in("view"):
             view = override(task.view(), self.view)
         for point in points:
-            with mistakes_in("domains"):
+            with _mistakes_in("domains"):
                 point_config(base, self.overrides, point)
-            with mistakes_in("domains: view"):
+            with _mistakes_in("domains: view"):
                 point_view(view, point)
 
 
@@ -225,7 +225,7 @@ def find_space(name: str) -> Space:
     """
     if name not in spaces():
         raise UserError(f"no search space {name!r}{nearest(name, spaces())}; a file of your own: --space my.py")
-    with mistakes_in(f"search_spaces/{name}.py"):
+    with _mistakes_in(f"search_spaces/{name}.py"):
         return _defined(vars(importlib.import_module(f"retable.search_spaces.{name}")))
 
 
@@ -237,7 +237,7 @@ def load_space(path: str) -> Space:
     """
     if not os.path.isfile(path):
         raise UserError(f"--space {path}: there is no such file")
-    with mistakes_in(path):
+    with _mistakes_in(path):
         return _defined(runpy.run_path(path))
 
 
@@ -249,7 +249,7 @@ def _defined(names: Mapping[str, Any]) -> Space:
 
 
 @contextmanager
-def mistakes_in(place: str) -> Iterator[None]:
+def _mistakes_in(place: str) -> Iterator[None]:
     """Name the file, or the field of a space, in which a mistake is."""
     try:
         yield

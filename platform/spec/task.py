@@ -337,7 +337,7 @@ def table_at(
         raise UserError(f"{', '.join(axes)}: a list of no values; give one at least, such as [0]")
     for values in itertools.zip_longest(*axes.values()) if axes else [()]:  # a mistake is told before anything else
         chosen = {path: axes[path][0] if value is None else value for path, value in zip(axes, values, strict=True)}
-        check_fields(task, {**changes, **chosen})
+        _check_fields(task, {**changes, **chosen})
     named = row_fields(table) - {"seed", *task.settings}
     at_scale = scaled(table, find_scale(task, scale))
     return choose_rows(apply_overrides(at_scale, changes, task.config(), task.view(), named), rows)
@@ -358,7 +358,7 @@ def check_rows(patterns: Sequence[str], tables: Iterable[AnyTable]) -> None:
             raise UserError(f"--rows {pattern!r} matches no row; the nearest: {', '.join(map(repr, close))}")
 
 
-def check_fields(task: Task, changes: Mapping[str, object]) -> None:
+def _check_fields(task: Task, changes: Mapping[str, object]) -> None:
     """Refuse changes that a task's config or view does not take; of a field that other tasks have, say which.
 
     Raises:
@@ -414,5 +414,5 @@ def _kept(values: Sequence[object], run: Sequence[object]) -> Sequence[object]:
 def config_at(task: Task, scale: str, changes: Mapping[str, object]) -> Any:
     """Return the task's default config at a scale, with changes: what `train` runs and `sweep` starts from."""
     chosen = find_scale(task, scale)
-    check_fields(task, changes)
+    _check_fields(task, changes)
     return override_lineage(override_lineage(task.config(), {**chosen.overrides, **chosen.start}), changes)

@@ -70,14 +70,14 @@ class Index:
             alive: the runs that are there; others are dropped.
             seconds: since the storage was listed: what changed after that, or just before, will not be trusted.
         """
-        merged = self.lines | {run: line for run, entry in self.added.items() if (line := line_of(entry))}
+        merged = self.lines | {run: line for run, entry in self.added.items() if (line := _line_of(entry))}
         head = json.dumps({"format": FORMAT, "seconds": seconds}).encode()
         return gzip.compress(
             b"\n".join([head, *(f"{run} ".encode() + merged[run] for run in merged if run in alive)]), 1
         )
 
 
-def line_of(entry: Entry) -> bytes:
+def _line_of(entry: Entry) -> bytes:
     """Return an entry's line, empty where the storage tells no times: nothing could be trusted then."""
     times = [known[1] for known in entry["files"].values()]
     if not times or not all(isinstance(moment, int) and moment > 0 for moment in times):

@@ -49,7 +49,7 @@ def patient(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P
             try:
                 result = method(self, *arguments, **named)
             except Unreachable as error:
-                denied = isinstance(error, Denied) and not has_answered(self.root, writes)
+                denied = isinstance(error, Denied) and not _has_answered(self.root, writes)
                 if denied or time.monotonic() + pause > end:
                     raise
                 time.sleep(pause * random.uniform(0.5, 1))  # so that workers do not all come back at once
@@ -61,7 +61,7 @@ def patient(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P
     return cast("Callable[Concatenate[S, P], T]", trying)
 
 
-def has_answered(root: str, writes: bool = False) -> bool:
+def _has_answered(root: str, writes: bool = False) -> bool:
     """Return whether a folder, or one above it, has answered this process, to writing where `writes`."""
     known = tuple(_answered)  # other threads add to it
     return any((root == above or root.startswith(f"{above}/")) and (written or not writes) for above, written in known)
@@ -69,7 +69,7 @@ def has_answered(root: str, writes: bool = False) -> bool:
 
 def note_answer(root: str, writes: bool = False) -> None:
     """Keep that a folder has answered."""
-    if not has_answered(root, writes):
+    if not _has_answered(root, writes):
         _answered.add((root, writes))
 
 

@@ -112,13 +112,13 @@ def _runs_of(
 ) -> tuple[list[Run], set[str]]:
     """Return a task's runs, and the names of their folders."""
     index, folder = taken.indexes.of(task), f"runs/{task}"
-    times = folder_times(storage, folder) if storage.is_local else dict.fromkeys(taken.names(folder), 0)
+    times = _folder_times(storage, folder) if storage.is_local else dict.fromkeys(taken.names(folder), 0)
     runs: list[Run] = []
     changed: dict[str, Files | None] = {}
     for run, when in times.items():
         entry = index.entry(run)
         files = None if storage.is_local else taken.below(f"{folder}/{run}")
-        known = from_index(task, run, entry) if holds(entry, when, files) else None
+        known = _from_index(task, run, entry) if holds(entry, when, files) else None
         if known is None:
             changed[run] = files
         else:
@@ -139,7 +139,7 @@ def _runs_of(
     return runs, set(times)
 
 
-def folder_times(storage: Storage, path: str) -> dict[str, int]:
+def _folder_times(storage: Storage, path: str) -> dict[str, int]:
     """Return the folders in a folder of a local storage, each with its own time (ns)."""
     with disk_errors(str(storage / path)), suppress(FileNotFoundError), os.scandir(f"{storage.root}/{path}") as entries:
         ours = (each for each in entries if each.is_dir() and not each.name.startswith(".") and is_text(each.name))
@@ -149,7 +149,7 @@ def folder_times(storage: Storage, path: str) -> dict[str, int]:
 
 def folders_in(storage: Storage, path: str) -> Sequence[str]:
     """Return the sorted names of the folders in a folder, but those that are no text."""
-    return sorted(folder_times(storage, path)) if storage.is_local else storage.folders(path)
+    return sorted(_folder_times(storage, path)) if storage.is_local else storage.folders(path)
 
 
 def holds(entry: Entry, folder: int, files: Files | None) -> bool:
@@ -167,7 +167,7 @@ def holds(entry: Entry, folder: int, files: Files | None) -> bool:
     return all(name in known and known[name][:2] == list(files.get(name, ())) for name in wanted)
 
 
-def from_index(task: str, run: str, entry: Entry) -> Run | None:
+def _from_index(task: str, run: str, entry: Entry) -> Run | None:
     """Return a finished run as the index knows it; None where that is not whole."""
     try:
         files = entry["files"]
@@ -246,7 +246,7 @@ def unfinished(
     run: Run, folder: RunFolder, files: Files, config: Mapping[str, Any], made: Mapping[str, Any], now: float
 ) -> Run:
     """Return an unfinished run with its progress and owner."""
-    number, attempt, beaten = newest_attempt(folder, files)
+    number, attempt, beaten = _newest_attempt(folder, files)
     run.config, run.epochs = config, config.get("epochs") or 0
     run.scale, run.commit = made.get("scale", ""), made.get("commit", "")
     run.host = str(attempt.get("host", made.get("host", "")))
@@ -265,7 +265,7 @@ def unfinished(
     return run
 
 
-def newest_attempt(folder: RunFolder, files: Files) -> tuple[int, Mapping[str, Any], float]:
+def _newest_attempt(folder: RunFolder, files: Files) -> tuple[int, Mapping[str, Any], float]:
     """Return the number of a run's last attempt, its record, and the time of its last write (seconds since 1970)."""
     parts = ((re.fullmatch(r"attempts/(\d+)/[^/]+\.json", path), stamp) for path, stamp in files.items())
     every = [(int(match[1]), stamp[1] or 0, match[0]) for match, stamp in parts if match]

@@ -69,11 +69,11 @@ def _numbers(values: Any, name: str) -> None:
     if not isinstance(values, dict):
         raise Malformed(f"the entry {name!r} is no object")
     for metric, value in values.items():
-        if value is not None and not is_number(value):
+        if value is not None and not _is_number(value):
             raise Malformed(f"{metric[:60]!r} is no number")
 
 
-def is_number(value: object) -> bool:
+def _is_number(value: object) -> bool:
     """Return whether a value is a number that a metric may be; NaN and infinities are."""
     return isinstance(value, float) or (isinstance(value, int) and abs(value) < LARGEST)
 
@@ -148,7 +148,7 @@ def _log(data: bytes) -> None:
         row = epoch_row(line)
         if row is None:
             raise Malformed(f"line {number} is no epoch's")
-        if any(not isinstance(value, (str, type(None))) and not is_number(value) for value in row.values()):
+        if any(not isinstance(value, (str, type(None))) and not _is_number(value) for value in row.values()):
             raise Malformed(f"line {number} holds what is neither a number nor a text")
 
 

@@ -57,7 +57,7 @@ def tracked(
     """Return a worker that also tells the tracker of each member at each epoch's end; the same where there is none."""
     if not settings or worker.rank:
         return worker
-    opened = {"mlflow": open_mlflow, "wandb": open_wandb, "tensorboard": open_tensorboard}[settings["name"]]
+    opened = {"mlflow": open_mlflow, "wandb": _open_wandb, "tensorboard": _open_tensorboard}[settings["name"]]
     logs: list[Log | None] = [None] * len(folders)
     broken = False
 
@@ -117,7 +117,7 @@ def open_mlflow(settings: Mapping[str, str], folder: RunFolder, config: Mapping[
     return log
 
 
-def open_wandb(settings: Mapping[str, str], folder: RunFolder, config: Mapping[str, Any]) -> Log:
+def _open_wandb(settings: Mapping[str, str], folder: RunFolder, config: Mapping[str, Any]) -> Log:
     """Return what logs to Weights & Biases, which heeds WANDB_MODE and its other variables."""
     import wandb
 
@@ -147,7 +147,7 @@ def open_wandb(settings: Mapping[str, str], folder: RunFolder, config: Mapping[s
     return log
 
 
-def open_tensorboard(settings: Mapping[str, str], folder: RunFolder, config: Mapping[str, Any]) -> Log:
+def _open_tensorboard(settings: Mapping[str, str], folder: RunFolder, config: Mapping[str, Any]) -> Log:
     """Return what logs to TensorBoard: the curves, and the config with the final metrics as hyperparameters."""
     from torch.utils.tensorboard import SummaryWriter
 
