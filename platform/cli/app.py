@@ -9,7 +9,8 @@ import shlex
 import signal
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from inspect import Signature, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -28,10 +29,13 @@ from retable.platform.console import console, errors, progress_bar
 from retable.platform.errors import UserError
 from retable.platform.spec import task as tasks
 from retable.platform.spec.extras import check
+from retable.platform.spec.resources import Resources
 from retable.platform.text import clock, seconds_of
 
 if TYPE_CHECKING:
     from retable.platform.execute.sweep_result import SweepResult
+    from retable.platform.plan.cluster_spec import Cluster, Prices
+    from retable.platform.plan.plan import Plan
 
 app = typer.Typer(
     name="retable",
@@ -129,34 +133,59 @@ def options(version: Version = False) -> None:
 
 
 def resources(
-    workers: int | None,
-    cpus: int | None,
-    gpus: float | None,
-    every: int,
-    stream: bool,
-    ahead: float = 0.0,
-    stack: int = 0,
-    on: str = "",
-    track: str = "",
-    deadline: str = "",
-) -> Any:
+    workers: Workers = None,
+    cpus_per_run: Cpus = None,
+    gpus_per_run: Gpus = None,
+    checkpoint_every: Every = 0,
+    stream: Stream = False,
+    read_ahead: ReadAhead = 0.0,
+    stack: Stack = 0,
+    measure_on: On = "",
+    track: Track = "",
+    deadline: Deadline = "",
+) -> Resources:
     """Return the resources that the options ask for."""
-    from retable.platform.spec.resources import Resources
     from retable.platform.train import trackers
 
     trackers.prepare(track)
     return Resources(
         workers=workers,
-        cpus=cpus,
-        gpus=gpus,
-        checkpoint_every=every,
+        cpus=cpus_per_run,
+        gpus=gpus_per_run,
+        checkpoint_every=checkpoint_every,
         stream=stream,
-        read_ahead=ahead,
+        read_ahead=read_ahead,
         stack=stack,
-        measure_on=on,
+        measure_on=measure_on,
         track=track,
         **({"deadline": seconds_of(deadline, "--deadline")} if deadline else {}),
     )
+
+
+def takes_resources(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options of `resources`, except some, in place of its parameter `wanted`."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        options = [each for each in signature(resources, eval_str=True).parameters.values() if each.name not in without]
+        own = list(signature(command, eval_str=True).parameters.values())
+        at = [each.name for each in own].index("wanted")
+
+        parameters = [*own[:at], *options, *own[at + 1 :]]
+        shown = Signature(parameters)
+
+        def run(*values: Any, **named: Any) -> None:
+            bound = shown.bind(*values, **named)
+            bound.apply_defaults()
+            given = bound.arguments
+            chosen = {each.name: given.pop(each.name) for each in options}
+            command(**given, wanted=resources(**chosen))
+
+        run.__annotations__ = {each.name: each.annotation for each in parameters}
+        setattr(run, "__signature__", shown)  # noqa: B010 (functions have no such field to mypy)
+        run.__name__, run.__doc__ = command.__name__, command.__doc__
+        return run
+
+    return decorate
 
 
 @app.command("list")
@@ -237,7 +266,7 @@ def _gpu_rates() -> tuple[str, Mapping[str, float]]:
     return ("", {}) if measured["tiny"] else (measured["machine"]["device"], measured["rates"])
 
 
-def _print_cost(work: Any, nodes: Any, prices: Any) -> None:
+def _print_cost(work: Plan, nodes: Cluster, prices: Prices) -> None:
     """Print what a plan takes on a cluster, table by table."""
     from retable.platform.plan.cost import Rates, estimate, grid, remarks
 
@@ -254,7 +283,7 @@ def _print_cost(work: Any, nodes: Any, prices: Any) -> None:
     console.print(notes)
 
 
-def print_plan(work: Any, wanted: Any = None) -> None:
+def print_plan(work: Plan, wanted: Resources | None = None) -> None:
     """Print a plan's counts and cost, and what its trainings take (`wanted`: what the options say of that)."""
     from retable.platform.plan import calibration
     from retable.platform.plan.plan import left_out
@@ -299,7 +328,7 @@ def print_plan(work: Any, wanted: Any = None) -> None:
             say(f"{name}: left out, {why}: {and_more(labels, 6, '; ')}")
 
 
-def _print_absent(work: Any) -> None:
+def _print_absent(work: Plan) -> None:
     """Print which rows a plan's scale leaves out, and why; of many tables, how many rows."""
     from retable.platform.spec.table import hidden
     from retable.platform.text import and_more, plural
@@ -317,7 +346,7 @@ def _print_absent(work: Any) -> None:
         say(f"{name}: absent, {why}: {and_more(labels, 6, '; ')}")
 
 
-def sent_notes(work: Any) -> list[str]:
+def sent_notes(work: Plan) -> list[str]:
     """Return how many runs of a plan came in a bundle, and which of them are to be trained again."""
     from retable.platform.plan.plan import name_of
     from retable.platform.text import and_more
@@ -333,22 +362,15 @@ def sent_notes(work: Any) -> list[str]:
 
 
 @app.command()
+@takes_resources()
 def reproduce(
     tables: Tables = None,
     scale: ScaleName = tasks.DEFAULT_SCALE,
     set: Set = None,
     rows: Rows = None,
     storage: Where = "results",
-    workers: Workers = None,
-    cpus_per_run: Cpus = None,
-    gpus_per_run: Gpus = None,
-    checkpoint_every: Every = 0,
-    stream: Stream = False,
-    read_ahead: ReadAhead = 0.0,
-    stack: Stack = 0,
-    measure_on: On = "",
-    track: Track = "",
-    deadline: Deadline = "",
+    *,
+    wanted: Resources,
     retry_diverged: Retry = False,
     train: Annotated[
         bool, typer.Option("--train/--no-train", help="Train what is missing, or fill from finished runs alone.")
@@ -363,9 +385,6 @@ def reproduce(
     Examples: `retable reproduce rl` · `retable reproduce rl/figure1 --scale small --rows dense --rows 'SNIP 9*' --set
     environment=HalfCheetah --set view.policy=bc`
     """
-    wanted = resources(
-        workers, cpus_per_run, gpus_per_run, checkpoint_every, stream, read_ahead, stack, measure_on, track, deadline
-    )
     request = {"scale": scale, "set": parse_set(set or []), "rows": rows or (), "storage": storage}
     if retry_diverged and not train:
         raise UserError("--retry-diverged and --no-train are mutually exclusive; leave one out")
@@ -373,7 +392,11 @@ def reproduce(
 
 
 def _fill_tables(
-    names: Sequence[str], request: Mapping[str, Any], wanted: Any, retry_diverged: bool = False, train: bool = True
+    names: Sequence[str],
+    request: Mapping[str, Any],
+    wanted: Resources,
+    retry_diverged: bool = False,
+    train: bool = True,
 ) -> None:
     """Fill tables, print them, and write the report.
 
@@ -402,18 +425,14 @@ def _fill_tables(
 
 
 @app.command()
+@takes_resources("stack", "measure_on", "deadline")
 def train(
     task: TaskName,
     scale: ScaleName = tasks.DEFAULT_SCALE,
     set: Set = None,
     storage: Where = "results",
-    workers: Workers = None,
-    cpus_per_run: Cpus = None,
-    gpus_per_run: Gpus = None,
-    checkpoint_every: Every = 0,
-    stream: Stream = False,
-    read_ahead: ReadAhead = 0.0,
-    track: Track = "",
+    *,
+    wanted: Resources,
     keep: Annotated[list[int] | None, typer.Option(help="An epoch whose weights are kept; may be repeated.")] = None,
     retry_diverged: Retry = False,
 ) -> None:
@@ -423,7 +442,6 @@ def train(
     """
     from retable.platform import api
 
-    wanted = resources(workers, cpus_per_run, gpus_per_run, checkpoint_every, stream, read_ahead, track=track)
     run = api.train(
         task,
         parse_set(set or []),
@@ -473,6 +491,7 @@ def score(
 
 
 @app.command()
+@takes_resources("checkpoint_every", "stack", "measure_on", "deadline")
 def sweep(
     name: Annotated[str | None, typer.Argument(metavar="[SPACE]", help="A search space; see `retable list`.")] = None,
     space: Annotated[str | None, typer.Option(help="A Python file of your own that defines SPACE.")] = None,
@@ -480,12 +499,8 @@ def sweep(
     set: Set = None,
     storage: Where = "results",
     samples: Annotated[int | None, typer.Option(help="Points to draw; default: what the space says.", min=1)] = None,
-    workers: Workers = None,
-    cpus_per_run: Cpus = None,
-    gpus_per_run: Gpus = None,
-    stream: Stream = False,
-    read_ahead: ReadAhead = 0.0,
-    track: Track = "",
+    *,
+    wanted: Resources,
 ) -> None:
     """Search a space with Ray Tune; the same command goes on where it stopped. Prints the winner as --set options.
 
@@ -501,7 +516,7 @@ def sweep(
         set=parse_set(set or []),
         scale=scale,
         storage=storage,
-        resources=resources(workers, cpus_per_run, gpus_per_run, 0, stream, read_ahead, track=track),
+        resources=wanted,
         samples=samples,
         name=Path(space).stem if space else "",
     )

@@ -9,9 +9,10 @@ import inspect
 import itertools
 import json
 import re
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
@@ -498,7 +499,9 @@ def read_ahead(folders: Sequence[RunFolder], views: Sequence[View | None], taken
             folder.scored(view, "")
 
     with ThreadPoolExecutor(READERS) as readers:
-        deque(readers.map(lambda each: read(*each), wanted.values()), maxlen=0)
+        pending = [readers.submit(copy_context().run, read, *each) for each in wanted.values()]  # with our snapshot
+        for future in pending:
+            future.result()
 
 
 def task_reads(scoring: Scoring) -> Sequence[Any]:

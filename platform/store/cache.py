@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -224,25 +225,26 @@ def _stamp(info: Any) -> Stamp:
     return [info.size, info.mtime_ns]
 
 
-_current: Snapshot | None = None
+_current: ContextVar[Snapshot | None] = ContextVar("snapshot", default=None)
+"""The snapshot of this thread; threads that a block starts see it where they run in a copy of its context."""
 
 
 def current(filesystem: fs.FileSystem, path: str) -> tuple[Snapshot, str] | None:
     """Return the snapshot that answers for a path, and the path relative to it; None where there is none."""
-    relative = None if _current is None else _current.path_of(filesystem, path)
-    return None if _current is None or relative is None else (_current, relative)
+    taken = _current.get()
+    relative = None if taken is None else taken.path_of(filesystem, path)
+    return None if taken is None or relative is None else (taken, relative)
 
 
 @contextmanager
 def take(filesystem: fs.FileSystem, root: str) -> Iterator[Snapshot]:
-    """Answer this process's reads below `root` from one snapshot in the block; nested calls share it.
+    """Answer this thread's reads below `root` from one snapshot in the block; nested calls share it.
 
     The outermost decides: what is asked of another storage meanwhile is read as ever.
     """
-    global _current
-    outer = _current
-    _current = outer if outer is not None else Snapshot(filesystem, root)
+    taken = _current.get() or Snapshot(filesystem, root)
+    before = _current.set(taken)
     try:
-        yield _current
+        yield taken
     finally:
-        _current = outer
+        _current.reset(before)

@@ -167,7 +167,7 @@ class Storage:
 
     @contextmanager
     def snapshot(self) -> Iterator[snapshot.Snapshot]:
-        """Answer this process's reads from a snapshot while the block runs; later writes are not seen."""
+        """Answer this thread's reads from a snapshot while the block runs; later writes are not seen."""
         with snapshot.take(self.filesystem, self.root) as taken:
             yield taken
         if snapshot.current(self.filesystem, self.root) is None:
