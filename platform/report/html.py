@@ -198,12 +198,12 @@ def bars(part: FilledTable) -> list[dict[str, Any]]:
 
 
 def best(part: FilledTable, place: int) -> float | None:
-    """Return the largest mean of a column whose larger numbers are better, as far as its header says so."""
-    header = part.columns[place].header.lower()
-    if part.scale == forms.SMOKE or not re.search(r"map|r@|iou|total|20\d\d|score|return|accuracy|%$", header):
+    """Return the best mean of a column, if the column says which numbers are better; none at the smoke scale."""
+    better = part.columns[place].better
+    if part.scale == forms.SMOKE or better is None:
         return None
-    means = [row.cells[place].mean for row in part.rows if row.cells[place].mean is not None]
-    return max((mean for mean in means if mean is not None), default=None)
+    means = [mean for row in part.rows if (mean := row.cells[place].mean) is not None]
+    return (max if better == "higher" else min)(means, default=None)
 
 
 def alt(part: FilledTable) -> str:

@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -130,6 +130,7 @@ class FilledColumn:
 
     header: str
     format: str
+    better: Literal["higher", "lower"] | None = None
 
 
 @dataclass(frozen=True)
@@ -310,7 +311,7 @@ def fill(plan: Plan, name: str, results: Results | None = None) -> FilledTable:
             changes=dict(plan.changes),
             chosen=tuple(plan.rows),
             figure=not isinstance(table, Table),
-            columns=tuple(FilledColumn(column.header, column.format) for column in columns),
+            columns=tuple(FilledColumn(column.header, column.format, column.better) for column in columns),
             rows=tuple(
                 _fill_row(plan, name, row, columns, results, reasons.get(row.label) == [])
                 for row in table.rows

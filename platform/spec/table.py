@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 import numpy as np
 
@@ -127,6 +127,8 @@ class Column:
     format: str = ".2f"
     factor: float = 1.0
     """Multiplies the metric (1e-6: bytes to MB)."""
+    better: Literal["higher", "lower"] | None = None
+    """Which numbers are better; the report marks the best one. None: neither."""
 
 
 @dataclass(frozen=True, kw_only=True)
