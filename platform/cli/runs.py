@@ -362,8 +362,8 @@ def tables(names: TableNames = None, storage: Where = "results", as_json: Json =
         about = each["why"] or "; ".join(text for text in (changes, claims) if text)
         rows.append((each["table"], each["scale"], filled, each.get("absent", ""), each.get("replicates", ""), about))
     show(grid(("table", "scale", "rows", "absent", "numbers", "claims"), rows, "rows absent numbers"))
-    names = {f"{task}/{table}" for task, entry in catalogue()["tasks"].items() for table in entry.get("tables", ())}
-    rest = sorted(names - {each["table"] for each in filled_tables})
+    defined = {f"{task}/{table}" for task, entry in catalogue()["tasks"].items() for table in entry.get("tables", ())}
+    rest = sorted(defined - {each["table"] for each in filled_tables})
     console.print(
         f"{len(filled_tables)} tables" + (f"; not filled here: {', '.join(rest)}" if rest else ""), markup=False
     )

@@ -8,13 +8,13 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from hashlib import sha256
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from retable.platform.config import flatten
 from retable.platform.console import console
 from retable.platform.errors import UserError
+from retable.platform.models import contract
 from retable.platform.spec.task import config_at
 from retable.platform.store.run import contiguous
 from retable.platform.store.storage import Storage
@@ -157,7 +157,7 @@ def export(task: str, run: str, storage: str, file: Path, suffix: str = ".safete
     if file.suffix != suffix:
         raise UserError(f"{file}: call it {file.stem}{suffix}, so that it is known for what it is")
     loaded = api.load(run, storage, task=task)
-    data = import_module(f"retable.tasks.{task}.export").write_export(loaded, **options)
+    data = contract.exporter(task).write_export(loaded, **options)
     Storage.open(file.expanduser().absolute().parent).write(file.name, data)
     console.print(f"{file}: {len(data):,} bytes", markup=False)
     return loaded

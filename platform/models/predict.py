@@ -6,7 +6,6 @@ import glob
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,7 @@ from retable.platform import api
 from retable.platform.config import override
 from retable.platform.errors import UserError, disk_errors, nearest
 from retable.platform.execute.streams import map_over
-from retable.platform.models import export, select, zoo
-from retable.platform.spec.task import folder
+from retable.platform.models import contract, export, select, zoo
 from retable.platform.store.storage import Storage
 
 SHARE = 8
@@ -59,12 +57,10 @@ def predict(
     Raises:
         UserError: on a mistake that concerns all files.
     """
-    if not (folder(task) / "answer.py").exists():
-        raise UserError(f"predict: the task {task} has no module `answer`, which says what is made of a file")
-    answers = import_module(f"retable.tasks.{task}.answer")
+    answers = contract.answers(task)
     options = override(answers.Options(), changes)
     data, name = find_model(task, model, storage)
-    answers.answering(import_module(f"retable.tasks.{task}.export").read_export(data, name), options)  # or refuses
+    answers.answering(contract.exporter(task).read_export(data, name), options)  # or refuses
     sources, _ = expand(inputs, answers.SUFFIXES)
     with disk_errors(str(out)):
         out.mkdir(parents=True, exist_ok=True)
@@ -84,9 +80,8 @@ class Answerer:
     """An actor of Ray Data: holds a model, and answers the files of a block."""
 
     def __init__(self, task: str, sha256: str, options: Any, storage: Storage) -> None:
-        reader = import_module(f"retable.tasks.{task}.export")
-        model = reader.read_export(export.kept(task, sha256, storage), task)
-        self.answering = import_module(f"retable.tasks.{task}.answer").answering(model, options)
+        model = contract.exporter(task).read_export(export.kept(task, sha256, storage), task)
+        self.answering = contract.answers(task).answering(model, options)
 
     def __call__(self, block: pa.Table) -> pa.Table:
         """Return the block with the reason of each failure; empty where the answer is written."""
@@ -117,8 +112,9 @@ def find_model(task: str, name: str, storage: Storage) -> tuple[bytes, str]:
     """
     shipped = zoo.zoo(task)
     if not name:
-        of_task = import_module(f"retable.tasks.{task}.best")
-        runs = of_task.best(select.eligible_runs(task, storage)) if storage.folders(f"runs/{task}") else {}
+        runs: Mapping[str, select.Choice] = {}
+        if storage.folders(f"runs/{task}"):
+            runs = contract.selector(task).best(select.eligible_runs(task, storage))
         candidates = {each: choice.run.fingerprint for each, choice in runs.items()} or {each: each for each in shipped}
         if len(candidates) != 1:
             named = ", ".join(f"{value} ({each})" if value != each else each for each, value in candidates.items())
@@ -131,8 +127,7 @@ def find_model(task: str, name: str, storage: Storage) -> tuple[bytes, str]:
         return zoo.read(task, name), name
     if not set(name) <= set("0123456789abcdef"):
         raise UserError(f"--model {name}: no file, no run, and not in the zoo{nearest(name, shipped)}")
-    data: bytes = import_module(f"retable.tasks.{task}.export").write_export(api.load(name, storage, task=task))
-    return data, name
+    return contract.exporter(task).write_export(api.load(name, storage, task=task)), name
 
 
 def expand(inputs: Sequence[str], suffixes: Collection[str], what: str = "files") -> tuple[list[Path], list[str]]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from safetensors import safe_open
 
 from retable.platform.errors import UserError, nearest
+from retable.platform.models import contract
 from retable.platform.spec import extras
 from retable.platform.spec.task import folder
 
@@ -55,8 +55,7 @@ def read(task: str, name: str) -> bytes:
     if names(shipped[name]) == [shipped[name].stem]:
         return data
     extras.check(task)
-    alone: bytes = import_module(f"retable.tasks.{task}.export").one_of(data, name)
-    return alone
+    return contract.exporter(task).one_of(data, name)
 
 
 def about(task: str, name: str) -> Mapping[str, Any]:
@@ -67,8 +66,7 @@ def about(task: str, name: str) -> Mapping[str, Any]:
     """
     data = read(task, name)
     extras.check(task)
-    metadata: Mapping[str, Any] = import_module(f"retable.tasks.{task}.export").read_export(data, name).about
-    return metadata
+    return contract.exporter(task).read_export(data, name).about
 
 
 def show(task: str) -> list[str]:

@@ -12,7 +12,7 @@ from retable.platform import api
 from retable.platform.config import override
 from retable.platform.console import errors
 from retable.platform.errors import UserError, nearest
-from retable.platform.models import zoo
+from retable.platform.models import contract, zoo
 from retable.platform.models.export import scale_of
 from retable.platform.models.select import SMOKE, Choice, choose, eligible_runs
 from retable.platform.report.write import kept_tables, task_of
@@ -114,7 +114,7 @@ def best(task: str, storage: Storage) -> list[Model]:
     if not storage.folders(f"runs/{task}"):
         return []
     try:
-        choices = import_module(f"retable.tasks.{task}.best").best(eligible_runs(task, storage))
+        choices = contract.selector(task).best(eligible_runs(task, storage))
     except UserError as error:
         errors.print(f"note: {error}; the zoo is served instead", markup=False)
         return []
@@ -151,7 +151,7 @@ def best_of(named: str, storage: Storage) -> list[Model]:
     runs = [run for run in eligible_runs(task, storage) if run.fingerprint in digits]
     if not runs:
         raise UserError(f"--best {named}: {storage} has no run of it; `retable reproduce {task}/{table}` makes them")
-    rule = import_module(f"retable.tasks.{task}.best")
+    rule = contract.selector(task)
     choices = by_metric(named, metric, rule, runs) if metric else rule.best(runs)
     return of_choices(choices, storage)
 
@@ -192,7 +192,7 @@ def of_run(run: api.TrainedRun, why: str, storage: Storage, name: str = "") -> M
         raise UserError(f"run {run.fingerprint} is of {run.task.name}; what can be served: {', '.join(TASKS)}")
     if run.diverged:
         raise UserError(f"run {run.fingerprint} has diverged: its weights are no numbers; name another")
-    model = of_file(run.task.name, name, reader(run.task.name).write_export(run), why, storage)
+    model = of_file(run.task.name, name, contract.exporter(run.task.name).write_export(run), why, storage)
     cell = cell_of(run.fingerprint, str(model.about.get("scale", "")), kept_tables(storage))
     return replace(model, about={**model.about, "cell": cell}) if cell else model
 
@@ -208,7 +208,7 @@ def of_file(task: str, name: str, data: bytes, why: str, storage: Storage) -> Mo
     Raises:
         UserError: where the file is none of the task's.
     """
-    exported = reader(task).read_export(data, name or task)
+    exported = contract.exporter(task).read_export(data, name or task)
     place, variant = named(task, name, exported)
     about = {**exported.about, **known(task, exported)}
     return keep(data, storage, task=task, name=place, variant=variant, why=why, about=about)
@@ -236,8 +236,3 @@ def named(task: str, name: str, exported: Any) -> tuple[str, str]:
         painted = "-".join(exported.about.get("paintings", ())) or "style"
         return (name, "") if name else (painted, digits)
     return (name or task, "" if name else digits)
-
-
-def reader(task: str) -> Any:
-    """Return the module that reads and writes a task's exported files."""
-    return import_module(f"retable.tasks.{task}.export")

@@ -196,7 +196,7 @@ class Chosen:
 
 
 def test_a_hangup_chooses_again_and_says_what_changed(served, storage, monkeypatch, capsys):
-    monkeypatch.setattr(command, "Apart", Chosen)
+    monkeypatch.setattr(command, "IsolatedCall", Chosen)
     swapped = []
 
     def renew(found):
