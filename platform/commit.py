@@ -26,7 +26,7 @@ VARIABLE = "RETABLE_COMMIT"
 
 
 def code_root() -> Path:
-    """Return the folder `retable`, whose folders hold all code but that of RETABLE_TASKS."""
+    """Return the folder `retable`, which holds all code except that of RETABLE_TASKS."""
     return Path(__file__).absolute().parents[1]
 
 

@@ -56,7 +56,7 @@ class UnknownField(UserError):
 
 
 class Config(Protocol):
-    """What every config has: a frozen, keyword-only dataclass with these fields; `init` where runs build on runs."""
+    """Base of all configs: a frozen, keyword-only dataclass with these fields, and `init` if runs build on runs."""
 
     @property
     def seed(self) -> int:
@@ -68,7 +68,7 @@ class Config(Protocol):
 
 
 class View(Protocol):
-    """What every view has: a frozen dataclass of what can change without training again."""
+    """Base of all views: a frozen dataclass of settings that can change without training again."""
 
     @property
     def epoch(self) -> int:
@@ -266,13 +266,13 @@ def parent(config: C) -> C | None:
 
 
 def init_of(config: object) -> Scratch | Parent | Weights:
-    """Return what a config's run starts from: nothing where its task has no such field."""
+    """Return how a config's run is initialized; `Scratch` if its task has no such field."""
     start: Scratch | Parent | Weights = getattr(config, "init", Scratch())
     return start
 
 
 def override_lineage(config: C, changes: Mapping[str, object]) -> C:
-    """Override `config` and every run it descends from: what a scale, a seed or `--set` does.
+    """Override `config` and every run it descends from, as a scale, a seed or `--set` does.
 
     A change that the parent has no field for (it made another choice) is left out there, and so is one of `init`,
     which says what a run itself starts from. Changes that state the parent itself (`init.overrides`) leave it as they
@@ -337,7 +337,7 @@ def exact_changes(config: object) -> dict[str, Any]:
 
 
 def set_line(changes: Mapping[str, object]) -> str:
-    """Write changes as `--set` options, ready to paste: what `parse_set` reads."""
+    """Return changes as `--set` options to paste; `parse_set` reads them."""
     pairs = [f"{path}={value if _plain(value) else json.dumps(value)}" for path, value in changes.items()]
     return " ".join(f"--set {shlex.quote(pair)}" for pair in pairs)
 
@@ -377,7 +377,7 @@ def changes_of(wanted: Mapping[str, object] | Sequence[str] | None) -> dict[str,
 
 
 def _plain_value(value: object) -> object:
-    """Return what configs hold in place of a value of NumPy or PyTorch."""
+    """Convert a value of NumPy or PyTorch to a plain Python value."""
     if isinstance(value, (list, tuple)):
         return type(value)(_plain_value(each) for each in value)
     convert = getattr(value, "tolist", None)  # both have it, for scalars too

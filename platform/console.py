@@ -58,7 +58,7 @@ def progress_bar(title: str, unit: str = "") -> Iterator[Callable[[int, int], No
 
 
 def show_defects(checked: Iterable[tuple[object, Sequence[str]]]) -> None:
-    """Print what is wrong with each thing that was checked, a line each, or that it is fine.
+    """Print the defects of each checked item, a line each, or that it is fine.
 
     Raises:
         typer.Exit: with status 1 where anything is wrong.
@@ -90,7 +90,7 @@ def seconds_left(task: Task) -> float | None:
 
 
 class LeftColumn(TimeRemainingColumn):
-    """The time that is left, once it can be told."""
+    """The estimated time left, once there is an estimate."""
 
     def render(self, task: Task) -> Text:
         """Return it, or dashes."""

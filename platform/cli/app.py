@@ -129,7 +129,7 @@ Version = Annotated[bool, typer.Option("--version", callback=_show_version, is_e
 
 @app.callback()
 def options(version: Version = False) -> None:
-    """Take what stands before a command."""
+    """Handle the options before a command."""
 
 
 def resources(
@@ -267,7 +267,7 @@ def _gpu_rates() -> tuple[str, Mapping[str, float]]:
 
 
 def _print_cost(work: Plan, nodes: Cluster, prices: Prices) -> None:
-    """Print what a plan takes on a cluster, table by table."""
+    """Print the cost of a plan on a cluster, table by table."""
     from retable.platform.plan.cost import Rates, estimate, grid, remarks
 
     device, measured = _gpu_rates()
@@ -284,7 +284,7 @@ def _print_cost(work: Plan, nodes: Cluster, prices: Prices) -> None:
 
 
 def print_plan(work: Plan, wanted: Resources | None = None) -> None:
-    """Print a plan's counts and cost, and what its trainings take (`wanted`: what the options say of that)."""
+    """Print a plan's counts and cost, and the resources of its trainings (`wanted`: the user's overrides)."""
     from retable.platform.plan import calibration
     from retable.platform.plan.plan import left_out
     from retable.platform.spec.resources import summary
@@ -814,13 +814,13 @@ def main() -> None:
 
 
 def closed(*_: object) -> None:
-    """End well where whoever reads what is printed has seen enough, as `head` has."""
+    """Exit normally when the reader of the output has closed it, as `head` does."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(0)
 
 
 def refuse(error: Any) -> int:
-    """Tell, in a line, a mistake that Typer found in the words of a command; return the status."""
+    """Print a usage error that Typer raised as one line; return the exit status."""
     context = getattr(error, "ctx", None)
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()

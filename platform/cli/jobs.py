@@ -59,7 +59,7 @@ def status(
 
 
 def _status_grid(summary: Mapping[str, Any]) -> Grid:
-    """Return what is drawn of a status."""
+    """Return a status as a grid."""
     outer = Grid.grid()
     if "storage" in summary:
         counts = ", ".join(f"{count} {state}" for state, count in summary["storage"]["states"].items())

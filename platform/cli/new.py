@@ -37,7 +37,7 @@ EXAMPLE = Published(
 
 @dataclass
 class Written:
-    """What was written, and what is left to write by hand."""
+    """The files that were written, and what is left to do by hand."""
 
     name: str
     folder: Path
@@ -52,7 +52,7 @@ class Written:
 
 
 def write_task(name: str, table: Path | None = None) -> Written:
-    """Write a task's folder and its test; nothing that is there is written over.
+    """Write a task's folder and its test; existing files are never overwritten.
 
     Args:
         name: of the task: a Python name in lower case.
@@ -105,7 +105,7 @@ def render(template: str, words: dict[str, Any]) -> str:
 
 
 def words_of(name: str, table: Path | None, published: Published, written: Written) -> dict[str, Any]:
-    """Return what the templates are filled with; note what is left to write."""
+    """Return the values of the templates, and record what is left to write."""
     rows = [_row_of(line, first=number == 0) for number, line in enumerate(published.lines)]
     for number, row in enumerate(rows):
         row["constant"] = constant(row["text"], number, [other["constant"] for other in rows[:number]])

@@ -1,4 +1,4 @@
-"""A paper's table, read from a CSV file: labels, published numbers, and what each row changes of the defaults."""
+"""Reads a paper's table from a CSV file: labels, published numbers, and each row's changes of the defaults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands `runs`, `show`, `tables`, `diff` and `gc`: what a storage holds. All but `gc` know no task's code."""
+"""The commands `runs`, `show`, `tables`, `diff` and `gc`. All but `gc` work without any task's code."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ LAST = 12
 
 
 def plain(text: object) -> str:
-    """Return a text in one line, without what would move a terminal's cursor: names on a storage may be anybody's."""
+    """Return a text as one line without control characters: names on a storage are not trusted."""
     shown = " ".join(redact(str(text)).split())
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in shown)
 
@@ -390,7 +390,7 @@ def _show_tables(names: Sequence[str], storage: Storage) -> None:
 
 @app.command()
 def diff(first: RunName, second: RunName, storage: Where = "results", as_json: Json = False) -> None:
-    """Show what two runs differ in: config, data, code, versions, machine, and their metrics and scores side by side.
+    """Show where two runs differ: config, data, code, versions, machine, and metrics and scores side by side.
 
     Example: `retable diff rl/table1/dense latest`
     """
@@ -429,7 +429,7 @@ def gc(
     storage: Where = "results",
     as_json: Json = False,
 ) -> None:
-    """List, or remove, what no table and no sweep names: runs, combinations, measurements, what Ray left.
+    """List or remove unreferenced items: runs, combinations and measurements of no table or sweep, and Ray's leftovers.
 
     Never what is being trained or changed within the hour, nor data sets and imported weights. With --older-than also
     exported files that were served; `retable serve` makes those again.

@@ -50,7 +50,7 @@ def dashboard(address: str) -> str:
 
 
 def _use_token() -> None:
-    """Let Ray's client send the token that this user has: with an address it does so only when told to."""
+    """Make Ray's client send the user's token, which with an address it does only on request."""
     path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token")).expanduser()
     if os.environ.get("RAY_AUTH_TOKEN") or path.exists():
         os.environ.setdefault("RAY_AUTH_MODE", "token")
@@ -58,7 +58,7 @@ def _use_token() -> None:
 
 @contextmanager
 def _readable_errors(address: str) -> Iterator[None]:
-    """Turn what goes wrong with a dashboard into one line.
+    """Convert errors of a dashboard into one line.
 
     Raises:
         UserError: saying what answered instead.
@@ -78,7 +78,7 @@ def _readable_errors(address: str) -> Iterator[None]:
 
 
 def ask(address: str, path: str) -> Any:
-    """Return what a dashboard answers to a request, as plain data.
+    """Return a dashboard's answer to a request, as plain data.
 
     Raises:
         UserError: where none answers, or it refuses.
@@ -134,7 +134,7 @@ def split_storage(words: Sequence[str], storage: str) -> tuple[list[str], str]:
 
 
 def _check_shared(storage: str) -> None:
-    """Refuse a storage that the nodes of a cluster cannot share; say what is asked of them where they may.
+    """Refuse a storage that the nodes of a cluster cannot share; print the requirements of one that they may.
 
     Raises:
         UserError: with the remedy.
@@ -169,7 +169,7 @@ def environment(storage: str, folder: Path) -> dict[str, str]:
 
 
 def _check_upload(folder: Path) -> None:
-    """Refuse a folder that is larger than Ray takes, before it is packed: that takes long, and is told late.
+    """Refuse a folder larger than Ray takes, before it is packed.
 
     Raises:
         UserError: naming its largest files.
@@ -213,7 +213,7 @@ def submit(address: str, words: Sequence[str], storage: str, folder: Path) -> st
 
 
 def follow(address: str, job: str) -> bool:
-    """Print what a job says until it ends; say whether it ended well. Ctrl-C ends the following, not the job."""
+    """Print a job's log until it ends; return whether it succeeded. Ctrl-C ends the following, not the job."""
     client = connect(address)
     with _readable_errors(address):
         client.get_job_info(job)  # one that is unknown is told here: to follow it would end in a handshake's traceback

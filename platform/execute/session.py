@@ -89,7 +89,7 @@ class Interrupt:
 
 @contextmanager
 def interruptible() -> Iterator[Interrupt | None]:
-    """Let SIGTERM (Slurm, Kubernetes, a spot machine's notice) do what Ctrl-C does, and say so in one line.
+    """Handle SIGTERM (Slurm, Kubernetes, a spot machine) as Ctrl-C, and print one line.
 
     Only a process's main thread hears signals; in others, and within another such block, this does nothing.
 
@@ -190,7 +190,7 @@ def start_ray(nested: bool, interrupt: Interrupt | None) -> None:
 
 
 def end_ray() -> None:
-    """Leave or end Ray, and restore what `start_ray` has changed in this process."""
+    """Leave or end Ray, and restore what `start_ray` changed in this process."""
     _session.close()
 
 
@@ -213,7 +213,7 @@ def too_late(start: Callable[[], object]) -> bool:
 
 
 def variables() -> dict[str, Any]:
-    """Return what tells Ray to set our variables on every node, those that a submitted job's own options do not set."""
+    """Return a runtime environment with our variables for every node, except those that a job sets itself."""
     job = json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR") or "{}")
     environment = (job.get("runtime_env") or {}).get("env_vars") or {}
     sent = {name: os.environ[name] for name in SENT if name in os.environ and name not in environment}
@@ -243,7 +243,7 @@ def temporary_folder() -> str | None:
 
 
 def make_token() -> None:
-    """Make the token of a Ray on this machine, for its owner alone, unless there is one: Ray would let all read it."""
+    """Create the token of this machine's Ray, readable by its owner alone, unless it exists."""
     path = Path("~/.ray/auth_token").expanduser()
     if {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys() or path.exists():
         return
@@ -254,7 +254,7 @@ def make_token() -> None:
 
 
 def cluster_address() -> str:
-    """Return what RAY_ADDRESS says; nothing where Ray is to start on this machine."""
+    """Return the address in RAY_ADDRESS; empty if Ray is to start on this machine."""
     address = os.environ.get("RAY_ADDRESS", "")
     return "" if address == "local" else address
 
@@ -361,7 +361,7 @@ def compare(node: str, their_versions: Mapping[str, str], theirs: Mapping[str, s
 
 
 def cluster_resources() -> dict[str, float]:
-    """Return what the cluster has in all: `CPU`, `GPU`, ..."""
+    """Return the total resources of the cluster: `CPU`, `GPU`, ..."""
     import ray
 
     return dict(ray.cluster_resources())  # type: ignore[no-untyped-call]
@@ -385,12 +385,12 @@ def trial_memory(cpus: float, gpus: float, wanted: float) -> int:
 
 @functools.cache
 def cap_memory(wanted: float, most: float) -> None:
-    """Say once that work gets less memory (GB) than its task says."""
+    """Print once that work gets less memory (GB) than its task requires."""
     errors.print(f"note: a training may take {wanted:g} GB of memory and no node has more than {most:g}; it may fail")
 
 
 def add_to_path() -> None:
-    """Let Ray's workers import the very package that this process runs: a checkout need not be installed."""
+    """Make Ray's workers import the package that this process runs: a checkout need not be installed."""
     ours = str(commit.code_root().parent)
     paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path != ours]
     os.environ["PYTHONPATH"] = os.pathsep.join([ours, *paths])
@@ -413,7 +413,7 @@ def cpu_share(workers: int) -> float:
 
 
 def check_room(kind: str, wanted: float) -> None:
-    """Refuse a training that wants more `CPU` or `GPU` than the cluster can ever have: it would wait for ever.
+    """Refuse a training that requires more `CPU` or `GPU` than the cluster can ever have.
 
     Raises:
         UserError: naming what there is.
@@ -427,7 +427,7 @@ def check_room(kind: str, wanted: float) -> None:
 
 
 def check_node(kind: str, wanted: float) -> None:
-    """Refuse what no single node has, where no others may come.
+    """Refuse a requirement that no single node meets, unless nodes may be added.
 
     Raises:
         UserError: naming what the largest has.
@@ -443,7 +443,7 @@ def check_node(kind: str, wanted: float) -> None:
 
 
 def resource_of(word: str) -> str:
-    """Return Ray's name of what a user calls a custom resource, or a type of accelerators.
+    """Return Ray's name of a custom resource or accelerator type.
 
     Raises:
         UserError: where no node has it, nor may have it.
@@ -467,7 +467,7 @@ def autoscales() -> bool:
 
 
 def possible_resources() -> dict[str, float]:
-    """Return what the cluster has, or may come to have: a head without CPUs is no small cluster.
+    """Return the resources that the cluster has or may grow to.
 
     Of one that grows, what its autoscaler's config does not name, such as the nodes' memory, is not known.
     """
@@ -476,7 +476,7 @@ def possible_resources() -> dict[str, float]:
 
 
 def growth() -> dict[str, float]:
-    """Return what the cluster's autoscaler may bring it to; nothing where it has none."""
+    """Return the resources that the cluster's autoscaler may grow to; empty without one."""
     import ray
 
     reported = ray_compat.autoscaler_limits() if ray.is_initialized() else {}

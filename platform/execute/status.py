@@ -60,7 +60,7 @@ def of_cluster(address: str) -> dict[str, Any]:
 
 
 def listing(address: str, kind: str) -> Sequence[Mapping[str, Any]]:
-    """Return what Ray's state API lists of a kind."""
+    """Return the entries of a kind in Ray's state API."""
     answer = ask(address, f"/api/v0/{kind}?detail=1&limit=10000")
     try:
         rows: Sequence[Mapping[str, Any]] = answer["data"]["result"]["result"]
@@ -70,7 +70,7 @@ def listing(address: str, kind: str) -> Sequence[Mapping[str, Any]]:
 
 
 def _node_of(node: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is shown of a node."""
+    """Return the displayed facts about a node."""
     total = node.get("resources_total") or {}
     has = {name: total[name] for name in ("CPU", "GPU", "memory") if name in total}
     return {

@@ -71,7 +71,7 @@ def stream(pieces: Sequence[Mapping[str, Any]], fetch: Fetch, size: int = 0) -> 
 
 
 def limit(gigabytes: float) -> None:
-    """Let the streams of this process read ahead so much of Ray's shared memory; 0: half of it, Ray Data's own share.
+    """Limit how much of Ray's shared memory the streams of this process may read ahead; 0: half, Ray Data's own share.
 
     Ray Data keeps to it but for four pieces or so: those being read, and those about to be handed over.
     """
@@ -167,7 +167,7 @@ def decode(table: pa.Table) -> dict[str, Array]:
 def map_over(
     shares: Sequence[pa.Table], worker: Callable[..., Callable[[pa.Table], pa.Table]], *given: Any, in_order: bool
 ) -> Iterator[dict[str, Any]]:
-    """Share tables out among actors of Ray Data; yield the rows of what they return.
+    """Distribute tables over actors of Ray Data; yield the rows of their results.
 
     An actor gets a GPU each where there are any, else a CPU. Every machine must see the files that the rows name.
 

@@ -39,7 +39,7 @@ from retable.platform.train import trackers as track
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """A search space, and what its points change."""
+    """A search space with the changes that its points apply."""
 
     name: str
     space: Space
@@ -55,12 +55,12 @@ class Sweep:
 
     @property
     def fixed(self) -> dict[str, object]:
-        """What is changed of the scale in every point."""
+        """The changes of the scale that every point has."""
         return {**self.space.overrides, **self.changes}
 
     @property
     def changed(self) -> dict[str, object]:
-        """What is not as the scale sets it: what is fixed, and what is searched."""
+        """The changes that are fixed, and the fields that are searched."""
         return {**self.fixed, **self.space.domains}
 
     @property
@@ -81,7 +81,7 @@ class Sweep:
         return RunFolder.of(self.storage, self.task, self.config(point))
 
     def plan(self, configs: Sequence[Config], views: Sequence[View] = ()) -> Plan:
-        """Return what is to be trained of points, and scored where there are views."""
+        """Return the plan that trains points, and scores their views if there are any."""
         return compile_configs(self.task, configs, self.storage, views, scale=self.scale, changes=self.changed)
 
     def path(self, configs: Sequence[Config]) -> str:
@@ -108,11 +108,11 @@ class SweepLaunch(Launch):
         return {path: plain(value) for path, value in point.items()}
 
     def needs(self, spec: Mapping[str, Any]) -> Requirements:
-        """Return what a trial takes."""
+        """Return the resources of a trial."""
         return self.needs_of(self.sweep.config(self.point(spec)))
 
     def needs_of(self, config: Config) -> Requirements:
-        """Return what the training of a config takes."""
+        """Return the resources of a config's training."""
         return self.resources.needs(self.sweep.task, config, self.gpus)
 
 
@@ -125,7 +125,7 @@ def run_sweep(
     samples: int | None,
     name: str = "",
 ) -> SweepResult:
-    """Run a sweep, or go on with it, and write what it found to `sweeps/`.
+    """Run or resume a sweep, and write its points to `sweeps/`.
 
     Finished runs are used as they are; interrupted ones go on from their checkpoints.
 
@@ -180,7 +180,7 @@ def _run_plan(sweep: Sweep, known: Sequence[Mapping[str, object]], resources: Re
 
 
 def measured(folder: RunFolder, view: View) -> dict[str, Any]:
-    """Return the metrics of a finished run and the scores of a view of it, which are there."""
+    """Return the metrics of a finished run and the scores of its view."""
     result, scores = folder.result() or {}, folder.scores(view, weights_digest(folder, view)) or {}
     return {**result["metrics"], **scores["metrics"], "epoch": folder.history()[-1]["epoch"]}
 
@@ -257,7 +257,7 @@ class Journal:
     """By key."""
 
     def point(self, sweep: Sweep, overrides: Mapping[str, object]) -> Point:
-        """Return what is known of a point; a new one where nothing is."""
+        """Return the recorded point, or a new one."""
         point = Point(dict(overrides), sweep.folder(overrides).fingerprint)
         return self.points.get(point.key, point)
 
@@ -290,7 +290,7 @@ def _run_known(points: Sequence[Mapping[str, object]], launch: SweepLaunch, jour
 
 
 def _run_searcher(samples: int, launch: SweepLaunch, journal: Journal) -> None:
-    """Let a searcher draw points, knowing what was tried before."""
+    """Let a searcher draw points, given the points that were tried before."""
     space = launch.sweep.space
     known = [point for point in journal.points.values() if point.value is not None]
     search = space.searcher(

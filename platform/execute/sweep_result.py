@@ -1,4 +1,4 @@
-"""What a sweep found: its points, best first, as a value, a table and a plot."""
+"""The result of a sweep: its points, best first, as a value, a table and a plot."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class SweepResult:
-    """What a sweep found."""
+    """The result of a sweep."""
 
     name: str
     space: Space
@@ -71,7 +71,7 @@ class SweepResult:
 
     @property
     def ties(self) -> list[Point]:
-        """The points whose value equals the best one's, itself included."""
+        """The points whose value equals the best one's, including the best."""
         return [point for point in self.points if point.value is not None and point.value == self.best.value]
 
     def command(self, point: Point) -> str:
@@ -84,7 +84,7 @@ class SweepResult:
         return f"retable train {task.name} --scale {self.scale} {set_line(changes)}".strip()
 
     def frame(self) -> DataFrame:
-        """Return a line a point: its place, each axis, the metric, epochs, the run and a note."""
+        """Return one line a point: its place, each axis, the metric, epochs, the run and a note."""
         from pandas import DataFrame
 
         values = [point.value for point in self.points]

@@ -1,4 +1,4 @@
-"""Trained models as files, and what answers from them without a server.
+"""Trained models as files, and batch answers without a server.
 
 Level 14 of 15.
 

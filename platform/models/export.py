@@ -103,7 +103,7 @@ def _smaller(run: TrainedRun, scale: str, fields: Iterable[str]) -> bool:
 
 
 def _of_command(command: str) -> tuple[str, list[str]]:
-    """Return the scale and the changed fields that a command names: runs of before kept nothing else."""
+    """Return the scale and changed fields named in a command, for runs that recorded nothing else."""
     words = re.sub(r"(?<=\s)(--scale|--set)=", r"\1 ", command).split()
     if not {"train", "sweep", "reproduce"} & set(words):
         return "", []
@@ -139,7 +139,7 @@ def read_json(metadata: Mapping[str, str], key: str, name: str, remedy: str) -> 
 
 
 def export(task: str, run: str, storage: str, file: Path, suffix: str = ".safetensors", **options: Any) -> TrainedRun:
-    """Write a run's exported file, say how large it is, and return the run: what `retable TASK export` does.
+    """Write a run's exported file, print its size, and return the run, as `retable TASK export` does.
 
     Args:
         task: the run's.

@@ -131,7 +131,7 @@ def find_model(task: str, name: str, storage: Storage) -> tuple[bytes, str]:
 
 
 def expand(inputs: Sequence[str], suffixes: Collection[str], what: str = "files") -> tuple[list[Path], list[str]]:
-    """Return the files that names, folders and patterns mean, and what else there is in those, a line each.
+    """Return the files of names, folders and patterns, and a line for each other entry in those.
 
     A file that is named is taken whatever its name; of a folder or pattern, those of some suffixes.
 
@@ -183,7 +183,7 @@ def plan(sources: Sequence[Path], out: Path, target: Callable[[Path], str]) -> t
 
 
 def remember(out: Path, record: Mapping[str, Any]) -> None:
-    """Keep in a folder what its answers are made by.
+    """Write to a folder which model and options make its answers.
 
     Raises:
         UserError: where they were made by something else.

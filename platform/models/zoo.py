@@ -34,7 +34,7 @@ def zoo(task: str) -> dict[str, Path]:
 
 
 def names(file: Path) -> list[str]:
-    """Return the names of what a file holds: those that it says, else its own."""
+    """Return the names of the models in a file: those in its metadata, else the file's name."""
     if file.suffix != ".safetensors":
         return [file.stem]
     with safe_open(file, "numpy") as opened:
@@ -59,7 +59,7 @@ def read(task: str, name: str) -> bytes:
 
 
 def about(task: str, name: str) -> Mapping[str, Any]:
-    """Return what a file of a task's zoo says of itself.
+    """Return the metadata of a file of a task's zoo.
 
     Raises:
         UserError: if there is none of that name, it is damaged, or the task's extra is not installed.
@@ -70,7 +70,7 @@ def about(task: str, name: str) -> Mapping[str, Any]:
 
 
 def show(task: str) -> list[str]:
-    """Return lines that list a task's zoo and say of each file what it is and where it is from."""
+    """Return lines that list a task's zoo with the metadata of each file."""
     lines = []
     for name, file in zoo(task).items():
         shared = f", one file with {len(names(file)) - 1} more" if len(names(file)) > 1 else ""

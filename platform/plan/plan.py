@@ -54,7 +54,7 @@ READERS = 32
 
 @dataclass(frozen=True)
 class Training:
-    """One unique training, whichever cells want it."""
+    """One unique training, shared by all cells that need it."""
 
     task: Task
     config: Config
@@ -80,7 +80,7 @@ class Scoring:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What `predict` is called for: a view of a training that one or more views are scored from."""
+    """A prediction of one view of a training, from which one or more views are scored."""
 
     task: Task
     config: Config
@@ -195,7 +195,7 @@ class Plan:
 
     @cached_property
     def shared(self) -> Shared:
-        """Return what all trainings of a task, and all of its views, have that is not the default."""
+        """Return the non-default settings that all trainings of a task, and all of its views, share."""
         configs: dict[str, list[Mapping[str, object]]] = {}
         for training in self.trainings.values():
             changes = differences(training.config, training.task.config())
@@ -263,7 +263,7 @@ class Plan:
 
     @property
     def uncombined(self) -> list[Combining]:
-        """Combinations still to be made, each once, whichever tables want it."""
+        """Combinations still to be made, each once, whichever tables need it."""
         unique = {combining.path: combining for combining in self.combinings}
         return [c for c in unique.values() if self.waits(c) or (self.whole(c) and c.scores(self.storage) is None)]
 
@@ -292,11 +292,11 @@ class Plan:
 
     @property
     def nothing_to_do(self) -> bool:
-        """Whether everything is there."""
+        """Whether everything exists."""
         return not (self.missing or self.unscored or self.uncombined or self.unmeasured)
 
     def data_notes(self) -> list[str]:
-        """Return what tasks say of the data sets that trainings read, each line once; nothing of those not there yet.
+        """Return the notes of tasks about the existing datasets of the trainings, each line once.
 
         Raises:
             UserError: where a data set is damaged.
@@ -315,7 +315,7 @@ class Plan:
 
     @property
     def groups(self) -> dict[Hashable, list[Training]]:
-        """Missing trainings by what may be trained as one stack."""
+        """Missing trainings grouped by what can be trained as one stack."""
         grouped: dict[Hashable, list[Training]] = {}
         for training in self.missing:
             key = (training.task.name, training.wave, training.task.group(training.config))
@@ -349,7 +349,7 @@ def compile_plan(
     retry: bool = False,
     train: bool = True,
 ) -> Plan:
-    """Expand tables (already at their scale, with the changes and rows) and find out what of them is there."""
+    """Expand tables (already at their scale, with the changes and rows) and look up what of them exists."""
     plan = Plan(storage, tables, scale, changes or {}, rows, retry=retry, train=train)
     with gc_paused(), storage.snapshot() as taken:
         for name, (task, table) in tables.items():
@@ -397,7 +397,7 @@ def _unpredicted(folder: RunFolder, views: Sequence[View], name: str) -> list[tu
 
 
 def start_of(plan: Plan, training: Training) -> list[tuple[str, int]]:
-    """Return the run, and its epoch, whose weights a training starts from; an empty list for other trainings."""
+    """Return the run and epoch whose weights a training starts from; empty for other trainings."""
     init, ancestor = init_of(training.config), parent(training.config)
     if not isinstance(init, Parent) or ancestor is None:
         return []
@@ -405,7 +405,7 @@ def start_of(plan: Plan, training: Training) -> list[tuple[str, int]]:
 
 
 def _leave_untrained(plan: Plan) -> None:
-    """Take from a plan the trainings that are still to be done, and what would be made of them."""
+    """Remove the trainings still to be done from a plan, with everything that depends on them."""
     plan.untrained = {path: training for path, training in plan.trainings.items() if training.status not in ENDED}
     plan.trainings = {path: each for path, each in plan.trainings.items() if path not in plan.untrained}
     finished = {
@@ -505,7 +505,7 @@ def read_ahead(folders: Sequence[RunFolder], views: Sequence[View | None], taken
 
 
 def task_reads(scoring: Scoring) -> Sequence[Any]:
-    """Return the views whose predictions a view is scored from."""
+    """Return the views from whose predictions a view is scored."""
     return scoring.task.reads(scoring.view)
 
 
@@ -552,7 +552,7 @@ def compile_configs(
     scale: str = "",
     changes: Mapping[str, object] | None = None,
 ) -> Plan:
-    """Plan trainings that no table asks for: what `train` and `sweep` run.
+    """Plan trainings of no table, as `train` and `sweep` run them.
 
     Args:
         task: of all of them.
@@ -597,7 +597,7 @@ def _add(plan: Plan, task: Task, config: Config, view: View | None, folder: RunF
 
 
 def _keep(plan: Plan, task: Task, config: Config, epoch: int, wave: int, folder: RunFolder | None = None) -> Training:
-    """Note that an epoch's weights of a run are wanted."""
+    """Record that an epoch's weights of a run are needed."""
     folder = folder or RunFolder.of(plan.storage, task, config)
     known = plan.trainings.get(folder.path)
     if known is not None and epoch in known.keep:
@@ -630,7 +630,7 @@ def data_digest(storage: Storage, where: str) -> str | None:
 
 
 def status(folder: RunFolder, keep: Sequence[int], digest: str | None, weights: bool = False) -> Status:
-    """Return what is to be done about a run.
+    """Return what remains to be done about a run.
 
     Args:
         folder: the run's.

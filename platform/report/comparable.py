@@ -27,7 +27,7 @@ def published_table(task: Task, name: str) -> AnyTable | None:
 
 
 def apart(plan: Plan, name: str, results: Results) -> dict[str, list[str]]:
-    """Return why each row must not be subtracted from what was published; nothing where it may be.
+    """Return why each row must not be compared with the published numbers; empty if it may be.
 
     Rows without published numbers, and those that were not run, are left out.
     """
@@ -61,7 +61,7 @@ def sentence(task: Task, reasons: Mapping[str, Sequence[str]]) -> str:
 
 
 def data_info(storage: Storage, where: str, runs: Sequence[RunFolder]) -> dict[str, Any] | None:
-    """Return what a dataset's `dataset.json` says; of one that is not there, what a bundled run of it says, or None."""
+    """Return a dataset's `dataset.json`; if it is not here, that of a bundled run, or None."""
     path = f"data/{where}/dataset.json"
     if storage.exists(path):
         return storage.read_record(path, {})
@@ -96,7 +96,7 @@ def _published_data(storage: Storage, task: Task, row: AnyRow, behind: Iterable[
 
 
 def _alike(row: AnyRow, printed: AnyRow) -> bool:
-    """Return whether a row does what the published one of its label does, its configs aside."""
+    """Return whether a row equals the published one of its label, apart from its configs."""
     if isinstance(row, Combined) and isinstance(printed, Combined):
         return (row.of, row.combine, row.view) == (printed.of, printed.combine, printed.view)
     if isinstance(row, Measurement) and isinstance(printed, Measurement):
@@ -112,13 +112,13 @@ def _expanded(task: Task, table: AnyTable, row: AnyRow, rows: Mapping[str, AnyRo
 
 
 def _setting(task: Task, behind: Iterable[Replicate], published: Iterable[Replicate]) -> list[str]:
-    """Return in what replicates differ from the published ones: which seeds they have does not count."""
+    """Return where replicates differ from the published ones; seeds do not count."""
     ours, theirs = ({_key(task, each) for each in some} for some in (behind, published))
     return [SETTING] if ours - theirs else [PART] if theirs - ours else []
 
 
 def _key(task: Task, replicate: Replicate) -> tuple[str, str, str]:
-    """Return what tells replicates apart but for their seed."""
+    """Return what distinguishes replicates apart from their seed."""
     config = override_lineage(replicate.config, {"seed": 0})
     view = "" if replicate.view is None else view_key(replicate.view)
     return replicate.label, fingerprint(task.name, task.version, config), view

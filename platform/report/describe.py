@@ -151,7 +151,7 @@ def _text(folder: RunFolder, path: str) -> str:
 
 
 def last_tracebacks(description: Mapping[str, Any]) -> dict[str, str]:
-    """Return the tracebacks of a run (as `whole` has it) that still tell: of its newest attempt, and of its views."""
+    """Return the current tracebacks of a described run: of its newest attempt, and of its views."""
     newest = max((path.split("/")[1] for path in description["files"] if path.startswith("attempts/")), default="")
     return {
         path: text

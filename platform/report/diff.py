@@ -15,7 +15,7 @@ from retable.platform.store.storage import Storage
 
 @dataclass(frozen=True)
 class Change:
-    """A cell that is not what it was."""
+    """A cell that changed."""
 
     table: str
     row: str
@@ -33,7 +33,7 @@ class Change:
 
     @property
     def beyond_spread(self) -> bool:
-        """Whether the change is larger than what replicates differ by."""
+        """Whether the change exceeds the spread of the replicates."""
         return self.difference is not None and (self.spread is None or abs(self.difference) > self.spread)
 
     def __str__(self) -> str:
@@ -44,7 +44,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Turn:
-    """A claim whose verdict is not what it was."""
+    """A claim whose verdict changed."""
 
     table: str
     claim: str
@@ -58,7 +58,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What is different between two reports."""
+    """The differences of two reports."""
 
     changes: Sequence[Change]
     turns: Sequence[Turn]

@@ -1,4 +1,4 @@
-"""The report's page: papers first, then their own tables and figures in their order, then ours.
+"""The report's page: papers first, then their own tables and figures in order, then ours.
 
 What stands here is what the template needs and a filled table does not say by itself. Pictures lie beside the page;
 what a click on a number shows (`details.js`) is read at the first click.
@@ -98,7 +98,7 @@ class Paper:
 
     @property
     def results(self) -> list[FilledTable]:
-        """The sections whose numbers mean something; all, where it is none."""
+        """The sections with meaningful numbers; all, if none has."""
         return [part for part in self.parts if part.scale != forms.SMOKE] or list(self.parts)
 
     @property
@@ -108,12 +108,12 @@ class Paper:
 
     @property
     def data(self) -> list[str]:
-        """What the data are, each set once."""
+        """The datasets, each once."""
         return list(dict.fromkeys(text for part in self.results for text in part.data))
 
     @property
     def full(self) -> dict[str, float]:
-        """What the published setting of all of its tables takes; runs that tables share count for each."""
+        """The cost of all tables at the published setting; runs that tables share count for each."""
         counted: Counter[str] = Counter()
         for part in {part.name: part for part in self.parts}.values():
             counted.update({key: int(value) for key, value in part.full.items()})
@@ -164,7 +164,7 @@ def own(part: FilledTable) -> bool:
 
 
 def short(part: FilledTable) -> str:
-    """Return what links call a section: `Table 1`, `formats`."""
+    """Return the link text of a section: `Table 1`, `formats`."""
     name = part.name.partition("/")[2]
     return re.sub(r"^(table|figure)(\d+)$", lambda match: f"{match[1].title()} {match[2]}", name)
 
@@ -207,7 +207,7 @@ def best(part: FilledTable, place: int) -> float | None:
 
 
 def alt(part: FilledTable) -> str:
-    """Say in words what a figure shows."""
+    """Return a figure's description in words."""
     filled = [row.label for row in part.rows if row.replicates]
     axes = "".join(f", over {axis} {', '.join(map(str, values))}" for axis, values in part.axes.items())
     return f"{part.title}: {and_more(filled, 6, '; ')}{axes}"
@@ -262,7 +262,7 @@ def details(parts: Sequence[FilledTable]) -> dict[str, Any]:
 
 
 def _row_details(row: FilledRow) -> list[dict[str, Any]]:
-    """Return the replicates of a row: where each stands and is from, its values by column, the lines that make it."""
+    """Return the panel contents behind a row's numbers."""
     return [
         {
             "axes": {axis: str(value) for axis, value in replicate.axes.items()},
@@ -315,7 +315,7 @@ def size_of(png: bytes) -> tuple[int, int]:
 
 
 def render(parts: Sequence[FilledTable], storage: str, into: Storage, single: bool = False) -> tuple[str, str]:
-    """Return the page, and the script with what a click on a number shows.
+    """Return the page, and the script with the contents of the panels.
 
     Args:
         parts: filled tables, in order.
@@ -372,7 +372,7 @@ FOLDER = code_root() / "platform" / "report" / "templates"
 
 @cache
 def environment() -> Any:
-    """Return what reads the templates of pages; all text that is put into them is escaped."""
+    """Return the Jinja environment of the pages; all text is escaped."""
     from jinja2 import Environment, FileSystemLoader
 
     return Environment(loader=FileSystemLoader(FOLDER), autoescape=True, trim_blocks=True, lstrip_blocks=True)

@@ -1,4 +1,4 @@
-"""What plans, tables, runs and sweeps look like in a notebook and at Python's prompt: HTML, and a text of a screen.
+"""Representations of plans, tables, runs and sweeps in notebooks (HTML) and at Python's prompt (text).
 
 Plans and sweeps stand on levels below this one: what they look like is set here, when this module is imported.
 """
@@ -87,7 +87,7 @@ def _only_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def text_grid(header: Sequence[str], rows: Rows, width: int = WIDTH, most: int = ROWS) -> str:
-    """Return a table as text: at most so wide and so many lines, and what was left out in words."""
+    """Return a table as text of limited width and length, with the omitted part in words."""
     columns = list(zip(header, *rows[:most], strict=True))
     full = [max(map(len, column)) for column in columns]
     widths = [min(40, longest) for longest in full]
@@ -111,7 +111,7 @@ def cut(text: str, width: int) -> str:
 
 
 def _facts_text(title: str, facts: Mapping[str, str]) -> str:
-    """Return a title and what is known, a line each."""
+    """Return a title and facts, a line each."""
     wide = max(map(len, facts), default=0)
     return "\n".join([cut(title, WIDTH), *(f"  {n.ljust(wide)}  {cut(t, WIDTH - wide - 4)}" for n, t in facts.items())])
 
@@ -120,7 +120,7 @@ def _facts_text(title: str, facts: Mapping[str, str]) -> str:
 
 
 def _plan_facts(plan: Plan) -> dict[str, str]:
-    """Return what a plan comes to, in words."""
+    """Return the facts of a plan, in words."""
     from retable.platform.text import clock
 
     states = Counter(training.status for training in plan.trainings.values())
@@ -137,7 +137,7 @@ def _plan_facts(plan: Plan) -> dict[str, str]:
 
 
 def _plan_title(plan: Plan) -> str:
-    """Say what a plan is of."""
+    """Return the title of a plan."""
     return f"plan of {len(plan.tables)} table{'s' * (len(plan.tables) != 1)} at the scale {plan.scale or '?'}"
 
 
@@ -205,7 +205,7 @@ def table_html(part: FilledTable) -> str:
 
 
 def _run_facts(run: TrainedRun) -> dict[str, str]:
-    """Return what one wants to know of a run, in words; what cannot be read is said, not raised."""
+    """Return the facts of a run, in words; unreadable ones are named, not raised."""
     from retable.platform.text import clock
 
     facts = {
@@ -286,7 +286,7 @@ def _cell(value: object) -> str:
 
 
 def _sweep_title(result: SweepResult) -> str:
-    """Say what a sweep searched."""
+    """Return the title of a sweep."""
     how = f"{result.space.metric} ({result.space.mode})"
     return f"sweep {result.name} of {result.space.task} at the scale {result.scale}: {len(result.points)} points, {how}"
 

@@ -1,4 +1,4 @@
-"""Packs what fills tables into a bundle, and takes a bundle into a storage.
+"""Packs the contents of tables into a bundle, and unpacks a bundle into a storage.
 
 What a bundle holds is found from a plan of its tables. A run that came in one has `bundle` in its `result.json` (`id`,
 `packed`, `host`, `device`), as have combinations and measurements in their files; `bundles/<id>.json` keeps what the
@@ -52,7 +52,7 @@ WRITERS = 16
 
 @dataclass
 class Packed:
-    """What was packed."""
+    """The contents of a new bundle."""
 
     file: Path
     size: int = 0
@@ -71,7 +71,7 @@ class Packed:
         return {**asdict(self), "file": str(self.file)}
 
     def lines(self) -> list[str]:
-        """Say in words what was packed, and what was not."""
+        """Return what was packed, and what was not, in words."""
         counts = {"unfinished runs": self.unfinished, "combinations": self.combinations}
         parts = counted(self.runs, counts | {"measurements": self.measurements})
         lines = [f"{self.file}: {parts}; {self.size / 1e6:.2f} MB", f"tables: {', '.join(self.tables)}"]
@@ -85,7 +85,7 @@ def counted(runs: int, counts: Mapping[str, int]) -> str:
 
 @dataclass
 class Unpacked:
-    """What was taken from a bundle, and what was not."""
+    """The contents taken from a bundle, and those left out."""
 
     id: str
     about: Mapping[str, Any] = field(repr=False)
@@ -108,7 +108,7 @@ class Unpacked:
         return asdict(self)
 
     def lines(self) -> list[str]:
-        """Say in words what was taken, and what was not."""
+        """Return what was taken, and what was not, in words."""
         about, requested = self.about, [each for each in self.about["tables"] if isinstance(each, dict)]
         tables = list(dict.fromkeys(f"{each.get('table')} at scale {each.get('scale')}" for each in requested))
         counts = {"unfinished runs": len(self.resumed), "combinations": self.combinations}
@@ -137,7 +137,7 @@ def pack(
     weights: bool = False,
     resume: bool = False,
 ) -> Packed:
-    """Pack what fills some tables into one file.
+    """Pack the contents of tables into one file.
 
     Args:
         tables: full names; none: the tables that were asked for at this scale, else all that have any run.

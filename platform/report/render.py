@@ -26,13 +26,13 @@ def number(value: float | None, form: str) -> str:
 
 
 def measured(cell: Cell, form: str) -> str:
-    """Write mean ± standard deviation, or what there is."""
+    """Return mean ± standard deviation, or as much of it as there is."""
     spread = f" ± {format(cell.deviation, form)}" if cell.deviation is not None else ""
     return number(cell.mean, form) + spread
 
 
 def parts_of(part: FilledTable, place: int) -> list[str]:
-    """Return what a column is split into: `measured`, and `published` and `difference` where any row has such."""
+    """Return the subcolumns of a column: `measured`, and `published` and `difference` if any row has them."""
     cells = [row.cells[place] for row in part.rows]
     published = any(cell.published is not None for cell in cells)
     difference = any(cell.difference is not None for cell in cells)
@@ -121,7 +121,7 @@ def came(origin: Origin) -> str:
 
 
 def about(part: FilledTable) -> str:
-    """Say what a section's numbers are: scale, replicates, spread, data, changes."""
+    """Return a line about a section's numbers: scale, replicates, spread, data, changes."""
     words = [f"scale {part.scale} ({part.scale_about})"]
     words += [f"{axis}: {', '.join(map(str, values))}" for axis, values in part.axes.items()]
     words += ["mean ± standard deviation over replicates"] if part.columns else []
@@ -131,13 +131,13 @@ def about(part: FilledTable) -> str:
 
 
 def counts(claims: Sequence[FilledClaim]) -> dict[Status, int]:
-    """Return how many claims have each verdict, in the order in which they are told."""
+    """Return the number of claims with each verdict, in order of display."""
     counted = Counter(claim.status for claim in claims)
     return {status: counted[status] for status in ORDER if counted[status]}
 
 
 def in_order(claims: Sequence[FilledClaim]) -> list[FilledClaim]:
-    """Return claims as they are told: the paper's before ours, those that could be tested before the others."""
+    """Return claims in order of display: the paper's before ours, tested ones before others."""
     return sorted(claims, key=lambda claim: (claim.status in (UNTESTED, NOT_JUDGED), claim.ours))
 
 

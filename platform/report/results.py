@@ -51,7 +51,7 @@ SHOWN = 3
 
 @dataclass(frozen=True)
 class Cell:
-    """What the replicates of a row say in one column."""
+    """The values of a row's replicates in one column."""
 
     values: tuple[float | None, ...]
     """One for each of the row's replicates; None where it has no such metric."""
@@ -61,7 +61,7 @@ class Cell:
 
     @property
     def measured(self) -> list[float]:
-        """The values that are there."""
+        """The existing values."""
         return [value for value in self.values if value is not None]
 
     @property
@@ -76,7 +76,7 @@ class Cell:
 
     @property
     def difference(self) -> float | None:
-        """Measured minus published, where both are there and of the same data and setting."""
+        """Measured minus published, if both exist and have the same data and setting."""
         if not self.comparable or self.mean is None or self.published is None:
             return None
         return self.mean - self.published
@@ -249,7 +249,7 @@ class FilledTable:
 
     @staticmethod
     def of_json(values: Mapping[str, Any]) -> FilledTable:
-        """Read what `as_json` gave."""
+        """Return a table from its `as_json`."""
         fields = dict(values)
         fields["columns"] = tuple(FilledColumn(**column) for column in fields["columns"])
         fields["claims"] = tuple(FilledClaim(**claim) for claim in fields["claims"])
@@ -334,7 +334,7 @@ def fill(plan: Plan, name: str, results: Results | None = None) -> FilledTable:
 def _fill_row(
     plan: Plan, name: str, row: Any, columns: Sequence[Column], results: Results, as_published: bool
 ) -> FilledRow:
-    """Return a row's replicates and cells; what diverged is listed, in no cell."""
+    """Return a row's replicates and cells; diverged replicates are listed, in no cell."""
     of_row = [*results.select(row), *results.diverged(row)]
     cells = []
     for column in columns:
@@ -370,7 +370,7 @@ def _epochs_of(task: Task, replicate: Replicate) -> str:
 
 
 def _data(plan: Plan, task: Task, name: str) -> Iterator[str]:
-    """Yield what the datasets behind a table are, each once."""
+    """Yield the descriptions of a table's datasets, each once."""
     readers: dict[str, list[RunFolder]] = {}
     for replicate in (each for rows in plan.replicates[name].values() for each in rows if each.config):
         run = RunFolder.of(plan.storage, task, replicate.config)
@@ -395,7 +395,7 @@ def _came_of(folder: RunFolder) -> dict[str, str]:
 
 
 def _full(task: Task, name: str) -> dict[str, float]:
-    """Return what the published setting of a table takes, parents included; nothing where the task has none."""
+    """Return the cost of a table's published setting, parents included; empty if the task has none."""
     table = comparable.published_table(task, name)
     if table is None:
         return {}
@@ -452,7 +452,7 @@ def train_line(task: Task, config: Config, epoch: int = 0) -> str:
 
 
 def commands(plan: Plan, name: str, row: Any, replicate: Replicate) -> tuple[str, ...]:
-    """Return the lines that make exactly one replicate: `train`, and `score` for a view; `reproduce` what is joined."""
+    """Return the command lines that make one replicate: `train`, `score` for a view, `reproduce` for a combined row."""
     task, _ = plan.tables[name]
     words = f"retable reproduce {name} --rows {shlex.quote(row.label)} --scale {plan.scale} {set_line(plan.changes)}"
     command = words.strip()
@@ -489,7 +489,7 @@ def gather(plan: Plan, name: str) -> Results:
 
 
 def _replicate(plan: Plan, task: Task, row: Row | Measurement, replicate: Replicate) -> Replicate | None:
-    """Return one replicate of a row with what it measured, or None while that is not there."""
+    """Return one replicate of a row with its measured values, or None if they do not exist."""
     folder = RunFolder.of(plan.storage, task, replicate.config)
     if isinstance(row, Measurement):
         path = timing_read(plan, task, row, replicate)

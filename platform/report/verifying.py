@@ -34,7 +34,7 @@ TINY = 1e-9
 
 @dataclass
 class Checked:
-    """What became of one run that was trained again."""
+    """The outcome of one run that was trained again."""
 
     task: str
     run: str
@@ -165,7 +165,7 @@ def _train(sent: Sequence[Sent], place: Storage, resources: Resources) -> None:
 
 
 def _compared(sent: Sent, place: Storage, tolerance: float, refused: str = "") -> Checked:
-    """Compare a run with the one that was sent; `refused` says why it was not trained."""
+    """Compare a run with the bundled one; `refused`: why it was not trained."""
     folder = RunFolder(place, sent.folder.task, sent.folder.fingerprint)
     checked = Checked(folder.task, folder.fingerprint, "not comparable", refused)
     if refused:

@@ -45,7 +45,7 @@ def fill_and_keep(plan: Plan, into: Storage | None = None) -> dict[str, FilledTa
 
 
 def request_of(table: str, scale: str, changes: Mapping[str, object], rows: Sequence[str] = ()) -> dict[str, Any]:
-    """Return what is kept of a table that was asked for."""
+    """Return the stored form of a requested table."""
     return {"table": table, "scale": scale, "set": dict(changes), **({"rows": [*rows]} if rows else {})}
 
 
@@ -57,7 +57,7 @@ def request_slug(request: Mapping[str, Any]) -> str:
 def keep_section(
     request: Mapping[str, Any], of: tuple[Task, Table | Figure], storage: Storage, into: Storage, snapshot: Snapshot
 ) -> FilledTable:
-    """Fill a table that was asked for and write its files; in its JSON stands what it was made of."""
+    """Fill a requested table and write its files, with the inputs it was made of in its JSON."""
     name, table = request["table"], of[1]
     with snapshot.record_reads() as inputs, _blamed(storage, name):
         plan = compile_plan({name: of}, storage, request["scale"], request["set"], request.get("rows", ()))
@@ -123,7 +123,7 @@ def complete(
 
 
 def sections(storage: Storage, into: Storage) -> list[FilledTable]:
-    """Return every table that was asked for on a storage path, filled; what cannot be filled is named and left out."""
+    """Return every table requested on a storage, filled; tables that cannot be filled are named and left out."""
     parts = []
     with storage.snapshot() as snapshot:
         for file in storage.list("tables"):
@@ -216,7 +216,7 @@ def drawing(figure: Figure, results: Results) -> dict[str, bytes]:
 
 
 def pictures(draw: Callable[[], Any]) -> dict[str, bytes]:
-    """Return what a function draws: `png` and `svg`, and `dark.png` for a page in the dark."""
+    """Return a figure's files: `png` and `svg`, and `dark.png` for a page in dark colours."""
     import matplotlib
 
     matplotlib.use("Agg")

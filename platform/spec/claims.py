@@ -42,7 +42,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number with its interval, and what it is of."""
+    """A number with its interval and a description."""
 
     value: float
     low: float
@@ -71,7 +71,7 @@ class Estimate:
         return _status((self.low, self.high), low, high)
 
     def verdict(self, low: float = 0.0, high: float = math.inf) -> Verdict:
-        """Return the verdict that the true number lies between two others: above 0, unless said otherwise.
+        """Return the verdict that the true number lies between two bounds (default: above 0).
 
         It prints the interval that it judges by, with as many digits as show why; where that separates nothing, also
         how many seeds would.

@@ -73,7 +73,7 @@ class Resources:
         return time.time() > self.made + self.deadline
 
     def __post_init__(self) -> None:
-        """Refuse what is no number, or too small.
+        """Refuse values that are no numbers, or too small.
 
         Raises:
             UserError: naming the field.

@@ -1,4 +1,4 @@
-"""Search spaces: what a sweep tries, as a value that is checked when it is made."""
+"""Search spaces of sweeps, as values that are checked when they are made."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ UNFIT = {
 
 @dataclass(frozen=True, kw_only=True)
 class Space:
-    """What a sweep tries: fields of a task's config (or view), and the metric that says which point is best.
+    """The fields of a task's config or view that a sweep searches, and the metric that ranks the points.
 
     Raises:
         UserError: on a word that does not exist or does not fit, naming the field and the nearest valid word.
@@ -104,7 +104,7 @@ class Space:
             raise UserError(f"search {self.search!r}: {' '.join(str(error).split())}") from error
 
     def stopper(self, epochs: int) -> Any:
-        """Return a new scheduler of Ray Tune: what stops weak points of so many epochs early, or never does."""
+        """Return a new scheduler of Ray Tune, which stops weak points early, or never."""
         from ray.tune.schedulers import create_scheduler
 
         name = "fifo" if epochs < 2 or self.scheduler is None else self.scheduler
@@ -206,7 +206,7 @@ def point_view(view: View, point: Mapping[str, object]) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """Return a NumPy scalar as a plain Python value, which is what configs hold."""
+    """Convert a NumPy scalar to a plain Python value, as configs hold."""
     return value.item() if isinstance(value, np.generic) else value
 
 

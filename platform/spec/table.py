@@ -48,7 +48,7 @@ def stored_key(function: Callable[..., object], name: str) -> str:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Row:
-    """One line of a table: what to train, how to view it, and what the paper printed."""
+    """One line of a table: its training, its view, and its published numbers."""
 
     label: str
     overrides: Mapping[str, object] | None = field(default_factory=dict)
@@ -64,7 +64,7 @@ class Row:
 
 
 class Member(Protocol):
-    """What a combining function sees of one of the rows it joins."""
+    """One member of a combined row, as its combining function sees it."""
 
     @property
     def label(self) -> str:
@@ -202,7 +202,7 @@ def with_claims(tables: Mapping[str, AnyTable], claims: Mapping[str, Sequence[Cl
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a number is from: a run and how it was read, or what several were joined to."""
+    """The origin of a number: a run and its view, or the members of a combination."""
 
     run: str = ""
     """The fingerprint; of a combination and a measurement, the key of their file."""
@@ -219,7 +219,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class Replicate:
-    """One replicate of one row: a config and perhaps a view of it; once it was run, also what it measured."""
+    """One replicate of one row: its config and view; after it has run, also its measured values."""
 
     label: str
     axes: Mapping[str, object]
@@ -239,7 +239,7 @@ class Replicate:
 
 
 class Results:
-    """What the rows of a table measured. A row that is not the table's is an error, never a missing result.
+    """The measured values of a table's rows. An unknown row is an error, never a missing result.
 
     It records which rows were asked for, and which of the values that the user left out.
     """
@@ -377,7 +377,7 @@ def rows_of_claims(table: AnyTable, default: Any, default_view: Any) -> list[lis
 
 
 def row_fields(table: AnyTable) -> set[str]:
-    """Return the fields of config and view (`view.epoch`) that rows of a table set: what tells them apart."""
+    """Return the fields of config and view (`view.epoch`) that a table's rows set, which distinguish them."""
     config = {path for row in table.rows if not isinstance(row, Combined) for path in row.overrides or {}}
     return config | {f"view.{path}" for row in table.rows if isinstance(row, Row) for path in row.view or {}}
 

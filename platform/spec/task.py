@@ -1,4 +1,4 @@
-"""The nouns of a task: what a folder `tasks/<name>/` must say of itself so that the platform can run it.
+"""The terms of a task: what a folder `tasks/<name>/` defines so that the platform can run it.
 
 A task is one frozen value, `TASK`, in the folder's `__init__.py`. There is no base class and no registry; the platform
 finds a task by the folder's name.
@@ -138,7 +138,7 @@ class Dataset:
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """A named size of an experiment: what it does to a table, and what one should know of it. By itself: nothing."""
+    """A named size of an experiment: its changes to a table, and a description. By default it changes nothing."""
 
     about: str
     minutes: int = 0
@@ -155,7 +155,7 @@ class Scale:
     """Table (unscaled) -> the settings of this scale in words."""
 
     def __str__(self) -> str:
-        """Return what a list of scales says of it."""
+        """Return its description for a list of scales."""
         return f"{self.about}; at most {clock(60 * self.minutes)} on two cores" if self.minutes else self.about
 
 
@@ -412,7 +412,7 @@ def _kept(values: Sequence[object], run: Sequence[object]) -> Sequence[object]:
 
 
 def config_at(task: Task, scale: str, changes: Mapping[str, object]) -> Any:
-    """Return the task's default config at a scale, with changes: what `train` runs and `sweep` starts from."""
+    """Return the task's default config at a scale, with changes, as `train` and `sweep` use it."""
     chosen = find_scale(task, scale)
     _check_fields(task, changes)
     return override_lineage(override_lineage(task.config(), {**chosen.overrides, **chosen.start}), changes)

@@ -37,7 +37,7 @@ class Index:
     """The run that was asked for last, with its entry: a run's files are asked for one after another."""
 
     def entry(self, run: str) -> Entry:
-        """Return what is known of a run: an entry without files where nothing is."""
+        """Return the entry of a run; one without files if there is none."""
         if run in self.added:
             return self.added[run]
         if self.last[0] == run:
@@ -51,13 +51,13 @@ class Index:
         return entry
 
     def kept(self, run: str, path: str, stamp: Any) -> Any:
-        """Return what was kept of a run's file while its stamp was this one; None where nothing was."""
+        """Return the value stored for a run's file, if its stamp is this one; else None."""
         known = self.entry(run)["files"].get(path)
         same = isinstance(known, list) and len(known) == 3 and known[:2] == stamp
         return known[2] if same else None
 
     def note(self, run: str, files: Mapping[str, Any], folder: int = 0, size: int = 0) -> None:
-        """Note what was read of a run's files: path -> [size, time, what is kept]."""
+        """Record the values of a run's files: path -> [size, time, value]."""
         entry = self.added[run] = self.entry(run)
         entry["files"] |= files
         if folder or size:

@@ -104,17 +104,17 @@ def processor_name() -> str:
 
 
 def here() -> dict[str, str]:
-    """Return where this process runs: what a worker says of itself, as the driver may run elsewhere."""
+    """Return where this process runs: host, device, pid; the driver may run elsewhere."""
     return {"device": device_name(), "system": platform.platform(), "host": platform.node()}
 
 
 def code_ran(task: str) -> dict[str, Any]:
-    """Return what says which code a task's numbers are from: `commit` and `dirty`, where known, and `code`."""
+    """Return which code a task's numbers come from: `commit` and `dirty`, if known, and `code`."""
     return {**_git(), "code": code_of(task)}
 
 
 def collect(task: str = "") -> dict[str, Any]:
-    """Return the provenance of what this process is about to do; its command is kept without secrets.
+    """Return the provenance of this process's work; its command is stored without secrets.
 
     Args:
         task: whose numbers; `code` then has the digests of its code.

@@ -1,4 +1,4 @@
-"""The shapes of the files in a bundle: what each kind must hold, so that whatever reads it later finds what it expects.
+"""Schemas of the files in a bundle: what each kind must hold.
 
 Each check raises `Malformed`.
 """
@@ -24,7 +24,7 @@ WORDS = ("host", "device", "system", "command", "commit", "started", "scale")
 
 
 class Malformed(Exception):
-    """A file does not hold what its kind asks for; the text says why."""
+    """A file does not match the schema of its kind; the text says why."""
 
 
 def check_content(member: Member, data: bytes) -> None:

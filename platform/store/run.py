@@ -80,7 +80,7 @@ class RunFolder:
         return self.storage / self.path
 
     def begin(self, config: Config, version: int, provenance: Mapping[str, Any]) -> None:
-        """Write what the run is, before it does anything; a run that goes on keeps its first provenance."""
+        """Write a run's config and provenance before it starts; a resumed run keeps its first provenance."""
         if not self.folder.exists("config.json"):
             self.folder.write_json("config.json", {"task": self.task, "version": version, "config": flatten(config)})
         if not self.folder.exists("provenance.json"):
@@ -188,7 +188,7 @@ class RunFolder:
         return sorted(step for step in steps if self.folder.exists(f"checkpoint-{step:08d}/manifest.json"))
 
     def save_checkpoint(self, step: int, state: Mapping[str, Any]) -> None:
-        """Write a checkpoint; it counts once its manifest is there."""
+        """Write a checkpoint; it counts once its manifest exists."""
         import torch
         from safetensors.torch import save
 
@@ -274,7 +274,7 @@ class RunFolder:
         return record if record["weights"] == weights else None
 
     def scored(self, view: View, weights: str) -> bool:
-        """Return whether a view's scores are there, taken from exactly these weights.
+        """Return whether a view's scores exist for exactly these weights.
 
         Raises:
             UserError: where the file is damaged.
@@ -298,7 +298,7 @@ class RunFolder:
         self.folder.write_json(f"views/{view_key(view)}/scores.json", record)
 
     def artifacts(self, view: View, weights: str) -> Storage:
-        """Return the folder of what was predicted for a view from exactly these weights: a folder for each shard."""
+        """Return the folder of a view's predictions from exactly these weights, with a folder for each shard."""
         return self.folder / f"views/{view_key(view)}/{weights[:16]}"
 
     def _verified(self, path: str, digest: str) -> bytes:
