@@ -87,11 +87,11 @@ def updates(algorithm: str, batch: dict[str, Tensor]) -> Iterable[tuple[str, dic
             if (algorithm, label, sparsity) == ("bcq", "SNIP", 0.95):
                 steps["straightforward"] = plain(batch)
             times = medians(steps, UPDATES if algorithm == "bcq" else 3 * UPDATES)
-            found = {f"{name}, ms": 1e3 * seconds for name, seconds in times.items()}
+            results = {f"{name}, ms": 1e3 * seconds for name, seconds in times.items()}
             others = [name for name in times if name != "sparse"]
-            found |= {f"sparse, times as fast as {name}": times[name] / times["sparse"] for name in others}
-            found["dense memory / sparse memory"] = bytes_of(dense) / bytes_of(ways["sparse"])
-            yield f"{algorithm.upper()}, {label} {100 * sparsity:.0f} %", found
+            results |= {f"sparse, times as fast as {name}": times[name] / times["sparse"] for name in others}
+            results["dense memory / sparse memory"] = bytes_of(dense) / bytes_of(ways["sparse"])
+            yield f"{algorithm.upper()}, {label} {100 * sparsity:.0f} %", results
 
 
 def plain(batch: dict[str, Tensor]) -> Callable[[], object]:
@@ -141,12 +141,12 @@ def measure() -> dict[str, Any]:
     torch.set_num_threads(1)
     drawn = RandomTransitions(Config(), STATES, ACTIONS).sample(0, BATCH)
     batch = {name: value[None] for name, value in drawn.items()}
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for shape in SHAPES:
         for density in DENSITIES:
             for what, value in layer(*shape, density).items():
-                found[f"layer {shape[0]} x {shape[1]}, {100 * density:.0f} % kept: {what}"] = value
+                results[f"layer {shape[0]} x {shape[1]}, {100 * density:.0f} % kept: {what}"] = value
     for algorithm in ("bcq", "bc"):
         for name, values in updates(algorithm, batch):
-            found |= {f"{name}: {what}": value for what, value in values.items()}
-    return found
+            results |= {f"{name}: {what}": value for what, value in values.items()}
+    return results

@@ -1,4 +1,4 @@
-"""Tables filled from what lies on a storage, and every form in which they are shown.
+"""Tables filled from a storage, and all forms in which they are shown.
 
 Level 11 of 15: it reads; only `verifying` trains.
 

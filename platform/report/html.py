@@ -1,4 +1,4 @@
-"""The report's page: papers first, then their own tables and figures in their order, then ours.
+"""The report's page: papers first, then their own tables and figures in order, then ours.
 
 What stands here is what the template needs and a filled table does not say by itself. Pictures lie beside the page;
 what a click on a number shows (`details.js`) is read at the first click.
@@ -87,7 +87,7 @@ class Paper:
         return join(self.parts)
 
     @property
-    def telling(self) -> FilledTable:
+    def headline(self) -> FilledTable:
         """The section that stands for the paper: at the largest scale, of those that have results."""
         return min(self.parts, key=lambda part: (not part.shown, SCALES.index(scale_of(part)), not part.telling))
 
@@ -98,7 +98,7 @@ class Paper:
 
     @property
     def results(self) -> list[FilledTable]:
-        """The sections whose numbers mean something; all, where it is none."""
+        """The sections with meaningful numbers; all, if none has."""
         return [part for part in self.parts if part.scale != forms.SMOKE] or list(self.parts)
 
     @property
@@ -108,16 +108,16 @@ class Paper:
 
     @property
     def data(self) -> list[str]:
-        """What the data are, each set once."""
+        """The datasets, each once."""
         return list(dict.fromkeys(text for part in self.results for text in part.data))
 
     @property
     def full(self) -> dict[str, float]:
-        """What the published setting of all of its tables takes; runs that tables share count for each."""
-        found: Counter[str] = Counter()
+        """The cost of all tables at the published setting; runs that tables share count for each."""
+        counted: Counter[str] = Counter()
         for part in {part.name: part for part in self.parts}.values():
-            found.update({key: int(value) for key, value in part.full.items()})
-        return dict(found)
+            counted.update({key: int(value) for key, value in part.full.items()})
+        return dict(counted)
 
 
 def join(parts: Sequence[FilledTable]) -> list[Section]:
@@ -159,14 +159,14 @@ def in_order(parts: Sequence[FilledTable]) -> list[FilledTable]:
 
 
 def own(part: FilledTable) -> bool:
-    """Say whether a table or figure is the paper's own."""
+    """Return whether a table or figure is the paper's own."""
     return re.fullmatch(r"(table|figure)\d+", part.name.partition("/")[2]) is not None
 
 
 def short(part: FilledTable) -> str:
-    """Return what links call a section: `Table 1`, `formats`."""
+    """Return the link text of a section: `Table 1`, `formats`."""
     name = part.name.partition("/")[2]
-    return re.sub(r"^(table|figure)(\d+)$", lambda found: f"{found[1].title()} {found[2]}", name)
+    return re.sub(r"^(table|figure)(\d+)$", lambda match: f"{match[1].title()} {match[2]}", name)
 
 
 def papers_of(parts: Sequence[FilledTable]) -> list[Paper]:
@@ -198,19 +198,19 @@ def bars(part: FilledTable) -> list[dict[str, Any]]:
 
 
 def best(part: FilledTable, place: int) -> float | None:
-    """Return the largest mean of a column whose larger numbers are better, as far as its header says so."""
-    header = part.columns[place].header.lower()
-    if part.scale == forms.SMOKE or not re.search(r"map|r@|iou|total|20\d\d|score|return|accuracy|%$", header):
+    """Return the best mean of a column, if the column says which numbers are better; none at the smoke scale."""
+    better = part.columns[place].better
+    if part.scale == forms.SMOKE or better is None:
         return None
-    means = [row.cells[place].mean for row in part.rows if row.cells[place].mean is not None]
-    return max((mean for mean in means if mean is not None), default=None)
+    means = [mean for row in part.rows if (mean := row.cells[place].mean) is not None]
+    return (max if better == "higher" else min)(means, default=None)
 
 
 def alt(part: FilledTable) -> str:
-    """Say in words what a figure shows."""
-    there = [row.label for row in part.rows if row.replicates]
+    """Return a figure's description in words."""
+    filled = [row.label for row in part.rows if row.replicates]
     axes = "".join(f", over {axis} {', '.join(map(str, values))}" for axis, values in part.axes.items())
-    return f"{part.title}: {and_more(there, 6, '; ')}{axes}"
+    return f"{part.title}: {and_more(filled, 6, '; ')}{axes}"
 
 
 DAY = 86400
@@ -222,21 +222,21 @@ def glance(parts: Sequence[FilledTable], papers: Sequence[Paper]) -> list[tuple[
     own = [part for part in parts if not forms.sent(part)]
     runs = runs_of(own)
     rows = sum(len(part.rows) for part in {part.name: part for part in parts}.values())
-    there = sum(bool(row.replicates) for part in own for row in part.rows)
+    filled = sum(bool(row.replicates) for part in own for row in part.rows)
     seconds = sum(float(run.get("usage", {}).get("seconds", 0)) for run in runs.values())
     devices = Counter(str(run["provenance"].get("device", "unknown")) for run in runs.values())
     trainings = sum(paper.full.get("trainings", 0) for paper in papers)
     full = sum(paper.full.get("core_seconds", 0) for paper in papers)
-    said = ", ".join(f"{status}: {count}" for status, count in total(papers).items())
+    verdicts = ", ".join(f"{status}: {count}" for status, count in total(papers).items())
     scales = ", ".join(sorted({part.scale for part in own}, key=rank))
     return [
-        ("scope", f"{there} filled rows of {len(own)} sections, {len(runs):,} runs; scale {scales}",
+        ("scope", f"{filled} filled rows of {len(own)} sections, {len(runs):,} runs; scale {scales}",
          f"{rows} rows, {trainings:,.0f} trainings (those that tables share count for each)"),
         ("hardware", "; ".join(f"{name} ({count} runs)" for name, count in devices.most_common(3)) or "–",
          "GPUs: retable plan --scale paper --cluster FILE says nodes and money" if full > DAY else "a laptop"),
         ("time", f"{clock(seconds)} of training" if seconds else "–",
          f"{full / DAY:,.0f} days of one core, roughly" if full > 2 * DAY else f"{clock(full)} of one core, roughly"),
-        ("outcome", said or "the smoke scale judges no claim", "the papers' own numbers, beside ours"),
+        ("outcome", verdicts or "the smoke scale judges no claim", "the papers' own numbers, beside ours"),
     ]  # fmt: skip
 
 
@@ -256,13 +256,13 @@ def runs_of(parts: Sequence[FilledTable]) -> dict[str, Any]:
 def details(parts: Sequence[FilledTable]) -> dict[str, Any]:
     """Return what a click on a number shows, of every row and every run."""
     return {
-        "rows": {slug_of(part): [row_details(row) for row in part.rows] for part in parts},
+        "rows": {slug_of(part): [_row_details(row) for row in part.rows] for part in parts},
         "runs": runs_of(parts),
     }
 
 
-def row_details(row: FilledRow) -> list[dict[str, Any]]:
-    """Return the replicates of a row: where each stands and is from, its values by column, the lines that make it."""
+def _row_details(row: FilledRow) -> list[dict[str, Any]]:
+    """Return the panel contents behind a row's numbers."""
     return [
         {
             "axes": {axis: str(value) for axis, value in replicate.axes.items()},
@@ -315,7 +315,7 @@ def size_of(png: bytes) -> tuple[int, int]:
 
 
 def render(parts: Sequence[FilledTable], storage: str, into: Storage, single: bool = False) -> tuple[str, str]:
-    """Return the page, and the script with what a click on a number shows.
+    """Return the page, and the script with the contents of the panels.
 
     Args:
         parts: filled tables, in order.
@@ -324,7 +324,7 @@ def render(parts: Sequence[FilledTable], storage: str, into: Storage, single: bo
         single: whether the page holds figures and details itself.
     """
     papers = papers_of(parts)
-    told = f"retable({script(details(parts))});\n"
+    call = f"retable({script(details(parts))});\n"
     page = (
         environment()
         .get_template("report.html.j2")
@@ -336,7 +336,7 @@ def render(parts: Sequence[FilledTable], storage: str, into: Storage, single: bo
             clock=clock,
             counts=forms.counts,
             css=(FOLDER / "report.css").read_text(),
-            details=told if single else "",
+            details=call if single else "",
             fold=FOLD,
             forms=forms,
             glance=glance(parts, papers),
@@ -352,7 +352,7 @@ def render(parts: Sequence[FilledTable], storage: str, into: Storage, single: bo
             total=total(papers),
         )
     )
-    return page, told
+    return page, call
 
 
 def meta(parts: Sequence[FilledTable], storage: str) -> list[str]:
@@ -372,7 +372,7 @@ FOLDER = code_root() / "platform" / "report" / "templates"
 
 @cache
 def environment() -> Any:
-    """Return what reads the templates of pages; all text that is put into them is escaped."""
+    """Return the Jinja environment of the pages; all text is escaped."""
     from jinja2 import Environment, FileSystemLoader
 
     return Environment(loader=FileSystemLoader(FOLDER), autoescape=True, trim_blocks=True, lstrip_blocks=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from retable.platform.spec.resources import Needs, Stage
+from retable.platform.spec.resources import Requirements, Stage
 from retable.platform.spec.table import Figure, Table, with_claims
 from retable.platform.spec.task import Dataset, KeyNumber, Scale, Task
 from retable.tasks.audio.collect.prepare import describe, is_published, prepare
@@ -29,15 +29,15 @@ def scales() -> Mapping[str, Scale]:
     return SCALES
 
 
-def needs(config: Config, stage: Stage) -> Needs:
+def needs(config: Config, stage: Stage) -> Requirements:
     """Return what a training or a prediction takes: of a pretrained text encoder a whole GPU to train.
 
     Memory of that is twice its weights and the audio encoder's, as both are read before they go to the GPU; it was not
     measured.
     """
     if not isinstance(config.text, Pretrained):
-        return Needs(gpus=0.25)
-    return Needs(gpus=1.0 if stage == "train" else 0.5, memory=4e9)
+        return Requirements(gpus=0.25)
+    return Requirements(gpus=1.0 if stage == "train" else 0.5, memory=4e9)
 
 
 TASK = Task(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from retable.platform.spec.resources import Needs, Stage
+from retable.platform.spec.resources import Requirements, Stage
 from retable.platform.spec.table import Figure, Table, with_claims
 from retable.platform.spec.task import Dataset, KeyNumber, Scale, Task
 from retable.tasks.rl.config import Config, View
@@ -31,9 +31,9 @@ def scales() -> Mapping[str, Scale]:
     return SCALES
 
 
-def needs(config: Config, stage: Stage) -> Needs:
+def needs(config: Config, stage: Stage) -> Requirements:
     """Return what a training or a prediction takes: small networks share a GPU; rollouts step simulators, on CPUs."""
-    return Needs(gpus=0.25 if stage == "train" else 0.0)
+    return Requirements(gpus=0.25 if stage == "train" else 0.0)
 
 
 TASK = Task(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from retable.platform.spec.resources import Needs, Stage
+from retable.platform.spec.resources import Requirements, Stage
 from retable.platform.spec.table import Figure, Table, with_claims
 from retable.platform.spec.task import Dataset, KeyNumber, Scale, Task
 from retable.tasks.style.config import Config, TrainNetwork, View
@@ -29,9 +29,9 @@ def scales() -> Mapping[str, Scale]:
     return SCALES
 
 
-def needs(config: Config, stage: Stage) -> Needs:
+def needs(config: Config, stage: Stage) -> Requirements:
     """Return what a training or a prediction takes: half a GPU, as one picture at a time seldom fills a whole one."""
-    return Needs(gpus=1.0 if stage == "train" and isinstance(config.method, TrainNetwork) else 0.5)
+    return Requirements(gpus=1.0 if stage == "train" and isinstance(config.method, TrainNetwork) else 0.5)
 
 
 TASK = Task(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from retable.platform.spec.resources import Needs, Stage
+from retable.platform.spec.resources import Requirements, Stage
 from retable.platform.spec.table import Figure, Table, with_claims
 from retable.platform.spec.task import Dataset, KeyNumber, Scale, Source, Task
 from retable.tasks.weather.config import AllDry, AllRain, Climatology, Config, Swin, View
@@ -29,16 +29,16 @@ def scales() -> Mapping[str, Scale]:
     return SCALES
 
 
-def needs(config: Config, stage: Stage) -> Needs:
+def needs(config: Config, stage: Stage) -> Requirements:
     """Return what a training or a prediction takes: a whole GPU for the competition's images, a part for small ones.
 
     Memory as measured at 36 x 36 pixels (`benchmarks/results/weather_step.json`), where a GPU holds what grows with
     the images.
     """
     if isinstance(config.model, AllDry | AllRain | Climatology):
-        return Needs()
+        return Requirements()
     gpus = 0.25 if config.data.startswith("generated-") else 1.0 if stage == "train" else 0.5
-    return Needs(gpus=gpus, memory=2e9 if isinstance(config.model, Swin) and stage == "train" else 1e9)
+    return Requirements(gpus=gpus, memory=2e9 if isinstance(config.model, Swin) and stage == "train" else 1e9)
 
 
 def notes(configs: Sequence[Config], source: Source) -> list[str]:

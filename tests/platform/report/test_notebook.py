@@ -164,7 +164,7 @@ def test_a_run_that_is_not_finished_diverged_or_damaged_still_shows_itself(stora
     assert "not finished" in repr(retable.load(other.fingerprint, storage))
     Path(other.folder.root, "result.json").write_text("{")
     run = retable.load(other.fingerprint, storage)
-    assert "damaged: " in repr(run) and fits(repr(run)) and Page(run._repr_html_())
+    assert "corrupt: " in repr(run) and fits(repr(run)) and Page(run._repr_html_())
     assert "diverged: loss" in repr(
         retable.load(finished(storage, seed=2, entries={"diverged": "loss"}).fingerprint, storage)
     )

@@ -20,7 +20,7 @@ from retable.platform.cli.app import print_section
 from retable.platform.commit import code_root
 from retable.platform.config import fingerprint, override, parse_set
 from retable.platform.errors import UserError
-from retable.platform.execute.ensembles import pieces_of, score
+from retable.platform.execute.ensembles import combination_shards, score
 from retable.platform.execute.scoring import predict_one
 from retable.platform.plan.plan import compile_plan
 from retable.platform.report import write as report
@@ -238,7 +238,7 @@ def test_a_combination_counts_only_for_the_weights_it_was_made_from(filled):
     for prediction in plan.predictions.values():
         if prediction.joined and prediction.folder.result():
             assert predict_one("line", prediction.config, prediction.view, prediction.folder, joined=True) is None
-    assert not any(piece.run() for piece in pieces_of(combining, storage))
+    assert not any(piece.run() for piece in combination_shards(combining, storage))
     assert score(combining, storage) is None and combining.scores(storage) is not None
     fast = gather(plan, "line/table1").select("fast", seed=0)[0].metrics["rmse"]
     assert combining.scores(storage)["metrics"]["rmse"] == pytest.approx(fast), "the mean of a thing and itself"
