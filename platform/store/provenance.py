@@ -104,7 +104,7 @@ def processor_name() -> str:
 
 
 def here() -> dict[str, str]:
-    """Return where this process runs: host, device, pid; the driver may run elsewhere."""
+    """Return where this process runs: device, operating system, host. The driver may run elsewhere."""
     return {"device": device_name(), "system": platform.platform(), "host": platform.node()}
 
 
