@@ -8,10 +8,10 @@ import torch
 from retable.platform.errors import UserError
 from retable.tasks.rl.config import Bc, Erk, Random, Snip
 from retable.tasks.rl.export import read_policy, write_policy
-from retable.tasks.rl.formats import drawn
 from retable.tasks.rl.formats.compact import deployable, pack, read_about, unpack
 from retable.tasks.rl.model import build, unstack
-from retable.tasks.rl.prune import masks
+from retable.tasks.rl.prune.prune import masks
+from retable.tasks.rl.tools import drawn
 from tests.rl import toys
 
 INFO = {"states": 4, "actions": 1, "max_action": 1.0, "behaviour_return": 100.0, "simulator": "v5"}

@@ -1,6 +1,6 @@
 """Train the expert policies whose recordings stand in for D4RL: CrossQ from SBX (Stable-Baselines3 in JAX).
 
-Run as `python -m retable.tasks.rl.recordings.train_expert HalfCheetah --steps 500000` with the extra `experts`
+Run as `python -m retable.tasks.rl.tools.train_expert HalfCheetah --steps 500000` with the extra `experts`
 installed. The same command goes on where it stopped. Every `--evaluate-every` steps the deterministic policy plays 10
 episodes; the best so far is written to `tasks/rl/recordings/policies/<environment>.safetensors` as a plain network of
 rectified linear layers with a tanh output (batch normalisation folded into the next layer, exactly), beside a JSON file
@@ -22,7 +22,7 @@ import gymnasium
 import numpy as np
 import typer
 
-from retable.tasks.rl.evaluate import rollout
+from retable.tasks.rl.play.evaluate import rollout
 from retable.tasks.rl.recordings.expert import POLICIES, Policy
 
 

@@ -14,7 +14,7 @@ from retable.platform.spec.claims import LEAST, Status, Verdict, join, mean_of, 
 from retable.platform.spec.table import Claim, Results, Row
 from retable.platform.text import plural
 from retable.tasks.rl.claims import COMPARABLE, GRASP, SNIP, kept_return, learned, paired, updates
-from retable.tasks.rl.readings import LEVELS, Needed, in_words, policy_gaps, updates_needed
+from retable.tasks.rl.learning.readings import LEVELS, Needed, in_words, policy_gaps, updates_needed
 from retable.tasks.rl.tables import ABLATED, ABLATION, DENSE, PRUNED_PARTS, pruned
 
 ERK = pruned("erk", 0.95)

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from retable.tasks.rl.config import Config
 from retable.tasks.rl.model import bc_action, bcq_action, build, generator, load
+from retable.tasks.rl.play.states import Standard
 from retable.tasks.rl.sparse import inference
 from retable.tasks.rl.sparse.inference import Act
-from retable.tasks.rl.states import Standard
 
 Array = np.ndarray[Any, Any]
 Policy = Literal["bcq", "bc"]

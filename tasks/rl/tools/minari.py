@@ -21,8 +21,8 @@ import numpy.typing as npt
 from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
 from retable.tasks.rl.data import check_new, folder, simulator, store, told
-from retable.tasks.rl.evaluate import Spaces, check_sizes, refused_settings, spaces
 from retable.tasks.rl.metrics import is_reference
+from retable.tasks.rl.play.evaluate import Spaces, check_sizes, refused_settings, spaces
 from retable.tasks.rl.recordings.d4rl import TOLERANCE, check_skip, child, numbers, opened, sha256, too_long
 from retable.tasks.rl.recordings.episodes import Recording, Rows, record_of
 

@@ -18,9 +18,9 @@ from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
 from retable.tasks.rl import data
 from retable.tasks.rl.metrics import D4RL
-from retable.tasks.rl.prepare import describe
 from retable.tasks.rl.recordings.d4rl import sha256
-from retable.tasks.rl.recordings.minari import check, import_minari
+from retable.tasks.rl.recordings.prepare import describe
+from retable.tasks.rl.tools.minari import check, import_minari
 from tests.rl.d4rl_files import assert_columns
 
 STATES, ACTIONS = 11, 3

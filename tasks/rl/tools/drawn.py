@@ -18,7 +18,7 @@ from torch import Tensor
 from retable.tasks.rl.config import Config, Erk, Random
 from retable.tasks.rl.formats.compact import LARGEST
 from retable.tasks.rl.model import NETWORKS, build, layers
-from retable.tasks.rl.prune import draw
+from retable.tasks.rl.prune.prune import draw
 
 METHODS: dict[str, type[Random] | type[Erk]] = {"random": Random, "erk": Erk}
 

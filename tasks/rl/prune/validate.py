@@ -9,8 +9,8 @@ from torch import Tensor
 
 from retable.tasks.rl.formats.sizes import every_size
 from retable.tasks.rl.learner import OfflineLearner
-from retable.tasks.rl.prune import diagnose
-from retable.tasks.rl.states import networks_of
+from retable.tasks.rl.play.states import networks_of
+from retable.tasks.rl.prune.prune import diagnose
 
 ARCHIVED_FROM = 1000
 """Updates of a training from which on its dense files are given to xz and zstd: a shorter one takes less than that."""
