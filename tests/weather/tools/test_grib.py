@@ -12,8 +12,8 @@ import pytest
 
 from retable.platform.errors import UserError
 from retable.tasks.weather import cli
-from retable.tasks.weather.composites.composites import describe
-from retable.tasks.weather.composites.resample import EqualAngles, cells, flatten, plane
+from retable.tasks.weather.tools.composites.composites import describe
+from retable.tasks.weather.tools.composites.resample import EqualAngles, cells, flatten, plane
 from retable.tasks.weather.w4c.preprocess import MISSING
 
 TIME = datetime(2024, 6, 1, 12, 2)

@@ -24,9 +24,9 @@ import numpy.typing as npt
 import pyproj
 
 from retable.platform.errors import UserError
-from retable.tasks.weather.composites import grib
-from retable.tasks.weather.composites.opening import LARGEST, content, form_of, hdf5
-from retable.tasks.weather.composites.resample import PIXEL, plane
+from retable.tasks.weather.tools.composites import grib
+from retable.tasks.weather.tools.composites.opening import LARGEST, content, form_of, hdf5
+from retable.tasks.weather.tools.composites.resample import PIXEL, plane
 from retable.tasks.weather.w4c import layout
 from retable.tasks.weather.w4c.frames import check_filters
 from retable.tasks.weather.w4c.preprocess import HIGHEST_RATE, MISSING, UNDETECTED

@@ -16,12 +16,13 @@ from retable.platform.store.storage import Storage
 from retable.tasks.weather import metrics
 from retable.tasks.weather.config import STEPS
 from retable.tasks.weather.data import sequences
-from retable.tasks.weather.figures import Case, Forecast, draw_agreement, draw_cases, draw_scores
-from retable.tasks.weather.forecasts.exchange import Opened
-from retable.tasks.weather.forecasts.verification import SCORES, Band, Verification, agreement, cases
+from retable.tasks.weather.figures import draw_scores
 from retable.tasks.weather.metrics import MINUTES
 from retable.tasks.weather.model import Forecaster
 from retable.tasks.weather.predict import events, forecast_windows, load, reads, shards, thresholds
+from retable.tasks.weather.tools.forecasts.cases import Case, Forecast, draw_agreement, draw_cases
+from retable.tasks.weather.tools.forecasts.exchange import Opened
+from retable.tasks.weather.verification import SCORES, Band, Verification, agreement, cases
 from retable.tasks.weather.w4c.layout import Index
 from retable.tasks.weather.w4c.prepare import caution, describe
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from retable.platform.errors import UserError
-from retable.tasks.weather.composites.composites import Composite, coarse, describe
+from retable.tasks.weather.tools.composites.composites import Composite, coarse, describe
 from retable.tasks.weather.w4c.preprocess import MISSING, UNDETECTED
-from tests.weather.composite_files import TIME, bom, fmi, knmi, odim
+from tests.weather.tools.composite_files import TIME, bom, fmi, knmi, odim
 
 RAW = np.random.default_rng(1).integers(0, 200, (6, 8))
 

@@ -14,12 +14,12 @@ from retable.platform.store.run import RunFolder
 from retable.platform.store.storage import Storage
 from retable.tasks.weather import cli
 from retable.tasks.weather.config import CORE_REGIONS, TRANSFER_REGIONS
-from retable.tasks.weather.forecasts import submission
-from retable.tasks.weather.forecasts.adopt import rows_of
 from retable.tasks.weather.tables import TABLE2, VOTERS
+from retable.tasks.weather.tools.forecasts import submission
+from retable.tasks.weather.tools.forecasts.adopt import rows_of
 from retable.tasks.weather.w4c.prepare import index_folder
 from tests.weather.files import Layout, hdf5_path
-from tests.weather.test_adopt import LABELS, SIZE, TABLE, published
+from tests.weather.tools.test_adopt import LABELS, SIZE, TABLE, published
 
 CHANGES = {"data": "tiny", "forecast": 8}
 ASKED = {"sequences": 1, "forecast": 8, "size": SIZE}

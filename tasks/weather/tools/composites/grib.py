@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from retable.platform.errors import UserError
-from retable.tasks.weather.composites.opening import LARGEST, content
-from retable.tasks.weather.composites.resample import PIXEL, EqualAngles, flatten, plane
+from retable.tasks.weather.tools.composites.opening import LARGEST, content
+from retable.tasks.weather.tools.composites.resample import PIXEL, EqualAngles, flatten, plane
 
 Array = npt.NDArray[Any]
 

@@ -10,7 +10,7 @@ import numpy as np
 import pyproj
 import pytest
 
-from retable.tasks.weather.forecasts.netcdf import export
+from retable.tasks.weather.tools.forecasts.netcdf import export
 
 PROJDEF = "+proj=laea +lat_0=55.0 +lon_0=10.0 +x_0=1950000.0 +y_0=-2100000.0 +units=m +ellps=WGS84"
 GRID = {"projdef": PROJDEF, "x0": 1_000_000.0, "y0": -2_000_000.0, "step": 2000.0}

@@ -15,9 +15,9 @@ from retable.platform.plan.plan import compile_plan
 from retable.platform.report.results import adopted
 from retable.platform.spec.task import find, find_table, table_at
 from retable.platform.store.run import RunFolder
-from retable.tasks.weather.forecasts.adopt import adopt, rows_of
 from retable.tasks.weather.model import build
 from retable.tasks.weather.tables import CLIMATOLOGY_HELDOUT, OFFICIAL_HELDOUT, VOTERS
+from retable.tasks.weather.tools.forecasts.adopt import adopt, rows_of
 from tests.weather.toys import make
 
 TABLE = "weather/table2"

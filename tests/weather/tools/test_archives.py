@@ -13,15 +13,15 @@ from retable.platform.errors import UserError
 from retable.platform.spec.task import Source
 from retable.platform.store.storage import Storage
 from retable.tasks.weather import cli
-from retable.tasks.weather.composites import importer, published
-from retable.tasks.weather.composites.composites import describe
-from retable.tasks.weather.composites.importer import survey
+from retable.tasks.weather.tools.composites import importer, published
+from retable.tasks.weather.tools.composites.composites import describe
+from retable.tasks.weather.tools.composites.importer import survey
 from retable.tasks.weather.w4c.check import check
 from retable.tasks.weather.w4c.frames import Frames
 from retable.tasks.weather.w4c.layout import Index
 from retable.tasks.weather.w4c.prepare import describe as describe_set
 from retable.tasks.weather.w4c.preprocess import MISSING, UNDETECTED
-from tests.weather.composite_files import TIME, bom, fmi, knmi, odim
+from tests.weather.tools.composite_files import TIME, bom, fmi, knmi, odim
 
 RAW = np.random.default_rng(1).integers(40, 150, (6, 8)).astype(np.uint8)
 DBZH = {"gain": 0.5, "offset": -32.0, "nodata": 255.0, "undetect": 0.0}

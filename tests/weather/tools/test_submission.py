@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from retable.platform.errors import UserError
-from retable.tasks.weather.forecasts import submission
-from retable.tasks.weather.forecasts.submission import check, read, write
+from retable.tasks.weather.tools.forecasts import submission
+from retable.tasks.weather.tools.forecasts.submission import check, read, write
 
 REGIONS, YEARS = ("boxi_0015", "roxi_0004"), (2019, 2020)
 SHAPE = (3, 4, 12, 12)

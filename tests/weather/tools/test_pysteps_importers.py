@@ -8,13 +8,13 @@ import h5py
 import numpy as np
 import pytest
 
-from retable.tasks.weather.composites import published
-from retable.tasks.weather.composites.composites import describe
-from retable.tasks.weather.composites.grib import message
-from retable.tasks.weather.composites.resample import flatten
+from retable.tasks.weather.tools.composites import published
+from retable.tasks.weather.tools.composites.composites import describe
+from retable.tasks.weather.tools.composites.grib import message
+from retable.tasks.weather.tools.composites.resample import flatten
 from retable.tasks.weather.w4c.preprocess import MISSING, UNDETECTED
-from tests.weather.composite_files import bom, fmi, knmi
-from tests.weather.test_grib import grib2, rates
+from tests.weather.tools.composite_files import bom, fmi, knmi
+from tests.weather.tools.test_grib import grib2, rates
 
 TIME = datetime(2024, 6, 1, 12)
 random = np.random.default_rng(3)

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from retable.platform.errors import UserError
-from retable.tasks.weather.composites.composites import PRODUCTS, SUFFIXES, Composite, describe
-from retable.tasks.weather.composites.opening import form_of
-from retable.tasks.weather.composites.published import Relation
+from retable.tasks.weather.tools.composites.composites import PRODUCTS, SUFFIXES, Composite, describe
+from retable.tasks.weather.tools.composites.opening import form_of
+from retable.tasks.weather.tools.composites.published import Relation
 from retable.tasks.weather.w4c import layout
 
 STEP = timedelta(minutes=layout.STEP)

@@ -20,9 +20,9 @@ from retable.platform.spec.task import Source
 from retable.platform.store.storage import Storage
 from retable.tasks.weather import cli, metrics
 from retable.tasks.weather.config import Config, View
-from retable.tasks.weather.forecasts import submission
-from retable.tasks.weather.forecasts.exchange import opened, write_netcdf
 from retable.tasks.weather.model import build
+from retable.tasks.weather.tools.forecasts import submission
+from retable.tasks.weather.tools.forecasts.exchange import opened, write_netcdf
 from retable.tasks.weather.w4c.layout import VERSION, Index
 from retable.tasks.weather.w4c.prepare import index_folder
 from tests.weather.files import Layout

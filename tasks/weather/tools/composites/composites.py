@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy.typing as npt
 
-from retable.tasks.weather.composites import published
-from retable.tasks.weather.composites.published import Grid, Quantity, Relation
-from retable.tasks.weather.composites.resample import PIXEL, coarse
+from retable.tasks.weather.tools.composites import published
+from retable.tasks.weather.tools.composites.published import Grid, Quantity, Relation
+from retable.tasks.weather.tools.composites.resample import PIXEL, coarse
 
 Array = npt.NDArray[Any]
 

@@ -12,14 +12,14 @@ import pytest
 from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
 from retable.tasks.weather import cli
-from retable.tasks.weather.composites import importer
-from retable.tasks.weather.composites.archive import stretches, survey
-from retable.tasks.weather.composites.composites import Composite, Grid, describe
-from retable.tasks.weather.composites.importer import import_composites
-from retable.tasks.weather.composites.published import project
-from retable.tasks.weather.composites.splits import Place, deal
+from retable.tasks.weather.tools.composites import importer
+from retable.tasks.weather.tools.composites.archive import stretches, survey
+from retable.tasks.weather.tools.composites.composites import Composite, Grid, describe
+from retable.tasks.weather.tools.composites.importer import import_composites
+from retable.tasks.weather.tools.composites.published import project
+from retable.tasks.weather.tools.composites.splits import Place, deal
 from retable.tasks.weather.w4c import layout
-from tests.weather.composite_files import crr
+from tests.weather.tools.composite_files import crr
 
 START = datetime(2018, 8, 24, 18)
 NODATA, UNDETECT = -9999000.0, -8888000.0

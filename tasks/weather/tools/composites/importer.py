@@ -29,12 +29,12 @@ import numpy.typing as npt
 
 from retable.platform.errors import UserError, disk_errors
 from retable.platform.train.seeds import sequence
-from retable.tasks.weather.composites import seviri
-from retable.tasks.weather.composites.archive import stretches, survey
-from retable.tasks.weather.composites.composites import PRODUCTS, Composite
-from retable.tasks.weather.composites.published import Relation
-from retable.tasks.weather.composites.resample import PIXEL
-from retable.tasks.weather.composites.splits import FEWEST, Cut, Place, cut, slots
+from retable.tasks.weather.tools.composites import seviri
+from retable.tasks.weather.tools.composites.archive import stretches, survey
+from retable.tasks.weather.tools.composites.composites import PRODUCTS, Composite
+from retable.tasks.weather.tools.composites.published import Relation
+from retable.tasks.weather.tools.composites.resample import PIXEL
+from retable.tasks.weather.tools.composites.splits import FEWEST, Cut, Place, cut, slots
 from retable.tasks.weather.w4c import layout
 from retable.tasks.weather.w4c.layout import SIMULATION, VERSION
 from retable.tasks.weather.w4c.preprocess import CHANNELS, HIGHEST_RATE, MASKED, RAIN, classify

@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 
 from retable.platform.errors import UserError
-from retable.tasks.weather.composites import seviri
+from retable.tasks.weather.tools.composites import seviri
 from retable.tasks.weather.w4c import layout
 from retable.tasks.weather.w4c.preprocess import CHANNELS
-from tests.weather import seviri_files
-from tests.weather.seviri_files import GAIN, OFFSET, native, pixel_of
-from tests.weather.test_importer import HEIGHT, OPERA, SIZE, START, WIDTH, corner, folder_of, run
+from tests.weather.tools import seviri_files
+from tests.weather.tools.seviri_files import GAIN, OFFSET, native, pixel_of
+from tests.weather.tools.test_importer import HEIGHT, OPERA, SIZE, START, WIDTH, corner, folder_of, run
 
 pytest.importorskip("satpy", reason="satpy is not here: pip install 'retable[seviri]'")
 ORDER = ("VIS006", "VIS008", "IR_016", "IR_039", "WV_062", "WV_073", "IR_087", "IR_097", "IR_108", "IR_120", "IR_134")

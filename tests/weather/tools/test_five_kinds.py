@@ -20,7 +20,7 @@ from retable.platform.train.worker import Worker
 from retable.tasks.weather import cli
 from retable.tasks.weather.config import Config
 from retable.tasks.weather.w4c.preprocess import MISSING
-from tests.weather.composite_files import bom, crr, fmi, knmi, odim
+from tests.weather.tools.composite_files import bom, crr, fmi, knmi, odim
 
 START = datetime(2021, 7, 14, 6)
 SIZE, INPUTS, FORECAST, QUARTERS = 12, 4, 2, 8
