@@ -35,7 +35,7 @@ from av.video.stream import VideoStream
 from jaxtyping import UInt8
 
 from retable.platform.errors import UserError
-from retable.tasks.style.video.hdr import Wide, find, to_bt709
+from retable.tasks.style.tools.video.hdr import Wide, find, to_bt709
 
 Array = npt.NDArray[Any]
 Reader = Literal["pyav", "opencv"]

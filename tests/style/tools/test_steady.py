@@ -9,8 +9,8 @@ import torch
 
 from retable.tasks.style.networks import transformer
 from retable.tasks.style.networks.transformer import TransformerNetwork
-from retable.tasks.style.video import steady
-from retable.tasks.style.video.steady import (
+from retable.tasks.style.tools.video import steady
+from retable.tasks.style.tools.video.steady import (
     Finish,
     Flicker,
     Stylist,
@@ -20,7 +20,7 @@ from retable.tasks.style.video.steady import (
     smooth,
     stylise_stream,
 )
-from retable.tasks.style.video.video import Piece
+from retable.tasks.style.tools.video.video import Piece
 
 
 def scene(seed, height=48, width=64):

@@ -6,8 +6,8 @@ import torch
 from typer.testing import CliRunner
 
 from retable.tasks.style.networks import transformer
-from retable.tasks.style.networks.onnx_file import pack
 from retable.tasks.style.networks.transformer import TransformerNetwork, stylise
+from retable.tasks.style.tools.onnx_file import pack
 
 KINDS = {
     "transposed": {},

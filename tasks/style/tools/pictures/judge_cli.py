@@ -57,8 +57,8 @@ def judge(
 
     from retable.platform.store.storage import Storage
     from retable.tasks.style.apply.judge import burnt, judge_network, lattice
-    from retable.tasks.style.apply.stylise import find_network
     from retable.tasks.style.files import assets, images
+    from retable.tasks.style.tools.pictures.stylise import find_network
 
     where = Storage.open(storage)
     shown = [images.fit(images.read(path).pixels, size) for path in photograph or assets.photographs().values()]
@@ -81,7 +81,7 @@ def judge(
 
 def is_picture(name: str) -> bool:
     """Say whether a name is a picture's file, by its suffix."""
-    from retable.tasks.style.video.batches import SUFFIXES
+    from retable.tasks.style.tools.pictures.batches import SUFFIXES
 
     return Path(name).suffix.lower() in SUFFIXES
 

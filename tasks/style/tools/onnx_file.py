@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from retable.platform.spec import extras
-from retable.tasks.style.apply.tiling import layers
 from retable.tasks.style.networks.network import Layer, TransformerNetwork
+from retable.tasks.style.networks.tiling import layers
 
 OPSETS = (13, 18)
 """Versions of ONNX's operators that can be written: phones' runtimes know 17, older ones less."""

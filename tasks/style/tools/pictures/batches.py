@@ -17,9 +17,12 @@ from retable.platform.errors import UserError, disk_errors
 from retable.platform.execute.streams import map_over
 from retable.platform.models.predict import expand
 from retable.platform.store.storage import Storage
-from retable.tasks.style.apply import regions
-from retable.tasks.style.apply.memory import is_shortage
-from retable.tasks.style.apply.stylise import (
+from retable.tasks.style.files import images
+from retable.tasks.style.files.images import FORMATS, Picture
+from retable.tasks.style.networks.transformer import chosen
+from retable.tasks.style.tools.pictures import regions
+from retable.tasks.style.tools.pictures.memory import is_shortage
+from retable.tasks.style.tools.pictures.stylise import (
     MaskedStyle,
     NetworkStyle,
     Options,
@@ -31,9 +34,6 @@ from retable.tasks.style.apply.stylise import (
     open_style,
     run_network,
 )
-from retable.tasks.style.files import images
-from retable.tasks.style.files.images import FORMATS, Picture
-from retable.tasks.style.networks.transformer import chosen
 
 SUFFIXES = {*FORMATS, ".jfif", ".gif", ".bmp", ".avif", ".heic", ".heif", ".jp2", ".ppm", ".pgm", ".tga"}
 """What counts as a picture in a folder; a file that is named is tried whatever its name."""

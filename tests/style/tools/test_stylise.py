@@ -11,17 +11,32 @@ from safetensors import safe_open
 
 from retable.platform.errors import UserError
 from retable.platform.models.predict import expand
-from retable.tasks.style.apply.regions import Mask, compose
-from retable.tasks.style.apply.stylise import NetworkStyle, Options, find_network, open_style, painting_config, sized
-from retable.tasks.style.apply.tiling import needed_bytes
 from retable.tasks.style.config import Alexnet, Objective, OptimiseImage, Vgg19
 from retable.tasks.style.files import assets, images
 from retable.tasks.style.losses import loss, targets
 from retable.tasks.style.networks import transformer, weights
 from retable.tasks.style.networks.backbones import build
+from retable.tasks.style.networks.tiling import needed_bytes
 from retable.tasks.style.networks.transformer import TransformerNetwork
-from retable.tasks.style.video import batches
-from retable.tasks.style.video.batches import SUFFIXES, Job, nothing, plan_jobs, sheet, stylise_files, stylise_jobs
+from retable.tasks.style.tools.pictures import batches
+from retable.tasks.style.tools.pictures.batches import (
+    SUFFIXES,
+    Job,
+    nothing,
+    plan_jobs,
+    sheet,
+    stylise_files,
+    stylise_jobs,
+)
+from retable.tasks.style.tools.pictures.regions import Mask, compose
+from retable.tasks.style.tools.pictures.stylise import (
+    NetworkStyle,
+    Options,
+    find_network,
+    open_style,
+    painting_config,
+    sized,
+)
 
 
 def noise(height, width, seed=0):

@@ -17,13 +17,13 @@ from retable.platform.console import console
 from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
 from retable.platform.text import clock
-from retable.tasks.style.apply.knobs import STYLE_SCALE, Knobs, Precision, spread
 from retable.tasks.style.files import assets
+from retable.tasks.style.tools.pictures.knobs import STYLE_SCALE, Knobs, Precision, spread
 
 if TYPE_CHECKING:
-    from retable.tasks.style.apply.tiling import Precision as Arithmetic
-    from retable.tasks.style.video.steady import Finish
-    from retable.tasks.style.video.video import Pictures, Piece
+    from retable.tasks.style.networks.tiling import Precision as Arithmetic
+    from retable.tasks.style.tools.video.steady import Finish
+    from retable.tasks.style.tools.video.video import Pictures, Piece
 
 SAMPLE = 48
 """Frames that --measure looks at."""
@@ -79,8 +79,8 @@ def video(
     Two regions: `... --style great_wave@ff0000 --style the_scream@0000ff --mask regions.png`
     """
     from retable.platform.execute.session import ray_cluster
-    from retable.tasks.style.video.steady import Flicker, stylise_stream
-    from retable.tasks.style.video.video import stylise_video
+    from retable.tasks.style.tools.video.steady import Flicker, stylise_stream
+    from retable.tasks.style.tools.video.video import stylise_video
 
     if not source.exists():
         raise UserError(f"{source}: no such file")
@@ -134,8 +134,8 @@ def by_names(
     Raises:
         UserError: where there is no such style, options are of the other way, or colours and mask do not fit.
     """
-    from retable.tasks.style.apply import regions
-    from retable.tasks.style.video.steady import Finish, Regional
+    from retable.tasks.style.tools.pictures import regions
+    from retable.tasks.style.tools.video.steady import Finish, Regional
 
     named = [regions.split(style) for style in styles]
     colours = [colour for _, colour in named]
@@ -159,9 +159,9 @@ def by_name(
     Raises:
         UserError: where there is no such style, or options are of the other way.
     """
-    from retable.tasks.style.apply.stylise import Options, find_network, find_painting, open_paintings
-    from retable.tasks.style.video.painted import Painter
-    from retable.tasks.style.video.steady import Stylist
+    from retable.tasks.style.tools.pictures.stylise import Options, find_network, find_painting, open_paintings
+    from retable.tasks.style.tools.video.painted import Painter
+    from retable.tasks.style.tools.video.steady import Stylist
 
     changes = knobs.changes()
     if knobs.history:

@@ -15,17 +15,17 @@ from retable.platform import api
 from retable.platform.config import override
 from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
-from retable.tasks.style.apply import regions
-from retable.tasks.style.apply.knobs import STYLE_SCALE
-from retable.tasks.style.apply.memory import check_memory, image_bytes
 from retable.tasks.style.apply.optimise import EVALUATIONS, ImageOptimisation
-from retable.tasks.style.apply.regions import Mask
-from retable.tasks.style.apply.tiling import Precision, fits, needed_bytes, stylise_tiled
 from retable.tasks.style.config import Config, OptimiseImage, TrainNetwork
 from retable.tasks.style.devices import best_device
 from retable.tasks.style.files import assets, images
 from retable.tasks.style.networks import backbones, transformer, weights
+from retable.tasks.style.networks.tiling import Precision, fits, needed_bytes, stylise_tiled
 from retable.tasks.style.networks.transformer import TransformerNetwork, trained
+from retable.tasks.style.tools.pictures import regions
+from retable.tasks.style.tools.pictures.knobs import STYLE_SCALE
+from retable.tasks.style.tools.pictures.memory import check_memory, image_bytes
+from retable.tasks.style.tools.pictures.regions import Mask
 
 Pixels = UInt8[np.ndarray, "height width 3"]
 Report = Callable[[float, int, str], None]

@@ -10,7 +10,7 @@ from retable.tasks.style.config import Alexnet, Squeezenet, Vgg16, Vgg19
 from retable.tasks.style.files import assets, images
 from retable.tasks.style.networks import weights
 from retable.tasks.style.networks.backbones import build
-from retable.tasks.style.networks.distil import LAYERS, RECIPES, Student, distil, rows, unexplained
+from retable.tasks.style.tools.distil import LAYERS, RECIPES, Student, distil, rows, unexplained
 
 torch.set_num_threads(1)
 KNOWN = (0.02, 0.04, 0.06, 0.18, 0.2)

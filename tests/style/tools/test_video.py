@@ -17,9 +17,9 @@ import pytest
 import torch
 
 from retable.platform.errors import UserError
-from retable.tasks.style.video import frames as files
-from retable.tasks.style.video import video
-from retable.tasks.style.video.video import Piece, ahead, gpu_share, on_cluster, stylise_video
+from retable.tasks.style.tools.video import frames as files
+from retable.tasks.style.tools.video import video
+from retable.tasks.style.tools.video.video import Piece, ahead, gpu_share, on_cluster, stylise_video
 
 RATE = Fraction(30000, 1001)
 invert = partial(map, lambda pictures: 255 - pictures)

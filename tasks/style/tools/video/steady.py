@@ -23,15 +23,15 @@ import torch
 from jaxtyping import Float, UInt8
 
 from retable.platform.errors import UserError
-from retable.tasks.style.apply.memory import is_shortage
-from retable.tasks.style.apply.regions import Mask, Share, compose
-from retable.tasks.style.apply.stylise import scaled
-from retable.tasks.style.apply.tiling import Precision
 from retable.tasks.style.devices import best_device
 from retable.tasks.style.files import images
 from retable.tasks.style.networks import transformer
+from retable.tasks.style.networks.tiling import Precision
 from retable.tasks.style.networks.transformer import Statistics, TransformerNetwork
-from retable.tasks.style.video.video import Pictures, Piece, Stylise, on_cluster
+from retable.tasks.style.tools.pictures.memory import is_shortage
+from retable.tasks.style.tools.pictures.regions import Mask, Share, compose
+from retable.tasks.style.tools.pictures.stylise import scaled
+from retable.tasks.style.tools.video.video import Pictures, Piece, Stylise, on_cluster
 
 Array = npt.NDArray[Any]
 Picture = UInt8[np.ndarray, "height width 3"]

@@ -10,12 +10,12 @@ import typer
 from typer.testing import CliRunner
 
 from retable.platform.errors import UserError
-from retable.tasks.style.apply import stylise
 from retable.tasks.style.files import images
 from retable.tasks.style.networks.transformer import TransformerNetwork
-from retable.tasks.style.video import video_cli
-from retable.tasks.style.video.video_cli import flicker_lines, video
-from tests.style.test_video import far, look, make, sound
+from retable.tasks.style.tools.pictures import stylise
+from retable.tasks.style.tools.video import video_cli
+from retable.tasks.style.tools.video.video_cli import flicker_lines, video
+from tests.style.tools.test_video import far, look, make, sound
 
 app = typer.Typer()
 app.command()(video)

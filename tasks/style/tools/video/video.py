@@ -26,8 +26,8 @@ from torch import Tensor
 
 from retable.platform.errors import UserError, disk_errors
 from retable.platform.execute.session import cluster_resources, cpu_share
-from retable.tasks.style.video import frames as files
-from retable.tasks.style.video.frames import CODECS, Clip, Frame, Reader
+from retable.tasks.style.tools.video import frames as files
+from retable.tasks.style.tools.video.frames import CODECS, Clip, Frame, Reader
 
 Pictures = UInt8[Tensor, "batch 3 height width"]
 Stylise = Callable[[Iterator[Pictures]], Iterator[Pictures]]

@@ -9,14 +9,14 @@ from typer.testing import CliRunner
 
 from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
-from retable.tasks.style.apply.regions import Mask
-from retable.tasks.style.apply.stylise import Options, open_paintings
 from retable.tasks.style.files import assets, images
-from retable.tasks.style.video.painted import SHARE, Painter
-from retable.tasks.style.video.steady import Regional, flicker, stylise_stream
-from retable.tasks.style.video.video import Piece
-from retable.tasks.style.video.video_cli import video
-from tests.style.test_video import look, make, sound
+from retable.tasks.style.tools.pictures.regions import Mask
+from retable.tasks.style.tools.pictures.stylise import Options, open_paintings
+from retable.tasks.style.tools.video.painted import SHARE, Painter
+from retable.tasks.style.tools.video.steady import Regional, flicker, stylise_stream
+from retable.tasks.style.tools.video.video import Piece
+from retable.tasks.style.tools.video.video_cli import video
+from tests.style.tools.test_video import look, make, sound
 
 torch.set_num_threads(1)
 app = typer.Typer()

@@ -16,12 +16,12 @@ from jaxtyping import UInt8
 
 from retable.platform.config import override
 from retable.platform.errors import UserError
-from retable.tasks.style.apply.memory import is_shortage
 from retable.tasks.style.apply.optimise import ImageOptimisation
-from retable.tasks.style.apply.stylise import PaintingStyle, sized
 from retable.tasks.style.files import images
-from retable.tasks.style.video.steady import Finish, Picture, colour_histogram, is_cut, moved
-from retable.tasks.style.video.video import Pictures, Piece
+from retable.tasks.style.tools.pictures.memory import is_shortage
+from retable.tasks.style.tools.pictures.stylise import PaintingStyle, sized
+from retable.tasks.style.tools.video.steady import Finish, Picture, colour_histogram, is_cut, moved
+from retable.tasks.style.tools.video.video import Pictures, Piece
 
 SHARE = 3
 """A frame that follows another gets one evaluation in so many of a first frame's."""

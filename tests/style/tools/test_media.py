@@ -16,15 +16,15 @@ from PIL import Image, ImageCms
 
 from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
-from retable.tasks.style.apply import memory as apply_memory
-from retable.tasks.style.apply.stylise import NetworkStyle, Options, open_paintings
 from retable.tasks.style.files import assets, images
 from retable.tasks.style.networks import transformer
 from retable.tasks.style.networks.network import TransformerNetwork
-from retable.tasks.style.video import hdr
-from retable.tasks.style.video.batches import Job, stylise_jobs
-from retable.tasks.style.video.video import stylise_video
-from tests.style.test_video import look, make, picture
+from retable.tasks.style.tools.pictures import memory as apply_memory
+from retable.tasks.style.tools.pictures.batches import Job, stylise_jobs
+from retable.tasks.style.tools.pictures.stylise import NetworkStyle, Options, open_paintings
+from retable.tasks.style.tools.video import hdr
+from retable.tasks.style.tools.video.video import stylise_video
+from tests.style.tools.test_video import look, make, picture
 
 torch.set_num_threads(1)
 RATE = 25
