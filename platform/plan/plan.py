@@ -499,7 +499,8 @@ def read_ahead(folders: Sequence[RunFolder], views: Sequence[View | None], taken
             folder.scored(view, "")
 
     with ThreadPoolExecutor(READERS) as readers:
-        pending = [readers.submit(copy_context().run, partial(read, *each)) for each in wanted.values()]  # with our snapshot
+        calls = [partial(copy_context().run, read, *each) for each in wanted.values()]  # with our snapshot
+        pending = [readers.submit(call) for call in calls]
         for future in pending:
             future.result()
 
