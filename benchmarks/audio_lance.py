@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.audio_search import COUNT, DIMENSION, QUERIES, latencies, world
-from retable.tasks.audio.search import nearest
+from retable.tasks.audio.tools.search import nearest
 
 VECTORS = (10_000, 100_000)
 LISTS = (1, 2, 4, 8, 16, 32, 64, 128)

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from retable.tasks.audio.search import nearest
+from retable.tasks.audio.tools.search import nearest
 
 VECTORS = sorted({1_000, 10_000, 100_000, int(os.environ.get("RETABLE_BENCH_VECTORS", 100_000))})
 DIMENSION, RANK, CLUSTERS = 256, 48, 500

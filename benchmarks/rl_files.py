@@ -20,7 +20,7 @@ from retable.tasks.rl.config import Config
 from retable.tasks.rl.formats.compact import pack, unpack
 from retable.tasks.rl.formats.sizes import COMPACT, every_size, file_bytes
 from retable.tasks.rl.learner import OfflineLearner
-from retable.tasks.rl.timing import RandomTransitions
+from retable.tasks.rl.learning.timing import RandomTransitions
 
 ROUNDS, UPDATES = 7, 100
 

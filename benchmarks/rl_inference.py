@@ -24,9 +24,9 @@ from torch import Tensor, nn
 from retable.platform.train.worker import Worker
 from retable.tasks.rl.config import Config, Random, Snip
 from retable.tasks.rl.learner import OfflineLearner
+from retable.tasks.rl.learning.timing import RandomTransitions
 from retable.tasks.rl.model import BC_CLIP, BCQ_CLIP, StackedLinear, bc_action, bcq_action, generator, unstack
 from retable.tasks.rl.sparse import inference
-from retable.tasks.rl.timing import RandomTransitions
 from tests.rl.reference_bcq import ReferenceBcq
 
 SPARSITIES = (0.5, 0.8, 0.85, 0.9, 0.95, 0.99)

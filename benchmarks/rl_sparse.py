@@ -28,10 +28,10 @@ from retable.platform.config import override
 from retable.platform.train.worker import Worker
 from retable.tasks.rl.config import Config
 from retable.tasks.rl.learner import OfflineLearner
+from retable.tasks.rl.learning.timing import RandomTransitions
 from retable.tasks.rl.model import layers
 from retable.tasks.rl.sparse import training as training_sparse
 from retable.tasks.rl.sparse.training import Pattern, linear
-from retable.tasks.rl.timing import RandomTransitions
 from tests.rl.reference_bcq import ReferenceBcq
 
 SPARSITIES = (0.5, 0.7, 0.8, 0.9, 0.95, 0.99)

@@ -13,7 +13,7 @@ from benchmarks import serving
 from retable.platform.models import zoo
 from retable.serve.deployments import rl
 from retable.tasks.audio import export as audio_export
-from retable.tasks.audio.search.embedder import BATCH
+from retable.tasks.audio.tools.embed.embedder import BATCH
 from retable.tasks.rl.export import read_export
 
 SECONDS = 15.0

@@ -130,7 +130,7 @@ def onnx_way(network: TransformerNetwork) -> Callable[[Tensor], Tensor]:
     """Give what onnxruntime makes of the network's file, on as many threads as PyTorch has."""
     import onnxruntime
 
-    from retable.tasks.style.networks import onnx_file
+    from retable.tasks.style.tools import onnx_file
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()

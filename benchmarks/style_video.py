@@ -44,8 +44,8 @@ def one(path: str, filters: int) -> None:
     import torch
 
     from retable.tasks.style.networks.transformer import TransformerNetwork
-    from retable.tasks.style.video.steady import Stylist, stylise_stream
-    from retable.tasks.style.video.video import stylise_video
+    from retable.tasks.style.tools.video.steady import Stylist, stylise_stream
+    from retable.tasks.style.tools.video.video import stylise_video
 
     torch.manual_seed(0)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)))

@@ -31,7 +31,7 @@ WET = 0.01
 
 def real(folder: Path) -> Array:
     """Return a folder's composites at about `PIXEL`, float32 (frames, rows, columns) in mm/h, NaN where unmeasured."""
-    from retable.tasks.weather.composites.composites import describe
+    from retable.tasks.weather.tools.composites.composites import describe
 
     composites = sorted((describe(path) for path in folder.iterdir()), key=lambda each: each.time)
     blocks = round(PIXEL * 1000 / (composites[0].grid.pixel or 2000.0))

@@ -14,7 +14,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from retable.platform.config import Config, Parent, View, describe, differences, init_of, override, parent
@@ -499,7 +499,8 @@ def read_ahead(folders: Sequence[RunFolder], views: Sequence[View | None], taken
             folder.scored(view, "")
 
     with ThreadPoolExecutor(READERS) as readers:
-        pending = [readers.submit(copy_context().run, read, *each) for each in wanted.values()]  # with our snapshot
+        calls = [partial(copy_context().run, read, *each) for each in wanted.values()]  # with our snapshot
+        pending = [readers.submit(call) for call in calls]
         for future in pending:
             future.result()
 

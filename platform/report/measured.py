@@ -17,7 +17,7 @@ from retable.platform.store.storage import Storage
 SCALE = "small"
 
 
-def _bundle_of(task: str) -> Path | None:
+def bundle_of(task: str) -> Path | None:
     """Return the bundle that comes with a task, if there is one; the task is not imported for that."""
     file = folder(task) / "results" / f"{SCALE}.bundle"
     return file if file.is_file() else None
@@ -26,7 +26,7 @@ def _bundle_of(task: str) -> Path | None:
 def take_in(tables: Collection[str], storage: Storage) -> None:
     """Unpack the bundles of these tables' tasks, where that was not done, and fill the tables from them."""
     for task in dict.fromkeys(map(task_of, tables)):
-        file = _bundle_of(task)
+        file = bundle_of(task)
         if file is None:
             continue
         place = storage / f"measured/{task}-{sha256(file.read_bytes())[:8]}"

@@ -20,10 +20,10 @@ from retable.serve.ingress.limits import LIMITS
 from retable.serve.ingress.ranges import send
 from retable.serve.ingress.replies import Problem, Reply, wrong
 from retable.tasks.audio.export import read_export
-from retable.tasks.audio.search.embedder import BATCH, Embedder
-from retable.tasks.audio.search.hits import judged, tags
-from retable.tasks.audio.search.index import indexed
-from retable.tasks.audio.search.search import Index, check_model, open_index, p_value, refresh, search
+from retable.tasks.audio.tools.embed.embedder import BATCH, Embedder
+from retable.tasks.audio.tools.search.hits import judged, tags
+from retable.tasks.audio.tools.search.index import indexed
+from retable.tasks.audio.tools.search.search import Index, check_model, open_index, p_value, refresh, search
 
 WAIT = 0.005
 """Seconds that the first query of a batch waits for others."""

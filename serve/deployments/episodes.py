@@ -15,11 +15,11 @@ import numpy.typing as npt
 from retable.platform.errors import UserError
 from retable.serve.ingress.limits import LIMITS, Limits
 from retable.serve.ingress.replies import Problem
-from retable.tasks.rl.acting import player
 from retable.tasks.rl.config import View
-from retable.tasks.rl.evaluate import play as simulate
 from retable.tasks.rl.export import Exported
 from retable.tasks.rl.formats.compact import deployable
+from retable.tasks.rl.play.acting import player
+from retable.tasks.rl.play.evaluate import play as simulate
 
 Array = npt.NDArray[Any]
 

@@ -15,8 +15,8 @@ from PIL import Image, ImageDraw, ImageFont
 
 from retable.serve.ingress.replies import Reply, wrong
 from retable.tasks.weather.config import STEPS
-from retable.tasks.weather.forecasts.netcdf import export
 from retable.tasks.weather.metrics import MINUTES
+from retable.tasks.weather.tools.forecasts.netcdf import export
 
 Array = npt.NDArray[Any]
 Format = Literal["npz", "netcdf", "png", "gif"]

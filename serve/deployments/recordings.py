@@ -20,9 +20,9 @@ from retable.platform.store.storage import Storage
 from retable.serve.ingress.limits import LIMITS, Limits
 from retable.serve.ingress.replies import Problem
 from retable.tasks.audio.collect.files import SUFFIXES, duration, header
-from retable.tasks.audio.search.embedder import Embedder
-from retable.tasks.audio.search.index import add, update
-from retable.tasks.audio.search.search import Index
+from retable.tasks.audio.tools.embed.embedder import Embedder
+from retable.tasks.audio.tools.search.index import add, update
+from retable.tasks.audio.tools.search.search import Index
 
 FOLDER, INDEX = "served/audio/recordings", "served/audio/index"
 SHIPPED = task_folder("audio") / "zoo" / "recordings"

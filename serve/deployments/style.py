@@ -20,11 +20,11 @@ from retable.serve.deployments.line import Line
 from retable.serve.deployments.model_cache import ModelCache
 from retable.serve.ingress.limits import LIMITS, Limits
 from retable.serve.ingress.replies import Problem, Reply
-from retable.tasks.style.apply.stylise import BATCH_PIXELS, NetworkStyle, Pixels
 from retable.tasks.style.export import read_export
 from retable.tasks.style.files import images
 from retable.tasks.style.files.images import Picture
-from retable.tasks.style.video.batches import nothing, resized
+from retable.tasks.style.tools.pictures.batches import nothing, resized
+from retable.tasks.style.tools.pictures.stylise import BATCH_PIXELS, NetworkStyle, Pixels
 
 BATCH, WAIT = 8, 0.01
 """Requests of one batch, and the seconds that the first of them waits for others."""

@@ -125,9 +125,9 @@ def paint(
     from retable.platform.store.storage import Storage
     from retable.serve.launch.models import Model, read
     from retable.tasks.style.export import read_export
-    from retable.tasks.style.video.frames import probe, scaled
-    from retable.tasks.style.video.steady import Finish, Stylist, stylise_stream
-    from retable.tasks.style.video.video import stylise_video
+    from retable.tasks.style.tools.video.frames import probe, scaled
+    from retable.tasks.style.tools.video.steady import Finish, Stylist, stylise_stream
+    from retable.tasks.style.tools.video.video import stylise_video
 
     with suppress(OSError):  # where memory ends, this process goes first, and no replica
         Path("/proc/self/oom_score_adj").write_text("1000")

@@ -93,7 +93,7 @@ def with_index(models: Sequence[Model], index: str, anyway: bool, storage: Stora
     others = [model for model in models if model.task != "audio"]
     own = [model for model in models if model.task == "audio"]
     if index and own:
-        made_with = import_module("retable.tasks.audio.search.search").open_index(Path(index)).info["model"]
+        made_with = import_module("retable.tasks.audio.tools.search.search").open_index(Path(index)).info["model"]
         own = [model for model in own if model.about.get("weights") == made_with]
         if not own:
             raise UserError(f"--index {index}: made with another model; name its run with --run, or index again")

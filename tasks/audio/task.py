@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from retable.platform.spec.resources import Requirements, Stage
 from retable.platform.spec.table import Figure, Table, with_claims
 from retable.platform.spec.task import Dataset, KeyNumber, Scale, Task
-from retable.tasks.audio.collect.prepare import describe, is_published, prepare
 from retable.tasks.audio.config import Config, Pretrained, View
 from retable.tasks.audio.data import Recordings, arrays, read
 from retable.tasks.audio.learner import RetrievalLearner, cost, gpu_work, group, validate
 from retable.tasks.audio.predict import check, evaluate, predict, shards, summarise, view_cost
+from retable.tasks.audio.prepare.prepare import describe, is_published, prepare
 
 
 def tables() -> Mapping[str, Table | Figure]:

@@ -8,17 +8,17 @@ from retable.platform.spec.resources import Requirements, Stage
 from retable.platform.spec.table import Figure, Table, with_claims
 from retable.platform.spec.task import Dataset, KeyNumber, Scale, Task
 from retable.tasks.rl.config import Config, View
-from retable.tasks.rl.cost import cost, gpu_work, view_cost
 from retable.tasks.rl.data import arrays, check_data, open_transitions, read
-from retable.tasks.rl.learner import OfflineLearner, group
-from retable.tasks.rl.predict import check, evaluate, predict
-from retable.tasks.rl.prepare import describe, is_published, prepare
-from retable.tasks.rl.validate import validate
+from retable.tasks.rl.learner import OfflineLearner, cost, gpu_work, group
+from retable.tasks.rl.predict import check, evaluate, predict, view_cost
+from retable.tasks.rl.prune.validate import validate
+from retable.tasks.rl.recordings.prepare import describe, is_published, prepare
 
 
 def tables() -> Mapping[str, Table | Figure]:
     """Return the paper's tables and figures with their claims: imported when asked for, as a training needs none."""
-    from retable.tasks.rl import claims, learning_claims
+    from retable.tasks.rl import claims
+    from retable.tasks.rl.learning import claims as learning_claims
     from retable.tasks.rl.tables import TABLES
 
     return with_claims(TABLES, {**claims.CLAIMS, **learning_claims.CLAIMS})

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure as Drawing
 
 from retable.platform.spec.claims import mean_of
 from retable.platform.spec.table import Results
-from retable.tasks.rl.readings import (
+from retable.tasks.rl.learning.readings import (
     CONTROLS,
     FORMATS,
     LEVELS,

@@ -16,9 +16,9 @@ from retable.platform.spec.table import Column, Figure, Measurement, Row, Table
 from retable.tasks.rl import figures
 from retable.tasks.rl.formats.compact import Precision
 from retable.tasks.rl.formats.sizes import COMPACT
-from retable.tasks.rl.readings import CONTROLS, METHODS, NETWORKS, label
-from retable.tasks.rl.readings import FORMATS as FORMAT_NAMES
-from retable.tasks.rl.timing import speed
+from retable.tasks.rl.learning.readings import CONTROLS, METHODS, NETWORKS, label
+from retable.tasks.rl.learning.readings import FORMATS as FORMAT_NAMES
+from retable.tasks.rl.learning.timing import speed
 
 RAW = (0.9, 0.95)
 """Sparsities at which rows of raw states stand beside those of standardized ones."""

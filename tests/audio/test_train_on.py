@@ -20,14 +20,14 @@ from retable.platform.store.run import RunFolder
 from retable.platform.store.storage import Storage
 from retable.tasks.audio import TASK, tables
 from retable.tasks.audio.best import best
-from retable.tasks.audio.challenge import submission
 from retable.tasks.audio.cli import app
 from retable.tasks.audio.collect.leaks import LEAKS
 from retable.tasks.audio.collect.recordings import Recording, read_recordings, write_dataset
 from retable.tasks.audio.config import Config, View, trained_on
 from retable.tasks.audio.data import Recordings
 from retable.tasks.audio.learner import cost
-from retable.tasks.audio.search import classes, finetune
+from retable.tasks.audio.tools.challenge import submission
+from retable.tasks.audio.tools.search import classes, finetune
 from tests import tiny
 
 WIDTHS = ("training", "training_validation", "all")

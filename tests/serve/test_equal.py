@@ -17,7 +17,7 @@ from retable.platform.store.storage import Storage
 from retable.serve.deployments import audio, maps, style, weather
 from retable.tasks.audio import export as audio_export
 from retable.tasks.audio.config import View as AudioView
-from retable.tasks.audio.search.index import update
+from retable.tasks.audio.tools.search.index import update
 from retable.tasks.style import export as style_export
 from retable.tasks.style.config import View as StyleView
 from retable.tasks.style.files import images

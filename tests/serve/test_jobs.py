@@ -340,8 +340,8 @@ def test_jobs_are_one_deployment_where_styles_are_served():
 def test_a_video_is_painted_through_serve_as_by_the_command(tmp_path):
     from retable.serve.launch import address, choice, command
     from retable.tasks.style.networks import transformer
-    from retable.tasks.style.video import steady
-    from retable.tasks.style.video.video import stylise_video
+    from retable.tasks.style.tools.video import steady
+    from retable.tasks.style.tools.video.video import stylise_video
 
     storage = Storage.open(tmp_path / "results")
     (wave,) = (m for m in choice.choose_models(choice.Wanted(["style"], zoo=True), storage) if m.name == "great_wave")

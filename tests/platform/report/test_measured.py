@@ -1,4 +1,4 @@
-"""Results that come with a task, beside those measured here: on the page, in the summary, apart from the user's runs."""
+"""Results that come with a task, beside those measured here: page, summary, and apart from the user's runs."""
 
 import re
 from dataclasses import replace
