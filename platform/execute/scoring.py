@@ -31,11 +31,11 @@ class ScoringTasks:
     plan: Plan
     resources: Resources = field(default_factory=Resources)
     gpus: float = 0.0
-    """GPUs that there are, or may come."""
+    """GPUs that the cluster has or may grow to."""
     pending: dict[Any, PendingTask] = field(default_factory=dict)
-    """By the Ray task that is waited for."""
+    """By Ray task."""
     submitted: set[str] = field(default_factory=set)
-    """Keys of predictions and scorings that were started."""
+    """Keys of started predictions and scorings."""
 
     def __post_init__(self) -> None:
         import ray
@@ -105,11 +105,11 @@ class PendingTask:
     name: str
     weight: float
     closes: tuple[str, ...]
-    """Keys of what is there once it has ended well."""
+    """Keys that exist once the task has succeeded."""
 
 
 WAIT = 30.0
-"""Seconds in which a node that nobody uses begins work that wants all of it."""
+"""Seconds in which an idle node starts a task that reserves all of it."""
 
 
 def scores_key(key: str) -> str:

@@ -31,11 +31,11 @@ class Worker:
     save: Callable[[str, bytes], None] = ignore
     """(name, data): keep a file in the run's folder; `samples/<step>.png` are shown in TensorBoard too."""
     check_owner: Callable[[], None] = ignore
-    """Called before anything is written that lasts: raises where the runs are no longer ours."""
+    """Called before each lasting write; raises if another attempt owns the runs."""
     note: Callable[[str], None] = ignore
-    """Keep a line about what happened to the runs."""
+    """Keep a line about an event with the runs."""
     checkpoint_requested: Callable[[], bool] = bool
-    """Called after each step: whether this process, or its node, is to go, so that a checkpoint is wanted now."""
+    """Called after each step: whether preemption requests a checkpoint now."""
     checkpoint_written: Callable[[], None] = ignore
     """Called when a checkpoint was written."""
 
