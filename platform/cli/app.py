@@ -173,7 +173,7 @@ def takes_resources(*without: str) -> Callable[[Callable[..., None]], Callable[.
         parameters = [*own[:at], *options, *own[at + 1 :]]
         shown = Signature(parameters)
 
-        def run(*values: Any, **named: Any) -> None:
+        def run(*values: object, **named: object) -> None:
             bound = shown.bind(*values, **named)
             bound.apply_defaults()
             given = bound.arguments
@@ -777,7 +777,7 @@ def _catalogued(name: str) -> Mapping[str, Any]:
     """Return what the catalogue has of a task."""
     from retable.platform.cli.catalogue import catalogue
 
-    found: Mapping[str, Any] = catalogue()["tasks"][name]
+    found: Mapping[str, object] = catalogue()["tasks"][name]
     return found
 
 

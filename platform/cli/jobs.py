@@ -41,7 +41,7 @@ def status(
     where = Storage.open(storage)
 
     def look() -> dict[str, Any]:
-        summary: dict[str, Any] = {}
+        summary: dict[str, object] = {}
         if where.exists("runs") or not address:
             summary["storage"] = of_storage(where)
         return summary | ({"cluster": of_cluster(dashboard(address))} if address else {})

@@ -34,7 +34,7 @@ class RunProgress:
     weight: float = 1.0
 
 
-def nothing(*_: Any) -> None:
+def nothing(*_: object) -> None:
     """Do nothing."""
 
 

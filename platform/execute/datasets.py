@@ -31,7 +31,7 @@ class RefHolder:
     def __init__(self) -> None:
         self.held: dict[str, Any] = {}
 
-    def put(self, where: str, arrays: list[Any]) -> None:
+    def put(self, where: str, arrays: list[object]) -> None:
         """Keep the reference to a dataset, in a list so that Ray does not fetch it."""
         self.held[where] = arrays
 
@@ -176,7 +176,7 @@ class DatasetCache:
         others = [entry for entry in self.entries.values() if entry is not wanted and (entry.ready or entry.pending)]
         return sum(entry.size for entry in others) + wanted.size > self.room and any(entry.users for entry in others)
 
-    def _end(self, where: str, ref: Any) -> None:
+    def _end(self, where: str, ref: object) -> None:
         """Process the completed task that prepared or read a dataset."""
         import ray
 

@@ -135,21 +135,21 @@ class Scheduler:
         """Return the trainings of a trial."""
         return [self.stacks[spec["job"]][member] for member in spec["members"]]
 
-    def runs_of(self, spec: Mapping[str, Any]) -> list[RunProgress]:
+    def runs_of(self, spec: Mapping[str, object]) -> list[RunProgress]:
         """Return the same for the progress display."""
         return [
             RunProgress(name_of(each, self.shared), each.folder, each.config.epochs, each.task.cost(each.config))
             for each in self.trainings(spec)
         ]
 
-    def where(self, spec: Mapping[str, Any]) -> str:
+    def where(self, spec: Mapping[str, object]) -> str:
         """Return the data folder of a trial."""
         first = self.trainings(spec)[0]
         return first.task.dataset.where(first.config)
 
     def release_ready(self) -> None:
         """Enqueue the trials whose datasets are loaded and whose parents have ended, successfully or not."""
-        still: list[dict[str, Any]] = []
+        still: list[dict[str, object]] = []
         for spec in self.blocked:
             members = self.trainings(spec)
             if any(self.parent_of(training) in self.open for training in members):
@@ -164,7 +164,7 @@ class Scheduler:
                 still.append(spec)
         self.blocked = still
 
-    def enqueue(self, spec: dict[str, Any]) -> None:
+    def enqueue(self, spec: dict[str, object]) -> None:
         """Put a trial into the queue."""
         self.datasets.add_user(self.where(spec))
         self.ready.append(spec)
@@ -264,13 +264,15 @@ class Scheduler:
                 """Pickle the base class: Ray writes searchers beside its state, and a terminal cannot be pickled."""
                 return Searcher, ()
 
-            def set_search_properties(self, metric: str | None, mode: str | None, config: Any, **spec: Any) -> bool:
+            def set_search_properties(
+                self, metric: str | None, mode: str | None, config: object, **spec: object
+            ) -> bool:
                 return True
 
             def suggest(self, trial_id: str) -> Any:
                 return self.FINISHED if flow.is_done else flow.next()
 
-            def on_trial_complete(self, trial_id: str, result: Any = None, error: bool = False) -> None:
+            def on_trial_complete(self, trial_id: str, result: object = None, error: bool = False) -> None:
                 """Do nothing: `TrialCallback` reports the end."""
 
             def save(self, checkpoint_path: str) -> None:

@@ -76,10 +76,10 @@ class ScoringTasks:
         predict = self.predict.options(num_cpus=needs.cpus, num_gpus=needs.gpus)
         return predict.remote(item.task.name, item.config, item.view, item.folder, item.joined)
 
-    def _score(self, item: Scoring, waits: Sequence[Any]) -> Any:
+    def _score(self, item: Scoring, waits: Sequence[object]) -> Any:
         return self.score.remote(item.task.name, item.config, item.view, item.folder, *waits)
 
-    def _await(self, ref: Any, item: Scoring | Prediction, closes: Sequence[str]) -> None:
+    def _await(self, ref: object, item: Scoring | Prediction, closes: Sequence[str]) -> None:
         weight = item.task.view_cost(item.config, item.view)
         self.pending[ref] = PendingTask(name_of_view(item, self.plan.shared), weight, tuple(closes))
         self.board.add(weight)
@@ -91,7 +91,7 @@ class ScoringTasks:
             if folder.result() is not None:
                 self.submit(folder)
 
-    def finish_task(self, ref: Any) -> None:
+    def finish_task(self, ref: object) -> None:
         """Report a completed Ray task."""
         waited = self.pending.pop(ref)
         if report_result(self.board, waited.name, task_error(ref), waited.weight):
@@ -204,7 +204,7 @@ def training_metrics(folder: RunFolder, view: View, epochs: int) -> dict[str, fl
 
 def summaries(task: Task, config: Config, view: View, folder: RunFolder) -> dict[str, Any]:
     """Read what a view of a finished run is scored from: shard -> arrays."""
-    arrays: dict[str, Any] = {}
+    arrays: dict[str, object] = {}
     for read in task.reads(view):
         place = folder.artifacts(read, weights_digest(folder, read))
         shards = shards_of(task, config, [read], folder.storage, place)

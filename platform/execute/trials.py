@@ -223,7 +223,7 @@ def open_data(task: Task, configs: Sequence[Config], source: Source, launch: Lau
     return task.dataset.open(ray.get(held[0]) if held else None, source, configs)
 
 
-def require(metric: str, metrics: Mapping[str, Any]) -> None:
+def require(metric: str, metrics: Mapping[str, object]) -> None:
     """Raise a UserError where a metric is not among those that were taken."""
     if metric not in metrics:
         raise UserError(f"no metric {metric!r} was taken{nearest(metric, metrics)}")

@@ -67,7 +67,7 @@ class Data(Protocol):
 class Learner(Protocol):
     """One training, or several stacked ones ("members"). It owns its loss, backward pass and every optimiser."""
 
-    def step(self, batch: Any) -> Mapping[str, Tensor]:
+    def step(self, batch: object) -> Mapping[str, Tensor]:
         """Update once; return each metric for every member, shape (members,)."""
 
     def state_dict(self) -> Sequence[State]:
@@ -233,7 +233,7 @@ class Task:
     def __repr__(self) -> str:
         return f"<task {self.name}: {self.about}>"
 
-    def predicts_on_gpu(self, config: Any) -> bool:
+    def predicts_on_gpu(self, config: object) -> bool:
         """Return whether predictions of a config's run are made on a GPU, where there is one."""
         return self.needs(config, "predict").gpus > 0
 

@@ -142,7 +142,7 @@ def _died(folder: RunFolder, number: int, work: str, step: int) -> bool:
     return (record.get("work"), record.get("step"), record.get("state")) == (work, step, "running")
 
 
-def is_over(record: Mapping[str, Any], work: str = "") -> bool:
+def is_over(record: Mapping[str, object], work: str = "") -> bool:
     """Return whether an attempt has ended: it released its lease, Ray restarted its work, or its process is gone."""
     if record.get("state") == "released" or (work and record.get("work") == work):
         return True
@@ -224,5 +224,5 @@ def _now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
-def _record(facts: Mapping[str, Any], state: str, beat: int) -> bytes:
+def _record(facts: Mapping[str, object], state: str, beat: int) -> bytes:
     return json.dumps({**facts, "state": state, "beat": beat, "beaten": _now()}, indent=2).encode()

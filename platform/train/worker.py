@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 
-def ignore(*_: Any) -> None:
+def ignore(*_: object) -> None:
     """Do nothing."""
 
 
@@ -71,7 +71,7 @@ class Gather(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(context: Any, rows: Tensor) -> Tensor:
+    def forward(context: object, rows: Tensor) -> Tensor:
         """Gather the rows, in order of rank."""
         parts = [
             torch.empty_like(rows, memory_format=torch.contiguous_format) for _ in range(distributed.get_world_size())
@@ -80,7 +80,7 @@ class Gather(torch.autograd.Function):
         return torch.cat(parts)
 
     @staticmethod
-    def backward(context: Any, *gradients: Tensor) -> Tensor:
+    def backward(context: object, *gradients: Tensor) -> Tensor:
         """Add up the gradients of every rank and return those of this rank's rows."""
         gradient = gradients[0].clone(memory_format=torch.contiguous_format)
         distributed.all_reduce(gradient)
