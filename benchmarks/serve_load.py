@@ -28,8 +28,8 @@ def measure() -> dict[str, Any]:
         for task, call in calls.items():
             rate = serving.throughput(call, SECONDS)
             result |= {f"{task}/batched_per_s": rate}
-            found = serving.percentiles(serving.latencies(call, rate / 2, SECONDS))
-            result |= {f"{task}/half_load_{key}": value for key, value in found.items()}
+            results = serving.percentiles(serving.latencies(call, rate / 2, SECONDS))
+            result |= {f"{task}/half_load_{key}": value for key, value in results.items()}
         if "rl" in calls:
             result |= overhead(calls["rl"])
         result |= gains()

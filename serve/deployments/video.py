@@ -1,4 +1,4 @@
-"""Videos that are sent to be painted: what they may be, and the painting; both in processes of their own.
+"""Uploaded videos: checks and painting, both in child processes.
 
 The process that checks imports PyAV alone, and the one that paints ends with its video: what a broken or hostile file
 does to FFmpeg, it does to them.
@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Literal
 
 from retable.platform.errors import UserError
-from retable.serve.ingress.answers import Problem
 from retable.serve.ingress.limits import Limits
+from retable.serve.ingress.replies import Problem
 
 FORMATS = {"mp4": "mov,mp4,m4a,3gp,3g2,mj2", "mkv": "matroska,webm", "avi": "avi"}
 """Suffix -> what FFmpeg calls the container. No other is opened: some are lists of other files, or of addresses."""

@@ -13,7 +13,7 @@ import retable
 from retable.platform.config import Parent, fingerprint, flatten, override
 from retable.platform.errors import UserError
 from retable.platform.execute.session import ray_cluster
-from retable.platform.models.select import usable
+from retable.platform.models.select import eligible_runs
 from retable.platform.plan.plan import compile_configs
 from retable.platform.spec.task import Source, find
 from retable.platform.store.run import RunFolder
@@ -203,9 +203,9 @@ def test_what_is_served_was_scored(source):
     storage = source.storage
     wide = trained(storage, config(train_on="training_validation"))
     with pytest.raises(UserError, match="no run for audio: all 1 were trained on the validation set; name one of them"):
-        best(usable("audio", storage))
+        best(eligible_runs("audio", storage))
     narrow = trained(storage, config())
-    found = best(usable("audio", storage))["audio"]
+    found = best(eligible_runs("audio", storage))["audio"]
     assert found.run.fingerprint == narrow.fingerprint != wide.fingerprint
 
 

@@ -1,4 +1,4 @@
-"""What the driver hears of Tune's trials, and shows."""
+"""Tune callback: forwards trial events to the progress display and the scheduler."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from retable.platform import ray_compat
-from retable.platform.console import Board
+from retable.platform.console import ProgressBoard
 from retable.platform.store import lease
 from retable.platform.store.run import RunFolder
 
@@ -25,8 +25,8 @@ Spec = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Piece:
-    """One run of a trial, as people see it."""
+class RunProgress:
+    """One run of a trial as the progress display shows it."""
 
     name: str
     folder: RunFolder
@@ -39,16 +39,16 @@ def nothing(*_: Any) -> None:
 
 
 @dataclass
-class Watch:
-    """Hears of each trial what the board shows and what the driver does next."""
+class TrialCallback:
+    """Forwards Tune trial events to the progress display and the scheduler."""
 
-    board: Board
-    pieces: Callable[[Spec], Sequence[Piece]]
+    board: ProgressBoard
+    runs_of: Callable[[Spec], Sequence[RunProgress]]
     """A trial's spec -> the runs that it trains."""
     started: Callable[[Spec], None] = nothing
-    ended: Callable[[Spec, Mapping[str, Any]], None] = nothing
+    on_trial_end: Callable[[Spec, Mapping[str, Any]], None] = nothing
     """Called with a trial's spec and its last report, in which `FAILURE` or `TAKEN` may stand."""
-    look: Callable[[], None] = nothing
+    poll: Callable[[], None] = nothing
     """Called again and again while trials run."""
     begun: dict[str, int] = field(default_factory=dict)
     """Trial -> attempts at its runs when its process last died."""
@@ -58,11 +58,11 @@ class Watch:
 
     @property
     def running(self) -> list[RunFolder]:
-        """The runs that are trained now."""
-        return [piece.folder for spec in self.trials.values() for piece in self.pieces(spec)]
+        """Return the runs in training."""
+        return [piece.folder for spec in self.trials.values() for piece in self.runs_of(spec)]
 
     def callback(self) -> Any:
-        """Return the Tune callback that calls us."""
+        """Return the Tune callback that forwards to this object."""
         from ray.tune import Callback
 
         watch = self
@@ -73,10 +73,10 @@ class Watch:
                 return Callback, ()
 
             def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
-                watch.look()
+                watch.poll()
 
             def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-                for piece in watch.pieces(trial.config):
+                for piece in watch.runs_of(trial.config):
                     watch.board.start(piece.name)
                 watch.trials[trial.trial_id] = trial.config
                 watch.started(trial.config)
@@ -84,7 +84,7 @@ class Watch:
             def on_trial_result(self, iteration: int, trials: list[Any], trial: Any, result: Any, **info: Any) -> None:
                 if "epoch" in result:
                     epoch = result["epoch"]
-                    for piece in watch.pieces(trial.config):
+                    for piece in watch.runs_of(trial.config):
                         watch.board.update(piece.name, f"epoch {epoch} of {piece.epochs}", epoch, piece.epochs)
 
             def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
@@ -101,20 +101,20 @@ class Watch:
         return Forward()
 
     def died(self, trial: Any) -> None:
-        """Let a trial whose process died begin again as often as it does begin.
+        """Allow a trial whose process died to restart, unless nothing was started since its last death.
 
         How often a training may die at one step is counted where it begins (`lease.claim`).
         """
         with suppress(Exception):  # a storage that is away tells nothing: the trial may go on
-            begun = sum(lease.newest(piece.folder) for piece in self.pieces(trial.config))
+            begun = sum(lease.newest_number(piece.folder) for piece in self.runs_of(trial.config))
             if begun == self.begun.get(trial.trial_id):
                 return
             self.begun[trial.trial_id] = begun
         ray_compat.allow_failures(trial, lease.DEATHS)
 
     def end(self, spec: Spec, last: Mapping[str, Any]) -> None:
-        """Show what became of a trial; a stack that failed, or was not ours, has no outcome yet."""
-        pieces = self.pieces(spec)
+        """Show a trial's outcome; a stack that failed, or runs that another command owns, have none yet."""
+        pieces = self.runs_of(spec)
         if FAILURE in last and len(pieces) == 1:
             self.board.fail(pieces[0].name, last[FAILURE])
         for piece in pieces:
@@ -122,4 +122,4 @@ class Watch:
                 self.board.stop(piece.name)
             else:
                 self.board.done(piece.name, piece.weight)
-        self.ended(spec, last)
+        self.on_trial_end(spec, last)

@@ -1,4 +1,4 @@
-"""What the deployments of all tasks share: models that are held while they are served."""
+"""The model cache that the deployments of all tasks share."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ THREADS = 1
 """Torch computes with so many in each replica: no more than the CPUs that it reserves, rounded up."""
 
 
-class Held(Generic[T]):
+class ModelCache(Generic[T]):
     """The models of a task that a replica holds, by their digests.
 
-    When others are to be served, the new ones are loaded beside the old, so that each request finds what it asks for.
-    One that is asked for before the replica hears of it, or after, is loaded then: the ingress alone says what is
-    served, and its news and those of the replicas come in any order.
+    On an update the new models are loaded beside the old, so that each request finds its model. Models requested before
+    `reconfigure` reaches this replica, or after their removal, are loaded on demand: only the ingress decides what is
+    served.
     """
 
     def __init__(self, task: str, storage: Storage, load: Callable[[bytes, str], T]) -> None:
@@ -35,7 +35,7 @@ class Held(Generic[T]):
         """
         torch.set_num_threads(THREADS)
         self.task, self.storage, self.load = task, storage, load
-        self.held: dict[str, T] = {}
+        self.models: dict[str, T] = {}
 
     def __getitem__(self, sha256: str) -> T:
         """Return the model of a digest.
@@ -43,9 +43,9 @@ class Held(Generic[T]):
         Raises:
             UserError: where its file is not on the storage, or another one.
         """
-        if sha256 not in self.held:
+        if sha256 not in self.models:
             self._take(Model(task=self.task, name=self.task, sha256=sha256))
-        return self.held[sha256]
+        return self.models[sha256]
 
     def file(self, sha256: str) -> bytes:
         """Return the file of a digest.
@@ -57,7 +57,7 @@ class Held(Generic[T]):
 
     def any(self) -> T:
         """Return a model, where all give the same answers: those that an index was made with."""
-        return next(iter(self.held.values()))
+        return next(iter(self.models.values()))
 
     async def reconfigure(self, config: Mapping[str, Any]) -> None:
         """Hold the models that Serve's `user_config` names, and no others.
@@ -70,15 +70,15 @@ class Held(Generic[T]):
         named = [model for model in models_of(config) if model.task == self.task]
         try:
             for model in named:
-                if model.sha256 not in self.held:
+                if model.sha256 not in self.models:
                     await asyncio.to_thread(self._take, model)
         except Exception:
-            if not self.held:
+            if not self.models:
                 raise
             logging.getLogger("ray.serve").exception("%s: the models stay as they were", self.task)
             return
         kept = {model.sha256 for model in named}
-        self.held = {sha256: model for sha256, model in self.held.items() if sha256 in kept}
+        self.models = {sha256: model for sha256, model in self.models.items() if sha256 in kept}
 
     def _take(self, model: Model) -> None:
-        self.held[model.sha256] = self.load(read(model, self.storage), model.name)
+        self.models[model.sha256] = self.load(read(model, self.storage), model.name)

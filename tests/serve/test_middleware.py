@@ -8,8 +8,8 @@ import time
 import pytest
 
 from retable.serve.deployments.line import Line
-from retable.serve.ingress.answers import Problem, Reply
 from retable.serve.ingress.limits import Limits
+from retable.serve.ingress.replies import Problem, Reply
 from retable.serve.launch import address
 from retable.serve.launch.models import Model
 from tests.serve import web

@@ -1,35 +1,35 @@
-"""What follows training, in one flow with it: views are scored, and rows joined, as soon as what they need is there."""
+"""Post-training pipeline: predicts, scores and combines as soon as inputs exist, while other trainings run."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from retable.platform.execute.ensembles import Joiner
-from retable.platform.execute.scoring import Scorer, scores
+from retable.platform.execute.ensembles import Ensembler
+from retable.platform.execute.scoring import ScoringTasks, scores_key
 from retable.platform.plan.plan import Combining, Plan
 from retable.platform.spec.resources import Resources
 from retable.platform.store.run import RunFolder, view_key
 
 
 class After:
-    """Predicts, scores and joins what a plan lacks, beside trainings that still run."""
+    """Predicts, scores and combines what a plan lacks, while trainings run."""
 
     def __init__(self, plan: Plan, resources: Resources | None = None, gpus: float = 0.0) -> None:
-        self.scorer, self.joiner = Scorer(plan, resources or Resources(), gpus), Joiner(plan)
+        self.scorer, self.joiner = ScoringTasks(plan, resources or Resources(), gpus), Ensembler(plan)
         self.waiting: list[tuple[Combining, set[str]]] = [(row, self._needs(row)) for row in plan.uncombined]
         """Rows to be joined, with the keys of the predictions and scorings that they wait for."""
 
     def _needs(self, row: Combining) -> set[str]:
         keys = {f"{each.folder.path}/{view_key(view)}" for each in row.members for view in (*row.reads(each),)}
-        seen = {scores(f"{each.folder.path}/{view_key(each.view)}") for each in row.members}
+        seen = {scores_key(f"{each.folder.path}/{view_key(each.view)}") for each in row.members}
         return (keys | seen) & self.scorer.open
 
     def submit(self, folder: RunFolder) -> None:
-        """Begin what a finished run makes possible."""
+        """Start the predictions and scorings that a finished run makes possible."""
         self.scorer.submit(folder)
 
-    def look(self, seconds: float | None = 0) -> None:
-        """Take note of what has ended, and begin what that makes possible; wait so long for the first of it."""
+    def poll(self, seconds: float | None = 0) -> None:
+        """Process completed tasks and start what depends on them; block up to `seconds` for the first one."""
         import ray
 
         pending: list[Any] = [
@@ -41,22 +41,22 @@ class After:
         )
         ended = [ref for ref in ended if ref in self.scorer.pending]
         for ref in ended:
-            self.scorer.take(ref)
+            self.scorer.finish_task(ref)
         if ended:
             self._join()
-        self.joiner.look()
+        self.joiner.poll()
 
     def finish(self) -> dict[str, str]:
-        """Do what is left of finished runs, wait for all of it, and return the failures."""
+        """Process all finished runs, wait for every task, and return the failures."""
         self.scorer.submit_finished()
         with self.scorer.board.show():
             while self.scorer.pending:
-                self.look(None)
+                self.poll(None)
         self._join()
         return self.scorer.board.failures | self.joiner.finish()
 
     def _join(self) -> None:
-        """Begin the rows whose members are all there."""
+        """Start the combined rows whose members are all predicted and scored."""
         ready = [row for row, needs in self.waiting if needs.isdisjoint(self.scorer.open)]
         self.waiting = [(row, needs) for row, needs in self.waiting if not needs.isdisjoint(self.scorer.open)]
-        self.joiner.begin(row for row in ready if len(row.inputs()) == len(row.members))
+        self.joiner.start(row for row in ready if len(row.inputs()) == len(row.members))

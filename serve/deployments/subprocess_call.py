@@ -1,4 +1,4 @@
-"""A function in a process of its own: what it imports and reads is gone with the process."""
+"""Functions in child processes: what they import and read is released with the process."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from retable.platform.errors import UserError
 T = TypeVar("T")
 
 
-class Apart(Generic[T]):
-    """A call in a process of its own, begun when it is made."""
+class IsolatedCall(Generic[T]):
+    """A call in a child process, started when the object is made."""
 
     def __init__(self, function: Callable[..., T], *arguments: Any) -> None:
         """Begin. The function and its arguments can be pickled."""
@@ -29,7 +29,7 @@ class Apart(Generic[T]):
         sending.close()
 
     def result(self) -> T:
-        """Wait for what the function returns.
+        """Wait for the function's return value.
 
         Raises:
             UserError: as the function does, or where its process has died.
@@ -46,15 +46,15 @@ class Apart(Generic[T]):
         return answer
 
 
-class Work:
-    """A function in a process of its own, begun when it is made, that tells how far it is.
+class ProgressProcess:
+    """A function in a child process, started when the object is made, that reports its progress.
 
-    It is called with what tells: a function of one thing that can be pickled. The process ends with the one that began
-    it, however that ends, and can be ended at any moment: it holds nothing but its files.
+    Its first argument is a function that sends one picklable value. The child ends with its parent, however that ends,
+    and can be killed at any moment: it holds nothing but its files.
     """
 
     def __init__(self, function: Callable[..., object], *arguments: Any, nice: int = 0) -> None:
-        """Begin; the function is called with what tells, and then the arguments. All can be pickled."""
+        """Start the child; the function gets a progress callback, then the arguments. All can be pickled."""
         context = multiprocessing.get_context("spawn")
         self.result: Any = None
         """What the function has returned, once it has."""
@@ -63,8 +63,8 @@ class Work:
         self.process.start()
         telling.close()
 
-    def told(self, seconds: float) -> Iterator[Any]:
-        """Yield what the function tells until it returns; the process has ended afterwards.
+    def progress(self, seconds: float) -> Iterator[Any]:
+        """Yield the reported progress until the function returns; the child has ended afterwards.
 
         Raises:
             UserError: as the function does, or where its process has died, or takes longer than so many seconds.
@@ -88,7 +88,7 @@ class Work:
             self._told.close()
 
     def end(self) -> None:
-        """End it at once."""
+        """Kill the child."""
         self.process.kill()
 
 
@@ -107,7 +107,7 @@ def _tell(telling: Connection, nice: int, function: Callable[..., object], argum
 
 
 def _end_with(parent: Any) -> None:
-    """End this process when its parent has ended, were it killed."""
+    """End this process when its parent has ended, even if that was killed."""
     parent.join()
     os._exit(1)
 

@@ -1,4 +1,4 @@
-"""What a server answers: a reply, or a problem in one clear line that names no file and no code of ours."""
+"""Replies of a server, and problems in one line without file names or code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Reply:
 
 
 class Problem(Exception):
-    """A request that cannot be answered, as RFC 9457 says it.
+    """An error response (RFC 9457).
 
     Replicas return it instead of raising it: what is raised is a fault of theirs, and logged as one.
     """

@@ -1,4 +1,4 @@
-"""What every request passes before a route: the token, the origin, its body's length; and how answers are sent."""
+"""Security middleware and responses: token, origin, host, limits of bodies, headers."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from fastapi import Request, Response
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from retable.serve.ingress.answers import Problem, Reply
 from retable.serve.ingress.limits import LIMITS, Limits
+from retable.serve.ingress.replies import Problem, Reply
 from retable.serve.launch.address import loopback
 from retable.serve.launch.models import Model
 
@@ -32,10 +32,10 @@ SAFE = {
 
 
 def respond(answer: Reply | Problem, model: Model | None = None) -> Response:
-    """Return what a deployment answered as HTTP, with the headers that say which model it is from."""
+    """Return a deployment's reply as an HTTP response, with headers that identify the model."""
     reply = answer.reply() if isinstance(answer, Problem) else answer
-    said = model.headers() if model and reply.status < 400 else {}
-    return Response(reply.body, reply.status, said | dict(reply.headers), reply.media)
+    extra = model.headers() if model and reply.status < 400 else {}
+    return Response(reply.body, reply.status, extra | dict(reply.headers), reply.media)
 
 
 PROBES = ("/-/healthz", "/-/readyz")
@@ -44,8 +44,8 @@ Answered = Callable[[str, str, int, float], None]
 """Is told of each answer: the route's path, the method, the status (0 where the client left before), and seconds."""
 
 
-class Gate:
-    """What every request passes: the token, one line for whatever fails, and the headers of every answer."""
+class SecurityMiddleware:
+    """ASGI middleware: checks host, token and origin, turns errors into one line, and sets headers."""
 
     def __init__(
         self, app: ASGIApp, token: str, hosts: Sequence[str], answered: Answered, limits: Limits = LIMITS
@@ -56,7 +56,7 @@ class Gate:
         """Requests that each address has here now."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
+        """Handle a request."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -67,10 +67,10 @@ class Gate:
         async def sending(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
-                status, said = message["status"], MutableHeaders(scope=message)
-                said.update(SAFE)
-                if said.get("location", "").startswith("/"):
-                    said["location"] = prefix + said["location"]
+                status, headers = message["status"], MutableHeaders(scope=message)
+                headers.update(SAFE)
+                if headers.get("location", "").startswith("/"):
+                    headers["location"] = prefix + headers["location"]
             await send({**message, "body": b""} if head and message["type"] == "http.response.body" else message)
 
         self.busy += 1
@@ -125,7 +125,7 @@ def check_host(host: str, names: Sequence[str]) -> None:
 
 
 def check_token(authorization: str, digest: str) -> None:
-    """Refuse a request without the right bearer token; how long that takes says nothing of the token.
+    """Refuse a request without the right bearer token. Constant-time comparison.
 
     Raises:
         Problem: 401.
@@ -138,7 +138,7 @@ def check_token(authorization: str, digest: str) -> None:
 
 
 def check_origin(method: str, headers: Headers, names: Sequence[str] = ()) -> None:
-    """Refuse what another site's page sends, which a browser allows where nothing is read back.
+    """Refuse requests of other sites' pages, which a browser sends if no response is read.
 
     A proxy may replace the name that the browser asked; `names` has it. Other ports of this machine are other sites.
 
@@ -151,11 +151,11 @@ def check_origin(method: str, headers: Headers, names: Sequence[str] = ()) -> No
         raise Problem(403, "pages of other sites may not ask this server")
 
 
-class Bodies:
-    """Reads bodies, counting while they come; refuses what is too long or slow alone, and what is too much together."""
+class BodyReader:
+    """Reads request bodies; refuses one that is too long or slow, and too many bytes in flight."""
 
     def __init__(self, limits: Limits) -> None:
-        self.limits, self.held = limits, 0
+        self.limits, self.in_flight_bytes = limits, 0
         self.reading: dict[asyncio.Timeout, None] = {}
         """The time limits of bodies that are read, the one whose last byte is the oldest first."""
 
@@ -176,14 +176,14 @@ class Bodies:
                     self.reading[clock] = self.reading.pop(clock, None)
                     clock.reschedule((clock.when() or 0.0) + len(chunk) / self.limits.body_rate)
                     body += chunk
-                    self.held += len(chunk)
+                    self.in_flight_bytes += len(chunk)
                     if len(body) > most:
                         raise long
-                    if self.held > self.limits.held_bytes:
+                    if self.in_flight_bytes > self.limits.held_bytes:
                         raise Problem(503, "too many large requests at once; try again in a moment").wait(2)
             yield bytes(body)
         finally:
-            self.held -= len(body)
+            self.in_flight_bytes -= len(body)
 
     @asynccontextmanager
     async def in_time(self) -> AsyncIterator[asyncio.Timeout]:
