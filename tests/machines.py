@@ -77,7 +77,7 @@ class Machine:
     def start(self, words, env, cwd="/", **options):
         """Start a command there, in a session of its own; without root's rights where `user` is given."""
         user = options.pop("user", None)
-        enter = ["nsenter", f"--target={self.pid}", "--net", "--pid", "--mount", "--uts", "--ipc", f"--wd={cwd}"]
+        enter = ["nsenter", f"--target={self.pid}", "--net", "--pid", "--mount", "--uts", "--ipc", f"--wdns={cwd}"]
         if user:
             enter += ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", "--no-new-privs"]
             enter += ["--bounding-set=-all", "--inh-caps=-all"]

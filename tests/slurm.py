@@ -75,7 +75,7 @@ class Slurm:
         (shared / "bin").mkdir()
         for name in PROGRAMS:
             program = shared / "bin" / name
-            program.write_text(f'#!/bin/sh\nexec {sys.executable} {__file__} {name} "$@"\n')
+            program.write_text(f'#!/bin/bash\nexec {sys.executable} {__file__} {name} "$@"\n')
             program.chmod(0o755)
         slurm = self
 
