@@ -28,16 +28,16 @@ HEAD = "| fault | survived | steps done twice, at most | seconds until it went o
 def measure() -> dict[str, Any]:
     """Run the tests of faults; return what each fault cost, and write the table."""
     with tempfile.TemporaryDirectory() as folder:
-        told, report = Path(folder, "told.jsonl"), Path(folder, "report.xml")
+        record, report = Path(folder, "record.jsonl"), Path(folder, "report.xml")
         words = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-m", "slow", f"--junitxml={report}", *TESTS]
-        more = {**os.environ, "RETABLE_FAULTS": str(told)}
+        more = {**os.environ, "RETABLE_FAULTS": str(record)}
         ended = subprocess.run(words, env=more, cwd=ROOT, capture_output=True, text=True)
-        found: dict[str, Any] = {}
-        for fact in map(json.loads, told.read_text().splitlines()):
+        results: dict[str, Any] = {}
+        for fact in map(json.loads, record.read_text().splitlines()):
             name = fact.pop("fault", fact["test"])
-            found |= {f"{name}: {key}": value for key, value in fact.items() if key != "test"}
-    PAGE.write_text(with_table(PAGE.read_text(), found))
-    return {"ended": ended.stdout.strip().splitlines()[-1], **found}
+            results |= {f"{name}: {key}": value for key, value in fact.items() if key != "test"}
+    PAGE.write_text(with_table(PAGE.read_text(), results))
+    return {"ended": ended.stdout.strip().splitlines()[-1], **results}
 
 
 def with_table(page: str, result: dict[str, Any]) -> str:

@@ -65,12 +65,12 @@ def measure() -> dict[str, Any]:
         for call in serving.calls(server.client).values():
             call(0)
         before = server.replicas
-        there = set(files(server.folder))
+        present = set(files(server.folder))
         seen = Seen()
         made_up(server.client, minutes, seen)
         generated = seen.counts.total()
         broken(server.client, seen)
-        left = [str(path.relative_to(server.folder)) for path in sorted(set(files(server.folder)) - there)]
+        left = [str(path.relative_to(server.folder)) for path in sorted(set(files(server.folder)) - present)]
         return {
             "minutes": minutes,
             "generated": generated,
@@ -136,8 +136,8 @@ def sender(place: str, seen: Seen) -> Callable[[Any], None]:
             case.validate_response(got, checks=conforms)
         except FailureGroup as group:
             denied = "; ".join(f"{failure.title}: {failure.message}"[:300] for failure in group.exceptions)
-        said = {key.lower(): value[0] for key, value in got.headers.items()}
-        seen.note(place, Answer(got.status_code, got.content, said), denied)
+        headers = {key.lower(): value[0] for key, value in got.headers.items()}
+        seen.note(place, Answer(got.status_code, got.content, headers), denied)
 
     return send
 
@@ -152,13 +152,13 @@ def broken(client: Client, seen: Seen) -> None:
         "audio": "/v1/audio",
         "rl": f"/v1/rl/{models['rl']['name']}",
     }
-    whole = corpus()
+    inputs = corpus()
     once = Client(client.url, tries=1)
     for task, path in places.items():
         query: dict[str, object] = {"region": models["weather"]["about"]["regions"][0]} if task == "weather" else {}
         for _ in range(BROKEN):
-            kind = draw.choice(sorted(whole))
-            body = damaged(whole[kind], draw)
+            kind = draw.choice(sorted(inputs))
+            body = damaged(inputs[kind], draw)
             answer = once._once("POST", path + "?" + "&".join(f"{k}={v}" for k, v in query.items()), body, {})
             seen.note(f"{task} {kind}", answer)
 
@@ -184,27 +184,27 @@ def corpus() -> dict[str, bytes]:
     import soundfile
     from PIL import Image
 
-    found = {"png": serving.photograph(64), "json": b'{"observations": [[0, 0, 0]], "seed": 1}', "text": b"hello" * 50}
-    picture = Image.open(io.BytesIO(found["png"]))
+    inputs = {"png": serving.photograph(64), "json": b'{"observations": [[0, 0, 0]], "seed": 1}', "text": b"hello" * 50}
+    picture = Image.open(io.BytesIO(inputs["png"]))
     for kind in ("JPEG", "GIF", "WEBP", "TIFF", "BMP"):
         file = io.BytesIO()
         picture.save(file, kind)
-        found[kind.lower()] = file.getvalue()
+        inputs[kind.lower()] = file.getvalue()
     images = np.zeros((4, 11, 36, 36), np.float32)
     file = io.BytesIO()
     np.savez_compressed(file, images=images)
-    found["npz"] = file.getvalue()
+    inputs["npz"] = file.getvalue()
     file = io.BytesIO()
     with h5py.File(file, "w") as hdf5:
         hdf5["REFL-BT"] = images
-    found["hdf5"] = file.getvalue()
+    inputs["hdf5"] = file.getvalue()
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as bomb:
         bomb.writestr("images.npy", b"\x93NUMPY\x01\x00" + bytes(50_000_000))
-    found["bomb"] = file.getvalue()
+    inputs["bomb"] = file.getvalue()
     sound = np.random.default_rng(0).normal(0, 0.1, 16_000).astype(np.float32)
     for kind in ("WAV", "FLAC", "OGG"):
         file = io.BytesIO()
         soundfile.write(file, sound, 16_000, format=kind)
-        found[kind.lower()] = file.getvalue()
-    return found
+        inputs[kind.lower()] = file.getvalue()
+    return inputs
