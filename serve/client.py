@@ -84,7 +84,7 @@ class Client:
     url: str = "http://127.0.0.1:8000"
     token: str = ""
     tries: int = 10
-    """How often a request is sent, over 43 s or more: a killed proxy of Serve is back after some 20."""
+    """How often a request is sent at most, over 43 s or more: Serve takes a while to start a killed proxy again."""
     timeout: float = 150.0
     """Seconds of one try."""
 

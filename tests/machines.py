@@ -19,6 +19,8 @@ import pytest
 
 SHARED = "/mnt"
 """Where machines see the shared folder."""
+UNSHARE = "setpriv --pdeathsig=KILL unshare --net --pid --mount --uts --ipc --fork --kill-child --mount-proc"
+"""Makes the namespaces; all that runs in them ends with the test, however that ends."""
 PREPARE = """
 set -e
 mount --make-rprivate /
@@ -56,11 +58,9 @@ class Machine:
 
     def __init__(self, name, ip, shared):
         self.name, self.ip = name, ip
-        fields = {"shared": shared, "seen": SHARED, "name": name, "prefix": sys.base_prefix}
-        words = ["unshare", "--net", "--pid", "--mount", "--uts", "--ipc", "--fork", "--kill-child", "--mount-proc"]
-        self.holder = subprocess.Popen(
-            [*words, "sh", "-c", PREPARE.format(**fields)], start_new_session=True, stderr=subprocess.DEVNULL
-        )
+        script = PREPARE.format(shared=shared, seen=SHARED, name=name, prefix=sys.base_prefix)
+        command = [*UNSHARE.split(), "sh", "-c", script]
+        self.holder = subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
         self.pid = self._first()
 
     def _first(self):

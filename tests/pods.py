@@ -131,7 +131,7 @@ class Pods:
         text, _, status = (machine or self.operator).call(*words)[1].rpartition("\n")
         return int(status), text
 
-    def until(self, condition, seconds=600):
+    def until(self, condition, seconds=1800):
         """Wait until something holds; return it."""
         deadline = time.monotonic() + seconds
         while not (found := condition()):

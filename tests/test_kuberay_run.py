@@ -103,13 +103,13 @@ def test_the_service_starts_answers_and_survives_the_loss_of_its_worker(network,
         assert told.get("status") not in ("DEPLOY_FAILED", "UNHEALTHY") or told["status"] == "UNHEALTHY", told
         return told.get("status") == "RUNNING"
 
-    pods.until(runs, 1200)
+    pods.until(runs)
     pods.until(lambda: pods.ready("worker", serves=True))
     answers_everywhere(pods, secret, ["head", "worker"])
     pods.running.pop("worker")[0].lose()
     pods.start("worker2", cpu, "head")
-    pods.until(lambda: pods.ready("worker2", serves=True), 1200)
-    pods.until(lambda: pods.ask("GET", "http://worker2:8000/-/readyz")[0] == 200, 1200)
+    pods.until(lambda: pods.ready("worker2", serves=True))
+    pods.until(lambda: pods.ask("GET", "http://worker2:8000/-/readyz")[0] == 200)
     answers_everywhere(pods, secret, ["head", "worker2"])
 
 
