@@ -6,8 +6,10 @@ READY = $(VENV)/.ready
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 UV = 0.9.5
 PIP_AUDIT = 2.10.1
+SITE = build/site-env
+MKDOCS ?= $(SITE)/bin/mkdocs
 
-.PHONY: reproduce serve test test-all docs-check bench lint audit clean
+.PHONY: reproduce serve test test-all docs docs-check bench lint audit clean
 
 # uv takes two minutes for what takes pip six. Where it cannot be had, or finds no packages, pip goes on.
 $(READY): requirements.lock pyproject.toml
@@ -33,6 +35,16 @@ test: lint
 
 test-all: lint
 	$(BIN)/python -m pytest
+
+$(SITE)/.ready: pyproject.toml
+	$(PYTHON) -m venv $(SITE)
+	$(SITE)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
+	$(SITE)/bin/python -m pip install --quiet --disable-pip-version-check --group docs
+	touch $@
+
+# The documents as a site, in build/site. Building asks for no network; a warning, such as a broken link, is an error.
+docs: $(SITE)/.ready
+	NO_MKDOCS_2_WARNING=1 $(MKDOCS) build --strict
 
 # Each command of README and docs, in a terminal; what is trained stays in build/docs-check, for the next time.
 docs-check: $(READY)
