@@ -1,4 +1,4 @@
-"""Look at every page of the built site as a phone and in the dark: `python -m docs.site.check build/site [--axe axe.min.js]`.
+"""Look at every page of the built site, on a phone and in the dark: `python -m docs.site.check build/site`.
 
 Reports pages that scroll sideways, requests to other hosts, pictures and links that lead nowhere, and, with axe-core,
 serious faults of accessibility. It needs Playwright and a Chromium (`--chromium`).
@@ -34,11 +34,11 @@ class Quiet(SimpleHTTPRequestHandler):
 def faults(browser: Browser, site: Path, base: str, axe: str) -> Iterator[str]:
     """Yield a line for each fault of each page."""
     links: set[str] = set()
+    asked: set[str] = set()
     for name, (width, height, scheme) in VIEWS.items():
         context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)  # type: ignore[arg-type]
         page = context.new_page()
-        requests: list[str] = []
-        page.on("request", lambda request: requests.append(request.url))
+        page.on("request", lambda request: asked.add(request.url))
         for file in sorted(site.rglob("*.html")):
             where = f"{file.relative_to(site)}, {name}"
             page.goto(f"{base}/{file.relative_to(site)}", wait_until="networkidle")
@@ -48,8 +48,8 @@ def faults(browser: Browser, site: Path, base: str, axe: str) -> Iterator[str]:
             if axe:
                 page.evaluate(axe)
                 yield from (f"{where}: {' '.join(line.split())}" for line in page.evaluate(AXE))
-        yield from (f"{name}: asks for {url}" for url in {url for url in requests if not url.startswith((base, "data:"))})
         context.close()
+    yield from (f"asks for {url}" for url in sorted(asked) if not url.startswith((base, "data:")))
     for link in sorted(links):
         path = site / link.removeprefix(base).lstrip("/").partition("#")[0]
         if link.startswith(base) and not (path / "index.html" if path.is_dir() else path).exists():
