@@ -20,7 +20,7 @@ $(READY): requirements.lock pyproject.toml
 	touch $(READY)
 
 reproduce: $(READY)
-	$(BIN)/retable reproduce --scale smoke
+	$(BIN)/retable reproduce
 
 serve: $(READY)
 	$(BIN)/retable serve

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.audio_search import COUNT, DIMENSION, QUERIES, latencies, world
-from retable.tasks.audio.search import nearest
+from retable.tasks.audio.tools.search import nearest
 
 VECTORS = (10_000, 100_000)
 LISTS = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -38,16 +38,16 @@ def table_of(vectors: np.ndarray[Any, Any], first: int) -> pa.Table:
 
 def search(table: Any, query: np.ndarray[Any, Any], lists: int = 0) -> list[int]:
     """Return the numbers of the nearest vectors; `lists` of an index, 0: among all, exactly."""
-    asked = table.search(query).distance_type("dot")
-    asked = asked.nprobes(lists) if lists else asked.bypass_vector_index()
-    found: list[int] = asked.select(["number", "_distance"]).limit(COUNT).to_arrow()["number"].to_pylist()
-    return found
+    query_plan = table.search(query).distance_type("dot")
+    query_plan = query_plan.nprobes(lists) if lists else query_plan.bypass_vector_index()
+    numbers: list[int] = query_plan.select(["number", "_distance"]).limit(COUNT).to_arrow()["number"].to_pylist()
+    return numbers
 
 
 def recall(table: Any, queries: np.ndarray[Any, Any], exact: np.ndarray[Any, Any], lists: int) -> float:
     """Return the share of the nearest that a search finds."""
-    found = [len(set(search(table, query, lists)) & set(true)) for query, true in zip(queries, exact, strict=True)]
-    return sum(found) / exact.size
+    hits = [len(set(search(table, query, lists)) & set(true)) for query, true in zip(queries, exact, strict=True)]
+    return sum(hits) / exact.size
 
 
 def compare(rows: int, folder: Path) -> dict[str, float]:
@@ -58,26 +58,26 @@ def compare(rows: int, folder: Path) -> dict[str, float]:
     name, exact = f"{rows:,}", nearest.exact(blocks, queries, COUNT)[1]
     start = time.perf_counter()
     table = lancedb.connect(folder).create_table("vectors", table_of(np.concatenate(blocks), 0))
-    found = {f"{name}, LanceDB: write, s": time.perf_counter() - start}
+    results = {f"{name}, LanceDB: write, s": time.perf_counter() - start}
     start = time.perf_counter()
     table.create_index(metric="dot", vector_column_name="vector", index_type="IVF_FLAT")
-    found[f"{name}, LanceDB: build IVF, s"] = time.perf_counter() - start
+    results[f"{name}, LanceDB: build IVF, s"] = time.perf_counter() - start
     reached = ((lists, recall(table, queries, exact, lists)) for lists in LISTS)
     lists, share = next(each for each in reached if each[1] >= nearest.WANTED or each[0] == LISTS[-1])
     start = time.perf_counter()
     ivf = nearest.build("ivf", blocks, DIMENSION)
-    found[f"{name}, ours: build IVF, s"] = time.perf_counter() - start
+    results[f"{name}, ours: build IVF, s"] = time.perf_counter() - start
     effort, own = nearest.tune(ivf, blocks, queries)
     flat = nearest.build("flat", blocks, DIMENSION)
     calls = {
-        "ours, exact": lambda asked: nearest.nearest(flat, blocks, asked[None], COUNT, 0),
-        "LanceDB, exact": lambda asked: search(table, asked),
-        "ours, IVF": lambda asked: nearest.nearest(ivf, blocks, asked[None], COUNT, effort),
-        "LanceDB, IVF": lambda asked: search(table, asked, lists),
+        "ours, exact": lambda vector: nearest.nearest(flat, blocks, vector[None], COUNT, 0),
+        "LanceDB, exact": lambda vector: search(table, vector),
+        "ours, IVF": lambda vector: nearest.nearest(ivf, blocks, vector[None], COUNT, effort),
+        "LanceDB, IVF": lambda vector: search(table, vector, lists),
     }
-    found |= {f"{name}, ours, IVF: recall@10": own, f"{name}, LanceDB, IVF: recall@10": share}
-    found |= {f"{name}, {way}: ms": value for way, value in latencies(calls, list(queries), ROUNDS).items()}
-    return found | {f"{name}, LanceDB: add one recording, ms": added(table, queries)}
+    results |= {f"{name}, ours, IVF: recall@10": own, f"{name}, LanceDB, IVF: recall@10": share}
+    results |= {f"{name}, {way}: ms": value for way, value in latencies(calls, list(queries), ROUNDS).items()}
+    return results | {f"{name}, LanceDB: add one recording, ms": added(table, queries)}
 
 
 def added(table: Any, vectors: np.ndarray[Any, Any]) -> float:
@@ -102,8 +102,8 @@ def imported(command: str) -> float:
 
 def measure() -> dict[str, Any]:
     """Compare searches, additions and imports."""
-    found: dict[str, Any] = {"dimension": DIMENSION, "queries": QUERIES, "threads": os.cpu_count()}
+    results: dict[str, Any] = {"dimension": DIMENSION, "queries": QUERIES, "threads": os.cpu_count()}
     with tempfile.TemporaryDirectory() as folder:
         for rows in VECTORS:
-            found |= compare(rows, Path(folder) / str(rows))
-    return found | {f"import, {way}: s of the processor": imported(command) for way, command in IMPORTS.items()}
+            results |= compare(rows, Path(folder) / str(rows))
+    return results | {f"import, {way}: s of the processor": imported(command) for way, command in IMPORTS.items()}

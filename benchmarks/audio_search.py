@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from retable.tasks.audio.search import nearest
+from retable.tasks.audio.tools.search import nearest
 
 VECTORS = sorted({1_000, 10_000, 100_000, int(os.environ.get("RETABLE_BENCH_VECTORS", 100_000))})
 DIMENSION, RANK, CLUSTERS = 256, 48, 500
@@ -70,28 +70,28 @@ def compare(kind: nearest.Kind, rows: int, folder: Path) -> dict[str, float]:
     index = nearest.build(kind, blocks, DIMENSION)
     seconds = time.perf_counter() - start
     effort, recall = nearest.tune(index, blocks, queries)
-    whole = np.concatenate(blocks)
+    joined = np.concatenate(blocks)
 
-    def brute(asked: np.ndarray[Any, Any]) -> object:
+    def brute(vectors: np.ndarray[Any, Any]) -> object:
         """Multiply by all, and select."""
-        scores = asked @ whole.T
+        scores = vectors @ joined.T
         best = np.argpartition(scores, -COUNT, axis=1)[:, -COUNT:]
         return np.take_along_axis(best, np.argsort(-np.take_along_axis(scores, best, 1), axis=1), 1)
 
     calls = {"ours": lambda asked: nearest.nearest(index, blocks, asked, COUNT, effort), "NumPy": brute}
     rounds = ROUNDS if rows <= MOST_HNSW else 16
-    found: dict[str, float] = {}
+    results: dict[str, float] = {}
     for batch in BATCHES:
         asked = [queries[first : first + batch] for first in range(0, QUERIES - batch + 1, batch)]
         spent = latencies(calls, asked, rounds)
-        found[f"{name}, {batch} at once: ms"] = spent["ours"]
-        found[f"{name}, {batch} at once: times as fast as NumPy"] = spent["NumPy"] / spent["ours"]
+        results[f"{name}, {batch} at once: ms"] = spent["ours"]
+        results[f"{name}, {batch} at once: times as fast as NumPy"] = spent["NumPy"] / spent["ours"]
     size = nearest.write(index, folder / f"{kind}.faiss")
     return {
         f"{name}: build, s": seconds,
         f"{name}: effort": effort,
         f"{name}: recall@10": recall,
-        **found,
+        **results,
         f"{name}: file, MB": size / 1e6,
         f"{name}: memory, MB": memory(folder / f"{kind}.faiss", size, rows),
     }
@@ -123,7 +123,7 @@ def most_resident() -> float:
 def measure() -> dict[str, Any]:
     """Compare all kinds of index."""
     blocks, queries = world(20_000)
-    found: dict[str, Any] = {
+    results: dict[str, Any] = {
         "dimension": DIMENSION,
         "threads": os.environ.get("OMP_NUM_THREADS", os.cpu_count()),
         "nearest cosine of a query, median": float(np.median(nearest.exact(blocks, queries, 1)[0])),
@@ -132,5 +132,5 @@ def measure() -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         for rows, kind in itertools.product(VECTORS, kinds):
             if kind != "hnsw" or rows <= MOST_HNSW:
-                found |= compare(kind, rows, Path(folder))
-    return found
+                results |= compare(kind, rows, Path(folder))
+    return results

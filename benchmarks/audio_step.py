@@ -38,13 +38,13 @@ BATCH, STEPS = (64, 20) if DEVICE == "cuda" else (16, 5)
 
 def recordings(folder: Path) -> list[tuple[Recording, Path]]:
     """Write files of noise."""
-    random, found = np.random.default_rng(0), []
+    random, clips = np.random.default_rng(0), []
     for number in range(CLIPS):
         path = folder / f"{number}.flac"
         soundfile.write(path, random.normal(0, 0.1, SECONDS * RATE), RATE)
         captions = (f"noise of the kind {number} hisses for a while",)
-        found.append((Recording(number, path.name, "clotho", "training", str(number), SECONDS, captions), path))
-    return found
+        clips.append((Recording(number, path.name, "clotho", "training", str(number), SECONDS, captions), path))
+    return clips
 
 
 def source(folder: Path, features: Any, files: list[tuple[Recording, Path]]) -> Source:
@@ -69,8 +69,8 @@ def config(**changes: Any) -> Config:
         audio, text = Passt(weights="random"), Untrained(family="roberta", width=768, depth=12, heads=12)
     else:
         audio, text = Passt(weights="random", width=192, depth=6, heads=3), Untrained()
-    whole = Config(corpora=("clotho",), audio=audio, text=text, clip_seconds=10.0, batch=BATCH, steps=STEPS + 2)
-    return replace(whole, **{"precision": "float32", **changes})
+    merged = Config(corpora=("clotho",), audio=audio, text=text, clip_seconds=10.0, batch=BATCH, steps=STEPS + 2)
+    return replace(merged, **{"precision": "float32", **changes})
 
 
 def training(data: Source, chosen: Config) -> float:
@@ -100,26 +100,26 @@ def embedding(data: Source, chosen: Config) -> float:
 def measure() -> dict[str, Any]:
     """Measure reading, training and embedding."""
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)))
-    found: dict[str, Any] = {"device": DEVICE, "threads": torch.get_num_threads(), "seconds of a clip": SECONDS}
+    results: dict[str, Any] = {"device": DEVICE, "threads": torch.get_num_threads(), "seconds of a clip": SECONDS}
     with tempfile.TemporaryDirectory(prefix="retable-bench-") as name:
         files = recordings(Path(name))
         sets = {features: source(Path(name), features, files) for features in ("waveform", "mel")}
-        found["reading, decoded: clips/s"] = decoded = rate(decode, [path for _, path in files])
+        results["reading, decoded: clips/s"] = decoded = rate(decode, [path for _, path in files])
         for features, data in sets.items():
             shards = AudioShards(data.folder, data.info)
             read = shards.waveform if features == "waveform" else shards.mel
-            found[f"reading, {features} shards: clips/s"] = speed = rate(read, list(range(CLIPS)))
-            found[f"reading, {features} shards: times as fast"] = speed / decoded
+            results[f"reading, {features} shards: clips/s"] = speed = rate(read, list(range(CLIPS)))
+            results[f"reading, {features} shards: times as fast"] = speed / decoded
         plain = replace(config().audio, patchout_frequency=0, patchout_time=0)  # type: ignore[type-var]
         for features, data in sets.items():
             without = training(data, config(audio=plain))
-            found[f"training, {features}: clips/s"] = without
-            found[f"training, {features}, patchout: clips/s"] = speed = training(data, config())
-            found[f"training, {features}, patchout: times as fast"] = speed / without
-            found[f"embedding, {features}: clips/s"] = embedding(data, config())
+            results[f"training, {features}: clips/s"] = without
+            results[f"training, {features}, patchout: clips/s"] = speed = training(data, config())
+            results[f"training, {features}, patchout: times as fast"] = speed / without
+            results[f"embedding, {features}: clips/s"] = embedding(data, config())
         if DEVICE == "cuda":
-            found["training, waveform, patchout, bfloat16: clips/s"] = half = training(
+            results["training, waveform, patchout, bfloat16: clips/s"] = half = training(
                 sets["waveform"], config(precision="bfloat16")
             )
-            found["bfloat16: times as fast"] = half / found["training, waveform, patchout: clips/s"]
-    return found
+            results["bfloat16: times as fast"] = half / results["training, waveform, patchout: clips/s"]
+    return results

@@ -34,8 +34,8 @@ class Bucket:
         if name in self.written:
             return self.written[name]
         place = bisect.bisect_left(self.names, name)
-        there = place < len(self.names) and self.names[place] == name
-        return (self.content(name), 1767225600.0) if there else None
+        exists = place < len(self.names) and self.names[place] == name
+        return (self.content(name), 1767225600.0) if exists else None
 
     def write(self, name: str, data: bytes) -> None:
         """Write an object."""
@@ -74,11 +74,11 @@ class Bucket:
 
 def unchunked(data: bytes) -> bytes:
     """Return what AWS's client sends in chunks, each behind a line with its length."""
-    found, place = [], 0
+    chunks, place = [], 0
     while size := int(data[place : (end := data.index(b"\r\n", place))].split(b";")[0], 16):
-        found.append(data[end + 2 : end + 2 + size])
+        chunks.append(data[end + 2 : end + 2 + size])
         place = end + 4 + size
-    return b"".join(found)
+    return b"".join(chunks)
 
 
 def serve(make: Callable[[], Bucket], delay: float, port: Any, counts: Any) -> None:
@@ -124,21 +124,21 @@ def serve(make: Callable[[], Bucket], delay: float, port: Any, counts: Any) -> N
                 else:
                     bucket.write(name, data)
                 self.answer(200, ETag='"x"')
-            elif (found := bucket.read(name)) is None:
+            elif (content := bucket.read(name)) is None:
                 self.answer(200 if not name else 404)
             else:
-                self.part(*found)
+                self.part(*content)
 
         def body(self) -> bytes:
             if self.headers.get("Transfer-Encoding") != "chunked":
                 return self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            found = []
+            chunks = []
             while size := int(self.rfile.readline().split(b";")[0], 16):
-                found.append(self.rfile.read(size))
+                chunks.append(self.rfile.read(size))
                 self.rfile.readline()
             while self.rfile.readline().strip():
                 pass
-            return b"".join(found)
+            return b"".join(chunks)
 
         def upload(self, name: str, query: Mapping[str, str]) -> None:
             if "uploads" in query:
@@ -147,8 +147,8 @@ def serve(make: Callable[[], Bucket], delay: float, port: Any, counts: Any) -> N
                 )
                 parts[str(len(parts))] = {}
             else:
-                whole = parts.pop(query["uploadId"])
-                bucket.write(name, b"".join(whole[number] for number in sorted(whole)))
+                uploaded = parts.pop(query["uploadId"])
+                bucket.write(name, b"".join(uploaded[number] for number in sorted(uploaded)))
                 body = f"<CompleteMultipartUploadResult><Key>{escape(name)}</Key></CompleteMultipartUploadResult>"
             self.answer(200, f'<?xml version="1.0"?>{body}'.encode(), Content_Type="application/xml")
 

@@ -101,7 +101,7 @@ def differing(new: Path, *old: Path) -> tuple[int, list[str]]:
 
     from tests.compare_cells import cells_of
 
-    count, found, seconds = 0, [], {(name.replace("/", "-"), row) for name, row in measured()}
+    count, different, seconds = 0, [], {(name.replace("/", "-"), row) for name, row in measured()}
     for file in sorted((new / "report").glob("*.csv")):
         first = next(folder for folder in old if (folder / "report" / file.name).exists())
         before, after = cells_of(first / "report" / file.name), cells_of(file)
@@ -109,8 +109,8 @@ def differing(new: Path, *old: Path) -> tuple[int, list[str]]:
         keys = [key for key in before.keys() | after.keys() if (name, key[0]) not in seconds]
         count += len(keys)
         same = [key for key in keys if key in before and key in after and np.array_equal(before[key], after[key])]
-        found += [f"{file.name}: {key}: {before.get(key)} -> {after.get(key)}" for key in set(keys) - set(same)]
-    return count, found
+        different += [f"{file.name}: {key}: {before.get(key)} -> {after.get(key)}" for key in set(keys) - set(same)]
+    return count, different
 
 
 def main(reference: str, folder: str = "cluster-tables") -> int:
@@ -134,16 +134,16 @@ def main(reference: str, folder: str = "cluster-tables") -> int:
             seconds = submitted(address, " && ".join(map(shlex.join, commands)), place)
         fetch(every, place / "all")
         fetch(groups, place / "two")
-    numbers, found = differing(place / "all", place / "weather", Path(reference))
+    numbers, different = differing(place / "all", place / "weather", Path(reference))
     theirs, wrong = differing(place / "two", alone)
-    print("\n".join([*found, *wrong]))
-    result = {"numbers": numbers, "differ": len(found), "numbers of two workers": theirs}
+    print("\n".join([*different, *wrong]))
+    result = {"numbers": numbers, "differ": len(different), "numbers of two workers": theirs}
     result |= {"of those differ": len(wrong), "seconds": round(seconds)}
     where = collect()
     kept = {"result": result} | {key: where[key] for key in ("device", "versions", "started")}
     KEPT.write_text(json.dumps(kept, indent=2) + "\n")
     print(json.dumps(result, indent=2))
-    return bool(found or wrong)
+    return bool(different or wrong)
 
 
 if __name__ == "__main__":

@@ -57,17 +57,19 @@ def least(words: str, **variables: str) -> dict[str, float]:
 
 
 def measure() -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     full = os.environ.get("RETABLE_BENCH_STORAGE", "")
 
     def note(name: str, words: str, **variables: str) -> None:
-        found[name] = least(words, **variables)
-        print(f"{name}: {found[name]['clock']:.2f} s, {found[name]['processor']:.2f} s of the processor", flush=True)
+        results[name] = least(words, **variables)
+        print(
+            f"{name}: {results[name]['clock']:.2f} s, {results[name]['processor']:.2f} s of the processor", flush=True
+        )
 
     with tempfile.TemporaryDirectory(prefix="retable-bench-") as folder:
         cache = {"XDG_CACHE_HOME": folder}
         clock, used = timed("list", **cache)
-        found["list, the first after the code changed"] = {"clock": clock, "processor": used}
+        results["list, the first after the code changed"] = {"clock": clock, "processor": used}
         for words in STARTS:
             note(words, words, **cache)
         completing = {"_RETABLE_COMPLETE": "complete_bash", "COMP_CWORD": "2"}
@@ -77,11 +79,11 @@ def measure() -> dict[str, Any]:
             shutil.copytree(full, f"{folder}/results", ignore=shutil.ignore_patterns(".ray"))
             tables = " ".join(sorted(table_name(file) for file in Path(full, "tables").iterdir()))
             clock, used = timed(f"reproduce {tables}", **cache, **storage)  # fills what another version kept
-            found["reproduce of all tables, the first over runs that are there"] = {"clock": clock, "processor": used}
+            results["reproduce of all tables, the first over runs that are there"] = {"clock": clock, "processor": used}
             note("reproduce of all tables, again", f"reproduce {tables}", **cache, **storage)
             for words in ASKED:
                 note(words, words, **cache, **storage)
-    return found
+    return results
 
 
 def table_name(file: Path) -> str:

@@ -16,14 +16,14 @@ TESTS = Path(__file__).parents[1] / "tests/platform/execute/test_faults.py"
 def measure() -> dict[str, Any]:
     """Run the tests of faults; return of each whether the work ended as if nothing had been, and what it cost."""
     with tempfile.TemporaryDirectory() as folder:
-        told, report = Path(folder, "told.jsonl"), Path(folder, "report.xml")
+        record, report = Path(folder, "told.jsonl"), Path(folder, "report.xml")
         words = [sys.executable, "-m", "pytest", "-q", "-n", "0", f"--junitxml={report}", str(TESTS)]
-        ended = subprocess.run(words, env={**os.environ, "RETABLE_FAULTS": str(told)}, capture_output=True, text=True)
-        found: dict[str, Any] = {}
-        for fact in map(json.loads, told.read_text().splitlines()):
+        ended = subprocess.run(words, env={**os.environ, "RETABLE_FAULTS": str(record)}, capture_output=True, text=True)
+        results: dict[str, Any] = {}
+        for fact in map(json.loads, record.read_text().splitlines()):
             name = fact.pop("fault", fact["test"])
-            found |= {f"{name}: {key}": value for key, value in fact.items() if key != "test"}
-        return {"ended": ended.stdout.strip().splitlines()[-1], **found}
+            results |= {f"{name}: {key}": value for key, value in fact.items() if key != "test"}
+        return {"ended": ended.stdout.strip().splitlines()[-1], **results}
 
 
 def table(result: dict[str, Any]) -> str:

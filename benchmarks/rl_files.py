@@ -20,7 +20,7 @@ from retable.tasks.rl.config import Config
 from retable.tasks.rl.formats.compact import pack, unpack
 from retable.tasks.rl.formats.sizes import COMPACT, every_size, file_bytes
 from retable.tasks.rl.learner import OfflineLearner
-from retable.tasks.rl.timing import RandomTransitions
+from retable.tasks.rl.learning.timing import RandomTransitions
 
 ROUNDS, UPDATES = 7, 100
 
@@ -43,15 +43,15 @@ def measure() -> dict[str, Any]:
     for _ in range(UPDATES):
         learner.step(batch)
     weights = learner.state_dict()[0]["weights"]
-    found: dict[str, Any] = {
+    results: dict[str, Any] = {
         name: value for name, value in every_size(weights, archives=True).items() if name.startswith("smaller/")
     }
     plain = io.BytesIO()
     torch.save(weights, plain)
-    found["dense: write, ms"] = 1e3 * seconds(lambda: file_bytes(weights))
-    found["dense: read, ms"] = 1e3 * seconds(lambda: torch.load(io.BytesIO(plain.getvalue()), weights_only=True))
+    results["dense: write, ms"] = 1e3 * seconds(lambda: file_bytes(weights))
+    results["dense: read, ms"] = 1e3 * seconds(lambda: torch.load(io.BytesIO(plain.getvalue()), weights_only=True))
     for form, precision in COMPACT.items():
         file = pack(weights, precision)
-        found[f"{form}: write, ms"] = 1e3 * seconds(lambda precision=precision: pack(weights, precision))
-        found[f"{form}: read, ms"] = 1e3 * seconds(lambda file=file: unpack(file, "benchmark"))
-    return found
+        results[f"{form}: write, ms"] = 1e3 * seconds(lambda precision=precision: pack(weights, precision))
+        results[f"{form}: read, ms"] = 1e3 * seconds(lambda file=file: unpack(file, "benchmark"))
+    return results

@@ -24,9 +24,9 @@ from torch import Tensor, nn
 from retable.platform.train.worker import Worker
 from retable.tasks.rl.config import Config, Random, Snip
 from retable.tasks.rl.learner import OfflineLearner
+from retable.tasks.rl.learning.timing import RandomTransitions
 from retable.tasks.rl.model import BC_CLIP, BCQ_CLIP, StackedLinear, bc_action, bcq_action, generator, unstack
 from retable.tasks.rl.sparse import inference
-from retable.tasks.rl.timing import RandomTransitions
 from tests.rl.reference_bcq import ReferenceBcq
 
 SPARSITIES = (0.5, 0.8, 0.85, 0.9, 0.95, 0.99)
@@ -119,27 +119,27 @@ def measure() -> dict[str, Any]:
     data = RandomTransitions(Config(), STATES, ACTIONS)
     runs = {f"SNIP {100 * s:.0f} %": Config(prune=Snip(sparsity=s)) for s in SPARSITIES}
     runs["random 95 %"] = Config(prune=Random(sparsity=0.95))
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     with torch.no_grad():
         for sparsity in SPARSITIES:
             for batch in BATCHES:
                 times, name = compare(ways_of_a_layer(sparsity, batch)), f"layer, {100 * sparsity:.0f} %, batch {batch}"
-                found[f"{name}: dense stack, us"] = 1e6 * times["dense stack"]
-                found |= {f"{name}: {way}, times as fast": times["dense stack"] / times[way] for way in [*times][1:]}
+                results[f"{name}: dense stack, us"] = 1e6 * times["dense stack"]
+                results |= {f"{name}: {way}, times as fast": times["dense stack"] / times[way] for way in [*times][1:]}
     for label, config in runs.items():
         learner = OfflineLearner([config], data, Worker())
         for policy in ("bc", "bcq"):
             used = [unstack(learner.networks, 0)[f"{layer}.weight"] for layer in inference.ACTING[policy]]
             kept = sum(int(weight.count_nonzero()) for weight in used) / sum(weight.numel() for weight in used)
-            found[f"{policy}, {label}: share of the acting weights kept"] = kept
+            results[f"{policy}, {label}: share of the acting weights kept"] = kept
             for batch in BATCHES:
                 with torch.no_grad():
                     times = compare(ways_of_acting(learner, policy, batch))
                 name = f"{policy}, {label}, batch {batch}"
-                found[f"{name}: dense stack, us"] = 1e6 * times["dense stack"]
-                found |= {f"{name}: {way}, times as fast": times["dense stack"] / times[way] for way in [*times][1:]}
-    at_95 = {key: value for key, value in found.items() if key.startswith("layer, 95 %") and ": CSR" in key}
-    plain = [value / found[key.replace("CSR", PLAIN)] for key, value in at_95.items()]
-    found["layer, 95 %, batch 1 to 1000: least times as fast as the dense stack"] = min(at_95.values())
-    found[f"layer, 95 %, batch 1 to 1000: least times as fast as {PLAIN}"] = min(plain)
-    return found
+                results[f"{name}: dense stack, us"] = 1e6 * times["dense stack"]
+                results |= {f"{name}: {way}, times as fast": times["dense stack"] / times[way] for way in [*times][1:]}
+    at_95 = {key: value for key, value in results.items() if key.startswith("layer, 95 %") and ": CSR" in key}
+    plain = [value / results[key.replace("CSR", PLAIN)] for key, value in at_95.items()]
+    results["layer, 95 %, batch 1 to 1000: least times as fast as the dense stack"] = min(at_95.values())
+    results[f"layer, 95 %, batch 1 to 1000: least times as fast as {PLAIN}"] = min(plain)
+    return results

@@ -8,7 +8,8 @@ dense: it waits for memory, dense products for arithmetic.
 
 Bytes are those of all tensors that live between updates: networks, Adam's moments, targets, masks and patterns.
 
-One layer, forward and backward, is timed by itself: that is where `training_sparse.SPARSE_BELOW` is from.
+One layer, forward and backward, is timed by itself: that is where `training_sparse.SPARSE_BELOW` is from. Where
+SparseProp is installed (it compiles itself for this processor), its layer is timed beside ours.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterable
+from importlib.util import find_spec
 from typing import Any
 from unittest.mock import patch
 
@@ -26,10 +28,10 @@ from retable.platform.config import override
 from retable.platform.train.worker import Worker
 from retable.tasks.rl.config import Config
 from retable.tasks.rl.learner import OfflineLearner
+from retable.tasks.rl.learning.timing import RandomTransitions
 from retable.tasks.rl.model import layers
 from retable.tasks.rl.sparse import training as training_sparse
 from retable.tasks.rl.sparse.training import Pattern, linear
-from retable.tasks.rl.timing import RandomTransitions
 from tests.rl.reference_bcq import ReferenceBcq
 
 SPARSITIES = (0.5, 0.7, 0.8, 0.9, 0.95, 0.99)
@@ -85,11 +87,11 @@ def updates(algorithm: str, batch: dict[str, Tensor]) -> Iterable[tuple[str, dic
             if (algorithm, label, sparsity) == ("bcq", "SNIP", 0.95):
                 steps["straightforward"] = plain(batch)
             times = medians(steps, UPDATES if algorithm == "bcq" else 3 * UPDATES)
-            found = {f"{name}, ms": 1e3 * seconds for name, seconds in times.items()}
+            results = {f"{name}, ms": 1e3 * seconds for name, seconds in times.items()}
             others = [name for name in times if name != "sparse"]
-            found |= {f"sparse, times as fast as {name}": times[name] / times["sparse"] for name in others}
-            found["dense memory / sparse memory"] = bytes_of(dense) / bytes_of(ways["sparse"])
-            yield f"{algorithm.upper()}, {label} {100 * sparsity:.0f} %", found
+            results |= {f"sparse, times as fast as {name}": times[name] / times["sparse"] for name in others}
+            results["dense memory / sparse memory"] = bytes_of(dense) / bytes_of(ways["sparse"])
+            yield f"{algorithm.upper()}, {label} {100 * sparsity:.0f} %", results
 
 
 def plain(batch: dict[str, Tensor]) -> Callable[[], object]:
@@ -117,22 +119,34 @@ def layer(outputs: int, inputs: int, density: float) -> dict[str, float]:
 
     def masked() -> None:
         of_weight, _ = torch.autograd.grad(linear(None, weight, bias, rows), (weight, rows), back)
-        of_weight.masked_fill_(~mask, 0)
+        of_weight.view(torch.int32).mul_(mask)
 
-    times = medians({"masked dense": masked, "sparse": sparse}, 20)
-    return {"sparse, times as fast as masked dense": times["masked dense"] / times["sparse"]}
+    ways: dict[str, Callable[[], object]] = {"masked dense": masked, "sparse": sparse}
+    if find_spec("sparseprop"):
+        ways["SparseProp"] = sparseprop(weight, bias, rows.detach(), back)
+    times = medians(ways, 20)
+    return {f"sparse, times as fast as {name}": times[name] / times["sparse"] for name in ways if name != "sparse"}
+
+
+def sparseprop(weight: Tensor, bias: Tensor, rows: Tensor, back: Tensor) -> Callable[[], object]:
+    """Return a layer of SparseProp, forward and backward (Nikdan et al. 2023; `pip install sparseprop`, built here)."""
+    from sparseprop.modules.linear import SparseLinear
+
+    peer = SparseLinear(weight.detach(), torch.nn.Parameter(bias))
+    inputs, gradient = rows.contiguous().requires_grad_(), back.contiguous()
+    return lambda: torch.autograd.grad(peer(inputs), (peer.W_val, inputs), gradient)
 
 
 def measure() -> dict[str, Any]:
     torch.set_num_threads(1)
     drawn = RandomTransitions(Config(), STATES, ACTIONS).sample(0, BATCH)
     batch = {name: value[None] for name, value in drawn.items()}
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for shape in SHAPES:
         for density in DENSITIES:
             for what, value in layer(*shape, density).items():
-                found[f"layer {shape[0]} x {shape[1]}, {100 * density:.0f} % kept: {what}"] = value
+                results[f"layer {shape[0]} x {shape[1]}, {100 * density:.0f} % kept: {what}"] = value
     for algorithm in ("bcq", "bc"):
         for name, values in updates(algorithm, batch):
-            found |= {f"{name}: {what}": value for what, value in values.items()}
-    return found
+            results |= {f"{name}: {what}": value for what, value in values.items()}
+    return results

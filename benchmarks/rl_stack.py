@@ -117,7 +117,9 @@ def estimate() -> dict[str, float]:
 def measure() -> dict[str, Any]:
     torch.set_num_threads(1)
     cpu = cpu_rates()
-    found: dict[str, Any] = {f"CPU, {name}: network-updates/s of one core": rate for name, rate in cpu.items()}
-    found |= {f"CPU, {name}: speed / separate": rate / cpu["stack of 1"] for name, rate in cpu.items() if "of" in name}
-    found["CPU, stack of 1: speed / straightforward"] = cpu["stack of 1"] / cpu["straightforward"]
-    return {**found, **estimate()}
+    results: dict[str, Any] = {f"CPU, {name}: network-updates/s of one core": rate for name, rate in cpu.items()}
+    results |= {
+        f"CPU, {name}: speed / separate": rate / cpu["stack of 1"] for name, rate in cpu.items() if "of" in name
+    }
+    results["CPU, stack of 1: speed / straightforward"] = cpu["stack of 1"] / cpu["straightforward"]
+    return {**results, **estimate()}

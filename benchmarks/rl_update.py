@@ -16,7 +16,7 @@ from retable.platform.config import override
 from retable.platform.train.worker import Worker
 from retable.tasks.rl.config import Config
 from retable.tasks.rl.learner import OfflineLearner
-from retable.tasks.rl.timing import RandomTransitions
+from retable.tasks.rl.learning.timing import RandomTransitions
 from tests.rl.reference_bcq import ReferenceBcq
 
 ROUNDS, UPDATES = 7, 15

@@ -49,7 +49,7 @@ def peak_megabytes(call: Any) -> float:
 def measure() -> dict[str, Any]:
     from retable.platform import api
     from retable.platform.config import override
-    from retable.platform.execute.flow import train_all
+    from retable.platform.execute.scheduler import train_all
     from retable.platform.execute.session import ray_cluster
     from retable.platform.execute.trials import Resources
     from retable.platform.plan.plan import compile_configs
@@ -94,18 +94,18 @@ def measure() -> dict[str, Any]:
 
     bare()
     storage.remove("runs")
-    found: dict[str, Any] = {"bare loop, s": clocked(bare)}
+    results: dict[str, Any] = {"bare loop, s": clocked(bare)}
     with ray_cluster(nested=True):
         trials(0, 2)
         few, many = clocked(lambda: trials(100, 2)), clocked(lambda: trials(200, 34))
-        found["first two plain trials, s"] = few
-        found["each further plain trial, s"] = (many - few) / 32
-        found["34 plain trials, s a run"] = many / 34
-        found["plain trials (2 at once), MB"] = peak_megabytes(lambda: trials(300, 8))
+        results["first two plain trials, s"] = few
+        results["each further plain trial, s"] = (many - few) / 32
+        results["34 plain trials, s a run"] = many / 34
+        results["plain trials (2 at once), MB"] = peak_megabytes(lambda: trials(300, 8))
         memory = private_memory(40)
-        found["a trial's process after 4 heavy trainings, MB"] = memory[3]
-        found["a trial's process after 40 heavy trainings, MB"] = memory[39]
-        found["Ray Train group of 2, s"] = clocked(lambda: group(400))
-        found["Ray Train group of 2, MB"] = peak_megabytes(lambda: group(500))
+        results["a trial's process after 4 heavy trainings, MB"] = memory[3]
+        results["a trial's process after 40 heavy trainings, MB"] = memory[39]
+        results["Ray Train group of 2, s"] = clocked(lambda: group(400))
+        results["Ray Train group of 2, MB"] = peak_megabytes(lambda: group(500))
     storage.remove("")
-    return found
+    return results

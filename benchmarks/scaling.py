@@ -36,19 +36,19 @@ from retable.platform import api
 from retable.platform.config import override
 from retable.platform.spec.resources import Resources
 from retable.platform.plan.plan import compile_configs
-from retable.platform.execute.scoring import Scorer
+from retable.platform.execute.scoring import ScoringTasks
 from retable.platform.store.storage import Storage
 from retable.platform.spec.table import resolve
 from retable.platform.spec.task import find
 
 where, count, pause, scored = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), sys.argv[4] == "scored"
 task, storage, submits, sizes, done = find("line"), Storage.open(where), [], [0], threading.Event()
-submit = Scorer.submit
+submit = ScoringTasks.submit
 def timed(self, folder):
     start = time.perf_counter()
     submit(self, folder)
     submits.append(time.perf_counter() - start)
-Scorer.submit = timed
+ScoringTasks.submit = timed
 def watch():
     while not done.wait(20):
         files = list(Path(where, ".ray").rglob("*"))
@@ -89,8 +89,8 @@ def drive(address: str, storage: str, trials: int, pause: float, what: str) -> d
     """Train in a driver of its own; return its seconds, CPU seconds and megabytes."""
     words = [sys.executable, "-W", "ignore", "-c", DRIVER, storage, str(trials), str(pause), what]
     done = subprocess.run(words, env=os.environ | {"RAY_ADDRESS": address}, stdout=subprocess.PIPE, check=True)
-    found: dict[str, float] = json.loads(done.stdout.decode().splitlines()[-1])
-    return found
+    results: dict[str, float] = json.loads(done.stdout.decode().splitlines()[-1])
+    return results
 
 
 def busy(spans: np.ndarray[Any, Any], slots: int, first: float, last: float) -> float:
@@ -100,7 +100,7 @@ def busy(spans: np.ndarray[Any, Any], slots: int, first: float, last: float) -> 
 
 
 def measure() -> dict[str, Any]:
-    found: dict[str, Any] = {"seconds of a trial": SECONDS, "trials of a slot": ROUNDS}
+    results: dict[str, Any] = {"seconds of a trial": SECONDS, "trials of a slot": ROUNDS}
     for nodes in NODES:
         with tempfile.TemporaryDirectory(prefix="retable-bench-") as storage, cluster(nodes) as address:
             driver = drive(address, storage, nodes * ROUNDS, SECONDS / STEPS, "trained")
@@ -108,32 +108,32 @@ def measure() -> dict[str, Any]:
         ends = np.array([json.loads(log[-1])["time"] for log in logs])
         spans = np.stack([ends - SECONDS, ends], 1)
         begins = np.sort(spans[:, 0])
-        found[f"{nodes} nodes: efficiency"] = busy(spans, nodes, begins[0], ends.max())
-        found[f"{nodes} nodes: at work"] = busy(spans, nodes, begins[nodes - 1], begins[-1])
-        found[f"{nodes} nodes: driver, % of a core"] = 100 * driver["cpu"] / driver["wall"]
-        print({name: round(value, 3) for name, value in found.items() if name.startswith(f"{nodes} ")}, flush=True)
+        results[f"{nodes} nodes: efficiency"] = busy(spans, nodes, begins[0], ends.max())
+        results[f"{nodes} nodes: at work"] = busy(spans, nodes, begins[nodes - 1], begins[-1])
+        results[f"{nodes} nodes: driver, % of a core"] = 100 * driver["cpu"] / driver["wall"]
+        print({name: round(value, 3) for name, value in results.items() if name.startswith(f"{nodes} ")}, flush=True)
     if TRIALS:
         with tempfile.TemporaryDirectory(prefix="retable-bench-") as storage, cluster(1, cpus=4) as address:
             driver = drive(address, storage, TRIALS, 0.0, "scored")
-        found |= {
+        results |= {
             "trials of one launch": TRIALS,
             "of these: s": driver["wall"],
             "of these: driver, MB": driver["peak"],
             "of these: driver, ms of CPU a trial, trained, predicted and scored": 1000 * driver["cpu"] / TRIALS,
             "of these: `.ray/`, MB": driver["ray"],
-            "of these: Scorer.submit, ms": driver["submit"],
+            "of these: ScoringTasks.submit, ms": driver["submit"],
         }
-    plot(found)
-    return found
+    plot(results)
+    return results
 
 
-def plot(found: dict[str, Any]) -> None:
+def plot(results: dict[str, Any]) -> None:
     """Draw efficiency against nodes, beside the results."""
     from matplotlib import pyplot
 
     figure, axis = pyplot.subplots(figsize=(6, 3.6))
     for name, style in (("efficiency", {"marker": "o"}), ("at work", {"marker": "s", "linestyle": "--"})):
-        axis.plot(NODES, [100 * found[f"{nodes} nodes: {name}"] for nodes in NODES], label=name, **style)
+        axis.plot(NODES, [100 * results[f"{nodes} nodes: {name}"] for nodes in NODES], label=name, **style)
     axis.axhline(90, color="#8d939c", linewidth=1)
     axis.set(xscale="log", xlabel="nodes of one CPU", ylabel="%", ylim=(0, 105), title=f"trials of {SECONDS:.0f} s")
     axis.set_xticks(NODES, [str(nodes) for nodes in NODES])

@@ -52,10 +52,10 @@ async def crowd(client: Client, clients: int, slow: int = 0) -> dict[str, Any]:
     for task in stuck:
         task.cancel()
     await asyncio.gather(*stuck, return_exceptions=True)
-    found = {"per_s": len(waits) / SECONDS, **percentiles(waits), "refused": statuses[503]}
-    found |= {f"status_{status}": count for status, count in statuses.items() if status not in (200, 503)}
-    found |= {"given_up_408": given_up[408]} if slow else {}
-    return {f"{clients}/{key}": value for key, value in found.items()}
+    results = {"per_s": len(waits) / SECONDS, **percentiles(waits), "refused": statuses[503]}
+    results |= {f"status_{status}": count for status, count in statuses.items() if status not in (200, 503)}
+    results |= {"given_up_408": given_up[408]} if slow else {}
+    return {f"{clients}/{key}": value for key, value in results.items()}
 
 
 def percentiles(waits: Sequence[float]) -> dict[str, float]:

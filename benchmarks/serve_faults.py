@@ -51,9 +51,9 @@ def kills(server: serving.Server) -> dict[str, Any]:
         draw = random.Random(0)
         while time.monotonic() < end - EVERY:
             time.sleep(EVERY)
-            there = [pid for name, pids in server.replicas.items() if name != "ingress" for pid in pids]
-            if there:
-                os.kill(draw.choice(there), signal.SIGKILL)
+            workers = [pid for name, pids in server.replicas.items() if name != "ingress" for pid in pids]
+            if workers:
+                os.kill(draw.choice(workers), signal.SIGKILL)
                 killed += 1
         for job in jobs:
             job.result()

@@ -36,21 +36,21 @@ def measure() -> dict[str, Any]:
         for call in serving.calls(server.client).values():
             call(0)
         before = server.replicas
-        there = set(files(server.folder))
-        found: Counter[str] = Counter()
+        present = set(files(server.folder))
+        problems: Counter[str] = Counter()
         bad: list[str] = []
         for place, answer in requests(server.client):
-            found[f"status_{answer.status}"] += 1
+            problems[f"status_{answer.status}"] += 1
             leaked = serving.problems(answer.body) if answer.status >= 400 else ""
             # 503 with Retry-After is an answer: too much at once. 501 says what this machine lacks.
             if answer.status >= 500 and not (answer.status == 503 and "retry-after" in answer.headers):
                 bad.append(f"{place}: {answer.status} {answer.body[:200]!r}")
             if leaked:
                 bad.append(f"{place}: leaks {leaked!r}")
-        left = [str(path.relative_to(server.folder)) for path in sorted(set(files(server.folder)) - there)]
+        left = [str(path.relative_to(server.folder)) for path in sorted(set(files(server.folder)) - present)]
         return {
-            "requests": sum(found.values()),
-            **dict(sorted(found.items())),
+            "requests": sum(problems.values()),
+            **dict(sorted(problems.items())),
             "faults": len(bad),
             "first_faults": bad[:10],
             "files_left": left[:10],
@@ -104,8 +104,8 @@ def sender(answers: list[Answer]) -> Callable[[Any], None]:
 
     def send(case: Any) -> None:
         got = case.call(timeout=150)
-        said = {key.lower(): value[0] for key, value in got.headers.items()}
-        answers.append(Answer(got.status_code, got.content, said))
+        headers = {key.lower(): value[0] for key, value in got.headers.items()}
+        answers.append(Answer(got.status_code, got.content, headers))
 
     return send
 
@@ -120,13 +120,13 @@ def broken(client: Client) -> Iterator[tuple[str, Answer]]:
         "audio": "/v1/audio",
         "rl": f"/v1/rl/{models['rl']['name']}",
     }
-    whole = corpus()
+    inputs = corpus()
     once = Client(client.url, tries=1)
     for task, path in places.items():
         query: dict[str, object] = {"region": models["weather"]["about"]["regions"][0]} if task == "weather" else {}
         for _ in range(BROKEN):
-            kind = draw.choice(sorted(whole))
-            body = damaged(whole[kind], draw)
+            kind = draw.choice(sorted(inputs))
+            body = damaged(inputs[kind], draw)
             answer = once._once("POST", path + "?" + "&".join(f"{k}={v}" for k, v in query.items()), body, {})
             yield f"{task} {kind}", answer
 
@@ -152,27 +152,27 @@ def corpus() -> dict[str, bytes]:
     import soundfile
     from PIL import Image
 
-    found = {"png": serving.photograph(64), "json": b'{"observations": [[0, 0, 0]], "seed": 1}', "text": b"hello" * 50}
-    picture = Image.open(io.BytesIO(found["png"]))
+    inputs = {"png": serving.photograph(64), "json": b'{"observations": [[0, 0, 0]], "seed": 1}', "text": b"hello" * 50}
+    picture = Image.open(io.BytesIO(inputs["png"]))
     for kind in ("JPEG", "GIF", "WEBP", "TIFF", "BMP"):
         file = io.BytesIO()
         picture.save(file, kind)
-        found[kind.lower()] = file.getvalue()
+        inputs[kind.lower()] = file.getvalue()
     images = np.zeros((4, 11, 36, 36), np.float32)
     file = io.BytesIO()
     np.savez_compressed(file, images=images)
-    found["npz"] = file.getvalue()
+    inputs["npz"] = file.getvalue()
     file = io.BytesIO()
     with h5py.File(file, "w") as hdf5:
         hdf5["REFL-BT"] = images
-    found["hdf5"] = file.getvalue()
+    inputs["hdf5"] = file.getvalue()
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as bomb:
         bomb.writestr("images.npy", b"\x93NUMPY\x01\x00" + bytes(50_000_000))
-    found["bomb"] = file.getvalue()
+    inputs["bomb"] = file.getvalue()
     sound = np.random.default_rng(0).normal(0, 0.1, 16_000).astype(np.float32)
     for kind in ("WAV", "FLAC", "OGG"):
         file = io.BytesIO()
         soundfile.write(file, sound, 16_000, format=kind)
-        found[kind.lower()] = file.getvalue()
-    return found
+        inputs[kind.lower()] = file.getvalue()
+    return inputs

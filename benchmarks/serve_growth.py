@@ -16,16 +16,16 @@ REQUESTS = 10_000
 def measure() -> dict[str, Any]:
     """Return how much larger each replica is after so many requests of its kind than after the first tenth."""
     with serving.served("--zoo") as server:
-        found: dict[str, Any] = {}
+        results: dict[str, Any] = {}
         for name, call in serving.calls(server.client, pixels=64).items():
             (pid, *_) = server.replicas[name]
             sizes = []
             for count in (REQUESTS // 10, REQUESTS - REQUESTS // 10):
                 ask(call, count)
                 sizes.append(serving.pss(psutil.Process(pid)))
-            found |= {f"{name}/memory_mb": sizes[1] / 1e6, f"{name}/growth": sizes[1] / sizes[0] - 1}
-            print(f"  {name}: {found[f'{name}/growth']:.1%}", flush=True)
-        return found | {"requests_of_each": REQUESTS}
+            results |= {f"{name}/memory_mb": sizes[1] / 1e6, f"{name}/growth": sizes[1] / sizes[0] - 1}
+            print(f"  {name}: {results[f'{name}/growth']:.1%}", flush=True)
+        return results | {"requests_of_each": REQUESTS}
 
 
 def ask(call: serving.Call, count: int, clients: int = 16) -> None:

@@ -13,7 +13,7 @@ from benchmarks import serving
 from retable.platform.models import zoo
 from retable.serve.deployments import rl
 from retable.tasks.audio import export as audio_export
-from retable.tasks.audio.search.embedder import BATCH
+from retable.tasks.audio.tools.embed.embedder import BATCH
 from retable.tasks.rl.export import read_export
 
 SECONDS = 15.0
@@ -28,8 +28,8 @@ def measure() -> dict[str, Any]:
         for task, call in calls.items():
             rate = serving.throughput(call, SECONDS)
             result |= {f"{task}/batched_per_s": rate}
-            found = serving.percentiles(serving.latencies(call, rate / 2, SECONDS))
-            result |= {f"{task}/half_load_{key}": value for key, value in found.items()}
+            results = serving.percentiles(serving.latencies(call, rate / 2, SECONDS))
+            result |= {f"{task}/half_load_{key}": value for key, value in results.items()}
         if "rl" in calls:
             result |= overhead(calls["rl"])
         result |= gains()

@@ -40,15 +40,15 @@ class Server:
     @property
     def replicas(self) -> dict[str, list[int]]:
         """Deployment -> process ids of its replicas, by what Ray calls its processes."""
-        found: dict[str, list[int]] = {}
+        pids: dict[str, list[int]] = {}
         for process in psutil.Process(self.process.pid).children(recursive=True):
             try:
                 named = re.search(r"ServeReplica:\w+:(\w+)", " ".join(process.cmdline()))
             except psutil.Error:
                 continue
             if named:
-                found.setdefault(named[1], []).append(process.pid)
-        return found
+                pids.setdefault(named[1], []).append(process.pid)
+        return pids
 
     def memory(self) -> float:
         """Return the bytes of all its processes, shared pages once."""
@@ -147,24 +147,24 @@ def calls(client: Client, pixels: int = 256) -> dict[str, Call]:
     """Return a request of each kind, as small as people send them, pictures of so many pixels across."""
     models = {model["task"]: model for model in client.models()}
     draw = np.random.default_rng(0)
-    found: dict[str, Call] = {}
+    made: dict[str, Call] = {}
     if "rl" in models:
         name, states = models["rl"]["name"], models["rl"]["about"]["states"]
         rows = draw.normal(size=(64, 1, states)).astype(np.float32)
-        found["rl"] = lambda i: client.act(name, rows[i % 64], seed=i)
+        made["rl"] = lambda i: client.act(name, rows[i % 64], seed=i)
     if "style" in models:
         picture = photograph(pixels)
         style = models["style"]["name"]
-        found["style"] = lambda i: client.stylise(style, picture, format="jpeg")
+        made["style"] = lambda i: client.stylise(style, picture, format="jpeg")
     if "audio" in models:
         words = ("a dog barks", "rain falls on a roof", "a rooster crows", "waves break", "a clock ticks")
-        found["audio"] = lambda i: client.search(words[i % len(words)], top=5)
+        made["audio"] = lambda i: client.search(words[i % len(words)], top=5)
     if "weather" in models:
         about = models["weather"]["about"]
         images = draw.normal(250, 20, (about["inputs"], 11, about["size"], about["size"])).astype(np.float32)
         region = about["regions"][0]
-        found["weather"] = lambda i: client.forecast(images, region)
-    return found
+        made["weather"] = lambda i: client.forecast(images, region)
+    return made
 
 
 def photograph(size: int) -> bytes:

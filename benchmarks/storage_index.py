@@ -88,8 +88,8 @@ def content(path: str) -> bytes:
 
 def made_up() -> Bucket:
     """Return a bucket of runs."""
-    found = [f"store/{path}" for seed in range(RUNS) for path in paths(seed)]
-    return Bucket(found, content, lambda name: len(content(name)))
+    names = [f"store/{path}" for seed in range(RUNS) for path in paths(seed)]
+    return Bucket(names, content, lambda name: len(content(name)))
 
 
 def fill(folder: Path) -> None:
@@ -109,9 +109,12 @@ def write_index(where: str) -> None:
     storage = Storage.open(where)
     taken = Snapshot(storage.filesystem, storage.root)
     taken.stamp("runs")
-    found = {name: json.loads(contents()[name]) for name in ("result.json", "provenance.json", "config.json")}
-    kept = {"result.json": outcome_of(found["result.json"]), "provenance.json": {"host": "node", "scale": "paper"}}
-    kept |= {"config.json": found["config.json"]["config"], "scores.json": "0" * 64}
+    contents_of = {name: json.loads(contents()[name]) for name in ("result.json", "provenance.json", "config.json")}
+    kept = {
+        "result.json": outcome_of(contents_of["result.json"]),
+        "provenance.json": {"host": "node", "scale": "paper"},
+    }
+    kept |= {"config.json": contents_of["config.json"]["config"], "scores.json": "0" * 64}
     for run in taken.names("runs/rl"):
         files = taken.below(f"runs/rl/{run}")
         note = {path: [*files[path], kept[name]] for path in files if (name := path.rsplit("/", 1)[-1]) in kept}
@@ -150,25 +153,25 @@ def step(what: str, where: str) -> tuple[Any, float, float]:
     """Plan or list in a process of its own; return what was found, seconds, and the most memory, MB."""
     command = [sys.executable, "-c", STEP, what, where, str(RUNS)]
     done = subprocess.run(command, env=os.environ | KEYS, stdout=subprocess.PIPE, text=True, check=True)
-    found: tuple[Any, float, float] = tuple(json.loads(done.stdout.splitlines()[-1]))
-    return found
+    results: tuple[Any, float, float] = tuple(json.loads(done.stdout.splitlines()[-1]))
+    return results
 
 
 def measure() -> dict[str, Any]:
     os.environ.update(KEYS)
-    found: dict[str, Any] = {"runs": RUNS, "files": 8 * RUNS}
+    results: dict[str, Any] = {"runs": RUNS, "files": 8 * RUNS}
 
     def note(name: str, what: str, where: str, counted: Any = None) -> None:
         before = counted() if counted else {}
         what_found, seconds, peak = step(what, where)
-        found[f"{name}, s"], found[f"{name}, MB"] = seconds, peak
+        results[f"{name}, s"], results[f"{name}, MB"] = seconds, peak
         assert what_found in (RUNS, [RUNS, 0]), what_found
         if counted:
-            found[f"{name}, requests"] = {kind: n - before.get(kind, 0) for kind, n in counted().items()}
-        print(name, f"{seconds:.1f} s", f"{peak:.0f} MB", found.get(f"{name}, requests", ""), flush=True)
+            results[f"{name}, requests"] = {kind: n - before.get(kind, 0) for kind, n in counted().items()}
+        print(name, f"{seconds:.1f} s", f"{peak:.0f} MB", results.get(f"{name}, requests", ""), flush=True)
 
     seconds, peak = step("plan", tempfile.mkdtemp(prefix="retable-bench-"))[1:]
-    found |= {"plan of configs that are not there, s": seconds, "plan of configs that are not there, MB": peak}
+    results |= {"plan of configs that are not there, s": seconds, "plan of configs that are not there, MB": peak}
     print(f"plan of configs that are not there {seconds:.1f} s {peak:.0f} MB", flush=True)
     with tempfile.TemporaryDirectory(prefix="retable-bench-") as folder:
         fill(Path(folder))
@@ -186,4 +189,4 @@ def measure() -> dict[str, Any]:
             write_index(where)
         for what in ("plan", "runs"):
             note(f"bucket: {what}, again", what, where, counted)
-    return found
+    return results

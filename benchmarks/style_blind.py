@@ -35,11 +35,11 @@ def pairs(ours: Path, others: list[Path]) -> list[tuple[Path, Path]]:
 def show(ours: Path, others: list[Path], folder: Path, key: Path, seed: int) -> int:
     """Write numbered pictures of the pairs, and which source is on which side; return how many there are."""
     drawn = random.Random(seed)
-    found = pairs(ours, others)
-    drawn.shuffle(found)
+    chosen = pairs(ours, others)
+    drawn.shuffle(chosen)
     folder.mkdir(parents=True)
     sides = {}
-    for number, pair in enumerate(found, 1):
+    for number, pair in enumerate(chosen, 1):
         left, right = drawn.sample(pair, 2)
         first, second = (cv2.imread(str(each)) for each in (left, right))
         assert first.shape == second.shape, pair  # a size of its own would tell them apart
@@ -48,18 +48,18 @@ def show(ours: Path, others: list[Path], folder: Path, key: Path, seed: int) -> 
         names = {side: each.parts[-3] for side, each in (("left", left), ("right", right))}
         sides[f"{number:03}"] = {**names, "painting": left.parts[-2], "photograph": left.stem}
     key.write_text(json.dumps({"seed": seed, "ours": ours.name, "pairs": sides}, indent=1))
-    return len(found)
+    return len(chosen)
 
 
 def count(choices: Path, key: Path) -> list[str]:
     """Return a line for each painting and other source: how many of its pairs ours won."""
-    said = json.loads(key.read_text())
+    answers = json.loads(key.read_text())
     won, shown = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
     for number, side in csv.reader(choices.read_text().splitlines()):
-        pair = said["pairs"][number]
-        other = next(pair[each] for each in ("left", "right") if pair[each] != said["ours"])
+        pair = answers["pairs"][number]
+        other = next(pair[each] for each in ("left", "right") if pair[each] != answers["ours"])
         shown[pair["painting"], other] += 1
-        won[pair["painting"], other] += pair[side] == said["ours"]
+        won[pair["painting"], other] += pair[side] == answers["ours"]
     return [f"{painting} against {other}: {won[painting, other]} of {n}" for (painting, other), n in shown.items()]
 
 

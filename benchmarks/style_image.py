@@ -182,13 +182,13 @@ def measure() -> dict[str, Any]:
     assert len(tutorial.losses) == EVALUATIONS  # L-BFGS did not stop early
     clock = {name: statistics.median(one for one, _ in values) / BURST for name, values in times.items()}
     processor = {name: statistics.median(one for _, one in values) / BURST for name, values in times.items()}
-    found: dict[str, Any] = {"size": SIZE, "threads": torch.get_num_threads(), "evaluations": EVALUATIONS}
+    results: dict[str, Any] = {"size": SIZE, "threads": torch.get_num_threads(), "evaluations": EVALUATIONS}
     for name in calls:
-        found[f"{name}: s per evaluation"] = clock[name]
-        found[f"{name}: times as fast"] = clock["tutorial"] / clock[name]
-        found[f"{name}: times as fast, processor's time"] = processor["tutorial"] / processor[name]
-    found |= equal_loss(tutorial, jobs["ours, max"], clock)
-    return found | coarse_to_fine(tutorial, vgg("max"), pictures, clock["tutorial"])
+        results[f"{name}: s per evaluation"] = clock[name]
+        results[f"{name}: times as fast"] = clock["tutorial"] / clock[name]
+        results[f"{name}: times as fast, processor's time"] = processor["tutorial"] / processor[name]
+    results |= equal_loss(tutorial, jobs["ours, max"], clock)
+    return results | coarse_to_fine(tutorial, vgg("max"), pictures, clock["tutorial"])
 
 
 def coarse_to_fine(

@@ -114,23 +114,23 @@ def ways(network: TransformerNetwork) -> dict[str, Callable[[Tensor], Tensor]]:
         result: Tensor = reference(image)
         return (result / 255).clamp(0, 1)
 
-    found: dict[str, Callable[[Tensor], Tensor]] = {"eager": eager, "float32": partial(stylise, network)}
+    calls: dict[str, Callable[[Tensor], Tensor]] = {"eager": eager, "float32": partial(stylise, network)}
     if DEVICE == "cuda" or torch.cpu.get_capabilities().get("amx_bf16", False):
-        found["bfloat16"] = partial(stylise, network, precision="bfloat16")
+        calls["bfloat16"] = partial(stylise, network, precision="bfloat16")
     if DEVICE == "cpu" and find_spec("onnxruntime") and find_spec("onnx"):
-        found["onnxruntime"] = onnx_way(network)
+        calls["onnxruntime"] = onnx_way(network)
     if DEVICE == "cuda":
         for name, mode in (("compiled", "default"), ("CUDA graph", "reduce-overhead")):
             compiled: Any = torch.compile(network, mode=mode)
-            found[f"bfloat16, {name}"] = partial(half, compiled)
-    return found
+            calls[f"bfloat16, {name}"] = partial(half, compiled)
+    return calls
 
 
 def onnx_way(network: TransformerNetwork) -> Callable[[Tensor], Tensor]:
     """Give what onnxruntime makes of the network's file, on as many threads as PyTorch has."""
     import onnxruntime
 
-    from retable.tasks.style.networks import onnx_file
+    from retable.tasks.style.tools import onnx_file
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
@@ -170,8 +170,10 @@ def beside(count: int) -> dict[str, float]:
         times = interleaved(calls, image, ROUNDS.get(shape[0], 20) // 2 + 1)
     middle = {way: statistics.median(values) for way, values in times.items()}
     name = f"{upsampling}, {shape[1]} x {shape[0]}, {count} busy neighbours"
-    found = {f"{name}, {way}: median s": value for way, value in middle.items()}
-    return found | {f"{name}, {way}: times as fast": middle["eager"] / middle[way] for way in middle if way != "eager"}
+    results = {f"{name}, {way}: median s": value for way, value in middle.items()}
+    return results | {
+        f"{name}, {way}: times as fast": middle["eager"] / middle[way] for way in middle if way != "eager"
+    }
 
 
 def interleaved(calls: Mapping[str, Callable[[Tensor], Tensor]], image: Tensor, rounds: int) -> dict[str, list[float]]:
@@ -211,15 +213,15 @@ def compare(upsampling: str, shape: tuple[int, int]) -> dict[str, float]:
     name, image = f"{upsampling}, {shape[1]} x {shape[0]}", picture(shape)
     calls = ways(untrained(upsampling))
     made = {way: call(image).float() for way, call in calls.items()}
-    found: dict[str, float] = {
+    results: dict[str, float] = {
         f"{name}, {way}: PSNR, dB": psnr(result, made["eager"]) for way, result in made.items() if way != "eager"
     }
     times = interleaved(calls, image, ROUNDS.get(shape[0], 20))
     for way, values in times.items():
-        found[f"{name}, {way}: s"] = min(values)
+        results[f"{name}, {way}: s"] = min(values)
         if way != "eager":
-            found[f"{name}, {way}: times as fast"] = min(times["eager"]) / min(values)
-    return found
+            results[f"{name}, {way}: times as fast"] = min(times["eager"]) / min(values)
+    return results
 
 
 @torch.inference_mode()
@@ -247,15 +249,15 @@ def most_resident() -> float:
 def measure() -> dict[str, Any]:
     """Compare times for both ways of upsampling at all sizes, and memory at the largest."""
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)))
-    found: dict[str, Any] = {"device": DEVICE, "filters": FILTERS, "threads": torch.get_num_threads()}
+    results: dict[str, Any] = {"device": DEVICE, "filters": FILTERS, "threads": torch.get_num_threads()}
     for upsampling in UPSAMPLING:
         for shape in SHAPES:
-            found |= compare(upsampling, shape)
+            results |= compare(upsampling, shape)
     for count in NEIGHBOURS:
-        found |= beside(count)
+        results |= beside(count)
     height, width = SHAPES[-1]
     for way in ("eager", "float32", "bfloat16") if DEVICE == "cuda" else ("eager", "float32"):
         command = f"from benchmarks.style_network import peak; peak('transposed', {height}, {width}, {way!r})"
         done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True)
-        found[f"transposed, {width} x {height}, {way}: peak MB"] = float(done.stdout)
-    return found
+        results[f"transposed, {width} x {height}, {way}: peak MB"] = float(done.stdout)
+    return results

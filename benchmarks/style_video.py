@@ -44,8 +44,8 @@ def one(path: str, filters: int) -> None:
     import torch
 
     from retable.tasks.style.networks.transformer import TransformerNetwork
-    from retable.tasks.style.video.steady import Stylist, stylise_stream
-    from retable.tasks.style.video.video import stylise_video
+    from retable.tasks.style.tools.video.steady import Stylist, stylise_stream
+    from retable.tasks.style.tools.video.video import stylise_video
 
     torch.manual_seed(0)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)))
@@ -67,7 +67,7 @@ def run(path: Path, filters: int) -> tuple[float, float]:
 
 def measure() -> dict[str, Any]:
     """Stylise both clips in both ways."""
-    found: dict[str, Any] = {"size": f"{SHAPE[1]} x {SHAPE[0]}"}
+    seconds_of: dict[str, Any] = {"size": f"{SHAPE[1]} x {SHAPE[0]}"}
     with tempfile.TemporaryDirectory(prefix="retable-bench-") as folder:
         clips = {frames: Path(folder, f"{frames}.mp4") for frames in (FRAMES, 4 * FRAMES)}
         for frames, path in clips.items():
@@ -75,7 +75,7 @@ def measure() -> dict[str, Any]:
         for name, filters in FILTERS.items():
             results = {frames: run(path, filters) for frames, path in clips.items()}
             for frames, (rate, peak) in results.items():
-                found[f"{name}, {frames} frames: frames/s"] = rate
-                found[f"{name}, {frames} frames: peak MB"] = peak
-            found[f"{name}: peak of four times the frames, ratio"] = results[4 * FRAMES][1] / results[FRAMES][1]
-    return found
+                seconds_of[f"{name}, {frames} frames: frames/s"] = rate
+                seconds_of[f"{name}, {frames} frames: peak MB"] = peak
+            seconds_of[f"{name}: peak of four times the frames, ratio"] = results[4 * FRAMES][1] / results[FRAMES][1]
+    return seconds_of

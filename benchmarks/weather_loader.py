@@ -44,8 +44,14 @@ def write(root: Path, size: int) -> dict[str, Any]:
         lines.append(f"{start + frame * timedelta(minutes=15):%H%M%S,%Y%m%d,%Y-%m-%d},1,1,1,1,1,training,-")
     (root / CSV).write_text("\n".join(lines) + "\n")
     series = {f"{year}/{region}/training": {"satellite": FRAMES, "rain": FRAMES} for year, region in SERIES}
-    said = {"format": "hdf5", "size": size, "regions": [r for _, r in SERIES], "years": [2019], "holdout": "official"}
-    return {**said, "inputs": INPUTS, "forecast": FORECAST, "series": series, "rain": {}, "digest": str(size)}
+    metadata = {
+        "format": "hdf5",
+        "size": size,
+        "regions": [r for _, r in SERIES],
+        "years": [2019],
+        "holdout": "official",
+    }
+    return {**metadata, "inputs": INPUTS, "forecast": FORECAST, "series": series, "rain": {}, "digest": str(size)}
 
 
 def generated(root: Path, size: int) -> dict[str, Any]:
@@ -96,10 +102,10 @@ def rate(samples: Any, count: int) -> float:
         return got / (time.perf_counter() - start)
 
 
-def check(found: Any, root: Path, index: Any) -> None:
+def check(windows: Any, root: Path, index: Any) -> None:
     """Hold that every sample of the first batches is one that the reference reads."""
     expected = {x.tobytes(): y for x, y in one_by_one(root, index)}
-    for batch in islice(found.batches(0, 0, 0, 1), 4):
+    for batch in islice(windows.batches(0, 0, 0, 1), 4):
         for k in range(BATCH):
             y = expected[batch.images[k].numpy().tobytes()]
             assert np.array_equal(y[0], batch.now[k]) and np.array_equal(y[1:], batch.events[k])
@@ -121,14 +127,14 @@ def measure_at(size: int, count: int) -> dict[str, float]:
         source = Source(Storage.open(root), info)
         windows = Index.read(source.folder, info).training(info["regions"], (2019,), INPUTS, FORECAST, False)
         order = np.random.default_rng(0).permutation(len(windows))
-        found = Windows(None, source, [config])
+        made = Windows(None, source, [config])
         if size < 100:
-            check(found, root, windows)
+            check(made, root, windows)
         batches = count // BATCH
 
         def epochs() -> Any:
             for epoch in range(1000):
-                yield from found.batches(epoch, 0, 0, 1)
+                yield from made.batches(epoch, 0, 0, 1)
 
         plain = rate(one_by_one(root, [windows[k] for k in order] * 100), count)
         alone = BATCH * rate(epochs(), batches)

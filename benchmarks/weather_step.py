@@ -104,18 +104,18 @@ def in_turn(*calls: Callable[[], object], seconds: float = 10.0) -> list[float]:
 
 def measure() -> dict[str, Any]:
     """Time all settings of all networks, each in a process of its own."""
-    found: dict[str, Any] = {"size": SIZE, "device": DEVICE, "threads": os.cpu_count()}
+    results: dict[str, Any] = {"size": SIZE, "device": DEVICE, "threads": os.cpu_count()}
     for model, setting in itertools.product(MODELS, SETTINGS):
         command = [sys.executable, "-c", f"from benchmarks.weather_step import one; one({model!r}, {setting!r})"]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
         except subprocess.TimeoutExpired:  # CPUs compile slowly
-            found[f"{model}, {setting}"] = f"took longer than {PATIENCE} s"
+            results[f"{model}, {setting}"] = f"took longer than {PATIENCE} s"
             continue
         if done.returncode:
-            found[f"{model}, {setting}"] = "failed: " + done.stderr.strip().splitlines()[-1]
+            results[f"{model}, {setting}"] = "failed: " + done.stderr.strip().splitlines()[-1]
             continue
         names = ("steps/s", "step, ratio", "forecasts/s", "forecast, ratio", "peak MB")
         values = map(float, done.stdout.split())
-        found |= {f"{model}, {setting}: {name}": value for name, value in zip(names, values, strict=True)}
-    return found
+        results |= {f"{model}, {setting}: {name}": value for name, value in zip(names, values, strict=True)}
+    return results

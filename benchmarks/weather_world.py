@@ -31,7 +31,7 @@ WET = 0.01
 
 def real(folder: Path) -> Array:
     """Return a folder's composites at about `PIXEL`, float32 (frames, rows, columns) in mm/h, NaN where unmeasured."""
-    from retable.tasks.weather.composites.composites import describe
+    from retable.tasks.weather.tools.composites.composites import describe
 
     composites = sorted((describe(path) for path in folder.iterdir()), key=lambda each: each.time)
     blocks = round(PIXEL * 1000 / (composites[0].grid.pixel or 2000.0))
@@ -91,10 +91,10 @@ def measure_maps(maps: Array) -> dict[str, float]:
         speeds.append(np.hypot(*np.moveaxis(flow, -1, 0))[wet[number]])
         for minutes, steps in STEPS.items():
             if number + steps < len(maps):
-                there = wet[number + steps]
+                later = wet[number + steps]
                 for k, guess in enumerate((carry(wet[number], flow, steps), wet[number])):
-                    overlap[minutes][2 * k] += int((guess & there).sum())
-                    overlap[minutes][2 * k + 1] += int(((guess | there) & seen[number + steps]).sum())
+                    overlap[minutes][2 * k] += int((guess & later).sum())
+                    overlap[minutes][2 * k + 1] += int(((guess | later) & seen[number + steps]).sum())
         moved = carry(wet[number], flow, 1)
         marks, count = label(wet[number + 1], np.ones((3, 3)))
         alive += count
@@ -137,8 +137,8 @@ def grown(before: Array, after: Array) -> list[float]:
 
 def worlds(fraction: float) -> dict[str, float]:
     """Return the generator's statistics in a climate: means over `WORLDS` sequences."""
-    found = [each for seed in range(WORLDS) if (each := measure_maps(generated(fraction, seed)))]
-    return {name: float(np.mean([each[name] for each in found])) for name in found[0]}
+    maps = [each for seed in range(WORLDS) if (each := measure_maps(generated(fraction, seed)))]
+    return {name: float(np.mean([each[name] for each in maps])) for name in maps[0]}
 
 
 def table(columns: dict[str, dict[str, float]]) -> Sequence[str]:
@@ -149,12 +149,12 @@ def table(columns: dict[str, dict[str, float]]) -> Sequence[str]:
 
 
 def measure() -> dict[str, Any]:
-    found: dict[str, dict[str, float]] = {}
+    results: dict[str, dict[str, float]] = {}
     if shared := os.environ.get("RETABLE_SHARED"):
         for folder in sorted((Path(shared) / "data/weather").iterdir()):
             if folder.is_dir():
-                found[folder.name] = measure_maps(real(folder))
-    for name, fraction in [(name, each["rainy pixels"]) for name, each in found.items()] or [("", 0.08)]:
-        found[f"generated, as wet as {name or 'a core region'}"] = worlds(fraction)
-    print("\n".join(table(found)))
-    return {f"{column}: {name}": value for column, each in found.items() for name, value in each.items()}
+                results[folder.name] = measure_maps(real(folder))
+    for name, fraction in [(name, each["rainy pixels"]) for name, each in results.items()] or [("", 0.08)]:
+        results[f"generated, as wet as {name or 'a core region'}"] = worlds(fraction)
+    print("\n".join(table(results)))
+    return {f"{column}: {name}": value for column, each in results.items() for name, value in each.items()}

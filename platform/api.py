@@ -1,4 +1,4 @@
-"""What a notebook calls, and what the command line calls: one path for both."""
+"""The public API for notebooks; the command line calls the same functions."""
 
 from __future__ import annotations
 
@@ -117,11 +117,11 @@ def reproduce(
     Raises:
         UserError: on a mistake of the user's, or where runs failed (each named on the screen).
     """
-    asked: Any = {"scale": scale, "set": set, "rows": rows, "storage": storage}
-    filled = {} if retry_diverged else complete(*tables, **asked)
+    request: Any = {"scale": scale, "set": set, "rows": rows, "storage": storage}
+    filled = {} if retry_diverged else complete(*tables, **request)
     if filled:
         return Tables(filled)
-    work = plan(*tables, **asked, retry_diverged=retry_diverged, train=train)
+    work = plan(*tables, **request, retry_diverged=retry_diverged, train=train)
     filled, failures = carry_out(work, resources or Resources())
     if failures:
         raise UserError(f"failed: {len(failures)} (see above); mend the cause and run the same command again")
@@ -152,6 +152,8 @@ def complete(
 
 def carry_out(work: Plan, resources: Resources) -> tuple[dict[str, FilledTable], dict[str, str]]:
     """Do what a plan of tables lacks, fill them and write the report; return the filled tables, and the failures."""
+    from retable.platform.report.measured import SCALE, take_in
+    from retable.platform.report.render import SMOKE
     from retable.platform.report.write import fill_and_keep, write_report
 
     failures = {}
@@ -159,6 +161,8 @@ def carry_out(work: Plan, resources: Resources) -> tuple[dict[str, FilledTable],
     if not work.nothing_to_do:
         failures = execute(work, resources)
     filled = fill_and_keep(work)
+    if work.scale not in (SMOKE, SCALE) and not work.changes and not work.rows:
+        take_in(filled, work.storage)
     write_report(work.storage)
     return filled, failures
 
@@ -187,17 +191,17 @@ def train(
     Raises:
         UserError: on a mistake of the user's, or if the run fails.
     """
-    found, changes = find(task), changes_of(set)
-    config = config_at(found, scale, changes)
+    task_value, changes = find(task), changes_of(set)
+    config = config_at(task_value, scale, changes)
     late = [epoch for epoch in keep if not 1 <= epoch <= config.epochs]
     if late:
         raise UserError(f"--keep {late[0]}: the run has the epochs 1..{config.epochs}")
     where = Storage.open(storage)
-    work = compile_configs(found, [config], where, keep=keep, retry=retry_diverged, scale=scale, changes=changes)
+    work = compile_configs(task_value, [config], where, keep=keep, retry=retry_diverged, scale=scale, changes=changes)
     failures = execute(work, resources or Resources())
     if failures:
         raise UserError(next(iter(failures.values())))
-    return TrainedRun(found, RunFolder.of(work.storage, found, config), config)
+    return TrainedRun(task_value, RunFolder.of(work.storage, task_value, config), config)
 
 
 def sweep(
@@ -344,16 +348,16 @@ def report(
 
 
 def write_report(
-    storage: Storage, output: str | Path | None, tables: Sequence[str], *, single: bool = False, **asked: Any
+    storage: Storage, output: str | Path | None, tables: Sequence[str], *, single: bool = False, **request: Any
 ) -> Storage:
     """Write a report and return its folder; `single`: as one file. Arguments and errors are those of `report`."""
     from retable.platform.report.write import fill_and_keep, write_report
 
     into = Storage.open(output) if output else storage / "report"
     if tables:
-        filled = fill_and_keep(plan(*tables, **asked, storage=storage, train=False), into)
+        filled = fill_and_keep(plan(*tables, **request, storage=storage, train=False), into)
         return write_report(storage, into, single, list(filled.values()))
-    if asked.get("set") or asked.get("rows"):
+    if request.get("set") or request.get("rows"):
         raise UserError("--set and --rows choose from tables; name some, such as rl/figure1")
     if not storage.list("tables"):
         raise UserError(f"{storage}: no tables have been reproduced here; retable.reproduce(...) fills some")

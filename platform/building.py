@@ -1,4 +1,4 @@
-"""What setuptools runs when it builds a package: the commit goes into the wheel and the sdist, never into the checkout.
+"""Build hooks of setuptools: the commit goes into the wheel and the sdist, never into the checkout.
 
 Setuptools imports this file alone, before anything of retable is there to import.
 """

@@ -26,7 +26,7 @@ VARIABLE = "RETABLE_COMMIT"
 
 
 def code_root() -> Path:
-    """Return the folder `retable`, whose folders hold all code but that of RETABLE_TASKS."""
+    """Return the folder `retable`, which holds all code except that of RETABLE_TASKS."""
     return Path(__file__).absolute().parents[1]
 
 
@@ -46,8 +46,8 @@ def of_checkout(folder: Path) -> str:
 
 def parsed(text: str) -> dict[str, Any]:
     """Return `commit` and `dirty` of a written commit; nothing where it is none."""
-    found = re.fullmatch(r"([0-9a-f]{40,64})(-dirty)?", text)
-    return {"commit": found[1], "dirty": bool(found[2])} if found else {}
+    match = re.fullmatch(r"([0-9a-f]{40,64})(-dirty)?", text)
+    return {"commit": match[1], "dirty": bool(match[2])} if match else {}
 
 
 def digests(package: Path, tasks: Iterable[Path]) -> dict[str, str]:
@@ -65,11 +65,11 @@ def digests(package: Path, tasks: Iterable[Path]) -> dict[str, str]:
 
 def digest(folder: Path) -> str:
     """Return the SHA-256 of the names and contents of a folder's Python files."""
-    found = hashlib.sha256()
+    hashed = hashlib.sha256()
     for file in sorted(folder.rglob("*.py")):
-        found.update(f"{file.relative_to(folder).as_posix()}\0{file.stat().st_size}\0".encode())
-        found.update(file.read_bytes())
-    return found.hexdigest()
+        hashed.update(f"{file.relative_to(folder).as_posix()}\0{file.stat().st_size}\0".encode())
+        hashed.update(file.read_bytes())
+    return hashed.hexdigest()
 
 
 def write(package: Path, commit: str) -> None:
@@ -85,15 +85,15 @@ def current(package: Path) -> dict[str, Any]:
     It is the checkout's; without `.git`, the one that was written into the package, with changes where its code is not
     what it was; else, in a job, the one that came along in RETABLE_COMMIT.
     """
-    if found := parsed(of_checkout(package.parent)):
-        return found
+    if commit := parsed(of_checkout(package.parent)):
+        return commit
     try:
         kept = json.loads((package / FILE).read_text())
-        found, before = parsed(kept["commit"]), dict(kept["code"])
+        commit, before = parsed(kept["commit"]), dict(kept["code"])
     except (OSError, ValueError, KeyError, TypeError):
         return parsed(os.environ.get(VARIABLE, ""))
     now = digests(package, [package / "tasks"])
-    return found and {**found, "dirty": found["dirty"] or before != now}
+    return commit and {**commit, "dirty": commit["dirty"] or before != now}
 
 
 def main(words: list[str]) -> None:

@@ -56,7 +56,7 @@ class UnknownField(UserError):
 
 
 class Config(Protocol):
-    """What every config has: a frozen, keyword-only dataclass with these fields; `init` where runs build on runs."""
+    """Base of all configs: a frozen, keyword-only dataclass with these fields, and `init` if runs build on runs."""
 
     @property
     def seed(self) -> int:
@@ -68,7 +68,7 @@ class Config(Protocol):
 
 
 class View(Protocol):
-    """What every view has: a frozen dataclass of what can change without training again."""
+    """Base of all views: a frozen dataclass of settings that can change without training again."""
 
     @property
     def epoch(self) -> int:
@@ -106,8 +106,8 @@ def _changed(config: C, changes: Mapping[str, object], prefix: str) -> C:
         chosen = own.get(name, getattr(config, name))
         _check_chosen(chosen, hints[name], prefix + name, below)
         if not dataclasses.is_dataclass(chosen):
-            whole = f"{prefix}{name}.{next(iter(below))}"
-            raise UserError(f"unknown field {whole!r}: {prefix + name!r} has no fields of its own")
+            dotted = f"{prefix}{name}.{next(iter(below))}"
+            raise UserError(f"unknown field {dotted!r}: {prefix + name!r} has no fields of its own")
         own[name] = _changed(chosen, below, f"{prefix}{name}.")
     try:
         return dataclasses.replace(config, **own)  # type: ignore[type-var]
@@ -220,7 +220,7 @@ def flatten(config: object) -> dict[str, Any]:
     """
     flat: dict[str, Any] = {}
     kind: Any = type(config)
-    for name, is_choice in field_kinds(kind):
+    for name, is_choice in _field_kinds(kind):
         value = getattr(config, name)
         if not hasattr(value, "__dataclass_fields__"):
             flat[name] = value
@@ -233,7 +233,7 @@ def flatten(config: object) -> dict[str, Any]:
 
 
 @functools.cache
-def field_kinds(config: Any) -> list[tuple[str, bool]]:
+def _field_kinds(config: Any) -> list[tuple[str, bool]]:
     """Return a dataclass's field names, each with whether it is a choice."""
     unions = (typing.Union, types.UnionType)
     return [(name, typing.get_origin(hint) in unions) for name, hint in field_types(config).items()]
@@ -244,19 +244,19 @@ def differences(config: object, default: object) -> dict[str, Any]:
 
     Where the choice itself differs, its fields are compared with that choice's own defaults.
     """
-    found: dict[str, Any] = {}
+    different: dict[str, Any] = {}
     kind: Any = type(config)
     for name in field_types(kind):
         value, other = getattr(config, name), getattr(default, name)
         if not dataclasses.is_dataclass(value):
             if value != other:
-                found[name] = value
+                different[name] = value
             continue
         inner: Any = type(value)
         if inner is not type(other):
-            found[name], other = choice_name(inner), inner()
-        found |= {f"{name}.{path}": changed for path, changed in differences(value, other).items()}
-    return found
+            different[name], other = choice_name(inner), inner()
+        different |= {f"{name}.{path}": changed for path, changed in differences(value, other).items()}
+    return different
 
 
 def parent(config: C) -> C | None:
@@ -266,13 +266,13 @@ def parent(config: C) -> C | None:
 
 
 def init_of(config: object) -> Scratch | Parent | Weights:
-    """Return what a config's run starts from: nothing where its task has no such field."""
-    found: Scratch | Parent | Weights = getattr(config, "init", Scratch())
-    return found
+    """Return how a config's run is initialized; `Scratch` if its task has no such field."""
+    start: Scratch | Parent | Weights = getattr(config, "init", Scratch())
+    return start
 
 
 def override_lineage(config: C, changes: Mapping[str, object]) -> C:
-    """Override `config` and every run it descends from: what a scale, a seed or `--set` does.
+    """Override `config` and every run it descends from, as a scale, a seed or `--set` does.
 
     A change that the parent has no field for (it made another choice) is left out there, and so is one of `init`,
     which says what a run itself starts from. Changes that state the parent itself (`init.overrides`) leave it as they
@@ -337,13 +337,13 @@ def exact_changes(config: object) -> dict[str, Any]:
 
 
 def set_line(changes: Mapping[str, object]) -> str:
-    """Write changes as `--set` options, ready to paste: what `parse_set` reads."""
+    """Return changes as `--set` options to paste; `parse_set` reads them."""
     pairs = [f"{path}={value if _plain(value) else json.dumps(value)}" for path, value in changes.items()]
     return " ".join(f"--set {shlex.quote(pair)}" for pair in pairs)
 
 
 def _plain(value: object) -> bool:
-    """Say whether a text can stand without quotes: one that is JSON itself, such as `1`, would be read as that."""
+    """Return whether a text can stand without quotes: one that is JSON itself, such as `1`, would be read as that."""
     try:
         json.loads(str(value))
     except ValueError:
@@ -377,7 +377,7 @@ def changes_of(wanted: Mapping[str, object] | Sequence[str] | None) -> dict[str,
 
 
 def _plain_value(value: object) -> object:
-    """Return what configs hold in place of a value of NumPy or PyTorch."""
+    """Convert a value of NumPy or PyTorch to a plain Python value."""
     if isinstance(value, (list, tuple)):
         return type(value)(_plain_value(each) for each in value)
     convert = getattr(value, "tolist", None)  # both have it, for scalars too

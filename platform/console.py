@@ -86,7 +86,7 @@ def consent(question: str, yes: bool) -> None:
 
 
 def show_defects(checked: Iterable[tuple[object, Sequence[str]]]) -> None:
-    """Print what is wrong with each thing that was checked, a line each, or that it is fine.
+    """Print the defects of each checked item, a line each, or that it is fine.
 
     Raises:
         typer.Exit: with status 1 where anything is wrong.
@@ -118,7 +118,7 @@ def seconds_left(task: Task) -> float | None:
 
 
 class LeftColumn(TimeRemainingColumn):
-    """The time that is left, once it can be told."""
+    """The estimated time left, once there is an estimate."""
 
     def render(self, task: Task) -> Text:
         """Return it, or dashes."""
@@ -136,8 +136,8 @@ class Bars(Progress):
 
 
 @dataclass
-class Board:
-    """What runs, what is done, what failed, and how long the rest will take: bars in a terminal, lines in a pipe."""
+class ProgressBoard:
+    """Progress of a command: running, finished and failed work, time left; bars in a terminal, lines in a pipe."""
 
     title: str
     total: int
@@ -167,7 +167,7 @@ class Board:
         self.bars.advance(self.whole, 0)  # rich measures the speed from the first advance on
 
     @contextmanager
-    def show(self) -> Iterator[Board]:
+    def show(self) -> Iterator[ProgressBoard]:
         """Draw the board while the block runs, if there is anything to do."""
         if not self.total:
             yield self
@@ -191,22 +191,22 @@ class Board:
         self.bars.update(self.whole, total=self.weight, text=f"{self.finished} of {self.total} done")
 
     def start(self, name: str, text: str = "") -> None:
-        """Note that a piece of work is running."""
+        """Show a work item as running."""
         self.stop(name)
         self.running[name] = self.bars.add_task(name, total=None, text=text)
 
     def update(self, name: str, text: str, done: float, total: float) -> None:
-        """Note how far a piece of work is: in words, and for its bar."""
+        """Show the progress of a work item, in words and as a bar."""
         if name in self.running:
             self.bars.update(self.running[name], text=text, completed=done, total=total)
 
     def stop(self, name: str) -> None:
-        """Note that a piece of work runs no more."""
+        """Remove a work item from the running ones."""
         if name in self.running:
             self.bars.remove_task(self.running.pop(name))
 
     def done(self, name: str, weight: float = 1.0) -> None:
-        """Note that a piece of work is done."""
+        """Count a work item as done."""
         self.stop(name)
         self.finished += 1
         self.bars.advance(self.whole, weight)
@@ -215,7 +215,7 @@ class Board:
         self._line(f"done {self.finished}/{self.total}: {name}" + (f", about {clock(rest)} left" if rest else ""))
 
     def fail(self, name: str, why: str) -> None:
-        """Note that a piece of work failed, and why."""
+        """Count a work item as failed, and print why."""
         self.stop(name)
         self.failures[name] = why
         self.bars.update(self.whole, description=f"{self.title}, {len(self.failures)} failed")

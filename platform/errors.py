@@ -1,4 +1,4 @@
-"""The one exception for a user's mistake, and what no message may say: secrets."""
+"""UserError, the one exception for a user's mistake, and redaction of secrets in messages."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ def redact_command(words: Sequence[str]) -> str:
 
 
 def clean(text: object, most: int = 200) -> str:
-    """Return a text that came from elsewhere in one line, without what moves a terminal's cursor, cut where long."""
+    """Return foreign text as one line without control characters, cut where long."""
     shown = " ".join(str(text).split())
     shown = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in shown)
     return shown if len(shown) <= most else f"{shown[: most - 1]}…"
 
 
 class UserError(Exception):
-    """Something the user can mend. Its text is one line, without secrets: what is wrong, where, and the remedy.
+    """A mistake that the user can mend. Its text is one line without secrets: what is wrong, where, and the remedy.
 
     The command line prints it without a traceback and exits with status 2; a notebook shows the line alone.
     """
@@ -70,12 +70,12 @@ class UserError(Exception):
         super().__init__(redact(text))
 
     def _render_traceback_(self) -> list[str]:
-        """Return what IPython shows in place of a traceback."""
+        """Return the lines that IPython shows in place of a traceback."""
         return [f"error: {self}"]
 
 
 class Unreachable(UserError):
-    """A disk or bucket that does not answer now, and may later: what was begun is worth another try."""
+    """A disk or bucket that does not answer now, and may later; the operation can be retried."""
 
 
 class Denied(Unreachable):
@@ -115,7 +115,7 @@ def nearest(word: str, names: Iterable[str]) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """Say in one line, without secrets, what went wrong; for a fault of ours, also where."""
+    """Return an error as one line without secrets; for a fault of ours, also its location."""
     if isinstance(error, UserError):
         return str(error)
     cause = error.__cause__ or error
@@ -155,7 +155,7 @@ def traceback_of(error: BaseException) -> str:
 
 @contextmanager
 def traceback_carried() -> Iterator[None]:
-    """Let an error carry its traceback as text to the process that reads it: pickling an error drops the traceback."""
+    """Attach an error's traceback as text, because pickling an error drops its traceback."""
     try:
         yield
     except Exception as error:
@@ -174,7 +174,7 @@ def _bounded(text: str) -> str:
 
 @contextmanager
 def disk_errors(what: str) -> Iterator[None]:
-    """Turn the failures of a disk or bucket at `what` into one clear line.
+    """Convert failures of a disk or bucket at `what` into one clear line.
 
     Raises:
         UserError: where the disk is full, the path cannot be written, a component is no directory, or a bucket refuses;
@@ -194,13 +194,13 @@ def disk_errors(what: str) -> Iterator[None]:
     except OSError as error:
         if error.errno in remedies:
             raise UserError(f"{what}: {remedies[error.errno]}") from error
-        said = (str(error) or type(error).__name__).splitlines()[0]
-        if error.errno is None and DENIED_WORDS.search(said):
-            raise Denied(f"{what}: {said}; check the credentials") from error
-        if error.errno in PASSING or (error.errno is None and PASSING_WORDS.search(said)):
-            raise Unreachable(f"{what}: {said}") from error
+        message = (str(error) or type(error).__name__).splitlines()[0]
+        if error.errno is None and DENIED_WORDS.search(message):
+            raise Denied(f"{what}: {message}; check the credentials") from error
+        if error.errno in PASSING or (error.errno is None and PASSING_WORDS.search(message)):
+            raise Unreachable(f"{what}: {message}") from error
         if error.errno is None and not isinstance(error, FileNotFoundError):  # a bucket's own words
-            raise UserError(f"{what}: {said}") from error
+            raise UserError(f"{what}: {message}") from error
         raise
     except NotImplementedError as error:
         raise UserError(f"{what}: such a storage is for reading only; choose another --storage") from error

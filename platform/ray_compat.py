@@ -45,7 +45,7 @@ def ray_session() -> Iterator[None]:
     from ray._private import auto_init_hook as hook
 
     flag: Any = hook.enable_auto_connect
-    there = set(threading.enumerate())
+    threads = set(threading.enumerate())
     hook.enable_auto_connect = True
     try:
         yield
@@ -55,7 +55,7 @@ def ray_session() -> Iterator[None]:
         try:
             ray.shutdown()
         finally:
-            left = set(threading.enumerate()) - there - {threading.current_thread()}
+            left = set(threading.enumerate()) - threads - {threading.current_thread()}
             if isinstance(flag, AutoConnect):
                 flag, left = flag.former, left | set(flag.left)
             restored: Any = AutoConnect(flag, left) if left else flag
@@ -120,8 +120,8 @@ def free_cpus(node: str) -> float:
     """
     from ray._private.state import available_resources_per_node
 
-    found = available_resources_per_node()  # type: ignore[no-untyped-call]
-    return float(found.get(node, {}).get("CPU", 0.0))
+    per_node = available_resources_per_node()  # type: ignore[no-untyped-call]
+    return float(per_node.get(node, {}).get("CPU", 0.0))
 
 
 def draining_nodes() -> set[str]:
@@ -155,9 +155,9 @@ def uploaded(folder: Path, excludes: Sequence[str]) -> list[Path]:
     """
     from ray._private.runtime_env.packaging import _dir_travel, _get_excludes
 
-    found: list[Path] = []
-    _dir_travel(folder, [_get_excludes(folder, list(excludes))], found.append, include_gitignore=True)
-    return [path for path in found if path.is_file()]
+    files: list[Path] = []
+    _dir_travel(folder, [_get_excludes(folder, list(excludes))], files.append, include_gitignore=True)
+    return [path for path in files if path.is_file()]
 
 
 def auth_headers() -> dict[str, str]:

@@ -15,10 +15,10 @@ def seconds_of(text: str, option: str) -> float:
     Raises:
         UserError: naming the option, where it is no such text, or no time at all.
     """
-    found = re.fullmatch(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", text.replace(" ", ""))
+    match = re.fullmatch(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", text.replace(" ", ""))
     total = (
-        sum(int(each or 0) * unit for each, unit in zip(found.groups(), (86400, 3600, 60, 1), strict=True))
-        if found
+        sum(int(each or 0) * unit for each, unit in zip(match.groups(), (86400, 3600, 60, 1), strict=True))
+        if match
         else 0
     )
     if not total:

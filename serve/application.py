@@ -53,14 +53,14 @@ class Deployment:
     """Requests that wait for a replica to come; more are refused with 503. -1: any number."""
     gpu: bool = True
     """Whether it computes on a GPU, where there is one."""
-    told: bool = True
+    gets_models: bool = True
     """Whether it hears which models are served."""
 
     def options(self) -> dict[str, Any]:
-        """Return what Serve is told of it."""
+        """Return the deployment's options for Serve."""
         gpus = GPU_SHARE if self.gpu and cluster_resources().get("GPU", 0) else 0
         return {
-            "user_config": {"models": []} if self.told else None,
+            "user_config": {"models": []} if self.gets_models else None,
             "ray_actor_options": {"num_cpus": self.cpus, "num_gpus": gpus},
             "max_ongoing_requests": self.ongoing,
             "max_queued_requests": self.queued,
@@ -78,7 +78,7 @@ DEPLOYMENTS: Mapping[str, Deployment] = {
     "audio": Deployment(f"{CLASSES}.audio.Retrieval", 0.4, ongoing=2048, places=64, wait=5, queued=256),
     "rl": Deployment(f"{CLASSES}.rl.Policies", 0.3, ongoing=2048, places=128, wait=5, queued=512, gpu=False),
 }
-JOBS = Deployment(f"{CLASSES}.jobs.Jobs", cpus=0.1, ongoing=8, queued=32, told=False)
+JOBS = Deployment(f"{CLASSES}.jobs.Jobs", cpus=0.1, ongoing=8, queued=32, gets_models=False)
 """Videos, where styles are served; always one replica, which has the folder."""
 
 
@@ -173,14 +173,14 @@ def scaling(tasks: Sequence[str], least: Mapping[str, int], spare: float, cores:
         spare: CPUs that these leave; with them, a task gets more replicas while it has much to do.
         cores: replicas of a task at most: each computes with one thread.
     """
-    found: dict[str, dict[str, Any]] = {"ingress": {"num_replicas": least.get("ingress", 1)}}
+    settings: dict[str, dict[str, Any]] = {"ingress": {"num_replicas": least.get("ingress", 1)}}
     for task in tasks:
         always, of = least.get(task, 1), DEPLOYMENTS[task]
         most = max(always, min(cores, always + int(spare / of.cpus + 1e-6)))
         # Each replica has half of what it may have at once: then another one starts.
         limits = {"min_replicas": always, "max_replicas": most, "target_ongoing_requests": of.places / 2}
-        found[task] = {"autoscaling_config": limits} if most > always else {"num_replicas": always}
-    return found
+        settings[task] = {"autoscaling_config": limits} if most > always else {"num_replicas": always}
+    return settings
 
 
 def assemble(arguments: Arguments, storage: Storage, *options: Mapping[str, Mapping[str, Any]]) -> serve.Application:
@@ -229,10 +229,10 @@ def config_file(arguments: Arguments, address: Address, *options: Mapping[str, M
         "logging_config": LOGS,
         "deployments": deployments,
     }
-    whole = {
+    content = {
         "proxy_location": "EveryNode",
         "http_options": {"host": address.host, "port": address.port, "keep_alive_timeout_s": KEEP_ALIVE},
         "applications": [application],
     }
-    text: str = yaml.safe_dump(whole, sort_keys=False, allow_unicode=True, width=120)
+    text: str = yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120)
     return text

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from retable.serve.ingress.answers import PROBLEM
+from retable.serve.ingress.replies import PROBLEM
 
 Array = npt.NDArray[Any]
 
@@ -89,13 +89,13 @@ class Client:
 
     def models(self) -> list[dict[str, Any]]:
         """Return what is served, and where it is from."""
-        found: list[dict[str, Any]] = json.loads(self.ask("GET", "/v1/models").body)
-        return found
+        models: list[dict[str, Any]] = json.loads(self.ask("GET", "/v1/models").body)
+        return models
 
     def limits(self) -> dict[str, Any]:
         """Return what a request may hold."""
-        found: dict[str, Any] = json.loads(self.ask("GET", "/v1/limits").body)
-        return found
+        limits: dict[str, Any] = json.loads(self.ask("GET", "/v1/limits").body)
+        return limits
 
     def act(self, environment: str, observations: Array, seed: int = 0, model: str = "") -> Array:
         """Return an action for each observation: float32 (n, actions) for (n, states)."""
@@ -149,36 +149,36 @@ class Client:
             ServeError: where the server refuses, or the job fails.
         """
         options = {"size": size, "strength": strength, "colours": colours, "steady": steady, "format": format}
-        said = json.loads(self.ask("POST", f"/v1/style/{_part(style)}/video", options, video).body)
-        id = str(said["id"])
+        answer = json.loads(self.ask("POST", f"/v1/style/{_part(style)}/video", options, video).body)
+        id = str(answer["id"])
         try:
-            while said["state"] in ("queued", "running"):
+            while answer["state"] in ("queued", "running"):
                 time.sleep(POLL)
-                said = self.job(id)
+                answer = self.job(id)
                 if report:
-                    report(said)
+                    report(answer)
         except BaseException:
             with suppress(ServeError, ConnectionError):
                 self.cancel(id)
             raise
-        if said["state"] != "done":
-            raise ServeError(500, said.get("detail") or f"the video is {said['state']}")
+        if answer["state"] != "done":
+            raise ServeError(500, answer.get("detail") or f"the video is {answer['state']}")
         return self.file(id)
 
     def job(self, id: str) -> dict[str, Any]:
         """Return how far a job is: `state`, `progress`, `frames` of `frames_total`, `seconds_left`."""
-        found: dict[str, Any] = json.loads(self.ask("GET", f"/v1/jobs/{_part(id)}").body)
-        return found
+        job: dict[str, Any] = json.loads(self.ask("GET", f"/v1/jobs/{_part(id)}").body)
+        return job
 
     def file(self, id: str) -> bytes:
         """Return the file that a job has made, in as many answers as it takes."""
-        whole = bytearray()
+        content = bytearray()
         while True:
-            place = {"Range": f"bytes={len(whole)}-"}
+            place = {"Range": f"bytes={len(content)}-"}
             answer = self.ask("GET", f"/v1/jobs/{_part(id)}/file", headers=place)
-            whole += answer.body
-            if len(whole) >= int(answer.headers["content-range"].rpartition("/")[2]):
-                return bytes(whole)
+            content += answer.body
+            if len(content) >= int(answer.headers["content-range"].rpartition("/")[2]):
+                return bytes(content)
 
     def cancel(self, id: str) -> None:
         """Cancel a job; remove one that is over, with its file."""
@@ -186,8 +186,8 @@ class Client:
 
     def search(self, words: str, top: int = 10) -> list[Hit]:
         """Return the recordings that fit words best."""
-        found = json.loads(self.ask("GET", "/v1/audio", {"q": words, "top": top}).body)
-        return [Hit(**{**hit, "tags": tuple(hit.get("tags", ()))}) for hit in found["hits"]]
+        answer = json.loads(self.ask("GET", "/v1/audio", {"q": words, "top": top}).body)
+        return [Hit(**{**hit, "tags": tuple(hit.get("tags", ()))}) for hit in answer["hits"]]
 
     def recording(self, id: str) -> bytes:
         """Return a recording that a search found."""
@@ -218,13 +218,13 @@ class Client:
 
     def tables(self) -> list[dict[str, Any]]:
         """Return which result tables were filled on the server's storage, in the papers' order."""
-        found: list[dict[str, Any]] = json.loads(self.ask("GET", "/v1/tables").body)
-        return found
+        tables: list[dict[str, Any]] = json.loads(self.ask("GET", "/v1/tables").body)
+        return tables
 
     def table(self, name: str, at: str = "") -> dict[str, Any]:
         """Return a result table with its claims: `name` as `rl/table1`, `at` as `tables` says."""
-        found: dict[str, Any] = json.loads(self.ask("GET", f"/v1/tables/{urllib.parse.quote(name)}", {"at": at}).body)
-        return found
+        table: dict[str, Any] = json.loads(self.ask("GET", f"/v1/tables/{urllib.parse.quote(name)}", {"at": at}).body)
+        return table
 
     def ask(
         self,
@@ -240,8 +240,8 @@ class Client:
             ServeError: where the server refuses.
             ConnectionError: where no server answers.
         """
-        said = {key: value for key, value in (query or {}).items() if value != ""}
-        target = f"{path}?{urllib.parse.urlencode(said)}" if said else path
+        parameters = {key: value for key, value in (query or {}).items() if value != ""}
+        target = f"{path}?{urllib.parse.urlencode(parameters)}" if parameters else path
         own = {"X-Request-Id": uuid.uuid4().hex, **(headers or {})} | (
             {"Authorization": f"Bearer {self.token}"} if self.token else {}
         )
@@ -281,8 +281,8 @@ def _part(name: str) -> str:
 
 def _pause(answer: Answer | None, attempt: int) -> float:
     """Return the seconds before another try: what the server asks for, else ever longer; 10 at most."""
-    asked = answer.headers.get("retry-after", "") if answer else ""
-    return min(10.0, float(asked) if asked.isdigit() else 0.2 * 2**attempt)
+    retry_after = answer.headers.get("retry-after", "") if answer else ""
+    return min(10.0, float(retry_after) if retry_after.isdigit() else 0.2 * 2**attempt)
 
 
 def _detail(answer: Answer) -> str:

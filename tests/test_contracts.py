@@ -14,7 +14,7 @@ from retable.platform import api
 from retable.platform.config import choice_name, field_types, fingerprint, flatten, override
 from retable.platform.errors import UserError
 from retable.platform.execute.trials import Job, Launch, Members, Resources, train_group
-from retable.platform.spec.resources import Needs
+from retable.platform.spec.resources import Requirements
 from retable.platform.spec.task import Startable, find
 from retable.platform.store.run import RunFolder
 from retable.platform.store.storage import Storage
@@ -111,7 +111,7 @@ def test_and_before_a_train_group_starts(made, name, monkeypatch):
     monkeypatch.setattr("ray.train.torch.TorchTrainer", None)
     config, launch = tiny(name, VARIANTS[name][0]), Launch(made(name), Resources(), {})
     with pytest.raises(UserError, match=f"^{name}: a batch of .* cannot be shared by 3 workers"):
-        train_group(Members(Job(name, (config,), ((),), needs=Needs(workers=3)), (), ()), launch)
+        train_group(Members(Job(name, (config,), ((),), needs=Requirements(workers=3)), (), ()), launch)
 
 
 def test_an_image_is_optimised_by_one_worker(made, tmp_path):

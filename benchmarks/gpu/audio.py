@@ -88,14 +88,14 @@ class Clips:
         samples, own = round(self.config.clip_seconds * SAMPLE_RATE), self.batch // world
         for step in range(start, self.steps):
             random = np.random.default_rng([self.config.seed, epoch, step])
-            said = [" ".join(random.choice(self.words, WORDS)) for _ in range(self.batch)]
+            captions = [" ".join(random.choice(self.words, WORDS)) for _ in range(self.batch)]
             noise = torch.Generator().manual_seed(int(random.integers(2**62)))
             audio = torch.randn(self.batch, samples, generator=noise).mul_(0.1)
             rows = slice(rank * own, (rank + 1) * own)
             yield Batch(
                 audio=audio[rows],
                 lengths=torch.full((own,), samples),
-                captions=tuple(said[rows]),
+                captions=tuple(captions[rows]),
                 recording=torch.arange(self.batch)[rows],
                 features="waveform",
             )

@@ -167,9 +167,12 @@ def machine(where: Where) -> dict[str, Any]:
     facts |= {"python": sys.version.split()[0], "cuda": torch.version.cuda}
     facts["device"] = "CPU"
     if where.gpu:
-        found = torch.cuda.get_device_properties(where.device)
-        facts |= {"device": found.name, "gpus": torch.cuda.device_count(), "driver": driver()}
-        facts |= {"memory, GB": round(found.total_memory / 1e9, 1), "multiprocessors": found.multi_processor_count}
+        properties = torch.cuda.get_device_properties(where.device)
+        facts |= {"device": properties.name, "gpus": torch.cuda.device_count(), "driver": driver()}
+        facts |= {
+            "memory, GB": round(properties.total_memory / 1e9, 1),
+            "multiprocessors": properties.multi_processor_count,
+        }
     return facts
 
 

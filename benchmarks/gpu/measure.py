@@ -128,21 +128,21 @@ def ceilings(where: Where) -> dict[str, float]:
     Random factors: products of zeros run faster. A copy reads and writes; both are counted.
     """
     size = 256 if where.tiny else 8192
-    found = {}
+    results = {}
     for precision in ("float32", "tf32", "bfloat16"):
         kind = torch.bfloat16 if precision == "bfloat16" else torch.float32
         one, other = (torch.randn(size, size, device=where.device, dtype=kind) for _ in range(2))
         with tf32(precision == "tf32"):
-            found[precision] = 2 * size**3 * per_second(lambda one=one, other=other: one @ other, where)
+            results[precision] = 2 * size**3 * per_second(lambda one=one, other=other: one @ other, where)
     source = torch.randn(size * size * (1 if where.tiny else 16), device=where.device)
     target = torch.empty_like(source)
-    found["bytes"] = 2 * source.nbytes * per_second(lambda: target.copy_(source), where)
-    return found
+    results["bytes"] = 2 * source.nbytes * per_second(lambda: target.copy_(source), where)
+    return results
 
 
 def shown_ceilings(where: Where) -> dict[str, float]:
     """Return `ceilings` in the units of a report."""
-    found = ceilings(where)
-    return {f"{kind}, TFLOP/s": found[kind] / 1e12 for kind in ("float32", "tf32", "bfloat16")} | {
-        "copy, GB/s": found["bytes"] / 1e9
+    measured = ceilings(where)
+    return {f"{kind}, TFLOP/s": measured[kind] / 1e12 for kind in ("float32", "tf32", "bfloat16")} | {
+        "copy, GB/s": measured["bytes"] / 1e9
     }

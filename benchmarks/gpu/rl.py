@@ -73,21 +73,21 @@ def steps(where: Where) -> Iterator[Step]:
         own = {rate: "network-updates/s" for rate, precision in rates.items() if words == precision}
         return Step(name, functools.partial(rate_of, where, count, changes, graph, fused), own)
 
-    *fewer, whole, more = (1, 2, 3) if where.tiny else (1, 8, 35, 105, 256)
+    *fewer, grid, more = (1, 2, 3) if where.tiny else (1, 8, 35, 105, 256)
     tf32_too = {"precision": "tf32"}
-    yield speed(whole, {}, "float32")
-    yield speed(whole, tf32_too, "tf32")
-    yield speed(whole, tf32_too | BFLOAT16, "tf32, bfloat16 target")
-    yield speed(whole, BFLOAT16, "float32, bfloat16 target")
-    yield Step(f"where the time of a stack of {whole} goes, eager", lambda: profile(where, whole))
+    yield speed(grid, {}, "float32")
+    yield speed(grid, tf32_too, "tf32")
+    yield speed(grid, tf32_too | BFLOAT16, "tf32, bfloat16 target")
+    yield speed(grid, BFLOAT16, "float32, bfloat16 target")
+    yield Step(f"where the time of a stack of {grid} goes, eager", lambda: profile(where, grid))
     for count in (*fewer[::-1], more):
         yield speed(count, {}, "float32")
         yield speed(count, tf32_too, "tf32")
-    yield speed(whole, tf32_too, "tf32", graph=False)
+    yield speed(grid, tf32_too, "tf32", graph=False)
     yield speed(fewer[0], tf32_too, "tf32", graph=False)
-    yield speed(whole, tf32_too, "tf32", fused=False)
-    yield speed(whole, tf32_too | {"prune": "dense"}, "tf32, dense")
-    yield Step(f"masks of a stack of {whole}, inverted in each update or kept", lambda: masking(where, whole))
+    yield speed(grid, tf32_too, "tf32", fused=False)
+    yield speed(grid, tf32_too | {"prune": "dense"}, "tf32, dense")
+    yield Step(f"masks of a stack of {grid}, inverted in each update or kept", lambda: masking(where, grid))
     yield speed(fewer[len(fewer) // 2], tf32_too | {"prune": "snip"}, "tf32, SNIP 95 %")
 
 
@@ -134,12 +134,12 @@ def outputs_and_gradients(where: Where, device: str, kind: torch.dtype, precisio
     with tf32(precision == "tf32"):
         with autocast:
             target = td_target(networks.vae, networks.actor, networks.critic, batch, noise.target, algorithm)
-        found = {"target": target, "vae": vae_loss(networks.vae, batch, noise.vae)}
-        found["critic"], found["q"] = critic_loss(networks.critic, batch, target)
-        found["actor"] = actor_loss(networks.actor, networks.critic, networks.vae, batch, noise.actor)
-        torch.autograd.backward((found["vae"] + found["critic"] + found["actor"]).sum())
+        outputs = {"target": target, "vae": vae_loss(networks.vae, batch, noise.vae)}
+        outputs["critic"], outputs["q"] = critic_loss(networks.critic, batch, target)
+        outputs["actor"] = actor_loss(networks.actor, networks.critic, networks.vae, batch, noise.actor)
+        torch.autograd.backward((outputs["vae"] + outputs["critic"] + outputs["actor"]).sum())
     gradients = {name.replace(".", "/", 1): value.grad for name, value in networks.named_parameters()}
-    return {**found, **{name: value for name, value in gradients.items() if value is not None}}
+    return {**outputs, **{name: value for name, value in gradients.items() if value is not None}}
 
 
 def updating(where: Where, configs: list[Config], **how: Any) -> tuple[OfflineLearner, Callable[[], Any]]:
@@ -247,9 +247,9 @@ def profile(where: Where, count: int) -> dict[str, Value]:
     for event in seen.key_averages():
         if event.device_type == torch.autograd.DeviceType.CPU:  # operations; a GPU's kernels are listed once more
             spent[event.key] = event.self_device_time_total if where.gpu else event.self_cpu_time_total
-    whole = sum(spent.values())
-    shares = {group: sum(spent.get(name, 0.0) for name in names) / whole for group, names in GROUPS.items()}
-    return {**shares, "the rest": 1 - sum(shares.values()), "ms an update": whole / UPDATES / 1e3}
+    total = sum(spent.values())
+    shares = {group: sum(spent.get(name, 0.0) for name in names) / total for group, names in GROUPS.items()}
+    return {**shares, "the rest": 1 - sum(shares.values()), "ms an update": total / UPDATES / 1e3}
 
 
 def masking(where: Where, count: int) -> dict[str, Value]:

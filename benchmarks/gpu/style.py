@@ -178,8 +178,8 @@ def network_answer(where: Where, precision: str, device: str) -> dict[str, Any]:
         made = network(content)
         if precision == "float16":  # is for pictures: what training sums is beyond its range
             return {"picture": made.detach()}
-        found = losses.loss(loss_network, config.method.objective, targets, made.float())
-    found.total.sum().backward()  # type: ignore[no-untyped-call]
+        loss = losses.loss(loss_network, config.method.objective, targets, made.float())
+    loss.total.sum().backward()  # type: ignore[no-untyped-call]
     gradients = {name: value.grad for name, value in network.named_parameters()}
     return {"picture": made.detach(), "gradients": gradients}
 
@@ -192,9 +192,9 @@ def image_answer(name: str, where: Where, precision: str, device: str) -> dict[s
     pixels = (content + painting).div(2).requires_grad_()
     with arithmetic(precision, device):
         targets = losses.targets(network, objective, content, [painting])
-        found = losses.loss(network, objective, targets, pixels)
-    found.total.sum().backward()  # type: ignore[no-untyped-call]
-    return {"loss": found.total.detach(), "gradient": pixels.grad}
+        loss = losses.loss(network, objective, targets, pixels)
+    loss.total.sum().backward()  # type: ignore[no-untyped-call]
+    return {"loss": loss.total.detach(), "gradient": pixels.grad}
 
 
 @cache
@@ -241,15 +241,15 @@ def graph_of_training(where: Where) -> Results:
     """Compare where five steps by a CUDA graph move the weights to where five without do."""
     if not where.gpu:
         return NO_CUDA
-    found = []
+    results = []
     with arithmetic("float32", where.device):
         for step_of in (graphed_step, eager_step):
             learner, batch = opened_learner(where, network_config(where))
             start, step = numbers(learner.network.state_dict()), step_of(learner, batch)
             for _ in range(5):
                 step()
-            found.append(moves(start, numbers(learner.network.state_dict())))
-    return closeness("moves of the weights", *found, MOVED)
+            results.append(moves(start, numbers(learner.network.state_dict())))
+    return closeness("moves of the weights", *results, MOVED)
 
 
 @torch.inference_mode()
@@ -363,8 +363,8 @@ def stylising(where: Where, shape: tuple[int, int], name: str) -> Results:
     call = way(where, network, name, image)
     got = call().cpu()
     speed = per_second(call, where)
-    found = compared({"picture": got}, {"picture": wanted}, {"picture": OUTPUTS[name.partition(", ")[0]]})
-    return {"s an image": 1 / speed, "images a second": speed, "MB": peak_memory(where), **found}
+    compared_with = compared({"picture": got}, {"picture": wanted}, {"picture": OUTPUTS[name.partition(", ")[0]]})
+    return {"s an image": 1 / speed, "images a second": speed, "MB": peak_memory(where), **compared_with}
 
 
 def frames(where: Where, how: str) -> Results:

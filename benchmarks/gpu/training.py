@@ -119,8 +119,8 @@ def by_two(work: Work, given: Any, where: Where) -> dict[str, Tensor]:
         finally:  # also where time is over
             for process in started.processes:
                 process.kill()
-        found: dict[str, Tensor] = torch.load(Path(folder, "found.pt"), weights_only=True)
-    return found
+        tensors: dict[str, Tensor] = torch.load(Path(folder, "found.pt"), weights_only=True)
+    return tensors
 
 
 def _one_of_two(rank: int, work: Work, given: Any, device: str, folder: str) -> None:
@@ -130,8 +130,8 @@ def _one_of_two(rank: int, work: Work, given: Any, device: str, folder: str) -> 
     torch.set_num_threads(1)
     backend = "nccl" if spread else "gloo"
     distributed.init_process_group(backend, f"file://{folder}/meeting", rank=rank, world_size=2)
-    found = work(Worker(rank=rank, world=2, device=device), given)
+    results = work(Worker(rank=rank, world=2, device=device), given)
     if rank == 0:
-        torch.save({name: value.cpu() for name, value in found.items()}, Path(folder, "found.pt"))
+        torch.save({name: value.cpu() for name, value in results.items()}, Path(folder, "found.pt"))
     distributed.barrier()
     distributed.destroy_process_group()

@@ -64,13 +64,13 @@ def compared(
     got: Mapping[str, Tensors], want: Mapping[str, Tensors], bounds: Mapping[str, float]
 ) -> dict[str, float | str | bool]:
     """Compare several things, each within a bound of its own; `ok` says whether all are."""
-    found: dict[str, float | str | bool] = {}
+    results: dict[str, float | str | bool] = {}
     ok = True
     for name, bound in bounds.items():
         each = closeness(name, got[name], want[name], bound)
-        found |= {f"{name}: error": each["error"], f"{name}: bound": bound}
+        results |= {f"{name}: error": each["error"], f"{name}: bound": bound}
         ok &= bool(each["ok"])
-    return {**found, "ok": ok}
+    return {**results, "ok": ok}
 
 
 def shared_out(open_one: Callable[[str], Opened], where: Where) -> dict[str, float | str | bool]:
@@ -87,8 +87,8 @@ def shared_out(open_one: Callable[[str], Opened], where: Where) -> dict[str, flo
         multiprocessing.start_processes(_work, (open_one, device, folder), nprocs=2, start_method=method)
         start, got = torch.load(Path(folder, "weights.pt"), weights_only=True)
     _, wanted = _steps(open_one(device), Worker(device=device))
-    found = closeness("moves of the weights", moves(start, got), moves(start, wanted), MOVED)
-    return {"two": "GPUs" if two else "processes on the CPU", **found}
+    distances = closeness("moves of the weights", moves(start, got), moves(start, wanted), MOVED)
+    return {"two": "GPUs" if two else "processes on the CPU", **distances}
 
 
 def _work(rank: int, open_one: Callable[[str], Opened], device: str, folder: str) -> None:
@@ -99,9 +99,9 @@ def _work(rank: int, open_one: Callable[[str], Opened], device: str, folder: str
     backend, meeting = ("nccl" if device == "cuda" else "gloo"), f"file://{folder}/meeting"
     distributed.init_process_group(backend, meeting, timedelta(seconds=WAIT), rank=rank, world_size=2)
     try:
-        found = _steps(open_one(device), Worker(rank, 2, device))
+        results = _steps(open_one(device), Worker(rank, 2, device))
         if rank == 0:
-            torch.save(found, Path(folder, "weights.pt"))
+            torch.save(results, Path(folder, "weights.pt"))
     finally:
         distributed.destroy_process_group()
 

@@ -177,8 +177,8 @@ def outputs_and_gradients(where: Where, name: str, device: str, kind: torch.dtyp
         torch.autograd.backward(loss)
     gradients = {key: value.grad for key, value in model.named_parameters() if value.grad is not None}
     length = sum(float(value.double().square().sum()) for value in gradients.values()) ** 0.5
-    found = {"logits": logits.detach().double() / logits.detach().double().norm()}
-    return {**found, "loss": loss.detach(), **{key: value.double() / length for key, value in gradients.items()}}
+    outputs = {"logits": logits.detach().double() / logits.detach().double().norm()}
+    return {**outputs, "loss": loss.detach(), **{key: value.double() / length for key, value in gradients.items()}}
 
 
 def windows(folder: Path, config: Config, size: int) -> Windows:
@@ -215,9 +215,9 @@ def two_against_one(where: Where) -> dict[str, Value]:
 
 def gradients(worker: Worker, config: Config) -> dict[str, Tensor]:
     """Return the gradients of a worker's share of a batch, averaged over the workers."""
-    whole = sample(config, 36, worker.device)
+    batch = sample(config, 36, worker.device)
     share = slice(worker.rank * 4 // worker.world, (worker.rank + 1) * 4 // worker.world)
-    parts = (getattr(whole, name)[share] for name in ("images", "events", "now", "region", "shard"))
+    parts = (getattr(batch, name)[share] for name in ("images", "events", "now", "region", "shard"))
     learner = ForecastLearner([config], Shape(36), worker)
     with tf32(False):
         learner.step(Batch(*parts))
@@ -234,12 +234,12 @@ def speed(where: Where, name: str, setting: str) -> dict[str, Value]:
         step = stepping(where, name, config)
         operations = 0.0 if config.compile or (where.tiny and name in SLOW) else counted(step)
         rate = per_second(step, where)
-    found: dict[str, Value] = {"samples/s": rate * config.batch, "steps/s": rate, "peak MB": peak_memory(where)}
+    results: dict[str, Value] = {"samples/s": rate * config.batch, "steps/s": rate, "peak MB": peak_memory(where)}
     if operations:
         peak = "bfloat16" if config.precision == "bfloat16" else "float32" if setting == "float32" else "tf32"
-        found |= {"TFLOP a sample": operations / config.batch / 1e12, "of the peak of": peak}
-        found |= {"share": rate * operations / ceilings(where)[peak]}
-    return found
+        results |= {"TFLOP a sample": operations / config.batch / 1e12, "of the peak of": peak}
+        results |= {"share": rate * operations / ceilings(where)[peak]}
+    return results
 
 
 def stepping(where: Where, name: str, config: Config) -> Callable[[], Any]:
@@ -259,14 +259,14 @@ def counted(step: Callable[[], Any]) -> float:
 
 def largest_batch(where: Where, name: str) -> dict[str, Value]:
     """Double the batch, up to 256, until memory is short or a kernel refuses; return the largest that went."""
-    found: dict[str, Value] = {"largest batch": 0.0, "ended by": "the largest that is tried"}
+    results: dict[str, Value] = {"largest batch": 0.0, "ended by": "the largest that is tried"}
     for batch in (2**power for power in range(2 if where.tiny else 9)):
         try:
-            found |= one_batch(where, name, batch)
+            results |= one_batch(where, name, batch)
         except RuntimeError as error:  # PyTorch's for memory is one too
-            return {**found, "ended by": str(error).splitlines()[0][:80]}
+            return {**results, "ended by": str(error).splitlines()[0][:80]}
         free(where)
-    return found
+    return results
 
 
 def one_batch(where: Where, name: str, batch: int) -> dict[str, Value]:
@@ -292,6 +292,6 @@ def beside_loader(where: Where, setting: str) -> dict[str, Value]:
             "steps alone, samples/s": per_second(lambda: learner.step(fixed), where),
             "together, samples/s": per_second(lambda: learner.step(next(batches)), where),
         }
-    found: dict[str, Value] = {name: config.batch * rate for name, rate in rates.items()}
+    results: dict[str, Value] = {name: config.batch * rate for name, rate in rates.items()}
     waits = 1 - rates["together, samples/s"] / rates["steps alone, samples/s"]
-    return {**found, "share of the time that the device waits": waits}
+    return {**results, "share of the time that the device waits": waits}

@@ -4,6 +4,7 @@ Level 15 of 15: nothing imports it.
 
     `app`        plan, reproduce, train, score, sweep, report, serve, predict, ...; tasks mount their own commands
     `runs`       runs, show, tables, diff, gc
+    `filled`     filled tables on the terminal: in full, or a line a paper
     `jobs`       status, submit
     `catalogue`  what `retable list` and help show without importing the tasks
     `doctor`     checks of this machine

@@ -9,7 +9,8 @@ import shlex
 import signal
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from inspect import Signature, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,16 +22,20 @@ from rich.text import Text
 
 import retable
 from retable.platform.cli import jobs, runs
+from retable.platform.cli.filled import FEW, print_section, print_summary, say
 from retable.platform.commit import code_root
 from retable.platform.config import parse_set, set_line
 from retable.platform.console import console, errors, progress_bar
 from retable.platform.errors import UserError
 from retable.platform.spec import task as tasks
 from retable.platform.spec.extras import check
+from retable.platform.spec.resources import Resources
 from retable.platform.text import clock, seconds_of
 
 if TYPE_CHECKING:
     from retable.platform.execute.sweep_result import SweepResult
+    from retable.platform.plan.cluster_spec import Cluster, Prices
+    from retable.platform.plan.plan import Plan
 
 app = typer.Typer(
     name="retable",
@@ -50,7 +55,8 @@ GPU = code_root().parent / "benchmarks" / "results" / "gpu.json"
 """What `python -m benchmarks gpu` measured, in a checkout where it was run."""
 
 Tables = Annotated[
-    list[str] | None, typer.Argument(help="Tables such as rl/table1; `rl` for all of a task; none: all.")
+    list[str] | None,
+    typer.Argument(help="Table names such as rl/table1; a task name selects all its tables (default: all)."),
 ]
 TaskName = Annotated[str, typer.Argument(metavar="TASK", help="A task; see `retable list`.")]
 ScaleName = Annotated[
@@ -66,39 +72,43 @@ Where = Annotated[
     typer.Option("--storage", envvar="RETABLE_STORAGE", help="Where data, runs and reports lie: a folder or a URI."),
 ]
 Workers = Annotated[
-    int | None, typer.Option(help="Workers of each training, else as its task says; several: a Train group.", min=1)
+    int | None,
+    typer.Option(help="Workers of each training (default: as its task says); several form a Ray Train group.", min=1),
 ]
 Cpus = Annotated[
-    int | None, typer.Option(help="CPUs and torch threads of a training with one worker, else as its task says.", min=1)
+    int | None,
+    typer.Option(help="CPUs and torch threads of a training with one worker (default: as its task says).", min=1),
 ]
 Gpus = Annotated[
     float | None,
-    typer.Option(help="GPUs of each worker (0.25: four trainings share one), else as its task says.", min=0),
+    typer.Option(help="GPUs of each worker; 0.25 lets four trainings share one (default: as its task says).", min=0),
 ]
 Every = Annotated[
-    int, typer.Option(help="Steps between checkpoints within an epoch; 0: one about every half minute.", min=0)
+    int, typer.Option(help="Steps between checkpoints within an epoch; 0 writes one about every half minute.", min=0)
 ]
 Stack = Annotated[
-    int, typer.Option(help="Most trainings of a group in one stack; 0: one on CPUs, as many as fit on GPUs.", min=0)
+    int,
+    typer.Option(
+        help="Maximum trainings per stack; 0 chooses automatically: 1 on CPUs, as many as fit on GPUs.", min=0
+    ),
 ]
 
 On = Annotated[
-    str, typer.Option(metavar="WORD", help="Take measurements on a node with this resource, or type of accelerators.")
+    str,
+    typer.Option(metavar="WORD", help="Run measurements on a node that has this custom resource or accelerator type."),
 ]
 Deadline = Annotated[
     str,
     typer.Option(
         metavar="TIME",
-        help="Begin no training or measurement after this time (2h, 90m); those that decide a claim come first.",
+        help="Start no training or measurement after this time (2h, 90m); those that decide a claim come first.",
     ),
 ]
-Retry = Annotated[bool, typer.Option("--retry-diverged", help="Try again the trainings that diverged.")]
+Retry = Annotated[bool, typer.Option("--retry-diverged", help="Retry the trainings that diverged.")]
 Track = Annotated[
-    str, typer.Option(metavar="NAME", help="Tell a tracker of each training: mlflow, wandb or tensorboard.")
+    str, typer.Option(metavar="NAME", help="Log each training to an experiment tracker: mlflow, wandb or tensorboard.")
 ]
-Stream = Annotated[
-    bool, typer.Option("--stream/--no-stream", help="Read data as a stream even where they fit in memory.")
-]
+Stream = Annotated[bool, typer.Option("--stream/--no-stream", help="Stream the data even if they fit in memory.")]
 
 
 ReadAhead = Annotated[
@@ -107,50 +117,75 @@ ReadAhead = Annotated[
 ]
 
 
-def show_version(wanted: bool) -> None:
+def _show_version(wanted: bool) -> None:
     """Print the version and exit, where that is wanted."""
     if wanted:
         console.print(retable.__version__)
         raise typer.Exit
 
 
-Version = Annotated[bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print the version.")]
+Version = Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")]
 
 
 @app.callback()
 def options(version: Version = False) -> None:
-    """Take what stands before a command."""
+    """Handle the options before a command."""
 
 
 def resources(
-    workers: int | None,
-    cpus: int | None,
-    gpus: float | None,
-    every: int,
-    stream: bool,
-    ahead: float = 0.0,
-    stack: int = 0,
-    on: str = "",
-    track: str = "",
-    deadline: str = "",
-) -> Any:
+    workers: Workers = None,
+    cpus_per_run: Cpus = None,
+    gpus_per_run: Gpus = None,
+    checkpoint_every: Every = 0,
+    stream: Stream = False,
+    read_ahead: ReadAhead = 0.0,
+    stack: Stack = 0,
+    measure_on: On = "",
+    track: Track = "",
+    deadline: Deadline = "",
+) -> Resources:
     """Return the resources that the options ask for."""
-    from retable.platform.spec.resources import Resources
     from retable.platform.train import trackers
 
     trackers.prepare(track)
     return Resources(
         workers=workers,
-        cpus=cpus,
-        gpus=gpus,
-        checkpoint_every=every,
+        cpus=cpus_per_run,
+        gpus=gpus_per_run,
+        checkpoint_every=checkpoint_every,
         stream=stream,
-        read_ahead=ahead,
+        read_ahead=read_ahead,
         stack=stack,
-        measure_on=on,
+        measure_on=measure_on,
         track=track,
         **({"deadline": seconds_of(deadline, "--deadline")} if deadline else {}),
     )
+
+
+def takes_resources(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options of `resources`, except some, in place of its parameter `wanted`."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        options = [each for each in signature(resources, eval_str=True).parameters.values() if each.name not in without]
+        own = list(signature(command, eval_str=True).parameters.values())
+        at = [each.name for each in own].index("wanted")
+
+        parameters = [*own[:at], *options, *own[at + 1 :]]
+        shown = Signature(parameters)
+
+        def run(*values: Any, **named: Any) -> None:
+            bound = shown.bind(*values, **named)
+            bound.apply_defaults()
+            given = bound.arguments
+            chosen = {each.name: given.pop(each.name) for each in options}
+            command(**given, wanted=resources(**chosen))
+
+        run.__annotations__ = {each.name: each.annotation for each in parameters}
+        setattr(run, "__signature__", shown)  # noqa: B010 (functions have no such field to mypy)
+        run.__name__, run.__doc__ = command.__name__, command.__doc__
+        return run
+
+    return decorate
 
 
 @app.command("list")
@@ -161,11 +196,11 @@ def list_all(as_json: runs.Json = False) -> None:
     """
     from retable.platform.cli.catalogue import catalogue
 
-    found = catalogue()
+    listing = catalogue()
     if as_json:
-        print(json.dumps({**found, "scales": tasks.SCALES}, indent=2))
+        print(json.dumps({**listing, "scales": tasks.SCALES}, indent=2))
         return
-    for name, entry in found["tasks"].items():
+    for name, entry in listing["tasks"].items():
         if "missing" in entry:
             console.print(f"[bold]{name}[/]  [dim]{escape(entry['missing'])}[/]")
             continue
@@ -178,7 +213,7 @@ def list_all(as_json: runs.Json = False) -> None:
     for scale, promise in tasks.SCALES.items():
         console.print(f"  {scale}  [dim]{promise}[/]")
     console.print("[bold]search spaces[/]")
-    for name, about in found["spaces"].items():
+    for name, about in listing["spaces"].items():
         console.print(f"  {name}  [dim]{escape(about)}[/]")
 
 
@@ -213,51 +248,51 @@ def plan(
     costs = read_prices(prices) if cluster else None
     nodes = read_cluster(cluster, costs) if costs else None
     work = api.plan(*tables or (), scale=scale, set=parse_set(set or []), rows=rows or (), storage=storage)
-    audited = auditing.audit(work, known := calibration.learn(work), gpu_rates()[1]) if configs or as_json else []
+    audited = auditing.audit(work, known := calibration.learn(work), _gpu_rates()[1]) if configs or as_json else []
     if as_json:
-        whole = auditing.summary(work, known, calibration.core_seconds(work, known))
-        runs.print_json({**whole, "rows": audited} if configs else whole)
+        summary = auditing.summary(work, known, calibration.core_seconds(work, known))
+        runs.print_json({**summary, "rows": audited} if configs else summary)
         return
     print_plan(work)
     for line in auditing.lines(audited):
         console.print(line, markup=False)
     if costs and nodes:
-        print_cost(work, nodes, costs)
+        _print_cost(work, nodes, costs)
 
 
-def gpu_rates() -> tuple[str, Mapping[str, float]]:
+def _gpu_rates() -> tuple[str, Mapping[str, float]]:
     """Return the GPU that was measured, and its units a second; none where that was only tried."""
     measured: dict[str, Any] = json.loads(GPU.read_text()) if GPU.exists() else {"tiny": True}
     return ("", {}) if measured["tiny"] else (measured["machine"]["device"], measured["rates"])
 
 
-def print_cost(work: Any, nodes: Any, prices: Any) -> None:
-    """Print what a plan takes on a cluster, table by table."""
+def _print_cost(work: Plan, nodes: Cluster, prices: Prices) -> None:
+    """Print the cost of a plan on a cluster, table by table."""
     from retable.platform.plan.cost import Rates, estimate, grid, remarks
 
-    device, measured = gpu_rates()
-    found = estimate(work, nodes, prices, Rates(device, measured) if measured else Rates())
-    if not found.nodes:
+    device, measured = _gpu_rates()
+    estimated = estimate(work, nodes, prices, Rates(device, measured) if measured else Rates())
+    if not estimated.nodes:
         console.print("  nothing is left to do on a cluster")
         return
     console.print()
-    console.print(grid(found))
+    console.print(grid(estimated))
     notes = Grid(box=None, show_header=False, padding=(0, 2))
-    for word, text in remarks(found):
+    for word, text in remarks(estimated):
         notes.add_row(word, Text(text))
     console.print(notes)
 
 
-def print_plan(work: Any, wanted: Any = None) -> None:
-    """Print a plan's counts and cost, and what its trainings take (`wanted`: what the options say of that)."""
+def print_plan(work: Plan, wanted: Resources | None = None) -> None:
+    """Print a plan's counts and cost, and the resources of its trainings (`wanted`: the user's overrides)."""
     from retable.platform.plan import calibration
     from retable.platform.plan.plan import left_out
-    from retable.platform.spec.resources import told
+    from retable.platform.spec.resources import summary
     from retable.platform.spec.table import hidden
     from retable.platform.text import and_more
 
     rows = sum(not hidden(row) for _, table in work.tables.values() for row in table.rows)
-    cells = sum(len(found) for rows in work.replicates.values() for found in rows.values())
+    cells = sum(len(replicates) for rows in work.replicates.values() for replicates in rows.values())
     grid = Grid(box=None, show_header=False, padding=(0, 2))
     states: dict[str, int] = {}
     for training in work.trainings.values():
@@ -268,7 +303,7 @@ def print_plan(work: Any, wanted: Any = None) -> None:
     grid.add_row("unique trainings", f"{len(work.trainings)} ({shown})" if shown else "0")
     waves = len({training.wave for training in work.missing})
     grid.add_row("groups to train", f"{len(work.groups)} stackable, in {waves} wave{'s' if waves != 1 else ''}")
-    for number, line in enumerate(told(work, wanted)):
+    for number, line in enumerate(summary(work, wanted)):
         grid.add_row("" if number else "a training takes", line)
     for number, line in enumerate(sent_notes(work)):
         grid.add_row("" if number else "from a bundle", line)
@@ -279,26 +314,39 @@ def print_plan(work: Any, wanted: Any = None) -> None:
     known = calibration.learn(work)
     grid.add_row("estimated cost", f"{clock(calibration.core_seconds(work, known))} of one CPU core (rough)")
     if known:
-        grid.add_row("", calibration.told(known))
-    device, measured = gpu_rates()
+        grid.add_row("", calibration.summary(known))
+    device, measured = _gpu_rates()
     if work.missing and measured:
         hours, untimed = work.gpu_hours(measured)
     if work.missing and measured and hours * 60 >= 1:  # below a minute it is the starting that takes time
         more = f", and {untimed} trainings that were not timed" if untimed else ""
         grid.add_row("", f"{clock(3600 * hours)} of one {device}{more} (as measured; trainings alone)")
     console.print(grid)
-    for name, (_, table) in work.tables.items():
-        absent: dict[str, list[str]] = {}
-        for row in table.rows:
-            if row.absent and not hidden(row):
-                absent.setdefault(row.absent, []).append(row.label)
-        for why, labels in absent.items():
-            say(f"{name}: absent, {why}: {and_more(labels, 6, '; ')}")
+    _print_absent(work)
+    for name in work.tables:
         for why, labels in left_out(work, name).items():
             say(f"{name}: left out, {why}: {and_more(labels, 6, '; ')}")
 
 
-def sent_notes(work: Any) -> list[str]:
+def _print_absent(work: Plan) -> None:
+    """Print which rows a plan's scale leaves out, and why; of many tables, how many rows."""
+    from retable.platform.spec.table import hidden
+    from retable.platform.text import and_more, plural
+
+    absent: dict[tuple[str, str], list[str]] = {}
+    for name, (_, table) in work.tables.items():
+        for row in table.rows:
+            if row.absent and not hidden(row):
+                absent.setdefault((name, row.absent), []).append(row.label)
+    if len(work.tables) > FEW and absent:
+        count = sum(map(len, absent.values()))
+        say(f"{plural(count, 'row')} not at scale {work.scale}; retable plan TABLE --scale {work.scale} names them")
+        return
+    for (name, why), labels in absent.items():
+        say(f"{name}: absent, {why}: {and_more(labels, 6, '; ')}")
+
+
+def sent_notes(work: Plan) -> list[str]:
     """Return how many runs of a plan came in a bundle, and which of them are to be trained again."""
     from retable.platform.plan.plan import name_of
     from retable.platform.text import and_more
@@ -314,22 +362,15 @@ def sent_notes(work: Any) -> list[str]:
 
 
 @app.command()
+@takes_resources()
 def reproduce(
     tables: Tables = None,
     scale: ScaleName = tasks.DEFAULT_SCALE,
     set: Set = None,
     rows: Rows = None,
     storage: Where = "results",
-    workers: Workers = None,
-    cpus_per_run: Cpus = None,
-    gpus_per_run: Gpus = None,
-    checkpoint_every: Every = 0,
-    stream: Stream = False,
-    read_ahead: ReadAhead = 0.0,
-    stack: Stack = 0,
-    measure_on: On = "",
-    track: Track = "",
-    deadline: Deadline = "",
+    *,
+    wanted: Resources,
     retry_diverged: Retry = False,
     train: Annotated[
         bool, typer.Option("--train/--no-train", help="Train what is missing, or fill from finished runs alone.")
@@ -344,17 +385,18 @@ def reproduce(
     Examples: `retable reproduce rl` · `retable reproduce rl/figure1 --scale small --rows dense --rows 'SNIP 9*' --set
     environment=HalfCheetah --set view.policy=bc`
     """
-    wanted = resources(
-        workers, cpus_per_run, gpus_per_run, checkpoint_every, stream, read_ahead, stack, measure_on, track, deadline
-    )
-    asked = {"scale": scale, "set": parse_set(set or []), "rows": rows or (), "storage": storage}
+    request = {"scale": scale, "set": parse_set(set or []), "rows": rows or (), "storage": storage}
     if retry_diverged and not train:
-        raise UserError("--retry-diverged trains, --no-train does not; leave one out")
-    fill_tables(tables or (), asked, wanted, retry_diverged, train)
+        raise UserError("--retry-diverged and --no-train are mutually exclusive; leave one out")
+    _fill_tables(tables or (), request, wanted, retry_diverged, train)
 
 
-def fill_tables(
-    names: Sequence[str], asked: Mapping[str, Any], wanted: Any, retry_diverged: bool = False, train: bool = True
+def _fill_tables(
+    names: Sequence[str],
+    request: Mapping[str, Any],
+    wanted: Resources,
+    retry_diverged: bool = False,
+    train: bool = True,
 ) -> None:
     """Fill tables, print them, and write the report.
 
@@ -365,70 +407,32 @@ def fill_tables(
     from retable.platform.store.storage import Storage
 
     failures: dict[str, str] = {}
-    filled = {} if retry_diverged else api.complete(*names, **asked)
+    filled = {} if retry_diverged else api.complete(*names, **request)
     if filled:
         console.print("nothing to do: all is there, as it was filled before")
     else:
-        work = api.plan(*names, **asked, retry_diverged=retry_diverged, train=train)
+        work = api.plan(*names, **request, retry_diverged=retry_diverged, train=train)
         print_plan(work, wanted)
         filled, failures = api.carry_out(work, wanted)
-    for part in filled.values():
-        print_section(part)
-    console.print(f"report: {Storage.open(asked['storage'])}/report/index.html")
+    if len(filled) > FEW:
+        print_summary(filled, Storage.open(request["storage"]))
+    else:
+        for part in filled.values():
+            print_section(part)
+        console.print(f"report: {Storage.open(request['storage'])}/report/index.html")
     if failures:
         raise UserError(f"failed: {len(failures)} (see above); mend the cause and run the same command again")
 
 
-def print_section(part: Any) -> None:
-    """Print a filled table, and the verdicts of a table or figure."""
-    from retable.platform.report.render import about, bundled, commits, grid, remarks
-    from retable.platform.spec.claims import NOT_JUDGED
-    from retable.platform.text import and_more, plural
-
-    console.print(f"\n[bold]{part.name}[/]  {part.title}")
-    say(about(part))
-    if part.apart:
-        say(part.apart)
-    if part.columns:
-        header, lines = grid(part)
-        shown = Grid(box=None, padding=(0, 1))
-        for position, title in enumerate(header):
-            shown.add_column(title, justify="right" if position else "left")
-        for line in lines:
-            shown.add_row(*line)
-        console.print(shown)
-    for remark in filter(None, [*bundled(part), commits(part), *remarks(part)]):
-        say(remark)
-    colours = {"holds": "green", "does not hold": "red", "not separable": "yellow"}
-    for claim in part.claims:
-        if claim.status == NOT_JUDGED:
-            continue
-        whose = "ours: " if claim.ours else ""
-        colour = colours.get(claim.status, "dim")
-        verdict = f"  [{colour}]{claim.status}[/]  {escape(whose + claim.text)} [dim]{escape(claim.because)}[/]"
-        console.print(verdict, soft_wrap=not console.is_terminal)
-    if unjudged := [claim.because for claim in part.claims if claim.status == NOT_JUDGED]:
-        say(f"  {plural(len(unjudged), 'claim')} not judged: {and_more(list(dict.fromkeys(unjudged)), 3, '; ')}")
-
-
-def say(text: str) -> None:
-    """Print a remark: broken between words in a terminal, in one line elsewhere."""
-    console.print(runs.plain(text), style="dim", markup=False, soft_wrap=not console.is_terminal)
-
-
 @app.command()
+@takes_resources("stack", "measure_on", "deadline")
 def train(
     task: TaskName,
     scale: ScaleName = tasks.DEFAULT_SCALE,
     set: Set = None,
     storage: Where = "results",
-    workers: Workers = None,
-    cpus_per_run: Cpus = None,
-    gpus_per_run: Gpus = None,
-    checkpoint_every: Every = 0,
-    stream: Stream = False,
-    read_ahead: ReadAhead = 0.0,
-    track: Track = "",
+    *,
+    wanted: Resources,
     keep: Annotated[list[int] | None, typer.Option(help="An epoch whose weights are kept; may be repeated.")] = None,
     retry_diverged: Retry = False,
 ) -> None:
@@ -438,7 +442,6 @@ def train(
     """
     from retable.platform import api
 
-    wanted = resources(workers, cpus_per_run, gpus_per_run, checkpoint_every, stream, read_ahead, track=track)
     run = api.train(
         task,
         parse_set(set or []),
@@ -477,8 +480,8 @@ def score(
 
     changes = parse_set(set or [])
     if run.count("/") == 1:
-        asked = {"scale": scale, "set": changes, "rows": rows or (), "storage": storage}
-        fill_tables([run], asked, api.Resources(), train=False)
+        request = {"scale": scale, "set": changes, "rows": rows or (), "storage": storage}
+        _fill_tables([run], request, api.Resources(), train=False)
         return
     if rows:
         raise UserError(f"--rows chooses rows of a table, and {run!r} is a run; leave it out")
@@ -488,6 +491,7 @@ def score(
 
 
 @app.command()
+@takes_resources("checkpoint_every", "stack", "measure_on", "deadline")
 def sweep(
     name: Annotated[str | None, typer.Argument(metavar="[SPACE]", help="A search space; see `retable list`.")] = None,
     space: Annotated[str | None, typer.Option(help="A Python file of your own that defines SPACE.")] = None,
@@ -495,12 +499,8 @@ def sweep(
     set: Set = None,
     storage: Where = "results",
     samples: Annotated[int | None, typer.Option(help="Points to draw; default: what the space says.", min=1)] = None,
-    workers: Workers = None,
-    cpus_per_run: Cpus = None,
-    gpus_per_run: Gpus = None,
-    stream: Stream = False,
-    read_ahead: ReadAhead = 0.0,
-    track: Track = "",
+    *,
+    wanted: Resources,
 ) -> None:
     """Search a space with Ray Tune; the same command goes on where it stopped. Prints the winner as --set options.
 
@@ -511,45 +511,45 @@ def sweep(
 
     if (name is None) == (space is None):
         raise UserError("name one search space (`retable list` shows them), or a file of your own: --space my.py")
-    found = api.sweep(
+    result = api.sweep(
         load_space(space) if space else name or "",
         set=parse_set(set or []),
         scale=scale,
         storage=storage,
-        resources=resources(workers, cpus_per_run, gpus_per_run, 0, stream, read_ahead, track=track),
+        resources=wanted,
         samples=samples,
         name=Path(space).stem if space else "",
     )
-    print_sweep(found)
+    _print_sweep(result)
 
 
-def print_sweep(found: SweepResult) -> None:
+def _print_sweep(result: SweepResult) -> None:
     """Print the points of a sweep, best first, which tie, and the winner.
 
     Raises:
         UserError: if no point has a value.
     """
     shown = Grid(box=None, padding=(0, 1))
-    for title in ("", found.space.metric, "epochs", "run", "point"):
+    for title in ("", result.space.metric, "epochs", "run", "point"):
         shown.add_column(title)
-    frame, most = found.frame(), 20
-    for place, point in zip(frame["place"][:most], found.points, strict=False):
+    frame, most = result.frame(), 20
+    for place, point in zip(frame["place"][:most], result.points, strict=False):
         value = point.note.partition(":")[0] if point.value is None else f"{point.value:.4g}"
         words = ("" if point.value is None else str(place), value, str(point.epochs), point.fingerprint[:8])
-        shown.add_row(*words, Text(point_line(point.overrides)))
+        shown.add_row(*words, Text(_point_line(point.overrides)))
     console.print(shown)
-    if len(found.points) > most:
-        console.print(f"{len(found.points) - most} more points: sweeps/ on the storage has all, as CSV")
-    notes = Counter(point.note for point in found.points if point.note)
+    if len(result.points) > most:
+        console.print(f"{len(result.points) - most} more points: sweeps/ on the storage has all, as CSV")
+    notes = Counter(point.note for point in result.points if point.note)
     for note, count in notes.items():
         console.print(f"{count} point{'s' if count > 1 else ''} without a value: {note}", markup=False)
-    if len(found.ties) > 1:
-        console.print(f"{len(found.ties)} points tie at {found.best.value:.4g}; the first of them is named")
-    console.print(f"winner: {point_line(found.best.overrides)}", markup=False)
-    console.print(f"its run: {found.command(found.best)}", markup=False)
+    if len(result.ties) > 1:
+        console.print(f"{len(result.ties)} points tie at {result.best.value:.4g}; the first of them is named")
+    console.print(f"winner: {_point_line(result.best.overrides)}", markup=False)
+    console.print(f"its run: {result.command(result.best)}", markup=False)
 
 
-def point_line(overrides: Mapping[str, object]) -> str:
+def _point_line(overrides: Mapping[str, object]) -> str:
     """Write a point of a sweep: its config as --set options, and the fields of its view where it has some."""
     from retable.platform.spec.table import split_view
 
@@ -585,13 +585,13 @@ def report(
     from retable.platform.store.storage import Storage
 
     other = report_tables(Storage.open(compare)) if compare else []
-    asked = {"scale": scale, "set": parse_set(set or []), "rows": rows or ()}
-    into = api.write_report(Storage.open(storage), output, tables or (), single=single_file, **asked)
+    request = {"scale": scale, "set": parse_set(set or []), "rows": rows or ()}
+    into = api.write_report(Storage.open(storage), output, tables or (), single=single_file, **request)
     console.print(f"report: {into}/index.html")
     if compare:
-        found = changes(report_tables(into), other)
-        write_comparison(found, str(Storage.open(storage)), str(Storage.open(compare)), into)
-        for line in found.lines():
+        changed = changes(report_tables(into), other)
+        write_comparison(changed, str(Storage.open(storage)), str(Storage.open(compare)), into)
+        for line in changed.lines():
             console.print(line, markup=False)
         console.print(f"comparison: {into}/compare.html")
 
@@ -704,7 +704,7 @@ def new(
     for header in written.unmeasured:
         say(f"not measured yet: {header!r}; let `evaluate` in learner.py return it")
     console.print("next:")
-    if not written.found:
+    if not written.is_found:
         console.print(f"  export RETABLE_TASKS={shlex.quote(str(written.folder.parent.absolute()))}", markup=False)
     console.print(f"  retable reproduce {name}", markup=False)
     console.print(f"  python -m pytest {written.folder.parent}/test_{name}.py", markup=False)
@@ -761,20 +761,20 @@ def mount(words: Sequence[str]) -> None:
             for verb, command in importlib.import_module(f"retable.tasks.{name}.cli").DATA.items():
                 verbs[verb].command(name)(command)
         elif words[:1] == ["data"] and words[1:2] and words[1] in VERBS:
-            stub(verbs[words[1]], {name: catalogued(name).get("data", {}).get(words[1])})
+            stub(verbs[words[1]], {name: _catalogued(name).get("data", {}).get(words[1])})
         if here and any(not word.startswith("-") for word in words[1:]):
             app.add_typer(importlib.import_module(f"retable.tasks.{name}.cli").app, name=name)
             continue
         group = typer.Typer(no_args_is_help=True)
-        stub(group, catalogued(name).get("commands", {}) if here else {})
-        about = catalogued(name)["help"] if here else f"Commands of the task {name}."
+        stub(group, _catalogued(name).get("commands", {}) if here else {})
+        about = _catalogued(name)["help"] if here else f"Commands of the task {name}."
         app.add_typer(group, name=name, help=about)
     for verb, group in verbs.items():
         data_app.add_typer(group, name=verb)
     app.add_typer(data_app, name="data")
 
 
-def catalogued(name: str) -> Mapping[str, Any]:
+def _catalogued(name: str) -> Mapping[str, Any]:
     """Return what the catalogue has of a task."""
     from retable.platform.cli.catalogue import catalogue
 
@@ -798,7 +798,7 @@ def main() -> None:
         sys.stdout.flush()
         sys.exit(ended if isinstance(ended, int) else 0)
     except UserError as error:
-        errors.print(f"error: {shortened(str(error))}", markup=False)
+        errors.print(f"error: {_shortened(str(error))}", markup=False)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
@@ -815,25 +815,25 @@ def main() -> None:
 
 
 def closed(*_: object) -> None:
-    """End well where whoever reads what is printed has seen enough, as `head` has."""
+    """Exit normally when the reader of the output has closed it, as `head` does."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(0)
 
 
 def refuse(error: Any) -> int:
-    """Tell, in a line, a mistake that Typer found in the words of a command; return the status."""
+    """Print a usage error that Typer raised as one line; return the exit status."""
     context = getattr(error, "ctx", None)
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()
         return 2
-    said = shortened(runs.plain(error.format_message()).rstrip("."))
-    errors.print(f"error: {said}; see `{context.command_path if context else 'retable'} --help`", markup=False)
+    message = _shortened(runs.plain(error.format_message()).rstrip("."))
+    errors.print(f"error: {message}; see `{context.command_path if context else 'retable'} --help`", markup=False)
     return 2
 
 
-def shortened(said: str, most: int = 1200) -> str:
+def _shortened(message: str, most: int = 1200) -> str:
     """Return a refusal, and of a very long one both ends: a word of the user's may be a file's content."""
-    return said if len(said) <= most else f"{said[: most // 2]} … {said[-most // 2 :]}"
+    return message if len(message) <= most else f"{message[: most // 2]} … {message[-most // 2 :]}"
 
 
 if __name__ == "__main__":

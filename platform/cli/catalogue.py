@@ -50,14 +50,14 @@ def catalogue() -> Mapping[str, Any]:
 
 
 def read() -> dict[str, Any]:
-    """Import every task and search space, and return what they say of themselves."""
-    found = {name: task_entry(name) for name in tasks.names()}
+    """Import every task and search space, and return their descriptions."""
+    found = {name: _task_entry(name) for name in tasks.names()}
     whole = [name for name in spaces() if "missing" not in found.get(name.partition("_")[0], {})]
     return {"tasks": found, "spaces": {name: find_space(name).about for name in whole}}
 
 
-def task_entry(name: str) -> dict[str, Any]:
-    """Return what one task says of itself."""
+def _task_entry(name: str) -> dict[str, Any]:
+    """Return the description of one task."""
     try:
         task = tasks.find(name)
     except Missing as error:

@@ -1,4 +1,4 @@
-"""What `retable doctor` looks at."""
+"""The checks of `retable doctor`."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Line:
 
 
 def checks(storage: str) -> Iterator[Line]:
-    """Check this machine, one line a thing; what is bad names its remedy."""
-    found = versions()
-    yield Line(sys.version_info >= (3, 11), ", ".join(f"{name} {version}" for name, version in found.items()))
+    """Check this machine, one line a check; a failed one names its remedy."""
+    installed = versions()
+    yield Line(sys.version_info >= (3, 11), ", ".join(f"{name} {version}" for name, version in installed.items()))
     yield Line(True, processor_name())
     import torch
 
@@ -43,7 +43,7 @@ def checks(storage: str) -> Iterator[Line]:
 
 
 def extras_checks() -> Iterator[Line]:
-    """Say for each task, for serving, for development and for a cluster what is not installed; it need not be."""
+    """Return which optional packages are missing, for each task, serving, development and clusters."""
     wanted = [*names(), *(extra for extra in extras.extras() if extra not in names())]
     for extra in wanted:
         lacking = extras.missing(extra)

@@ -1,4 +1,4 @@
-"""The commands `status` and `submit`: what is going on, here and on a cluster."""
+"""The commands `status` and `submit`, for this machine and for a cluster."""
 
 from __future__ import annotations
 
@@ -41,31 +41,31 @@ def status(
     where = Storage.open(storage)
 
     def look() -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        summary: dict[str, Any] = {}
         if where.exists("runs") or not address:
-            found["storage"] = of_storage(where)
-        return found | ({"cluster": of_cluster(dashboard(address))} if address else {})
+            summary["storage"] = of_storage(where)
+        return summary | ({"cluster": of_cluster(dashboard(address))} if address else {})
 
     if as_json:
         print_json(look())
         return
     if not watch or not console.is_terminal:
-        show(status_grid(look()))
+        show(_status_grid(look()))
         return
-    with Live(status_grid(look()), console=console, auto_refresh=False) as live:
+    with Live(_status_grid(look()), console=console, auto_refresh=False) as live:
         while True:
             time.sleep(10)
-            live.update(status_grid(look()), refresh=True)
+            live.update(_status_grid(look()), refresh=True)
 
 
-def status_grid(found: Mapping[str, Any]) -> Grid:
-    """Return what is drawn of a status."""
-    whole = Grid.grid()
-    if "storage" in found:
-        counts = ", ".join(f"{count} {state}" for state, count in found["storage"]["states"].items())
-        whole.add_row(Text(f"runs: {counts}"))
+def _status_grid(summary: Mapping[str, Any]) -> Grid:
+    """Return a status as a grid."""
+    outer = Grid.grid()
+    if "storage" in summary:
+        counts = ", ".join(f"{count} {state}" for state, count in summary["storage"]["states"].items())
+        outer.add_row(Text(f"runs: {counts}"))
         rows = []
-        for run in found["storage"]["active"]:
+        for run in summary["storage"]["active"]:
             left = run["seconds left"]
             text = f"{clock(left)} left" if left is not None else f"for {clock(run['silent'])}" if run["silent"] else ""
             how = Text(run["state"], COLOURS.get(run["state"], "dim"))
@@ -73,17 +73,17 @@ def status_grid(found: Mapping[str, Any]) -> Grid:
                 (run["host"], how, run["run"][:8], run["task"], f"{run['epoch']}/{run['epochs']}", run["why"] or text)
             )
         if rows:
-            whole.add_row(grid(("host", "state", "run", "task", "epochs", ""), rows[:MOST], "epochs"))
+            outer.add_row(grid(("host", "state", "run", "task", "epochs", ""), rows[:MOST], "epochs"))
         if len(rows) > MOST:
-            whole.add_row(Text(f"and {len(rows) - MOST} more: --json shows all", "dim"))
-    if "cluster" in found:
-        nodes = found["cluster"]["nodes"]
+            outer.add_row(Text(f"and {len(rows) - MOST} more: --json shows all", "dim"))
+    if "cluster" in summary:
+        nodes = summary["cluster"]["nodes"]
         cells = [(n["address"], n["state"].lower(), f"{n.get('CPU', 0):g}", f"{n.get('GPU', 0):g}") for n in nodes]
-        whole.add_row(grid(("node", "state", "CPU", "GPU"), cells, "CPU GPU"))
-        waits = found["cluster"]["waiting"]
+        outer.add_row(grid(("node", "state", "CPU", "GPU"), cells, "CPU GPU"))
+        waits = summary["cluster"]["waiting"]
         lines = [f"waits: {count} x {what}" for what, count in waits.items()] or ["nothing waits for resources"]
-        whole.add_row(Text("\n".join(lines)))
-    return whole
+        outer.add_row(Text("\n".join(lines)))
+    return outer
 
 
 @app.command(context_settings={"ignore_unknown_options": True})
@@ -121,7 +121,7 @@ def submit(
         console.print(jobs.stop(where, stop), markup=False)
         return
     if list_:
-        show_jobs(jobs.jobs(where), as_json)
+        _show_jobs(jobs.jobs(where), as_json)
         return
     if not follow_job:
         command, storage = jobs.split_storage(words or [], storage)
@@ -131,15 +131,15 @@ def submit(
         raise typer.Exit(1)
 
 
-def show_jobs(found: Sequence[Mapping[str, Any]], as_json: bool) -> None:
+def _show_jobs(entries: Sequence[Mapping[str, Any]], as_json: bool) -> None:
     """Print jobs."""
     if as_json:
-        print_json(found)
-    elif found:
+        print_json(entries)
+    elif entries:
         show(
             grid(
                 ("job", "state", "age", "command"),
-                [(j["job"], j["state"], age(j["started"]), j["command"]) for j in found],
+                [(j["job"], j["state"], age(j["started"]), j["command"]) for j in entries],
             )
         )
     else:

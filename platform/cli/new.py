@@ -37,13 +37,13 @@ EXAMPLE = Published(
 
 @dataclass
 class Written:
-    """What was written, and what is left to write by hand."""
+    """The files that were written, and what is left to do by hand."""
 
     name: str
     folder: Path
     """Of the task's code; its test lies beside it."""
     files: list[Path] = field(default_factory=list)
-    found: bool = True
+    is_found: bool = True
     """Whether RETABLE_TASKS names the folder already."""
     unwritten: list[str] = field(default_factory=list)
     """Labels of rows that are not run: nothing says what they change."""
@@ -52,7 +52,7 @@ class Written:
 
 
 def write_task(name: str, table: Path | None = None) -> Written:
-    """Write a task's folder and its test; nothing that is there is written over.
+    """Write a task's folder and its test; existing files are never overwritten.
 
     Args:
         name: of the task: a Python name in lower case.
@@ -65,7 +65,7 @@ def write_task(name: str, table: Path | None = None) -> Written:
     published = read_published(table) if table else EXAMPLE
     named = next(filter(None, os.environ.get("RETABLE_TASKS", "").split(os.pathsep)), "")
     place = Path(named or FOLDER)
-    written = Written(name, place / name, found=bool(named))
+    written = Written(name, place / name, is_found=bool(named))
     test = place / f"test_{name}.py"
     for path in (written.folder, test):
         if path.exists():
@@ -105,11 +105,11 @@ def render(template: str, words: dict[str, Any]) -> str:
 
 
 def words_of(name: str, table: Path | None, published: Published, written: Written) -> dict[str, Any]:
-    """Return what the templates are filled with; note what is left to write."""
-    rows = [row_of(line, first=number == 0) for number, line in enumerate(published.lines)]
+    """Return the values of the templates, and record what is left to write."""
+    rows = [_row_of(line, first=number == 0) for number, line in enumerate(published.lines)]
     for number, row in enumerate(rows):
         row["constant"] = constant(row["text"], number, [other["constant"] for other in rows[:number]])
-    columns = [column_of(header, published) for header in published.headers]
+    columns = [_column_of(header, published) for header in published.headers]
     written.unwritten = [row["text"] for row in rows if row["absent"]]
     written.unmeasured = [header for header, c in zip(published.headers, columns, strict=True) if not c["measured"]]
     if not any(column["measured"] for column in columns):
@@ -120,13 +120,13 @@ def words_of(name: str, table: Path | None, published: Published, written: Writt
         "about": f"a task of your own, {name}",
         "rows": rows,
         "columns": columns,
-        "claim": claim_of(published, rows, columns),
+        "claim": _claim_of(published, rows, columns),
         "unwritten": bool(written.unwritten),
         "title": quoted(title),
     }
 
 
-def row_of(line: Line, first: bool) -> dict[str, Any]:
+def _row_of(line: Line, first: bool) -> dict[str, Any]:
     """Return a row's words. Where nothing says what rows change, the first is taken for the defaults."""
     overrides = line.overrides or {}
     return {
@@ -138,7 +138,7 @@ def row_of(line: Line, first: bool) -> dict[str, Any]:
     }
 
 
-def column_of(header: str, published: Published) -> dict[str, Any]:
+def _column_of(header: str, published: Published) -> dict[str, Any]:
     """Return a column's words: its metric is called after its header, and printed as the paper does."""
     metric = re.sub(r"[^a-z0-9]+", "_", header.lower()).strip("_") or "score"
     measured = MEASURED.get(metric.split("_")[0], "")
@@ -153,17 +153,17 @@ def column_of(header: str, published: Published) -> dict[str, Any]:
     }
 
 
-def claim_of(published: Published, rows: Sequence[dict[str, Any]], columns: Sequence[dict[str, Any]]) -> Any:
+def _claim_of(published: Published, rows: Sequence[dict[str, Any]], columns: Sequence[dict[str, Any]]) -> Any:
     """Return the words of what the first column says: its highest row is above its lowest. None of a single row."""
     header = published.headers[0]
-    found = [
+    words = [
         (line.published[header], row)
         for line, row in zip(published.lines, rows, strict=True)
         if header in line.published
     ]
-    if not found:
+    if not words:
         return None
-    (low, lower), (high, upper) = min(found, key=lambda each: each[0]), max(found, key=lambda each: each[0])
+    (low, lower), (high, upper) = min(words, key=lambda each: each[0]), max(words, key=lambda each: each[0])
     if low == high:
         return None
     return {

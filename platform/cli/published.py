@@ -1,4 +1,4 @@
-"""A paper's table, read from a CSV file: labels, published numbers, and what each row changes of the defaults."""
+"""Reads a paper's table from a CSV file: labels, published numbers, and each row's changes of the defaults."""
 
 from __future__ import annotations
 
@@ -52,30 +52,30 @@ def read_published(path: Path) -> Published:
     Raises:
         UserError: where it is no such file: which line, and what should stand there.
     """
-    header, *body = read_cells(path)
+    header, *body = _read_cells(path)
     header = [name.strip() for name in header]
     doubled = [name for name, count in Counter(header[1:]).items() if count > 1 or not name]
     if doubled:
         raise UserError(f"{path}: the columns need names of their own: {doubled[0]!r} stands there twice or is empty")
     settings = [place for place, name in enumerate(header) if place and name.startswith(SET)]
     others = [place for place in range(1, len(header)) if place not in settings]
-    numeric = [place for place in others if is_numeric([line[place] for line in body])]
+    numeric = [place for place in others if _is_numeric([line[place] for line in body])]
     if not numeric:
         raise UserError(f"{path}: no column holds numbers; the first is for labels, the others for what was published")
     lines = []
     for line in body:
         words = [line[0], *(line[place] for place in others if place not in numeric)]
         label = ", ".join(" ".join(MARKS.sub(" ", word).split()) for word in words if word.strip() not in NONE)
-        found = {header[place]: number(line[place]) for place in numeric}
+        values = {header[place]: number(line[place]) for place in numeric}
         changes = {header[place].removeprefix(SET): value(line[place]) for place in settings if line[place].strip()}
-        published = {name: amount for name, amount in found.items() if amount is not None}
+        published = {name: amount for name, amount in values.items() if amount is not None}
         lines.append(Line(label, published, changes if settings else None))
-    check_labels(path, lines)
+    _check_labels(path, lines)
     places = {header[place]: max(digits(line[place]) for line in body) for place in numeric}
     return Published(tuple(places), places, tuple(lines))
 
 
-def read_cells(path: Path) -> list[list[str]]:
+def _read_cells(path: Path) -> list[list[str]]:
     """Return a file's rows of cells, all of one length, without empty rows.
 
     Raises:
@@ -114,32 +114,32 @@ def decimal(cell: str) -> str:
 
 def number(cell: str) -> float | None:
     """Return the first number of a cell, or None where it has none."""
-    found = NUMBER.match(MARKS.sub("", cell))
-    return float(found[0].replace(",", "").replace("−", "-")) if found else None
+    match = NUMBER.match(MARKS.sub("", cell))
+    return float(match[0].replace(",", "").replace("−", "-")) if match else None
 
 
 def digits(cell: str) -> int:
     """Return how many digits stand after the point of a cell's first number."""
-    found = NUMBER.match(MARKS.sub("", cell))
-    return len(found[0].partition(".")[2]) if found and "e" not in found[0].lower() else 0
+    match = NUMBER.match(MARKS.sub("", cell))
+    return len(match[0].partition(".")[2]) if match and "e" not in match[0].lower() else 0
 
 
-def is_numeric(cells: Sequence[str]) -> bool:
-    """Say whether a column holds numbers: every cell does that is not empty, and one is not."""
-    said = [cell for cell in cells if cell.strip() not in NONE]
-    return bool(said) and all(NUMBER.match(MARKS.sub("", cell)) for cell in said)
+def _is_numeric(cells: Sequence[str]) -> bool:
+    """Return whether a column holds numbers: every cell does that is not empty, and one is not."""
+    filled = [cell for cell in cells if cell.strip() not in NONE]
+    return bool(filled) and all(NUMBER.match(MARKS.sub("", cell)) for cell in filled)
 
 
 def value(cell: str) -> object:
     """Return a setting's value, read as `--set` reads it."""
     try:
-        found: object = json.loads(cell)
+        parsed: object = json.loads(cell)
     except ValueError:
         return cell.strip()
-    return found
+    return parsed
 
 
-def check_labels(path: Path, lines: Sequence[Line]) -> None:
+def _check_labels(path: Path, lines: Sequence[Line]) -> None:
     """Raise a UserError where a label is empty or stands there twice."""
     for label, count in Counter(line.label for line in lines).items():
         if not label or count > 1:

@@ -1,11 +1,11 @@
-"""The commands `runs`, `show`, `tables`, `diff` and `gc`: what a storage holds. All but `gc` know no task's code."""
+"""The commands `runs`, `show`, `tables`, `diff` and `gc`. All but `gc` work without any task's code."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table as Grid
@@ -14,8 +14,11 @@ from typer.core import TyperGroup
 
 from retable.platform.config import describe, parse_set
 from retable.platform.console import console, errors, progress_bar
-from retable.platform.errors import UserError, redact
+from retable.platform.errors import UserError, nearest, redact
 from retable.platform.text import age, clock, size
+
+if TYPE_CHECKING:
+    from retable.platform.store.storage import Storage
 
 app = typer.Typer()
 
@@ -24,9 +27,10 @@ Where = Annotated[
     typer.Option("--storage", envvar="RETABLE_STORAGE", help="Where data, runs and reports lie: a folder or a URI."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+TableNames = Annotated[list[str] | None, typer.Argument(metavar="[TABLE]...", help="Such as rl/table1.")]
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="A run: its first digits, `latest`, or TABLE/ROW.")]
 
-COLOURS = {"finished": "green", "running": "cyan", "failed": "red", "damaged": "red", "diverged": "yellow"}
+COLOURS = {"finished": "green", "running": "cyan", "failed": "red", "corrupt": "red", "diverged": "yellow"}
 MOST = 40
 """Most runs that are shown where nobody says how many."""
 
@@ -36,7 +40,7 @@ LAST = 12
 
 
 def plain(text: object) -> str:
-    """Return a text in one line, without what would move a terminal's cursor: names on a storage may be anybody's."""
+    """Return a text as one line without control characters: names on a storage are not trusted."""
     shown = " ".join(redact(str(text)).split())
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in shown)
 
@@ -56,16 +60,16 @@ def grid(titles: Sequence[str], rows: Iterable[Sequence[object]], right: str = "
         right: titles of the columns whose numbers are aligned.
     """
     cells = [[cell if isinstance(cell, Text) else Text(plain(cell)) for cell in row] for row in rows]
-    found = Grid(box=None, padding=(0, 1), pad_edge=False, show_header=any(titles), expand=True)
+    table = Grid(box=None, padding=(0, 1), pad_edge=False, show_header=any(titles), expand=True)
     for place, title in enumerate(titles):
         last = place == len(titles) - 1
         width = min(60, max([len(title), *(row[place].cell_len for row in cells)]))
         justify: Any = "right" if title and title in right.split() else "left"
         fit: Any = {"ratio": 1} if last else {"width": width}
-        found.add_column(title, justify=justify, no_wrap=True, overflow="ellipsis", **fit)
+        table.add_column(title, justify=justify, no_wrap=True, overflow="ellipsis", **fit)
     for row in cells:
-        found.add_row(*row)
-    return found
+        table.add_row(*row)
+    return table
 
 
 def show(table: Grid) -> None:
@@ -103,7 +107,7 @@ def runs(
         list[str] | None, typer.Option("--where", help="Only runs with field=value, of the config or of the listing.")
     ] = None,
     state: Annotated[
-        list[str] | None, typer.Option(help="finished, diverged, running, silent, stopped, failed, damaged.")
+        list[str] | None, typer.Option(help="finished, diverged, running, stale, incomplete, failed, corrupt.")
     ] = None,
     sort: Annotated[
         str, typer.Option(help="age, size, seconds, epoch, or any field; -size: the smallest last.")
@@ -114,32 +118,34 @@ def runs(
 ) -> None:
     """List the runs on a storage: state, epochs, age, size, and what tells them apart from most.
 
-    Examples: `retable runs rl --where prune=snip --sort -size` · `retable runs --state failed --state silent`
+    Examples: `retable runs rl --where prune=snip --sort -size` · `retable runs --state failed --state stale`
     """
     from retable.platform.store.query import differs, list_runs, select, usual
     from retable.platform.store.storage import Storage
 
     with progress_bar(f"{storage}: reading what is not in the index") if console.is_terminal else quiet() as report:
         every = list_runs(Storage.open(storage), task, report)
-    found = select(every, parse_set(where or [], "--where"), state or (), sort)
+    selected = select(every, parse_set(where or [], "--where"), state or (), sort)
     if as_json:
-        print_json([run.as_json() for run in found])
+        print_json([run.as_json() for run in selected])
         return
-    shown = found[:limit] if limit else found
+    shown = selected[:limit] if limit else selected
     base = usual(every)
     rows = []
     for run in shown:
         about = run.why or differs(run, base.get(run.task, {}))
         how = Text(
-            run.state + (f" {clock(run.silent)}" if run.state == "silent" else ", bundle" if run.bundle else ""),
+            run.state + (f" {clock(run.silent)}" if run.state == "stale" else ", bundle" if run.bundle else ""),
             COLOURS.get(run.state, "dim"),
         )
         epochs = f"{run.epoch}/{run.epochs}"
         rows.append((run.run[:8], run.task, how, epochs, age(run.changed), size(run.size), run.attempts, about))
     if rows:
         show(grid(("run", "task", "state", "epochs", "age", "size", "tries", "differs"), rows, "epochs age size tries"))
-    rest = f", {len(shown)} shown (--limit 0: all)" if len(shown) < len(found) else ""
-    console.print(f"{len(found)} of {len(every)} runs{rest}; {size(sum(run.size for run in found))}", markup=False)
+    rest = f", {len(shown)} shown (--limit 0: all)" if len(shown) < len(selected) else ""
+    console.print(
+        f"{len(selected)} of {len(every)} runs{rest}; {size(sum(run.size for run in selected))}", markup=False
+    )
 
 
 @runs_app.command()
@@ -168,7 +174,7 @@ def pack(
     """
     from retable.platform import api
 
-    found = api.pack(
+    packed = api.pack(
         *tables or (),
         scale=scale,
         set=parse_set(set or []),
@@ -178,9 +184,9 @@ def pack(
         resume=resume,
     )
     if as_json:
-        print_json(found.as_json())
+        print_json(packed.as_json())
         return
-    for line in found.lines():
+    for line in packed.lines():
         console.print(plain(line), markup=False)
 
 
@@ -196,11 +202,11 @@ def unpack(
     """
     from retable.platform import api
 
-    found = api.unpack(bundle, storage=storage)
+    unpacked = api.unpack(bundle, storage=storage)
     if as_json:
-        print_json(found.as_json())
+        print_json(unpacked.as_json())
         return
-    for line in found.lines():
+    for line in unpacked.lines():
         console.print(plain(line), markup=False)
 
 
@@ -226,15 +232,15 @@ def verify(
     """
     from retable.platform import api
 
-    found = api.verify(bundle, sample=sample, seed=seed, tolerance=tolerance, keep=keep, storage=storage)
+    checked = api.verify(bundle, sample=sample, seed=seed, tolerance=tolerance, keep=keep, storage=storage)
     if as_json:
-        print_json([each.as_json() for each in found])
+        print_json([each.as_json() for each in checked])
     else:
-        for each in found:
+        for each in checked:
             console.print(plain(each.line()), markup=False)
             for line in each.details():
                 console.print(f"  {plain(line)}", markup=False)
-    states = [each.verdict for each in found]
+    states = [each.verdict for each in checked]
     if "differs" in states or all(verdict == "not comparable" for verdict in states):
         raise typer.Exit(1)
 
@@ -255,53 +261,53 @@ def show_run(run: RunName, storage: Where = "results", as_json: Json = False) ->
 
     Examples: `retable show latest --json` · `retable show rl/table1/dense`
     """
-    from retable.platform.report.describe import find_run, last_tracebacks, whole
+    from retable.platform.report.describe import describe_run, find_run, last_tracebacks
     from retable.platform.store.provenance import name_of
     from retable.platform.store.storage import Storage
 
     folder = find_run(Storage.open(storage), run)
-    found = whole(folder)
+    description = describe_run(folder)
     if as_json:
-        print_json(found)
+        print_json(description)
         return
-    state = f"{found['state']}" + (f": {found['why']}" if found["why"] else "")
-    console.print(f"run {found['run']} of {plain(found['task'])}, {plain(state)}", markup=False)
-    made = found["provenance"]
+    state = f"{description['state']}" + (f": {description['why']}" if description["why"] else "")
+    console.print(f"run {description['run']} of {plain(description['task'])}, {plain(state)}", markup=False)
+    made = description["provenance"]
     facts = {
-        "epochs": f"{found['epoch']} of {found['epochs']}",
-        "trained": f"{clock(found['seconds'])}, attempts: {(found['attempts'] and len(found['attempts'])) or 1}",
+        "epochs": f"{description['epoch']} of {description['epochs']}",
+        "trained": f"{clock(description['seconds'])}, attempts: {len(description['attempts']) or 1}",
         "begun": f"{made.get('started', '?')} on {made.get('host', '?')} ({made.get('device', '?')})",
         "commit": name_of(made, 12).removeprefix("commit ") or "not recorded",
-        "code": code_words(**found["code"]),
+        "code": _code_words(**description["code"]),
         "command": made.get("command", "?"),
-        "data": str(found["result"].get("data", (made.get("data") or {}).get("digest", "?")))[:16],
-        "files": f"{len(found['files'])}, {size(found['size'])}, in {folder.folder}",
+        "data": str(description["result"].get("data", (made.get("data") or {}).get("digest", "?")))[:16],
+        "files": f"{len(description['files'])}, {size(description['size'])}, in {folder.folder}",
     }
-    if isinstance(bundle := found["result"].get("bundle"), dict):
+    if isinstance(bundle := description["result"].get("bundle"), dict):
         where = f"{bundle.get('host', '?')} ({bundle.get('device', '?')})"
         facts["bundle"] = f"{str(bundle.get('id', '?'))[:16]}, packed {bundle.get('packed', '?')} on {where}"
-    used = found["result"].get("used")
+    used = description["result"].get("used")
     if isinstance(used, dict):
         cpu, gpu, memory = (used.get(name) or 0 for name in ("cpu_seconds", "gpu_seconds", "peak_memory"))
         on = f", {clock(gpu)} of GPUs" if gpu else ""
         facts["took"] = f"{clock(cpu)} of CPU cores{on}, {size(memory)} of memory at most"
-    facts |= {f"note {number}": note for number, note in enumerate(found["notes"], 1)}
+    facts |= {f"note {number}": note for number, note in enumerate(description["notes"], 1)}
     show(grid(("", ""), facts.items()))
-    for path, text in last_tracebacks(found).items():
+    for path, text in last_tracebacks(description).items():
         lines = text.splitlines()
         about = f"all {len(lines)} lines" if len(lines) > LAST else "also"
         console.print(f"\ntraceback ({about} in {plain(folder.folder)}/{plain(path)})", style="bold", markup=False)
         for line in lines[-LAST:]:
             indent = len(line) - len(line.lstrip(" "))
             console.print(f"{' ' * indent}{plain(line)}", markup=False, highlight=False)
-    section("config", found["config"])
-    section("last metrics", found["metrics"])
-    for view in found["views"].values():
-        said = ", ".join(f"{path}={value}" for path, value in (view.get("view") or {}).items())
-        section(f"scores ({said})", view.get("metrics") or {})
+    section("config", description["config"])
+    section("last metrics", description["metrics"])
+    for view in description["views"].values():
+        settings = ", ".join(f"{path}={value}" for path, value in (view.get("view") or {}).items())
+        section(f"scores ({settings})", view.get("metrics") or {})
 
 
-def code_words(differs: Sequence[str] | None, changed: Sequence[str]) -> str:
+def _code_words(differs: Sequence[str] | None, changed: Sequence[str]) -> str:
     """Return in words which parts of a run's code differ from the code that shows it, and changed while it trained."""
     if differs is None:
         return "not recorded"
@@ -327,57 +333,83 @@ def number(value: Any, most: int = 200) -> str:
 
 
 @app.command()
-def tables(storage: Where = "results", as_json: Json = False) -> None:
+def tables(names: TableNames = None, storage: Where = "results", as_json: Json = False) -> None:
     """List the tables of a storage: at which scale each was filled, how many of its rows, and its verdicts.
 
-    Examples: `retable tables` · `retable tables --storage s3://lab/results --json`
+    Tables that are named are shown in full, as they were filled.
+
+    Examples: `retable tables` · `retable tables rl/table1` · `retable tables --storage s3://lab/results --json`
     """
     from retable.platform.cli.catalogue import catalogue
     from retable.platform.report.describe import tables_of
     from retable.platform.store.storage import Storage
 
     where = Storage.open(storage)
-    found = tables_of(where)
-    if as_json:
-        print_json(found)
+    if names and not as_json:
+        _show_tables(names, where)
         return
-    if not found:
+    filled_tables = [each for each in tables_of(where) if not names or each["table"] in names]
+    if as_json:
+        print_json(filled_tables)
+        return
+    if not filled_tables:
         raise UserError(f"{where}: no tables have been reproduced here; run `retable reproduce` first")
     rows = []
-    for each in found:
+    for each in filled_tables:
         filled = f"{each['filled']}/{each['rows'] - each['absent']}" if "rows" in each else Text("none", "yellow")
         claims = ", ".join(f"{count} {status}" for status, count in each.get("claims", {}).items())
         changes = f"changed: {describe(each['set'])}" if each["set"] else ""
         about = each["why"] or "; ".join(text for text in (changes, claims) if text)
         rows.append((each["table"], each["scale"], filled, each.get("absent", ""), each.get("replicates", ""), about))
     show(grid(("table", "scale", "rows", "absent", "numbers", "claims"), rows, "rows absent numbers"))
-    names = {f"{task}/{table}" for task, entry in catalogue()["tasks"].items() for table in entry.get("tables", ())}
-    rest = sorted(names - {each["table"] for each in found})
-    console.print(f"{len(found)} tables" + (f"; not filled here: {', '.join(rest)}" if rest else ""), markup=False)
+    defined = {f"{task}/{table}" for task, entry in catalogue()["tasks"].items() for table in entry.get("tables", ())}
+    rest = sorted(defined - {each["table"] for each in filled_tables})
+    console.print(
+        f"{len(filled_tables)} tables" + (f"; not filled here: {', '.join(rest)}" if rest else ""), markup=False
+    )
+
+
+def _show_tables(names: Sequence[str], storage: Storage) -> None:
+    """Print tables in full, as they were filled.
+
+    Raises:
+        UserError: where one was not filled on the storage.
+    """
+    from retable.platform.cli.filled import print_section
+    from retable.platform.report.write import kept_tables
+
+    kept = kept_tables(storage)
+    for name in names:
+        parts = [part for part in kept if part.name == name]
+        if not parts:
+            known = dict.fromkeys(part.name for part in kept)
+            raise UserError(f"{storage}: no table {name!r} was filled here{nearest(name, known)}")
+        for part in parts:
+            print_section(part)
 
 
 @app.command()
 def diff(first: RunName, second: RunName, storage: Where = "results", as_json: Json = False) -> None:
-    """Show what two runs differ in: config, data, code, versions, machine, and their metrics and scores side by side.
+    """Show where two runs differ: config, data, code, versions, machine, and metrics and scores side by side.
 
     Example: `retable diff rl/table1/dense latest`
     """
-    from retable.platform.report.describe import compare, find_run, whole
+    from retable.platform.report.describe import describe_run, diff_runs, find_run
     from retable.platform.store.storage import Storage
 
     where = Storage.open(storage)
-    one, other = (whole(find_run(where, name)) for name in (first, second))
-    found = compare(one, other)
+    one, other = (describe_run(find_run(where, name)) for name in (first, second))
+    differences = diff_runs(one, other)
     if as_json:
-        print_json({"runs": [one["run"], other["run"]], **found})
+        print_json({"runs": [one["run"], other["run"]], **differences})
         return
     if one["task"] != other["task"]:
         errors.print(f"note: a run of {plain(one['task'])} and one of {plain(other['task'])}", markup=False)
-    for title, pairs in found.items():
+    for title, pairs in differences.items():
         console.print(plain(title), style="bold", markup=False)
         rows = [(name, number(a, 28), number(b, 28), gap(a, b)) for name, (a, b) in pairs.items()]
         show(grid(("", one["run"][:8], other["run"][:8], "difference" if any(row[3] for row in rows) else ""), rows))
-    if not found:
+    if not differences:
         console.print("they differ in nothing")
 
 
@@ -397,37 +429,37 @@ def gc(
     storage: Where = "results",
     as_json: Json = False,
 ) -> None:
-    """List, or remove, what no table and no sweep names: runs, combinations, measurements, what Ray left.
+    """List or remove unreferenced items: runs, combinations and measurements of no table or sweep, and Ray's leftovers.
 
     Never what is being trained or changed within the hour, nor data sets and imported weights. With --older-than also
     exported files that were served; `retable serve` makes those again.
 
     Examples: `retable gc` · `retable gc --older-than 30 --delete`
     """
-    from retable.platform.plan.gc import find_waste, remove
+    from retable.platform.plan.gc import find_unreferenced, remove
     from retable.platform.store.storage import Storage
 
     where = Storage.open(storage)
     if not where.exists():
         raise UserError(f"{where}: there is nothing here")
-    found, notes = find_waste(where, older_than)
+    unreferenced, notes = find_unreferenced(where, older_than)
     if as_json:
-        print_json({"delete": delete, "found": [each.as_json() for each in found], "notes": notes})
+        print_json({"delete": delete, "found": [each.as_json() for each in unreferenced], "notes": notes})
     else:
         for note in notes:
             errors.print(plain(note), markup=False)
-        if found:
+        if unreferenced:
             show(
                 grid(
                     ("size", "age", "path", ""),
-                    [(size(e.size), age(e.changed), e.path, e.why) for e in found],
+                    [(size(e.size), age(e.changed), e.path, e.why) for e in unreferenced],
                     "size age",
                 )
             )
-        total = f"{len(found)} things of nobody, {size(sum(each.size for each in found))}"
-        console.print(total + ("" if delete or not found else "; --delete removes them"), markup=False)
-    if delete and found:
+        total = f"{len(unreferenced)} unreferenced items, {size(sum(each.size for each in unreferenced))}"
+        console.print(total + ("" if delete or not unreferenced else "; --delete removes them"), markup=False)
+    if delete and unreferenced:
         with progress_bar("removing") if not as_json else quiet() as report:
-            remove(where, found, report or (lambda done, total: None))
+            remove(where, unreferenced, report or (lambda done, total: None))
         if not as_json:
             console.print("removed")

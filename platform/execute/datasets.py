@@ -1,7 +1,7 @@
-"""Data sets while trainings want them: made where they are missing, in the object store, dropped after the last.
+"""Dataset cache: prepares missing datasets, loads them into Ray's object store, releases them after their last user.
 
-Ray tasks make and read them, on any node that has room, while what does not wait for them is trained. Trials borrow
-them of one small actor: what a launch shares is sent before any data set is there.
+Ray tasks prepare and read them on any node with room, while trainings that do not need them run. Trials get their
+references from one small actor, because a launch is sent to the workers before any dataset is loaded.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from retable.platform.config import Config
-from retable.platform.console import Board
+from retable.platform.console import ProgressBoard
 from retable.platform.errors import UserError, one_line
-from retable.platform.execute.scoring import ended
+from retable.platform.execute.scoring import task_error
 from retable.platform.execute.session import switches
 from retable.platform.spec.task import Task, find
 from retable.platform.store.lease import DEATHS
@@ -25,28 +25,28 @@ ROOM = 0.3
 AGAIN = "make or convert the data set again"
 
 
-class Lender:
-    """The actor that trials borrow data sets of. It holds references, no data."""
+class RefHolder:
+    """The actor from which trials get dataset references. It holds references, no data."""
 
     def __init__(self) -> None:
         self.held: dict[str, Any] = {}
 
-    def hold(self, where: str, arrays: list[Any]) -> None:
-        """Keep the reference to a data set, in a list so that Ray does not fetch it."""
+    def put(self, where: str, arrays: list[Any]) -> None:
+        """Keep the reference to a dataset, in a list so that Ray does not fetch it."""
         self.held[where] = arrays
 
     def drop(self, where: str) -> None:
-        """Forget a data set."""
+        """Drop the reference to a dataset."""
         self.held.pop(where, None)
 
-    def borrow(self, where: str) -> list[Any]:
-        """Return the reference in a list; an empty one where the data set is to be read as a stream."""
+    def get(self, where: str) -> list[Any]:
+        """Return the reference in a list; an empty list if the dataset is to be streamed."""
         return list(self.held.get(where, []))
 
 
 @dataclass
-class Loan:
-    """A data set that trainings want."""
+class Entry:
+    """A dataset that trainings need."""
 
     task: Task
     config: Config
@@ -64,15 +64,15 @@ class Loan:
 
 
 @dataclass
-class Shelf:
-    """The data sets of one launch."""
+class DatasetCache:
+    """The datasets of one launch."""
 
     storage: Storage
     stream: bool = False
     """Read them as streams even where they would fit in memory."""
-    board: Board = field(default_factory=lambda: Board("data", 0))
+    board: ProgressBoard = field(default_factory=lambda: ProgressBoard("data", 0))
     """Shows what is made and read, and what cannot be had."""
-    loans: dict[str, Loan] = field(default_factory=dict)
+    entries: dict[str, Entry] = field(default_factory=dict)
     """By data folder."""
     wanted: Counter[str] = field(default_factory=Counter)
     """Data folder -> trainings that have not ended."""
@@ -83,60 +83,60 @@ class Shelf:
 
         # Not soft: Ray may then take an idle node, which an autoscaler takes away, as the actor asks for nothing.
         here = On(ray.get_runtime_context().get_node_id(), soft=False)
-        self.lender: Any = ray.remote(num_cpus=0, scheduling_strategy=here)(Lender).remote()  # type: ignore[call-overload]
+        self.holder: Any = ray.remote(num_cpus=0, scheduling_strategy=here)(RefHolder).remote()  # type: ignore[call-overload]
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
         self.room = ROOM * min((node.get("object_store_memory", 0) for node in nodes), default=0)
 
-    def expect(self, places: Iterable[str]) -> None:
-        """Note that trainings on these data folders are still to come: until the last has ended, a set is kept."""
+    def reserve(self, places: Iterable[str]) -> None:
+        """Count trainings still to come on these data folders; a dataset is kept until its last training has ended."""
         self.wanted.update(places)
 
     def ready(self, task: Task, config: Config) -> bool | None:
-        """Say whether a data set is there; if not, it is on its way from now on. None: it cannot be had."""
+        """Return whether a dataset is loaded, and start loading it if not; None if it cannot be loaded."""
         where = task.dataset.where(config)
-        if where not in self.loans:
-            self.loans[where] = Loan(task, config)
+        if where not in self.entries:
+            self.entries[where] = Entry(task, config)
             self._begin(where)
-        loan = self.loans[where]
-        return None if loan.failure else loan.ready
+        entry = self.entries[where]
+        return None if entry.failure else entry.ready
 
-    def take(self, where: str) -> None:
-        """Note that a training on a data set may begin."""
-        self.loans[where].users += 1
+    def add_user(self, where: str) -> None:
+        """Count a trial that uses a dataset."""
+        self.entries[where].users += 1
 
-    def give_back(self, where: str, trainings: int) -> None:
-        """Note that a trial has ended, and with it so many trainings; after the last one the data set is dropped."""
-        self.loans[where].users -= 1
+    def release(self, where: str, trainings: int) -> None:
+        """Count a trial that ended, with its trainings; drop the dataset after the last training."""
+        self.entries[where].users -= 1
         self.wanted[where] -= trainings
         if self.wanted[where] <= 0:
-            self.lender.drop.remote(where)
-            del self.loans[where]
+            self.holder.drop.remote(where)
+            del self.entries[where]
 
-    def look(self) -> bool:
-        """Take note of what was made and read, without waiting; return whether anything has changed."""
+    def poll(self) -> bool:
+        """Process completed dataset tasks without blocking; return whether anything changed."""
         return self._wait(0)
 
     def fetch(self, configs: Mapping[str, tuple[Task, Config]]) -> None:
-        """Have data sets, by their folders, and wait for all of them.
+        """Load datasets, by their folders, and wait for all of them.
 
         Raises:
             UserError: where one cannot be had.
         """
         while not all([self.ready(task, config) for task, config in configs.values()]):
-            for loan in self.loans.values():
-                if loan.failure:
-                    raise UserError(loan.failure)
+            for entry in self.entries.values():
+                if entry.failure:
+                    raise UserError(entry.failure)
             self._wait(None)
 
     def _wait(self, seconds: float | None) -> bool:
         import ray
 
-        pending = {loan.pending: where for where, loan in self.loans.items() if loan.pending is not None}
+        pending = {entry.pending: where for where, entry in self.entries.items() if entry.pending is not None}
         ready, _ = ray.wait(list(pending), timeout=seconds) if pending else ([], [])
         for ref in ready:
             self._end(pending[ref], ref)
-        for where, loan in list(self.loans.items()):
-            if loan.pending is None and not loan.ready and not loan.failure:
+        for where, entry in list(self.entries.items()):
+            if entry.pending is None and not entry.ready and not entry.failure:
                 self._begin(where)  # it waited for room
         return bool(ready)
 
@@ -144,58 +144,58 @@ class Shelf:
         """Make a data set that is missing, or read it, if there is room."""
         import ray
 
-        loan = self.loans[where]
+        entry = self.entries[where]
         if not self.storage.exists(f"data/{where}/dataset.json"):
-            make = ray.remote(num_cpus=1, max_retries=DEATHS - 1)(make_set)
-            loan.pending = make.remote(loan.task.name, loan.config, self.storage)
+            make = ray.remote(num_cpus=1, max_retries=DEATHS - 1)(_make_set)
+            entry.pending = make.remote(entry.task.name, entry.config, self.storage)
             self.board.start(f"data {where}", "being made")
             return
-        streams = loan.task.dataset.streams
+        streams = entry.task.dataset.streams
         try:
-            loan.size = self._size(where, loan)
+            entry.size = self._size(where, entry)
         except UserError as error:
             self._fail(where, str(error))
             return
-        if streams and (self.stream or loan.size > self.room):
-            loan.ready, loan.size = True, 0
-        elif not self._full(loan):
-            read = ray.remote(num_cpus=0, num_returns=2, max_retries=DEATHS - 1)(read_set)
-            both: Any = read.remote(loan.task.name, self.storage, where)
-            loan.pending, loan.arrays = both
+        if streams and (self.stream or entry.size > self.room):
+            entry.ready, entry.size = True, 0
+        elif not self._full(entry):
+            read = ray.remote(num_cpus=0, num_returns=2, max_retries=DEATHS - 1)(_read_set)
+            both: Any = read.remote(entry.task.name, self.storage, where)
+            entry.pending, entry.arrays = both
             self.board.start(f"data {where}", "being read")
 
-    def _size(self, where: str, loan: Loan) -> int:
-        """Return the bytes of a data set; only those that can be streamed say it."""
-        if not loan.task.dataset.streams:
+    def _size(self, where: str, entry: Entry) -> int:
+        """Return the size of a dataset in bytes; 0 unless it can be streamed."""
+        if not entry.task.dataset.streams:
             return 0
-        found: int = self.storage.read_record(f"data/{where}/dataset.json", {"bytes": int}, AGAIN)["bytes"]
-        return found
+        size: int = self.storage.read_record(f"data/{where}/dataset.json", {"bytes": int}, AGAIN)["bytes"]
+        return size
 
-    def _full(self, wanted: Loan) -> bool:
-        """Say whether a data set is to wait until others are dropped, which trainings use that do not wait."""
-        others = [loan for loan in self.loans.values() if loan is not wanted and (loan.ready or loan.pending)]
-        return sum(loan.size for loan in others) + wanted.size > self.room and any(loan.users for loan in others)
+    def _full(self, wanted: Entry) -> bool:
+        """Return whether a dataset must wait until trainings release others."""
+        others = [entry for entry in self.entries.values() if entry is not wanted and (entry.ready or entry.pending)]
+        return sum(entry.size for entry in others) + wanted.size > self.room and any(entry.users for entry in others)
 
     def _end(self, where: str, ref: Any) -> None:
-        """Take note of the end of the task that made or read a data set."""
+        """Process the completed task that prepared or read a dataset."""
         import ray
 
-        loan, failure = self.loans[where], ended(ref)
-        loan.pending = None
+        entry, failure = self.entries[where], task_error(ref)
+        entry.pending = None
         self.board.stop(f"data {where}")
         if failure:
             self._fail(where, failure)
-        elif loan.arrays is not None:
-            ray.get(self.lender.hold.remote(where, [loan.arrays]))
-            loan.ready = True
+        elif entry.arrays is not None:
+            ray.get(self.holder.put.remote(where, [entry.arrays]))
+            entry.ready = True
 
     def _fail(self, where: str, why: str) -> None:
-        self.loans[where].failure = why
+        self.entries[where].failure = why
         self.board.fail(f"data {where}", why)
 
 
-def make_set(task_name: str, config: Config, storage: Storage) -> str | None:
-    """Make a data set where it can be made; return why not, or None."""
+def _make_set(task_name: str, config: Config, storage: Storage) -> str | None:
+    """Prepare a dataset; return why it failed, or None."""
     try:
         find(task_name).dataset.prepare(config, storage)
     except Exception as error:
@@ -203,7 +203,7 @@ def make_set(task_name: str, config: Config, storage: Storage) -> str | None:
     return None
 
 
-def read_set(task_name: str, storage: Storage, where: str) -> tuple[str | None, Any]:
+def _read_set(task_name: str, storage: Storage, where: str) -> tuple[str | None, Any]:
     """Read a data set through Ray Data; return why it cannot be read, or None, and its arrays."""
     import pyarrow as pa
     import ray

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from retable.platform.config import Config, View, describe
-from retable.platform.console import Board
+from retable.platform.console import ProgressBoard
 from retable.platform.errors import one_line
-from retable.platform.execute.scoring import shards_of, show, training_metrics, weights_digest
+from retable.platform.execute.scoring import report_result, shards_of, training_metrics, weights_digest
 from retable.platform.execute.session import possible_resources
 from retable.platform.plan.plan import Combining, Plan, Scoring
 from retable.platform.spec.task import Source, find
@@ -40,8 +40,8 @@ class StoredMember:
 
 
 @dataclass(frozen=True)
-class Piece:
-    """One shard of one combination: what an actor does in one go. Small and picklable."""
+class Shard:
+    """One shard of one combination. Small and picklable."""
 
     task: str
     config: Config
@@ -60,7 +60,7 @@ class Piece:
         return self.place.exists(f"{self.shard}/summary.npz")
 
     def run(self) -> str | None:
-        """Join the members and keep what comes out, with its summary; return why it failed, or None."""
+        """Combine the members' predictions and write the result with its summary; return why it failed, or None."""
         task = find(self.task)
         try:
             joined = self.combine(self.shard, self.members)
@@ -75,27 +75,27 @@ class Piece:
 class Combiner:
     """The actor: joins one piece after another."""
 
-    def run(self, piece: Piece) -> str | None:
+    def run(self, piece: Shard) -> str | None:
         """Join a piece; return why it failed, or None."""
         return piece.run()
 
 
 def combine_all(plan: Plan) -> dict[str, str]:
-    """Join predictions for every combined row that lacks its scores; return the failures, row -> line."""
-    joiner = Joiner(plan)
-    joiner.begin(combining for combining in plan.uncombined if len(combining.inputs()) == len(combining.members))
+    """Combine every row that lacks its scores; return the failures, row -> line."""
+    joiner = Ensembler(plan)
+    joiner.start(combining for combining in plan.uncombined if len(combining.inputs()) == len(combining.members))
     return joiner.finish()
 
 
-class Joiner:
-    """Joins the members of rows. A row is scored as soon as its last shard is there.
+class Ensembler:
+    """Combines the members of rows, shard by shard; a row is scored after its last shard.
 
     Shards of an interrupted call are used.
     """
 
     def __init__(self, plan: Plan) -> None:
         self.storage = plan.storage
-        self.board = Board("combinations", 0)
+        self.board = ProgressBoard("combinations", 0)
         self.actors = Actors()
         self.rows: dict[str, Combining] = {}
         """By the folder of their shards."""
@@ -103,14 +103,14 @@ class Joiner:
         """Folder -> shards still to be joined."""
         self.failures: dict[str, str] = {}
 
-    def begin(self, rows: Iterable[Combining]) -> None:
-        """Join rows whose members are predicted and scored."""
+    def start(self, rows: Iterable[Combining]) -> None:
+        """Start combining rows whose members are predicted and scored."""
         for combining in rows:
-            root = place_of(combining, self.storage).root
+            root = output_folder(combining, self.storage).root
             self.rows[root] = combining
             self.board.add()
             try:
-                pieces = [piece for piece in pieces_of(combining, self.storage) if not piece.done]
+                pieces = [piece for piece in combination_shards(combining, self.storage) if not piece.done]
             except Exception as error:
                 pieces, self.failures[root] = [], one_line(error)
             self.left[root] = len(pieces)
@@ -118,8 +118,8 @@ class Joiner:
             if not pieces:
                 self._close(root)
 
-    def look(self, seconds: float | None = 0) -> None:
-        """Take note of shards that were joined; wait so long for the first of them (None: as long as it takes)."""
+    def poll(self, seconds: float | None = 0) -> None:
+        """Process combined shards; block up to `seconds` for the first one (None: without limit)."""
         for piece, failure in self.actors.ended(seconds):
             root = piece.place.root
             self.left[root] -= 1
@@ -133,36 +133,38 @@ class Joiner:
         try:
             with self.board.show():
                 while self.actors.busy:
-                    self.look(None)
+                    self.poll(None)
         finally:
             self.actors.close()
         return self.board.failures
 
     def _close(self, root: str) -> None:
-        """Score a row whose shards are there, and show what became of it."""
+        """Score a row whose shards are all combined, and report it."""
         combining = self.rows[root]
-        show(self.board, name_of_combining(combining), self.failures.get(root) or score(combining, self.storage))
+        report_result(
+            self.board, _name_of_combining(combining), self.failures.get(root) or score(combining, self.storage)
+        )
 
 
-def place_of(combining: Combining, storage: Storage) -> Storage:
-    """Return the folder of a combination's shards: theirs alone who were joined from exactly these inputs."""
+def output_folder(combining: Combining, storage: Storage) -> Storage:
+    """Return the output folder of a combination, keyed by a hash of its input digests."""
     return storage / f"{combining.place}/{sha256(json.dumps(combining.inputs()).encode())[:16]}"
 
 
-def name_of_combining(combining: Combining) -> str:
+def _name_of_combining(combining: Combining) -> str:
     """Name one replicate of a combined row: task, label, axes, and the first digits of its folder."""
     words = [combining.task.name, combining.row.label, describe(combining.axes)]
     return f"{' '.join(word for word in words if word)} [{combining.place.rsplit('/', 1)[-1][:8]}]"
 
 
-def pieces_of(combining: Combining, storage: Storage) -> list[Piece]:
+def combination_shards(combining: Combining, storage: Storage) -> list[Shard]:
     """Return the shards of a combination."""
     task, first = combining.task, combining.members[0]
     where = task.dataset.where(first.config)
     source = Source.of(storage, where)
     metrics = [member_metrics(member) for member in combining.members]
     reads = [combining.reads(member) for member in combining.members]
-    found = []
+    shards = []
     for number, read in enumerate(reads[0]):
         places = [
             member.folder.artifacts(views[number], weights_digest(member.folder, views[number]))
@@ -175,15 +177,15 @@ def pieces_of(combining: Combining, storage: Storage) -> list[Piece]:
                     combining.row.of, combining.members, metrics, places, strict=True
                 )
             )
-            place = place_of(combining, storage)
-            found.append(
-                Piece(task.name, first.config, read, where, storage, combining.row.combine, shard, stored, place)
+            place = output_folder(combining, storage)
+            shards.append(
+                Shard(task.name, first.config, read, where, storage, combining.row.combine, shard, stored, place)
             )
-    return found
+    return shards
 
 
 def member_metrics(member: Scoring) -> dict[str, float]:
-    """Return what selections may look at: the training's metrics at the view's epoch, and the view's scores."""
+    """Return the metrics that a selection may use: the training's at the view's epoch, and the view's scores."""
     scores = member.folder.scores(member.view, weights_digest(member.folder, member.view)) or {"metrics": {}}
     return {**training_metrics(member.folder, member.view, member.config.epochs), **scores["metrics"]}
 
@@ -195,9 +197,9 @@ class Actors:
     """
 
     def __init__(self) -> None:
-        self.waiting: deque[Piece] = deque()
+        self.waiting: deque[Shard] = deque()
         self.idle: list[Any] = []
-        self.running: dict[Any, tuple[Any, Piece]] = {}
+        self.running: dict[Any, tuple[Any, Shard]] = {}
         self.deaths: Counter[str] = Counter()
 
     @property
@@ -205,24 +207,24 @@ class Actors:
         """Whether any piece is still to be done."""
         return bool(self.waiting or self.running)
 
-    def add(self, pieces: Iterable[Piece]) -> None:
+    def add(self, pieces: Iterable[Shard]) -> None:
         """Take more pieces."""
         self.waiting.extend(pieces)
         self._start()
 
-    def ended(self, seconds: float | None) -> list[tuple[Piece, str | None]]:
+    def ended(self, seconds: float | None) -> list[tuple[Shard, str | None]]:
         """Return the pieces that have ended, each with why it failed; wait so long for the first of them."""
         import ray
 
         if not self.running:
             return []
         ready, _ = ray.wait(list(self.running), num_returns=1, timeout=seconds)
-        found = [taken for ref in ready if (taken := self._take(ref)) is not None]
+        results = [taken for ref in ready if (taken := self._take(ref)) is not None]
         self._start()
         if not self.waiting:  # an idle actor keeps a CPU that one begun again on another node may wait for
             while self.idle:
                 ray.kill(self.idle.pop())
-        return found
+        return results
 
     def _start(self) -> None:
         """Give pieces to actors that are free, and to new ones."""
@@ -234,7 +236,7 @@ class Actors:
             actor: Any = self.idle.pop() if self.idle else ray.remote(num_cpus=1)(Combiner).remote()
             self.running[actor.run.remote(piece)] = (actor, piece)
 
-    def _take(self, ref: Any) -> tuple[Piece, str | None] | None:
+    def _take(self, ref: Any) -> tuple[Shard, str | None] | None:
         """Return a piece that has ended; None where it is begun again."""
         import ray
 
@@ -275,6 +277,6 @@ def score(combining: Combining, storage: Storage) -> str | None:
 
 def summaries(combining: Combining, storage: Storage) -> dict[str, Any]:
     """Read what a combination is scored from: shard -> arrays."""
-    task, config, place = combining.task, combining.members[0].config, place_of(combining, storage)
+    task, config, place = combining.task, combining.members[0].config, output_folder(combining, storage)
     shards = shards_of(task, config, task.reads(combining.view), storage, place)
     return {shard: read_arrays(place, f"{shard}/summary.npz") for shard in shards}

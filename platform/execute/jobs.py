@@ -41,24 +41,24 @@ def dashboard(address: str) -> str:
     Raises:
         UserError: where it is the address of something else.
     """
-    found = (address or os.environ.get("RAY_API_SERVER_ADDRESS", "") or DASHBOARD).rstrip("/")
-    if re.fullmatch(r"https?://[^/\s]+", found):
-        return found
-    host = re.match(r"(?:\w+://)?([^:/\s]+)", found)
+    url = (address or os.environ.get("RAY_API_SERVER_ADDRESS", "") or DASHBOARD).rstrip("/")
+    if re.fullmatch(r"https?://[^/\s]+", url):
+        return url
+    host = re.match(r"(?:\w+://)?([^:/\s]+)", url)
     remedy = f"write http://{host[1] if host else 'HEAD'}:8265"
-    raise UserError(f"--address {found}: not the address of Ray's dashboard, which takes jobs; {remedy}")
+    raise UserError(f"--address {url}: not the address of Ray's dashboard, which takes jobs; {remedy}")
 
 
-def use_token() -> None:
-    """Let Ray's client send the token that this user has: with an address it does so only when told to."""
+def _use_token() -> None:
+    """Make Ray's client send the user's token, which with an address it does only on request."""
     path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token")).expanduser()
     if os.environ.get("RAY_AUTH_TOKEN") or path.exists():
         os.environ.setdefault("RAY_AUTH_MODE", "token")
 
 
 @contextmanager
-def told(address: str) -> Iterator[None]:
-    """Turn what goes wrong with a dashboard into one line.
+def _readable_errors(address: str) -> Iterator[None]:
+    """Convert errors of a dashboard into one line.
 
     Raises:
         UserError: saying what answered instead.
@@ -78,16 +78,16 @@ def told(address: str) -> Iterator[None]:
 
 
 def ask(address: str, path: str) -> Any:
-    """Return what a dashboard answers to a request, as plain data.
+    """Return a dashboard's answer to a request, as plain data.
 
     Raises:
         UserError: where none answers, or it refuses.
     """
-    use_token()
+    _use_token()
     import requests
     from ray.exceptions import AuthenticationError
 
-    with told(address):
+    with _readable_errors(address):
         headers = ray_compat.auth_headers()
         answer = requests.get(address + path, headers=headers, timeout=ANSWER, allow_redirects=False)
         if answer.status_code in (401, 403):
@@ -115,7 +115,7 @@ def connect(address: str) -> JobSubmissionClient:
         "ray.dashboard.modules.job.sdk",
     ):  # it says each file that it leaves out
         logging.getLogger(name).setLevel(logging.ERROR)
-    with told(address):
+    with _readable_errors(address):
         return JobSubmissionClient(address)
 
 
@@ -133,8 +133,8 @@ def split_storage(words: Sequence[str], storage: str) -> tuple[list[str], str]:
     return rest, storage
 
 
-def check_shared(storage: str) -> None:
-    """Refuse a storage that the nodes of a cluster cannot share; say what is asked of them where they may.
+def _check_shared(storage: str) -> None:
+    """Refuse a storage that the nodes of a cluster cannot share; print the requirements of one that they may.
 
     Raises:
         UserError: with the remedy.
@@ -154,9 +154,9 @@ def environment(storage: str, folder: Path) -> dict[str, str]:
     Raises:
         UserError: where RETABLE_TASKS names a folder that is not uploaded.
     """
-    found = {"RETABLE_STORAGE": storage}
+    variables = {"RETABLE_STORAGE": storage}
     if made := commit.of_checkout(folder):
-        found[commit.VARIABLE] = made
+        variables[commit.VARIABLE] = made
     places = []
     for place in filter(None, os.environ.get("RETABLE_TASKS", "").split(os.pathsep)):
         path = Path(place).absolute()
@@ -165,11 +165,11 @@ def environment(storage: str, folder: Path) -> dict[str, str]:
                 f"RETABLE_TASKS names {path}, which is outside of {folder}; use --working-dir, or move it there"
             )
         places.append(str(path.relative_to(folder)) if path.exists() else place)
-    return found | ({"RETABLE_TASKS": os.pathsep.join(places)} if places else {})
+    return variables | ({"RETABLE_TASKS": os.pathsep.join(places)} if places else {})
 
 
-def check_upload(folder: Path) -> None:
-    """Refuse a folder that is larger than Ray takes, before it is packed: that takes long, and is told late.
+def _check_upload(folder: Path) -> None:
+    """Refuse a folder larger than Ray takes, before it is packed.
 
     Raises:
         UserError: naming its largest files.
@@ -197,12 +197,12 @@ def submit(address: str, words: Sequence[str], storage: str, folder: Path) -> st
     """
     if not words or words[0] not in COMMANDS:
         raise UserError(f"submit: write a command after --, such as `-- reproduce rl`; of {', '.join(COMMANDS)}")
-    check_shared(storage)
+    _check_shared(storage)
     folder = folder.absolute()
     variables = environment(storage, folder)
-    check_upload(folder)
+    _check_upload(folder)
     client = connect(address)
-    with told(address):
+    with _readable_errors(address):
         return str(
             client.submit_job(
                 entrypoint=shlex.join(["python", "-m", "retable.platform.cli", *words]),
@@ -213,9 +213,9 @@ def submit(address: str, words: Sequence[str], storage: str, folder: Path) -> st
 
 
 def follow(address: str, job: str) -> bool:
-    """Print what a job says until it ends; say whether it ended well. Ctrl-C ends the following, not the job."""
+    """Print a job's log until it ends; return whether it succeeded. Ctrl-C ends the following, not the job."""
     client = connect(address)
-    with told(address):
+    with _readable_errors(address):
         client.get_job_info(job)  # one that is unknown is told here: to follow it would end in a handshake's traceback
 
     async def tail() -> None:
@@ -223,7 +223,7 @@ def follow(address: str, job: str) -> bool:
             console.print(redact(text), end="", markup=False)
 
     try:
-        with told(address):
+        with _readable_errors(address):
             with followed(address, job):
                 asyncio.run(tail())
             info = client.get_job_info(job)
@@ -257,7 +257,7 @@ def stop(address: str, job: str) -> str:
         UserError: where there is no such job.
     """
     client = connect(address)
-    with told(address):
+    with _readable_errors(address):
         stopped = client.stop_job(job)
     return f"job {job}: told to stop" if stopped else f"job {job}: had ended before"
 
@@ -265,8 +265,8 @@ def stop(address: str, job: str) -> str:
 def jobs(address: str) -> list[Mapping[str, Any]]:
     """Return the jobs that a cluster knows, the newest first, as plain data."""
     client = connect(address)
-    with told(address):
-        found = client.list_jobs()
+    with _readable_errors(address):
+        entries = client.list_jobs()
     rows = [
         {
             "job": job.submission_id or job.job_id,
@@ -275,7 +275,7 @@ def jobs(address: str) -> list[Mapping[str, Any]]:
             "ended": (job.end_time or 0) / 1000,
             "command": redact((job.metadata or {}).get("retable") or job.entrypoint),
         }
-        for job in found
+        for job in entries
     ]
     return sorted(rows, key=lambda row: float(row["started"]), reverse=True)
 

@@ -1,4 +1,4 @@
-"""Does what a plan lacks: data, trainings, predictions, scores, combinations, measurements."""
+"""Carries out a plan: data, trainings, predictions, scores, combinations, measurements."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from retable.platform.errors import UserError
-from retable.platform.execute.after import After
-from retable.platform.execute.flow import train_all
+from retable.platform.execute.post_training import After
+from retable.platform.execute.scheduler import train_all
 from retable.platform.execute.scoring import measure_all
 from retable.platform.execute.session import (
     check_nodes,
@@ -27,7 +27,7 @@ from retable.platform.train import trackers as track
 
 
 def execute(work: Plan, resources: Resources) -> dict[str, str]:
-    """Do what a plan lacks; start Ray only where there is something to do. Return the failures."""
+    """Carry out a plan and return the failures; start Ray only if something is missing."""
     track.prepare(resources.track)  # a library that is missing is named before anything starts
     if work.nothing_to_do:
         return {}
@@ -35,11 +35,11 @@ def execute(work: Plan, resources: Resources) -> dict[str, str]:
         work.storage.check_writable()
         if prepare_data(at_once(work), work.storage) and work.tables:  # of other data, finished runs no longer count
             on = work.measure_on
-            asked = (work.tables, work.storage, work.scale, work.changes, work.rows)
-            work = compile_plan(*asked, retry=work.retry, train=work.train)
+            request = (work.tables, work.storage, work.scale, work.changes, work.rows)
+            work = compile_plan(*request, retry=work.retry, train=work.train)
             work.measure_on = on
         work.data_notes()  # data that do not fit are refused before Ray starts
-        with ray_cluster(nested=in_groups(work, resources)):
+        with ray_cluster(nested=_in_groups(work, resources)):
             check_nodes(work.storage)
             if work.measure_on and work.unmeasured:
                 resource_of(work.measure_on)  # a mistake is told before anything is trained
@@ -48,13 +48,13 @@ def execute(work: Plan, resources: Resources) -> dict[str, str]:
             return failures | after.finish() | measure_all(work, resources)
 
 
-def in_groups(work: Plan, resources: Resources) -> bool:
-    """Say whether any training of a plan takes several workers."""
+def _in_groups(work: Plan, resources: Resources) -> bool:
+    """Return whether any training of a plan takes several workers."""
     return any(resources.needs(each.task, each.config, 0.0).workers > 1 for each in work.missing)
 
 
 def at_once(work: Plan) -> list[Training]:
-    """Return the trainings whose data must be there before any begins: those of runs that are finished.
+    """Return the trainings whose data must exist before Ray starts: those of finished runs.
 
     Where all read one data set there is nothing to train beside, and what cannot be had is refused before Ray starts.
     A run that came in a bundle needs its data only where something of it is to be made.
@@ -67,18 +67,18 @@ def at_once(work: Plan) -> list[Training]:
 
 
 def prepare_data(trainings: Iterable[Training], storage: Storage) -> bool:
-    """Make, here and now, the data sets of trainings that are missing; return whether any was."""
-    found = False
+    """Prepare the missing datasets of trainings in this process; return whether any was missing."""
+    missing = False
     for training in trainings:
         where = training.task.dataset.where(training.config)
         if not storage.exists(f"data/{where}/dataset.json"):
             training.task.dataset.prepare(training.config, storage)
-            found = True
-    return found
+            missing = True
+    return missing
 
 
 def launch_for(work: Plan, resources: Resources) -> Launch:
-    """Return what every trial of a plan shares.
+    """Return the settings that all trials of a plan share.
 
     Raises:
         UserError: where data cannot be streamed as asked for.

@@ -1,4 +1,4 @@
-"""What follows training, as Ray tasks: predictions and their scores, measurements."""
+"""Post-training Ray tasks: predictions, their scores, and measurements."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from retable.platform import ray_compat
 from retable.platform.config import Config, View
-from retable.platform.console import Board, errors
+from retable.platform.console import ProgressBoard, errors
 from retable.platform.errors import TRACEBACK, UserError, one_line, traceback_of
 from retable.platform.execute.session import resource_of
 from retable.platform.plan.plan import Plan, Prediction, Scoring, device_slug, name_of, name_of_view
@@ -25,14 +25,14 @@ from retable.platform.store.storage import Storage
 
 
 @dataclass
-class Scorer:
-    """Predicts and evaluates views as Ray tasks: those of a run as soon as it is finished, beside other trainings."""
+class ScoringTasks:
+    """Predicts and scores views as Ray tasks, each as soon as its run is finished."""
 
     plan: Plan
     resources: Resources = field(default_factory=Resources)
     gpus: float = 0.0
     """GPUs that there are, or may come."""
-    pending: dict[Any, Waiting] = field(default_factory=dict)
+    pending: dict[Any, PendingTask] = field(default_factory=dict)
     """By the Ray task that is waited for."""
     submitted: set[str] = field(default_factory=set)
     """Keys of predictions and scorings that were started."""
@@ -47,8 +47,8 @@ class Scorer:
         for key, scoring in self.plan.scorings.items():
             if not scoring.done:
                 self.scorings.setdefault(scoring.folder.path, []).append(key)
-        self.open = {*self.plan.predictions, *(scores(key) for keys in self.scorings.values() for key in keys)}
-        self.board = Board("evaluation", 0)
+        self.open = {*self.plan.predictions, *(scores_key(key) for keys in self.scorings.values() for key in keys)}
+        self.board = ProgressBoard("evaluation", 0)
         # Made once: each new one would be pickled, sent to every node and read again there.
         self.predict: Any = ray.remote(max_retries=-1)(predict_one)
         self.score: Any = ray.remote(num_cpus=1, max_retries=DEATHS - 1)(score_one)
@@ -56,10 +56,10 @@ class Scorer:
     def submit(self, folder: RunFolder) -> None:
         """Start the predictions of a finished run, and the scoring of the views that read them."""
         keys = [key for key in self.predictions.get(folder.path, ()) if key not in self.submitted]
-        views = [key for key in self.scorings.get(folder.path, ()) if scores(key) not in self.submitted]
+        views = [key for key in self.scorings.get(folder.path, ()) if scores_key(key) not in self.submitted]
         if not (keys or views) or "diverged" in (folder.result() or {}):
             return
-        self.submitted.update(keys, map(scores, views))
+        self.submitted.update(keys, map(scores_key, views))
         started = {key: self._predict(self.plan.predictions[key]) for key in keys}
         read = set()
         for key in views:
@@ -67,7 +67,7 @@ class Scorer:
             reads = [f"{folder.path}/{view_key(view)}" for view in scoring.task.reads(scoring.view)]
             read.update(reads)
             ref = self._score(scoring, [started[each] for each in reads if each in started])
-            self._await(ref, scoring, (scores(key), *reads))
+            self._await(ref, scoring, (scores_key(key), *reads))
         for key in started.keys() - read:  # only joined, not scored: nobody else waits for them
             self._await(started[key], self.plan.predictions[key], (key,))
 
@@ -81,26 +81,26 @@ class Scorer:
 
     def _await(self, ref: Any, item: Scoring | Prediction, closes: Sequence[str]) -> None:
         weight = item.task.view_cost(item.config, item.view)
-        self.pending[ref] = Waiting(name_of_view(item, self.plan.shared), weight, tuple(closes))
+        self.pending[ref] = PendingTask(name_of_view(item, self.plan.shared), weight, tuple(closes))
         self.board.add(weight)
 
     def submit_finished(self) -> None:
-        """Start what is left of the runs that are finished."""
+        """Start the remaining predictions and scorings of finished runs."""
         items: list[Scoring | Prediction] = [*self.plan.unscored, *self.plan.predictions.values()]
         for folder in {item.folder.path: item.folder for item in items}.values():
             if folder.result() is not None:
                 self.submit(folder)
 
-    def take(self, ref: Any) -> None:
-        """Take note of a Ray task that ended, and show it."""
+    def finish_task(self, ref: Any) -> None:
+        """Report a completed Ray task."""
         waited = self.pending.pop(ref)
-        if show(self.board, waited.name, ended(ref), waited.weight):
+        if report_result(self.board, waited.name, task_error(ref), waited.weight):
             self.open.difference_update(waited.closes)
 
 
 @dataclass(frozen=True)
-class Waiting:
-    """What a Ray task does."""
+class PendingTask:
+    """A Ray task in progress."""
 
     name: str
     weight: float
@@ -112,13 +112,13 @@ WAIT = 30.0
 """Seconds in which a node that nobody uses begins work that wants all of it."""
 
 
-def scores(key: str) -> str:
-    """Return the key of a scoring among those of predictions."""
+def scores_key(key: str) -> str:
+    """Return the key of a scoring, distinct from the keys of predictions."""
     return f"scores {key}"
 
 
-def ended(ref: Any) -> str | None:
-    """Return why a Ray task that ended failed, or None. Tasks return so themselves; else their process died."""
+def task_error(ref: Any) -> str | None:
+    """Return why a completed Ray task failed, or None. Tasks return their own error; otherwise their process died."""
     import ray
 
     try:
@@ -128,8 +128,8 @@ def ended(ref: Any) -> str | None:
     return failure
 
 
-def show(board: Board, name: str, failure: str | None, weight: float = 1.0) -> bool:
-    """Show what became of a piece of work; return whether it ended well."""
+def report_result(board: ProgressBoard, name: str, failure: str | None, weight: float = 1.0) -> bool:
+    """Show the outcome of a task; return whether it succeeded."""
     if failure:
         board.fail(name, failure)
     else:
@@ -147,12 +147,12 @@ def predict_one(task_name: str, config: Config, view: View, folder: RunFolder, j
         source = Source.of(folder.storage, task.dataset.where(config))
         place = folder.artifacts(view, weights_digest(folder, view))
         names = ("predictions.npz", "summary.npz") if joined else ("summary.npz",)
-        weights, again = None, begun_again()
+        weights, again = None, _begun_again()
         for shard in task.shards(config, view, source):
             if all(place.exists(f"{shard}/{name}") for name in names):
                 continue
             if again:
-                count_death(place, shard)
+                _count_death(place, shard)
                 again = False
             weights = weights or folder.weights(view.epoch)
             predictions = task.predict(config, view, weights, source, shard)
@@ -166,15 +166,15 @@ def predict_one(task_name: str, config: Config, view: View, folder: RunFolder, j
     return None
 
 
-def begun_again() -> bool:
-    """Say whether Ray runs this task again, as its process died."""
+def _begun_again() -> bool:
+    """Return whether Ray retries this task after its process died."""
     import ray
 
     return ray.is_initialized() and ray_compat.task_attempt() > 0
 
 
-def count_death(place: Storage, shard: str) -> None:
-    """Note that a process died while it predicted a shard: machines vanish, but not always there.
+def _count_death(place: Storage, shard: str) -> None:
+    """Count a process that died while predicting a shard: a lost machine is no fault of the shard, three are.
 
     Raises:
         UserError: where it is no accident any more.
@@ -198,18 +198,18 @@ def training_metrics(folder: RunFolder, view: View, epochs: int) -> dict[str, fl
         return dict((folder.result() or {"metrics": {}})["metrics"])
     digest = weights_digest(folder, view)
     rows = [row for row in folder.history() if digest in (row.get("weights"), row.get("best"))]
-    found = max(rows, key=lambda row: bool(row["epoch"] == view.epoch), default={})
-    return {name: v for name, v in found.items() if isinstance(v, (int, float)) and name != "time"}
+    best = max(rows, key=lambda row: bool(row["epoch"] == view.epoch), default={})
+    return {name: v for name, v in best.items() if isinstance(v, (int, float)) and name != "time"}
 
 
 def summaries(task: Task, config: Config, view: View, folder: RunFolder) -> dict[str, Any]:
     """Read what a view of a finished run is scored from: shard -> arrays."""
-    found: dict[str, Any] = {}
+    arrays: dict[str, Any] = {}
     for read in task.reads(view):
         place = folder.artifacts(read, weights_digest(folder, read))
         shards = shards_of(task, config, [read], folder.storage, place)
-        found |= {shard: read_arrays(place, f"{shard}/summary.npz") for shard in shards}
-    return found
+        arrays |= {shard: read_arrays(place, f"{shard}/summary.npz") for shard in shards}
+    return arrays
 
 
 def shards_of(task: Task, config: Config, reads: Sequence[View], storage: Storage, place: Storage) -> list[str]:
@@ -266,21 +266,19 @@ def predict_and_score(task: Task, config: Config, view: View, folder: RunFolder)
 
 def score_weights(task: Task, config: Config, view: View, weights: Any, source: Source) -> Mapping[str, float]:
     """Score weights that are still in training, and keep nothing."""
-    found: dict[str, Any] = {}
+    summaries_of: dict[str, Any] = {}
     for read in task.reads(view):
         for shard in task.shards(config, read, source):
             predictions = task.predict(config, read, weights, source, shard)
-            found[shard] = task.summarise(config, read, predictions, source, shard)
-    return task.evaluate(config, view, found, source)
+            summaries_of[shard] = task.summarise(config, read, predictions, source, shard)
+    return task.evaluate(config, view, summaries_of, source)
 
 
 def measure_all(plan: Plan, resources: Resources) -> dict[str, str]:
-    """Take the measurements that are missing, one at a time, each with its node to itself; return the failures.
+    """Take the missing measurements one at a time, each with its node to itself; return the failures.
 
-    After the deadline none begins.
-
-    The node is the one that this process runs on, or one that has what `plan.measure_on` names. They come last: each
-    wants all of its node's CPUs, which trainings beside it would have to leave idle until the last of them has ended.
+    None starts after the deadline. The node is this process's own, or one that has what `plan.measure_on` names.
+    Measurements reserve a whole node, so they run last.
     """
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -288,35 +286,35 @@ def measure_all(plan: Plan, resources: Resources) -> dict[str, str]:
     todo = plan.unmeasured
     if not todo or resources.late:
         return {}
-    with Board("measurements", len(todo)).show() as board:
+    with ProgressBoard("measurements", len(todo)).show() as board:
         if plan.measure_on:
             board.start("a node", f"with {plan.measure_on} is waited for")
-            node = node_with(plan.measure_on)
+            node = _node_with(plan.measure_on)
             board.stop("a node")
         else:
             node = ray.get_runtime_context().get_node_id()
         nodes = ray.nodes()  # type: ignore[no-untyped-call]
-        whole = next(each["Resources"] for each in nodes if each["NodeID"] == node)
+        capacity = next(each["Resources"] for each in nodes if each["NodeID"] == node)
         alone: dict[str, Any] = {
-            "num_cpus": whole.get("CPU", 0.0),
-            "num_gpus": whole.get("GPU", 0.0),
+            "num_cpus": capacity.get("CPU", 0.0),
+            "num_gpus": capacity.get("GPU", 0.0),
             "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False),
         }
         measuring: Any = ray.remote(**alone)(measure_one)
-        probe: Any = ray.remote(**alone)(here)
+        probe: Any = ray.remote(**alone)(_current_node)
         if not ray.wait([probe.remote()], timeout=WAIT)[0]:
-            tell_who_holds(node, whole.get("CPU", 0.0))
+            _note_who_holds(node, capacity.get("CPU", 0.0))
         for timing in itertools.takewhile(lambda _: not resources.late, todo):
             name = f"{timing.row.label} ({name_of(timing, plan.shared)})"
             board.start(name)
             data = timing.task.dataset.where(timing.config) if timing.row.reads_data else ""
             taken = measuring.remote(timing.row, timing.config, plan.storage, timing.stem, data, plan.measure_on)
-            show(board, name, ended(taken))
+            report_result(board, name, task_error(taken))
         return board.failures
 
 
-def tell_who_holds(node: str, cpus: float) -> None:
-    """Print what keeps measurements waiting, if others hold CPUs of their node."""
+def _note_who_holds(node: str, cpus: float) -> None:
+    """Print a note if other processes hold CPUs of the node that measurements wait for."""
     held_cpus = cpus - ray_compat.free_cpus(node)
     if held_cpus > 0:
         held = f"others hold {held_cpus:g} of the node's {cpus:g} CPUs, and a measurement wants all"
@@ -326,16 +324,16 @@ def tell_who_holds(node: str, cpus: float) -> None:
         errors.print(f"note: measurements wait: {held}; {remedy}", markup=False)
 
 
-def node_with(word: str) -> str:
-    """Return a node that has a custom resource, or accelerators of a type; wait for one where the cluster may grow."""
+def _node_with(word: str) -> str:
+    """Return a node that has a custom resource or accelerator type; wait for one if the cluster may grow."""
     import ray
 
-    probe = ray.remote(num_cpus=1, resources={resource_of(word): 0.001})(here)  # no other node can run it
+    probe = ray.remote(num_cpus=1, resources={resource_of(word): 0.001})(_current_node)  # no other node can run it
     node: str = ray.get(probe.remote())
     return node
 
 
-def here() -> str:
+def _current_node() -> str:
     """Return the node that this process runs on."""
     import ray
 
@@ -351,8 +349,8 @@ def measure_one(
         if row.reads_data:
             given["source"] = Source.of(storage, data) if storage.exists(f"data/{data}/dataset.json") else None
         made = collect(stem.split("/")[1])
-        found = {"metrics": dict(row.measure(config, **given)), "provenance": made, "measured on": measured_on}
-        storage.write_json(f"{stem}{device_slug()}.json", found)
+        record = {"metrics": dict(row.measure(config, **given)), "provenance": made, "measured on": measured_on}
+        storage.write_json(f"{stem}{device_slug()}.json", record)
     except Exception as error:
         return one_line(error)
     return None

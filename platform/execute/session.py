@@ -60,7 +60,7 @@ ANSWER = 10.0
 
 
 class Interrupt:
-    """The handler of SIGINT and SIGTERM: interrupts what runs, and lets what cleans up after it come to its end."""
+    """Handler of SIGINT and SIGTERM: interrupts the block once, and lets its cleanup finish."""
 
     PATIENCE = 10.0
     """Seconds in which further signals change nothing: schedulers and people send two."""
@@ -80,7 +80,7 @@ class Interrupt:
             self.received, self._since = signum, time.monotonic()
             raise KeyboardInterrupt
 
-    def tell(self) -> None:
+    def announce(self) -> None:
         """Say once that the work was interrupted, if it was."""
         if self.received and not self._told:
             self._told = True
@@ -89,7 +89,7 @@ class Interrupt:
 
 @contextmanager
 def interruptible() -> Iterator[Interrupt | None]:
-    """Let SIGTERM (Slurm, Kubernetes, a spot machine's notice) do what Ctrl-C does, and say so in one line.
+    """Handle SIGTERM (Slurm, Kubernetes, a spot machine) as Ctrl-C, and print one line.
 
     Only a process's main thread hears signals; in others, and within another such block, this does nothing.
 
@@ -111,7 +111,7 @@ def interruptible() -> Iterator[Interrupt | None]:
     except BaseException:  # whatever the interruption has become on its way
         if not interrupt.received:
             raise
-        interrupt.tell()
+        interrupt.announce()
         raise SystemExit(143) if interrupt.received == signal.SIGTERM else KeyboardInterrupt from None
     finally:
         for number, handler in before.items():
@@ -155,7 +155,7 @@ def ray_cluster(nested: bool = False) -> Iterator[None]:
             yield
         finally:
             if interrupt:
-                interrupt.tell()  # before Ray ends: while it does, it takes our handler away
+                interrupt.announce()  # before Ray ends: while it does, it takes our handler away
             end_ray()
 
 
@@ -190,7 +190,7 @@ def start_ray(nested: bool, interrupt: Interrupt | None) -> None:
 
 
 def end_ray() -> None:
-    """Leave or end Ray, and restore what `start_ray` has changed in this process."""
+    """Leave or end Ray, and restore what `start_ray` changed in this process."""
     _session.close()
 
 
@@ -213,10 +213,10 @@ def too_late(start: Callable[[], object]) -> bool:
 
 
 def variables() -> dict[str, Any]:
-    """Return what tells Ray to set our variables on every node, those that a submitted job's own options do not set."""
+    """Return a runtime environment with our variables for every node, except those that a job sets itself."""
     job = json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR") or "{}")
-    there = (job.get("runtime_env") or {}).get("env_vars") or {}
-    sent = {name: os.environ[name] for name in SENT if name in os.environ and name not in there}
+    environment = (job.get("runtime_env") or {}).get("env_vars") or {}
+    sent = {name: os.environ[name] for name in SENT if name in os.environ and name not in environment}
     return {"runtime_env": {"env_vars": sent}} if sent else {}
 
 
@@ -243,7 +243,7 @@ def temporary_folder() -> str | None:
 
 
 def make_token() -> None:
-    """Make the token of a Ray on this machine, for its owner alone, unless there is one: Ray would let all read it."""
+    """Create the token of this machine's Ray, readable by its owner alone, unless it exists."""
     path = Path("~/.ray/auth_token").expanduser()
     if {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys() or path.exists():
         return
@@ -254,7 +254,7 @@ def make_token() -> None:
 
 
 def cluster_address() -> str:
-    """Return what RAY_ADDRESS says; nothing where Ray is to start on this machine."""
+    """Return the address in RAY_ADDRESS; empty if Ray is to start on this machine."""
     address = os.environ.get("RAY_ADDRESS", "")
     return "" if address == "local" else address
 
@@ -301,28 +301,28 @@ def check_nodes(storage: Storage) -> None:
     mark = f".seen-{secrets.token_hex(8)}"
     storage.write(mark, b"")
     try:
-        there = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+        alive = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
         look = ray.remote(num_cpus=0, max_retries=1)(look_from_node)
-        asked = [
-            look.options(scheduling_strategy=On(node["NodeID"], soft=False)).remote(storage, mark) for node in there
+        answers = [
+            look.options(scheduling_strategy=On(node["NodeID"], soft=False)).remote(storage, mark) for node in alive
         ]
-        for node, answer in zip(there, asked, strict=True):
+        for node, answer in zip(alive, answers, strict=True):
             name = node["NodeManagerAddress"]
             try:
-                seen, found, theirs = ray.get(answer, timeout=60)
+                seen, their_versions, theirs = ray.get(answer, timeout=60)
             except Exception as error:  # whatever Ray makes of it: the node cannot work, if it is still there
                 if gone(node["NodeID"], error):
                     continue
                 raise UserError(f"node {name}: cannot run this ({one_line(error)}); install the same there") from error
             if not seen:
                 raise UserError(f"--storage {storage}: node {name} does not see it; {SHARED}")
-            compare(name, found, theirs, ours)
+            compare(name, their_versions, theirs, ours)
     finally:
         storage.remove(mark)
 
 
 def gone(node: str, error: Exception) -> bool:
-    """Say whether a node has vanished: Ray notices that after a while."""
+    """Return whether a node has vanished: Ray notices that after a while."""
     import ray
     from ray.exceptions import NodeDiedError, TaskUnschedulableError
 
@@ -331,14 +331,14 @@ def gone(node: str, error: Exception) -> bool:
 
 
 def look_from_node(storage: Storage, mark: str) -> tuple[bool, dict[str, str], dict[str, str]]:
-    """Say whether a file is seen from here, which versions are installed, and which code is imported."""
+    """Return whether a file is seen from here, which versions are installed, and which code is imported."""
     from retable.platform.store.provenance import code, versions
 
     return storage.exists(mark), versions(), code()
 
 
-def compare(node: str, found: Mapping[str, str], theirs: Mapping[str, str], ours: Mapping[str, str]) -> None:
-    """Refuse a node whose code is not the driver's; say where its packages have other versions (`found`).
+def compare(node: str, their_versions: Mapping[str, str], theirs: Mapping[str, str], ours: Mapping[str, str]) -> None:
+    """Refuse a node whose code differs from the driver's; print where its package versions differ.
 
     Raises:
         UserError: naming the node, and the parts of the code.
@@ -351,13 +351,17 @@ def compare(node: str, found: Mapping[str, str], theirs: Mapping[str, str], ours
             f"node {node}: has another checkout of the code than the driver ({', '.join(parts)}); "
             "bring the same commit there (and the tasks of RETABLE_TASKS), or submit a job, which takes its code along"
         )
-    others = [f"{package} {found.get(package)}" for package, own in versions().items() if found.get(package) != own]
+    others = [
+        f"{package} {their_versions.get(package)}"
+        for package, own in versions().items()
+        if their_versions.get(package) != own
+    ]
     if others:
         errors.print(f"note: node {node} has other versions than the driver: {', '.join(others)}", markup=False)
 
 
 def cluster_resources() -> dict[str, float]:
-    """Return what the cluster has in all: `CPU`, `GPU`, ..."""
+    """Return the total resources of the cluster: `CPU`, `GPU`, ..."""
     import ray
 
     return dict(ray.cluster_resources())  # type: ignore[no-untyped-call]
@@ -381,12 +385,12 @@ def trial_memory(cpus: float, gpus: float, wanted: float) -> int:
 
 @functools.cache
 def cap_memory(wanted: float, most: float) -> None:
-    """Say once that work gets less memory (GB) than its task says."""
+    """Print once that work gets less memory (GB) than its task requires."""
     errors.print(f"note: a training may take {wanted:g} GB of memory and no node has more than {most:g}; it may fail")
 
 
 def add_to_path() -> None:
-    """Let Ray's workers import the very package that this process runs: a checkout need not be installed."""
+    """Make Ray's workers import the package that this process runs: a checkout need not be installed."""
     ours = str(commit.code_root().parent)
     paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path != ours]
     os.environ["PYTHONPATH"] = os.pathsep.join([ours, *paths])
@@ -409,21 +413,21 @@ def cpu_share(workers: int) -> float:
 
 
 def check_room(kind: str, wanted: float) -> None:
-    """Refuse a training that wants more `CPU` or `GPU` than the cluster can ever have: it would wait for ever.
+    """Refuse a training that requires more `CPU` or `GPU` than the cluster can ever have.
 
     Raises:
         UserError: naming what there is.
     """
-    there = possible_resources().get(kind, 0.0)
-    if wanted > there:
+    available = possible_resources().get(kind, 0.0)
+    if wanted > available:
         option, has = f"--{kind.lower()}s-per-run", "may grow to" if autoscales() else "has"
         raise UserError(
-            f"a training wants {wanted:g} {kind}s and the cluster {has} {there:g}; lower {option} or --workers"
+            f"a training wants {wanted:g} {kind}s and the cluster {has} {available:g}; lower {option} or --workers"
         )
 
 
 def check_node(kind: str, wanted: float) -> None:
-    """Refuse what no single node has, where no others may come.
+    """Refuse a requirement that no single node meets, unless nodes may be added.
 
     Raises:
         UserError: naming what the largest has.
@@ -439,40 +443,40 @@ def check_node(kind: str, wanted: float) -> None:
 
 
 def resource_of(word: str) -> str:
-    """Return Ray's name of what a user calls a custom resource, or a type of accelerators.
+    """Return Ray's name of a custom resource or accelerator type.
 
     Raises:
         UserError: where no node has it, nor may have it.
     """
     known = {*cluster_resources(), *growth()}
-    found = [name for name in (word, f"accelerator_type:{word}") if name in known]
-    if not found:
+    matching = [name for name in (word, f"accelerator_type:{word}") if name in known]
+    if not matching:
         usual = re.compile(r"CPU|memory|object_store_memory|node:.*")
-        there = sorted(name.removeprefix("accelerator_type:") for name in known if not usual.fullmatch(name))
-        has = f"; they have {', '.join(there)}" if there else ""
+        available = sorted(name.removeprefix("accelerator_type:") for name in known if not usual.fullmatch(name))
+        has = f"; they have {', '.join(available)}" if available else ""
         raise UserError(
             f"--measure-on {word}: no node of the cluster has such a resource{has}; start one with "
             f"`ray start --resources='{{\"{word}\": 1}}'`, or name it in the cluster file"
         )
-    return found[0]
+    return matching[0]
 
 
 def autoscales() -> bool:
-    """Say whether the cluster may grow: then waiting for machines is no mistake."""
+    """Return whether the cluster may grow: then waiting for machines is no mistake."""
     return bool(growth())
 
 
 def possible_resources() -> dict[str, float]:
-    """Return what the cluster has, or may come to have: a head without CPUs is no small cluster.
+    """Return the resources that the cluster has or may grow to.
 
     Of one that grows, what its autoscaler's config does not name, such as the nodes' memory, is not known.
     """
-    there, grown = cluster_resources(), growth()
-    return {kind: max(there.get(kind, 0.0), grown[kind]) for kind in grown} if grown else there
+    present, grown = cluster_resources(), growth()
+    return {kind: max(present.get(kind, 0.0), grown[kind]) for kind in grown} if grown else present
 
 
 def growth() -> dict[str, float]:
-    """Return what the cluster's autoscaler may bring it to; nothing where it has none."""
+    """Return the resources that the cluster's autoscaler may grow to; empty without one."""
     import ray
 
     reported = ray_compat.autoscaler_limits() if ray.is_initialized() else {}
@@ -486,13 +490,13 @@ def launched() -> dict[str, float]:
     path = Path("~/ray_bootstrap_config.yaml").expanduser()
     try:
         config = yaml.safe_load(path.read_text())
-        found: dict[str, float] = {}
+        resources: dict[str, float] = {}
         for kind in config["available_node_types"].values():
             for name, amount in kind["resources"].items():
-                found[name] = found.get(name, 0.0) + amount * kind.get("max_workers", 1)
+                resources[name] = resources.get(name, 0.0) + amount * kind.get("max_workers", 1)
     except FileNotFoundError:
         return {}
     except (OSError, yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
         errors.print(f"note: {path} is no file of Ray's cluster launcher; the cluster is taken as it is ({error})")
         return {}
-    return found
+    return resources

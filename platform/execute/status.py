@@ -1,4 +1,4 @@
-"""What is going on: on a storage, from its files alone, and on a Ray cluster, from its dashboard."""
+"""Status of a storage, from its files alone, and of a Ray cluster, from its dashboard."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from retable.platform.store.query import Run, list_runs
 from retable.platform.store.run import RunFolder
 from retable.platform.store.storage import Storage
 
-ACTIVE = ("running", "silent", "failed", "stopped", "damaged")
+ACTIVE = ("running", "stale", "failed", "incomplete", "corrupt")
 """States that somebody may want to know of."""
 
 
@@ -56,21 +56,21 @@ def of_cluster(address: str) -> dict[str, Any]:
         for each in listing(address, kind):
             if each.get("state") in states:
                 waiting[f"{kind.replace('_', ' ')[:-1]}: {amounts(each.get(key))}"] += 1
-    return {"nodes": [node_of(node) for node in nodes], "waiting": dict(waiting)}
+    return {"nodes": [_node_of(node) for node in nodes], "waiting": dict(waiting)}
 
 
 def listing(address: str, kind: str) -> Sequence[Mapping[str, Any]]:
-    """Return what Ray's state API lists of a kind."""
-    found = ask(address, f"/api/v0/{kind}?detail=1&limit=10000")
+    """Return the entries of a kind in Ray's state API."""
+    answer = ask(address, f"/api/v0/{kind}?detail=1&limit=10000")
     try:
-        rows: Sequence[Mapping[str, Any]] = found["data"]["result"]["result"]
+        rows: Sequence[Mapping[str, Any]] = answer["data"]["result"]["result"]
     except (KeyError, TypeError) as error:
         raise UserError(f"{address}: does not answer as Ray's dashboard does; is it one?") from error
     return rows
 
 
-def node_of(node: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is shown of a node."""
+def _node_of(node: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the displayed facts about a node."""
     total = node.get("resources_total") or {}
     has = {name: total[name] for name in ("CPU", "GPU", "memory") if name in total}
     return {

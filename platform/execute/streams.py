@@ -62,7 +62,7 @@ def stream(pieces: Sequence[Mapping[str, Any]], fetch: Fetch, size: int = 0) -> 
     together = pieces_together(size, context.execution_options.resource_limits.object_store_memory)
     every = pa.table({"number": range(len(pieces)), "piece": [json.dumps(piece) for piece in pieces]})
     blocks = [every.slice(first, together) for first in range(0, len(pieces), together)]
-    dataset = read_blocks(blocks, partial(fetch_block, fetch=fetch))
+    dataset = read_blocks(blocks, partial(_fetch_block, fetch=fetch))
     batches = dataset.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=1)
     for number, row in enumerate(row for table in cast(Iterator[pa.Table], batches) for row in rows_of(table)):
         if row["number"][0].as_py() != number:
@@ -71,7 +71,7 @@ def stream(pieces: Sequence[Mapping[str, Any]], fetch: Fetch, size: int = 0) -> 
 
 
 def limit(gigabytes: float) -> None:
-    """Let the streams of this process read ahead so much of Ray's shared memory; 0: half of it, Ray Data's own share.
+    """Limit how much of Ray's shared memory the streams of this process may read ahead; 0: half, Ray Data's own share.
 
     Ray Data keeps to it but for four pieces or so: those being read, and those about to be handed over.
     """
@@ -108,7 +108,7 @@ def read_blocks(blocks: Sequence[pa.Table], read: Callable[[pa.Table], pa.Table]
     import ray.data
 
     dataset: ray.data.Dataset = ray.data.from_blocks(list(blocks)).map_batches(
-        partial(read_block, read=read),
+        partial(_read_block, read=read),
         batch_size=None,
         batch_format="pyarrow",
         num_cpus=0,
@@ -118,7 +118,7 @@ def read_blocks(blocks: Sequence[pa.Table], read: Callable[[pa.Table], pa.Table]
     return dataset
 
 
-def read_block(block: pa.Table, read: Callable[[pa.Table], pa.Table]) -> pa.Table:
+def _read_block(block: pa.Table, read: Callable[[pa.Table], pa.Table]) -> pa.Table:
     """Return `read(block)`, in a task of Ray Data; an error is handed over too: Ray would bury it in its own words."""
     try:
         return read(block)
@@ -137,7 +137,7 @@ def raise_error(table: pa.Table) -> None:
         raise (UserError if table["users"][0].as_py() else RuntimeError)(table["error"][0].as_py())
 
 
-def fetch_block(block: pa.Table, fetch: Fetch) -> pa.Table:
+def _fetch_block(block: pa.Table, fetch: Fetch) -> pa.Table:
     """Fetch the pieces of a block."""
     return pa.concat_tables([encode(row["number"], fetch(json.loads(row["piece"]))) for row in block.to_pylist()])
 
@@ -167,7 +167,7 @@ def decode(table: pa.Table) -> dict[str, Array]:
 def map_over(
     shares: Sequence[pa.Table], worker: Callable[..., Callable[[pa.Table], pa.Table]], *given: Any, in_order: bool
 ) -> Iterator[dict[str, Any]]:
-    """Share tables out among actors of Ray Data; yield the rows of what they return.
+    """Distribute tables over actors of Ray Data; yield the rows of their results.
 
     An actor gets a GPU each where there are any, else a CPU. Every machine must see the files that the rows name.
 
@@ -185,8 +185,8 @@ def map_over(
         context = ray.data.DataContext.get_current()
         context.enable_progress_bars = False
         context.execution_options.preserve_order = in_order
-        there = cluster_resources()
-        gpus, cpus = int(there.get("GPU", 0)), int(there.get("CPU", 1))
+        available = cluster_resources()
+        gpus, cpus = int(available.get("GPU", 0)), int(available.get("CPU", 1))
         dataset = ray.data.from_blocks(list(shares)).map_batches(
             worker,
             fn_constructor_args=given,

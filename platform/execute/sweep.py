@@ -15,23 +15,23 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from retable.platform.config import Config, View, describe, flatten, override, parent
-from retable.platform.console import Board
+from retable.platform.console import ProgressBoard
 from retable.platform.errors import UserError, nearest
-from retable.platform.execute.datasets import Shelf
-from retable.platform.execute.flow import LOOK
+from retable.platform.execute.callback import FAILURE, RunProgress, TrialCallback
+from retable.platform.execute.datasets import DatasetCache
 from retable.platform.execute.run import execute, prepare_data
+from retable.platform.execute.scheduler import POLL_SECONDS
 from retable.platform.execute.scoring import predict_and_score, weights_digest
 from retable.platform.execute.session import check_nodes, possible_resources, ray_cluster
 from retable.platform.execute.sweep_result import Point, SweepResult, read_points, write_points
 from retable.platform.execute.trials import Job, Launch, check, concurrent, fit, reported, require, run_job
-from retable.platform.execute.watch import FAILURE, Piece, Watch
 from retable.platform.plan.plan import ENDED, Plan, compile_configs, data_digest, name_of, name_of_view, status
-from retable.platform.spec.resources import Needs, Resources
+from retable.platform.spec.resources import Requirements, Resources
 from retable.platform.spec.space import SAMPLES, Space, find_space, plain, point_config, point_view
 from retable.platform.spec.table import resolve
 from retable.platform.spec.task import Task, config_at, find
 from retable.platform.store import provenance
-from retable.platform.store.lease import Silence, Taken
+from retable.platform.store.lease import LeaseLost, StaleLeaseWatcher
 from retable.platform.store.run import RunFolder, sha256, view_key
 from retable.platform.store.storage import Storage
 from retable.platform.train import trackers as track
@@ -39,7 +39,7 @@ from retable.platform.train import trackers as track
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """A search space, and what its points change."""
+    """A search space with the changes that its points apply."""
 
     name: str
     space: Space
@@ -55,12 +55,12 @@ class Sweep:
 
     @property
     def fixed(self) -> dict[str, object]:
-        """What is changed of the scale in every point."""
+        """The changes of the scale that every point has."""
         return {**self.space.overrides, **self.changes}
 
     @property
     def changed(self) -> dict[str, object]:
-        """What is not as the scale sets it: what is fixed, and what is searched."""
+        """The changes that are fixed, and the fields that are searched."""
         return {**self.fixed, **self.space.domains}
 
     @property
@@ -81,7 +81,7 @@ class Sweep:
         return RunFolder.of(self.storage, self.task, self.config(point))
 
     def plan(self, configs: Sequence[Config], views: Sequence[View] = ()) -> Plan:
-        """Return what is to be trained of points, and scored where there are views."""
+        """Return the plan that trains points, and scores their views if there are any."""
         return compile_configs(self.task, configs, self.storage, views, scale=self.scale, changes=self.changed)
 
     def path(self, configs: Sequence[Config]) -> str:
@@ -96,7 +96,7 @@ class Sweep:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepLaunch(Launch):
-    """What every trial of a sweep shares."""
+    """The settings that all trials of a sweep share."""
 
     sweep: Sweep
     points: Sequence[Mapping[str, object]] = ()
@@ -107,12 +107,12 @@ class SweepLaunch(Launch):
         point = self.points[spec["point"]] if self.points else spec
         return {path: plain(value) for path, value in point.items()}
 
-    def needs(self, spec: Mapping[str, Any]) -> Needs:
-        """Return what a trial takes."""
+    def needs(self, spec: Mapping[str, Any]) -> Requirements:
+        """Return the resources of a trial."""
         return self.needs_of(self.sweep.config(self.point(spec)))
 
-    def needs_of(self, config: Config) -> Needs:
-        """Return what the training of a config takes."""
+    def needs_of(self, config: Config) -> Requirements:
+        """Return the resources of a config's training."""
         return self.resources.needs(self.sweep.task, config, self.gpus)
 
 
@@ -125,7 +125,7 @@ def run_sweep(
     samples: int | None,
     name: str = "",
 ) -> SweepResult:
-    """Run a sweep, or go on with it, and write what it found to `sweeps/`.
+    """Run or resume a sweep, and write its points to `sweeps/`.
 
     Finished runs are used as they are; interrupted ones go on from their checkpoints.
 
@@ -133,34 +133,34 @@ def run_sweep(
         UserError: on a mistake of the user's. A point that fails or diverges has no value; the others have.
     """
     track.prepare(resources.track)
-    found = find_space(space) if isinstance(space, str) else space
-    found = replace(found, samples=samples) if samples else found
+    chosen = find_space(space) if isinstance(space, str) else space
+    chosen = replace(chosen, samples=samples) if samples else chosen
     sweep = Sweep(
         name=name or (space if isinstance(space, str) else space.task),
-        space=found,
+        space=chosen,
         scale=scale,
         changes=changes,
         storage=storage,
     )
-    known = found.points()
+    known = chosen.points()
     configs = [sweep.config(point) for point in known] or [sweep.base]
     storage.check_writable()
     prepare_data(sweep.plan(configs).trainings.values(), storage)
     path = sweep.path(configs)
-    stops = found.scheduler is not None and sweep.base.epochs > 1
+    stops = chosen.scheduler is not None and sweep.base.epochs > 1
     if known and not stops:
-        points = run_plan(sweep, known, resources)
+        points = _run_plan(sweep, known, resources)
     else:
-        points = run_trials(sweep, known, configs, resources, f"{path}.json")
+        points = _run_trials(sweep, known, configs, resources, f"{path}.json")
     valued = [point for point in points if point.value is not None]
-    best_first = sorted(valued, key=lambda point: point.value or 0.0, reverse=found.mode == "max")
+    best_first = sorted(valued, key=lambda point: point.value or 0.0, reverse=chosen.mode == "max")
     rest = [point for point in points if point.value is None]
-    result = SweepResult(name=sweep.name, space=found, scale=scale, changes=changes, points=[*best_first, *rest])
+    result = SweepResult(name=sweep.name, space=chosen, scale=scale, changes=changes, points=[*best_first, *rest])
     result.write(storage, path)
     return result
 
 
-def run_plan(sweep: Sweep, known: Sequence[Mapping[str, object]], resources: Resources) -> list[Point]:
+def _run_plan(sweep: Sweep, known: Sequence[Mapping[str, object]], resources: Resources) -> list[Point]:
     """Train each config of the points once, and score every view of it, as a table's rows are."""
     configs, views = [sweep.config(point) for point in known], [sweep.view(point) for point in known]
     plan = sweep.plan(configs, views)
@@ -180,13 +180,13 @@ def run_plan(sweep: Sweep, known: Sequence[Mapping[str, object]], resources: Res
 
 
 def measured(folder: RunFolder, view: View) -> dict[str, Any]:
-    """Return the metrics of a finished run and the scores of a view of it, which are there."""
+    """Return the metrics of a finished run and the scores of its view."""
     result, scores = folder.result() or {}, folder.scores(view, weights_digest(folder, view)) or {}
     return {**result["metrics"], **scores["metrics"], "epoch": folder.history()[-1]["epoch"]}
 
 
 def note_value(point: Point, sweep: Sweep, last: Mapping[str, Any]) -> None:
-    """Note what a point has come to; a run that diverged, or a value that is not finite, is none."""
+    """Set a point's value from its metrics; None if the run diverged or the value is not finite."""
     result, metric = sweep.folder(point.overrides).result() or {}, sweep.space.metric
     diverged, value = result.get("diverged"), last.get(metric)
     point.value = value if value is not None and math.isfinite(value) and not diverged else None
@@ -201,40 +201,40 @@ def note_value(point: Point, sweep: Sweep, last: Mapping[str, Any]) -> None:
         point.note = "diverged" if value is not None and point.value is None else ""
 
 
-def run_trials(
+def _run_trials(
     sweep: Sweep, known: Sequence[Mapping[str, object]], configs: Sequence[Config], resources: Resources, path: str
 ) -> list[Point]:
     """Run points as trials of Tune: those that a scheduler may stop, and those that a searcher draws."""
-    train_parents(sweep, configs, resources)
+    _train_parents(sweep, configs, resources)
     journal = Journal(sweep.storage, path, {point.key: point for point in read_points(sweep.storage, path)})
-    told = known or [point.overrides for point in journal.points.values()]
-    todo = [point for point in told if not journal.point(sweep, point).ended]
+    initial = known or [point.overrides for point in journal.points.values()]
+    todo = [point for point in initial if not journal.point(sweep, point).ended]
     ended = sum(point.ended for point in journal.points.values())
     rest = 0 if known else (sweep.space.samples or SAMPLES) - ended - len(todo)
     if todo or rest > 0:
         nested = resources.needs(sweep.task, sweep.base, 0.0).workers > 1
         with ray_cluster(nested=nested):
             check_nodes(sweep.storage)
-            shelf = Shelf(sweep.storage, resources.stream)
-            shelf.fetch({sweep.task.dataset.where(config): (sweep.task, config) for config in configs})
+            datasets = DatasetCache(sweep.storage, resources.stream)
+            datasets.fetch({sweep.task.dataset.where(config): (sweep.task, config) for config in configs})
             made = provenance.collect() | {"scale": sweep.scale, "changed": sorted(sweep.changed)}
             launch = SweepLaunch(
                 sweep.storage,
                 resources,
                 made,
-                shelf.lender,
+                datasets.holder,
                 possible_resources().get("GPU", 0.0),
                 sweep=sweep,
                 track=track.prepare(resources.track),
             )
             if todo:
-                run_known(todo, launch, journal)
+                _run_known(todo, launch, journal)
             if rest > 0:
-                run_searcher(rest, launch, journal)
+                _run_searcher(rest, launch, journal)
     return list(journal.points.values())
 
 
-def train_parents(sweep: Sweep, configs: Sequence[Config], resources: Resources) -> None:
+def _train_parents(sweep: Sweep, configs: Sequence[Config], resources: Resources) -> None:
     """Train the runs that the points start from.
 
     Raises:
@@ -249,7 +249,7 @@ def train_parents(sweep: Sweep, configs: Sequence[Config], resources: Resources)
 
 @dataclass
 class Journal:
-    """What the trials of a sweep have tried, written at every change: the same command reads it and goes on."""
+    """The points that a sweep has tried, written after every change; the same command reads them and continues."""
 
     storage: Storage
     path: str
@@ -257,17 +257,17 @@ class Journal:
     """By key."""
 
     def point(self, sweep: Sweep, overrides: Mapping[str, object]) -> Point:
-        """Return what is known of a point; a new one where nothing is."""
+        """Return the recorded point, or a new one."""
         point = Point(dict(overrides), sweep.folder(overrides).fingerprint)
         return self.points.get(point.key, point)
 
-    def watch(self, board: Board, launch: SweepLaunch) -> Watch:
-        """Return what keeps the board and the journal while trials run."""
+    def watch(self, board: ProgressBoard, launch: SweepLaunch) -> TrialCallback:
+        """Return the callback that updates the progress board and the journal."""
         sweep = launch.sweep
 
-        def pieces(spec: Mapping[str, Any]) -> list[Piece]:
+        def pieces(spec: Mapping[str, Any]) -> list[RunProgress]:
             point = launch.point(spec)
-            return [Piece(describe(point), sweep.folder(point), sweep.base.epochs)]
+            return [RunProgress(describe(point), sweep.folder(point), sweep.base.epochs)]
 
         def note(spec: Mapping[str, Any], last: Mapping[str, Any] | None = None) -> None:
             point = self.point(sweep, launch.point(spec))
@@ -277,20 +277,20 @@ class Journal:
                 note_value(point, sweep, last)
             write_points(self.storage, self.path, list(self.points.values()))
 
-        return Watch(board, pieces, started=note, ended=note)
+        return TrialCallback(board, pieces, started=note, on_trial_end=note)
 
 
-def run_known(points: Sequence[Mapping[str, object]], launch: SweepLaunch, journal: Journal) -> None:
+def _run_known(points: Sequence[Mapping[str, object]], launch: SweepLaunch, journal: Journal) -> None:
     """Run points side by side."""
     from ray import tune
 
     points = list({launch.sweep.folder(point).path: point for point in points}.values())  # two draws may be equal
     space = {"point": tune.grid_search(list(range(len(points))))}
-    run_trials_of(space, len(points), replace(launch, points=points), journal)
+    _run_trials_of(space, len(points), replace(launch, points=points), journal)
 
 
-def run_searcher(samples: int, launch: SweepLaunch, journal: Journal) -> None:
-    """Let a searcher draw points, knowing what was tried before."""
+def _run_searcher(samples: int, launch: SweepLaunch, journal: Journal) -> None:
+    """Let a searcher draw points, given the points that were tried before."""
     space = launch.sweep.space
     known = [point for point in journal.points.values() if point.value is not None]
     search = space.searcher(
@@ -299,13 +299,13 @@ def run_searcher(samples: int, launch: SweepLaunch, journal: Journal) -> None:
         points_to_evaluate=[point.overrides for point in known] or None,
         evaluated_rewards=[point.value for point in known] or None,
     )
-    if not takes_values(search):
+    if not _takes_values(search):
         samples += len(known)  # it cannot be told of values: it tries the points again, which are there
     one = {} if space.trains_apart else {"max_concurrent_trials": 1}
-    run_trials_of(space.domains, samples, launch, journal, search_alg=search, num_samples=samples, **one)
+    _run_trials_of(space.domains, samples, launch, journal, search_alg=search, num_samples=samples, **one)
 
 
-def takes_values(search: Any) -> bool:
+def _takes_values(search: Any) -> bool:
     """Return whether a searcher of Tune can be given the values of points that were evaluated before."""
     from ray.tune.search import Searcher
 
@@ -313,10 +313,12 @@ def takes_values(search: Any) -> bool:
     return added is not Searcher.add_evaluated_point
 
 
-def run_trials_of(space: Mapping[str, Any], count: int, launch: SweepLaunch, journal: Journal, **settings: Any) -> None:
+def _run_trials_of(
+    space: Mapping[str, Any], count: int, launch: SweepLaunch, journal: Journal, **settings: Any
+) -> None:
     """Run so many trials of a Tune experiment, and keep the board and the journal meanwhile."""
     sweep = launch.sweep
-    with Board(f"sweep {sweep.name}", count).show() as board:
+    with ProgressBoard(f"sweep {sweep.name}", count).show() as board:
         watch = journal.watch(board, launch)
         needs = launch.needs_of(sweep.base)
         check(needs)
@@ -334,10 +336,10 @@ def try_point(spec: Mapping[str, Any], launch: SweepLaunch) -> None:
         point = launch.point(spec)
         config, view, folder = sweep.config(point), sweep.view(point), sweep.folder(point)
         while True:
-            there = status(folder, (), data_digest(sweep.storage, sweep.task.dataset.where(config)))
-            if there in ("done", "diverged"):
+            state = status(folder, (), data_digest(sweep.storage, sweep.task.dataset.where(config)))
+            if state in ("done", "diverged"):
                 nan = {"epoch": config.epochs, sweep.space.metric: math.nan}
-                tune.report(nan if there == "diverged" else scored(sweep, config, view, folder))
+                tune.report(nan if state == "diverged" else scored(sweep, config, view, folder))
                 return
             job = Job(
                 sweep.task.name, (config,), ((),), view, sweep.space.metric, dead=(dead,), needs=launch.needs(spec)
@@ -345,15 +347,15 @@ def try_point(spec: Mapping[str, Any], launch: SweepLaunch) -> None:
             try:
                 run_job(job, launch, f"{launch.id} {tune.get_context().get_trial_id()}")
                 return
-            except Taken:
+            except LeaseLost:
                 dead = left(folder)
 
 
 def left(folder: RunFolder) -> int:
-    """Wait until a run that another command has is finished, or nobody's; return the number of its last attempt."""
-    silence = Silence(folder)
-    while not (number := silence.look()):
-        time.sleep(LOOK)
+    """Wait until another command's run is finished or its lease is stale; return its last attempt's number."""
+    watcher = StaleLeaseWatcher(folder)
+    while not (number := watcher.poll()):
+        time.sleep(POLL_SECONDS)
     return number
 
 

@@ -1,4 +1,4 @@
-"""What a sweep found: its points, best first, as a value, a table and a plot."""
+"""The result of a sweep: its points, best first, as a value, a table and a plot."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class SweepResult:
-    """What a sweep found."""
+    """The result of a sweep."""
 
     name: str
     space: Space
@@ -71,7 +71,7 @@ class SweepResult:
 
     @property
     def ties(self) -> list[Point]:
-        """The points whose value equals the best one's, itself included."""
+        """The points whose value equals the best one's, including the best."""
         return [point for point in self.points if point.value is not None and point.value == self.best.value]
 
     def command(self, point: Point) -> str:
@@ -84,7 +84,7 @@ class SweepResult:
         return f"retable train {task.name} --scale {self.scale} {set_line(changes)}".strip()
 
     def frame(self) -> DataFrame:
-        """Return a line a point: its place, each axis, the metric, epochs, the run and a note."""
+        """Return one line a point: its place, each axis, the metric, epochs, the run and a note."""
         from pandas import DataFrame
 
         values = [point.value for point in self.points]
@@ -123,7 +123,7 @@ class SweepResult:
         valued = [point for point in self.points if point.value is not None]
         places = [point.overrides[path] for point in valued]
         if all(isinstance(place, (int, float)) and not isinstance(place, bool) for place in places):
-            if is_logarithmic(self.space.domains[path], places):
+            if _is_logarithmic(self.space.domains[path], places):
                 panel.set_xscale("log")
         else:
             names = list(dict.fromkeys(describe({"": place})[1:] for place in places))
@@ -146,8 +146,8 @@ class SweepResult:
         storage.write(f"{path}.png", buffer.getvalue())
 
 
-def is_logarithmic(domain: Any, places: Sequence[Any]) -> bool:
-    """Say whether an axis is logarithmic: the domain is drawn so, or a grid's values span a hundredfold."""
+def _is_logarithmic(domain: Any, places: Sequence[Any]) -> bool:
+    """Return whether an axis is logarithmic: the domain is drawn so, or a grid's values span a hundredfold."""
     if isinstance(domain, Mapping):
         return bool(places) and min(places) > 0 and max(places) / min(places) >= 100
     sampler = getattr(domain.sampler, "sampler", domain.sampler)  # a quantized one holds the other

@@ -1,7 +1,7 @@
-"""Everything that trains: Ray Tune trials that run the loop, alone or as a Ray Train group.
+"""Training as Ray Tune trials that run the loop, alone or as a Ray Train group.
 
-With one worker a trial runs the loop itself, in an actor that the next trial uses again. With more it starts a Ray
-Train `TorchTrainer` whose workers run the very same loop.
+With one worker a trial runs the loop itself, in an actor that the next trial reuses. With more it starts a Ray Train
+`TorchTrainer` whose workers run the same loop.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from retable.platform import ray_compat
 from retable.platform.config import Config, override
 from retable.platform.errors import Unreachable, UserError, disk_errors, nearest, one_line, traceback_carried
 from retable.platform.execute import preemption
+from retable.platform.execute.callback import FAILURE, LATE, TAKEN, TrialCallback
 from retable.platform.execute.session import (
     check_node,
     check_room,
@@ -28,13 +29,12 @@ from retable.platform.execute.session import (
     switches,
     trial_memory,
 )
-from retable.platform.execute.watch import FAILURE, LATE, TAKEN, Watch
 from retable.platform.plan.plan import status
-from retable.platform.spec.resources import Needs
+from retable.platform.spec.resources import Requirements
 from retable.platform.spec.resources import Resources as Resources
 from retable.platform.spec.task import Data, Source, Task, find
 from retable.platform.store import lease as attempts
-from retable.platform.store.lease import Attempt
+from retable.platform.store.lease import Lease
 from retable.platform.store.run import RunFolder
 from retable.platform.store.storage import Storage
 
@@ -57,7 +57,7 @@ class Job:
     """Whether members that diverged are trained again."""
     dead: tuple[int, ...] = ()
     """For each member the number of the last attempt that is known to be dead, where any is."""
-    needs: Needs = field(default_factory=Needs)
+    needs: Requirements = field(default_factory=Requirements)
     """What the trial takes."""
 
     def of(self, members: Sequence[int], dead: Sequence[int]) -> Job:
@@ -78,7 +78,7 @@ class Launch:
     storage: Storage
     resources: Resources
     provenance: Mapping[str, Any]
-    lender: Any = None
+    holder: Any = None
     """The actor that holds the data sets (`datasets.Lender`); None: each is read as a stream."""
     gpus: float = 0.0
     """GPUs that the cluster has or may come to have."""
@@ -95,30 +95,30 @@ class Launch:
 
 @dataclass(frozen=True)
 class Members:
-    """What one trial trains now: the members of its job that are not finished, and are ours."""
+    """The members of a trial's job that are unfinished and whose leases it holds."""
 
     job: Job
     """With these members alone."""
     folders: tuple[RunFolder, ...]
-    attempts: tuple[Attempt, ...]
+    attempts: tuple[Lease, ...]
 
-    def confirm(self) -> None:
-        """Make sure that all of them are still ours.
+    def check_owner(self) -> None:
+        """Check that this trial still owns all of the runs.
 
         Raises:
             Taken: where one is not.
         """
         for attempt in self.attempts:
-            attempt.confirm()
+            attempt.check_owner()
 
     def note(self, text: str) -> None:
-        """Keep a line about what happened, with each."""
+        """Keep a line about an event with each attempt."""
         for attempt in self.attempts:
             attempt.note(text)
 
 
 def claim_members(job: Job, launch: Launch, work: str) -> tuple[Members, list[RunFolder]]:
-    """Make what a job is to train ours; return that, and the runs that others have.
+    """Acquire the leases of a job's unfinished members; return them, and the runs that others own.
 
     Members that are finished are left out: where a process died while it wrote the results, the others go on.
     """
@@ -136,15 +136,15 @@ def claim_members(job: Job, launch: Launch, work: str) -> tuple[Members, list[Ru
     ours, taken = [], []
     for config, keep, folder, number in todo:
         try:
-            attempt = attempts.claim(folder, work, step, number)
-        except attempts.Taken:
+            attempt = attempts.acquire(folder, work, step, number)
+        except attempts.LeaseLost:
             taken.append(folder)
             continue
-        found = status(folder, keep, digest, weights=True)
-        if found in ("data changed", "weights not kept", "weights not sent"):
-            forget(folder, found == "data changed")
-        if found in ("done", *over):  # another one has just ended
-            attempt.tell("released", -1)
+        state = status(folder, keep, digest, weights=True)
+        if state in ("data changed", "weights not kept", "weights not sent"):
+            forget(folder, state == "data changed")
+        if state in ("done", *over):  # another one has just ended
+            attempt.write_state("released", -1)
         else:
             ours.append((config, keep, folder, attempt))
     configs, keeps, places, mine = zip(*ours, strict=True) if ours else ((), (), (), ())
@@ -152,7 +152,7 @@ def claim_members(job: Job, launch: Launch, work: str) -> tuple[Members, list[Ru
 
 
 def forget(folder: RunFolder, data_changed: bool) -> None:
-    """Make a run that no longer counts start anew, with new provenance.
+    """Reset a run that no longer counts, so that it starts anew with new provenance.
 
     With other data its views go first: these may well give the very same weights. `result.json` goes last, so that an
     interruption finds the run as it was.
@@ -183,7 +183,9 @@ def train_job(members: Members, launch: Launch, worker: Worker) -> None:
         facts = {**launch.provenance, **here(), "code": code, "data": source.info, "stack": len(configs)}
         for folder, config in zip(folders, configs, strict=True):
             folder.begin(config, task.version, {**facts, "seed": config.seed})
-        worker = dataclasses.replace(worker, save=folders[0].folder.write, confirm=members.confirm, note=members.note)
+        worker = dataclasses.replace(
+            worker, save=folders[0].folder.write, check_owner=members.check_owner, note=members.note
+        )
     worker = tracked(worker, launch.track, folders, configs) if launch.track else worker
     data = open_data(task, configs, source, launch)
 
@@ -217,7 +219,7 @@ def open_data(task: Task, configs: Sequence[Config], source: Source, launch: Lau
 
     if launch.resources.read_ahead:
         limit(launch.resources.read_ahead)
-    held = ray.get(launch.lender.borrow.remote(task.dataset.where(configs[0]))) if launch.lender else []
+    held = ray.get(launch.holder.get.remote(task.dataset.where(configs[0]))) if launch.holder else []
     return task.dataset.open(ray.get(held[0]) if held else None, source, configs)
 
 
@@ -239,43 +241,43 @@ def trial(spec: Mapping[str, Any], launch: Launch) -> None:
             run_job(
                 launch.jobs[spec["job"]].of(spec["members"], spec["dead"]), launch, f"{launch.id} {spec['members']}"
             )
-        except attempts.Taken as taken:
+        except attempts.LeaseLost as taken:
             tune.report({TAKEN: [folder.path for folder in taken.folders]})
 
 
 @contextmanager
 def reported(**more: float) -> Iterator[None]:
-    """Report what goes wrong, with more metrics, and do not raise it.
+    """Report an error, with more metrics, instead of raising it.
 
-    What may be another matter in a moment is raised: Ray then begins the trial again, perhaps elsewhere.
+    Transient errors are re-raised so that Ray retries the trial, possibly on another node.
     """
     from ray import tune
 
     try:
         yield
     except Exception as error:
-        if passing(error):
+        if is_transient(error):
             raise
         tune.report({FAILURE: one_line(error), **more})
     finally:
-        trim_memory()
+        _trim_memory()
 
 
-def passing(error: BaseException) -> bool:
-    """Say whether an error is the machines', not the training's: a storage, a GPU, a network, a worker that is gone."""
+def is_transient(error: BaseException) -> bool:
+    """Return whether an error is a transient infrastructure failure: of storage, GPU, network, or a lost worker."""
     import ray.exceptions
     import torch
     from torch.distributed import DistError
 
-    found = ray_compat.worker_errors(error)
-    if any(isinstance(cause, UserError) and not isinstance(cause, Unreachable) for cause in found):
+    errors = ray_compat.worker_errors(error)
+    if any(isinstance(cause, UserError) and not isinstance(cause, Unreachable) for cause in errors):
         return False
     machines = (Unreachable, ConnectionError, TimeoutError, ray.exceptions.RayError, torch.AcceleratorError, DistError)
-    return any(isinstance(cause, machines) or ray_compat.is_train_error(cause) for cause in found)
+    return any(isinstance(cause, machines) or ray_compat.is_train_error(cause) for cause in errors)
 
 
-def trim_memory() -> None:
-    """Give what this process has freed back to the system.
+def _trim_memory() -> None:
+    """Return freed memory of this process to the system.
 
     Tune runs each trial of a reused actor in a new thread. glibc allots memory to threads in up to eight arenas a core,
     and keeps in each what is freed there: without this an actor grows with every training.
@@ -286,7 +288,7 @@ def trim_memory() -> None:
 
 
 def run_job(job: Job, launch: Launch, work: str) -> None:
-    """Train what of a job is to be trained and is nobody else's: in this process, or as a Ray Train group.
+    """Train the members of a job that are unfinished and free: in this process, or as a Ray Train group.
 
     Args:
         job: what.
@@ -305,8 +307,8 @@ def run_job(job: Job, launch: Launch, work: str) -> None:
         group = job.needs.workers > 1
         with (
             switches(),  # on a Ray that the user has started
-            attempts.held(members.attempts),
-            preemption.heeded(members.attempts, relayed=group),
+            attempts.heartbeat(members.attempts),
+            preemption.handle_preemption(members.attempts, relayed=group),
             failures_kept(members.attempts),
         ):
             if job.needs.workers > 1:
@@ -314,18 +316,22 @@ def run_job(job: Job, launch: Launch, work: str) -> None:
             else:
                 device = "cuda" if job.needs.gpus else "cpu"
                 train_job(
-                    members, launch, Worker(device=device, report=tune.report, **heeding(preemption.NOTICE.answer))
+                    members,
+                    launch,
+                    Worker(
+                        device=device, report=tune.report, **_preemption_hooks(preemption.NOTICE.checkpoint_written)
+                    ),
                 )
     if taken:
-        raise attempts.Taken(taken)
+        raise attempts.LeaseLost(taken)
 
 
 @contextmanager
-def failures_kept(tried: Sequence[Attempt]) -> Iterator[None]:
-    """Keep with each run why it failed, where the block does; a storage that fails then does not hide that."""
+def failures_kept(tried: Sequence[Lease]) -> Iterator[None]:
+    """Write why the block failed to each run; a storage failure meanwhile does not hide the error."""
     try:
         yield
-    except attempts.Taken:
+    except attempts.LeaseLost:
         raise
     except Exception as error:
         for attempt in tried:
@@ -334,9 +340,9 @@ def failures_kept(tried: Sequence[Attempt]) -> Iterator[None]:
         raise
 
 
-def heeding(answer: Callable[[], None]) -> dict[str, Any]:
-    """Return what lets a worker heed notice to leave."""
-    return {"asked": preemption.NOTICE.asked.is_set, "answer": answer}
+def _preemption_hooks(written: Callable[[], None]) -> dict[str, Any]:
+    """Return the fields of a worker that connect it to preemption."""
+    return {"checkpoint_requested": preemption.NOTICE.requested.is_set, "checkpoint_written": written}
 
 
 def train_group(members: Members, launch: Launch) -> None:
@@ -357,62 +363,62 @@ def train_group(members: Members, launch: Launch) -> None:
             members.note(f"went on with {workers} of {needs.workers} workers: the cluster has room for no more")
             needs = dataclasses.replace(needs, workers=workers)
         try:
-            trainer_of(members, launch, needs).fit()
+            _trainer_of(members, launch, needs).fit()
             return
         except Exception as error:
             if ray_compat.start_timed_out(error):  # left to itself, Train would ask for the same again and again
                 continue
             for cause in ray_compat.worker_errors(error):
-                if isinstance(cause, attempts.Taken):
+                if isinstance(cause, attempts.LeaseLost):
                     raise cause from error
             raise
 
 
-def trainer_of(members: Members, launch: Launch, needs: Needs) -> Any:
+def _trainer_of(members: Members, launch: Launch, needs: Requirements) -> Any:
     """Return a Ray Train group that is still to be started."""
     import ray.train
     from ray.train.torch import TorchConfig, TorchTrainer
     from ray.tune.integration.ray_train import TuneReportCallback
 
     return TorchTrainer(
-        train_worker,
+        _train_worker,
         train_loop_config={"members": members, "launch": launch},
         torch_config=TorchConfig(timeout_s=launch.hung),
         scaling_config=ray.train.ScalingConfig(
-            num_workers=needs.workers, use_gpu=needs.gpus > 0, resources_per_worker=each_worker(needs)
+            num_workers=needs.workers, use_gpu=needs.gpus > 0, resources_per_worker=_each_worker(needs)
         ),
         run_config=ray.train.RunConfig(
             name=f"train-{uuid.uuid4().hex[:12]}",  # one used before would make Train resume its own snapshot
-            **ray_storage(launch),
+            **_ray_storage(launch),
             failure_config=ray.train.FailureConfig(max_failures=0, controller_failure_limit=0),  # type: ignore[call-arg]
             callbacks=[TuneReportCallback()],  # type: ignore[list-item, no-untyped-call]
         ),
     )
 
 
-def workers_now(needs: Needs, batch: int) -> int:
-    """Return how many workers a group begins with: fewer than it should have where nodes were lost for good.
+def workers_now(needs: Requirements, batch: int) -> int:
+    """Return the number of workers a group starts with: fewer than planned if nodes were lost for good.
 
     The batch is then shared by fewer, and stays what it is.
     """
-    there = possible_resources()
+    available = possible_resources()
 
     def fits(workers: int) -> bool:
-        cpus, gpus = there.get("CPU", 0.0) - 0.1, there.get("GPU", 0.0)
+        cpus, gpus = available.get("CPU", 0.0) - 0.1, available.get("GPU", 0.0)
         return batch % workers == 0 and cpus / workers >= 0.45 and workers * needs.gpus <= gpus
 
     return next(filter(fits, range(needs.workers, 0, -1)), needs.workers)
 
 
-def each_worker(needs: Needs) -> dict[str, float]:
-    """Return what each worker of a Train group asks Ray for."""
+def _each_worker(needs: Requirements) -> dict[str, float]:
+    """Return the resource request of each worker of a Train group."""
     share = cpu_share(needs.workers)
     memory = trial_memory(share, needs.gpus, needs.memory)
     return {"CPU": share, "memory": memory, **({"GPU": needs.gpus} if needs.gpus else {})}
 
 
-def ray_storage(launch: Launch) -> dict[str, Any]:
-    """Say where Ray may keep its own state while it runs: beside ours, so that every node sees it."""
+def _ray_storage(launch: Launch) -> dict[str, Any]:
+    """Return where Ray keeps its state while it runs: beside ours, so that every node sees it."""
     storage = launch.storage
     return {
         "storage_path": f"{storage.root}/{launch.scratch}",
@@ -420,7 +426,7 @@ def ray_storage(launch: Launch) -> dict[str, Any]:
     }
 
 
-def train_worker(settings: Mapping[str, Any]) -> None:
+def _train_worker(settings: Mapping[str, Any]) -> None:
     """Run the loop as one worker of a Ray Train group."""
     import ray.train
 
@@ -429,14 +435,14 @@ def train_worker(settings: Mapping[str, Any]) -> None:
     place = ray.train.get_context()
     device = "cuda" if settings["members"].job.needs.gpus else "cpu"
     rank, members = place.get_world_rank(), settings["members"]
-    with preemption.passed_on(members.attempts, rank) as answer:
-        worker = Worker(rank, place.get_world_size(), device, ray.train.report, **heeding(answer))
-        with traceback_carried(), waiting():
+    with preemption.worker_preemption(members.attempts, rank) as written:
+        worker = Worker(rank, place.get_world_size(), device, ray.train.report, **_preemption_hooks(written))
+        with traceback_carried(), timeouts_told_apart():
             train_job(members, settings["launch"], worker)
 
 
-def check(needs: Needs) -> None:
-    """Refuse what the cluster can never give: it would be waited for without an end.
+def check(needs: Requirements) -> None:
+    """Refuse a request that the cluster can never satisfy; Ray would wait without an end.
 
     Raises:
         UserError: naming what there is.
@@ -450,8 +456,8 @@ def check(needs: Needs) -> None:
         check_node("CPU", needs.cpus)
 
 
-def asked(needs: Needs) -> dict[str, float]:
-    """Return what a trial asks Tune for; of a Train group, its workers ask for theirs themselves."""
+def tune_request(needs: Requirements) -> dict[str, float]:
+    """Return a trial's resource request to Tune; the workers of a Train group request theirs themselves."""
     if needs.workers > 1:
         return {"CPU": 0.01}
     memory = trial_memory(needs.cpus, needs.gpus, needs.memory)
@@ -459,8 +465,8 @@ def asked(needs: Needs) -> dict[str, float]:
 
 
 @contextmanager
-def waiting() -> Iterator[None]:
-    """Tell a worker that waited in vain for another one from one that went wrong itself.
+def timeouts_told_apart() -> Iterator[None]:
+    """Turn a collective's timeout into TimeoutError, which differs from an error of this worker.
 
     Raises:
         TimeoutError: so that the group begins again.
@@ -476,8 +482,8 @@ def waiting() -> Iterator[None]:
 def fit(
     trainable_space: Mapping[str, Any],
     launch: Launch,
-    watch: Watch,
-    needs: Callable[[Mapping[str, Any]], Needs],
+    watch: TrialCallback,
+    needs: Callable[[Mapping[str, Any]], Requirements],
     trainable: Callable[..., None] = trial,
     reuse: bool = True,
     **tune_config: Any,
@@ -496,11 +502,11 @@ def fit(
     from ray import tune
 
     launch = dataclasses.replace(launch, scratch=f".ray/{uuid.uuid4().hex[:12]}")
-    ray_compat.mix_in(trainable, preemption.Listens)
+    ray_compat.mix_in(trainable, preemption.SigtermMixin)
 
     def request(spec: Mapping[str, Any]) -> Any:
         """Say what a trial asks for, by what there is now: Tune asks when it makes the trial."""
-        return tune.PlacementGroupFactory([{k: v for k, v in asked(needs(spec)).items() if v}])
+        return tune.PlacementGroupFactory([{k: v for k, v in tune_request(needs(spec)).items() if v}])
 
     try:
         with disk_errors(str(launch.storage)):
@@ -510,7 +516,7 @@ def fit(
                 tune_config=tune.TuneConfig(reuse_actors=reuse, **tune_config),
                 run_config=tune.RunConfig(
                     name="tune",
-                    **ray_storage(launch),
+                    **_ray_storage(launch),
                     verbose=0,
                     callbacks=[watch.callback()],
                     failure_config=tune.FailureConfig(max_failures=attempts.DEATHS),
@@ -526,10 +532,10 @@ def fit(
         launch.storage.remove(launch.scratch)  # Ray's own state is never read, nor is that of Train in the trials
 
 
-def concurrent(needs: Needs) -> int:
+def concurrent(needs: Requirements) -> int:
     """Return how many Train groups fit the cluster at once, grown as it may: Tune does not know of their workers."""
-    there, workers = possible_resources(), needs.workers
-    by_cpu = there.get("CPU", 1) / (workers * cpu_share(workers) + 0.01)
-    by_gpu = there.get("GPU", 0) / (workers * needs.gpus) if needs.gpus else by_cpu
-    by_memory = there.get("memory", math.inf) / (workers * needs.memory)
+    available, workers = possible_resources(), needs.workers
+    by_cpu = available.get("CPU", 1) / (workers * cpu_share(workers) + 0.01)
+    by_gpu = available.get("GPU", 0) / (workers * needs.gpus) if needs.gpus else by_cpu
+    by_memory = available.get("memory", math.inf) / (workers * needs.memory)
     return max(1, int(min(by_cpu, by_gpu, by_memory)))

@@ -1,4 +1,4 @@
-"""What the one file that is served says of itself, alike for every task: which run it holds, and where that is from."""
+"""Metadata stored in exported model files, the same for every task: the run, and its provenance."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from hashlib import sha256
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from retable.platform.config import flatten
 from retable.platform.console import console
 from retable.platform.errors import UserError
+from retable.platform.models import contract
 from retable.platform.spec.task import config_at
 from retable.platform.store.run import contiguous
 from retable.platform.store.storage import Storage
@@ -33,7 +33,7 @@ DEFAULT_SCALE = "smoke"
 
 
 def about(run: TrainedRun, epoch: int = 0, **more: Any) -> dict[str, Any]:
-    """Return what an exported file says of its run: flat, and all of it JSON.
+    """Return the metadata of a run's exported file: flat, and all of it JSON.
 
     Args:
         run: a finished run.
@@ -67,7 +67,7 @@ def about(run: TrainedRun, epoch: int = 0, **more: Any) -> dict[str, Any]:
 
 
 def finite(value: object) -> bool:
-    """Say whether JSON can hold a metric."""
+    """Return whether JSON can hold a metric."""
     return isinstance(value, (int, float)) and math.isfinite(value)
 
 
@@ -96,14 +96,14 @@ def scale_of(run: TrainedRun) -> str:
 
 
 def _smaller(run: TrainedRun, scale: str, fields: Iterable[str]) -> bool:
-    """Say whether one of these fields is a whole number below the scale's."""
+    """Return whether one of these fields is a whole number below the scale's."""
     own, wanted = flatten(run.config), flatten(config_at(run.task, scale, {}))
     pairs = [(own.get(field), wanted.get(field)) for field in fields]
     return any(type(a) is int and type(b) is int and a < b for a, b in pairs)
 
 
 def _of_command(command: str) -> tuple[str, list[str]]:
-    """Return the scale and the changed fields that a command names: runs of before kept nothing else."""
+    """Return the scale and changed fields named in a command, for runs that recorded nothing else."""
     words = re.sub(r"(?<=\s)(--scale|--set)=", r"\1 ", command).split()
     if not {"train", "sweep", "reproduce"} & set(words):
         return "", []
@@ -130,16 +130,16 @@ def read_json(metadata: Mapping[str, str], key: str, name: str, remedy: str) -> 
         UserError: where there is none; `name` is what it calls the file, `remedy` how it ends.
     """
     try:
-        found = json.loads(metadata[key])
-        if isinstance(found, dict):
-            return found
+        value = json.loads(metadata[key])
+        if isinstance(value, dict):
+            return value
     except (KeyError, ValueError, RecursionError):
         pass
     raise UserError(f"{name}: its metadata `{key}` are missing or no JSON object; {remedy}")
 
 
 def export(task: str, run: str, storage: str, file: Path, suffix: str = ".safetensors", **options: Any) -> TrainedRun:
-    """Write a run's exported file, say how large it is, and return the run: what `retable TASK export` does.
+    """Write a run's exported file, print its size, and return the run, as `retable TASK export` does.
 
     Args:
         task: the run's.
@@ -157,7 +157,7 @@ def export(task: str, run: str, storage: str, file: Path, suffix: str = ".safete
     if file.suffix != suffix:
         raise UserError(f"{file}: call it {file.stem}{suffix}, so that it is known for what it is")
     loaded = api.load(run, storage, task=task)
-    data = import_module(f"retable.tasks.{task}.export").write_export(loaded, **options)
+    data = contract.exporter(task).write_export(loaded, **options)
     Storage.open(file.expanduser().absolute().parent).write(file.name, data)
     console.print(f"{file}: {len(data):,} bytes", markup=False)
     return loaded
@@ -169,7 +169,7 @@ def place_of(task: str, digest: str) -> str:
 
 
 def keep(task: str, data: bytes, storage: Storage) -> str:
-    """Put an exported file where actors of any node find it, unless it is there; return its SHA-256."""
+    """Write an exported file to the storage, unless it exists; return its SHA-256."""
     digest = sha256(data).hexdigest()
     if not storage.exists(place_of(task, digest)):
         storage.write(place_of(task, digest), data)
@@ -193,7 +193,7 @@ def kept(task: str, digest: str, storage: Storage) -> bytes:
 
 
 def check_size(data: bytes, name: str) -> None:
-    """Refuse a file that is larger than any of ours.
+    """Refuse a file larger than any exported file.
 
     Raises:
         UserError: naming its size.

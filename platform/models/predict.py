@@ -1,4 +1,4 @@
-"""Batch inference: many files through one trained model over Ray, without a server; what is answered stays answered."""
+"""Batch inference over Ray without a server: many files through one trained model; existing answers are kept."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import glob
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,7 @@ from retable.platform import api
 from retable.platform.config import override
 from retable.platform.errors import UserError, disk_errors, nearest
 from retable.platform.execute.streams import map_over
-from retable.platform.models import export, select, zoo
-from retable.platform.spec.task import folder
+from retable.platform.models import contract, export, select, zoo
 from retable.platform.store.storage import Storage
 
 SHARE = 8
@@ -43,7 +41,7 @@ def predict(
     storage: Storage,
     report: Callable[[int, int], None],
 ) -> tuple[int, list[str]]:
-    """Answer files by a trained model; return how many answers are new, and what failed, a line each.
+    """Answer files with a trained model; return the number of new answers, and a line for each failure.
 
     Answers that are there, and not older than their files, are left as they are: an interrupted batch goes on.
 
@@ -59,12 +57,10 @@ def predict(
     Raises:
         UserError: on a mistake that concerns all files.
     """
-    if not (folder(task) / "answer.py").exists():
-        raise UserError(f"predict: the task {task} has no module `answer`, which says what is made of a file")
-    answers = import_module(f"retable.tasks.{task}.answer")
+    answers = contract.answers(task)
     options = override(answers.Options(), changes)
     data, name = find_model(task, model, storage)
-    answers.answering(import_module(f"retable.tasks.{task}.export").read_export(data, name), options)  # or refuses
+    answers.answering(contract.exporter(task).read_export(data, name), options)  # or refuses
     sources, _ = expand(inputs, answers.SUFFIXES)
     with disk_errors(str(out)):
         out.mkdir(parents=True, exist_ok=True)
@@ -84,9 +80,8 @@ class Answerer:
     """An actor of Ray Data: holds a model, and answers the files of a block."""
 
     def __init__(self, task: str, sha256: str, options: Any, storage: Storage) -> None:
-        reader = import_module(f"retable.tasks.{task}.export")
-        model = reader.read_export(export.kept(task, sha256, storage), task)
-        self.answering = import_module(f"retable.tasks.{task}.answer").answering(model, options)
+        model = contract.exporter(task).read_export(export.kept(task, sha256, storage), task)
+        self.answering = contract.answers(task).answering(model, options)
 
     def __call__(self, block: pa.Table) -> pa.Table:
         """Return the block with the reason of each failure; empty where the answer is written."""
@@ -104,7 +99,7 @@ class Answerer:
 
 
 def find_model(task: str, name: str, storage: Storage) -> tuple[bytes, str]:
-    """Return the exported file that a name means, and what to call it.
+    """Return the exported file that a name refers to, and a display name.
 
     Args:
         task: whose.
@@ -117,13 +112,14 @@ def find_model(task: str, name: str, storage: Storage) -> tuple[bytes, str]:
     """
     shipped = zoo.zoo(task)
     if not name:
-        of_task = import_module(f"retable.tasks.{task}.best")
-        runs = of_task.best(select.usable(task, storage)) if storage.folders(f"runs/{task}") else {}
-        found = {each: choice.run.fingerprint for each, choice in runs.items()} or {each: each for each in shipped}
-        if len(found) != 1:
-            named = ", ".join(f"{value} ({each})" if value != each else each for each, value in found.items())
+        runs: Mapping[str, select.Choice] = {}
+        if storage.folders(f"runs/{task}"):
+            runs = contract.selector(task).best(select.eligible_runs(task, storage))
+        candidates = {each: choice.run.fingerprint for each, choice in runs.items()} or {each: each for each in shipped}
+        if len(candidates) != 1:
+            named = ", ".join(f"{value} ({each})" if value != each else each for each, value in candidates.items())
             raise UserError(f"--model: name one{f' of {named}' if named else '; train one first'}, or a file")
-        (name,) = found.values()
+        (name,) = candidates.values()
     if Path(name).is_file():
         with disk_errors(name):
             return Path(name).read_bytes(), name
@@ -131,35 +127,34 @@ def find_model(task: str, name: str, storage: Storage) -> tuple[bytes, str]:
         return zoo.read(task, name), name
     if not set(name) <= set("0123456789abcdef"):
         raise UserError(f"--model {name}: no file, no run, and not in the zoo{nearest(name, shipped)}")
-    data: bytes = import_module(f"retable.tasks.{task}.export").write_export(api.load(name, storage, task=task))
-    return data, name
+    return contract.exporter(task).write_export(api.load(name, storage, task=task)), name
 
 
 def expand(inputs: Sequence[str], suffixes: Collection[str], what: str = "files") -> tuple[list[Path], list[str]]:
-    """Return the files that names, folders and patterns mean, and what else there is in those, a line each.
+    """Return the files of names, folders and patterns, and a line for each other entry in those.
 
     A file that is named is taken whatever its name; of a folder or pattern, those of some suffixes.
 
     Raises:
         UserError: where a folder or pattern holds none.
     """
-    found: list[Path] = []
+    files: list[Path] = []
     notes = []
     for name in inputs:
         path = Path(name)
         if not path.is_dir() and (path.exists() or not glob.has_magic(name)):
-            found.append(path)
+            files.append(path)
             continue
-        there = sorted(path.iterdir() if path.is_dir() else map(Path, glob.glob(name, recursive=True)))
-        there = [file for file in there if not file.name.startswith(".")]  # previews, and what a killed run left
-        fitting = [file for file in there if file.is_file() and file.suffix.lower() in suffixes]
+        matches = sorted(path.iterdir() if path.is_dir() else map(Path, glob.glob(name, recursive=True)))
+        matches = [file for file in matches if not file.name.startswith(".")]  # previews, and what a killed run left
+        fitting = [file for file in matches if file.is_file() and file.suffix.lower() in suffixes]
         if not fitting:
             raise UserError(f"{name}: holds no {what} ({', '.join(sorted(suffixes))})")
-        others = (file for file in there if file not in fitting)
+        others = (file for file in matches if file not in fitting)
         kind = what.removesuffix("s")
         notes += [f"{file}: skipped, {'a folder' if file.is_dir() else f'no {kind} by its name'}" for file in others]
-        found += fitting
-    return list(dict.fromkeys(found)), notes
+        files += fitting
+    return list(dict.fromkeys(files)), notes
 
 
 def plan(sources: Sequence[Path], out: Path, target: Callable[[Path], str]) -> tuple[list[Job], list[str]]:
@@ -188,7 +183,7 @@ def plan(sources: Sequence[Path], out: Path, target: Callable[[Path], str]) -> t
 
 
 def remember(out: Path, record: Mapping[str, Any]) -> None:
-    """Keep in a folder what its answers are made by.
+    """Write to a folder which model and options make its answers.
 
     Raises:
         UserError: where they were made by something else.

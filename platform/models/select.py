@@ -24,7 +24,7 @@ SMOKE = "smoke"
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """What was chosen, and why."""
+    """The selected run, with the reason."""
 
     name: str
     """What it is served as."""
@@ -55,23 +55,23 @@ class Choice:
         return f"{self.run.task.name} {self.name}: run {self.run.fingerprint}, {number} ({where})"
 
 
-def usable(task: str, storage: Storage) -> list[TrainedRun]:
+def eligible_runs(task: str, storage: Storage) -> list[TrainedRun]:
     """Return a task's runs whose numbers count: finished, not diverged, of this version; in order of fingerprints.
 
     Raises:
         UserError: if there is no such task.
     """
-    of, found = find(task), []
+    of, choices = find(task), []
     for digits in storage.folders(f"runs/{task}"):
         folder = RunFolder(storage, task, digits)
         try:
             config, result = folder.config(of), folder.result()
         except UserError:  # damaged, or of fields that the task no longer has
             continue
-        whole = result and "diverged" not in result and not folder.lacks(config.epochs)
-        if whole and fingerprint(task, of.version, config) == digits:
-            found.append(TrainedRun(of, folder, config))
-    return found
+        complete = result and "diverged" not in result and not folder.lacks(config.epochs)
+        if complete and fingerprint(task, of.version, config) == digits:
+            choices.append(TrainedRun(of, folder, config))
+    return choices
 
 
 def info_of(run: TrainedRun) -> Mapping[str, Any]:
@@ -80,8 +80,8 @@ def info_of(run: TrainedRun) -> Mapping[str, Any]:
     return made
 
 
-def same_data(run: TrainedRun) -> Hashable:
-    """Return what tells data sets apart: numbers of different ones cannot be compared."""
+def _same_data(run: TrainedRun) -> Hashable:
+    """Return the digest of a run's dataset: numbers on different datasets cannot be compared."""
     return str(run.result["data"])
 
 
@@ -92,7 +92,7 @@ def choose(
     metric: str,
     real: Callable[[Mapping[str, Any]], bool],
     mode: Literal["max", "min"] = "max",
-    comparable: Callable[[TrainedRun], Hashable] = same_data,
+    comparable: Callable[[TrainedRun], Hashable] = _same_data,
     smoke: bool = False,
 ) -> Choice:
     """Return the best of runs; one of generated data or of a smaller scale never beats one of real data or a larger.
@@ -175,7 +175,7 @@ def _rank(run: TrainedRun, real: Callable[[Mapping[str, Any]], bool]) -> Rank:
     return real(info_of(run)), scales.index(scale) if scale in scales else -1
 
 
-def by_name(runs: Sequence[TrainedRun], name: Callable[[TrainedRun], str]) -> dict[str, list[TrainedRun]]:
-    """Return runs by what each would be served as, in order of names; those of an empty name are left out."""
+def group_by_name(runs: Sequence[TrainedRun], name: Callable[[TrainedRun], str]) -> dict[str, list[TrainedRun]]:
+    """Return runs grouped by the name each would be served as, in order of names; empty names are left out."""
     names = {run.fingerprint: name(run) for run in runs}
     return {each: [r for r in runs if names[r.fingerprint] == each] for each in sorted(set(names.values())) if each}

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from safetensors import safe_open
 
 from retable.platform.errors import UserError, nearest
+from retable.platform.models import contract
 from retable.platform.spec import extras
 from retable.platform.spec.task import folder
 
@@ -34,12 +34,12 @@ def zoo(task: str) -> dict[str, Path]:
 
 
 def names(file: Path) -> list[str]:
-    """Return the names of what a file holds: those that it says, else its own."""
+    """Return the names of the models in a file: those in its metadata, else the file's name."""
     if file.suffix != ".safetensors":
         return [file.stem]
     with safe_open(file, "numpy") as opened:
-        said = (opened.metadata() or {}).get("models")
-    return [str(name) for name in json.loads(said)] if said else [file.stem]
+        listed = (opened.metadata() or {}).get("models")
+    return [str(name) for name in json.loads(listed)] if listed else [file.stem]
 
 
 def read(task: str, name: str) -> bytes:
@@ -48,31 +48,29 @@ def read(task: str, name: str) -> bytes:
     Raises:
         UserError: if there is none of that name, or the task's extra is not installed.
     """
-    there = zoo(task)
-    if name not in there:
-        raise UserError(f"the zoo of {task} has no {name!r}{nearest(name, there)}")
-    data = there[name].read_bytes()
-    if names(there[name]) == [there[name].stem]:
+    shipped = zoo(task)
+    if name not in shipped:
+        raise UserError(f"the zoo of {task} has no {name!r}{nearest(name, shipped)}")
+    data = shipped[name].read_bytes()
+    if names(shipped[name]) == [shipped[name].stem]:
         return data
     extras.check(task)
-    alone: bytes = import_module(f"retable.tasks.{task}.export").one_of(data, name)
-    return alone
+    return contract.exporter(task).one_of(data, name)
 
 
 def about(task: str, name: str) -> Mapping[str, Any]:
-    """Return what a file of a task's zoo says of itself.
+    """Return the metadata of a file of a task's zoo.
 
     Raises:
         UserError: if there is none of that name, it is damaged, or the task's extra is not installed.
     """
     data = read(task, name)
     extras.check(task)
-    said: Mapping[str, Any] = import_module(f"retable.tasks.{task}.export").read_export(data, name).about
-    return said
+    return contract.exporter(task).read_export(data, name).about
 
 
 def show(task: str) -> list[str]:
-    """Return lines that list a task's zoo and say of each file what it is and where it is from."""
+    """Return lines that list a task's zoo with the metadata of each file."""
     lines = []
     for name, file in zoo(task).items():
         shared = f", one file with {len(names(file)) - 1} more" if len(names(file)) > 1 else ""

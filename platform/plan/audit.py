@@ -1,4 +1,4 @@
-"""A plan row by row, as plain data: which fields make each run, and what it costs."""
+"""Audit of a plan: row by row, which fields make each run, and its cost."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ def audit(plan: Plan, known: Mapping[str, Learnt], rates: Mapping[str, float]) -
         known: what finished runs took.
         rates: units a second of a GPU, as `python -m benchmarks gpu` measured; none: no GPU hours.
     """
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     for name, (_, table) in plan.tables.items():
         for row in table.rows:
             entry = {"table": name, "row": row.label}
             if row.absent:
-                found.append({**entry, "state": f"absent: {row.absent}"})
+                rows.append({**entry, "state": f"absent: {row.absent}"})
             elif isinstance(row, Combined):
-                found += [
+                rows += [
                     {**entry, "state": _combined_state(plan, each), "axes": dict(each.axes), "joins": list(row.of)}
                     for each in plan.combinings
                     if each.row is row
                 ]
             else:
                 each_one = plan.replicates[name].get(row.label, [])
-                found += [{**entry, **_replicate(plan, name, row, each, known, rates)} for each in each_one]
-    return found
+                rows += [{**entry, **_replicate(plan, name, row, each, known, rates)} for each in each_one]
+    return rows
 
 
 def _combined_state(plan: Plan, combining: Combining) -> str:
-    whole = plan.whole(combining) and combining.scores(plan.storage) is not None
-    return "done" if whole else "to be combined"
+    complete = plan.whole(combining) and combining.scores(plan.storage) is not None
+    return "done" if complete else "to be combined"
 
 
 def _replicate(
@@ -87,18 +87,18 @@ def summary(plan: Plan, known: Mapping[str, Learnt], seconds: float) -> dict[str
 
 def lines(entries: list[dict[str, Any]]) -> list[str]:
     """Write an audit as lines: a row of a table, its replicates together where they differ in nothing but the axes."""
-    found, table = [], ""
+    text, table = [], ""
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for each in entries:
         groups.setdefault((each["table"], each["row"]), []).append(each)
     for (name, label), same in groups.items():
         if name != table:
-            found.append(name)
+            text.append(name)
             table = name
         states = ", ".join(f"{count} {state}" for state, count in Counter(each["state"] for each in same).items())
-        found.append(f"  {label}: {states if len(same) > 1 or 'run' in same[0] else same[0]['state']}")
-        found += [f"    {line}" for line in _facts(same)]
-    return found
+        text.append(f"  {label}: {states if len(same) > 1 or 'run' in same[0] else same[0]['state']}")
+        text += [f"    {line}" for line in _facts(same)]
+    return text
 
 
 def _facts(same: list[dict[str, Any]]) -> list[str]:

@@ -1,4 +1,4 @@
-"""What trainings took here, against what their task thought: by that a plan's estimate is corrected."""
+"""Calibrates cost estimates with measured run times."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ class Learnt:
 
 
 def learn(plan: Plan) -> dict[str, Learnt]:
-    """Return task -> what its finished runs on the plan's storage took, where there are a few of this scale and device.
+    """Return task -> calibration by its finished runs, if the storage has a few of this scale and device.
 
     Only tasks that have something left to train are asked about.
     """
-    found = {}
+    learnt = {}
     for task in {each.task.name: each.task for each in plan.missing}.values():
         ratios = list(_ratios(plan.storage, task, plan.scale))
         if len(ratios) >= LEAST:
-            found[task.name] = Learnt(statistics.median(ratios), len(ratios))
-    return found
+            learnt[task.name] = Learnt(statistics.median(ratios), len(ratios))
+    return learnt
 
 
 def core_seconds(plan: Plan, known: Mapping[str, Learnt]) -> float:
@@ -57,8 +57,8 @@ def training_cost(task: Task, config: Any, known: Mapping[str, Learnt]) -> float
     return task.cost(config) * (known[task.name].factor if task.name in known else 1.0)
 
 
-def told(known: Mapping[str, Learnt]) -> str:
-    """Say in a line what was learnt."""
+def summary(known: Mapping[str, Learnt]) -> str:
+    """Return a line about the calibration."""
     parts = (f"{name} {each.factor:.2g} of its estimate, by {each.runs} runs" for name, each in known.items())
     return f"trainings as measured at this scale on such a machine: {'; '.join(parts)}" if known else ""
 

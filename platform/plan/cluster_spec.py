@@ -1,4 +1,4 @@
-"""What a cluster may grow to and what its nodes cost: a file of Ray's launcher or of KubeRay, and `prices.toml`.
+"""Limits and prices of a cluster: a file of Ray's launcher or of KubeRay, and `prices.toml`.
 
 Only files are read: no Ray is started and no cloud is asked.
 """
@@ -86,13 +86,13 @@ def read_prices(file: str) -> Prices:
         UserError: naming the entry, and what it should be.
     """
     try:
-        found = tomllib.loads(Path(file).read_text())
+        values = tomllib.loads(Path(file).read_text())
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{file}: prices cannot be read ({_why(error)}); name a file by --prices; {EXAMPLE}") from error
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"{file}: not a TOML file ({error}); {EXAMPLE}") from error
-    _known(file, found, ("currency", "gigabyte_month", "instances"))
-    currency, entries = found.get("currency"), found.get("instances")
+    _known(file, values, ("currency", "gigabyte_month", "instances"))
+    currency, entries = values.get("currency"), values.get("instances")
     if not isinstance(currency, str) or not currency:
         raise UserError(f'{file}: currency must be a word such as "USD"; {EXAMPLE}')
     if not isinstance(entries, dict) or not all(isinstance(entry, dict) for entry in entries.values()):
@@ -100,7 +100,7 @@ def read_prices(file: str) -> Prices:
     return Prices(
         file=file,
         currency=currency,
-        gigabyte_month=_number(file, "gigabyte_month", found.get("gigabyte_month")),
+        gigabyte_month=_number(file, "gigabyte_month", values.get("gigabyte_month")),
         instances={name: _price(file, name, entry) for name, entry in entries.items()},
     )
 
@@ -142,36 +142,36 @@ def read_cluster(file: str, prices: Prices) -> Cluster:
     import yaml
 
     try:
-        documents = [found for found in yaml.safe_load_all(Path(file).read_text()) if found is not None]
+        documents = [document for document in yaml.safe_load_all(Path(file).read_text()) if document is not None]
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{file}: the cluster file cannot be read ({_why(error)})") from error
     except yaml.YAMLError as error:
         raise UserError(f"{file}: not a YAML file ({' '.join(str(error).split())})") from error
-    if not documents or not all(isinstance(found, dict) for found in documents):
+    if not documents or not all(isinstance(document, dict) for document in documents):
         raise UserError(f"{file}: no cluster file of Ray; name one such as cluster.yaml")
-    rays = [found for found in documents if str(found.get("apiVersion", "")).startswith("ray.io/")]
+    rays = [document for document in documents if str(document.get("apiVersion", "")).startswith("ray.io/")]
     try:
-        found = _kuberay(file, rays[0], prices) if rays else _launcher(file, documents[0], prices)
+        document = _kuberay(file, rays[0], prices) if rays else _launcher(file, documents[0], prices)
     except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
         raise UserError(f"{file}: no whole cluster file of Ray ({type(error).__name__}: {error})") from error
-    if found.most < 1 or not any(kind.cpus and kind.most for kind in found.workers):
+    if document.most < 1 or not any(kind.cpus and kind.most for kind in document.workers):
         raise UserError(f"{file}: no worker with CPUs may ever start; raise max_workers and the CPUs of a worker type")
-    return found
+    return document
 
 
 def _launcher(file: str, written: dict[str, Any], prices: Prices) -> Cluster:
     config = _checked(file, written)
     kinds, head = config["available_node_types"], config["head_node_type"]
-    found = {}
+    node_types = {}
     for name, kind in kinds.items():
         node = kind["node_config"]
         machine = node.get("InstanceType") or node.get("machineType")  # AWS; Google
         machine = machine or node.get("azure_arm_parameters", {}).get("vmSize") or name
         limits = (int(kind.get("min_workers", 0)), int(kind.get("max_workers", 0)))
-        found[name] = _node(file, name, str(machine), kind.get("resources") or {}, limits, spot(node), prices)
-    workers = tuple(kind for name, kind in found.items() if name != head or kind.most)
+        node_types[name] = _node(file, name, str(machine), kind.get("resources") or {}, limits, spot(node), prices)
+    workers = tuple(kind for name, kind in node_types.items() if name != head or kind.most)
     idle = float(config["idle_timeout_minutes"]) / 60
-    return Cluster(head=found[head], workers=workers, most=int(config["max_workers"]), idle=idle)
+    return Cluster(head=node_types[head], workers=workers, most=int(config["max_workers"]), idle=idle)
 
 
 def _checked(file: str, written: dict[str, Any]) -> dict[str, Any]:
@@ -183,9 +183,9 @@ def _checked(file: str, written: dict[str, Any]) -> dict[str, Any]:
     logging.getLogger("ray.autoscaler").setLevel(logging.WARNING)  # it tells of each default
     if not isinstance(written.get("provider"), dict):
         raise UserError(f"{file}: no cluster file of Ray, as it has no provider; name one such as cluster.yaml")
-    said = io.StringIO()  # Ray prints before it gives up
+    output = io.StringIO()  # Ray prints before it gives up
     try:
-        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
             config = ray_compat.complete_cluster_config(written)
     except jsonschema.ValidationError as error:
         place = "/".join(map(str, error.absolute_path))
@@ -193,7 +193,7 @@ def _checked(file: str, written: dict[str, Any]) -> dict[str, Any]:
             f"{file}: not as Ray's cluster launcher wants it: {place}: {error.message}; {remedy}"
         ) from error
     except click.ClickException as error:
-        why = " ".join(said.getvalue().split())
+        why = " ".join(output.getvalue().split())
         raise UserError(f"{file}: not as Ray's cluster launcher wants it: {why}; {remedy}") from error
     except Exception as error:  # Ray raises whatever comes of what it does not expect
         why = f"{type(error).__name__}: {error}".splitlines()[0]
@@ -217,16 +217,16 @@ def _kuberay(file: str, document: dict[str, Any], prices: Prices) -> Cluster:
 def _group(file: str, name: str, group: dict[str, Any], limits: tuple[int, int], prices: Prices) -> NodeType:
     """Return a group of pods; a pod is taken to have its node to itself."""
     pod = group["template"]["spec"]
-    asked = pod["containers"][0].get("resources", {})
-    amounts = asked.get("requests", {}) | asked.get("limits", {})
+    container = pod["containers"][0].get("resources", {})
+    amounts = container.get("requests", {}) | container.get("limits", {})
     resources = {"CPU": amounts.get("cpu", 0), "GPU": amounts.get("nvidia.com/gpu", 0)}
     resources = {
         kind: float(str(amount).removesuffix("m")) / (1000 if str(amount).endswith("m") else 1)
         for kind, amount in resources.items()
     }
     start = group.get("rayStartParams", {})
-    said = {"CPU": start.get("num-cpus"), "GPU": start.get("num-gpus")}
-    resources |= {kind: float(amount) for kind, amount in said.items() if amount is not None}
+    overrides = {"CPU": start.get("num-cpus"), "GPU": start.get("num-gpus")}
+    resources |= {kind: float(amount) for kind, amount in overrides.items() if amount is not None}
     machine = pod.get("nodeSelector", {}).get("node.kubernetes.io/instance-type", name)
     return _node(file, name, machine, resources, limits, spot(pod.get("nodeSelector", {})), prices)
 
@@ -276,7 +276,7 @@ def _node(
 
 
 def spot(node: Mapping[str, Any]) -> bool:
-    """Say whether a node's settings ask for a spot one, in the words of AWS, Google, Azure or a Kubernetes selector."""
+    """Return whether a node's settings ask for a spot node, on AWS, Google, Azure or by a Kubernetes selector."""
     for key, value in _leaves(node):
         named = "spot" in key.lower() or "preemptible" in key.lower()
         if str(value).lower() == "spot" or (named and str(value).lower() == "true"):

@@ -1,4 +1,4 @@
-"""What a plan takes on a cluster: hours of nodes, money, wall-clock time and bytes, before anything is started.
+"""Cost of a plan on a cluster: node hours, money, wall-clock time and bytes.
 
 Work is counted in seconds of one CPU core, by the tasks' own estimates, or in hours of a GPU where
 `python -m benchmarks gpu` measured the training's rate on the very GPU of the cluster. A run that several tables want
@@ -40,8 +40,8 @@ class Rates:
 
 
 @dataclass
-class Work:
-    """What one table takes that no table before it does."""
+class TableWork:
+    """The work of one table that no earlier table includes."""
 
     trainings: int = 0
     evaluations: int = 0
@@ -51,11 +51,11 @@ class Work:
 
 @dataclass
 class Estimate:
-    """What a plan takes on a cluster."""
+    """The cost of a plan on a cluster."""
 
     cluster: Cluster
     prices: Prices
-    tables: dict[str, Work]
+    tables: dict[str, TableWork]
     nodes: dict[str, int] = field(default_factory=dict)
     """Node type -> most nodes at once."""
     measured: int = 0
@@ -105,62 +105,62 @@ class Place:
 
 
 def estimate(plan: Plan, cluster: Cluster, prices: Prices, rates: Rates) -> Estimate:
-    """Count what the missing work of a plan takes. Starts nothing, and asks no cloud.
+    """Estimate the missing work of a plan. Starts nothing and asks no cloud.
 
     Trainings, and the predictions of tasks that predict on GPUs, go to the node type with GPUs that costs least for its
     work, if there is one; all else goes to the cheapest CPUs.
     """
-    found = Estimate(cluster, prices, {name: Work() for name in plan.tables}, unmeasured=len(plan.unmeasured))
-    gpu, cpu = gpu_place(cluster), cpu_place(cluster)
+    estimated = Estimate(cluster, prices, {name: TableWork() for name in plan.tables}, unmeasured=len(plan.unmeasured))
+    gpu, cpu = _gpu_place(cluster), _cpu_place(cluster)
     pieces: Hours = defaultdict(float)
     chains: dict[str, float] = {}  # by run path: hours from its first ancestor's start to its end
     for training in plan.missing:
-        work = found.tables[plan.first[training.folder.path]]
-        hours = _training(training, gpu, rates, found)
+        work = estimated.tables[plan.first[training.folder.path]]
+        hours = _training(training, gpu, rates, estimated)
         (gpu or cpu).add(work.hours, pieces, hours)
         work.trainings += 1
         ancestor = parent(training.config)
         before = RunFolder.of(plan.storage, training.task, ancestor).path if ancestor is not None else ""
         chains[training.folder.path] = hours + chains.get(before, 0.0)
     for key, scoring in plan.scorings.items():
-        found.tables[plan.first[key]].evaluations += not scoring.done
+        estimated.tables[plan.first[key]].evaluations += not scoring.done
     ends = dict(chains)
     for name, prediction in predictions(plan):
         place = gpu if gpu is not None and prediction.task.predicts_on_gpu(prediction.config) else cpu
         hours = prediction.task.view_cost(prediction.config, prediction.view) / 3600
         hours /= place.kind.gpu_cores if place is gpu else 1.0
-        place.add(found.tables[name].hours, pieces, hours)
+        place.add(estimated.tables[name].hours, pieces, hours)
         path = prediction.folder.path
         ends[path] = max(ends.get(path, 0.0), chains.get(path, 0.0) + hours)
-    _add_time(plan, found, pieces, ends)
-    found.storage = run_bytes(plan)
-    return found
+    _add_time(plan, estimated, pieces, ends)
+    estimated.storage = run_bytes(plan)
+    return estimated
 
 
-def gpu_place(cluster: Cluster) -> Place | None:
+def _gpu_place(cluster: Cluster) -> Place | None:
     """Return the workers whose GPUs cost least for their work, if any have GPUs."""
     able = [kind for kind in cluster.workers if kind.gpus and kind.most]
     kind = min(able, key=lambda kind: kind.hour / (kind.gpus * kind.gpu_cores), default=None)
     return Place(kind, kind.gpus) if kind is not None else None
 
 
-def cpu_place(cluster: Cluster) -> Place:
+def _cpu_place(cluster: Cluster) -> Place:
     """Return the workers whose CPUs cost least; those with GPUs only where there are no others."""
     able = [kind for kind in cluster.workers if kind.cpus and kind.most]
     kind = min(able, key=lambda kind: (kind.gpus > 0, kind.hour / kind.cpus))
     return Place(kind, kind.cpus)
 
 
-def _training(training: Training, gpu: Place | None, rates: Rates, found: Estimate) -> float:
+def _training(training: Training, gpu: Place | None, rates: Rates, estimated: Estimate) -> float:
     """Return a training's hours of one GPU, or of one CPU core where there are no GPUs; note how they are known."""
     task, config = training.task, training.config
     if gpu is None:
         return task.cost(config) / 3600
     name, units = task.gpu_work(config) or ("", 0.0)
     if name in rates.units and rates.device == gpu.kind.gpu:
-        found.measured += 1
+        estimated.measured += 1
         return units / rates.units[name] / 3600
-    found.guessed += 1
+    estimated.guessed += 1
     return task.cost(config) / gpu.kind.gpu_cores / 3600
 
 
@@ -174,29 +174,31 @@ def predictions(plan: Plan) -> Iterator[tuple[str, Prediction]]:
         yield wanted.get(key, plan.first[prediction.folder.path]), prediction
 
 
-def _add_time(plan: Plan, found: Estimate, pieces: Mapping[str, float], ends: Mapping[str, float]) -> None:
+def _add_time(plan: Plan, estimated: Estimate, pieces: Mapping[str, float], ends: Mapping[str, float]) -> None:
     """Fill in nodes, wall-clock and idle hours.
 
     Args:
         plan: what is done.
-        found: with the hours of each table.
+        estimated: with the hours of each table.
         pieces: node type -> nodes that all of its work would keep busy at once.
         ends: run path -> hours from its first ancestor's start to its last score; no cluster is faster.
     """
-    busy = found.busy
-    limits = {k.name: min(k.most, math.ceil(pieces[k.name])) for k in found.cluster.workers if pieces.get(k.name)}
-    found.nodes = dict.fromkeys(limits, 1)
-    for _ in range(found.cluster.most - len(limits)):  # each further node goes where most work waits for it
-        able = [name for name, limit in limits.items() if found.nodes[name] < limit]
+    busy = estimated.busy
+    limits = {k.name: min(k.most, math.ceil(pieces[k.name])) for k in estimated.cluster.workers if pieces.get(k.name)}
+    estimated.nodes = dict.fromkeys(limits, 1)
+    for _ in range(estimated.cluster.most - len(limits)):  # each further node goes where most work waits for it
+        able = [name for name, limit in limits.items() if estimated.nodes[name] < limit]
         if able:
-            found.nodes[max(able, key=lambda name: busy[name] / found.nodes[name])] += 1
-    found.longest = max(ends.values(), default=0.0)
+            estimated.nodes[max(able, key=lambda name: busy[name] / estimated.nodes[name])] += 1
+    estimated.longest = max(ends.values(), default=0.0)
     longest = max(ends, key=ends.__getitem__, default="")
-    found.name = "{0.task} run {0.fingerprint:.8}".format(plan.trainings[longest].folder) if longest else ""
-    found.wall = max([found.longest, *(busy[name] / count for name, count in found.nodes.items())])
-    for kind in found.cluster.workers:
-        always = max(0.0, min(kind.least, kind.most) * found.wall - busy[kind.name])
-        found.idle[kind.name] = always + found.cluster.idle * max(0, found.nodes.get(kind.name, 0) - kind.least)
+    estimated.name = "{0.task} run {0.fingerprint:.8}".format(plan.trainings[longest].folder) if longest else ""
+    estimated.wall = max([estimated.longest, *(busy[name] / count for name, count in estimated.nodes.items())])
+    for kind in estimated.cluster.workers:
+        always = max(0.0, min(kind.least, kind.most) * estimated.wall - busy[kind.name])
+        estimated.idle[kind.name] = always + estimated.cluster.idle * max(
+            0, estimated.nodes.get(kind.name, 0) - kind.least
+        )
 
 
 def run_bytes(plan: Plan) -> tuple[float, list[str]]:
@@ -218,75 +220,79 @@ def run_bytes(plan: Plan) -> tuple[float, list[str]]:
     return total, sorted(wanted.keys() - finished.keys())
 
 
-def grid(found: Estimate) -> RenderableType:
+def grid(estimated: Estimate) -> RenderableType:
     """Return the estimate as a table: a line for each table of the paper, then what comes on top."""
-    kinds = [name for name in found.nodes if found.busy[name] or found.idle[name]]
+    kinds = [name for name in estimated.nodes if estimated.busy[name] or estimated.idle[name]]
     shown = Grid(box=None, padding=(0, 1))
     shown.add_column("", overflow="fold")
-    for title in ("trainings", "evaluations", *(f"{name} node-h" for name in kinds), found.prices.currency):
+    for title in ("trainings", "evaluations", *(f"{name} node-h" for name in kinds), estimated.prices.currency):
         shown.add_column(title, justify="right", no_wrap=True)
 
     def line(name: str, counts: tuple[str, str], hours: Mapping[str, float], money: float, style: str = "") -> None:
         cells = [amount(hours.get(kind, 0.0)) for kind in kinds]
         shown.add_row(name, *counts, *cells, amount(money), style=style)
 
-    for name, work in found.tables.items():
-        line(name, (f"{work.trainings:,}", f"{work.evaluations:,}"), work.hours, found.money(work.hours))
-    line("nodes that wait", ("", ""), found.idle, found.money(found.idle))
-    line(f"head, {amount(found.wall)} h", ("", ""), {}, found.cluster.head.hour * found.wall)
-    trainings = sum(work.trainings for work in found.tables.values())
-    evaluations = sum(work.evaluations for work in found.tables.values())
-    hours = summed(found.busy, found.idle)
-    line("in all", (f"{trainings:,}", f"{evaluations:,}"), hours, found.total, "bold")
+    for name, work in estimated.tables.items():
+        line(name, (f"{work.trainings:,}", f"{work.evaluations:,}"), work.hours, estimated.money(work.hours))
+    line("nodes that wait", ("", ""), estimated.idle, estimated.money(estimated.idle))
+    line(f"head, {amount(estimated.wall)} h", ("", ""), {}, estimated.cluster.head.hour * estimated.wall)
+    trainings = sum(work.trainings for work in estimated.tables.values())
+    evaluations = sum(work.evaluations for work in estimated.tables.values())
+    hours = summed(estimated.busy, estimated.idle)
+    line("in all", (f"{trainings:,}", f"{evaluations:,}"), hours, estimated.total, "bold")
     return shown
 
 
-def remarks(found: Estimate) -> Iterator[tuple[str, str]]:
+def remarks(estimated: Estimate) -> Iterator[tuple[str, str]]:
     """Yield what one should know of an estimate: a word, and what is to be said of it."""
-    kinds = {kind.name: kind for kind in found.cluster.workers}
+    kinds = {kind.name: kind for kind in estimated.cluster.workers}
     parts = [
         f"{count} {name} ({kinds[name].instance}{', spot' if kinds[name].spot else ''})"
-        for name, count in found.nodes.items()
+        for name, count in estimated.nodes.items()
     ]
-    yield "nodes", f"at most {' and '.join(parts)}, beside the head ({found.cluster.head.instance})"
-    why = f"; the longest run, {found.name}, takes {clock(3600 * found.longest)}"
-    yield "wall-clock", f"{clock(3600 * found.wall)} or more{why}"
-    yield "storage", stored(found)
-    yield "times", times(found)
-    if found.unmeasured:
-        yield "not counted", f"{found.unmeasured} measurements: they run on the machine of the command"
+    yield "nodes", f"at most {' and '.join(parts)}, beside the head ({estimated.cluster.head.instance})"
+    why = f"; the longest run, {estimated.name}, takes {clock(3600 * estimated.longest)}"
+    yield "wall-clock", f"{clock(3600 * estimated.wall)} or more{why}"
+    yield "storage", stored(estimated)
+    yield "times", times(estimated)
+    if estimated.unmeasured:
+        yield "not counted", f"{estimated.unmeasured} measurements: they run on the machine of the command"
 
 
-def stored(found: Estimate) -> str:
+def stored(estimated: Estimate) -> str:
     """Say how much the runs will take on the storage."""
-    size, unknown = found.storage
-    month = f"{found.prices.currency} {amount(size / 1e9 * found.prices.gigabyte_month)} a month"
+    size, unknown = estimated.storage
+    month = f"{estimated.prices.currency} {amount(size / 1e9 * estimated.prices.gigabyte_month)} a month"
     rest = f"; of {', '.join(unknown)} not known" if unknown else ""
     written = f"{size / 1e9:,.1f} GB" if size >= 1e9 else f"{size / 1e6:,.1f} MB"
     return f"{written}, {month}, by the runs that are finished{rest}" if size else NOT_KNOWN
 
 
-def times(found: Estimate) -> str:
+def times(estimated: Estimate) -> str:
     """Say where the times are from."""
     guess = "the tasks' own rough estimates of CPU time, a CPU of a node counted as one core"
-    place = gpu_place(found.cluster)
+    place = _gpu_place(estimated.cluster)
     if place is None:
         return guess
     gpu = place.kind
-    worth = f"one {gpu.gpu or 'GPU'} counted as {gpu.gpu_cores:g} cores (a guess in {found.prices.file})"
-    if not found.measured:
+    worth = f"one {gpu.gpu or 'GPU'} counted as {gpu.gpu_cores:g} cores (a guess in {estimated.prices.file})"
+    if not estimated.measured:
         return f"{guess}, {worth}; no step time was measured on that GPU: `python -m benchmarks gpu`"
-    more = f"; of {found.guessed} others and of evaluations {guess}, {worth}" if found.guessed else f"; else {guess}"
-    return f"of {found.measured} trainings as measured on {gpu.gpu}, by themselves{more}"
+    more = (
+        f"; of {estimated.guessed} others and of evaluations {guess}, {worth}"
+        if estimated.guessed
+        else f"; else {guess}"
+    )
+    return f"of {estimated.measured} trainings as measured on {gpu.gpu}, by themselves{more}"
 
 
 def summed(*parts: Mapping[str, float]) -> Hours:
     """Return the sum of hours, node type by node type."""
-    found: Hours = defaultdict(float)
+    total: Hours = defaultdict(float)
     for part in parts:
         for name, hours in part.items():
-            found[name] += hours
-    return found
+            total[name] += hours
+    return total
 
 
 def amount(value: float) -> str:

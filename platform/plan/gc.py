@@ -1,4 +1,4 @@
-"""What lies on a storage that nothing asks for any more: for `retable gc`.
+"""Unreferenced files of a storage, for `retable gc`.
 
 Named are the runs of every table of every task here, at each of its scales, those of the tables that were filled with
 changes of one's own, those of sweeps, and whatever those start from. Data sets and imported weights are never touched.
@@ -26,7 +26,7 @@ RUN = re.compile(r"[0-9a-f]{16}")
 
 
 @dataclass(frozen=True)
-class Waste:
+class Unreferenced:
     """A folder or file that nothing names."""
 
     path: str
@@ -42,8 +42,8 @@ class Waste:
 
 
 @dataclass
-class Named:
-    """What tables and sweeps name."""
+class References:
+    """The runs, combinations and measurements that tables and sweeps reference."""
 
     tasks: set[str]
     """Tasks that can be asked."""
@@ -54,8 +54,8 @@ class Named:
     """Paths of measurements, up to the device: other machines' count."""
 
 
-def find_waste(storage: Storage, older: float = 0.0) -> tuple[list[Waste], list[str]]:
-    """Return what nothing names, and lines about what was left alone.
+def find_unreferenced(storage: Storage, older: float = 0.0) -> tuple[list[Unreferenced], list[str]]:
+    """Return the unreferenced items, and notes about items left alone.
 
     Args:
         storage: where.
@@ -65,13 +65,13 @@ def find_waste(storage: Storage, older: float = 0.0) -> tuple[list[Waste], list[
         UserError: where a file that names runs cannot be read: what it names is not known then.
     """
     notes: list[str] = []
-    named = what_is_named(storage, notes)
+    named = _find_references(storage, notes)
     latest = time.time() - max(older * 86400, AT_WORK)
     runs = list_runs(storage) if folders_in(storage, "runs") else []
-    add_parents(named, runs, storage)
-    busy = [run for run in runs if run.state in ("running", "silent")]
-    found = [
-        Waste(f"runs/{run.task}/{run.run}", run.size, run.changed, f"a {run.state} run that no table names")
+    _add_parents(named, runs, storage)
+    busy = [run for run in runs if run.state in ("running", "stale")]
+    unreferenced = [
+        Unreferenced(f"runs/{run.task}/{run.run}", run.size, run.changed, f"a {run.state} run that no table names")
         for run in runs
         if run.task in named.tasks
         and RUN.fullmatch(run.run)
@@ -81,20 +81,24 @@ def find_waste(storage: Storage, older: float = 0.0) -> tuple[list[Waste], list[
     for run in runs:
         if not RUN.fullmatch(run.run):
             notes.append(f"left alone: {storage}/runs/{run.task}/{run.run!r} is no run's folder")
-    found += unnamed(storage, "combinations", named.tasks, lambda path: path in named.combinations, "a combination")
-    found += unnamed(storage, "measurements", named.tasks, lambda path: measured(path, named), "a measurement")
-    found += unused_bundles(storage, runs)
+    unreferenced += _unreferenced_in(
+        storage, "combinations", named.tasks, lambda path: path in named.combinations, "combination"
+    )
+    unreferenced += _unreferenced_in(
+        storage, "measurements", named.tasks, lambda path: measured(path, named), "measurement"
+    )
+    unreferenced += unused_bundles(storage, runs)
     if older:
-        found += unnamed(storage, "served", named.tasks, lambda path: False, "an exported file")
+        unreferenced += _unreferenced_in(storage, "served", named.tasks, lambda path: False, "exported file")
     if not busy:
-        found += scratch(storage)
-    return sorted((each for each in found if each.changed < latest), key=lambda each: -each.size), notes
+        unreferenced += scratch(storage)
+    return sorted((each for each in unreferenced if each.changed < latest), key=lambda each: -each.size), notes
 
 
-def what_is_named(storage: Storage, notes: list[str]) -> Named:
-    """Return what the tables of all tasks at all scales name, and sweeps and tables with changes on a storage."""
-    named = Named(set(), set(), set(), set())
-    asked = [
+def _find_references(storage: Storage, notes: list[str]) -> References:
+    """Return what the tables of all tasks at all scales, and a storage's sweeps and changed tables, reference."""
+    named = References(set(), set(), set(), set())
+    requests = [
         storage.read_record(f"tables/{file}", {"table": str, "scale": str, "set": dict})
         for file in storage.list("tables")
     ]
@@ -108,17 +112,19 @@ def what_is_named(storage: Storage, notes: list[str]) -> Named:
                 notes.append(f"left alone: all of {name}, whose code does not load here ({one_line(error)})")
                 continue
             named.tasks.add(name)
-            own = [entry for entry in asked if entry["table"].startswith(f"{name}/") and entry["set"]]
+            own = [entry for entry in requests if entry["table"].startswith(f"{name}/") and entry["set"]]
             every += [(entry["table"].partition("/")[2], entry["scale"], entry["set"]) for entry in own]
             for table, scale, changes in every:
                 if table in task.tables() and scale in task.scales():
-                    add_table(named, storage, task, table, scale, changes)
-    named.runs |= {path for path in points_of_sweeps(storage)}
+                    _add_table(named, storage, task, table, scale, changes)
+    named.runs |= {path for path in _points_of_sweeps(storage)}
     return named
 
 
-def add_table(named: Named, storage: Storage, task: Any, table: str, scale: str, changes: dict[str, object]) -> None:
-    """Add what a table names."""
+def _add_table(
+    named: References, storage: Storage, task: Any, table: str, scale: str, changes: dict[str, object]
+) -> None:
+    """Add the references of a table."""
     try:
         of = tasks.table_at(task, task.tables()[table], scale, changes)
     except UserError:  # asked for with fields that the task no longer has: it names nothing
@@ -131,13 +137,13 @@ def add_table(named: Named, storage: Storage, task: Any, table: str, scale: str,
         named.measurements.add(path[: path.index(run) + len(run)])
 
 
-def points_of_sweeps(storage: Storage) -> Iterable[str]:
+def _points_of_sweeps(storage: Storage) -> Iterable[str]:
     """Yield the run folders of all points of sweeps, whichever task's they are.
 
     Raises:
         UserError: where a sweep's file cannot be read.
     """
-    there = {run: task for task in folders_in(storage, "runs") for run in folders_in(storage, f"runs/{task}")}
+    task_of_run = {run: task for task in folders_in(storage, "runs") for run in folders_in(storage, f"runs/{task}")}
     for file in storage.list("sweeps"):
         if file.endswith(".json"):
             points = storage.read_json(f"sweeps/{file}")
@@ -145,13 +151,13 @@ def points_of_sweeps(storage: Storage) -> Iterable[str]:
                 digits = [str(point["fingerprint"]) for point in points]
             except (TypeError, KeyError) as error:
                 raise UserError(f"{storage}/sweeps/{file}: no sweep's points; mend or remove it first") from error
-            yield from (f"runs/{there[run]}/{run}" for run in digits if run in there)
+            yield from (f"runs/{task_of_run[run]}/{run}" for run in digits if run in task_of_run)
 
 
-def add_parents(named: Named, runs: Sequence[Run], storage: Storage) -> None:
+def _add_parents(named: References, runs: Sequence[Run], storage: Storage) -> None:
     """Add the runs that named ones, and those at work, start from."""
     known = {f"runs/{run.task}/{run.run}": run for run in runs}
-    open_ = [run for path, run in known.items() if path in named.runs or run.state in ("running", "silent")]
+    open_ = [run for path, run in known.items() if path in named.runs or run.state in ("running", "stale")]
     while open_:
         run = open_.pop()
         if run.config.get("init") != "parent" or run.task not in named.tasks:
@@ -167,18 +173,22 @@ def add_parents(named: Named, runs: Sequence[Run], storage: Storage) -> None:
             open_ += [known[path]] if path in known else []
 
 
-def unnamed(storage: Storage, top: str, of: set[str], is_named: Callable[[str], bool], what: str) -> list[Waste]:
+def _unreferenced_in(
+    storage: Storage, top: str, of: set[str], is_named: Callable[[str], bool], what: str
+) -> list[Unreferenced]:
     """Return the folders and files `<top>/<task>/<name>` that are not named, of the tasks that can be asked."""
-    found = []
+    unreferenced = []
     for task in of & set(folders_in(storage, top)):
         groups: dict[str, list[tuple[int, int]]] = {}
         for path, stamp in listed(storage.filesystem, f"{storage.root}/{top}/{task}"):
             groups.setdefault(f"{top}/{task}/{path.split('/')[0]}", []).append(stamp)
-        found += [waste(path, stamps, f"{what} of nobody") for path, stamps in groups.items() if not is_named(path)]
-    return found
+        unreferenced += [
+            _waste(path, stamps, f"unreferenced {what}") for path, stamps in groups.items() if not is_named(path)
+        ]
+    return unreferenced
 
 
-def unused_bundles(storage: Storage, runs: Sequence[Run]) -> list[Waste]:
+def unused_bundles(storage: Storage, runs: Sequence[Run]) -> list[Unreferenced]:
     """Return the manifests of bundles of which no run, combination or measurement is here any more."""
     about = dict(listed(storage.filesystem, f"{storage.root}/bundles"))
     used = {run.bundle for run in runs}
@@ -187,32 +197,34 @@ def unused_bundles(storage: Storage, runs: Sequence[Run]) -> list[Waste]:
             if path.endswith(".json") and not path.endswith("/shards.json"):
                 bundle = storage.read_record(f"{top}/{path}", {}).get("bundle")
                 used |= {str(bundle.get("id", ""))[:16]} if isinstance(bundle, dict) else set()
-    return [waste(f"bundles/{name}", [stamp], "unused manifest of a bundle")
+    return [_waste(f"bundles/{name}", [stamp], "unused manifest of a bundle")
             for name, stamp in about.items() if name[:16] not in used]  # fmt: skip
 
 
-def measured(path: str, named: Named) -> bool:
-    """Say whether a measurement is named, on whatever device it was taken."""
+def measured(path: str, named: References) -> bool:
+    """Return whether a measurement is referenced, on whichever device it was taken."""
     return any(path.startswith(prefix) for prefix in named.measurements)
 
 
-def scratch(storage: Storage) -> list[Waste]:
-    """Return what Ray kept while it ran, of commands that were killed."""
+def scratch(storage: Storage) -> list[Unreferenced]:
+    """Return Ray's state of commands that were killed."""
     groups: dict[str, list[tuple[int, int]]] = {}
     for path, stamp in listed(storage.filesystem, f"{storage.root}/.ray"):
         groups.setdefault(f".ray/{path.split('/')[0]}", []).append(stamp)
-    return [waste(path, stamps, "Ray's state, of a command that was killed") for path, stamps in groups.items()]
+    return [_waste(path, stamps, "Ray's state, of a command that was killed") for path, stamps in groups.items()]
 
 
-def waste(path: str, stamps: Sequence[tuple[int, int]], why: str) -> Waste:
-    """Return what lies at a path, with its size and age."""
-    return Waste(path, sum(size for size, _ in stamps), max((when or 0 for _, when in stamps), default=0) / 1e9, why)
+def _waste(path: str, stamps: Sequence[tuple[int, int]], why: str) -> Unreferenced:
+    """Return an unreferenced path with its size and age."""
+    return Unreferenced(
+        path, sum(size for size, _ in stamps), max((when or 0 for _, when in stamps), default=0) / 1e9, why
+    )
 
 
-def remove(storage: Storage, found: Sequence[Waste], done: Callable[[int, int], None]) -> None:
+def remove(storage: Storage, unreferenced: Sequence[Unreferenced], done: Callable[[int, int], None]) -> None:
     """Remove it; a run's result first, so that one half removed is not taken for a finished one."""
-    for count, each in enumerate(found, 1):
+    for count, each in enumerate(unreferenced, 1):
         if each.path.startswith("runs/"):
             storage.remove(f"{each.path}/result.json")
         storage.remove(each.path)
-        done(count, len(found))
+        done(count, len(unreferenced))

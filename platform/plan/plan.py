@@ -9,11 +9,12 @@ import inspect
 import itertools
 import json
 import re
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from retable.platform.config import Config, Parent, View, describe, differences, init_of, override, parent
@@ -29,7 +30,7 @@ from retable.platform.spec.table import (
     stored_key,
 )
 from retable.platform.spec.task import DEFAULT_SCALE
-from retable.platform.store.cache import Snapshot, unswept
+from retable.platform.store.cache import Snapshot, gc_paused
 from retable.platform.store.provenance import device_name
 from retable.platform.store.run import RunFolder, check_numbers, listed_shards, sha256, view_key
 from retable.platform.store.storage import Storage
@@ -43,6 +44,8 @@ Status = Literal[
 ]  # fmt: skip
 ENDED = ("done", "diverged", "parent diverged")
 """There is nothing to train."""
+SHORT = 3600.0
+"""Seconds of one core below which a plan is too short to be interrupted."""
 FINISHED = ("done", "weights not sent")
 """Its numbers are there. Without weights, the run is trained again only for what has to be made from them."""
 READERS = 32
@@ -51,7 +54,7 @@ READERS = 32
 
 @dataclass(frozen=True)
 class Training:
-    """One unique training, whichever cells want it."""
+    """One unique training, shared by all cells that need it."""
 
     task: Task
     config: Config
@@ -77,7 +80,7 @@ class Scoring:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What `predict` is called for: a view of a training that one or more views are scored from."""
+    """A prediction of one view of a training, from which one or more views are scored."""
 
     task: Task
     config: Config
@@ -141,9 +144,9 @@ class Combining:
         """Return the combination's file if it was made from exactly these members."""
         if not storage.exists(self.path):
             return None
-        found = storage.read_record(self.path, {"inputs": list, "metrics": dict})
-        check_numbers(f"{storage}/{self.path}", found["metrics"], "remove it and run again")
-        return found if found["inputs"] == self.inputs() else None
+        record = storage.read_record(self.path, {"inputs": list, "metrics": dict})
+        check_numbers(f"{storage}/{self.path}", record["metrics"], "remove it and run again")
+        return record if record["inputs"] == self.inputs() else None
 
     def inputs(self) -> list[str]:
         """Return the digests of each member's weights and data; none of one that is not finished, or diverged."""
@@ -192,15 +195,15 @@ class Plan:
 
     @cached_property
     def shared(self) -> Shared:
-        """Return what all trainings of a task, and all of its views, have that is not the default."""
-        found: dict[str, list[Mapping[str, object]]] = {}
+        """Return the non-default settings that all trainings of a task, and all of its views, share."""
+        configs: dict[str, list[Mapping[str, object]]] = {}
         for training in self.trainings.values():
             changes = differences(training.config, training.task.config())
-            found.setdefault(training.task.name, []).append(changes)
+            configs.setdefault(training.task.name, []).append(changes)
         items: list[Scoring | Prediction] = [*self.scorings.values(), *self.predictions.values()]
         for item in items:
-            found.setdefault(f"{item.task.name} view", []).append(differences(item.view, item.task.view()))
-        return {name: common(many) for name, many in found.items()}
+            configs.setdefault(f"{item.task.name} view", []).append(differences(item.view, item.task.view()))
+        return {name: common(many) for name, many in configs.items()}
 
     @property
     def missing(self) -> list[Training]:
@@ -208,17 +211,38 @@ class Plan:
         todo = [training for training in self.trainings.values() if training.status not in ENDED]
         return sorted(todo, key=lambda training: training.wave)
 
-    def turn(self, training: Training) -> int:
-        """Return a training's place in the order in which trainings begin: those first that decide a claim."""
-        return self._turns.get(training.folder.path, len(self._turns))
+    def start_order(self, training: Training) -> float:
+        """Return the sort key by which trainings begin.
+
+        A long plan may be interrupted: what decides a claim begins first. In a short one the longest chain of trainings
+        begins first, so that all workers end at about the same time.
+        """
+        return self._starts.get(training.folder.path, len(self._starts))
 
     @cached_property
+    def _starts(self) -> Mapping[str, float]:
+        """Return run path -> its sort key."""
+        if self.cost < SHORT:
+            return {path: -seconds for path, seconds in self._chains().items()}
+        return self._turns()
+
+    def _chains(self) -> Mapping[str, float]:
+        """Return run path -> seconds of the longest chain of missing trainings that begins with this run."""
+        found: dict[str, float] = {}
+        for training in self.missing:
+            chain = 0.0
+            for config in reversed(_lineage(training.config)):
+                chain += training.task.cost(config)
+                path = RunFolder.of(self.storage, training.task, config).path
+                found[path] = max(chain, found.get(path, 0.0))
+        return found
+
     def _turns(self) -> Mapping[str, int]:
         """Return run path -> its turn, of runs that decide a claim: the paper's claims first, a claim's runs together.
 
         Runs of the rows that a claim reads alternate, replicate by replicate; parents come before their children.
         """
-        found: dict[str, int] = {}
+        turns: dict[str, int] = {}
         for ours in (False, True):
             for name, (task, table) in self.tables.items():
                 reads = rows_of_claims(table, task.config(), task.view())
@@ -228,9 +252,9 @@ class Plan:
                         own = dict.fromkeys(each for label in labels for each in members.get(label, (label,)))
                         rows = [self.replicates[name].get(label, []) for label in own]
                         for replicate in filter(None, itertools.chain(*itertools.zip_longest(*rows))):
-                            for config in lineage(replicate.config):
-                                found.setdefault(RunFolder.of(self.storage, task, config).path, len(found))
-        return found
+                            for config in _lineage(replicate.config):
+                                turns.setdefault(RunFolder.of(self.storage, task, config).path, len(turns))
+        return turns
 
     @property
     def unscored(self) -> list[Scoring]:
@@ -239,18 +263,18 @@ class Plan:
 
     @property
     def uncombined(self) -> list[Combining]:
-        """Combinations still to be made, each once, whichever tables want it."""
+        """Combinations still to be made, each once, whichever tables need it."""
         unique = {combining.path: combining for combining in self.combinings}
         return [c for c in unique.values() if self.waits(c) or (self.whole(c) and c.scores(self.storage) is None)]
 
     def whole(self, combining: Combining) -> bool:
-        """Say whether all members of a combination are finished, so that it may be made or read."""
+        """Return whether all members of a combination are finished, so that it may be made or read."""
         return all(self.trainings[member.folder.path].status in FINISHED for member in combining.members)
 
     def waits(self, combining: Combining) -> bool:
-        """Say whether members of a combination are still to be trained; of one that diverged, nothing can come."""
-        found = {self.trainings[member.folder.path].status for member in combining.members}
-        return not found & {"diverged", "parent diverged"} and not found <= {*FINISHED}
+        """Return whether members of a combination are still to be trained; of one that diverged, nothing can come."""
+        states = {self.trainings[member.folder.path].status for member in combining.members}
+        return not states & {"diverged", "parent diverged"} and not states <= {*FINISHED}
 
     @property
     def unmeasured(self) -> list[Timing]:
@@ -262,17 +286,17 @@ class Plan:
         return [timing for timing in self.timings.values() if not self._taken(timing)]
 
     def _taken(self, timing: Timing) -> bool:
-        """Say whether a measurement was taken on a node as `measure_on` says."""
-        found = [read_timing(self.storage, path) for path in timings_at(self.storage, timing.stem)]
-        return any(each.get("measured on") == self.measure_on and "bundle" not in each for each in found)
+        """Return whether a measurement was taken on a node as `measure_on` says."""
+        taken = [read_timing(self.storage, path) for path in timings_at(self.storage, timing.stem)]
+        return any(each.get("measured on") == self.measure_on and "bundle" not in each for each in taken)
 
     @property
     def nothing_to_do(self) -> bool:
-        """Whether everything is there."""
+        """Whether everything exists."""
         return not (self.missing or self.unscored or self.uncombined or self.unmeasured)
 
     def data_notes(self) -> list[str]:
-        """Return what tasks say of the data sets that trainings read, each line once; nothing of those not there yet.
+        """Return the notes of tasks about the existing datasets of the trainings, each line once.
 
         Raises:
             UserError: where a data set is damaged.
@@ -291,12 +315,12 @@ class Plan:
 
     @property
     def groups(self) -> dict[Hashable, list[Training]]:
-        """Missing trainings by what may be trained as one stack."""
-        found: dict[Hashable, list[Training]] = {}
+        """Missing trainings grouped by what can be trained as one stack."""
+        grouped: dict[Hashable, list[Training]] = {}
         for training in self.missing:
             key = (training.task.name, training.wave, training.task.group(training.config))
-            found.setdefault(key, []).append(training)
-        return found
+            grouped.setdefault(key, []).append(training)
+        return grouped
 
     def gpu_hours(self, rates: Mapping[str, float]) -> tuple[float, int]:
         """Return the hours of one GPU that the missing trainings take at measured rates, and how many have none.
@@ -325,9 +349,9 @@ def compile_plan(
     retry: bool = False,
     train: bool = True,
 ) -> Plan:
-    """Expand tables (already at their scale, with the changes and rows) and find out what of them is there."""
+    """Expand tables (already at their scale, with the changes and rows) and look up what of them exists."""
     plan = Plan(storage, tables, scale, changes or {}, rows, retry=retry, train=train)
-    with unswept(), storage.snapshot() as taken:
+    with gc_paused(), storage.snapshot() as taken:
         for name, (task, table) in tables.items():
             _add_table(plan, name, task, table, taken)
             plan.first = dict.fromkeys((*plan.trainings, *plan.scorings), name) | plan.first
@@ -363,17 +387,17 @@ def _find_unsent(plan: Plan) -> None:
 
 def _unpredicted(folder: RunFolder, views: Sequence[View], name: str) -> list[tuple[str, int]]:
     """Return a run that came in a bundle, with the epoch of each view of which the bundle lacks a file of a shard."""
-    found: list[tuple[str, int]] = []
+    unpredicted: list[tuple[str, int]] = []
     for view in views if folder.bundle() else ():
         place = folder.artifacts(view, str((folder.outcome() or {})["weights"].get(str(view.epoch), "")))
         shards = listed_shards(place)
         if shards is None or not all(place.exists(f"{shard}/{name}") for shard in shards):
-            found.append((folder.path, view.epoch))
-    return found
+            unpredicted.append((folder.path, view.epoch))
+    return unpredicted
 
 
 def start_of(plan: Plan, training: Training) -> list[tuple[str, int]]:
-    """Return the run, and its epoch, whose weights a training starts from; an empty list for other trainings."""
+    """Return the run and epoch whose weights a training starts from; empty for other trainings."""
     init, ancestor = init_of(training.config), parent(training.config)
     if not isinstance(init, Parent) or ancestor is None:
         return []
@@ -381,21 +405,23 @@ def start_of(plan: Plan, training: Training) -> list[tuple[str, int]]:
 
 
 def _leave_untrained(plan: Plan) -> None:
-    """Take from a plan the trainings that are still to be done, and what would be made of them."""
+    """Remove the trainings still to be done from a plan, with everything that depends on them."""
     plan.untrained = {path: training for path, training in plan.trainings.items() if training.status not in ENDED}
     plan.trainings = {path: each for path, each in plan.trainings.items() if path not in plan.untrained}
-    there = {path for path, training in plan.untrained.items() if training.status in FINISHED} | plan.trainings.keys()
-    scored = {key: each for key, each in plan.scorings.items() if each.folder.path in there}
+    finished = {
+        path for path, training in plan.untrained.items() if training.status in FINISHED
+    } | plan.trainings.keys()
+    scored = {key: each for key, each in plan.scorings.items() if each.folder.path in finished}
     plan.scorings = {key: each for key, each in scored.items() if each.done or each.folder.path in plan.trainings}
     plan.combinings = [c for c in plan.combinings if all(m.folder.path in plan.trainings for m in c.members)]
 
 
-def lineage(config: Config) -> list[Config]:
+def _lineage(config: Config) -> list[Config]:
     """Return a config after those of the runs that it descends from, the first one first."""
-    found = [config]
-    while (ancestor := parent(found[0])) is not None:
-        found.insert(0, ancestor)
-    return found
+    configs = [config]
+    while (ancestor := parent(configs[0])) is not None:
+        configs.insert(0, ancestor)
+    return configs
 
 
 LACKING = {
@@ -414,7 +440,7 @@ def left_out(plan: Plan, name: str) -> dict[str, list[str]]:
     task, table = plan.tables[name]
     if plan.train:
         return {}
-    found: dict[str, list[str]] = {}
+    reasons: dict[str, list[str]] = {}
     for row in table.rows:
         replicates = plan.replicates[name].get(row.label, [])
         if isinstance(row, Measurement):
@@ -423,10 +449,10 @@ def left_out(plan: Plan, name: str) -> dict[str, list[str]]:
             lacking = [why for each in replicates if (why := _why_left(plan, task, each))]
         if lacking:
             part = f"{len(lacking)} of {len(replicates)} runs " if len(lacking) < len(replicates) else ""
-            found.setdefault(part + lacking[0], []).append(row.label)
-    without = {label for labels in found.values() for label in labels}
+            reasons.setdefault(part + lacking[0], []).append(row.label)
+    without = {label for labels in reasons.values() for label in labels}
     joined = [row.label for row in table.rows if isinstance(row, Combined) and without & {*row.of} and not row.absent]
-    return found | ({"of rows that are left out": joined} if joined else {})
+    return reasons | ({"of rows that are left out": joined} if joined else {})
 
 
 def _why_left(plan: Plan, task: Task, replicate: Replicate) -> str:
@@ -435,22 +461,22 @@ def _why_left(plan: Plan, task: Task, replicate: Replicate) -> str:
     if training is None:
         return ""
     sent = training.status in FINISHED
-    if sent and (replicate.view is None or scoring_key(plan, task, replicate) in plan.scorings):
+    if sent and (replicate.view is None or _scoring_key(plan, task, replicate) in plan.scorings):
         return ""
     return LACKING[training.status]
 
 
 def _add_table(plan: Plan, name: str, task: Task, table: Table | Figure, taken: Snapshot) -> None:
     rows = plan.replicates[name] = {}
-    there = [row for row in table.rows if not isinstance(row, Combined) and not row.absent]
-    for each in there:
+    present = [row for row in table.rows if not isinstance(row, Combined) and not row.absent]
+    for each in present:
         rows[each.label] = expand(table, each, task.config(), task.view())
-    trained = [replicate for row in there if isinstance(row, Row) for replicate in rows[row.label]]
+    trained = [replicate for row in present if isinstance(row, Row) for replicate in rows[row.label]]
     folders = [RunFolder.of(plan.storage, task, replicate.config) for replicate in trained]
     read_ahead(folders, [replicate.view for replicate in trained], taken)
     for replicate, folder in zip(trained, folders, strict=True):
         _add(plan, task, replicate.config, replicate.view, folder)
-    for each in there:
+    for each in present:
         if isinstance(each, Measurement):
             for replicate in rows[each.label]:
                 _add_timing(plan, task, each, replicate)
@@ -464,7 +490,7 @@ def read_ahead(folders: Sequence[RunFolder], views: Sequence[View | None], taken
     wanted: dict[str, tuple[RunFolder, list[View]]] = {}
     for folder, view in zip(folders, views, strict=True):
         files = ["result.json", *([f"views/{view_key(view)}/scores.json"] if view else [])]
-        if not all(taken.knows(f"{folder.path}/{file}") for file in files):
+        if not all(taken.is_indexed(f"{folder.path}/{file}") for file in files):
             wanted.setdefault(folder.path, (folder, []))[1].extend([view] if view else [])
 
     def read(folder: RunFolder, views: Sequence[View]) -> None:
@@ -473,11 +499,14 @@ def read_ahead(folders: Sequence[RunFolder], views: Sequence[View | None], taken
             folder.scored(view, "")
 
     with ThreadPoolExecutor(READERS) as readers:
-        deque(readers.map(lambda each: read(*each), wanted.values()), maxlen=0)
+        calls = [partial(copy_context().run, read, *each) for each in wanted.values()]  # with our snapshot
+        pending = [readers.submit(call) for call in calls]
+        for future in pending:
+            future.result()
 
 
 def task_reads(scoring: Scoring) -> Sequence[Any]:
-    """Return the views whose predictions a view is scored from."""
+    """Return the views from whose predictions a view is scored."""
     return scoring.task.reads(scoring.view)
 
 
@@ -500,16 +529,16 @@ def combinings(plan: Plan, name: str, row: Combined) -> list[Combining]:
     if unknown:
         raise ValueError(f"{name}: the row {row.label!r} combines unknown rows: {', '.join(sorted(unknown))}")
     members = [plan.replicates[name].get(label, []) for label in row.of]
-    found = []
+    combined = []
     for first in members[0]:
         same = [next((each for each in rows if each.axes == first.axes), None) for rows in members]
         if all(each is not None and each.view is not None for each in same):
-            scorings = (plan.scorings[scoring_key(plan, task, each)] for each in same if each is not None)
-            found.append(Combining(task, row, first.axes, tuple(scorings)))
-    return found
+            scorings = (plan.scorings[_scoring_key(plan, task, each)] for each in same if each is not None)
+            combined.append(Combining(task, row, first.axes, tuple(scorings)))
+    return combined
 
 
-def scoring_key(plan: Plan, task: Task, replicate: Replicate) -> str:
+def _scoring_key(plan: Plan, task: Task, replicate: Replicate) -> str:
     """Return the key of a replicate's view among a plan's scorings."""
     return f"{RunFolder.of(plan.storage, task, replicate.config).path}/{view_key(replicate.view)}"
 
@@ -524,7 +553,7 @@ def compile_configs(
     scale: str = "",
     changes: Mapping[str, object] | None = None,
 ) -> Plan:
-    """Plan trainings that no table asks for: what `train` and `sweep` run.
+    """Plan trainings of no table, as `train` and `sweep` run them.
 
     Args:
         task: of all of them.
@@ -569,20 +598,20 @@ def _add(plan: Plan, task: Task, config: Config, view: View | None, folder: RunF
 
 
 def _keep(plan: Plan, task: Task, config: Config, epoch: int, wave: int, folder: RunFolder | None = None) -> Training:
-    """Note that an epoch's weights of a run are wanted."""
+    """Record that an epoch's weights of a run are needed."""
     folder = folder or RunFolder.of(plan.storage, task, config)
     known = plan.trainings.get(folder.path)
     if known is not None and epoch in known.keep:
         return known
     keep = tuple(sorted({epoch, config.epochs, *task.keep(config), *(known.keep if known else ())}))
-    found = status(folder, keep, data_digest(plan.storage, task.dataset.where(config)))
+    state = status(folder, keep, data_digest(plan.storage, task.dataset.where(config)))
     ancestor = parent(config)
-    if ancestor is not None and found not in ("done", "diverged"):
+    if ancestor is not None and state not in ("done", "diverged"):
         before = plan.trainings[RunFolder.of(plan.storage, task, ancestor).path].status
-        found = "parent diverged" if before in ("diverged", "parent diverged") else found
-    if found == "diverged" and plan.retry:
-        found = "to be retried"
-    training = Training(task, config, folder, keep, found, wave)
+        state = "parent diverged" if before in ("diverged", "parent diverged") else state
+    if state == "diverged" and plan.retry:
+        state = "to be retried"
+    training = Training(task, config, folder, keep, state, wave)
     plan.trainings[folder.path] = training
     return training
 
@@ -597,12 +626,12 @@ def data_digest(storage: Storage, where: str) -> str | None:
         except FileNotFoundError:
             return None
 
-    found: str | None = storage.once(path, "digest", read)
-    return found
+    digest: str | None = storage.memoize(path, "digest", read)
+    return digest
 
 
 def status(folder: RunFolder, keep: Sequence[int], digest: str | None, weights: bool = False) -> Status:
-    """Return what is to be done about a run.
+    """Return what remains to be done about a run.
 
     Args:
         folder: the run's.
@@ -624,25 +653,25 @@ def status(folder: RunFolder, keep: Sequence[int], digest: str | None, weights: 
 
 def stacks(groups: Iterable[Sequence[Training]], size: int) -> list[Sequence[Training]]:
     """Share out each group of trainings to stacks of at most `size` members, as equal as can be."""
-    found: list[Sequence[Training]] = []
+    stacked: list[Sequence[Training]] = []
     for group in groups:
-        for members in side_by_side(group) if size > 1 else [group]:
+        for members in _side_by_side(group) if size > 1 else [group]:
             parts = -(-len(members) // size)
-            found += [members[part::parts] for part in range(parts)]
-    return found
+            stacked += [members[part::parts] for part in range(parts)]
+    return stacked
 
 
-def side_by_side(group: Sequence[Training]) -> Iterator[list[Training]]:
+def _side_by_side(group: Sequence[Training]) -> Iterator[list[Training]]:
     """Split a group by data set and the step that its members go on from: what is ahead must not start anew.
 
     A member has two checkpoints where its process died in between; the one that most members have is what counts.
     """
     left = [(training, places(training)) for training in group]
     while left:
-        counts = Counter(place for _, there in left for place in there)
+        counts = Counter(place for _, counted in left for place in counted)
         common = max(counts, key=lambda place: (counts[place], place))
-        yield [training for training, there in left if common in there]
-        left = [(training, there) for training, there in left if common not in there]
+        yield [training for training, counted in left if common in counted]
+        left = [(training, counted) for training, counted in left if common not in counted]
 
 
 def places(training: Training) -> set[tuple[str, int]]:
@@ -655,7 +684,7 @@ def places(training: Training) -> set[tuple[str, int]]:
 
 
 def _add_timing(plan: Plan, task: Task, row: Measurement, replicate: Replicate) -> None:
-    path = timing_path(plan, task, row, replicate)
+    path = _timing_path(plan, task, row, replicate)
     done = plan.storage.exists(path) and "bundle" not in read_timing(plan.storage, path)
     plan.timings[path] = Timing(task, replicate.config, row, path, done)
 
@@ -666,21 +695,21 @@ def read_timing(storage: Storage, path: str) -> dict[str, Any]:
     Raises:
         UserError: if it is damaged.
     """
-    found = storage.read_record(path, {"metrics": dict})
-    check_numbers(f"{storage}/{path}", found["metrics"], "remove it and run again")
-    return found
+    record = storage.read_record(path, {"metrics": dict})
+    check_numbers(f"{storage}/{path}", record["metrics"], "remove it and run again")
+    return record
 
 
-def timing_path(plan: Plan, task: Task, row: Measurement, replicate: Replicate) -> str:
+def _timing_path(plan: Plan, task: Task, row: Measurement, replicate: Replicate) -> str:
     """Return where a measurement lies: named by the function, what it is told, the config and this kind of device."""
     run = RunFolder.of(plan.storage, task, replicate.config).fingerprint
-    told = "".join(f"-{name}={row.arguments[name]}" for name in sorted(row.arguments) if is_told(row, name))
+    arguments = "".join(f"-{name}={row.arguments[name]}" for name in sorted(row.arguments) if _is_told(row, name))
     name = stored_key(row.measure, row.measure.__name__)
-    return f"measurements/{task.name}/{name}{told}-{run}-{device_slug()}.json"
+    return f"measurements/{task.name}/{name}{arguments}-{run}-{device_slug()}.json"
 
 
-def is_told(row: Measurement, name: str) -> bool:
-    """Say whether an argument of a measurement differs from its function's default."""
+def _is_told(row: Measurement, name: str) -> bool:
+    """Return whether an argument of a measurement differs from its function's default."""
     return bool(inspect.signature(row.measure).parameters[name].default != row.arguments[name])
 
 
@@ -697,7 +726,7 @@ def timings_at(storage: Storage, stem: str) -> list[str]:
 
 def timing_read(plan: Plan, task: Task, row: Measurement, replicate: Replicate) -> str | None:
     """Return the path of a measurement that a table shows: this device's, else another's; None where none was taken."""
-    own = timing_path(plan, task, row, replicate)
+    own = _timing_path(plan, task, row, replicate)
     if plan.storage.exists(own):
         return own
     others = timings_at(plan.storage, own.removesuffix(f"{device_slug()}.json"))
@@ -724,8 +753,8 @@ def name_of_view(item: Scoring | Prediction, shared: Shared | None = None) -> st
 
 def words_of(changes: Mapping[str, object], known: Mapping[str, object]) -> str:
     """Write changes but those that are known, in at most `ROOM` columns."""
-    told = {path: value for path, value in changes.items() if path not in known and path != "init.overrides"}
-    words = describe({path.rsplit(".", 1)[-1]: value for path, value in told.items()})
+    shown = {path: value for path, value in changes.items() if path not in known and path != "init.overrides"}
+    words = describe({path.rsplit(".", 1)[-1]: value for path, value in shown.items()})
     return words if len(words) <= ROOM else f"{words[: ROOM - 1]}…"
 
 

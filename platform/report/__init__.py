@@ -1,4 +1,4 @@
-"""Tables filled from what lies on a storage, and every form in which they are shown.
+"""Tables filled from a storage, and all forms in which they are shown.
 
 Level 11 of 15: it reads; only `verifying` trains.
 
@@ -8,6 +8,7 @@ Level 11 of 15: it reads; only `verifying` trains.
     `write`     sections kept while their inputs do not change; report, CSV, figures
     `comparable`  where measured minus published may be shown
     `packing`   bundles of what fills tables, packed and taken in; `verifying`: trains a sample of one again
+    `measured`  results that come with the tasks; `summary`: a line a paper of many tables
     `diff`      two reports side by side
     `describe`  one run in full, and what two differ in
     `notebook`  what plans, tables, runs and sweeps look like in Jupyter

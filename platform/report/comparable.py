@@ -1,4 +1,4 @@
-"""Which rows measured what the paper measured: on its data, in its setting. Of these alone is a difference shown."""
+"""Which rows have the paper's data and setting; a difference to the published number is shown for these alone."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ def published_table(task: Task, name: str) -> AnyTable | None:
 
 
 def apart(plan: Plan, name: str, results: Results) -> dict[str, list[str]]:
-    """Return why each row must not be subtracted from what was published; nothing where it may be.
+    """Return why each row must not be compared with the published numbers; empty if it may be.
 
     Rows without published numbers, and those that were not run, are left out.
     """
     task, table = plan.tables[name]
     rows = [row for row in table.rows if row.published and row in results]
-    whole = published_table(task, name) if rows else None
-    printed = {row.label: row for row in whole.rows if not row.absent} if whole else {}
-    found = {}
+    published = published_table(task, name) if rows else None
+    printed = {row.label: row for row in published.rows if not row.absent} if published else {}
+    reasons = {}
     for row in rows:
         same, why = printed.get(row.label), list[str]()
         behind = _behind(plan, name, row, results.select(row))
         if not _published_data(plan.storage, task, row, behind):
             why.append(DATA)
-        if whole is None or same is None or not _alike(row, same):
+        if published is None or same is None or not _alike(row, same):
             why.append(SETTING)
         else:
-            why += _setting(task, behind, _expanded(task, whole, same, printed))
-        found[row.label] = [*why, *([DEVICE] if isinstance(row, Measurement) else [])]
-    return found
+            why += _setting(task, behind, _expanded(task, published, same, printed))
+        reasons[row.label] = [*why, *([DEVICE] if isinstance(row, Measurement) else [])]
+    return reasons
 
 
 def sentence(task: Task, reasons: Mapping[str, Sequence[str]]) -> str:
@@ -61,12 +61,12 @@ def sentence(task: Task, reasons: Mapping[str, Sequence[str]]) -> str:
 
 
 def data_info(storage: Storage, where: str, runs: Sequence[RunFolder]) -> dict[str, Any] | None:
-    """Return what a dataset's `dataset.json` says; of one that is not there, what a bundled run of it says, or None."""
+    """Return a dataset's `dataset.json`; if it is not here, that of a bundled run, or None."""
     path = f"data/{where}/dataset.json"
     if storage.exists(path):
         return storage.read_record(path, {})
-    said = (provenance_of(run).get("data") for run in {run.path: run for run in runs}.values() if run.bundle())
-    return next((dict(info) for info in said if isinstance(info, dict)), None)
+    recorded = (provenance_of(run).get("data") for run in {run.path: run for run in runs}.values() if run.bundle())
+    return next((dict(info) for info in recorded if isinstance(info, dict)), None)
 
 
 def provenance_of(run: RunFolder) -> dict[str, Any]:
@@ -74,11 +74,11 @@ def provenance_of(run: RunFolder) -> dict[str, Any]:
     return run.folder.read_record("provenance.json", {}) if run.folder.exists("provenance.json") else {}
 
 
-def _behind(plan: Plan, name: str, row: AnyRow, found: Iterable[Replicate]) -> list[Replicate]:
+def _behind(plan: Plan, name: str, row: AnyRow, replicates: Iterable[Replicate]) -> list[Replicate]:
     """Return the replicates that a row's numbers are from; of a combined row, those of its members."""
     if not isinstance(row, Combined):
-        return list(found)
-    joined = [each.axes for each in found]
+        return list(replicates)
+    joined = [each.axes for each in replicates]
     return [each for label in row.of for each in plan.replicates[name][label] if each.axes in joined]
 
 
@@ -96,7 +96,7 @@ def _published_data(storage: Storage, task: Task, row: AnyRow, behind: Iterable[
 
 
 def _alike(row: AnyRow, printed: AnyRow) -> bool:
-    """Return whether a row does what the published one of its label does, its configs aside."""
+    """Return whether a row equals the published one of its label, apart from its configs."""
     if isinstance(row, Combined) and isinstance(printed, Combined):
         return (row.of, row.combine, row.view) == (printed.of, printed.combine, printed.view)
     if isinstance(row, Measurement) and isinstance(printed, Measurement):
@@ -112,13 +112,13 @@ def _expanded(task: Task, table: AnyTable, row: AnyRow, rows: Mapping[str, AnyRo
 
 
 def _setting(task: Task, behind: Iterable[Replicate], published: Iterable[Replicate]) -> list[str]:
-    """Return in what replicates differ from the published ones: which seeds they have does not count."""
+    """Return where replicates differ from the published ones; seeds do not count."""
     ours, theirs = ({_key(task, each) for each in some} for some in (behind, published))
     return [SETTING] if ours - theirs else [PART] if theirs - ours else []
 
 
 def _key(task: Task, replicate: Replicate) -> tuple[str, str, str]:
-    """Return what tells replicates apart but for their seed."""
+    """Return what distinguishes replicates apart from their seed."""
     config = override_lineage(replicate.config, {"seed": 0})
     view = "" if replicate.view is None else view_key(replicate.view)
     return replicate.label, fingerprint(task.name, task.version, config), view

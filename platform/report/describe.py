@@ -1,4 +1,4 @@
-"""One run in full, and what tells two apart: for `retable show` and `retable diff`."""
+"""One run in full, and the differences of two: for `retable show` and `retable diff`."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ def find_run(storage: Storage, start: str) -> RunFolder:
         newest = list_runs(storage)[0]
         return RunFolder(storage, newest.task, newest.run)
     if "/" in start:
-        return run_of_row(storage, start)
+        return _run_of_row(storage, start)
     if not DIGITS.fullmatch(start):
         raise UserError(f"run {start!r}: name it by its first digits, 0-9 and a-f, by TABLE/ROW, or say latest")
     every = ((task, run) for task in folders_in(storage, "runs") for run in folders_in(storage, f"runs/{task}"))
-    found = [RunFolder(storage, task, run) for task, run in every if run.startswith(start)]
-    if not found:
+    matches = [RunFolder(storage, task, run) for task, run in every if run.startswith(start)]
+    if not matches:
         raise UserError(f"{storage}: no run begins with {start!r}; `retable runs` lists what is there")
-    if len(found) > 1:
-        names = ", ".join(f"{folder.task} {folder.fingerprint}" for folder in found[:5])
-        raise UserError(f"{storage}: {len(found)} runs begin with {start!r}; name one by more digits: {names}")
-    return found[0]
+    if len(matches) > 1:
+        names = ", ".join(f"{folder.task} {folder.fingerprint}" for folder in matches[:5])
+        raise UserError(f"{storage}: {len(matches)} runs begin with {start!r}; name one by more digits: {names}")
+    return matches[0]
 
 
-def run_of_row(storage: Storage, name: str) -> RunFolder:
+def _run_of_row(storage: Storage, name: str) -> RunFolder:
     """Return the run that fills a row, `TABLE/ROW` or `TABLE/ROW/COLUMN`; of several replicates the first.
 
     Raises:
@@ -84,15 +84,15 @@ def tables_of(storage: Storage) -> list[dict[str, Any]]:
     from retable.platform.report.write import kept_tables, read_request, request_slug
 
     kept: dict[str, FilledTable] = {slug_of(part): part for part in kept_tables(storage)}
-    found = []
+    tables = []
     for file in storage.list("tables"):
         try:
-            asked = read_request(storage, f"tables/{file}")
-            part = kept.get(request_slug(asked))
+            request = read_request(storage, f"tables/{file}")
+            part = kept.get(request_slug(request))
         except UserError as error:
-            found.append({"table": file, "scale": "", "set": {}, "why": str(error)})
+            tables.append({"table": file, "scale": "", "set": {}, "why": str(error)})
             continue
-        entry: dict[str, Any] = {**asked, "why": ""}
+        entry: dict[str, Any] = {**request, "why": ""}
         if part is None:
             entry["why"] = "asked for, and not filled; `retable reproduce` does"
         else:
@@ -104,12 +104,12 @@ def tables_of(storage: Storage) -> list[dict[str, Any]]:
                 "replicates": sum(len(row.replicates) for row in part.rows),
                 "claims": dict(Counter(claim.status for claim in part.claims)),
             }
-        found.append(entry)
-    return found
+        tables.append(entry)
+    return tables
 
 
-def whole(folder: RunFolder) -> dict[str, Any]:
-    """Return all that is known of a run, as plain data: what is damaged is named in `why`, and left out."""
+def describe_run(folder: RunFolder) -> dict[str, Any]:
+    """Return a run in full, as plain data; corrupt files are named in `why` and left out."""
     files: Files = dict(listed(folder.storage.filesystem, f"{folder.storage.root}/{folder.path}"))
     run = look_at(folder, files, Index(), 0, time.time())
     result = _read(folder, "result.json", files)
@@ -150,12 +150,12 @@ def _text(folder: RunFolder, path: str) -> str:
     return folder.folder.read(path).decode(errors="replace")
 
 
-def last_tracebacks(found: Mapping[str, Any]) -> dict[str, str]:
-    """Return the tracebacks of a run (as `whole` has it) that still tell: of its newest attempt, and of its views."""
-    newest = max((path.split("/")[1] for path in found["files"] if path.startswith("attempts/")), default="")
+def last_tracebacks(description: Mapping[str, Any]) -> dict[str, str]:
+    """Return the current tracebacks of a described run: of its newest attempt, and of its views."""
+    newest = max((path.split("/")[1] for path in description["files"] if path.startswith("attempts/")), default="")
     return {
         path: text
-        for path, text in found["tracebacks"].items()
+        for path, text in description["tracebacks"].items()
         if path.startswith("views/") or path.split("/")[1] == newest
     }
 
@@ -169,8 +169,8 @@ def _log(folder: RunFolder) -> dict[str, Any]:
     return rows[-1] if rows else {}
 
 
-def compare(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, dict[str, tuple[Any, Any]]]:
-    """Return what two runs (as `whole` has them) differ in: group -> name -> both values; None where one has none.
+def diff_runs(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, dict[str, tuple[Any, Any]]]:
+    """Return the differences of two described runs: group -> name -> both values; None where one has none.
 
     Metrics and scores that both have are all there, equal or not.
     """
@@ -181,13 +181,13 @@ def compare(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, di
         "code": (_code(first["provenance"]), _code(second["provenance"])),
         "made by": (_made(first), _made(second)),
     }
-    found = {name: _changes(*both) for name, both in pairs.items()}
-    found["metrics"] = _shared(first["metrics"], second["metrics"])
+    different = {name: _changes(*both) for name, both in pairs.items()}
+    different["metrics"] = _shared(first["metrics"], second["metrics"])
     for key in sorted(first["views"].keys() & second["views"].keys()):
         one, other = (run["views"][key] for run in (first, second))
         view = ", ".join(f"{path}={value}" for path, value in (one.get("view") or {}).items())
-        found[f"scores ({view})"] = _shared(one.get("metrics") or {}, other.get("metrics") or {})
-    return {name: changes for name, changes in found.items() if changes}
+        different[f"scores ({view})"] = _shared(one.get("metrics") or {}, other.get("metrics") or {})
+    return {name: changes for name, changes in different.items() if changes}
 
 
 def _changes(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

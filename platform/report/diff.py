@@ -15,7 +15,7 @@ from retable.platform.store.storage import Storage
 
 @dataclass(frozen=True)
 class Change:
-    """A cell that is not what it was."""
+    """A cell that changed."""
 
     table: str
     row: str
@@ -33,7 +33,7 @@ class Change:
 
     @property
     def beyond_spread(self) -> bool:
-        """Whether the change is larger than what replicates differ by."""
+        """Whether the change exceeds the spread of the replicates."""
         return self.difference is not None and (self.spread is None or abs(self.difference) > self.spread)
 
     def __str__(self) -> str:
@@ -44,7 +44,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Turn:
-    """A claim whose verdict is not what it was."""
+    """A claim whose verdict changed."""
 
     table: str
     claim: str
@@ -58,7 +58,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What is different between two reports."""
+    """The differences of two reports."""
 
     changes: Sequence[Change]
     turns: Sequence[Turn]
@@ -84,18 +84,18 @@ def report_tables(where: Storage) -> list[FilledTable]:
         UserError: where there is no report, or only one of an older version.
     """
     folder = where / "report" if where.folders("report") or where.exists("report/index.html") else where
-    found = []
+    tables = []
     for name in folder.list(""):
         if name.endswith(".json"):
             try:
-                found.append(FilledTable.of_json(json.loads(folder.read(name))["table"]))
+                tables.append(FilledTable.of_json(json.loads(folder.read(name))["table"]))
             except (ValueError, KeyError, TypeError, AttributeError):
                 continue
-    if not found:
+    if not tables:
         raise UserError(
             f"{where}: no report is here that can be compared; `retable report --storage {where}` writes it"
         )
-    return in_order(found)
+    return in_order(tables)
 
 
 def changes(after: Sequence[FilledTable], before: Sequence[FilledTable]) -> Comparison:
@@ -119,11 +119,11 @@ def _cells(after: FilledTable, before: FilledTable) -> Iterator[Change]:
     forms = {column.header: column.format for part in (before, after) for column in part.columns}
     for label in labels:
         for header in headers:
-            found = [_cell(part, label, header) for part in (before, after)]
-            spreads = [deviation for _, deviation in found if deviation is not None]
-            if any(mean is not None for mean, _ in found):
+            cells = [_cell(part, label, header) for part in (before, after)]
+            spreads = [deviation for _, deviation in cells if deviation is not None]
+            if any(mean is not None for mean, _ in cells):
                 yield Change(
-                    _name(after), label, header, found[0][0], found[1][0], forms[header], max(spreads, default=None)
+                    _name(after), label, header, cells[0][0], cells[1][0], forms[header], max(spreads, default=None)
                 )
 
 
@@ -148,8 +148,10 @@ def _name(part: FilledTable) -> str:
     return f"{part.name} [{part.scale}]" + (f" {dict(part.changes)}" if part.changes else "")
 
 
-def write_comparison(found: Comparison, here: str, other: str, into: Storage) -> None:
+def write_comparison(comparison: Comparison, here: str, other: str, into: Storage) -> None:
     """Write a comparison as `compare.html` beside a report."""
     page = environment().get_template("compare.html.j2")
     css = environment().get_template("report.css").render()
-    into.write("compare.html", page.render(found=found, here=redact(here), other=redact(other), css=css, number=number))
+    into.write(
+        "compare.html", page.render(found=comparison, here=redact(here), other=redact(other), css=css, number=number)
+    )

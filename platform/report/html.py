@@ -1,4 +1,4 @@
-"""The report's page: papers first, then their own tables and figures in their order, then ours.
+"""The report's page: papers first, then their own tables and figures in order, then ours.
 
 What stands here is what the template needs and a filled table does not say by itself. Pictures lie beside the page;
 what a click on a number shows (`details.js`) is read at the first click.
@@ -19,7 +19,7 @@ from typing import Any
 from retable.platform.commit import code_root
 from retable.platform.errors import redact
 from retable.platform.report import render as forms
-from retable.platform.report.results import FilledRow, FilledTable, slug_of, source_line
+from retable.platform.report.results import FilledClaim, FilledRow, FilledTable, slug_of, source_line
 from retable.platform.spec import task as tasks
 from retable.platform.spec.claims import NOT_JUDGED, UNTESTED, Status
 from retable.platform.store.storage import Storage
@@ -28,12 +28,50 @@ from retable.platform.text import and_more, clock
 PAPERS = ("weather", "style", "audio", "rl")
 """In this order; tasks of others come after them."""
 SCALES = tuple(reversed(tasks.SCALES))
+SILENT = (UNTESTED, NOT_JUDGED)
+"""Verdicts that say nothing."""
 BARS = 5
 """Rows on a paper's card."""
 FOLD = 15
 """Rows of a table that are seen at first."""
 DENSITY = 1.3
 """Pixels of a figure's PNG for each of the page's."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A table or figure as the page shows it: at one scale, and beside that at a smaller one."""
+
+    part: FilledTable
+    here: FilledTable | None = None
+    """The same at a smaller scale: `quick` where `part` came along, measured at `small`."""
+
+    @property
+    def claims(self) -> list[tuple[FilledClaim, str]]:
+        """The claims, each with its scale: judged at the larger one, at the smaller where it is tested there alone."""
+        smaller = {claim.text: claim for claim in self.here.claims} if self.here else {}
+        found = []
+        for claim in forms.in_order(self.part.claims):
+            other = smaller.get(claim.text)
+            turned = other is not None and claim.status in SILENT and other.status not in SILENT
+            found.append((other, self.here.scale) if turned and other and self.here else (claim, self.part.scale))
+        return found
+
+    def split(self, place: int) -> list[str]:
+        """Return what a column is split into: `here` where there is a smaller scale, then as `render.parts_of`."""
+        found = forms.parts_of(self.part, place)
+        return ["here", *found] if self.here else found
+
+    def title(self, what: str) -> str:
+        """Return the header of one part of a column."""
+        if what == "here" and self.here:
+            return self.here.scale
+        return {"measured": self.part.scale if self.here else "here", "published": "paper", "difference": "Δ"}[what]
+
+    def row_here(self, label: str) -> tuple[int, FilledRow] | None:
+        """Return the row of the smaller scale and its place, where it has results."""
+        rows = enumerate(self.here.rows if self.here else ())
+        return next(((place, row) for place, row in rows if row.label == label and row.replicates), None)
 
 
 @dataclass(frozen=True)
@@ -44,9 +82,14 @@ class Paper:
     parts: Sequence[FilledTable]
 
     @property
-    def telling(self) -> FilledTable:
+    def sections(self) -> list[Section]:
+        """The parts, those of one table at two scales joined."""
+        return join(self.parts)
+
+    @property
+    def headline(self) -> FilledTable:
         """The section that stands for the paper: at the largest scale, of those that have results."""
-        return min(self.parts, key=lambda part: (not part.filled, SCALES.index(scale_of(part)), not part.telling))
+        return min(self.parts, key=lambda part: (not part.shown, SCALES.index(scale_of(part)), not part.telling))
 
     @property
     def scales(self) -> list[str]:
@@ -55,26 +98,41 @@ class Paper:
 
     @property
     def results(self) -> list[FilledTable]:
-        """The sections whose numbers mean something; all, where it is none."""
+        """The sections with meaningful numbers; all, if none has."""
         return [part for part in self.parts if part.scale != forms.SMOKE] or list(self.parts)
 
     @property
     def counts(self) -> Mapping[Status, int]:
         """How many claims have each verdict."""
-        return forms.counts([claim for part in self.results for claim in part.claims])
+        return forms.counts([claim for section in join(self.results) for claim, _ in section.claims])
 
     @property
     def data(self) -> list[str]:
-        """What the data are, each set once."""
+        """The datasets, each once."""
         return list(dict.fromkeys(text for part in self.results for text in part.data))
 
     @property
     def full(self) -> dict[str, float]:
-        """What the published setting of all of its tables takes; runs that tables share count for each."""
-        found: Counter[str] = Counter()
+        """The cost of all tables at the published setting; runs that tables share count for each."""
+        counted: Counter[str] = Counter()
         for part in {part.name: part for part in self.parts}.values():
-            found.update({key: int(value) for key, value in part.full.items()})
-        return dict(found)
+            counted.update({key: int(value) for key, value in part.full.items()})
+        return dict(counted)
+
+
+def join(parts: Sequence[FilledTable]) -> list[Section]:
+    """Return parts as sections: a table that is filled at two scales, neither of them `smoke`, is one.
+
+    Parts are in order, so that the largest scale of a table comes first; it takes the smallest one beside it.
+    """
+    found: dict[str, list[FilledTable]] = {}
+    for part in parts:
+        plain = part.filled and part.scale != forms.SMOKE and not part.changes and not part.chosen
+        found.setdefault(part.name if plain else slug_of(part), []).append(part)
+    sections = []
+    for first, *others in found.values():
+        sections += [Section(first, others.pop() if others else None), *map(Section, others)]
+    return sections
 
 
 def scale_of(part: FilledTable) -> str:
@@ -101,14 +159,14 @@ def in_order(parts: Sequence[FilledTable]) -> list[FilledTable]:
 
 
 def own(part: FilledTable) -> bool:
-    """Say whether a table or figure is the paper's own."""
+    """Return whether a table or figure is the paper's own."""
     return re.fullmatch(r"(table|figure)\d+", part.name.partition("/")[2]) is not None
 
 
 def short(part: FilledTable) -> str:
-    """Return what links call a section: `Table 1`, `formats`."""
+    """Return the link text of a section: `Table 1`, `formats`."""
     name = part.name.partition("/")[2]
-    return re.sub(r"^(table|figure)(\d+)$", lambda found: f"{found[1].title()} {found[2]}", name)
+    return re.sub(r"^(table|figure)(\d+)$", lambda match: f"{match[1].title()} {match[2]}", name)
 
 
 def papers_of(parts: Sequence[FilledTable]) -> list[Paper]:
@@ -140,19 +198,19 @@ def bars(part: FilledTable) -> list[dict[str, Any]]:
 
 
 def best(part: FilledTable, place: int) -> float | None:
-    """Return the largest mean of a column whose larger numbers are better, as far as its header says so."""
-    header = part.columns[place].header.lower()
-    if part.scale == forms.SMOKE or not re.search(r"map|r@|iou|total|20\d\d|score|return|accuracy|%$", header):
+    """Return the best mean of a column, if the column says which numbers are better; none at the smoke scale."""
+    better = part.columns[place].better
+    if part.scale == forms.SMOKE or better is None:
         return None
-    means = [row.cells[place].mean for row in part.rows if row.cells[place].mean is not None]
-    return max((mean for mean in means if mean is not None), default=None)
+    means = [mean for row in part.rows if (mean := row.cells[place].mean) is not None]
+    return (max if better == "higher" else min)(means, default=None)
 
 
 def alt(part: FilledTable) -> str:
-    """Say in words what a figure shows."""
-    there = [row.label for row in part.rows if row.replicates]
+    """Return a figure's description in words."""
+    filled = [row.label for row in part.rows if row.replicates]
     axes = "".join(f", over {axis} {', '.join(map(str, values))}" for axis, values in part.axes.items())
-    return f"{part.title}: {and_more(there, 6, '; ')}{axes}"
+    return f"{part.title}: {and_more(filled, 6, '; ')}{axes}"
 
 
 DAY = 86400
@@ -161,25 +219,33 @@ DAY = 86400
 
 def glance(parts: Sequence[FilledTable], papers: Sequence[Paper]) -> list[tuple[str, str, str]]:
     """Return, of what was run here and of a full replication: scope, data, hardware, time and outcome."""
-    runs = runs_of(parts)
+    own = [part for part in parts if not forms.sent(part)]
+    runs = runs_of(own)
     rows = sum(len(part.rows) for part in {part.name: part for part in parts}.values())
-    there = sum(bool(row.replicates) for part in parts for row in part.rows)
+    filled = sum(bool(row.replicates) for part in own for row in part.rows)
     seconds = sum(float(run.get("usage", {}).get("seconds", 0)) for run in runs.values())
     devices = Counter(str(run["provenance"].get("device", "unknown")) for run in runs.values())
     trainings = sum(paper.full.get("trainings", 0) for paper in papers)
     full = sum(paper.full.get("core_seconds", 0) for paper in papers)
-    claims = [claim for part in parts if part.scale != forms.SMOKE for claim in part.claims]
-    said = ", ".join(f"{status}: {count}" for status, count in forms.counts(claims).items())
-    scales = ", ".join(sorted({part.scale for part in parts}, key=rank))
+    verdicts = ", ".join(f"{status}: {count}" for status, count in total(papers).items())
+    scales = ", ".join(sorted({part.scale for part in own}, key=rank))
     return [
-        ("scope", f"{there} filled rows of {len(parts)} sections, {len(runs):,} runs; scale {scales}",
+        ("scope", f"{filled} filled rows of {len(own)} sections, {len(runs):,} runs; scale {scales}",
          f"{rows} rows, {trainings:,.0f} trainings (those that tables share count for each)"),
         ("hardware", "; ".join(f"{name} ({count} runs)" for name, count in devices.most_common(3)) or "–",
          "GPUs: retable plan --scale paper --cluster FILE says nodes and money" if full > DAY else "a laptop"),
         ("time", f"{clock(seconds)} of training" if seconds else "–",
          f"{full / DAY:,.0f} days of one core, roughly" if full > 2 * DAY else f"{clock(full)} of one core, roughly"),
-        ("outcome", said or "the smoke scale judges no claim", "the papers' own numbers, beside ours"),
+        ("outcome", verdicts or "the smoke scale judges no claim", "the papers' own numbers, beside ours"),
     ]  # fmt: skip
+
+
+def total(papers: Sequence[Paper]) -> Mapping[Status, int]:
+    """Return how many claims of all papers have each verdict; those of the smoke scale have none."""
+    found: Counter[Status] = Counter()
+    for paper in papers:
+        found.update({} if paper.scales == [forms.SMOKE] else paper.counts)
+    return {status: found[status] for status in forms.ORDER if found[status]}
 
 
 def runs_of(parts: Sequence[FilledTable]) -> dict[str, Any]:
@@ -190,13 +256,13 @@ def runs_of(parts: Sequence[FilledTable]) -> dict[str, Any]:
 def details(parts: Sequence[FilledTable]) -> dict[str, Any]:
     """Return what a click on a number shows, of every row and every run."""
     return {
-        "rows": {slug_of(part): [row_details(row) for row in part.rows] for part in parts},
+        "rows": {slug_of(part): [_row_details(row) for row in part.rows] for part in parts},
         "runs": runs_of(parts),
     }
 
 
-def row_details(row: FilledRow) -> list[dict[str, Any]]:
-    """Return the replicates of a row: where each stands and is from, its values by column, the lines that make it."""
+def _row_details(row: FilledRow) -> list[dict[str, Any]]:
+    """Return the panel contents behind a row's numbers."""
     return [
         {
             "axes": {axis: str(value) for axis, value in replicate.axes.items()},
@@ -249,7 +315,7 @@ def size_of(png: bytes) -> tuple[int, int]:
 
 
 def render(parts: Sequence[FilledTable], storage: str, into: Storage, single: bool = False) -> tuple[str, str]:
-    """Return the page, and the script with what a click on a number shows.
+    """Return the page, and the script with the contents of the panels.
 
     Args:
         parts: filled tables, in order.
@@ -258,7 +324,7 @@ def render(parts: Sequence[FilledTable], storage: str, into: Storage, single: bo
         single: whether the page holds figures and details itself.
     """
     papers = papers_of(parts)
-    told = f"retable({script(details(parts))});\n"
+    call = f"retable({script(details(parts))});\n"
     page = (
         environment()
         .get_template("report.html.j2")
@@ -267,27 +333,26 @@ def render(parts: Sequence[FilledTable], storage: str, into: Storage, single: bo
             alt=alt,
             bars=bars,
             best=best,
-            claims=forms.in_order,
             clock=clock,
             counts=forms.counts,
             css=(FOLDER / "report.css").read_text(),
-            details=told if single else "",
+            details=call if single else "",
             fold=FOLD,
             forms=forms,
             glance=glance(parts, papers),
             js=(FOLDER / "report.js").read_text(),
-            meta=meta(parts, storage),
+            meta=meta([part for part in parts if not forms.sent(part)], storage),
             own=own,
             papers=papers,
             parts=parts,
             pictures=Pictures(into, single),
             short=short,
-            silent=(UNTESTED, NOT_JUDGED),
+            silent=SILENT,
             slug=slug_of,
-            total=forms.counts([claim for part in parts if part.scale != forms.SMOKE for claim in part.claims]),
+            total=total(papers),
         )
     )
-    return page, told
+    return page, call
 
 
 def meta(parts: Sequence[FilledTable], storage: str) -> list[str]:
@@ -307,7 +372,7 @@ FOLDER = code_root() / "platform" / "report" / "templates"
 
 @cache
 def environment() -> Any:
-    """Return what reads the templates of pages; all text that is put into them is escaped."""
+    """Return the Jinja environment of the pages; all text is escaped."""
     from jinja2 import Environment, FileSystemLoader
 
     return Environment(loader=FileSystemLoader(FOLDER), autoescape=True, trim_blocks=True, lstrip_blocks=True)

@@ -1,4 +1,4 @@
-"""What plans, tables, runs and sweeps look like in a notebook and at Python's prompt: HTML, and a text of a screen.
+"""Representations of plans, tables, runs and sweeps in notebooks (HTML) and at Python's prompt (text).
 
 Plans and sweeps stand on levels below this one: what they look like is set here, when this module is imported.
 """
@@ -87,7 +87,7 @@ def _only_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def text_grid(header: Sequence[str], rows: Rows, width: int = WIDTH, most: int = ROWS) -> str:
-    """Return a table as text: at most so wide and so many lines, and what was left out in words."""
+    """Return a table as text of limited width and length, with the omitted part in words."""
     columns = list(zip(header, *rows[:most], strict=True))
     full = [max(map(len, column)) for column in columns]
     widths = [min(40, longest) for longest in full]
@@ -110,8 +110,8 @@ def cut(text: str, width: int) -> str:
     return text if len(text) <= width else f"{text[: width - 1]}…"
 
 
-def facts_text(title: str, facts: Mapping[str, str]) -> str:
-    """Return a title and what is known, a line each."""
+def _facts_text(title: str, facts: Mapping[str, str]) -> str:
+    """Return a title and facts, a line each."""
     wide = max(map(len, facts), default=0)
     return "\n".join([cut(title, WIDTH), *(f"  {n.ljust(wide)}  {cut(t, WIDTH - wide - 4)}" for n, t in facts.items())])
 
@@ -119,14 +119,14 @@ def facts_text(title: str, facts: Mapping[str, str]) -> str:
 # A plan ----------------------------------------------------------------------------------------------------------
 
 
-def plan_facts(plan: Plan) -> dict[str, str]:
-    """Return what a plan comes to, in words."""
+def _plan_facts(plan: Plan) -> dict[str, str]:
+    """Return the facts of a plan, in words."""
     from retable.platform.text import clock
 
     states = Counter(training.status for training in plan.trainings.values())
-    told = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+    counted = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
     return {
-        "trainings": f"{len(plan.trainings)}" + (f" ({told})" if told else ""),
+        "trainings": f"{len(plan.trainings)}" + (f" ({counted})" if counted else ""),
         "evaluations": f"{len(plan.scorings)} ({len(plan.unscored)} to do)",
         "combinations": f"{len({each.path for each in plan.combinings})} ({len(plan.uncombined)} to do)",
         "measurements": f"{len(plan.timings)} ({len(plan.unmeasured)} to do)",
@@ -136,30 +136,30 @@ def plan_facts(plan: Plan) -> dict[str, str]:
     }
 
 
-def plan_title(plan: Plan) -> str:
-    """Say what a plan is of."""
+def _plan_title(plan: Plan) -> str:
+    """Return the title of a plan."""
     return f"plan of {len(plan.tables)} table{'s' * (len(plan.tables) != 1)} at the scale {plan.scale or '?'}"
 
 
-def plan_grid(plan: Plan) -> tuple[list[str], Rows]:
+def _plan_grid(plan: Plan) -> tuple[list[str], Rows]:
     """Return a line a table: how many rows it has, how many are not run, and how many replicates the others have."""
     rows = []
     for name, (_, table) in plan.tables.items():
         absent = sum(bool(row.absent) for row in table.rows)
-        replicates = sum(len(found) for found in plan.replicates[name].values())
+        replicates = sum(len(per_label) for per_label in plan.replicates[name].values())
         rows.append((name, str(len(table.rows)), str(absent), str(replicates), table.title))
     return ["table", "rows", "absent", "replicates", "title"], rows
 
 
-def plan_text(plan: Plan) -> str:
+def _plan_text(plan: Plan) -> str:
     """Return a plan as a text of a screen."""
-    return f"{facts_text(plan_title(plan), plan_facts(plan))}\n\n{text_grid(*plan_grid(plan), most=12)}"
+    return f"{_facts_text(_plan_title(plan), _plan_facts(plan))}\n\n{text_grid(*_plan_grid(plan), most=12)}"
 
 
-def plan_html(plan: Plan) -> str:
+def _plan_html(plan: Plan) -> str:
     """Return a plan as HTML."""
-    header, rows = plan_grid(plan)
-    facts = render("facts", title=plan_title(plan), facts=plan_facts(plan))
+    header, rows = _plan_grid(plan)
+    facts = render("facts", title=_plan_title(plan), facts=_plan_facts(plan))
     return facts + render("grid", title="", header=header, rows=rows, more=0)
 
 
@@ -168,21 +168,21 @@ def plan_html(plan: Plan) -> str:
 
 def table_text(part: FilledTable) -> str:
     """Return a filled table as a text of a screen."""
-    header, rows = table_grid(part)
+    header, rows = _table_grid(part)
     verdicts = Counter(claim.status for claim in part.claims)
-    told = ", ".join(f"{count} {status}" for status, count in verdicts.items())
-    claims = [f"claims: {told}"] if told else []
+    counted = ", ".join(f"{count} {status}" for status, count in verdicts.items())
+    claims = [f"claims: {counted}"] if counted else []
     apart = [cut(part.apart, WIDTH)] if part.apart else []
-    return "\n".join([cut(table_title(part), WIDTH), *apart, text_grid(header, rows, most=ROWS - 4), *claims])
+    return "\n".join([cut(_table_title(part), WIDTH), *apart, text_grid(header, rows, most=ROWS - 4), *claims])
 
 
-def table_title(part: FilledTable) -> str:
+def _table_title(part: FilledTable) -> str:
     """Return a table's name, title and scale."""
     proof = ": proves the path, its numbers are no results" if part.scale == "smoke" else ""
     return f"{part.name}: {part.title} [{part.scale}{proof}]"
 
 
-def table_grid(part: FilledTable) -> tuple[list[str], Rows]:
+def _table_grid(part: FilledTable) -> tuple[list[str], Rows]:
     """Return a table's header and lines as text; of a figure, how many replicates each row has."""
     from retable.platform.report.render import grid, label, state
 
@@ -196,16 +196,16 @@ def table_html(part: FilledTable) -> str:
     """Return a filled table as HTML, with its claims."""
     from retable.platform.report.render import about, remarks
 
-    header, rows = table_grid(part)
+    header, rows = _table_grid(part)
     below = [about(part), *remarks(part)]
-    return render("table", part=part, title=table_title(part), header=header, rows=rows, below=below)
+    return render("table", part=part, title=_table_title(part), header=header, rows=rows, below=below)
 
 
 # A run -----------------------------------------------------------------------------------------------------------
 
 
-def run_facts(run: TrainedRun) -> dict[str, str]:
-    """Return what one wants to know of a run, in words; what cannot be read is said, not raised."""
+def _run_facts(run: TrainedRun) -> dict[str, str]:
+    """Return the facts of a run, in words; unreadable ones are named, not raised."""
     from retable.platform.text import clock
 
     facts = {
@@ -217,18 +217,18 @@ def run_facts(run: TrainedRun) -> dict[str, str]:
         if result is None:
             return {"state": "not finished", **facts}
         ended = f"diverged: {run.diverged}" if run.diverged else "finished"
-        most = main_names(run.metrics)[:MOST]
+        most = _main_names(run.metrics)[:MOST]
         more = len(run.metrics) - len(most)
         numbers = describe({name: run.metrics[name] for name in most}) + (f" and {more} more" if more else "")
         took = f" in {clock(result['seconds'])}" if isinstance(result.get("seconds"), (int, float)) else ""
         return {"state": f"{ended}{took}, epochs: {run.config.epochs}", "metrics": numbers, **facts}
     except UserError as error:
-        return {"state": f"damaged: {error}", **facts}
+        return {"state": f"corrupt: {error}", **facts}
 
 
 def run_text(run: TrainedRun) -> str:
     """Return a run as a text of a screen."""
-    return facts_text(f"run {run.fingerprint} of {run.task.name}", run_facts(run))
+    return _facts_text(f"run {run.fingerprint} of {run.task.name}", _run_facts(run))
 
 
 def run_html(run: TrainedRun) -> str:
@@ -238,21 +238,21 @@ def run_html(run: TrainedRun) -> str:
     except UserError:
         history = History()
     title = f"run {run.fingerprint} of {run.task.name}"
-    return render("facts", title=title, facts=run_facts(run)) + render("curves", curves=curves(history))
+    return render("facts", title=title, facts=_run_facts(run)) + render("curves", curves=curves(history))
 
 
 def curves(history: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return for each metric of a log a line to draw, in a box of 100 x 40: the first few that have numbers."""
-    found = []
-    for name in main_names({name: 0 for row in history for name in row}):
+    charts = []
+    for name in _main_names({name: 0 for row in history for name in row}):
         points = [(float(row["epoch"]), float(row[name])) for row in history if _is_number(row.get(name))]
         if points:
-            found.append({"name": name, "points": _scaled(points), "last": f"{points[-1][1]:.4g}",
+            charts.append({"name": name, "points": _scaled(points), "last": f"{points[-1][1]:.4g}",
                           "from": f"{points[0][1]:.4g}", "epochs": f"{points[-1][0]:g}"})  # fmt: skip
-    return found[:PANELS]
+    return charts[:PANELS]
 
 
-def main_names(metrics: Mapping[str, Any]) -> list[str]:
+def _main_names(metrics: Mapping[str, Any]) -> list[str]:
     """Return the names of metrics, those first that are of the whole (`loss`, not `loss/layer1`)."""
     return sorted((name for name in metrics if name not in AXES), key=lambda name: "/" in name)
 
@@ -272,9 +272,9 @@ def _scaled(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 # A sweep ---------------------------------------------------------------------------------------------------------
 
 
-def sweep_grid(found: SweepResult) -> tuple[list[str], Rows]:
+def _sweep_grid(result: SweepResult) -> tuple[list[str], Rows]:
     """Return a sweep's points as text, best first."""
-    frame = found.frame()
+    frame = result.frame()
     lines = [[_cell(value) for value in line] for line in frame.itertuples(index=False)]
     return [str(name) for name in frame.columns], lines
 
@@ -285,24 +285,24 @@ def _cell(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def sweep_title(found: SweepResult) -> str:
-    """Say what a sweep searched."""
-    how = f"{found.space.metric} ({found.space.mode})"
-    return f"sweep {found.name} of {found.space.task} at the scale {found.scale}: {len(found.points)} points, {how}"
+def _sweep_title(result: SweepResult) -> str:
+    """Return the title of a sweep."""
+    how = f"{result.space.metric} ({result.space.mode})"
+    return f"sweep {result.name} of {result.space.task} at the scale {result.scale}: {len(result.points)} points, {how}"
 
 
-def sweep_text(found: SweepResult) -> str:
+def _sweep_text(result: SweepResult) -> str:
     """Return a sweep as a text of a screen."""
-    return f"{cut(sweep_title(found), WIDTH)}\n{text_grid(*sweep_grid(found))}"
+    return f"{cut(_sweep_title(result), WIDTH)}\n{text_grid(*_sweep_grid(result))}"
 
 
-def sweep_html(found: SweepResult) -> str:
+def _sweep_html(result: SweepResult) -> str:
     """Return a sweep as HTML: its points, and the metric over each axis."""
-    header, rows = sweep_grid(found)
+    header, rows = _sweep_grid(result)
     buffer = io.StringIO()
-    if any(point.value is not None for point in found.points):
-        found.figure().savefig(buffer, format="svg", metadata={"Date": None})
-    shown = render("grid", title=sweep_title(found), header=header, rows=rows[:ROWS], more=len(rows) - ROWS)
+    if any(point.value is not None for point in result.points):
+        result.figure().savefig(buffer, format="svg", metadata={"Date": None})
+    shown = render("grid", title=_sweep_title(result), header=header, rows=rows[:ROWS], more=len(rows) - ROWS)
     return shown + buffer.getvalue()[buffer.getvalue().find("<svg") :] if buffer.getvalue() else shown
 
 
@@ -325,8 +325,8 @@ def _template() -> Any:
 
 
 LOOKS: Sequence[tuple[type, Callable[[Any], str], Callable[[Any], str]]] = (
-    (Plan, plan_text, plan_html),
-    (SweepResult, sweep_text, sweep_html),
+    (Plan, _plan_text, _plan_html),
+    (SweepResult, _sweep_text, _sweep_html),
 )
 for _kind, _text, _html in LOOKS:
     setattr(_kind, "__repr__", _text)  # noqa: B010 (mypy takes a plain assignment for a mistake)

@@ -1,4 +1,4 @@
-"""Packs what fills tables into a bundle, and takes a bundle into a storage.
+"""Packs the contents of tables into a bundle, and unpacks a bundle into a storage.
 
 What a bundle holds is found from a plan of its tables. A run that came in one has `bundle` in its `result.json` (`id`,
 `packed`, `host`, `device`), as have combinations and measurements in their files; `bundles/<id>.json` keeps what the
@@ -17,7 +17,7 @@ from typing import Any
 
 from retable.platform.config import fingerprint, override
 from retable.platform.errors import UserError, clean
-from retable.platform.execute.ensembles import place_of
+from retable.platform.execute.ensembles import output_folder
 from retable.platform.execute.scoring import shards_of, weights_digest
 from retable.platform.plan.plan import (
     Plan,
@@ -35,7 +35,7 @@ from retable.platform.spec.extras import Missing
 from retable.platform.spec.task import Task, find_table, table_at
 from retable.platform.store import lease, provenance
 from retable.platform.store.bundle import HEAVY, Bundle, Member, damaged, kind_of, read_bundle, replay, write_bundle
-from retable.platform.store.cache import unswept
+from retable.platform.store.cache import gc_paused
 from retable.platform.store.records import Malformed, check_content
 from retable.platform.store.run import SHARDS, RunFolder, weights_path
 from retable.platform.store.storage import Storage
@@ -52,7 +52,7 @@ WRITERS = 16
 
 @dataclass
 class Packed:
-    """What was packed."""
+    """The contents of a new bundle."""
 
     file: Path
     size: int = 0
@@ -71,7 +71,7 @@ class Packed:
         return {**asdict(self), "file": str(self.file)}
 
     def lines(self) -> list[str]:
-        """Say in words what was packed, and what was not."""
+        """Return what was packed, and what was not, in words."""
         counts = {"unfinished runs": self.unfinished, "combinations": self.combinations}
         parts = counted(self.runs, counts | {"measurements": self.measurements})
         lines = [f"{self.file}: {parts}; {self.size / 1e6:.2f} MB", f"tables: {', '.join(self.tables)}"]
@@ -85,7 +85,7 @@ def counted(runs: int, counts: Mapping[str, int]) -> str:
 
 @dataclass
 class Unpacked:
-    """What was taken from a bundle, and what was not."""
+    """The contents taken from a bundle, and those left out."""
 
     id: str
     about: Mapping[str, Any] = field(repr=False)
@@ -108,12 +108,12 @@ class Unpacked:
         return asdict(self)
 
     def lines(self) -> list[str]:
-        """Say in words what was taken, and what was not."""
-        about, asked = self.about, [each for each in self.about["tables"] if isinstance(each, dict)]
-        tables = list(dict.fromkeys(f"{each.get('table')} at scale {each.get('scale')}" for each in asked))
+        """Return what was taken, and what was not, in words."""
+        about, requested = self.about, [each for each in self.about["tables"] if isinstance(each, dict)]
+        tables = list(dict.fromkeys(f"{each.get('table')} at scale {each.get('scale')}" for each in requested))
         counts = {"unfinished runs": len(self.resumed), "combinations": self.combinations}
         parts = counted(len(self.runs), counts | {"measurements": self.measurements})
-        said = {
+        skipped = {
             "kept, as they are here already": self.kept,
             "taken, but of other data than those here, so they count as not there": self.other_data,
             "not taken, as their task is of another version or not here": self.other_version,
@@ -121,7 +121,7 @@ class Unpacked:
         return [
             f"bundle {self.id[:16]}, packed {about['packed']} on {about['host']} ({about['device']})",
             f"taken: {parts}, of {and_more(tables, 6)}",
-            *(f"{what} ({len(names)}): {and_more(names, 4)}" for what, names in said.items() if names),
+            *(f"{what} ({len(names)}): {and_more(names, 4)}" for what, names in skipped.items() if names),
         ]
 
 
@@ -137,7 +137,7 @@ def pack(
     weights: bool = False,
     resume: bool = False,
 ) -> Packed:
-    """Pack what fills some tables into one file.
+    """Pack the contents of tables into one file.
 
     Args:
         tables: full names; none: the tables that were asked for at this scale, else all that have any run.
@@ -155,7 +155,7 @@ def pack(
     if not storage.exists():
         raise UserError(f"{storage}: there is nothing here; name a --storage where tables were reproduced")
     packer = Packer(storage, Packed(out), weights, resume)
-    with unswept(), storage.snapshot():
+    with gc_paused(), storage.snapshot():
         for name, request in requests(tables, scale, changes, storage).items():
             packer.add(name, request)
         if not (packer.result.runs or packer.result.unfinished or packer.result.measurements):
@@ -169,14 +169,14 @@ def requests(
 ) -> dict[str, dict[str, Any]]:
     """Return the requests that are packed, by file name."""
     if not tables:
-        asked = {file: read_request(storage, f"tables/{file}") for file in storage.list("tables")}
-        asked = {
+        kept = {file: read_request(storage, f"tables/{file}") for file in storage.list("tables")}
+        kept = {
             file: request
-            for file, request in asked.items()
+            for file, request in kept.items()
             if request["scale"] == scale and (not changes or request["set"] == changes)
         }
-        if asked or changes:
-            return asked
+        if kept or changes:
+            return kept
     every = tables or [f"{name}/{table}" for name in tasks.names() for table in _tables_at(name, scale)]
     return {f"{request_slug(each)}.json": each for each in (request_of(name, scale, changes) for name in every)}
 
@@ -271,8 +271,8 @@ class Packer:
 
     def _stripped(self, path: str) -> bytes:
         """Return a JSON file without the entry of a bundle that it came in."""
-        found = self.storage.read_record(path, {})
-        return json.dumps({k: v for k, v in found.items() if k != "bundle"}, indent=2, sort_keys=True).encode()
+        record = self.storage.read_record(path, {})
+        return json.dumps({k: v for k, v in record.items() if k != "bundle"}, indent=2, sort_keys=True).encode()
 
     def _add_run(self, training: Training) -> None:
         folder = training.folder
@@ -330,7 +330,7 @@ class Packer:
                 new = self._file(combining.path, partial(self._stripped, combining.path))
                 self.result.combinations += new
                 reads = combining.task.reads(combining.view)
-                self._add_shards(combining.members[0], reads, place_of(combining, self.storage), "summary.npz")
+                self._add_shards(combining.members[0], reads, output_folder(combining, self.storage), "summary.npz")
 
     def _add_unfinished(self, plan: Plan) -> None:
         """Add what going on elsewhere needs, besides the data."""
@@ -407,8 +407,8 @@ class Taker:
             if (own := folder.outcome()) is not None:
                 self._keep(folder, own, files.get("result"))
                 continue
-            number = lease.newest(folder)
-            if folder.checkpoints() or (number and not lease.over(lease.read(folder, number))):
+            number = lease.newest_number(folder)
+            if folder.checkpoints() or (number and not lease.is_over(lease.read(folder, number))):
                 self.result.kept.append(f"run {run}, which is not finished")
                 continue
             self.runs.add((task_name, run))
@@ -417,13 +417,13 @@ class Taker:
             if "result" in files and digest not in (None, files["result"]["data"]):
                 self.result.other_data.append(run)
 
-    def _ours(self, task: Task, run: str, found: Mapping[str, Any]) -> bool:
+    def _ours(self, task: Task, run: str, result: Mapping[str, Any]) -> bool:
         """Return whether a config is of this version of its task, and the one that its run is named by."""
         try:
-            config = _config(task, found)
+            config = _config(task, result)
         except (UserError, TypeError, ValueError):
             return False
-        return found["version"] == task.version and fingerprint(task.name, task.version, config) == run
+        return result["version"] == task.version and fingerprint(task.name, task.version, config) == run
 
     def _keep(self, folder: RunFolder, own: Mapping[str, Any], sent: Mapping[str, Any] | None) -> None:
         """Leave a finished run as it is; add what one that was sent before lacks, if it is the same."""
@@ -476,9 +476,9 @@ def finish(pending: list[Future[None]]) -> None:
     pending.clear()
 
 
-def _config(task: Task, found: Mapping[str, Any]) -> Any:
+def _config(task: Task, record: Mapping[str, Any]) -> Any:
     """Return the config in a run's `config.json`."""
-    return override(task.config(), found["config"])
+    return override(task.config(), record["config"])
 
 
 def _task(name: str) -> Task | None:

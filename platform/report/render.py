@@ -25,14 +25,14 @@ def number(value: float | None, form: str) -> str:
     return "–" if value is None else format(value, form)
 
 
-def measured(found: Cell, form: str) -> str:
-    """Write mean ± standard deviation, or what there is."""
-    spread = f" ± {format(found.deviation, form)}" if found.deviation is not None else ""
-    return number(found.mean, form) + spread
+def measured(cell: Cell, form: str) -> str:
+    """Return mean ± standard deviation, or as much of it as there is."""
+    spread = f" ± {format(cell.deviation, form)}" if cell.deviation is not None else ""
+    return number(cell.mean, form) + spread
 
 
 def parts_of(part: FilledTable, place: int) -> list[str]:
-    """Return what a column is split into: `measured`, and `published` and `difference` where any row has such."""
+    """Return the subcolumns of a column: `measured`, and `published` and `difference` if any row has them."""
     cells = [row.cells[place] for row in part.rows]
     published = any(cell.published is not None for cell in cells)
     difference = any(cell.difference is not None for cell in cells)
@@ -41,10 +41,10 @@ def parts_of(part: FilledTable, place: int) -> list[str]:
 
 def text_of(row: FilledRow, place: int, what: str, form: str) -> str:
     """Write one part of a cell."""
-    found = row.cells[place]
+    cell = row.cells[place]
     if what == "measured":
-        return state(row) if found.mean is None else measured(found, form)
-    return number(found.published, form) if what == "published" else number(found.difference, "+" + form)
+        return state(row) if cell.mean is None else measured(cell, form)
+    return number(cell.published, form) if what == "published" else number(cell.difference, "+" + form)
 
 
 def grid(part: FilledTable) -> tuple[list[str], list[list[str]]]:
@@ -73,14 +73,14 @@ def remarks(part: FilledTable) -> list[str]:
     """Return which rows diverged, and how, which show other epochs than were asked for, and which lack runs."""
     lacking = [row for row in part.rows if len(row.replicates) < row.planned]
     words = and_more([f"{row.label} ({len(row.replicates)} of {row.planned})" for row in lacking], 12, "; ")
-    found = [f"Not there yet: {words}."] if lacking else []
+    notes = [f"Not there yet: {words}."] if lacking else []
     for row in part.rows:
         shown = [f"{each.epochs} ({describe(each.axes)})" for each in row.replicates if each.epochs]
         where = f"{row.label}: epoch {and_more(shown, REPLICATES)}"
-        found += [f"{where}, the best epoch's weights, as early stopping keeps them."] if shown else []
+        notes += [f"{where}, the best epoch's weights, as early stopping keeps them."] if shown else []
         why = sorted({replicate.diverged for replicate in row.replicates if replicate.diverged})
-        found += [f"Diverged, and in no number: {row.label} ({'; '.join(why)})."] if why else []
-    return found
+        notes += [f"Diverged, and in no number: {row.label} ({'; '.join(why)})."] if why else []
+    return notes
 
 
 def commits(part: FilledTable) -> str:
@@ -95,6 +95,12 @@ def commits(part: FilledTable) -> str:
     return f"Measured by {'; '.join(words)}." if words else ""
 
 
+def sent(part: FilledTable) -> bool:
+    """Say whether all results of a table came in bundles."""
+    found = [leaf for row in part.rows for each in row.replicates for leaf in each.origin.members or (each.origin,)]
+    return bool(found) and all(leaf.bundle for leaf in found)
+
+
 def bundled(part: FilledTable) -> list[str]:
     """Say how many of a table's results came in a bundle, and when and where each bundle was packed."""
     results = {leaf.run: leaf for row in part.rows for each in row.replicates
@@ -106,16 +112,16 @@ def bundled(part: FilledTable) -> list[str]:
 
 def came(origin: Origin) -> str:
     """Say which bundle a number came in, and when and on which machine it was measured; empty if it was made here."""
-    told = origin.bundle
-    if not told:
+    bundle = origin.bundle
+    if not bundle:
         return ""
-    machine = " ".join(text for text in (told["host"], f"({told['device']})" if told["device"] else "") if text)
-    measured = f"; measured {told['measured']} on {machine}" if told["measured"] or machine else ""
-    return f"packed {told['packed']} on {told['packed_on']}{measured}"
+    machine = " ".join(text for text in (bundle["host"], f"({bundle['device']})" if bundle["device"] else "") if text)
+    measured = f"; measured {bundle['measured']} on {machine}" if bundle["measured"] or machine else ""
+    return f"packed {bundle['packed']} on {bundle['packed_on']}{measured}"
 
 
 def about(part: FilledTable) -> str:
-    """Say what a section's numbers are: scale, replicates, spread, data, changes."""
+    """Return a line about a section's numbers: scale, replicates, spread, data, changes."""
     words = [f"scale {part.scale} ({part.scale_about})"]
     words += [f"{axis}: {', '.join(map(str, values))}" for axis, values in part.axes.items()]
     words += ["mean ± standard deviation over replicates"] if part.columns else []
@@ -125,13 +131,13 @@ def about(part: FilledTable) -> str:
 
 
 def counts(claims: Sequence[FilledClaim]) -> dict[Status, int]:
-    """Return how many claims have each verdict, in the order in which they are told."""
-    found = Counter(claim.status for claim in claims)
-    return {status: found[status] for status in ORDER if found[status]}
+    """Return the number of claims with each verdict, in order of display."""
+    counted = Counter(claim.status for claim in claims)
+    return {status: counted[status] for status in ORDER if counted[status]}
 
 
 def in_order(claims: Sequence[FilledClaim]) -> list[FilledClaim]:
-    """Return claims as they are told: the paper's before ours, those that could be tested before the others."""
+    """Return claims in order of display: the paper's before ours, tested ones before others."""
     return sorted(claims, key=lambda claim: (claim.status in (UNTESTED, NOT_JUDGED), claim.ours))
 
 
@@ -147,10 +153,10 @@ def markdown(part: FilledTable) -> str:
     if part.columns:
         header, rows = grid(part)
         lines += [_line(header), "|---|" + "--:|" * (len(header) - 1), *map(_line, rows), ""]
-    elif part.filled:
+    elif part.drawn:
         lines += [f"![{_plain(part.title)}]({slug_of(part)}.png)", ""]
     lines += [f"*{_plain(line)}*\n" for line in bundled(part)]
-    lines += [f"{said}\n"] if (said := commits(part)) else []
+    lines += [f"{commit_line}\n"] if (commit_line := commits(part)) else []
     for status_line in map(_claim_line, in_order(part.claims)):
         lines.append(status_line)
     lines += [""] if part.claims else []
@@ -223,10 +229,10 @@ def _format(part: FilledTable, place: int, what: str) -> str:
     values = [text_of(row, place, what, form) for row in part.rows if _value(row.cells[place], what) is not None]
     means = [text.partition(" ± ")[0] for text in values] or ["0"]
     signed = "+" if what == "difference" else "-" if any(text.startswith("-") for text in means) else ""
-    whole, decimals = (max(map(len, ends)) for ends in zip(*(_ends(text) for text in means), strict=True))
+    integers, decimals = (max(map(len, ends)) for ends in zip(*(_ends(text) for text in means), strict=True))
     spread = max((sum(map(len, _ends(text.partition(" ± ")[2]))) for text in values if " ± " in text), default=0)
     uncertain = f"({spread})" if spread else ""
-    return f"S[table-format={signed}{whole}.{decimals}{uncertain}, separate-uncertainty]"
+    return f"S[table-format={signed}{integers}.{decimals}{uncertain}, separate-uncertainty]"
 
 
 def _value(cell: Cell, what: str) -> float | None:
@@ -235,16 +241,16 @@ def _value(cell: Cell, what: str) -> float | None:
 
 def _ends(text: str) -> tuple[str, str]:
     """Return the digits before and after a number's point."""
-    whole, _, decimals = text.lstrip("+-").replace(",", "").partition(".")
-    return whole, decimals
+    integers, _, decimals = text.lstrip("+-").replace(",", "").partition(".")
+    return integers, decimals
 
 
 def _numbers(part: FilledTable, row: FilledRow, split: Sequence[Sequence[str]]) -> Iterator[str]:
     for place, each in enumerate(split):
         for what in each:
             text = text_of(row, place, what, part.columns[place].format)
-            there = _value(row.cells[place], what) is not None
-            yield text.replace("±", r"\pm").replace(",", "") if there else f"{{{_latex(text)}}}"
+            present = _value(row.cells[place], what) is not None
+            yield text.replace("±", r"\pm").replace(",", "") if present else f"{{{_latex(text)}}}"
 
 
 def _latex(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Tables filled from what lies on the storage: read once, then shown on screen, page, CSV, LaTeX and in notebooks.
+"""Filled tables: read once from the storage, then shown on screen, page, CSV, LaTeX and in notebooks.
 
 A filled table is plain data, so that whoever shows it needs no code of the task.
 """
@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -36,7 +36,7 @@ from retable.platform.spec.table import (
     rows_of_claims,
     view_changes,
 )
-from retable.platform.spec.task import Task, find_scale
+from retable.platform.spec.task import KeyNumber, Task, find_scale
 from retable.platform.store.run import RunFolder, sha256
 from retable.platform.text import and_more
 
@@ -51,7 +51,7 @@ SHOWN = 3
 
 @dataclass(frozen=True)
 class Cell:
-    """What the replicates of a row say in one column."""
+    """The values of a row's replicates in one column."""
 
     values: tuple[float | None, ...]
     """One for each of the row's replicates; None where it has no such metric."""
@@ -61,7 +61,7 @@ class Cell:
 
     @property
     def measured(self) -> list[float]:
-        """The values that are there."""
+        """The existing values."""
         return [value for value in self.values if value is not None]
 
     @property
@@ -76,7 +76,7 @@ class Cell:
 
     @property
     def difference(self) -> float | None:
-        """Measured minus published, where both are there and of the same data and setting."""
+        """Measured minus published, if both exist and have the same data and setting."""
         if not self.comparable or self.mean is None or self.published is None:
             return None
         return self.mean - self.published
@@ -130,6 +130,7 @@ class FilledColumn:
 
     header: str
     format: str
+    better: Literal["higher", "lower"] | None = None
 
 
 @dataclass(frozen=True)
@@ -142,6 +143,7 @@ class FilledTable:
     scale_about: str
     changes: Mapping[str, object]
     figure: bool
+    """Whether it is a figure; `drawn` says whether there was anything to draw."""
     columns: tuple[FilledColumn, ...]
     rows: tuple[FilledRow, ...]
     claims: tuple[FilledClaim, ...]
@@ -157,6 +159,10 @@ class FilledTable:
     """Whose table it is."""
     telling: bool = False
     """Whether it stands for its paper."""
+    drawn: bool = False
+    """Whether there is a picture of it."""
+    key_number: KeyNumber | None = None
+    """The cell that a summary shows of its paper, where it is in this table."""
     full: Mapping[str, float] = field(default_factory=dict)
     """What the published setting takes: `trainings`, and `core_seconds`, roughly."""
     chosen: tuple[str, ...] = ()
@@ -178,6 +184,16 @@ class FilledTable:
     def filled(self) -> bool:
         """Whether there is any result."""
         return any(row.replicates for row in self.rows)
+
+    @property
+    def shown(self) -> bool:
+        """Whether there is anything to see: a number, or a picture."""
+        return self.drawn if self.figure else self.filled
+
+    @property
+    def left_out(self) -> bool:
+        """Whether this scale leaves out all of its rows."""
+        return not self.filled and not any(row.planned for row in self.rows)
 
     def cell(self, label: str, header: str) -> Cell:
         """Return a cell by its row and column.
@@ -233,14 +249,15 @@ class FilledTable:
 
     @staticmethod
     def of_json(values: Mapping[str, Any]) -> FilledTable:
-        """Read what `as_json` gave."""
-        whole = dict(values)
-        whole["columns"] = tuple(FilledColumn(**column) for column in whole["columns"])
-        whole["claims"] = tuple(FilledClaim(**claim) for claim in whole["claims"])
-        whole["rows"] = tuple(_row_of(row) for row in whole["rows"])
-        whole |= {"data": tuple(whole["data"]), "chosen": tuple(whole.get("chosen", ()))}
-        whole["axes"] = {axis: tuple(found) for axis, found in whole["axes"].items()}
-        return FilledTable(**whole)
+        """Return a table from its `as_json`."""
+        fields = dict(values)
+        fields["columns"] = tuple(FilledColumn(**column) for column in fields["columns"])
+        fields["claims"] = tuple(FilledClaim(**claim) for claim in fields["claims"])
+        fields["rows"] = tuple(_row_of(row) for row in fields["rows"])
+        fields["key_number"] = KeyNumber(**key) if (key := fields.get("key_number")) else None
+        fields |= {"data": tuple(fields["data"]), "chosen": tuple(fields.get("chosen", ()))}
+        fields["axes"] = {axis: tuple(levels) for axis, levels in fields["axes"].items()}
+        return FilledTable(**fields)
 
 
 def _row_of(values: Mapping[str, Any]) -> FilledRow:
@@ -258,8 +275,8 @@ def _origin_of(values: Mapping[str, Any]) -> Origin:
 
 def slug(name: str, scale: str, changes: Mapping[str, object], rows: Sequence[str] = ()) -> str:
     """Return the name under which a table at a scale, with changes and chosen rows, is kept."""
-    asked: object = [dict(changes), sorted(rows)] if rows else dict(changes)
-    marked = f"-{sha256(json.dumps(asked, sort_keys=True).encode())[:6]}" if changes or rows else ""
+    identity: object = [dict(changes), sorted(rows)] if rows else dict(changes)
+    marked = f"-{sha256(json.dumps(identity, sort_keys=True).encode())[:6]}" if changes or rows else ""
     return f"{name.replace('/', '-')}-{scale}{marked}"
 
 
@@ -276,14 +293,14 @@ def source_line(origin: Origin) -> str:
 
 
 def fill(plan: Plan, name: str, results: Results | None = None) -> FilledTable:
-    """Fill a planned table from what is there, and judge its claims. `results`: what `gather` returned, if it did."""
+    """Fill a planned table and judge its claims. `results`: the return value of `gather`, if it was called before."""
     task, table = plan.tables[name]
     with plan.storage.snapshot():
         results = results or gather(plan, name)
         columns = table.columns if isinstance(table, Table) else ()
-        whole = rows_of_claims(table, task.config(), task.view()) if results.by_rows else [()] * len(table.claims)
+        judged = rows_of_claims(table, task.config(), task.view()) if results.by_rows else [()] * len(table.claims)
         verdicts = [
-            (claim, judge_claim(claim, results, reads)) for claim, reads in zip(table.claims, whole, strict=True)
+            (claim, judge_claim(claim, results, reads)) for claim, reads in zip(table.claims, judged, strict=True)
         ]
         runs, reasons = _runs(plan, task, results), comparable.apart(plan, name, results)
         return FilledTable(
@@ -294,20 +311,21 @@ def fill(plan: Plan, name: str, results: Results | None = None) -> FilledTable:
             changes=dict(plan.changes),
             chosen=tuple(plan.rows),
             figure=not isinstance(table, Table),
-            columns=tuple(FilledColumn(column.header, column.format) for column in columns),
+            columns=tuple(FilledColumn(column.header, column.format, column.better) for column in columns),
             rows=tuple(
                 _fill_row(plan, name, row, columns, results, reasons.get(row.label) == [])
                 for row in table.rows
                 if not hidden(row)
             ),
             claims=tuple(FilledClaim(claim.text, claim.ours, v.status, v.because) for claim, v in verdicts),
-            axes={axis: tuple(found) for axis in table.over if (found := results.axis(axis))},
+            axes={axis: tuple(levels) for axis in table.over if (levels := results.axis(axis))},
             data=tuple(_data(plan, task, name)),
             note=" ".join(part for part in (table.note, adopted(task, results, runs)) if part),
             apart=comparable.sentence(task, reasons) if columns else "",
             task_about=task.about,
             paper=task.paper,
             telling=name == f"{task.name}/{task.telling or next(iter(task.tables()), '')}",
+            key_number=task.key_number if task.key_number and name == f"{task.name}/{task.key_number.table}" else None,
             full=_full(task, name),
             runs=runs,
         )
@@ -316,12 +334,12 @@ def fill(plan: Plan, name: str, results: Results | None = None) -> FilledTable:
 def _fill_row(
     plan: Plan, name: str, row: Any, columns: Sequence[Column], results: Results, as_published: bool
 ) -> FilledRow:
-    """Return a row's replicates and cells; what diverged is listed, in no cell."""
-    found = [*results.select(row), *results.diverged(row)]
+    """Return a row's replicates and cells; diverged replicates are listed, in no cell."""
+    of_row = [*results.select(row), *results.diverged(row)]
     cells = []
     for column in columns:
         metric = row.metrics.get(column.header, column.metric) if isinstance(row, Row) else column.metric
-        values = [None if each.diverged else each.metrics.get(metric) for each in found]
+        values = [None if each.diverged else each.metrics.get(metric) for each in of_row]
         scaled = tuple(None if value is None else float(value) * column.factor for value in values)
         cells.append(Cell(scaled, row.published.get(column.header), as_published))
     replicates = tuple(
@@ -331,9 +349,9 @@ def _fill_row(
             commands(plan, name, row, each),
             each.metrics,
             each.diverged,
-            epochs_of(plan.tables[name][0], each) if isinstance(row, Row) else "",
+            _epochs_of(plan.tables[name][0], each) if isinstance(row, Row) else "",
         )
-        for each in found
+        for each in of_row
     )
     if isinstance(row, Combined):
         planned = 0 if row.absent else len(combinings(plan, name, row))
@@ -342,17 +360,17 @@ def _fill_row(
     return FilledRow(row.label, row.absent, replicates, tuple(cells), planned)
 
 
-def epochs_of(task: Task, replicate: Replicate) -> str:
+def _epochs_of(task: Task, replicate: Replicate) -> str:
     """Return `24 -> 3` where early stopping keeps the weights of epoch 3 under the number 24, which was asked for."""
-    asked = replicate.view.epoch if replicate.view is not None else replicate.config.epochs
-    shown = replicate.metrics.get("epoch", asked)
-    if replicate.diverged or task.early_stop(replicate.config) is None or shown == asked:
+    epoch = replicate.view.epoch if replicate.view is not None else replicate.config.epochs
+    shown = replicate.metrics.get("epoch", epoch)
+    if replicate.diverged or task.early_stop(replicate.config) is None or shown == epoch:
         return ""
-    return f"{asked} -> {shown:.0f}"
+    return f"{epoch} -> {shown:.0f}"
 
 
 def _data(plan: Plan, task: Task, name: str) -> Iterator[str]:
-    """Yield what the datasets behind a table are, each once."""
+    """Yield the descriptions of a table's datasets, each once."""
     readers: dict[str, list[RunFolder]] = {}
     for replicate in (each for rows in plan.replicates[name].values() for each in rows if each.config):
         run = RunFolder.of(plan.storage, task, replicate.config)
@@ -377,7 +395,7 @@ def _came_of(folder: RunFolder) -> dict[str, str]:
 
 
 def _full(task: Task, name: str) -> dict[str, float]:
-    """Return what the published setting of a table takes, parents included; nothing where the task has none."""
+    """Return the cost of a table's published setting, parents included; empty if the task has none."""
     table = comparable.published_table(task, name)
     if table is None:
         return {}
@@ -395,13 +413,13 @@ def _full(task: Task, name: str) -> dict[str, float]:
 
 def _runs(plan: Plan, task: Task, results: Results) -> dict[str, dict[str, Any]]:
     """Return what is told of each run behind a number, each once."""
-    found = {}
+    states = {}
     for replicate in (each for rows in results.replicates.values() for each in rows):
         for config in [replicate.config] if replicate.config is not None else []:
             folder = RunFolder.of(plan.storage, task, config)
-            if folder.fingerprint not in found and folder.folder.exists("provenance.json"):
+            if folder.fingerprint not in states and folder.folder.exists("provenance.json"):
                 result = folder.result() or {}
-                found[folder.fingerprint] = {
+                states[folder.fingerprint] = {
                     "task": task.name,
                     "usage": {key: result[key] for key in USAGE if isinstance(result.get(key), (int, float))},
                     "curves": notebook.curves(folder.history())[:1],
@@ -409,7 +427,7 @@ def _runs(plan: Plan, task: Task, results: Results) -> dict[str, dict[str, Any]]
                     "config": flatten(config),
                     "provenance": folder.folder.read_record("provenance.json", {}),
                 }
-    return found
+    return states
 
 
 def adopted(task: Task, results: Results, runs: Mapping[str, Mapping[str, Any]]) -> str:
@@ -417,11 +435,13 @@ def adopted(task: Task, results: Results, runs: Mapping[str, Mapping[str, Any]])
     others = {digits for digits, run in runs.items() if "adopted" in run["provenance"]}
     if not others:
         return ""
-    configs = {label: [each.config for each in found if each.config] for label, found in results.replicates.items()}
-    found = [
+    configs = {
+        label: [each.config for each in replicates if each.config] for label, replicates in results.replicates.items()
+    }
+    replicates = [
         label for label, some in configs.items() if any(fingerprint(task.name, task.version, c) in others for c in some)
     ]
-    return f"Weights that others trained, adopted without a step of training: {', '.join(found)}."
+    return f"Weights that others trained, adopted without a step of training: {', '.join(replicates)}."
 
 
 def train_line(task: Task, config: Config, epoch: int = 0) -> str:
@@ -432,16 +452,16 @@ def train_line(task: Task, config: Config, epoch: int = 0) -> str:
 
 
 def commands(plan: Plan, name: str, row: Any, replicate: Replicate) -> tuple[str, ...]:
-    """Return the lines that make exactly one replicate: `train`, and `score` for a view; `reproduce` what is joined."""
+    """Return the command lines that make one replicate: `train`, `score` for a view, `reproduce` for a combined row."""
     task, _ = plan.tables[name]
     words = f"retable reproduce {name} --rows {shlex.quote(row.label)} --scale {plan.scale} {set_line(plan.changes)}"
-    whole = words.strip()
+    command = words.strip()
     if isinstance(row, Measurement):
-        return (whole,)
+        return (command,)
     if isinstance(row, Combined):
         rows = plan.replicates[name]
         members = [each for label in row.of for each in rows[label] if each.axes == replicate.axes]
-        return (*dict.fromkeys(line for each in members for line in _run_lines(plan, task, each)), whole)
+        return (*dict.fromkeys(line for each in members for line in _run_lines(plan, task, each)), command)
     return tuple(_run_lines(plan, task, replicate))
 
 
@@ -455,21 +475,21 @@ def _run_lines(plan: Plan, task: Task, replicate: Replicate) -> list[str]:
 
 
 def gather(plan: Plan, name: str) -> Results:
-    """Return what is there for each row of a planned table."""
+    """Return the existing results of each row of a planned table."""
     task, table = plan.tables[name]
-    found: dict[str, Sequence[Replicate]] = {}
+    replicates: dict[str, Sequence[Replicate]] = {}
     with plan.storage.snapshot():
         for row in table.rows:
             if isinstance(row, Combined):
                 rows = [_combined(plan, each) for each in combinings(plan, name, row)] if not row.absent else []
             else:
                 rows = [_replicate(plan, task, row, each) for each in plan.replicates[name].get(row.label, [])]
-            found[row.label] = [each for each in rows if each is not None]
-    return Results(found, table)
+            replicates[row.label] = [each for each in rows if each is not None]
+    return Results(replicates, table)
 
 
 def _replicate(plan: Plan, task: Task, row: Row | Measurement, replicate: Replicate) -> Replicate | None:
-    """Return one replicate of a row with what it measured, or None while that is not there."""
+    """Return one replicate of a row with its measured values, or None if they do not exist."""
     folder = RunFolder.of(plan.storage, task, replicate.config)
     if isinstance(row, Measurement):
         path = timing_read(plan, task, row, replicate)
@@ -481,21 +501,21 @@ def _replicate(plan: Plan, task: Task, row: Row | Measurement, replicate: Replic
     result, view = folder.result(), replicate.view
     if result is None or plan.trainings[folder.path].status == "data changed":
         return None
-    found, came = dataclasses.replace(replicate, history=folder.history(), diverged=result.get("diverged", "")), {}
+    filled, came = dataclasses.replace(replicate, history=folder.history(), diverged=result.get("diverged", "")), {}
     if "bundle" in result:
         came = _came_of(folder)
     if view is None:
-        return dataclasses.replace(found, metrics=result["metrics"], origin=Origin(folder.fingerprint, bundle=came))
+        return dataclasses.replace(filled, metrics=result["metrics"], origin=Origin(folder.fingerprint, bundle=came))
     weights = result["weights"].get(str(view.epoch), "")
     origin = Origin(folder.fingerprint, view_changes(task.view(), replicate.config, view), weights, bundle=came)
-    if found.diverged:
-        return dataclasses.replace(found, metrics=result["metrics"], origin=origin)
+    if filled.diverged:
+        return dataclasses.replace(filled, metrics=result["metrics"], origin=origin)
     scores = folder.scores(view, weights)
     if scores is None:
         return None
     metrics = {**scoring.training_metrics(folder, view, replicate.config.epochs), **scores["metrics"]}
     summaries = partial(scoring.summaries, task, replicate.config, view, folder)
-    return dataclasses.replace(found, metrics=metrics, origin=origin, summaries=summaries)
+    return dataclasses.replace(filled, metrics=metrics, origin=origin, summaries=summaries)
 
 
 def _combined(plan: Plan, combining: Combining) -> Replicate | None:

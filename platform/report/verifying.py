@@ -34,7 +34,7 @@ TINY = 1e-9
 
 @dataclass
 class Checked:
-    """What became of one run that was trained again."""
+    """The outcome of one run that was trained again."""
 
     task: str
     run: str
@@ -110,8 +110,8 @@ def _sent(unpacked: Storage, run: str) -> Sent:
     views: dict[str, View] = {}
     for key in folder.folder.list("views"):
         if folder.folder.exists(f"views/{key}/scores.json"):
-            found = folder.folder.read_record(f"views/{key}/scores.json", {"view": dict})
-            views[key] = override(task.view(), found["view"])
+            record = folder.folder.read_record(f"views/{key}/scores.json", {"view": dict})
+            views[key] = override(task.view(), record["view"])
     return Sent(task, folder, folder.config(task), views)
 
 
@@ -165,38 +165,38 @@ def _train(sent: Sequence[Sent], place: Storage, resources: Resources) -> None:
 
 
 def _compared(sent: Sent, place: Storage, tolerance: float, refused: str = "") -> Checked:
-    """Compare a run with the one that was sent; `refused` says why it was not trained."""
+    """Compare a run with the bundled one; `refused`: why it was not trained."""
     folder = RunFolder(place, sent.folder.task, sent.folder.fingerprint)
-    found = Checked(folder.task, folder.fingerprint, "not comparable", refused)
+    checked = Checked(folder.task, folder.fingerprint, "not comparable", refused)
     if refused:
-        return found
+        return checked
     before, after = _numbers(sent.folder, sent.views), _numbers(folder, sent.views)
     pairs = {name: (before.get(name), after.get(name)) for name in [*before, *(after.keys() - before.keys())]}
-    found.compared = len(pairs)
+    checked.compared = len(pairs)
     if all(same(was, now, 0.0) for was, now in pairs.values()):
-        found.verdict = "agrees bit for bit"
-        return found
+        checked.verdict = "agrees bit for bit"
+        return checked
     made = [each.folder.read_record("provenance.json", {}) for each in (sent.folder, folder)]
-    found.why = other_conditions(folder.task, made[0], made[1])
-    found.tolerance = tolerance if found.why else 0.0
-    found.different = {name: pair for name, pair in pairs.items() if not same(*pair, found.tolerance)}
-    found.verdict = "differs" if found.different else "agrees within the tolerance"
-    return found
+    checked.why = other_conditions(folder.task, made[0], made[1])
+    checked.tolerance = tolerance if checked.why else 0.0
+    checked.different = {name: pair for name, pair in pairs.items() if not same(*pair, checked.tolerance)}
+    checked.verdict = "differs" if checked.different else "agrees within the tolerance"
+    return checked
 
 
 def _numbers(folder: RunFolder, views: Mapping[str, View]) -> dict[str, Any]:
     """Return all numbers of a run but seconds, by name."""
     result = folder.result() or {"metrics": {}}
-    found = dict(result["metrics"]) | {"diverged": result.get("diverged")}
+    numbers = dict(result["metrics"]) | {"diverged": result.get("diverged")}
     for key in views:
         path = f"views/{key}/scores.json"
         scores = folder.folder.read_record(path, {"metrics": dict}) if folder.folder.exists(path) else {"metrics": {}}
-        found |= {f"{key} {name}": value for name, value in scores["metrics"].items()}
+        numbers |= {f"{key} {name}": value for name, value in scores["metrics"].items()}
     for row in folder.history():
-        found |= {
+        numbers |= {
             f"epoch {row['epoch']} {name}": v for name, v in row.items() if name not in ("time", "weights", "best")
         }
-    return {name: value for name, value in found.items() if "seconds" not in name and value is not None}
+    return {name: value for name, value in numbers.items() if "seconds" not in name and value is not None}
 
 
 def other_conditions(task: str, was: Mapping[str, Any], now: Mapping[str, Any]) -> str:

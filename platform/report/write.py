@@ -11,6 +11,7 @@ import io
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from retable.platform.commit import code_root
@@ -33,18 +34,18 @@ def fill_and_keep(plan: Plan, into: Storage | None = None) -> dict[str, FilledTa
 
     Those that are kept in the report's folder (`into`, else `report`), complete and unchanged are not filled again.
     """
-    found, into = {}, into or plan.storage / "report"
+    filled, into = {}, into or plan.storage / "report"
     for name, of in plan.tables.items():
         request = request_of(name, plan.scale, plan.changes, plan.rows)
         with plan.storage.snapshot() as snapshot:
-            part, whole = kept_section(request, into, snapshot) or (None, False)
-            found[name] = part if part and whole else keep_section(request, of, plan.storage, into, snapshot)
+            part, current = _kept_section(request, into, snapshot) or (None, False)
+            filled[name] = part if part and current else keep_section(request, of, plan.storage, into, snapshot)
         plan.storage.write_json(f"tables/{request_slug(request)}.json", request)
-    return found
+    return filled
 
 
 def request_of(table: str, scale: str, changes: Mapping[str, object], rows: Sequence[str] = ()) -> dict[str, Any]:
-    """Return what is kept of a table that was asked for."""
+    """Return the stored form of a requested table."""
     return {"table": table, "scale": scale, "set": dict(changes), **({"rows": [*rows]} if rows else {})}
 
 
@@ -56,15 +57,16 @@ def request_slug(request: Mapping[str, Any]) -> str:
 def keep_section(
     request: Mapping[str, Any], of: tuple[Task, Table | Figure], storage: Storage, into: Storage, snapshot: Snapshot
 ) -> FilledTable:
-    """Fill a table that was asked for and write its files; in its JSON stands what it was made of."""
+    """Fill a requested table and write its files, with the inputs it was made of in its JSON."""
     name, table = request["table"], of[1]
-    with snapshot.watching() as inputs, blamed(storage, name):
+    with snapshot.record_reads() as inputs, _blamed(storage, name):
         plan = compile_plan({name: of}, storage, request["scale"], request["set"], request.get("rows", ()))
         results = gather(plan, name)
         part = fill(plan, name, results)
         files = {"csv": part.frame().to_csv(index=False).encode()} if part.filled else {}
         if isinstance(table, Figure):
             files |= drawing(table, results) if part.filled else {}
+            part = replace(part, drawn="png" in files)
         else:
             files["tex"] = latex(part).encode()
     complete = plan.nothing_to_do and not plan.timings  # what is measured may be due again on another device
@@ -75,7 +77,7 @@ def keep_section(
 
 
 @contextmanager
-def blamed(storage: Storage, name: str) -> Iterator[None]:
+def _blamed(storage: Storage, name: str) -> Iterator[None]:
     """Turn what fails in a block, which fills a table, into one line if the storage took in a bundle: it may be that.
 
     Raises:
@@ -92,7 +94,7 @@ def blamed(storage: Storage, name: str) -> Iterator[None]:
         raise UserError(f"{storage}: {name} cannot be filled ({one_line(error)}); {remedy}") from error
 
 
-def kept_section(request: Mapping[str, Any], into: Storage, snapshot: Snapshot) -> tuple[FilledTable, bool] | None:
+def _kept_section(request: Mapping[str, Any], into: Storage, snapshot: Snapshot) -> tuple[FilledTable, bool] | None:
     """Return a table as it was kept, and whether it was complete, if neither its inputs nor the code have changed."""
     path = f"{request_slug(request)}.json"
     if not into.exists(path):
@@ -110,41 +112,48 @@ def complete(
     tables: Sequence[str], scale: str, changes: Mapping[str, object], rows: Sequence[str], storage: Storage
 ) -> dict[str, FilledTable]:
     """Return tables as they were filled, if all are complete and unchanged, else nothing; no task is imported."""
-    found = {}
+    filled = {}
     with storage.snapshot() as snapshot:
         for name in tables:
-            kept = kept_section(request_of(name, scale, changes, rows), storage / "report", snapshot)
+            kept = _kept_section(request_of(name, scale, changes, rows), storage / "report", snapshot)
             if kept is None or not kept[1]:
                 return {}
-            found[name] = kept[0]
-    return found
+            filled[name] = kept[0]
+    return filled
 
 
 def sections(storage: Storage, into: Storage) -> list[FilledTable]:
-    """Return every table that was asked for on a storage path, filled; what cannot be filled is named and left out."""
-    found = []
+    """Return every table requested on a storage, filled; tables that cannot be filled are named and left out."""
+    parts = []
     with storage.snapshot() as snapshot:
         for file in storage.list("tables"):
             try:
                 request = read_request(storage, f"tables/{file}")
-                kept = kept_section(request, into, snapshot)
-                found.append(kept[0] if kept else new_section(request, storage, into, snapshot))
+                kept = _kept_section(request, into, snapshot)
+                parts.append(kept[0] if kept else _new_section(request, storage, into, snapshot))
             except Exception as error:  # one bad request, or one claim that cannot be judged, must not hide the others
                 errors.print(f"left out of the report: tables/{file}: {one_line(error)}", markup=False)
-    return found
+    return parts
+
+
+def shipped_sections(storage: Storage, into: Storage, own: Sequence[FilledTable]) -> list[FilledTable]:
+    """Return the tables that `measured.take_in` filled; those that the user filled at the same scale are left out."""
+    there = {slug_of(part) for part in own}
+    places = [storage / f"measured/{name}" for name in storage.list("measured")]
+    return [part for place in places for part in sections(place, into) if part.filled and slug_of(part) not in there]
 
 
 def kept_tables(storage: Storage) -> list[FilledTable]:
     """Return the tables that `retable reproduce` filled on a storage, as they were filled; no task is imported."""
-    found = []
+    tables = []
     for file in storage.list("tables"):
         try:
             request = read_request(storage, f"tables/{file}")
             kept = json.loads(storage.read(f"report/{request_slug(request)}.json"))
-            found.append(FilledTable.of_json(kept["table"]))
+            tables.append(FilledTable.of_json(kept["table"]))
         except (UserError, FileNotFoundError, ValueError, KeyError, TypeError):  # of another version, or half a file
             continue
-    return found
+    return tables
 
 
 def read_request(storage: Storage, path: str) -> dict[str, Any]:
@@ -153,13 +162,13 @@ def read_request(storage: Storage, path: str) -> dict[str, Any]:
     Raises:
         UserError: if the file is no such request.
     """
-    found = storage.read_record(path, {"table": str, "scale": str, "set": dict})
-    if not isinstance(rows := found.get("rows", []), list) or not all(isinstance(each, str) for each in rows):
+    request = storage.read_record(path, {"table": str, "scale": str, "set": dict})
+    if not isinstance(rows := request.get("rows", []), list) or not all(isinstance(each, str) for each in rows):
         raise UserError(f"{storage}/{path}: the entry 'rows' is no list of labels; remove it and run again")
-    return found
+    return request
 
 
-def new_section(request: Mapping[str, Any], storage: Storage, into: Storage, snapshot: Snapshot) -> FilledTable:
+def _new_section(request: Mapping[str, Any], storage: Storage, into: Storage, snapshot: Snapshot) -> FilledTable:
     """Fill a table that was asked for."""
     task, table = find_table(request["table"])
     at_scale = table_at(task, table, request["scale"], request["set"], request.get("rows", ()))
@@ -202,12 +211,12 @@ DARK: Any = STYLE | {
 
 
 def drawing(figure: Figure, results: Results) -> dict[str, bytes]:
-    """Draw a figure: `png` and `svg`, and `dark.png` for a page in the dark."""
+    """Draw a figure: `png` and `svg`, and `dark.png` for a page in the dark; nothing where no axis would hold data."""
     return pictures(lambda: figure.draw(results))
 
 
 def pictures(draw: Callable[[], Any]) -> dict[str, bytes]:
-    """Return what a function draws: `png` and `svg`, and `dark.png` for a page in the dark."""
+    """Return a figure's files: `png` and `svg`, and `dark.png` for a page in dark colours."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -217,6 +226,9 @@ def pictures(draw: Callable[[], Any]) -> dict[str, bytes]:
     for style, kinds in ((STYLE, ("png", "svg")), (DARK, ("dark.png",))):
         with pyplot.rc_context(style):
             drawn = draw()
+            if not any(axis.has_data() for axis in drawn.axes):
+                pyplot.close(drawn)
+                return {}
             for kind in kinds:
                 buffer = io.BytesIO()
                 form = kind.rpartition(".")[2]
@@ -235,10 +247,14 @@ def write_report(
         storage: where runs and requests lie.
         into: where the report goes; by default `report/` below the storage.
         single: whether the page holds all of its pictures and details, as one file to send.
-        parts: the tables that it shows; by default all that were asked for on the storage.
+        parts: the tables that it shows; by default all that were asked for on the storage, and results that come with
+            the tasks.
     """
     into = into or storage / "report"
-    parts = in_order(sections(storage, into) if parts is None else parts)
+    if parts is None:
+        own = sections(storage, into)
+        parts = [*own, *shipped_sections(storage, into, own)]
+    parts = in_order(parts)
     into.write("report.md", "# retable report\n\n" + "\n".join(markdown(part) for part in parts))
     page, details = render(parts, str(storage), into, single)
     into.write("index.html", page)

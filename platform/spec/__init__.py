@@ -1,4 +1,4 @@
-"""What a task says of itself: the nouns that a paper is written in.
+"""The terms in which a task describes a paper.
 
 Level 7 of 15: values and checks alone; it starts nothing. A task imports this room, `train.worker` and little else.
 
@@ -6,6 +6,6 @@ Level 7 of 15: values and checks alone; it starts nothing. A task imports this r
     `table`      Table, Figure, Row, Combined, Measurement, Column, Claim, Results; what --rows and --set choose
     `claims`     Verdict, Estimate and the intervals that verdicts rest on
     `space`      Space: what a sweep searches
-    `resources`  Needs of a training, Resources that the user grants
+    `resources`  Requirements of a training, Resources that the user grants
     `extras`     which optional packages a task lacks
 """

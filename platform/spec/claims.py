@@ -1,4 +1,4 @@
-"""What becomes of a claim: estimates with intervals, and the verdicts that rest on them.
+"""Verdicts on claims: estimates, their intervals, and how they decide.
 
 Every task judges with these few functions: a mean over training seeds and a ratio of such means (Student, Fieller), an
 interval of two sources of noise, and the joining of several verdicts to one.
@@ -34,7 +34,7 @@ Ends = Callable[[float], tuple[float, float]]
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a claim, and the numbers that it rests on."""
+    """The verdict on a claim, with its numbers."""
 
     status: Status
     because: str
@@ -42,7 +42,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number with its interval, and what it is of."""
+    """A number with its interval and a description."""
 
     value: float
     low: float
@@ -71,7 +71,7 @@ class Estimate:
         return _status((self.low, self.high), low, high)
 
     def verdict(self, low: float = 0.0, high: float = math.inf) -> Verdict:
-        """Return the verdict that the true number lies between two others: above 0, unless said otherwise.
+        """Return the verdict that the true number lies between two bounds (default: above 0).
 
         It prints the interval that it judges by, with as many digits as show why; where that separates nothing, also
         how many seeds would.
@@ -114,9 +114,9 @@ def seeds_needed(ends: Ends, low: float = 0.0, high: float = math.inf) -> int | 
     return counts[place] if place < len(counts) else None
 
 
-def judge(found: Estimate | Verdict, low: float = 0.0, high: float = math.inf) -> Verdict:
+def judge(result: Estimate | Verdict, low: float = 0.0, high: float = math.inf) -> Verdict:
     """Return the verdict on an estimate, or the one that stands in its place where there could be none."""
-    return found if isinstance(found, Verdict) else found.verdict(low, high)
+    return result if isinstance(result, Verdict) else result.verdict(low, high)
 
 
 def untested(because: str) -> Verdict:

@@ -1,4 +1,4 @@
-"""What a task, serving or the trackers need beyond the basic installation, and whether it is there.
+"""Optional packages of tasks, serving and trackers, and whether they are installed.
 
 The lists are those of `pyproject.toml`; nothing is imported to look.
 """
@@ -33,15 +33,15 @@ class Missing(UserError, ImportError):
 def extras() -> dict[str, tuple[str, ...]]:
     """Return extra -> the distributions that it names."""
     project = code_root().parent / "pyproject.toml"
-    found: dict[str, list[str]] = {}
+    packages: dict[str, list[str]] = {}
     if project.exists():  # a checkout, perhaps not installed, or by an older version of itself
         for name, wanted in tomllib.loads(project.read_text())["project"]["optional-dependencies"].items():
-            found[name] = [distribution(text) for text in wanted]
+            packages[name] = [distribution(text) for text in wanted]
     else:
         for text in metadata.requires("retable") or []:
             if extra := re.search(r"extra == ['\"]([\w-]+)['\"]", text):
-                found.setdefault(extra[1], []).append(distribution(text))
-    return {name: tuple(wanted) for name, wanted in found.items()}
+                packages.setdefault(extra[1], []).append(distribution(text))
+    return {name: tuple(wanted) for name, wanted in packages.items()}
 
 
 def distribution(requirement: str) -> str:
@@ -50,7 +50,7 @@ def distribution(requirement: str) -> str:
 
 
 def is_there(distribution: str) -> bool:
-    """Say whether what a distribution brings can be imported."""
+    """Return whether the modules of a distribution can be imported."""
     try:
         plain = distribution.partition("[")[0].replace("-", "_")
         return importlib.util.find_spec(MODULES.get(distribution, plain)) is not None

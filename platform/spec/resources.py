@@ -1,4 +1,4 @@
-"""What work takes of the machines: what its task says, and what the command's options say instead."""
+"""Resources of a training or prediction: the task's defaults, and the user's overrides."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ Stage = Literal["train", "predict"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Needs:
-    """What one training, or the predictions of one view, take. Never a part of a config."""
+class Requirements:
+    """The resources of one training, or of the predictions of one view. Never a part of a config."""
 
     cpus: int = 1
     """CPUs, and torch threads, of work of one worker; several workers take one each, or a little less."""
@@ -42,7 +42,7 @@ class Needs:
 
 @dataclass(frozen=True, kw_only=True)
 class Resources:
-    """What the user says of each training; None: what its task says (`Task.needs`). Never a part of a config."""
+    """Overrides for each training; None keeps the task's default (`Task.needs`). Never a part of a config."""
 
     workers: int | None = None
     cpus: int | None = None
@@ -73,7 +73,7 @@ class Resources:
         return time.time() > self.made + self.deadline
 
     def __post_init__(self) -> None:
-        """Refuse what is no number, or too small.
+        """Refuse values that are no numbers, or too small.
 
         Raises:
             UserError: naming the field.
@@ -87,8 +87,8 @@ class Resources:
             if not isinstance(value, kind) or isinstance(value, bool) or not value >= lowest:
                 raise UserError(f"{name}={value!r}: a number of {lowest} or more")
 
-    def needs(self, task: Task, config: Any, gpus: float, stage: Stage = "train") -> Needs:
-        """Return what a piece of work takes: what its task says, unless the user does.
+    def needs(self, task: Task, config: Any, gpus: float, stage: Stage = "train") -> Requirements:
+        """Return the resources of a piece of work: the task's defaults with the user's overrides.
 
         Predictions are made by one worker each, and on a GPU only by tasks that can.
 
@@ -98,25 +98,27 @@ class Resources:
             gpus: how many GPUs there are, or may come: a task's own wish is no more than that.
             stage: training, or prediction.
         """
-        found = task.needs(config, stage)
-        found = dataclasses.replace(found, gpus=min(found.gpus, gpus))
+        needs = task.needs(config, stage)
+        needs = dataclasses.replace(needs, gpus=min(needs.gpus, gpus))
         names = ["gpus"] if stage == "predict" else ["workers", "cpus", "gpus"]
-        said = {name: value for name in names if (value := getattr(self, name)) is not None}
+        overrides = {name: value for name in names if (value := getattr(self, name)) is not None}
         if stage == "predict" and not task.predicts_on_gpu(config):
-            said = {}
-        return dataclasses.replace(found, **said)
+            overrides = {}
+        return dataclasses.replace(needs, **overrides)
 
 
-def largest(several: Iterable[Needs]) -> Needs:
-    """Return what suffices for each of several trainings: those of a stack go in one."""
+def largest(several: Iterable[Requirements]) -> Requirements:
+    """Return the resources that suffice for each member of a stack."""
     every = list(several)
-    return Needs(**{each.name: max(getattr(needs, each.name) for needs in every) for each in dataclasses.fields(Needs)})
+    return Requirements(
+        **{each.name: max(getattr(needs, each.name) for needs in every) for each in dataclasses.fields(Requirements)}
+    )
 
 
-def told(plan: Plan, resources: Resources | None = None) -> list[str]:
-    """Say in a line each what the trainings of a plan that are still to be done take, most of them first."""
-    said = resources or Resources()
-    counts = Counter((t.task.name, said.needs(t.task, t.config, float("inf"))) for t in plan.missing)
+def summary(plan: Plan, resources: Resources | None = None) -> list[str]:
+    """Return a line about the resources of each kind of training still to be done, the most frequent first."""
+    chosen = resources or Resources()
+    counts = Counter((t.task.name, chosen.needs(t.task, t.config, float("inf"))) for t in plan.missing)
     lines = [f"{name}: {needs} (x {count})" for (name, needs), count in counts.most_common()]
-    wish = said.gpus is None and any(needs.gpus for _, needs in counts)
+    wish = chosen.gpus is None and any(needs.gpus for _, needs in counts)
     return [*lines, "without a GPU: the same on CPUs alone"] if wish else lines

@@ -1,4 +1,4 @@
-"""Search spaces: what a sweep tries, as a value that is checked when it is made."""
+"""Search spaces of sweeps, as values that are checked when they are made."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ UNFIT = {
 
 @dataclass(frozen=True, kw_only=True)
 class Space:
-    """What a sweep tries: fields of a task's config (or view), and the metric that says which point is best.
+    """The fields of a task's config or view that a sweep searches, and the metric that ranks the points.
 
     Raises:
         UserError: on a word that does not exist or does not fit, naming the field and the nearest valid word.
@@ -104,7 +104,7 @@ class Space:
             raise UserError(f"search {self.search!r}: {' '.join(str(error).split())}") from error
 
     def stopper(self, epochs: int) -> Any:
-        """Return a new scheduler of Ray Tune: what stops weak points of so many epochs early, or never does."""
+        """Return a new scheduler of Ray Tune, which stops weak points early, or never."""
         from ray.tune.schedulers import create_scheduler
 
         name = "fifo" if epochs < 2 or self.scheduler is None else self.scheduler
@@ -182,14 +182,14 @@ class Space:
         if not points:
             self.searcher()
             points = self._draw(3)
-        with mistakes_in("overrides"):
+        with _mistakes_in("overrides"):
             base = override(task.config(), self.overrides)
-        with mistakes_in("view"):
+        with _mistakes_in("view"):
             view = override(task.view(), self.view)
         for point in points:
-            with mistakes_in("domains"):
+            with _mistakes_in("domains"):
                 point_config(base, self.overrides, point)
-            with mistakes_in("domains: view"):
+            with _mistakes_in("domains: view"):
                 point_view(view, point)
 
 
@@ -206,7 +206,7 @@ def point_view(view: View, point: Mapping[str, object]) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """Return a NumPy scalar as a plain Python value, which is what configs hold."""
+    """Convert a NumPy scalar to a plain Python value, as configs hold."""
     return value.item() if isinstance(value, np.generic) else value
 
 
@@ -225,7 +225,7 @@ def find_space(name: str) -> Space:
     """
     if name not in spaces():
         raise UserError(f"no search space {name!r}{nearest(name, spaces())}; a file of your own: --space my.py")
-    with mistakes_in(f"search_spaces/{name}.py"):
+    with _mistakes_in(f"search_spaces/{name}.py"):
         return _defined(vars(importlib.import_module(f"retable.search_spaces.{name}")))
 
 
@@ -237,7 +237,7 @@ def load_space(path: str) -> Space:
     """
     if not os.path.isfile(path):
         raise UserError(f"--space {path}: there is no such file")
-    with mistakes_in(path):
+    with _mistakes_in(path):
         return _defined(runpy.run_path(path))
 
 
@@ -249,7 +249,7 @@ def _defined(names: Mapping[str, Any]) -> Space:
 
 
 @contextmanager
-def mistakes_in(place: str) -> Iterator[None]:
+def _mistakes_in(place: str) -> Iterator[None]:
     """Name the file, or the field of a space, in which a mistake is."""
     try:
         yield

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 import numpy as np
 
@@ -48,7 +48,7 @@ def stored_key(function: Callable[..., object], name: str) -> str:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Row:
-    """One line of a table: what to train, how to view it, and what the paper printed."""
+    """One line of a table: its training, its view, and its published numbers."""
 
     label: str
     overrides: Mapping[str, object] | None = field(default_factory=dict)
@@ -64,7 +64,7 @@ class Row:
 
 
 class Member(Protocol):
-    """What a combining function sees of one of the rows it joins."""
+    """One member of a combined row, as its combining function sees it."""
 
     @property
     def label(self) -> str:
@@ -101,7 +101,7 @@ class Combined:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Measurement:
-    """A line whose result is seconds or bytes: it has its node to itself and counts for that kind of device only."""
+    """A benchmark row; runs exclusively on one node and is keyed by device type."""
 
     label: str
     measure: Callable[..., Mapping[str, float]]
@@ -127,6 +127,8 @@ class Column:
     format: str = ".2f"
     factor: float = 1.0
     """Multiplies the metric (1e-6: bytes to MB)."""
+    better: Literal["higher", "lower"] | None = None
+    """Which numbers are better; the report marks the best one. None: neither."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,7 +202,7 @@ def with_claims(tables: Mapping[str, AnyTable], claims: Mapping[str, Sequence[Cl
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a number is from: a run and how it was read, or what several were joined to."""
+    """The origin of a number: a run and its view, or the members of a combination."""
 
     run: str = ""
     """The fingerprint; of a combination and a measurement, the key of their file."""
@@ -217,7 +219,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class Replicate:
-    """One replicate of one row: a config and perhaps a view of it; once it was run, also what it measured."""
+    """One replicate of one row: its config and view; after it has run, also its measured values."""
 
     label: str
     axes: Mapping[str, object]
@@ -237,20 +239,20 @@ class Replicate:
 
 
 class Results:
-    """What the rows of a table measured. A row that is not the table's is an error, never a missing result.
+    """The measured values of a table's rows. An unknown row is an error, never a missing result.
 
     It records which rows were asked for, and which of the values that the user left out.
     """
 
-    def __init__(self, found: Mapping[str, Sequence[Replicate]], table: AnyTable | None = None) -> None:
+    def __init__(self, replicates: Mapping[str, Sequence[Replicate]], table: AnyTable | None = None) -> None:
         """Take the replicates of every row, by label; of a row that was not run, none.
 
         Args:
-            found: label -> replicates.
+            replicates: label -> replicates.
             table: the table, for what the user left out of it.
         """
-        self.replicates = {label: [each for each in rows if not each.diverged] for label, rows in found.items()}
-        self._diverged = {label: [each for each in rows if each.diverged] for label, rows in found.items()}
+        self.replicates = {label: [each for each in rows if not each.diverged] for label, rows in replicates.items()}
+        self._diverged = {label: [each for each in rows if each.diverged] for label, rows in replicates.items()}
         self.by_rows = {row.label for row in table.rows if row.absent == BY_ROWS} if table else set()
         """Labels of the rows that the user left out."""
         self.by_set = {axis: values for axis, values in table.left_out.items() if values} if table else {}
@@ -261,7 +263,7 @@ class Results:
         """What was asked for and left out by the user: how -> labels, or axes with their values."""
 
     def __contains__(self, row: AnyRow | str) -> bool:
-        """Say whether a row has any result. Raises KeyError if it is not the table's."""
+        """Return whether a row has any result. Raises KeyError if it is not the table's."""
         return bool(self._of(row))
 
     def _of(self, row: AnyRow | str) -> list[Replicate]:
@@ -299,12 +301,12 @@ class Results:
     def lines(self, *rows: AnyRow | str) -> list[tuple[Replicate, ...]]:
         """Return the replicates of several rows in lines of equal axes; lines that lack a row are left out."""
         first, *others = (self.select(row) for row in rows)
-        found = []
+        lines = []
         for replicate in first:
             same = [[other for other in rows if other.axes == replicate.axes] for rows in others]
             if all(same):
-                found.append((replicate, *(each[0] for each in same)))
-        return found
+                lines.append((replicate, *(each[0] for each in same)))
+        return lines
 
     def axis(self, name: str) -> list[Any]:
         """Return the values that an axis takes among the results, in order of appearance."""
@@ -363,24 +365,24 @@ def rows_of_claims(table: AnyTable, default: Any, default_view: Any) -> list[lis
                 every = expand(few, row, default, default_view)
                 made[row.label] = [dataclasses.replace(each, metrics=_Ones()) for each in every]
     made |= {row.label: made[row.of[0]] for row in table.rows if isinstance(row, Combined)}
-    found = []
+    per_claim = []
     for claim in table.claims:
-        asked: dict[str, None] = {}
+        requested: dict[str, None] = {}
         for results in (Results(dict.fromkeys(made, ())), Results(made)):
             with suppress(Exception):
                 claim.check(results)
-            asked |= results.asked
-        found.append(list(asked))
-    return found
+            requested |= results.asked
+        per_claim.append(list(requested))
+    return per_claim
 
 
 def row_fields(table: AnyTable) -> set[str]:
-    """Return the fields of config and view (`view.epoch`) that rows of a table set: what tells them apart."""
+    """Return the fields of config and view (`view.epoch`) that a table's rows set, which distinguish them."""
     config = {path for row in table.rows if not isinstance(row, Combined) for path in row.overrides or {}}
     return config | {f"view.{path}" for row in table.rows if isinstance(row, Row) for path in row.view or {}}
 
 
-def changed(
+def apply_overrides(
     table: AnyTable, changes: Mapping[str, object], default: Any, default_view: Any, named: Collection[str]
 ) -> AnyTable:
     """Return a table with the user's changes (`--set`): to all rows, and one to a replicate axis in the axis's place.
@@ -400,25 +402,25 @@ def changed(
     several = {axis: tuple(dict.fromkeys(value)) for axis in table.over if isinstance(value := changes.get(axis), list)}
     changes = {path: value for path, value in changes.items() if path not in several}
     axes = {axis: changes[axis] for axis in table.over if axis in changes}
-    told = {path for path in changes if any(_within(path, field) or _within(field, path) for field in named)}
+    applied = {path for path in changes if any(_within(path, field) or _within(field, path) for field in named)}
     rows: list[AnyRow] = []
     for row in table.rows:
         if not isinstance(row, Combined) and row.overrides is not None:
             own = {path: axes.get(path, value) if path not in named else value for path, value in row.overrides.items()}
             open_axes = axes.keys() - row_fields(dataclasses.replace(table, rows=[row]))
-            contradicting = {path: changes[path] for path in changes if path in told - open_axes}
+            contradicting = {path: changes[path] for path in changes if path in applied - open_axes}
             absent = row.absent or _contradiction(row, default, default_view, contradicting)
             row = dataclasses.replace(row, overrides=own, absent=absent)
         rows.append(row)
-    rows = [without_absent(row, rows) if isinstance(row, Combined) else row for row in rows]
+    rows = [drop_missing_members(row, rows) if isinstance(row, Combined) else row for row in rows]
     over = {axis: (axes[axis],) if axis in axes else several.get(axis, values) for axis, values in table.over.items()}
     left_out = {axis: [value for value in values if value not in over[axis]] for axis, values in table.over.items()}
     lost = [new.label for old, new in zip(table.rows, rows, strict=True) if new.absent and not old.absent]
     note = (
         f"{table.note} Left out, as the changes would make them other rows: {'; '.join(lost)}." if lost else table.note
     )
-    whole = {**table.changes, **changes}
-    return dataclasses.replace(table, rows=rows, over=over, changes=whole, left_out=left_out, note=note.strip())
+    merged = {**table.changes, **changes}
+    return dataclasses.replace(table, rows=rows, over=over, changes=merged, left_out=left_out, note=note.strip())
 
 
 def _within(path: str, field: str) -> bool:
@@ -468,14 +470,14 @@ def matches(label: str, pattern: str) -> bool:
     return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), label) is not None
 
 
-def without_absent(row: Combined, rows: Sequence[AnyRow]) -> Combined:
+def drop_missing_members(row: Combined, rows: Sequence[AnyRow]) -> Combined:
     """Return a combined row of those members that are run: absent if fewer than two are, or one that it needs."""
     trained = [other for other in rows if isinstance(other, Row) and other.overrides is not None]
-    there = {other.label for other in trained if not other.absent}
-    if all(label in there for label in row.of):
+    present = {other.label for other in trained if not other.absent}
+    if all(label in present for label in row.of):
         return row
-    members = tuple(label for label in row.of if label in there)
-    lacking = [label for label in row.needs if label not in there]
+    members = tuple(label for label in row.of if label in present)
+    lacking = [label for label in row.needs if label not in present]
     absent = f"without {lacking[0]}" if lacking else "" if len(members) > 1 else "its members are absent"
     return dataclasses.replace(row, of=members or row.of, absent=absent)
 
@@ -495,7 +497,7 @@ def expand(table: AnyTable, row: Row | Measurement, default: Any, default_view: 
     views: dict[Any, Any] = {}
     fixed = {path: value for path, value in row.overrides.items() if path in table.over}
     fixed |= {f"view.{path}": v for path, v in (view_overrides or {}).items() if f"view.{path}" in table.over}
-    found = []
+    expanded = []
     for combination in itertools.product(*axes.values()):
         point = dict(zip(axes, combination, strict=True))
         changes, seen = split_view(point)
@@ -506,8 +508,8 @@ def expand(table: AnyTable, row: Row | Measurement, default: Any, default_view: 
             view = views.get(key)  # one for all replicates that read their runs alike: they are many
             if view is None:
                 view = views[key] = resolve(override(default_view, {**view_overrides, **user_view, **seen}), config)
-        found.append(Replicate(row.label, {**fixed, **point}, config, view))
-    return found
+        expanded.append(Replicate(row.label, {**fixed, **point}, config, view))
+    return expanded
 
 
 def split_view(changes: Mapping[str, object]) -> tuple[dict[str, object], dict[str, object]]:

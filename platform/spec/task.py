@@ -1,4 +1,4 @@
-"""The nouns of a task: what a folder `tasks/<name>/` must say of itself so that the platform can run it.
+"""The terms of a task: what a folder `tasks/<name>/` defines so that the platform can run it.
 
 A task is one frozen value, `TASK`, in the folder's `__init__.py`. There is no base class and no registry; the platform
 finds a task by the folder's name.
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from retable.platform.config import UnknownField, override, override_lineage
 from retable.platform.errors import UserError, nearest
 from retable.platform.spec import extras
-from retable.platform.spec.resources import Needs, Stage
+from retable.platform.spec.resources import Requirements, Stage
 from retable.platform.store.storage import Storage
 from retable.platform.text import clock
 
@@ -42,7 +42,7 @@ SCALES = {
     "paper": "the published setting",
 }
 """The names that tasks give their scales, the smallest first: what each promises. A task may have fewer."""
-DEFAULT_SCALE = "smoke"
+DEFAULT_SCALE = "quick"
 """The scale of a command that names none."""
 
 
@@ -91,7 +91,7 @@ class Startable(Learner, Protocol):
 
 @dataclass(frozen=True)
 class Source:
-    """A data set: the folder it lies in, and what its `dataset.json` says."""
+    """A dataset: its folder, and the content of its `dataset.json`."""
 
     folder: Storage
     info: Mapping[str, Any]
@@ -138,7 +138,7 @@ class Dataset:
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """A named size of an experiment: what it does to a table, and what one should know of it. By itself: nothing."""
+    """A named size of an experiment: its changes to a table, and a description. By default it changes nothing."""
 
     about: str
     minutes: int = 0
@@ -155,8 +155,20 @@ class Scale:
     """Table (unscaled) -> the settings of this scale in words."""
 
     def __str__(self) -> str:
-        """Return what a list of scales says of it."""
+        """Return its description for a list of scales."""
         return f"{self.about}; at most {clock(60 * self.minutes)} on two cores" if self.minutes else self.about
+
+
+@dataclass(frozen=True)
+class KeyNumber:
+    """The one number of a paper to look at first: a cell of one of its tables."""
+
+    table: str
+    row: str
+    column: str
+    """The column's header."""
+    about: str
+    """What it is, with its unit, in a few words."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,6 +181,8 @@ class Task:
     """Whose tables they are, as one cites them: authors, title, year."""
     telling: str = ""
     """The table or figure that stands for the paper on the first screen of a report; none: its first."""
+    key_number: KeyNumber | None = None
+    """What the summary of a run shows of the paper, beside the published number."""
     version: int
     """Raised whenever the code's numbers change: old runs then no longer count."""
     config: type[Any]
@@ -195,7 +209,7 @@ class Task:
     """Config -> epochs whose weights are kept besides the last one and those that views name."""
     early_stop: Callable[[Any], tuple[str, int] | None] = lambda config: None
     """Config -> (metric of `validate` to maximise, epochs to wait for a better one), or None."""
-    needs: Callable[[Any, Stage], Needs] = lambda config, stage: Needs()
+    needs: Callable[[Any, Stage], Requirements] = lambda config, stage: Requirements()
     """(config, stage) -> what its training, or the predictions of one view, take of a machine that has GPUs."""
     group: Callable[[Any], Hashable]
     """Configs with equal keys may be trained as one stack."""
@@ -220,7 +234,7 @@ class Task:
         return f"<task {self.name}: {self.about}>"
 
     def predicts_on_gpu(self, config: Any) -> bool:
-        """Say whether predictions of a config's run are made on a GPU, where there is one."""
+        """Return whether predictions of a config's run are made on a GPU, where there is one."""
         return self.needs(config, "predict").gpus > 0
 
 
@@ -258,7 +272,7 @@ def folder(name: str) -> Path:
 
 
 def has_commands(name: str) -> bool:
-    """Say whether a task has commands of its own, in `cli.py`; the task is not imported for that."""
+    """Return whether a task has commands of its own, in `cli.py`; the task is not imported for that."""
     return (folder(name) / "cli.py").exists()
 
 
@@ -316,17 +330,17 @@ def table_at(
     Raises:
         UserError: if the task has no such scale, or no such fields.
     """
-    from retable.platform.spec.table import changed, choose_rows, row_fields
+    from retable.platform.spec.table import apply_overrides, choose_rows, row_fields
 
     axes = {path: values for path, values in changes.items() if path in table.over and isinstance(values, list)}
     if not all(axes.values()):
         raise UserError(f"{', '.join(axes)}: a list of no values; give one at least, such as [0]")
     for values in itertools.zip_longest(*axes.values()) if axes else [()]:  # a mistake is told before anything else
         chosen = {path: axes[path][0] if value is None else value for path, value in zip(axes, values, strict=True)}
-        check_fields(task, {**changes, **chosen})
+        _check_fields(task, {**changes, **chosen})
     named = row_fields(table) - {"seed", *task.settings}
     at_scale = scaled(table, find_scale(task, scale))
-    return choose_rows(changed(at_scale, changes, task.config(), task.view(), named), rows)
+    return choose_rows(apply_overrides(at_scale, changes, task.config(), task.view(), named), rows)
 
 
 def check_rows(patterns: Sequence[str], tables: Iterable[AnyTable]) -> None:
@@ -344,7 +358,7 @@ def check_rows(patterns: Sequence[str], tables: Iterable[AnyTable]) -> None:
             raise UserError(f"--rows {pattern!r} matches no row; the nearest: {', '.join(map(repr, close))}")
 
 
-def check_fields(task: Task, changes: Mapping[str, object]) -> None:
+def _check_fields(task: Task, changes: Mapping[str, object]) -> None:
     """Refuse changes that a task's config or view does not take; of a field that other tasks have, say which.
 
     Raises:
@@ -368,21 +382,21 @@ def check_fields(task: Task, changes: Mapping[str, object]) -> None:
 def _fields(name: str) -> Mapping[str, object]:
     """Return the fields of a task's config; none of one that cannot be had."""
     try:
-        found: Mapping[str, object] = find(name).config.__dataclass_fields__
+        fields: Mapping[str, object] = find(name).config.__dataclass_fields__
     except ImportError:
         return {}
-    return found
+    return fields
 
 
 def scaled(table: AnyTable, scale: Scale) -> AnyTable:
     """Return a table at a scale: its rows, replicates and note. Combined rows join those members that are run."""
-    from retable.platform.spec.table import Combined, without_absent
+    from retable.platform.spec.table import Combined, drop_missing_members
 
     rows: list[Any] = []
     for row in table.rows:
         small = row if isinstance(row, Combined) or row.overrides is None else scale.row(row)
         rows.append(dataclasses.replace(row, absent=small) if isinstance(small, str) else small)
-    rows = [without_absent(row, rows) if isinstance(row, Combined) else row for row in rows]
+    rows = [drop_missing_members(row, rows) if isinstance(row, Combined) else row for row in rows]
     over = {axis: _kept(values, scale.over.get(axis, ())) for axis, values in table.over.items()}
     reasons: dict[str, list[str]] = {}
     for row in rows:
@@ -398,7 +412,7 @@ def _kept(values: Sequence[object], run: Sequence[object]) -> Sequence[object]:
 
 
 def config_at(task: Task, scale: str, changes: Mapping[str, object]) -> Any:
-    """Return the task's default config at a scale, with changes: what `train` runs and `sweep` starts from."""
-    found = find_scale(task, scale)
-    check_fields(task, changes)
-    return override_lineage(override_lineage(task.config(), {**found.overrides, **found.start}), changes)
+    """Return the task's default config at a scale, with changes, as `train` and `sweep` use it."""
+    chosen = find_scale(task, scale)
+    _check_fields(task, changes)
+    return override_lineage(override_lineage(task.config(), {**chosen.overrides, **chosen.start}), changes)

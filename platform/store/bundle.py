@@ -88,9 +88,9 @@ class Member:
 
     @property
     def _match(self) -> re.Match[str]:
-        found = KIND[self.kind].fullmatch(self.path)
-        assert found is not None
-        return found
+        match = KIND[self.kind].fullmatch(self.path)
+        assert match is not None
+        return match
 
 
 @dataclass(frozen=True)

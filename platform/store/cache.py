@@ -1,4 +1,4 @@
-"""What a storage holds at one moment, read once: a plan and a report ask the same of it again and again."""
+"""Read cache: the contents of a storage at one moment, as plans and reports read the same files repeatedly."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +26,7 @@ Stamp = list[Any] | None
 
 @dataclass
 class Snapshot:
-    """The answers to one process's questions about a storage. What is written meanwhile is not seen."""
+    """A cached listing of a storage with parsed files. Later writes are not seen."""
 
     filesystem: fs.FileSystem
     root: str
@@ -49,24 +50,24 @@ class Snapshot:
         return path[len(self.root) + 1 :]
 
     def stamp(self, path: str) -> Stamp:
-        """Return what is at a path, and note that it was asked for."""
+        """Return the stamp of a path, and record the read."""
         if path not in self.touched:
             self.touched[path] = self._listed(path) if self._covers(path) else self._asked(path)
         return self.touched[path]
 
     def names(self, path: str) -> list[str]:
         """Return the sorted names in a folder; of none, and of a file, an empty list."""
-        found = self.stamp(path) or []
-        return [name for name in found if isinstance(name, str)]
+        content = self.stamp(path) or []
+        return [name for name in content if isinstance(name, str)]
 
-    def once(self, key: Any, make: Callable[[], Any]) -> Any:
+    def memoize(self, key: Any, make: Callable[[], Any]) -> Any:
         """Return `make()`, which is called the first time only."""
         if key not in self.values:
             self.values[key] = make()
         return self.values[key]
 
-    def brief(self, path: str, make: Callable[[], Any]) -> Any:
-        """Return `make()`, what is needed of a finished run's file: from the index, where that knows this very file.
+    def read_indexed(self, path: str, make: Callable[[], Any]) -> Any:
+        """Return `make()`, a summary of a finished run's file: from the index if that has this version of the file.
 
         Args:
             path: of a file in a run's folder, `runs/<task>/<fingerprint>/...`.
@@ -75,19 +76,19 @@ class Snapshot:
         stamp = self.stamp(path)
         _, task, run, inner = path.split("/", 3)
         index = self.indexes.of(task)
-        found = index.kept(run, inner, stamp)
-        if found is None and stamp is not None:
-            whole = ("json", path)
-            before = whole in self.values
-            found = make()
+        value = index.kept(run, inner, stamp)
+        if value is None and stamp is not None:
+            parsed_key = ("json", path)
+            before = parsed_key in self.values
+            value = make()
             if not before:
-                self.values.pop(whole, None)  # of a hundred thousand results, the metrics would fill the memory
-            if found is not None:
-                index.note(run, {inner: [*stamp, found]})
-        return found
+                self.values.pop(parsed_key, None)  # of a hundred thousand results, the metrics would fill the memory
+            if value is not None:
+                index.note(run, {inner: [*stamp, value]})
+        return value
 
-    def knows(self, path: str) -> bool:
-        """Say whether `brief` answers without reading: from the index, or as there is no such file."""
+    def is_indexed(self, path: str) -> bool:
+        """Return whether `read_indexed` answers without reading the file, or no such file exists."""
         _, task, run, inner = path.split("/", 3)
         stamp = self._listed(path) if self._covers(path) else None
         return stamp is None or self.indexes.of(task).kept(run, inner, stamp) is not None
@@ -98,18 +99,18 @@ class Snapshot:
         return self.works.get(path, {})
 
     def keep_index(self, write: Callable[[str, bytes], None], least: int = 50) -> None:
-        """Write down what had to be read of finished runs, if that was of more than a few."""
+        """Write the index, if more than a few entries are new."""
         self.indexes.write(lambda task: self.folders.get(f"runs/{task}", {}), write, least)
 
     @contextmanager
-    def watching(self) -> Iterator[dict[str, Stamp]]:
-        """Give the paths that the block asks for, as it does, with what was there."""
+    def record_reads(self) -> Iterator[dict[str, Stamp]]:
+        """Yield the paths that the block reads, with their stamps."""
         before, self.touched = self.touched, {}
-        found = self.touched
+        touched = self.touched
         try:
-            yield found
+            yield touched
         finally:
-            self.touched = before | found
+            self.touched = before | touched
 
     def _covers(self, path: str) -> bool:
         top = path.split("/", 1)[0]
@@ -152,8 +153,8 @@ class Snapshot:
         if path in self.folders:
             return sorted(self.folders[path])
         above, _, name = path.rpartition("/")
-        found = self.folders.get(above, {}).get(name)
-        return list(found) if found else None
+        stamp = self.folders.get(above, {}).get(name)
+        return list(stamp) if stamp else None
 
     @patient
     def _asked(self, path: str) -> Stamp:
@@ -188,8 +189,8 @@ def listed(filesystem: fs.FileSystem, folder: str) -> Iterator[tuple[str, tuple[
 
 
 @contextmanager
-def unswept() -> Iterator[None]:
-    """Let Python look for no garbage while the block runs: it would look through a million files again and again."""
+def gc_paused() -> Iterator[None]:
+    """Disable the garbage collector inside the block; collections over millions of entries dominate the run time."""
     before = gc.isenabled()
     gc.disable()
     try:
@@ -200,7 +201,7 @@ def unswept() -> Iterator[None]:
 
 
 def is_text(name: str) -> bool:
-    """Say whether a name of a local file is text: other names are not ours, and pyarrow fails on them."""
+    """Return whether a local file's name is valid text; pyarrow fails on others."""
     return name.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
@@ -224,25 +225,26 @@ def _stamp(info: Any) -> Stamp:
     return [info.size, info.mtime_ns]
 
 
-_current: Snapshot | None = None
+_current: ContextVar[Snapshot | None] = ContextVar("snapshot", default=None)
+"""The snapshot of this thread; threads that a block starts see it where they run in a copy of its context."""
 
 
 def current(filesystem: fs.FileSystem, path: str) -> tuple[Snapshot, str] | None:
     """Return the snapshot that answers for a path, and the path relative to it; None where there is none."""
-    found = None if _current is None else _current.path_of(filesystem, path)
-    return None if _current is None or found is None else (_current, found)
+    taken = _current.get()
+    relative = None if taken is None else taken.path_of(filesystem, path)
+    return None if taken is None or relative is None else (taken, relative)
 
 
 @contextmanager
 def take(filesystem: fs.FileSystem, root: str) -> Iterator[Snapshot]:
-    """Answer this process's reads below `root` from what is there now, while the block runs; a nested one is the same.
+    """Answer this thread's reads below `root` from one snapshot in the block; nested calls share it.
 
     The outermost decides: what is asked of another storage meanwhile is read as ever.
     """
-    global _current
-    outer = _current
-    _current = outer if outer is not None else Snapshot(filesystem, root)
+    taken = _current.get() or Snapshot(filesystem, root)
+    before = _current.set(taken)
     try:
-        yield _current
+        yield taken
     finally:
-        _current = outer
+        _current.reset(before)

@@ -1,4 +1,4 @@
-"""What plans and listings ask of finished runs, in one file a task: `<storage>/.index/<task>.packed`.
+"""Index of finished runs for plans and listings, one file a task: `<storage>/.index/<task>.packed`.
 
 It works as git's index does: an entry holds the stamps (size and time) of the files that it was made from, and counts
 only while the storage shows the same ones. It is a cache: absent, damaged or old, it is made again from the files. Of
@@ -37,27 +37,27 @@ class Index:
     """The run that was asked for last, with its entry: a run's files are asked for one after another."""
 
     def entry(self, run: str) -> Entry:
-        """Return what is known of a run: an entry without files where nothing is."""
+        """Return the entry of a run; one without files if there is none."""
         if run in self.added:
             return self.added[run]
         if self.last[0] == run:
             return self.last[1]
         try:
-            found: Entry = json.loads(self.lines[run].partition(b" ")[2])
-            found = found if isinstance(found["files"], dict) else {"files": {}}
+            entry: Entry = json.loads(self.lines[run].partition(b" ")[2])
+            entry = entry if isinstance(entry["files"], dict) else {"files": {}}
         except (KeyError, ValueError, TypeError, RecursionError):
-            found = {"files": {}}
-        self.last = (run, found)
-        return found
+            entry = {"files": {}}
+        self.last = (run, entry)
+        return entry
 
     def kept(self, run: str, path: str, stamp: Any) -> Any:
-        """Return what was kept of a run's file while its stamp was this one; None where nothing was."""
+        """Return the value stored for a run's file, if its stamp is this one; else None."""
         known = self.entry(run)["files"].get(path)
         same = isinstance(known, list) and len(known) == 3 and known[:2] == stamp
         return known[2] if same else None
 
     def note(self, run: str, files: Mapping[str, Any], folder: int = 0, size: int = 0) -> None:
-        """Note what was read of a run's files: path -> [size, time, what is kept]."""
+        """Record the values of a run's files: path -> [size, time, value]."""
         entry = self.added[run] = self.entry(run)
         entry["files"] |= files
         if folder or size:
@@ -70,12 +70,14 @@ class Index:
             alive: the runs that are there; others are dropped.
             seconds: since the storage was listed: what changed after that, or just before, will not be trusted.
         """
-        whole = self.lines | {run: line for run, entry in self.added.items() if (line := line_of(entry))}
+        merged = self.lines | {run: line for run, entry in self.added.items() if (line := _line_of(entry))}
         head = json.dumps({"format": FORMAT, "seconds": seconds}).encode()
-        return gzip.compress(b"\n".join([head, *(f"{run} ".encode() + whole[run] for run in whole if run in alive)]), 1)
+        return gzip.compress(
+            b"\n".join([head, *(f"{run} ".encode() + merged[run] for run in merged if run in alive)]), 1
+        )
 
 
-def line_of(entry: Entry) -> bytes:
+def _line_of(entry: Entry) -> bytes:
     """Return an entry's line, empty where the storage tells no times: nothing could be trusted then."""
     times = [known[1] for known in entry["files"].values()]
     if not times or not all(isinstance(moment, int) and moment > 0 for moment in times):
@@ -121,8 +123,8 @@ class Indexes:
     def of(self, task: str) -> Index:
         """Return the index of a task's runs."""
         if task not in self.tasks:
-            found = self.read(place(task))
-            self.tasks[task] = unpack(*found) if found else Index()
+            content = self.read(place(task))
+            self.tasks[task] = unpack(*content) if content else Index()
         return self.tasks[task]
 
     def write(self, alive: Callable[[str], Collection[str]], write: Callable[[str, bytes], None], least: int) -> None:

@@ -1,12 +1,11 @@
-"""Whose a run is: attempts at it are numbered, and it belongs to the newest.
+"""Run leases: attempts at a run are numbered, and the highest number owns the run (a fencing token).
 
-    runs/<task>/<fingerprint>/attempts/<0001>/<name>.json, note.txt, traceback.txt
+runs/<task>/<fingerprint>/attempts/<0001>/<name>.json, note.txt, traceback.txt
 
-Two commands, or a machine that was given up and still computes, may want to write to one run. Each process that trains
-first makes the next number its own, in one step that only one of them can make. Whoever is not the newest any more
-writes nothing more: it asks before each write that lasts. An attempt that trains says so every few seconds; one that
-has been silent for two minutes, by the clock of who watches it, is dead, and so is one whose process is gone from the
-watcher's own machine.
+Two commands, or a machine that was given up but still computes, may want to write to one run. Each process that trains
+first acquires the next number in one step that only one of them can make, and checks before each lasting write that its
+number is still the highest. The owner writes a heartbeat every 20 seconds. A lease is stale when its heartbeat has not
+changed for 120 seconds on the observer's monotonic clock, or when its process is gone from the observer's own machine.
 """
 
 from __future__ import annotations
@@ -28,16 +27,16 @@ from retable.platform.errors import TRACEBACK, UserError, one_line, traceback_of
 from retable.platform.store.provenance import code_ran
 from retable.platform.store.run import RunFolder
 
-BEAT = 20.0
+HEARTBEAT_SECONDS = 20.0
 """Seconds between an attempt's signs of life."""
-SILENCE = 120.0
+STALE_SECONDS = 120.0
 """Seconds without one after which an attempt counts as dead."""
 DEATHS = 3
 """Attempts of one piece of work that end at one step without a word: then it is no accident."""
 
 
-class Taken(Exception):
-    """Runs that another attempt has, or has taken since: they are left to it."""
+class LeaseLost(Exception):
+    """Another attempt owns these runs, or has taken them since; they are left to it."""
 
     def __init__(self, folders: Sequence[RunFolder]) -> None:
         super().__init__(*folders)
@@ -45,8 +44,8 @@ class Taken(Exception):
 
 
 @dataclass(frozen=True)
-class Attempt:
-    """One attempt at a run. Small and picklable: what is written with it may be written elsewhere."""
+class Lease:
+    """One attempt at a run. Small and picklable: another process may write with it."""
 
     folder: RunFolder
     number: int
@@ -59,17 +58,17 @@ class Attempt:
         """Its folder, relative to the run's."""
         return f"attempts/{self.number:04d}"
 
-    def confirm(self) -> None:
-        """Make sure that the run is still ours.
+    def check_owner(self) -> None:
+        """Check that this attempt still owns the run.
 
         Raises:
             Taken: where it is not.
         """
-        if newest(self.folder) != self.number:
-            raise Taken([self.folder])
+        if newest_number(self.folder) != self.number:
+            raise LeaseLost([self.folder])
 
     def note(self, text: str) -> None:
-        """Keep a line about what happened, for whoever looks at the run's attempts."""
+        """Keep a line about an event with the attempt."""
         self.folder.folder.write(f"{self.path}/note.txt", text)
 
     def fail(self, error: BaseException) -> None:
@@ -78,36 +77,36 @@ class Attempt:
         if text := traceback_of(error):
             self.folder.folder.write(f"{self.path}/{TRACEBACK}", text)
 
-    def tell(self, state: str, beat: int) -> None:
-        """Say that we live, or that we let go."""
+    def write_state(self, state: str, beat: int) -> None:
+        """Write the attempt's state (`running`, `released`) and its heartbeat count."""
         self.folder.folder.write(f"{self.path}/{self.name}.json", _record(self.facts, state, beat))
 
 
-def numbers(folder: RunFolder) -> list[int]:
+def _attempt_numbers(folder: RunFolder) -> list[int]:
     """Return the numbers of the attempts at a run, ascending."""
     return sorted(int(name) for name in folder.folder.list("attempts") if name.isdigit())
 
 
-def newest(folder: RunFolder) -> int:
+def newest_number(folder: RunFolder) -> int:
     """Return the number of the newest attempt at a run; 0 where there is none."""
-    return max(numbers(folder), default=0)
+    return max(_attempt_numbers(folder), default=0)
 
 
 def read(folder: RunFolder, number: int) -> dict[str, Any]:
-    """Return what an attempt says of itself; nothing where it was never whole."""
+    """Return the record of an attempt; empty if it was never written completely."""
     for name in folder.folder.list(f"attempts/{number:04d}"):
         if name.endswith(".json"):
             try:
-                found = folder.folder.read_json(f"attempts/{number:04d}/{name}")
+                record = folder.folder.read_json(f"attempts/{number:04d}/{name}")
             except (FileNotFoundError, UserError):
                 continue
-            if isinstance(found, dict):
-                return found
+            if isinstance(record, dict):
+                return record
     return {}
 
 
-def claim(folder: RunFolder, work: str, step: int, dead: int = 0) -> Attempt:
-    """Make a run ours.
+def acquire(folder: RunFolder, work: str, step: int, dead: int = 0) -> Lease:
+    """Acquire the lease of a run.
 
     Args:
         folder: of the run.
@@ -119,35 +118,35 @@ def claim(folder: RunFolder, work: str, step: int, dead: int = 0) -> Attempt:
         Taken: where another attempt has it.
         UserError: where the same piece of work died too often at this step.
     """
-    last = newest(folder)
+    last = newest_number(folder)
     before = read(folder, last) if last > dead else {}
-    if last > dead and not over(before, work):
-        raise Taken([folder])
+    if last > dead and not is_over(before, work):
+        raise LeaseLost([folder])
     if all(_died(folder, number, work, step) for number in range(last, last - DEATHS, -1)):
         raise UserError(f"its process died {DEATHS} times at step {step}; it may need more memory than there is")
     name = os.urandom(8).hex()
-    attempt = Attempt(
+    attempt = Lease(
         folder,
         last + 1,
         name,
         {"id": name, **_self(), **code_ran(folder.task), "work": work, "step": step, "started": _now()},
     )
     if not folder.folder.claim(attempt.path, f"{name}.json", _record(attempt.facts, "running", 0)):
-        raise Taken([folder])
+        raise LeaseLost([folder])
     return attempt
 
 
 def _died(folder: RunFolder, number: int, work: str, step: int) -> bool:
-    """Say whether an attempt was at the same work and step, and did not end of itself."""
-    found = read(folder, number) if number > 0 else {}
-    return (found.get("work"), found.get("step"), found.get("state")) == (work, step, "running")
+    """Return whether an attempt stopped at the same work and step without releasing its lease."""
+    record = read(folder, number) if number > 0 else {}
+    return (record.get("work"), record.get("step"), record.get("state")) == (work, step, "running")
 
 
-def over(record: Mapping[str, Any], work: str = "") -> bool:
-    """Say whether an attempt is known to have ended: it says so, Ray began its work again, or its process is gone."""
+def is_over(record: Mapping[str, Any], work: str = "") -> bool:
+    """Return whether an attempt has ended: it released its lease, Ray restarted its work, or its process is gone."""
     if record.get("state") == "released" or (work and record.get("work") == work):
         return True
-    if record.get("place") != place():
+    if record.get("place") != process_namespace():
         return False
     try:
         return bool(abs(psutil.Process(record["pid"]).create_time() - record["born"]) > 1)
@@ -157,8 +156,8 @@ def over(record: Mapping[str, Any], work: str = "") -> bool:
         return False
 
 
-def place() -> str:
-    """Name the set of processes that this one can see: this boot of this machine, and in it this container."""
+def process_namespace() -> str:
+    """Return an identifier of the processes visible from here: this boot of this machine, and its container."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{platform.node()} {boot} {os.readlink('/proc/self/ns/pid')}"
@@ -167,18 +166,18 @@ def place() -> str:
 
 
 @contextlib.contextmanager
-def held(attempts: Sequence[Attempt]) -> Iterator[None]:
-    """Say every few seconds that these attempts live, while the block runs; then that they are over."""
+def heartbeat(attempts: Sequence[Lease]) -> Iterator[None]:
+    """Write a heartbeat every few seconds while the block runs, then release the leases."""
     ended = threading.Event()
 
     def live() -> None:
         """Beat until the block ends."""
         beat = 0
-        while not ended.wait(BEAT):
+        while not ended.wait(HEARTBEAT_SECONDS):
             beat += 1
             for attempt in attempts:
                 with contextlib.suppress(Exception):  # a beat more or less; what matters is asked before each write
-                    attempt.tell("running", beat)
+                    attempt.write_state("running", beat)
 
     thread = threading.Thread(target=live, daemon=True, name="beat")
     thread.start()
@@ -189,31 +188,36 @@ def held(attempts: Sequence[Attempt]) -> Iterator[None]:
         thread.join()
         for attempt in attempts:
             with contextlib.suppress(Exception):  # silence says the same, later
-                attempt.tell("released", -1)
+                attempt.write_state("released", -1)
 
 
 @dataclass
-class Silence:
-    """Watches an attempt at a run that is another's, by this machine's clock alone."""
+class StaleLeaseWatcher:
+    """Watches a lease that another attempt owns, on this machine's monotonic clock."""
 
     folder: RunFolder
     seen: tuple[Any, ...] = ()
     since: float = 0.0
 
-    def look(self) -> int:
-        """Return the number of the newest attempt if it is dead or over, else 0."""
-        number = newest(self.folder)
+    def poll(self) -> int:
+        """Return the newest attempt's number if its lease is stale or released, else 0."""
+        number = newest_number(self.folder)
         record = read(self.folder, number) if number else {}
-        if over(record) or not number:
+        if is_over(record) or not number:
             return max(1, number)
         seen = (number, record.get("id"), record.get("beat"))
         if seen != self.seen:
             self.seen, self.since = seen, time.monotonic()
-        return number if time.monotonic() - self.since >= SILENCE else 0
+        return number if time.monotonic() - self.since >= STALE_SECONDS else 0
 
 
 def _self() -> dict[str, Any]:
-    return {"host": platform.node(), "place": place(), "pid": os.getpid(), "born": psutil.Process().create_time()}
+    return {
+        "host": platform.node(),
+        "place": process_namespace(),
+        "pid": os.getpid(),
+        "born": psutil.Process().create_time(),
+    }
 
 
 def _now() -> str:

@@ -1,4 +1,4 @@
-"""Try again, with growing pauses, what a disk or bucket does not answer."""
+"""Retries with growing pauses for a disk or bucket that does not answer."""
 
 from __future__ import annotations
 
@@ -47,29 +47,29 @@ def patient(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P
         end, pause = time.monotonic() + patience(), 0.5
         while True:
             try:
-                found = method(self, *arguments, **named)
+                result = method(self, *arguments, **named)
             except Unreachable as error:
-                denied = isinstance(error, Denied) and not has_answered(self.root, writes)
+                denied = isinstance(error, Denied) and not _has_answered(self.root, writes)
                 if denied or time.monotonic() + pause > end:
                     raise
                 time.sleep(pause * random.uniform(0.5, 1))  # so that workers do not all come back at once
                 pause = min(30.0, 2 * pause)
             else:
                 note_answer(self.root, writes)
-                return found
+                return result
 
     return cast("Callable[Concatenate[S, P], T]", trying)
 
 
-def has_answered(root: str, writes: bool = False) -> bool:
-    """Say whether a folder, or one above it, has answered this process, to writing where `writes`."""
+def _has_answered(root: str, writes: bool = False) -> bool:
+    """Return whether a folder, or one above it, has answered this process, to writing where `writes`."""
     known = tuple(_answered)  # other threads add to it
     return any((root == above or root.startswith(f"{above}/")) and (written or not writes) for above, written in known)
 
 
 def note_answer(root: str, writes: bool = False) -> None:
     """Keep that a folder has answered."""
-    if not has_answered(root, writes):
+    if not _has_answered(root, writes):
         _answered.add((root, writes))
 
 

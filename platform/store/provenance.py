@@ -30,13 +30,13 @@ def _git() -> dict[str, Any]:
 @functools.cache
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that shape numbers, where installed."""
-    found = {"python": platform.python_version()}
+    installed = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
-            found[package] = importlib.metadata.version(package)
+            installed[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 def code() -> dict[str, str]:
@@ -60,7 +60,7 @@ def code_of(task: str) -> dict[str, str]:
 
     A task imports no other, and what a search space chooses stands in the run's config.
     """
-    return {name: found for name, found in _code().items() if name in ("platform", f"tasks/{task}")}
+    return {name: digest for name, digest in _code().items() if name in ("platform", f"tasks/{task}")}
 
 
 def differing(made: Mapping[str, Any]) -> list[str] | None:
@@ -68,7 +68,7 @@ def differing(made: Mapping[str, Any]) -> list[str] | None:
     before = made.get("code")
     if not isinstance(before, dict) or not before:
         return None
-    return [name for name, found in before.items() if _code().get(name) != found]
+    return [name for name, digest in before.items() if _code().get(name) != digest]
 
 
 def name_of(made: Mapping[str, Any], digits: int = 7) -> str:
@@ -79,8 +79,8 @@ def name_of(made: Mapping[str, Any], digits: int = 7) -> str:
     if made.get("commit"):
         return f"commit {str(made['commit'])[:digits]}{' and changes' if made.get('dirty') else ''}"
     if made.get("code"):
-        whole = hashlib.sha256(json.dumps(made["code"], sort_keys=True).encode()).hexdigest()
-        return f"{UNKNOWN}; code {whole[:digits]}"
+        digest = hashlib.sha256(json.dumps(made["code"], sort_keys=True).encode()).hexdigest()
+        return f"{UNKNOWN}; code {digest[:digits]}"
     return ""
 
 
@@ -104,17 +104,17 @@ def processor_name() -> str:
 
 
 def here() -> dict[str, str]:
-    """Return where this process runs: what a worker says of itself, as the driver may run elsewhere."""
+    """Return where this process runs: host, device, pid; the driver may run elsewhere."""
     return {"device": device_name(), "system": platform.platform(), "host": platform.node()}
 
 
 def code_ran(task: str) -> dict[str, Any]:
-    """Return what says which code a task's numbers are from: `commit` and `dirty`, where known, and `code`."""
+    """Return which code a task's numbers come from: `commit` and `dirty`, if known, and `code`."""
     return {**_git(), "code": code_of(task)}
 
 
 def collect(task: str = "") -> dict[str, Any]:
-    """Return the provenance of what this process is about to do; its command is kept without secrets.
+    """Return the provenance of this process's work; its command is stored without secrets.
 
     Args:
         task: whose numbers; `code` then has the digests of its code.

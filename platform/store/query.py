@@ -1,4 +1,4 @@
-"""What runs a storage holds: their state, without Ray and without the tasks' code.
+"""State of the runs on a storage, without Ray and without the tasks' code.
 
 A finished run is told from the index (`index.py`) as long as its folder has not changed; of the others the files are
 read. On a local disk a folder's own time says whether it has changed; on a bucket, one listing of all files does.
@@ -19,14 +19,16 @@ from typing import Any, Literal, get_args
 
 from retable.platform.config import describe
 from retable.platform.errors import UserError, disk_errors, nearest
-from retable.platform.store.cache import Snapshot, is_text, listed, unswept
+from retable.platform.store.cache import Snapshot, gc_paused, is_text, listed
 from retable.platform.store.index import Entry, Index
-from retable.platform.store.lease import SILENCE
+from retable.platform.store.lease import STALE_SECONDS
 from retable.platform.store.run import RunFolder, outcome_of
 from retable.platform.store.storage import Storage
 
-State = Literal["finished", "diverged", "running", "silent", "stopped", "failed", "damaged"]
-"""silent: someone trains it, and has not been heard of for a while. stopped: begun, and nobody is at it."""
+State = Literal["finished", "diverged", "running", "stale", "incomplete", "failed", "corrupt"]
+"""`stale`: in training, with a heartbeat older than two minutes. `incomplete`: unfinished, and no process owns it."""
+FORMER_STATES = {"silent": "stale", "stopped": "incomplete", "damaged": "corrupt"}
+"""Words of earlier versions, which `--state` still accepts."""
 FEW = 500
 """Most changed runs of a local storage that are listed one by one; for more, all files are listed at once."""
 READERS = 16
@@ -46,7 +48,7 @@ class Run:
     task: str
     state: State
     why: str = ""
-    """The cause, of a run that failed, diverged or is damaged."""
+    """The cause, of a run that failed, diverged or is corrupt."""
     epoch: int = 0
     epochs: int = 0
     changed: float = 0.0
@@ -58,7 +60,7 @@ class Run:
     seconds: float = 0.0
     """Of training; 0 while it is not finished."""
     silent: float = 0.0
-    """Seconds since its last beat, while somebody trains it."""
+    """Seconds since its last heartbeat, while a process owns it."""
     scale: str = ""
     commit: str = ""
     bundle: str = ""
@@ -91,18 +93,18 @@ def list_runs(storage: Storage, task: str = "", done: Callable[[int, int], None]
     """
     tasks = [name for name in folders_in(storage, "runs") if task in ("", name)]
     if not tasks:
-        there = folders_in(storage, "runs")
-        raise UserError(f"{storage}: no runs of {task or 'any task'}{nearest(task, there) if task else ''}")
+        present = folders_in(storage, "runs")
+        raise UserError(f"{storage}: no runs of {task or 'any task'}{nearest(task, present) if task else ''}")
     taken = Snapshot(storage.filesystem, storage.root)
-    found: list[Run] = []
+    listed: list[Run] = []
     names = {}
-    with unswept():
+    with gc_paused():
         for name in tasks:
             runs, names[name] = _runs_of(storage, name, taken, done)
-            found += runs
+            listed += runs
     with suppress(UserError, OSError):  # a storage for reading only has no index
         taken.indexes.write(lambda name: names.get(name, ()), storage.write, 50)
-    return sorted(found, key=lambda run: (-run.changed, run.task, run.run))
+    return sorted(listed, key=lambda run: (-run.changed, run.task, run.run))
 
 
 def _runs_of(
@@ -110,18 +112,18 @@ def _runs_of(
 ) -> tuple[list[Run], set[str]]:
     """Return a task's runs, and the names of their folders."""
     index, folder = taken.indexes.of(task), f"runs/{task}"
-    times = folder_times(storage, folder) if storage.is_local else dict.fromkeys(taken.names(folder), 0)
-    found: list[Run] = []
+    times = _folder_times(storage, folder) if storage.is_local else dict.fromkeys(taken.names(folder), 0)
+    runs: list[Run] = []
     changed: dict[str, Files | None] = {}
     for run, when in times.items():
         entry = index.entry(run)
         files = None if storage.is_local else taken.below(f"{folder}/{run}")
-        known = told(task, run, entry) if holds(entry, when, files) else None
+        known = _from_index(task, run, entry) if holds(entry, when, files) else None
         if known is None:
             changed[run] = files
         else:
             known.size = sum(size for size, _ in files.values()) if files else known.size
-            found.append(known)
+            runs.append(known)
     for run, known_files in changed.items():
         if known_files is None:
             few = len(changed) <= FEW
@@ -131,27 +133,27 @@ def _runs_of(
     with ThreadPoolExecutor(READERS) as readers:
         looks = [(RunFolder(storage, task, run), files or {}, index, times[run], now) for run, files in changed.items()]
         for count, seen in enumerate(readers.map(lambda look: look_at(*look), looks), 1):
-            found.append(seen)
+            runs.append(seen)
             if done and not count % 100:
                 done(count, len(looks))
-    return found, set(times)
+    return runs, set(times)
 
 
-def folder_times(storage: Storage, path: str) -> dict[str, int]:
+def _folder_times(storage: Storage, path: str) -> dict[str, int]:
     """Return the folders in a folder of a local storage, each with its own time (ns)."""
-    with disk_errors(str(storage / path)), suppress(FileNotFoundError), os.scandir(f"{storage.root}/{path}") as found:
-        ours = (each for each in found if each.is_dir() and not each.name.startswith(".") and is_text(each.name))
+    with disk_errors(str(storage / path)), suppress(FileNotFoundError), os.scandir(f"{storage.root}/{path}") as entries:
+        ours = (each for each in entries if each.is_dir() and not each.name.startswith(".") and is_text(each.name))
         return {each.name: each.stat().st_mtime_ns for each in ours}
     return {}
 
 
 def folders_in(storage: Storage, path: str) -> Sequence[str]:
     """Return the sorted names of the folders in a folder, but those that are no text."""
-    return sorted(folder_times(storage, path)) if storage.is_local else storage.folders(path)
+    return sorted(_folder_times(storage, path)) if storage.is_local else storage.folders(path)
 
 
 def holds(entry: Entry, folder: int, files: Files | None) -> bool:
-    """Say whether what the index knows of a run is so still.
+    """Return whether the index entry of a run is current.
 
     Args:
         entry: the index's.
@@ -165,7 +167,7 @@ def holds(entry: Entry, folder: int, files: Files | None) -> bool:
     return all(name in known and known[name][:2] == list(files.get(name, ())) for name in wanted)
 
 
-def told(task: str, run: str, entry: Entry) -> Run | None:
+def _from_index(task: str, run: str, entry: Entry) -> Run | None:
     """Return a finished run as the index knows it; None where that is not whole."""
     try:
         files = entry["files"]
@@ -184,7 +186,7 @@ def finished(
     at: float,
     size: int,
 ) -> Run:
-    """Return a finished run, of what the index keeps of its files."""
+    """Return a finished run from its index entry."""
     why = result.get("diverged", "")
     state: State = "diverged" if "diverged" in result else "finished"
     bundle = result.get("bundle")
@@ -219,7 +221,7 @@ def look_at(folder: RunFolder, files: Files, index: Index, when: int, now: float
     """
     size = sum(size for size, _ in files.values())
     changed = max((moment or 0 for _, moment in files.values()), default=when) / 1e9
-    run = Run(folder.fingerprint, folder.task, "stopped", changed=changed, size=size)
+    run = Run(folder.fingerprint, folder.task, "incomplete", changed=changed, size=size)
     try:
         result = outcome_of(folder.result()) if "result.json" in files else None
         config = folder.folder.read_record("config.json", {"config": dict})["config"]
@@ -232,19 +234,19 @@ def look_at(folder: RunFolder, files: Files, index: Index, when: int, now: float
         index.note(folder.fingerprint, note, when, size)
         return finished(folder.task, folder.fingerprint, result, config, made, files["result.json"][1] / 1e9, size)
     except UserError as error:
-        run.state, run.why = "damaged", str(error)
+        run.state, run.why = "corrupt", str(error)
     except FileNotFoundError:
-        run.state, run.why = "damaged", f"{folder.folder}/config.json is missing; remove the folder, it is of no use"
+        run.state, run.why = "corrupt", f"{folder.folder}/config.json is missing; remove the folder, it is of no use"
     except (TypeError, ValueError, AttributeError, OSError) as error:
-        run.state, run.why = "damaged", f"{folder.folder}: not a run's files ({type(error).__name__}: {error})"
+        run.state, run.why = "corrupt", f"{folder.folder}: not a run's files ({type(error).__name__}: {error})"
     return run
 
 
 def unfinished(
     run: Run, folder: RunFolder, files: Files, config: Mapping[str, Any], made: Mapping[str, Any], now: float
 ) -> Run:
-    """Return a run that is not finished, with what is known of how far it is, and who trains it."""
-    number, attempt, beaten = newest_attempt(folder, files)
+    """Return an unfinished run with its progress and owner."""
+    number, attempt, beaten = _newest_attempt(folder, files)
     run.config, run.epochs = config, config.get("epochs") or 0
     run.scale, run.commit = made.get("scale", ""), made.get("commit", "")
     run.host = str(attempt.get("host", made.get("host", "")))
@@ -257,14 +259,14 @@ def unfinished(
         run.state, run.why = "failed", " ".join(why.split())
     elif attempt.get("state") == "running":
         run.silent = max(0.0, now - beaten)
-        run.state = "silent" if run.silent > SILENCE else "running"
-    elif not number and now - run.changed < SILENCE:  # of before attempts were noted: somebody writes its log
+        run.state = "stale" if run.silent > STALE_SECONDS else "running"
+    elif not number and now - run.changed < STALE_SECONDS:  # of before attempts were noted: somebody writes its log
         run.state = "running"
     return run
 
 
-def newest_attempt(folder: RunFolder, files: Files) -> tuple[int, Mapping[str, Any], float]:
-    """Return the number of a run's last attempt, what it says of itself, and when (seconds since 1970)."""
+def _newest_attempt(folder: RunFolder, files: Files) -> tuple[int, Mapping[str, Any], float]:
+    """Return the number of a run's last attempt, its record, and the time of its last write (seconds since 1970)."""
     parts = ((re.fullmatch(r"attempts/(\d+)/[^/]+\.json", path), stamp) for path, stamp in files.items())
     every = [(int(match[1]), stamp[1] or 0, match[0]) for match, stamp in parts if match]
     if not every:
@@ -282,6 +284,7 @@ def select(runs: Sequence[Run], where: Mapping[str, Any], states: Sequence[str],
     Raises:
         UserError: where no run has such a field, or there is no such state.
     """
+    states = [FORMER_STATES.get(state, state) for state in states]
     for state in states:
         if state not in get_args(State):
             raise UserError(f"--state {state}: no such state{nearest(state, get_args(State))}")
@@ -290,15 +293,15 @@ def select(runs: Sequence[Run], where: Mapping[str, Any], states: Sequence[str],
         if name not in (*FIELDS, "age") and not any(name in run.config for run in runs):
             known = {*FIELDS, "age", *(path for run in runs[:1000] for path in run.config)}
             raise UserError(f"{option}: no run here has a field {name!r}{nearest(name, known)}")
-    found = [run for run in runs if not states or run.state in states]
-    found = [run for run in found if all(same(run.value(name), value) for name, value in where.items())]
+    selected = [run for run in runs if not states or run.state in states]
+    selected = [run for run in selected if all(same(run.value(name), value) for name, value in where.items())]
     if by == "age":
-        return found[::-1] if sort != by else found
-    return sorted(found, key=lambda run: order(run.value(by)), reverse=sort != by)
+        return selected[::-1] if sort != by else selected
+    return sorted(selected, key=lambda run: order(run.value(by)), reverse=sort != by)
 
 
 def same(value: Any, wanted: Any) -> bool:
-    """Say whether a field has a value: equal, or written so."""
+    """Return whether a field has a value: equal, or written so."""
     return bool(value == wanted or str(value) == str(wanted))
 
 
@@ -321,9 +324,9 @@ def usual(runs: Sequence[Run], most: int = 2000) -> dict[str, dict[str, str]]:
 
 
 def differs(run: Run, base: Mapping[str, str]) -> str:
-    """Say in short what a run's config has that most do not: the last part of each path, with its value."""
-    found = {path: value for path, value in run.config.items() if base.get(path) != json.dumps(value)}
-    found.pop("init.overrides", None)
-    names = Counter(path.rsplit(".", 1)[-1] for path in found)
-    short = {name if names[name := path.rsplit(".", 1)[-1]] == 1 else path: value for path, value in found.items()}
+    """Describe where a run's config differs from most: the last part of each path, with its value."""
+    different = {path: value for path, value in run.config.items() if base.get(path) != json.dumps(value)}
+    different.pop("init.overrides", None)
+    names = Counter(path.rsplit(".", 1)[-1] for path in different)
+    short = {name if names[name := path.rsplit(".", 1)[-1]] == 1 else path: value for path, value in different.items()}
     return describe(short)

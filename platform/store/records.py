@@ -1,4 +1,4 @@
-"""The shapes of the files in a bundle: what each kind must hold, so that whatever reads it later finds what it expects.
+"""Schemas of the files in a bundle: what each kind must hold.
 
 Each check raises `Malformed`.
 """
@@ -24,7 +24,7 @@ WORDS = ("host", "device", "system", "command", "commit", "started", "scale")
 
 
 class Malformed(Exception):
-    """A file does not hold what its kind asks for; the text says why."""
+    """A file does not match the schema of its kind; the text says why."""
 
 
 def check_content(member: Member, data: bytes) -> None:
@@ -45,90 +45,90 @@ def check_content(member: Member, data: bytes) -> None:
         _log(data)
         return
     try:
-        found = json.loads(data)
+        content = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise Malformed("it is not JSON") from error
     if member.kind == "shards":
-        if not is_shards(found):
+        if not is_shards(content):
             raise Malformed("it is no list of shards")
         return
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise Malformed("it is no object")
-    CHECKS[member.kind](found)
-    if member.run and member.kind == "config" and found["task"] != member.task:
+    CHECKS[member.kind](content)
+    if member.run and member.kind == "config" and content["task"] != member.task:
         raise Malformed("it is another task's")
 
 
-def _entries(found: Mapping[str, Any], kinds: Mapping[str, type | tuple[type, ...]]) -> None:
+def _entries(record: Mapping[str, Any], kinds: Mapping[str, type | tuple[type, ...]]) -> None:
     for name, kind in kinds.items():
-        if not isinstance(found.get(name), kind) or (isinstance(found[name], bool) and kind is not bool):
+        if not isinstance(record.get(name), kind) or (isinstance(record[name], bool) and kind is not bool):
             raise Malformed(f"the entry {name!r} is missing or of the wrong type")
 
 
-def _numbers(found: Any, name: str) -> None:
-    if not isinstance(found, dict):
+def _numbers(values: Any, name: str) -> None:
+    if not isinstance(values, dict):
         raise Malformed(f"the entry {name!r} is no object")
-    for metric, value in found.items():
-        if value is not None and not is_number(value):
+    for metric, value in values.items():
+        if value is not None and not _is_number(value):
             raise Malformed(f"{metric[:60]!r} is no number")
 
 
-def is_number(value: object) -> bool:
+def _is_number(value: object) -> bool:
     """Return whether a value is a number that a metric may be; NaN and infinities are."""
     return isinstance(value, float) or (isinstance(value, int) and abs(value) < LARGEST)
 
 
-def _config(found: Mapping[str, Any]) -> None:
-    _entries(found, {"task": str, "version": int, "config": dict})
+def _config(record: Mapping[str, Any]) -> None:
+    _entries(record, {"task": str, "version": int, "config": dict})
 
 
-def _provenance(found: Mapping[str, Any]) -> None:
+def _provenance(record: Mapping[str, Any]) -> None:
     for name in WORDS:
-        if not isinstance(found.get(name), (str, type(None))):
+        if not isinstance(record.get(name), (str, type(None))):
             raise Malformed(f"the entry {name!r} is no text")
-    versions, data = found.get("versions", {}), found.get("data", {"digest": ""})
+    versions, data = record.get("versions", {}), record.get("data", {"digest": ""})
     if not isinstance(versions, dict) or not all(isinstance(each, str) for each in versions.values()):
         raise Malformed("the entry 'versions' is no object of texts")
     if not isinstance(data, dict) or not isinstance(data.get("digest"), str):
         raise Malformed("the entry 'data' is no dataset's")
 
 
-def _result(found: Mapping[str, Any]) -> None:
-    _entries(found, {"data": str, "metrics": dict, "weights": dict, "seconds": (int, float)})
-    _numbers({**found["metrics"], "seconds": found["seconds"]}, "metrics")
-    _numbers(found.get("used", {}), "used")
-    _numbers({"attempts": found.get("attempts", 1)}, "attempts")
-    if not isinstance(found.get("diverged", ""), str):
+def _result(record: Mapping[str, Any]) -> None:
+    _entries(record, {"data": str, "metrics": dict, "weights": dict, "seconds": (int, float)})
+    _numbers({**record["metrics"], "seconds": record["seconds"]}, "metrics")
+    _numbers(record.get("used", {}), "used")
+    _numbers({"attempts": record.get("attempts", 1)}, "attempts")
+    if not isinstance(record.get("diverged", ""), str):
         raise Malformed("the entry 'diverged' is no text")
-    if not all(DIGEST.fullmatch(f"{epoch} {digest}") for epoch, digest in found["weights"].items()):
+    if not all(DIGEST.fullmatch(f"{epoch} {digest}") for epoch, digest in record["weights"].items()):
         raise Malformed("the entry 'weights' holds no digests by epoch")
 
 
-def _scores(found: Mapping[str, Any]) -> None:
-    _entries(found, {"view": dict, "weights": str, "metrics": dict})
-    _numbers(found["metrics"], "metrics")
+def _scores(record: Mapping[str, Any]) -> None:
+    _entries(record, {"view": dict, "weights": str, "metrics": dict})
+    _numbers(record["metrics"], "metrics")
 
 
-def _combination(found: Mapping[str, Any]) -> None:
-    _entries(found, {"inputs": list, "metrics": dict})
-    _numbers(found["metrics"], "metrics")
+def _combination(record: Mapping[str, Any]) -> None:
+    _entries(record, {"inputs": list, "metrics": dict})
+    _numbers(record["metrics"], "metrics")
 
 
-def _measurement(found: Mapping[str, Any]) -> None:
-    _entries(found, {"metrics": dict})
-    _numbers(found["metrics"], "metrics")
-    made = found.get("provenance", {})
-    if not isinstance(made, dict) or not isinstance(found.get("measured on", ""), str):
+def _measurement(record: Mapping[str, Any]) -> None:
+    _entries(record, {"metrics": dict})
+    _numbers(record["metrics"], "metrics")
+    made = record.get("provenance", {})
+    if not isinstance(made, dict) or not isinstance(record.get("measured on", ""), str):
         raise Malformed("its provenance is no object")
     _provenance(made)
 
 
-def _request(found: Mapping[str, Any]) -> None:
-    _entries(found, {"table": str, "scale": str, "set": dict})
+def _request(record: Mapping[str, Any]) -> None:
+    _entries(record, {"table": str, "scale": str, "set": dict})
 
 
-def _manifest(found: Mapping[str, Any]) -> None:
-    _entries(found, {"model.safetensors": str, "state.pt": str})
+def _manifest(record: Mapping[str, Any]) -> None:
+    _entries(record, {"model.safetensors": str, "state.pt": str})
 
 
 CHECKS: Mapping[str, Callable[[Mapping[str, Any]], None]] = {
@@ -148,7 +148,7 @@ def _log(data: bytes) -> None:
         row = epoch_row(line)
         if row is None:
             raise Malformed(f"line {number} is no epoch's")
-        if any(not isinstance(value, (str, type(None))) and not is_number(value) for value in row.values()):
+        if any(not isinstance(value, (str, type(None))) and not _is_number(value) for value in row.values()):
             raise Malformed(f"line {number} holds what is neither a number nor a text")
 
 

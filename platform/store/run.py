@@ -80,7 +80,7 @@ class RunFolder:
         return self.storage / self.path
 
     def begin(self, config: Config, version: int, provenance: Mapping[str, Any]) -> None:
-        """Write what the run is, before it does anything; a run that goes on keeps its first provenance."""
+        """Write a run's config and provenance before it starts; a resumed run keeps its first provenance."""
         if not self.folder.exists("config.json"):
             self.folder.write_json("config.json", {"task": self.task, "version": version, "config": flatten(config)})
         if not self.folder.exists("provenance.json"):
@@ -99,11 +99,11 @@ class RunFolder:
         """
         entries: dict[str, type] = {"data": str, "metrics": dict, "weights": dict}
         try:
-            found = self.folder.read_record("result.json", entries, self._again)
+            record = self.folder.read_record("result.json", entries, self._again)
         except FileNotFoundError:
             return None
-        check_numbers(f"{self.folder}/result.json", found["metrics"], self._again)
-        return found
+        check_numbers(f"{self.folder}/result.json", record["metrics"], self._again)
+        return record
 
     def outcome(self) -> dict[str, Any] | None:
         """Return `result.json` but its metrics, and the epoch it ended at: all that a plan asks for.
@@ -111,12 +111,12 @@ class RunFolder:
         Raises:
             UserError: where the file is damaged.
         """
-        return self.folder.brief("result.json", lambda: outcome_of(self.result()))
+        return self.folder.read_indexed("result.json", lambda: outcome_of(self.result()))
 
     def bundle(self) -> Mapping[str, Any]:
         """Return which bundle the run came in (`id`, `packed`, `host`, `device`); empty for a run trained here."""
-        found = (self.outcome() or {}).get("bundle")
-        return found if isinstance(found, dict) else {}
+        origin = (self.outcome() or {}).get("bundle")
+        return origin if isinstance(origin, dict) else {}
 
     def lacks(self, epoch: int) -> bool:
         """Return whether the run came in a bundle that left out the weights of an epoch."""
@@ -129,11 +129,11 @@ class RunFolder:
             UserError: where the file is missing, damaged, or of fields that the task does not have.
         """
         try:
-            found = self.folder.read_record("config.json", {"config": dict}, self._again)
+            record = self.folder.read_record("config.json", {"config": dict}, self._again)
         except FileNotFoundError as error:
             raise UserError(f"{self.folder}/config.json is missing; {self._again}") from error
         try:
-            return override(task.config(), found["config"])
+            return override(task.config(), record["config"])
         except (UserError, TypeError, ValueError) as error:
             raise UserError(f"{self.folder}/config.json: {error}; {self._again}") from error
 
@@ -146,7 +146,7 @@ class RunFolder:
         Raises:
             UserError: where another line is damaged.
         """
-        return list(self.folder.once("metrics.jsonl", "rows", self._history))
+        return list(self.folder.memoize("metrics.jsonl", "rows", self._history))
 
     def _history(self) -> list[dict[str, Any]]:
         try:
@@ -176,9 +176,9 @@ class RunFolder:
         self.folder.write("metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
         if not ended and len(rows) % (1 << max(0, len(rows).bit_length() - 4)):
             return
-        there = {f"samples/{name}" for name in self.folder.list("samples")}
+        written = {f"samples/{name}" for name in self.folder.list("samples")}
         paths = {row["step"]: sample_path(row["step"]) for row in rows}
-        samples = {step: self.folder.read(path) for step, path in paths.items() if path in there}
+        samples = {step: self.folder.read(path) for step, path in paths.items() if path in written}
         with suppress(ImportError):  # where there is plain PyTorch only, the log alone is written
             self.folder.write("tensorboard/events.out.tfevents.0.retable", tensorboard_events(rows, samples))
 
@@ -188,7 +188,7 @@ class RunFolder:
         return sorted(step for step in steps if self.folder.exists(f"checkpoint-{step:08d}/manifest.json"))
 
     def save_checkpoint(self, step: int, state: Mapping[str, Any]) -> None:
-        """Write a checkpoint; it counts once its manifest is there."""
+        """Write a checkpoint; it counts once its manifest exists."""
         import torch
         from safetensors.torch import save
 
@@ -267,38 +267,38 @@ class RunFolder:
         """
         path = f"views/{view_key(view)}/scores.json"
         try:
-            found = self.folder.read_record(path, {"weights": str, "metrics": dict})
+            record = self.folder.read_record(path, {"weights": str, "metrics": dict})
         except FileNotFoundError:
             return None
-        check_numbers(f"{self.folder}/{path}", found["metrics"], "remove it and run again")
-        return found if found["weights"] == weights else None
+        check_numbers(f"{self.folder}/{path}", record["metrics"], "remove it and run again")
+        return record if record["weights"] == weights else None
 
     def scored(self, view: View, weights: str) -> bool:
-        """Say whether a view's scores are there, taken from exactly these weights.
+        """Return whether a view's scores exist for exactly these weights.
 
         Raises:
             UserError: where the file is damaged.
         """
         path = f"views/{view_key(view)}/scores.json"
-        return self.folder.brief(path, lambda: self._scores_of(path)) == weights
+        return self.folder.read_indexed(path, lambda: self._scores_of(path)) == weights
 
     def _scores_of(self, path: str) -> str | None:
         """Return the digest of the weights that scores were taken from; None where there are none."""
         try:
-            found = self.folder.read_record(path, {"weights": str, "metrics": dict})
+            record = self.folder.read_record(path, {"weights": str, "metrics": dict})
         except FileNotFoundError:
             return None
-        check_numbers(f"{self.folder}/{path}", found["metrics"], "remove it and run again")
-        digest: str = found["weights"]
+        check_numbers(f"{self.folder}/{path}", record["metrics"], "remove it and run again")
+        digest: str = record["weights"]
         return digest
 
     def save_scores(self, view: View, weights: str, metrics: Mapping[str, float], seconds: float) -> None:
         """Keep a view's scores."""
-        found = {"view": flatten(view), "weights": weights, "metrics": dict(metrics), "seconds": seconds}
-        self.folder.write_json(f"views/{view_key(view)}/scores.json", found)
+        record = {"view": flatten(view), "weights": weights, "metrics": dict(metrics), "seconds": seconds}
+        self.folder.write_json(f"views/{view_key(view)}/scores.json", record)
 
     def artifacts(self, view: View, weights: str) -> Storage:
-        """Return the folder of what was predicted for a view from exactly these weights: a folder for each shard."""
+        """Return the folder of a view's predictions from exactly these weights, with a folder for each shard."""
         return self.folder / f"views/{view_key(view)}/{weights[:16]}"
 
     def _verified(self, path: str, digest: str) -> bytes:
@@ -353,15 +353,15 @@ def listed_shards(place: Storage) -> list[str] | None:
     """
     if not place.exists(SHARDS):
         return None
-    found = place.read_json(SHARDS)
-    if not is_shards(found):
+    shards = place.read_json(SHARDS)
+    if not is_shards(shards):
         raise UserError(f"{place}/{SHARDS}: no list of shards; remove it and unpack the bundle again")
-    return list(found)
+    return list(shards)
 
 
-def is_shards(found: object) -> bool:
+def is_shards(value: object) -> bool:
     """Return whether a value is a list of shards, none of which is a path that leaves its folder."""
-    return isinstance(found, list) and all(isinstance(each, str) and safe(each) for each in found)
+    return isinstance(value, list) and all(isinstance(each, str) and safe(each) for each in value)
 
 
 def safe(path: str) -> bool:

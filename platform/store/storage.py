@@ -70,7 +70,7 @@ class Storage:
         return Storage(filesystem, root.rstrip("/"))._reached(where)
 
     def _reached(self, where: str) -> Storage:
-        """Ask for the folder once, without patience: a wrong address is told at once."""
+        """Access the folder once, without retries, so that a wrong address fails at once."""
         try:
             with disk_errors(where):
                 self.filesystem.get_file_info(self.root)
@@ -99,7 +99,7 @@ class Storage:
 
     @patient
     def exists(self, path: str = "") -> bool:
-        """Say whether a file or folder is there."""
+        """Return whether a file or folder exists."""
         with disk_errors(self._name(path)):
             if known := snapshot.current(self.filesystem, self._path(path)):
                 return known[0].stamp(known[1]) is not None
@@ -123,8 +123,8 @@ class Storage:
             if known := snapshot.current(self.filesystem, self._path(path)):
                 every = [name for name in known[0].names(known[1]) if not name.startswith(".")]
                 return [name for name in every if known[0].names(f"{known[1]}/{name}")]
-            found = self.filesystem.get_file_info(selector)
-        names = [info.base_name for info in found if info.type == fs.FileType.Directory]
+            infos = self.filesystem.get_file_info(selector)
+        names = [info.base_name for info in infos if info.type == fs.FileType.Directory]
         return sorted(name for name in names if not name.startswith("."))
 
     @patient
@@ -145,29 +145,29 @@ class Storage:
             FileNotFoundError: where there is none.
             UserError: where the file is not JSON.
         """
-        return self.once(path, "json", lambda: self._parse(path))
+        return self.memoize(path, "json", lambda: self._parse(path))
 
-    def once(self, path: str, what: str, make: Callable[[], T]) -> T:
+    def memoize(self, path: str, what: str, make: Callable[[], T]) -> T:
         """Return `make()`, which reads a file: once only within a snapshot; the value is shared, so change it not."""
         known = snapshot.current(self.filesystem, self._path(path))
         if known is None:
             return make()
         known[0].stamp(known[1])
-        found: T = known[0].once((what, known[1]), make)
-        return found
+        value: T = known[0].memoize((what, known[1]), make)
+        return value
 
-    def brief(self, path: str, make: Callable[[], T]) -> T | None:
-        """Return `make()`, what is needed of a finished run's file; within a snapshot perhaps from the index."""
+    def read_indexed(self, path: str, make: Callable[[], T]) -> T | None:
+        """Return `make()`, a summary of a finished run's file; within a snapshot possibly from the index."""
         known = snapshot.current(self.filesystem, self._path(path))
         if known is None:
             return make()
-        found: T | None = known[0].once(("brief", known[1]), lambda: known[0].brief(known[1], make))
+        value: T | None = known[0].memoize(("brief", known[1]), lambda: known[0].read_indexed(known[1], make))
         known[0].stamp(known[1])
-        return found
+        return value
 
     @contextmanager
     def snapshot(self) -> Iterator[snapshot.Snapshot]:
-        """Answer this process's reads from what lies here now, while the block runs; what is written is not seen."""
+        """Answer this thread's reads from a snapshot while the block runs; later writes are not seen."""
         with snapshot.take(self.filesystem, self.root) as taken:
             yield taken
         if snapshot.current(self.filesystem, self.root) is None:
@@ -194,13 +194,13 @@ class Storage:
             FileNotFoundError: where there is none.
             UserError: where the file is not JSON, no object, or an entry is missing or of another type.
         """
-        found = self.read_json(path)
-        if not isinstance(found, dict):
-            raise UserError(f"{self._name(path)}: a {type(found).__name__}, not an object with entries; {remedy}")
+        record = self.read_json(path)
+        if not isinstance(record, dict):
+            raise UserError(f"{self._name(path)}: a {type(record).__name__}, not an object with entries; {remedy}")
         for name, kind in entries.items():
-            if not isinstance(found.get(name, ...), kind):
+            if not isinstance(record.get(name, ...), kind):
                 raise UserError(f"{self._name(path)}: the entry {name!r} is missing or of the wrong type; {remedy}")
-        return found
+        return record
 
     @patient
     def write(self, path: str, data: bytes | str) -> None:

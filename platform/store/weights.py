@@ -1,4 +1,4 @@
-"""Weights from a file: read without running what it may hold, checked, and kept under their digest.
+"""Weights files: loaded without running code, checked, and stored under their digest.
 
 `<storage>/weights/<sha256>.safetensors` holds what was imported; a config names it by that digest.
 """
@@ -80,7 +80,7 @@ def read_tensors(file: Path, data: bytes, known: str, *names: str, integers: boo
 
 
 class _Unread:
-    """Stands for settings of a library that is not here: it takes what a file says of them, and does nothing."""
+    """Stands in for settings of a library that is not installed: accepts them and does nothing."""
 
     def __new__(cls, *_: object, **__: object) -> Any:
         return super().__new__(cls)
@@ -147,7 +147,7 @@ def _stub(name: str) -> type[_Unread]:
 
 
 def unwrapped(tensors: Mapping[str, Tensor], *names: str, part: str = "") -> dict[str, Tensor]:
-    """Return a network's tensors by its own names, whatever wraps it: `module.`, `model.`, `net.`, ...
+    """Return a network's tensors by its own names, without the prefix of a wrapper: `module.`, `model.`, `net.`, ...
 
     The first of `names` that ends a tensor's name says what stands before all of the network's; tensors that have
     another beginning are not the network's. Where none of `names` is there, all are returned as they are.
@@ -174,9 +174,9 @@ def unwrapped(tensors: Mapping[str, Tensor], *names: str, part: str = "") -> dic
 def wrappers(tensors: Mapping[str, Tensor], *names: str) -> list[str]:
     """Return what stands before the names of a network's tensors; of one that is held twice, the shorter first."""
     for wanted in names:
-        found = [name for name in tensors if name == wanted or name.endswith(f".{wanted}")]
-        if found:
-            return [name.removesuffix(wanted) for name in sorted(found, key=len)]
+        matches = [name for name in tensors if name == wanted or name.endswith(f".{wanted}")]
+        if matches:
+            return [name.removesuffix(wanted) for name in sorted(matches, key=len)]
     return []
 
 

@@ -64,7 +64,7 @@ AGREE = 16
 
 @dataclass
 class CheckpointClock:
-    """Says when a checkpoint within an epoch is due: after so many steps, or (0) after half a minute, or on notice.
+    """Decides when a checkpoint within an epoch is due: after so many steps, after half a minute (0), or on preemption.
 
     A checkpoint that takes long is written less often. Which steps are followed by one changes no number.
     """
@@ -78,7 +78,7 @@ class CheckpointClock:
         if self.every and step % self.every == 0:
             return True
         now = not self.every and time.monotonic() - self.saved >= max(SECONDS, SHARE * self.cost)
-        now = now or worker.asked()
+        now = now or worker.checkpoint_requested()
         if worker.world == 1:
             return now
         return step % AGREE == 0 and bool(worker.mean(torch.tensor(float(now), device=worker.device)) > 0)
@@ -103,7 +103,7 @@ def train(
     checkpoint_every: int = 0,
     score: Score | None = None,
 ) -> None:
-    """Train the members to their last epoch, or go on with them, and write their `result.json`.
+    """Train or resume the stack and write each member's `result.json`.
 
     Args:
         task: what is trained.
@@ -122,7 +122,7 @@ def train(
     """
     check_batch(task, data, worker.world)
     learner = task.learner(configs, data, worker)
-    start_from_parents(learner, task, configs, folders)
+    _start_from_parents(learner, task, configs, folders)
     epochs, rule = configs[0].epochs, task.early_stop(configs[0])
     progress, histories = restore(learner, folders, keep, digest, worker)
     clock, meter, used = CheckpointClock(checkpoint_every), Meter(worker.device, worker.world), progress.used
@@ -139,22 +139,22 @@ def train(
                 with clock:
                     if worker.rank == 0:
                         progress.used = joined(used, meter.read())
-                        worker.confirm()
+                        worker.check_owner()
                         save_checkpoints(learner.state_dict(), progress, folders, digest)
-                worker.answer()
+                worker.checkpoint_written()
         progress.seconds = time.perf_counter() - start
         rows = summarise(progress, worker, task.validate(learner, data))
         for history, row in zip(histories, rows, strict=True):
             history.append(row)  # on every rank: all must agree on when to stop
         ended = progress.epoch == epochs or all(over(rule, history) for history in histories)
         if worker.rank == 0:
-            worker.confirm()
+            worker.check_owner()
             progress.used = joined(used, meter.read())
             states = learner.state_dict()
             for folder, state, history, kept in zip(folders, states, histories, keep, strict=True):
-                keep_weights(folder, state["weights"], history, kept, epochs, rule)
+                _keep_weights(folder, state["weights"], history, kept, epochs, rule)
                 if score is not None:
-                    final = best_weights(folder, history) if rule and ended else state["weights"]
+                    final = _best_weights(folder, history) if rule and ended else state["weights"]
                     history[-1] |= score(final, progress.epoch)
                 folder.write_history(history, ended)
             if ended:
@@ -165,8 +165,8 @@ def train(
             else:
                 with clock:
                     save_checkpoints(states, progress, folders, digest)
-                remove_beaten(folders, histories)
-        worker.answer()
+                _remove_beaten(folders, histories)
+        worker.checkpoint_written()
         worker.report({name: value for name, value in rows[0].items() if isinstance(value, (int, float))})
         if ended:
             break
@@ -186,18 +186,18 @@ def check_batch(task: Task, data: Data, workers: int) -> None:
 
 
 def over(rule: tuple[str, int] | None, history: Sequence[Mapping[str, Any]]) -> bool:
-    """Say whether a run ends early: it diverged, or too many epochs went by without a better one."""
+    """Return whether a run ends early: it diverged, or too many epochs went by without a better one."""
     if "diverged" in history[-1]:
         return True
-    return rule is not None and history[-1]["epoch"] - best_epoch(rule[0], history) >= rule[1]
+    return rule is not None and history[-1]["epoch"] - _best_epoch(rule[0], history) >= rule[1]
 
 
-def best_epoch(metric: str, history: Sequence[Mapping[str, Any]]) -> int:
+def _best_epoch(metric: str, history: Sequence[Mapping[str, Any]]) -> int:
     """Return the first epoch with the highest value of a metric; one that is no number is worse than any."""
     return int(max(history, key=lambda row: (not math.isnan(row[metric]), row[metric], -row["epoch"]))["epoch"])
 
 
-def keep_weights(
+def _keep_weights(
     folder: RunFolder,
     weights: Mapping[str, Tensor],
     history: Sequence[dict[str, Any]],
@@ -211,7 +211,7 @@ def keep_weights(
     last = row["epoch"] == epochs
     if (last and rule is None) or (not last and row["epoch"] in kept):  # with a rule, the last means the best
         names.append("weights")
-    if rule is not None and best_epoch(rule[0], history) == row["epoch"]:
+    if rule is not None and _best_epoch(rule[0], history) == row["epoch"]:
         names.append("best")
     if names:
         row |= dict.fromkeys(names, folder.save_weights(row["epoch"], weights))
@@ -222,7 +222,7 @@ def best_row(history: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
     return next((row for row in reversed(history) if "best" in row), None)
 
 
-def best_weights(folder: RunFolder, history: Sequence[Mapping[str, Any]]) -> Mapping[str, Tensor]:
+def _best_weights(folder: RunFolder, history: Sequence[Mapping[str, Any]]) -> Mapping[str, Tensor]:
     """Return the weights of the best epoch so far."""
     from safetensors.torch import load
 
@@ -231,7 +231,7 @@ def best_weights(folder: RunFolder, history: Sequence[Mapping[str, Any]]) -> Map
     return load(folder.folder.read(weights_path(row["epoch"])))
 
 
-def remove_beaten(folders: Sequence[RunFolder], histories: Sequence[Sequence[Mapping[str, Any]]]) -> None:
+def _remove_beaten(folders: Sequence[RunFolder], histories: Sequence[Sequence[Mapping[str, Any]]]) -> None:
     """Remove the weights of epochs that are no longer the best, once both checkpoints know of a better one."""
     for folder, history in zip(folders, histories, strict=True):
         beaten = [row for row in history if "best" in row][:-2]
@@ -272,7 +272,7 @@ def restore(
     Raises:
         UserError: where all checkpoints are damaged.
     """
-    states = newest_states(folders, worker)
+    states = _newest_states(folders, worker)
     if not states:
         return Progress(), [[] for _ in folders]
     progress = Progress(**states[0].pop("progress"))
@@ -281,15 +281,15 @@ def restore(
     progress.sums = {name: torch.stack([member[name] for member in sums]) for name in sums[0]}
     histories = [folder.history()[: progress.epoch] for folder in folders]
     for history, kept in zip(histories, keep, strict=True):
-        whole = [row["epoch"] for row in history] == list(range(1, progress.epoch + 1))
+        complete = [row["epoch"] for row in history] == list(range(1, progress.epoch + 1))
         lost = any("weights" not in row for row in history if row["epoch"] in kept)
-        if digests != {digest} or lost or not whole:
+        if digests != {digest} or lost or not complete:
             return Progress(), [[] for _ in folders]
     learner.load_state_dict(states)
     return progress, histories
 
 
-def newest_states(folders: Sequence[RunFolder], worker: Worker) -> list[dict[str, Any]]:
+def _newest_states(folders: Sequence[RunFolder], worker: Worker) -> list[dict[str, Any]]:
     """Return each member's state of the newest common checkpoint that is whole; none where there is no checkpoint.
 
     Raises:
@@ -368,7 +368,7 @@ def finish(
                 folder.folder.remove(weights_path(row["epoch"]))
 
 
-def start_from_parents(learner: Learner, task: Task, configs: Sequence[Config], folders: Sequence[RunFolder]) -> None:
+def _start_from_parents(learner: Learner, task: Task, configs: Sequence[Config], folders: Sequence[RunFolder]) -> None:
     """Load what `config.init` names into a learner, where the task has such a field.
 
     Raises:

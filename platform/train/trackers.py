@@ -30,7 +30,7 @@ Log = Callable[[Sequence[Row], Row | None], None]
 
 
 def prepare(name: str) -> dict[str, str]:
-    """Return what workers must know of a tracker: its name, and where it writes as seen from this process.
+    """Return the settings of a tracker for workers: its name, and its address as seen from this process.
 
     Raises:
         UserError: if there is no such tracker, or its library is not installed.
@@ -54,10 +54,10 @@ def prepare(name: str) -> dict[str, str]:
 def tracked(
     worker: Worker, settings: Mapping[str, str], folders: Sequence[RunFolder], configs: Sequence[Config]
 ) -> Any:
-    """Return a worker that also tells the tracker of each member at each epoch's end; the same where there is none."""
+    """Return a worker that also reports to a tracker at each epoch's end; the same worker without one."""
     if not settings or worker.rank:
         return worker
-    opened = {"mlflow": open_mlflow, "wandb": open_wandb, "tensorboard": open_tensorboard}[settings["name"]]
+    opened = {"mlflow": open_mlflow, "wandb": _open_wandb, "tensorboard": _open_tensorboard}[settings["name"]]
     logs: list[Log | None] = [None] * len(folders)
     broken = False
 
@@ -83,16 +83,16 @@ def numbers(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def open_mlflow(settings: Mapping[str, str], folder: RunFolder, config: Mapping[str, Any]) -> Log:
-    """Return what logs to MLflow: one run for each of ours, found again by its tag."""
+    """Return a logger for MLflow: one MLflow run for each run, found again by its tag."""
     from mlflow import MlflowClient
     from mlflow.entities import Metric, Param
 
     client = MlflowClient(settings["where"])
     known = client.get_experiment_by_name(settings["project"])
     experiment = known.experiment_id if known else client.create_experiment(settings["project"])
-    there = client.search_runs([experiment], f"tags.`retable.run` = '{folder.fingerprint}'")
-    if there:
-        run = there[0]
+    existing = client.search_runs([experiment], f"tags.`retable.run` = '{folder.fingerprint}'")
+    if existing:
+        run = existing[0]
     else:
         tags = {"retable.run": folder.fingerprint, "retable.task": folder.task}
         run = client.create_run(experiment, tags=tags, run_name=f"{folder.task} {folder.fingerprint[:8]}")
@@ -117,8 +117,8 @@ def open_mlflow(settings: Mapping[str, str], folder: RunFolder, config: Mapping[
     return log
 
 
-def open_wandb(settings: Mapping[str, str], folder: RunFolder, config: Mapping[str, Any]) -> Log:
-    """Return what logs to Weights & Biases, which heeds WANDB_MODE and its other variables."""
+def _open_wandb(settings: Mapping[str, str], folder: RunFolder, config: Mapping[str, Any]) -> Log:
+    """Return a logger for Weights & Biases, which follows WANDB_MODE and its other variables."""
     import wandb
 
     run = wandb.init(
@@ -147,8 +147,8 @@ def open_wandb(settings: Mapping[str, str], folder: RunFolder, config: Mapping[s
     return log
 
 
-def open_tensorboard(settings: Mapping[str, str], folder: RunFolder, config: Mapping[str, Any]) -> Log:
-    """Return what logs to TensorBoard: the curves, and the config with the final metrics as hyperparameters."""
+def _open_tensorboard(settings: Mapping[str, str], folder: RunFolder, config: Mapping[str, Any]) -> Log:
+    """Return a logger for TensorBoard: the curves, and the config with the final metrics as hyperparameters."""
     from torch.utils.tensorboard import SummaryWriter
 
     writer = SummaryWriter(f"{settings['where']}/{folder.task}-{folder.fingerprint}", purge_step=0)

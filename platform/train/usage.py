@@ -1,4 +1,4 @@
-"""What a training takes of a machine: seconds of CPUs and GPUs, and memory."""
+"""Resource usage of a training: seconds of CPUs and GPUs, and memory."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Meter:
 
 
 def peak() -> int:
-    """Return the most bytes of memory that this process has had; where that is not told, what it has now."""
+    """Return the peak memory of this process in bytes; where the system does not report it, the current one."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
         return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
@@ -45,7 +45,7 @@ def peak() -> int:
 
 
 def joined(before: Mapping[str, float], now: Mapping[str, float]) -> dict[str, float]:
-    """Return what two stretches of a training took together: sums of seconds, the higher peaks."""
+    """Return the usage of two stretches of a training: summed seconds, and the higher peaks."""
     return {
         name: max(before.get(name, 0.0), value) if name in PEAKS else before.get(name, 0.0) + value
         for name, value in now.items()

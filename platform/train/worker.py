@@ -16,7 +16,7 @@ from torch import Tensor, distributed, nn
 
 
 def ignore(*_: Any) -> None:
-    """Report to nobody, keep nothing."""
+    """Do nothing."""
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,13 @@ class Worker:
     """Called by every rank, equally often, at each epoch's end: Tune's, Train's or nobody's."""
     save: Callable[[str, bytes], None] = ignore
     """(name, data): keep a file in the run's folder; `samples/<step>.png` are shown in TensorBoard too."""
-    confirm: Callable[[], None] = ignore
+    check_owner: Callable[[], None] = ignore
     """Called before anything is written that lasts: raises where the runs are no longer ours."""
     note: Callable[[str], None] = ignore
     """Keep a line about what happened to the runs."""
-    asked: Callable[[], bool] = bool
+    checkpoint_requested: Callable[[], bool] = bool
     """Called after each step: whether this process, or its node, is to go, so that a checkpoint is wanted now."""
-    answer: Callable[[], None] = ignore
+    checkpoint_written: Callable[[], None] = ignore
     """Called when a checkpoint was written."""
 
     def wrap(self, module: nn.Module) -> nn.Module:
@@ -65,7 +65,7 @@ class Worker:
 
 
 class Gather(torch.autograd.Function):
-    """All ranks' rows, as many of each; backward, a rank's rows get the sum of what every rank's loss says of them.
+    """Concatenate all ranks' rows, as many of each; the gradient of a rank's rows is summed over all ranks' losses.
 
     torch's own (`torch.distributed.nn.functional.all_gather`) is deprecated, and its successor is too new.
     """
@@ -82,9 +82,9 @@ class Gather(torch.autograd.Function):
     @staticmethod
     def backward(context: Any, *gradients: Tensor) -> Tensor:
         """Add up the gradients of every rank and return those of this rank's rows."""
-        whole = gradients[0].clone(memory_format=torch.contiguous_format)
-        distributed.all_reduce(whole)
-        return whole.chunk(distributed.get_world_size())[distributed.get_rank()]
+        gradient = gradients[0].clone(memory_format=torch.contiguous_format)
+        distributed.all_reduce(gradient)
+        return gradient.chunk(distributed.get_world_size())[distributed.get_rank()]
 
 
 def seed_everything(seed: int, step: int, rank: int) -> None:
@@ -92,4 +92,6 @@ def seed_everything(seed: int, step: int, rank: int) -> None:
     words = np.random.SeedSequence([seed, step, rank]).generate_state(2)
     random.seed(int(words[0]))
     np.random.seed(int(words[1]))
-    torch.manual_seed(int(words[0]) << 32 | int(words[1]))
+    # Without an accelerator `torch.manual_seed` formats a traceback for each that may come: 0.4 ms a step.
+    manual_seed = torch.manual_seed if torch.accelerator.is_available() else torch.default_generator.manual_seed
+    manual_seed(int(words[0]) << 32 | int(words[1]))

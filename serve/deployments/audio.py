@@ -13,17 +13,17 @@ from ray import serve
 
 from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
-from retable.serve.deployments.held import Held
 from retable.serve.deployments.line import Line
+from retable.serve.deployments.model_cache import ModelCache
 from retable.serve.deployments.recordings import folder_of, own_index, shown, take_in
-from retable.serve.ingress.answers import Problem, Reply, wrong
 from retable.serve.ingress.limits import LIMITS
 from retable.serve.ingress.ranges import send
+from retable.serve.ingress.replies import Problem, Reply, wrong
 from retable.tasks.audio.export import read_export
-from retable.tasks.audio.search.embedder import BATCH, Embedder
-from retable.tasks.audio.search.hits import judged, tags
-from retable.tasks.audio.search.index import indexed
-from retable.tasks.audio.search.search import Index, check_model, open_index, p_value, refresh, search
+from retable.tasks.audio.tools.embed.embedder import BATCH, Embedder
+from retable.tasks.audio.tools.search.hits import judged, tags
+from retable.tasks.audio.tools.search.index import indexed
+from retable.tasks.audio.tools.search.search import Index, check_model, open_index, p_value, refresh, search
 
 WAIT = 0.005
 """Seconds that the first query of a batch waits for others."""
@@ -49,7 +49,7 @@ def recordings(index: Index) -> dict[str, Path]:
     return {identity(file.path): index.folder / file.path for file in index.files}
 
 
-def found(index: Index, vector: Float32[np.ndarray, " dimension"], top: int) -> Reply:
+def nearest_reply(index: Index, vector: Float32[np.ndarray, " dimension"], top: int) -> Reply:
     """Return the recordings nearest to a vector of words, and how unusual that is (`p`, `verdict`; see `null.py`)."""
     listed = search(index, vector, top)
     hits = [
@@ -62,11 +62,11 @@ def found(index: Index, vector: Float32[np.ndarray, " dimension"], top: int) -> 
         }
         for hit in listed
     ]
-    found = {"hits": hits, **judged(listed, p_value(index, listed))}
-    return Reply(json.dumps(found).encode(), "application/json")
+    answer = {"hits": hits, **judged(listed, p_value(index, listed))}
+    return Reply(json.dumps(answer).encode(), "application/json")
 
 
-class Shelf:
+class AudioIndex:
     """A pair of encoders, and the index that was made with it, as it lies there now."""
 
     def __init__(self, embedder: Embedder, out: Path) -> None:
@@ -75,14 +75,14 @@ class Shelf:
         self.recordings = recordings(self.index)
 
     def refresh(self) -> None:
-        """See what was added since."""
+        """Load what was added to the index since the last call."""
         self._have(refresh(self.index))
 
     def found(self, vector: Float32[np.ndarray, " dimension"], top: int) -> Reply:
         """Return the recordings nearest to a vector of words, as the model embeds them."""
         self.refresh()
         refit = self.index.refit
-        return found(self.index, refit.apply(vector[None])[0] if refit else vector, top)
+        return nearest_reply(self.index, refit.apply(vector[None])[0] if refit else vector, top)
 
     def add(self, body: bytes, name: str, storage: Storage) -> Reply:
         """Take in a recording.
@@ -97,9 +97,9 @@ class Shelf:
         index, kept, seconds = take_in(body, name, self.index, self.embedder, folder)
         self._have(index)
         file = indexed(index, kept)
-        said = {"id": identity(file), "file": shown(file, index.folder), "seconds": round(seconds, 3)}
-        place = (("Location", f"/v1/audio/{said['id']}"),)
-        return Reply(json.dumps(said).encode(), "application/json", 201, place)
+        entry = {"id": identity(file), "file": shown(file, index.folder), "seconds": round(seconds, 3)}
+        place = (("Location", f"/v1/audio/{entry['id']}"),)
+        return Reply(json.dumps(entry).encode(), "application/json", 201, place)
 
     def _have(self, index: Index) -> None:
         if index is not self.index:
@@ -115,13 +115,13 @@ class Retrieval:
     def __init__(self, storage: Storage, index: str, places: int, wait: float):
         self.storage, self.adding, self.line = storage, Line(1, wait), Line(places, wait)
 
-        def load(data: bytes, name: str) -> Shelf:
+        def load(data: bytes, name: str) -> AudioIndex:
             embedder = read_export(data, name).embedder()
-            shelf = Shelf(embedder, Path(index) if index else own_index(embedder, self.storage))
+            shelf = AudioIndex(embedder, Path(index) if index else own_index(embedder, self.storage))
             embedder.words(["ready"])  # what is made at the first use is made now
             return shelf
 
-        self.shelves = Held("audio", storage, load)
+        self.shelves = ModelCache("audio", storage, load)
         self.reconfigure = self.shelves.reconfigure
 
     async def search(self, words: str, top: int) -> Reply | Problem:
@@ -162,7 +162,7 @@ class Retrieval:
         return Reply(b"", "text/plain")
 
     @serve.batch(max_batch_size=BATCH, batch_wait_timeout_s=WAIT)
-    async def batch(self, words: list[str]) -> list[tuple[Shelf, Float32[np.ndarray, " dimension"]]]:
+    async def batch(self, words: list[str]) -> list[tuple[AudioIndex, Float32[np.ndarray, " dimension"]]]:
         """Embed queries together, in a thread, so that the replica hears meanwhile whether it lives."""
         shelf = self.shelves.any()
         return [(shelf, vector) for vector in await asyncio.to_thread(shelf.embedder.words, words)]

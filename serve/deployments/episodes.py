@@ -1,4 +1,4 @@
-"""Episodes: a served policy plays in MuJoCo, and what its bodies did is told as lines in the plane of their motion."""
+"""Episodes: a served policy plays in MuJoCo; its bodies are returned as lines in the plane of their motion."""
 
 # No `from __future__ import annotations` in the modules of deployments; `app.py` says why.
 import asyncio
@@ -13,13 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from retable.platform.errors import UserError
-from retable.serve.ingress.answers import Problem
 from retable.serve.ingress.limits import LIMITS, Limits
-from retable.tasks.rl.acting import player
+from retable.serve.ingress.replies import Problem
 from retable.tasks.rl.config import View
-from retable.tasks.rl.evaluate import play as simulate
 from retable.tasks.rl.export import Exported
 from retable.tasks.rl.formats.compact import deployable
+from retable.tasks.rl.play.acting import player
+from retable.tasks.rl.play.evaluate import play as simulate
 
 Array = npt.NDArray[Any]
 
@@ -35,7 +35,7 @@ class Stopped(Exception):
 
 @dataclass(frozen=True)
 class Bodies:
-    """What is drawn of a model: each visible body as a line of some width, with round ends or without."""
+    """The drawing of a model: each visible body as a line of some width, with or without round ends."""
 
     places: Array
     """(bodies,) their indices among MuJoCo's geoms."""
@@ -92,7 +92,7 @@ class Film:
             ends = self.bodies.ends(self.data)[:, :, [0, self.depth]]
             self.frames.append(np.rint(1000 * ends).astype(int).reshape(-1).tolist())
 
-    def told(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """Return what an answer says of it."""
         lines = zip(np.rint(1000 * self.bodies.radii).astype(int).tolist(), self.bodies.round.tolist(), strict=True)
         floor = None if self.bodies.ground is None or self.depth == 1 else round(1000 * self.bodies.ground)
@@ -131,8 +131,8 @@ def play(policy: Exported, seed: int, steps: int, stopped: Callable[[], bool]) -
                 end = "fell" if step.terminated[0] else "limit"
             if len(rewards) == steps:
                 break
-    told = {"environment": policy.environment, "seed": seed, "steps": len(rewards), "end": end}
-    return told | {"return": sum(rewards), "rewards": rewards, **(film.told() if film else {"frames": []})}
+    summary = {"environment": policy.environment, "seed": seed, "steps": len(rewards), "end": end}
+    return summary | {"return": sum(rewards), "rewards": rewards, **(film.as_json() if film else {"frames": []})}
 
 
 def weight(policy: Exported) -> dict[str, int]:

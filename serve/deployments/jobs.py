@@ -21,11 +21,11 @@ from typing import IO, Any
 
 from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
-from retable.serve.deployments.apart import Work
+from retable.serve.deployments.subprocess_call import ProgressProcess
 from retable.serve.deployments.video import MEDIA, NICE, Order, check, kind_of, order_of, paint
-from retable.serve.ingress.answers import Problem, Reply, plain_line
 from retable.serve.ingress.limits import LIMITS, Limits
 from retable.serve.ingress.ranges import send
+from retable.serve.ingress.replies import Problem, Reply, plain_line
 
 FOLDER = "served/jobs"
 ID = re.compile(r"[A-Za-z0-9_-]{22}")
@@ -37,7 +37,7 @@ CHECKING = 30.0
 
 @dataclass
 class Job:
-    """A video and what became of it."""
+    """A video and its state."""
 
     id: str
     kind: str
@@ -55,25 +55,27 @@ class Job:
     begun: float = 0.0
     """When the first frame was done, by this machine's clock."""
 
-    def told(self, ahead: int = 0) -> dict[str, Any]:
-        """Return what is said of it; `ahead`: jobs that come before it."""
-        said = {"id": self.id, "state": self.state, "frames": self.frames, "frames_total": self.total}
-        said |= {"progress": 1.0 if self.state == "done" else round(self.frames / self.total, 4) if self.total else 0.0}
+    def status(self, ahead: int = 0) -> dict[str, Any]:
+        """Return the job's status; `ahead`: the number of jobs before it."""
+        summary = {"id": self.id, "state": self.state, "frames": self.frames, "frames_total": self.total}
+        summary |= {
+            "progress": 1.0 if self.state == "done" else round(self.frames / self.total, 4) if self.total else 0.0
+        }
         if self.state == "queued":
-            said["ahead"] = ahead
+            summary["ahead"] = ahead
         if self.state == "running" and self.frames > 1 and self.total:
             rate = (self.frames - 1) / max(time.monotonic() - self.begun, 1e-6)
-            said["seconds_left"] = round((self.total - self.frames) / rate, 1)
+            summary["seconds_left"] = round((self.total - self.frames) / rate, 1)
         if self.state == "done":
-            said |= {"file": f"/v1/jobs/{self.id}/file", "notes": list(self.notes)}
-        return said | ({"detail": self.detail} if self.detail else {})
+            summary |= {"file": f"/v1/jobs/{self.id}/file", "notes": list(self.notes)}
+        return summary | ({"detail": self.detail} if self.detail else {})
 
 
-class Desk:
-    """The jobs of a folder. One process at a time has it: the kernel keeps its lock, and frees it when it ends."""
+class VideoQueue:
+    """The video jobs of a folder. One process at a time owns it, by a kernel lock that ends with the process."""
 
     def __init__(self, storage: Storage, work: Callable[..., tuple[str, ...]] = paint, limits: Limits = LIMITS) -> None:
-        """Take the folder, and go on with what waits there.
+        """Lock the folder, and resume the jobs that wait there.
 
         Raises:
             BlockingIOError: where another process has it.
@@ -86,7 +88,7 @@ class Desk:
         self.checking = threading.Lock()
         self.jobs: dict[str, Job] = {}
         self.arriving, self.closed = 0, False
-        self.running: Work | None = None
+        self.running: ProgressProcess | None = None
         for path in sorted(self.folder.iterdir()):
             if path.is_dir():
                 self._recover(path)
@@ -95,7 +97,7 @@ class Desk:
         self.thread.start()
 
     def close(self) -> None:
-        """Let go of the folder; what is painted is ended."""
+        """Unlock the folder and kill the job in progress."""
         with self.changed:
             self.closed = True
             if self.running:
@@ -115,7 +117,7 @@ class Desk:
         kind = kind_of(body)
         with self.changed:
             if id in self.jobs:
-                return self._told(self.jobs[id])
+                return self._status(self.jobs[id])
             self._clean()
             if sum(job.state not in OVER for job in self.jobs.values()) + self.arriving > self.limits.jobs_waiting:
                 detail = f"{self.limits.jobs_waiting} videos wait; try again in some minutes"
@@ -134,16 +136,16 @@ class Desk:
             self.jobs[id] = job
             self._keep(job)
             self.changed.notify_all()
-            return self._told(job)
+            return self._status(job)
 
-    def told(self, id: str) -> dict[str, Any]:
-        """Return what is said of a job.
+    def status(self, id: str) -> dict[str, Any]:
+        """Return the status of a job.
 
         Raises:
             Problem: 404.
         """
         with self.changed:
-            return self._told(self._job(id))
+            return self._status(self._job(id))
 
     def file(self, id: str, wanted: str) -> Reply | Problem:
         """Return a painted video, or a range of its bytes.
@@ -185,15 +187,15 @@ class Desk:
             raise Problem(507, f"there is no room for the video: {error.strerror}") from error
         with self.checking:
             try:
-                look = Work(check, path, job.order.size, self.limits)
-                deque(look.told(CHECKING))
+                look = ProgressProcess(check, path, job.order.size, self.limits)
+                deque(look.progress(CHECKING))
             except UserError as error:
                 raise Problem(400, f"the video cannot be read: {error}") from error
         if look.result:
             raise Problem(*look.result)
 
     def _serve(self) -> None:
-        """Paint what waits, one after the other, in the order in which it came."""
+        """Process the waiting jobs one at a time, in order of arrival."""
         while True:
             with self.changed:
                 self.changed.wait_for(lambda: self.closed or any(self._waiting()))
@@ -203,17 +205,17 @@ class Desk:
                 job.state = "running"
                 self._keep(job)
                 given = (self._source(job), self._target(job), job.order, str(self.storage), self.limits)
-                self.running = Work(self.work, *given, nice=NICE)
+                self.running = ProgressProcess(self.work, *given, nice=NICE)
             try:
                 self._watch(job, self.running)
             except Exception:  # the next one is painted all the same
                 logging.getLogger("ray.serve").exception("a job failed")
 
-    def _watch(self, job: Job, running: Work) -> None:
+    def _watch(self, job: Job, running: ProgressProcess) -> None:
         """Follow a job to its end."""
         state, detail = "done", ""
         try:
-            for frames, total in running.told(self.limits.job_seconds):
+            for frames, total in running.progress(self.limits.job_seconds):
                 with self.changed:
                     job.begun = job.begun or time.monotonic()
                     job.frames, job.total = frames, total
@@ -228,12 +230,12 @@ class Desk:
             self.changed.notify_all()
 
     def _recover(self, path: Path) -> None:
-        """Read what is kept of a job, from a process that has ended."""
+        """Restore a job that an earlier process left."""
         try:
-            said = json.loads((path / "state.json").read_bytes())
+            stored = json.loads((path / "state.json").read_bytes())
             known = {each.name for each in fields(Job)}
-            job = Job(**{name: value for name, value in said.items() if name in known})
-            job.order = order_of(said["order"])
+            job = Job(**{name: value for name, value in stored.items() if name in known})
+            job.order = order_of(stored["order"])
             if job.id != path.name or not ID.fullmatch(job.id):
                 raise ValueError
         except (OSError, ValueError, KeyError, TypeError):  # it ended while the video came in
@@ -248,7 +250,7 @@ class Desk:
             self._tidy(job)
 
     def _clean(self) -> None:
-        """Remove what is old, and of what is over all but the newest."""
+        """Remove jobs that are too old, and finished ones beyond the limit."""
         ended = sorted((job for job in self.jobs.values() if job.state in OVER), key=lambda job: -job.made)
         now = time.time()
         for place, job in enumerate(ended):
@@ -260,7 +262,7 @@ class Desk:
         self.jobs.pop(job.id, None)
 
     def _tidy(self, job: Job) -> None:
-        """Remove all files of a job that is over but its state, and what was made if it is whole."""
+        """Remove all files of a finished job but its state and a complete result."""
         kept = {"state.json"} | ({self._target(job).name} if job.state == "done" else set())
         for path in (self.folder / job.id).iterdir():
             if path.name not in kept:
@@ -275,10 +277,10 @@ class Desk:
             raise Problem(404, "no such job; those that are over are gone after a day")
         return job
 
-    def _told(self, job: Job) -> dict[str, Any]:
+    def _status(self, job: Job) -> dict[str, Any]:
         waiting = self._waiting()
         ahead = waiting.index(job) + (self.running is not None) if job in waiting else 0
-        return job.told(ahead)
+        return job.status(ahead)
 
     def _waiting(self) -> list[Job]:
         return sorted((job for job in self.jobs.values() if job.state == "queued"), key=lambda job: job.made)
@@ -315,7 +317,7 @@ class Jobs:
 
     def __init__(self, storage: Storage) -> None:
         self.storage, self.opening = storage, threading.Lock()
-        self.desk: Desk | None = None
+        self.desk: VideoQueue | None = None
         try:
             self._desk()
         except Problem as problem:  # it is said to whom asks
@@ -326,40 +328,40 @@ class Jobs:
         place = (("Location", f"/v1/jobs/{id}"),)
         return await self._answer(lambda desk: _json(desk.create(id, body, order), 202, place))
 
-    async def told(self, id: str) -> Reply | Problem:
-        """Say how far a job is."""
-        return await self._answer(lambda desk: _json(desk.told(id)))
+    async def status(self, id: str) -> Reply | Problem:
+        """Return the status of a job."""
+        return await self._answer(lambda desk: _json(desk.status(id)))
 
     async def file(self, id: str, wanted: str) -> Reply | Problem:
-        """Return what a job has made."""
+        """Return the result of a job."""
         return await self._answer(lambda desk: desk.file(id, wanted))
 
     async def cancel(self, id: str) -> Reply | Problem:
         """Cancel a job, or remove one that is over."""
 
-        def work(desk: Desk) -> Reply:
+        def work(desk: VideoQueue) -> Reply:
             desk.cancel(id)
             return Reply(b"", "application/json", 204)
 
         return await self._answer(work)
 
-    async def _answer(self, work: Callable[[Desk], Reply | Problem]) -> Reply | Problem:
+    async def _answer(self, work: Callable[[VideoQueue], Reply | Problem]) -> Reply | Problem:
         try:
             return await asyncio.to_thread(lambda: work(self._desk()))
         except Problem as problem:
             return problem
 
-    def _desk(self) -> Desk:
+    def _desk(self) -> VideoQueue:
         if not self.storage.is_local:
             raise Problem(501, "this server takes no videos: its storage is no folder")
         with self.opening:
             if self.desk is None:
                 try:
-                    self.desk = Desk(self.storage)
+                    self.desk = VideoQueue(self.storage)
                 except BlockingIOError as error:
                     raise Problem(503, "another server on this storage has the jobs; ask that one").wait(5) from error
             return self.desk
 
 
-def _json(said: dict[str, Any], status: int = 200, headers: tuple[tuple[str, str], ...] = ()) -> Reply:
-    return Reply(json.dumps(said).encode(), "application/json", status, headers)
+def _json(content: dict[str, Any], status: int = 200, headers: tuple[tuple[str, str], ...] = ()) -> Reply:
+    return Reply(json.dumps(content).encode(), "application/json", status, headers)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from retable.serve.ingress.answers import Problem
+from retable.serve.ingress.replies import Problem
 
 T = TypeVar("T")
 
@@ -24,7 +24,7 @@ class Line:
         self.places, self.wait = asyncio.Semaphore(places), wait
 
     async def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Wait for a place, and do what holds it until it is done: a thread goes on where its asker has gone away.
+        """Wait for a place, then run; the place stays taken until the work ends, even if its client has gone.
 
         Raises:
             Problem: 503 where there was no place in time.

@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
 
-from retable.serve.ingress.answers import Reply, wrong
+from retable.serve.ingress.replies import Reply, wrong
 from retable.tasks.weather.config import STEPS
-from retable.tasks.weather.forecasts.netcdf import export
 from retable.tasks.weather.metrics import MINUTES
+from retable.tasks.weather.tools.forecasts.netcdf import export
 
 Array = npt.NDArray[Any]
 Format = Literal["npz", "netcdf", "png", "gif"]
@@ -93,10 +93,10 @@ def drawn(forecast: Forecast, places: Sequence[int], side: int) -> Image.Image:
     width = size * -(-side // size)  # whole pixels of the screen for each of the map
     columns, rows = min(COLUMNS, len(places)), -(-len(places) // COLUMNS)
     font, line = ImageFont.load_default(13), 20
-    whole = Image.new(
+    canvas = Image.new(
         "RGB", (columns * (width + EDGE) + EDGE, rows * (width + line + EDGE) + 2 * line + 3 * EDGE), PAPER
     )
-    pen = ImageDraw.Draw(whole)
+    pen = ImageDraw.Draw(canvas)
     since = "" if forecast.time is None else f" after {str(forecast.time)[:16].replace('T', ' ')} UTC"
     pen.text((EDGE, EDGE), f"{forecast.region}: probability of rain{since if columns > 1 else ''}", INK, font)
     for number, place in enumerate(places):
@@ -104,9 +104,9 @@ def drawn(forecast: Forecast, places: Sequence[int], side: int) -> Image.Image:
         minutes = MINUTES * (place + 1)
         pen.text((left, top), f"+{minutes // 60} h {minutes % 60:02d}{since if columns == 1 else ''}", INK, font)
         colours = Image.fromarray(table()[forecast.steps[place]])
-        whole.paste(colours.resize((width, width), Image.Resampling.NEAREST), (left, top + line))
-    scale(pen, EDGE, whole.height - line - EDGE // 2, font)
-    return whole
+        canvas.paste(colours.resize((width, width), Image.Resampling.NEAREST), (left, top + line))
+    scale(pen, EDGE, canvas.height - line - EDGE // 2, font)
+    return canvas
 
 
 def scale(pen: ImageDraw.ImageDraw, left: int, top: int, font: Any) -> None:

@@ -1,4 +1,4 @@
-"""Recordings that are sent to a server: what they may be, where they are kept, and the index that finds them.
+"""Uploaded recordings: checks, storage, and the index that finds them.
 
 They lie in `<storage>/served/audio/recordings`, each under its SHA-256 beside a file with the name that it was sent
 with. A server that was given no index searches this folder, and starts it with the recordings that come with the task.
@@ -17,12 +17,12 @@ from pathlib import Path
 from retable.platform.errors import UserError
 from retable.platform.spec.task import folder as task_folder
 from retable.platform.store.storage import Storage
-from retable.serve.ingress.answers import Problem
 from retable.serve.ingress.limits import LIMITS, Limits
+from retable.serve.ingress.replies import Problem
 from retable.tasks.audio.collect.files import SUFFIXES, duration, header
-from retable.tasks.audio.search.embedder import Embedder
-from retable.tasks.audio.search.index import add, update
-from retable.tasks.audio.search.search import Index
+from retable.tasks.audio.tools.embed.embedder import Embedder
+from retable.tasks.audio.tools.search.index import add, update
+from retable.tasks.audio.tools.search.search import Index
 
 FOLDER, INDEX = "served/audio/recordings", "served/audio/index"
 SHIPPED = task_folder("audio") / "zoo" / "recordings"
@@ -122,12 +122,12 @@ def length(path: Path, limits: Limits) -> float:
         Problem: 413 where it is too long, 415 where it is of another kind than it began.
         UserError: where its header is broken.
     """
-    said = header(path)
-    if said.container not in SUFFIXES[path.suffix]:
+    info = header(path)
+    if info.container not in SUFFIXES[path.suffix]:
         raise Problem(415, "the recording is of another kind than its first bytes say")
-    if said.seconds * said.rate * said.channels > limits.sound_samples:
+    if info.seconds * info.rate * info.channels > limits.sound_samples:
         raise Problem(413, f"the recording has more than {limits.sound_samples} samples; send fewer channels or less")
-    seconds = 0.0 if said.is_guess else said.seconds
+    seconds = 0.0 if info.is_guess else info.seconds
     if seconds <= limits.sound_seconds:
         seconds = duration(path, limits.sound_seconds)
     if seconds > limits.sound_seconds:

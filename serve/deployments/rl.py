@@ -14,10 +14,10 @@ from ray import serve
 
 from retable.platform.store.storage import Storage
 from retable.serve.deployments.episodes import Stage, weight
-from retable.serve.deployments.held import Held
 from retable.serve.deployments.line import Line
-from retable.serve.ingress.answers import Problem, Reply, wrong
+from retable.serve.deployments.model_cache import ModelCache
 from retable.serve.ingress.limits import LIMITS, Limits
+from retable.serve.ingress.replies import Problem, Reply, wrong
 from retable.tasks.rl.config import View
 from retable.tasks.rl.export import Exported, read_export
 
@@ -47,19 +47,19 @@ def question(policy: Exported, body: bytes, limits: Limits = LIMITS) -> Question
         Problem: which names the field, what was got and what is wanted.
     """
     try:
-        said = json.loads(body)
+        fields = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise Problem(400, "the body is no JSON") from error
     states = int(policy.info["states"])
     wanted = f"numbers of shape (rows, {states})"
-    if not isinstance(said, dict) or "observations" not in said:
+    if not isinstance(fields, dict) or "observations" not in fields:
         raise wrong("observations", "nothing", wanted)
-    if unknown := said.keys() - {"observations", "seed"}:
+    if unknown := fields.keys() - {"observations", "seed"}:
         raise wrong(min(unknown), "a field that is unknown", "observations, and seed")
-    seed = said.get("seed", 0)
+    seed = fields.get("seed", 0)
     if type(seed) is not int or not 0 <= seed < SEEDS:
         raise wrong("seed", repr(seed)[:40], "a whole number from 0 to 2^63 - 1")
-    rows = numbers(said["observations"], states, wanted)
+    rows = numbers(fields["observations"], states, wanted)
     if not 1 <= len(rows) <= limits.observations:
         raise wrong("observations", f"{len(rows)} rows", f"1 to {limits.observations}")
     return Question(policy, rows, policy.noise(len(rows), View.samples, seed))
@@ -84,15 +84,15 @@ def numbers(value: object, width: int, wanted: str) -> Rows:
         Problem: where they are something else.
     """
     try:
-        found: Any = np.array(value)
+        array: Any = np.array(value)
     except ValueError as error:
         raise wrong("observations", "rows of different lengths", wanted) from error
-    if found.dtype.kind not in "iuf":
+    if array.dtype.kind not in "iuf":
         raise wrong("observations", "something else than numbers", wanted)
-    if found.ndim != 2 or found.shape[1] != width:
-        raise wrong("observations", f"shape {found.shape}", wanted)
+    if array.ndim != 2 or array.shape[1] != width:
+        raise wrong("observations", f"shape {array.shape}", wanted)
     with np.errstate(over="ignore"):
-        rows: Rows = found.astype(np.float32)
+        rows: Rows = array.astype(np.float32)
     if not np.isfinite(rows).all():
         raise wrong("observations", "numbers that are not finite in float32", wanted)
     return rows
@@ -100,23 +100,23 @@ def numbers(value: object, width: int, wanted: str) -> Rows:
 
 def answers(questions: Sequence[Question]) -> list[Rows]:
     """Return the actions of each question; those of one policy share its networks' passes."""
-    found: dict[int, Rows] = {}
+    grouped: dict[int, Rows] = {}
     for share in shares(questions):
         policy = questions[share[0]].policy
         rows = torch.from_numpy(np.concatenate([questions[place].observations for place in share]))
         with torch.inference_mode():
             actions = policy.act(rows, torch.cat([questions[place].noise for place in share])).numpy()
         ends = np.cumsum([len(questions[place].observations) for place in share])
-        found |= dict(zip(share, np.split(actions, ends[:-1]), strict=True))
-    return [found[place] for place in range(len(questions))]
+        grouped |= dict(zip(share, np.split(actions, ends[:-1]), strict=True))
+    return [grouped[place] for place in range(len(questions))]
 
 
 def shares(questions: Sequence[Question]) -> list[list[int]]:
     """Return the places of questions that go together: of one policy, and of `ROWS` observations at most."""
     groups: dict[Exported, list[list[int]]] = {}
-    for place, asked in enumerate(questions):
-        group = groups.setdefault(asked.policy, [[]])
-        if sum(len(questions[other].observations) for other in group[-1]) + len(asked.observations) > ROWS:
+    for place, question in enumerate(questions):
+        group = groups.setdefault(question.policy, [[]])
+        if sum(len(questions[other].observations) for other in group[-1]) + len(question.observations) > ROWS:
             group.append([])
         group[-1].append(place)
     return [share for group in groups.values() for share in group if share]
@@ -126,7 +126,7 @@ class Policies:
     """Holds every policy that is served."""
 
     def __init__(self, storage: Storage, places: int, wait: float):
-        self.policies = Held("rl", storage, load)
+        self.policies = ModelCache("rl", storage, load)
         self.reconfigure = self.policies.reconfigure
         self.stage, self.line = Stage(), Line(places, wait)
 
@@ -142,11 +142,11 @@ class Policies:
         """Play an episode, and tell how large the policy is that played it."""
         policy = self.policies[sha256]
         try:
-            told = await self.stage.play(policy, seed, steps)
+            summary = await self.stage.play(policy, seed, steps)
         except Problem as problem:
             return problem
-        told |= {**weight(policy), "bytes": len(await asyncio.to_thread(self.policies.file, sha256))}
-        return Reply(json.dumps(told, separators=(",", ":")).encode(), "application/json")
+        summary |= {**weight(policy), "bytes": len(await asyncio.to_thread(self.policies.file, sha256))}
+        return Reply(json.dumps(summary, separators=(",", ":")).encode(), "application/json")
 
     async def ready(self, sha256s: Sequence[str]) -> Reply:
         """Ask each policy once, past all that wait."""

@@ -16,15 +16,15 @@ from ray import serve
 
 from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
-from retable.serve.deployments.held import Held
 from retable.serve.deployments.line import Line
-from retable.serve.ingress.answers import Problem, Reply
+from retable.serve.deployments.model_cache import ModelCache
 from retable.serve.ingress.limits import LIMITS, Limits
-from retable.tasks.style.apply.stylise import BATCH_PIXELS, NetworkStyle, Pixels
+from retable.serve.ingress.replies import Problem, Reply
 from retable.tasks.style.export import read_export
 from retable.tasks.style.files import images
 from retable.tasks.style.files.images import Picture
-from retable.tasks.style.video.batches import nothing, resized
+from retable.tasks.style.tools.pictures.batches import nothing, resized
+from retable.tasks.style.tools.pictures.stylise import BATCH_PIXELS, NetworkStyle, Pixels
 
 BATCH, WAIT = 8, 0.01
 """Requests of one batch, and the seconds that the first of them waits for others."""
@@ -45,7 +45,7 @@ TILE_WIDTH, TILE_HEIGHT = 322, 323
 
 
 @dataclass(frozen=True, eq=False)
-class Work:
+class StyleRequest:
     """A decoded photograph, and the network that it goes through."""
 
     style: NetworkStyle
@@ -92,16 +92,16 @@ def check(body: bytes, size: int, limits: Limits) -> None:
         )
 
 
-def paint(works: Sequence[Work]) -> list[Pixels]:
+def paint(works: Sequence[StyleRequest]) -> list[Pixels]:
     """Stylise photographs; those of one style and size together."""
-    found: dict[int, Pixels] = {}
+    pictures: dict[int, Pixels] = {}
     for share in shares(works):
         made = works[share[0]].style([works[place].pixels for place in share], nothing)
-        found |= {place: result.pixels for place, result in zip(share, made, strict=True)}
-    return [found[place] for place in range(len(works))]
+        pictures |= {place: result.pixels for place, result in zip(share, made, strict=True)}
+    return [pictures[place] for place in range(len(works))]
 
 
-def shares(works: Sequence[Work], most: int = BATCH_PIXELS) -> list[list[int]]:
+def shares(works: Sequence[StyleRequest], most: int = BATCH_PIXELS) -> list[list[int]]:
     """Return the places of works that go together: of one network and shape, and of so many pixels at most."""
     groups: dict[tuple[int, tuple[int, ...]], list[list[int]]] = {}
     for place, work in enumerate(works):
@@ -137,7 +137,7 @@ class Styles:
     """Holds every style that is served."""
 
     def __init__(self, storage: Storage, places: int, wait: float):
-        self.styles, self.line = Held("style", storage, load), Line(places, wait)
+        self.styles, self.line = ModelCache("style", storage, load), Line(places, wait)
         self.reconfigure = self.styles.reconfigure
 
     async def stylise(
@@ -147,7 +147,7 @@ class Styles:
 
         async def painted() -> Reply:
             photograph = await asyncio.to_thread(decode, body, size)
-            made = await self.batch(Work(self.styles[sha256], photograph.pixels))
+            made = await self.batch(StyleRequest(self.styles[sha256], photograph.pixels))
             return await asyncio.to_thread(finish, made, photograph, strength, original, kind)
 
         try:
@@ -158,10 +158,10 @@ class Styles:
     async def ready(self, sha256s: Sequence[str]) -> Reply:
         """Paint a small picture in each style, past all that wait."""
         grey = np.full((64, 64, 3), 128, np.uint8)
-        await asyncio.gather(*(self.batch(Work(self.styles[sha256], grey)) for sha256 in sha256s))
+        await asyncio.gather(*(self.batch(StyleRequest(self.styles[sha256], grey)) for sha256 in sha256s))
         return Reply(b"", "text/plain")
 
     @serve.batch(max_batch_size=BATCH, batch_wait_timeout_s=WAIT)
-    async def batch(self, works: list[Work]) -> list[Pixels]:
+    async def batch(self, works: list[StyleRequest]) -> list[Pixels]:
         """Stylise photographs together, in a thread, so that the replica hears meanwhile whether it lives."""
         return await asyncio.to_thread(paint, works)

@@ -1,4 +1,4 @@
-"""Videos that are sent to be painted: what they may be, and the painting; both in processes of their own.
+"""Uploaded videos: checks and painting, both in child processes.
 
 The process that checks imports PyAV alone, and the one that paints ends with its video: what a broken or hostile file
 does to FFmpeg, it does to them.
@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Literal
 
 from retable.platform.errors import UserError
-from retable.serve.ingress.answers import Problem
 from retable.serve.ingress.limits import Limits
+from retable.serve.ingress.replies import Problem
 
 FORMATS = {"mp4": "mov,mp4,m4a,3gp,3g2,mj2", "mkv": "matroska,webm", "avi": "avi"}
 """Suffix -> what FFmpeg calls the container. No other is opened: some are lists of other files, or of addresses."""
@@ -125,9 +125,9 @@ def paint(
     from retable.platform.store.storage import Storage
     from retable.serve.launch.models import Model, read
     from retable.tasks.style.export import read_export
-    from retable.tasks.style.video.frames import probe, scaled
-    from retable.tasks.style.video.steady import Finish, Stylist, stylise_stream
-    from retable.tasks.style.video.video import stylise_video
+    from retable.tasks.style.tools.video.frames import probe, scaled
+    from retable.tasks.style.tools.video.steady import Finish, Stylist, stylise_stream
+    from retable.tasks.style.tools.video.video import stylise_video
 
     with suppress(OSError):  # where memory ends, this process goes first, and no replica
         Path("/proc/self/oom_score_adj").write_text("1000")

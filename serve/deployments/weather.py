@@ -22,10 +22,10 @@ from ray import serve
 from retable.platform.errors import UserError, nearest
 from retable.platform.store.storage import Storage
 from retable.serve.deployments import maps
-from retable.serve.deployments.held import Held
 from retable.serve.deployments.line import Line
-from retable.serve.ingress.answers import Problem, Reply, wrong
+from retable.serve.deployments.model_cache import ModelCache
 from retable.serve.ingress.limits import LIMITS, Limits
+from retable.serve.ingress.replies import Problem, Reply, wrong
 from retable.tasks.weather.combine import majority_vote, mean_probability
 from retable.tasks.weather.config import View
 from retable.tasks.weather.export import Exported, read_export
@@ -48,8 +48,8 @@ CHECKSUM = 4
 
 
 @dataclass(frozen=True, eq=False)
-class Work:
-    """Images that were checked, and what forecasts them."""
+class ForecastRequest:
+    """Checked images, and the forecaster for them."""
 
     forecaster: Exported
     region: str
@@ -77,9 +77,9 @@ def from_npz(body: bytes, shape: tuple[int, ...], limits: Limits) -> Array:
                 raise Problem(413, f"{NAME}: more than {limits.frames_bytes} bytes")
             if npy.read_magic(file) != (1, 0):
                 raise Problem(400, "the npz file is of an unknown version")
-            found, columns, kind = npy.read_array_header_1_0(file)
-            if found != shape:
-                raise wrong(NAME, f"shape {found}", f"shape {shape}")
+            dimensions, columns, kind = npy.read_array_header_1_0(file)
+            if dimensions != shape:
+                raise wrong(NAME, f"shape {dimensions}", f"shape {shape}")
             if kind.kind not in "fiu":
                 raise wrong(NAME, str(kind), "numbers")
             data = file.read(kind.itemsize * math.prod(shape) + 1)
@@ -135,7 +135,7 @@ def from_hdf5(body: bytes, shape: tuple[int, ...], limits: Limits = LIMITS) -> A
     return read
 
 
-def work(forecaster: Exported, region: str, body: bytes) -> Work:
+def work(forecaster: Exported, region: str, body: bytes) -> ForecastRequest:
     """Read and check a request, so that nothing in it can fail a batch.
 
     Raises:
@@ -146,24 +146,24 @@ def work(forecaster: Exported, region: str, body: bytes) -> Work:
         problem = wrong("region", repr(region)[:60], f"one of {', '.join(regions)}")
         raise problem if not region else problem.having(nearest=nearest(region, regions).removeprefix("; "))
     shape = (forecaster.config.inputs, len(CHANNELS), forecaster.size, forecaster.size)
-    return Work(forecaster, region, images_of(body, shape))
+    return ForecastRequest(forecaster, region, images_of(body, shape))
 
 
-def forecasts(works: Sequence[Work]) -> list[Array]:
+def forecasts(works: Sequence[ForecastRequest]) -> list[Array]:
     """Return the steps of each forecast, uint8 (leads, S, S); those of one model and region go together."""
     groups: dict[tuple[int, str], list[int]] = {}
     for place, each in enumerate(works):
         groups.setdefault((id(each.forecaster), each.region), []).append(place)
-    found: dict[int, Array] = {}
+    images: dict[int, Array] = {}
     for (_, region), places in groups.items():
         steps = works[places[0]].forecaster.steps(np.stack([works[place].images for place in places]), region)
-        found |= dict(zip(places, steps, strict=True))
-    return [found[place] for place in range(len(works))]
+        images |= dict(zip(places, steps, strict=True))
+    return [images[place] for place in range(len(works))]
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a request asks for beside a region."""
+    """The options of a forecast request besides its region."""
 
     combine: Literal["mean", "vote"] = "mean"
     """How several forecasters are joined; `vote` is the share of those that forecast rain."""
@@ -188,10 +188,10 @@ def joined(members: Sequence[Array], wanted: Wanted) -> Array:
         view = View(threshold=wanted.threshold)
         given = [maps.Member(str(place), view, steps, {}) for place, steps in enumerate(members, 1)]
         join = majority_vote if wanted.combine == "vote" else mean_probability
-        found: Array = join("", given)["probability"]
+        probability: Array = join("", given)["probability"]
     except (UserError, ValueError) as error:
         raise Problem(422, str(error)) from error
-    return found
+    return probability
 
 
 def moment(time: str) -> np.datetime64 | None:
@@ -203,10 +203,10 @@ def moment(time: str) -> np.datetime64 | None:
     if not time:
         return None
     try:
-        said = datetime.fromisoformat(time)
+        parsed = datetime.fromisoformat(time)
     except ValueError as error:
         raise wrong("time", repr(time)[:40], "ISO 8601, as 2019-06-01T12:00") from error
-    plain = said.astimezone(UTC).replace(tzinfo=None) if said.tzinfo else said
+    plain = parsed.astimezone(UTC).replace(tzinfo=None) if parsed.tzinfo else parsed
     return np.datetime64(plain, "m")
 
 
@@ -214,7 +214,7 @@ class Forecasters:
     """Holds every forecaster that is served."""
 
     def __init__(self, storage: Storage, places: int, wait: float):
-        self.forecasters, self.line = Held("weather", storage, read_export), Line(places, wait)
+        self.forecasters, self.line = ModelCache("weather", storage, read_export), Line(places, wait)
         self.reconfigure = self.forecasters.reconfigure
 
     async def forecast(
@@ -224,8 +224,8 @@ class Forecasters:
         wanted = Wanted(**options)
 
         async def forecasts() -> list[Any]:
-            asked = [await asyncio.to_thread(work, self.forecasters[sha256], region, body) for sha256 in sha256s]
-            made: list[Any] = await asyncio.gather(*(self.batch(each) for each in asked))
+            works = [await asyncio.to_thread(work, self.forecasters[sha256], region, body) for sha256 in sha256s]
+            made: list[Any] = await asyncio.gather(*(self.batch(each) for each in works))
             return made
 
         try:
@@ -243,10 +243,12 @@ class Forecasters:
         shapes = [(model.config.inputs, len(CHANNELS), model.size, model.size) for model in models]
         zeros = [np.zeros(shape, np.float32) for shape in shapes]
         parts = zip(models, zeros, strict=True)
-        await asyncio.gather(*(self.batch(Work(model, model.config.regions[0], images)) for model, images in parts))
+        await asyncio.gather(
+            *(self.batch(ForecastRequest(model, model.config.regions[0], images)) for model, images in parts)
+        )
         return Reply(b"", "text/plain")
 
     @serve.batch(max_batch_size=BATCH, batch_wait_timeout_s=WAIT)
-    async def batch(self, works: list[Work]) -> list[Array]:
+    async def batch(self, works: list[ForecastRequest]) -> list[Array]:
         """Forecast together, in a thread, so that the replica hears meanwhile whether it lives."""
         return await asyncio.to_thread(forecasts, works)

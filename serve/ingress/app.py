@@ -1,4 +1,4 @@
-"""The one address: what every request passes, and which deployment answers it. It decodes nothing and needs no GPU."""
+"""The HTTP ingress: middleware and routes, without model code and without a GPU."""
 
 # No `from __future__ import annotations` in modules of routes and deployments: FastAPI reads the annotations of routes
 # when it is given them, and would take `request: Request`, were it a text that it cannot resolve under Serve's ingress,
@@ -20,10 +20,10 @@ from starlette.types import ASGIApp
 
 from retable.platform.store.storage import Storage
 from retable.serve.ingress import openapi
-from retable.serve.ingress.answers import Problem, Reply, wrong
-from retable.serve.ingress.gate import Bodies, Gate, respond
 from retable.serve.ingress.limits import Limits
 from retable.serve.ingress.metrics import Metrics
+from retable.serve.ingress.middleware import BodyReader, SecurityMiddleware, respond
+from retable.serve.ingress.replies import Problem, Reply, wrong
 from retable.serve.ingress.routes import audio, example, facts, jobs, pages, rl, style, tables, weather
 from retable.serve.ingress.routes.common import Ask
 from retable.serve.launch.models import Model, models_of
@@ -46,7 +46,9 @@ class Ingress:
     ) -> None:
         self.handles, self.limits, self.storage = handles, limits, storage
         self.metrics = Metrics()
-        self.gate = Gate(routes_of([], self.ask, limits, storage), token, hosts, self.metrics.answered, limits)
+        self.gate = SecurityMiddleware(
+            routes_of([], self.ask, limits, storage), token, hosts, self.metrics.answered, limits
+        )
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Return the application; Serve asks for it once the handles are here."""
@@ -102,7 +104,7 @@ def routes_of(models: Sequence[Model], ask: Ask, limits: Limits, storage: Storag
     app.add_exception_handler(HTTPException, _http_problem)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(Exception, _fault)
-    bodies = Bodies(limits)
+    bodies = BodyReader(limits)
     pages.add(app)
     facts.add(app, models, ask, limits)
     tables.add(app, models, storage)

@@ -1,4 +1,4 @@
-"""What Prometheus and the log are told of each answer, beside what Serve itself says of replicas and batches."""
+"""Prometheus metrics and access log, in addition to Serve's own metrics of replicas and batches."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Metrics:
         logging.getLogger("ray.serve").info(line, extra={"log_to_stderr": False})
 
     def serve(self, models: Sequence[Model]) -> None:
-        """Say which models are served, and no longer those of before."""
+        """Set which models are served."""
         for value, some in ((0, self.models), (1, models)):
             for model in some:
                 about = {"sha256": model.sha256[:8], "run": str(model.about.get("fingerprint", ""))[:8]}

@@ -1,4 +1,4 @@
-"""What `GET /openapi.json` says beyond the routes: answers, problems, and examples that this server answers."""
+"""The parts of `GET /openapi.json` that routes do not declare: responses, problems, and examples."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from retable.serve.ingress.answers import PROBLEM, Problem, wrong
+from retable.serve.ingress.replies import PROBLEM, Problem, wrong
 from retable.serve.launch.models import Model
 
 TEXT, NUMBER, WHOLE = {"type": "string"}, {"type": "number"}, {"type": "integer"}
@@ -89,16 +89,16 @@ def describe(app: FastAPI, models: Sequence[Model]) -> None:
 
     def document() -> dict[str, Any]:
         if app.openapi_schema is None:
-            found = plain()
-            components = found.setdefault("components", {})
+            documented = plain()
+            components = documented.setdefault("components", {})
             components["schemas"] = {
                 name: schema
                 for name, schema in components.get("schemas", {}).items()
                 if name not in ("HTTPValidationError", "ValidationError")  # of FastAPI: ours are problems
             } | {"Problem": PROBLEM_SCHEMA}
             components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
-            found["security"] = [{}, {"token": []}]  # whether it is needed, the server's host says
-            for path, operations in found["paths"].items():
+            documented["security"] = [{}, {"token": []}]  # whether it is needed, the server's host says
+            for path, operations in documented["paths"].items():
                 for method, operation in operations.items():
                     _complete(operation, path, method, models)
         schema: dict[str, Any] = app.openapi_schema or {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from retable.serve.ingress.answers import Problem, Reply
+from retable.serve.ingress.replies import Problem, Reply
 
 
 def send(path: Path, wanted: str, most: int, media: str) -> Reply | Problem:

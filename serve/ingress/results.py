@@ -1,4 +1,4 @@
-"""The result tables of a storage, as a page shows them: measured beside published, claims, and who serves a cell's run.
+"""The result tables of a storage for the page: measured beside published, claims, and the model that serves a cell.
 
 They are read as they were filled, without the tasks' code; nothing is told of where they lie, nor of machines.
 """
@@ -21,7 +21,7 @@ from retable.platform.report.results import Cell, FilledReplicate, FilledTable, 
 from retable.platform.spec import task as tasks
 from retable.platform.spec.table import Origin
 from retable.platform.store.storage import Storage
-from retable.serve.ingress.answers import Problem, Reply
+from retable.serve.ingress.replies import Problem, Reply
 from retable.serve.launch.models import Model
 
 ORDER = ("weather", "style", "audio", "rl")
@@ -51,15 +51,15 @@ class Tables:
         return self.reply(entries)
 
     def shown(self, name: str, at: str) -> Reply | Problem:
-        """Return a table with its claims; `at`: the scale, and what `listed` says of changes; none: the largest."""
+        """Return a table with its claims; `at`: the scale, with `listed`'s word for changes; empty: the largest."""
         parts = sorted(self.parts(), key=place)
         named = [part for part in parts if part.name == name]
-        found = [part for part in named if at in ("", kept_at(part))]
+        matches = [part for part in named if at in ("", kept_at(part))]
         if not named:
             return Problem(404, f"no table {name!r} was filled here{nearest(name, {part.name for part in parts})}")
-        if not found:
+        if not matches:
             return Problem(404, f"{name} was not filled at {at!r}{nearest(at, {kept_at(part) for part in named})}")
-        return self.reply(self.whole(found[0]))
+        return self.reply(self.whole(matches[0]))
 
     def picture(self, name: str, at: str) -> Reply | Problem:
         """Return the picture of a figure, PNG."""
@@ -73,13 +73,13 @@ class Tables:
         if self.storage is None:
             return []
         folder = fs.FileSelector(f"{self.storage.root}/{FOLDER}", allow_not_found=True)
-        found = []
+        parts = []
         for file in sorted(self.storage.filesystem.get_file_info(folder), key=lambda info: str(info.base_name)):
             name, stamp = str(file.base_name), (file.size, file.mtime_ns)
             if name.endswith(".json") and self.known.get(name, (None, None))[0] != stamp:
                 self.known[name] = stamp, read_table(self.storage, f"{FOLDER}/{name}")
-            found.append(self.known.get(name, (None, None))[1])
-        return [part for part in found if part]
+            parts.append(self.known.get(name, (None, None))[1])
+        return [part for part in parts if part]
 
     def heading(self, part: FilledTable) -> dict[str, Any]:
         """Return what a table is."""
@@ -134,12 +134,12 @@ class Tables:
         return [model.sha256 for model in self.models if any(same(model, origin) for origin in origins)]
 
     def drawn(self, part: FilledTable) -> bool:
-        """Say whether a figure's picture is kept."""
+        """Return whether a figure's picture is kept."""
         return bool(part.figure and self.storage and self.storage.exists(f"{FOLDER}/{slug_of(part)}.png"))
 
-    def reply(self, told: Any) -> Reply:
+    def reply(self, content: Any) -> Reply:
         """Return plain values as JSON, in which the storage is not named."""
-        text = json.dumps(told, ensure_ascii=False, default=str)
+        text = json.dumps(content, ensure_ascii=False, default=str)
         if self.storage:
             text = text.replace(json.dumps(str(self.storage), ensure_ascii=False)[1:-1], "STORAGE")
         return Reply(text.encode(), "application/json")
@@ -155,7 +155,7 @@ def read_table(storage: Storage, path: str) -> FilledTable | None:
 
 
 def kept_at(part: FilledTable) -> str:
-    """Return what tells the table from others of its name: the scale, and a digest of the changes."""
+    """Return what distinguishes tables of one name: the scale, and a digest of the changes."""
     return slug_of(part).removeprefix(part.name.replace("/", "-")).removeprefix("-")
 
 
@@ -189,7 +189,7 @@ def leaves(origin: Origin) -> Iterator[Origin]:
 
 
 def same(model: Model, origin: Origin) -> bool:
-    """Say whether a model is a run at the epoch that was read; one whose file does not say its epochs is."""
+    """Return whether a model is a run at the epoch that was read; one whose file does not say its epochs is."""
     if not origin.run or model.about.get("fingerprint") != origin.run:
         return False
     epoch, config = model.about.get("epoch"), model.about.get("config")

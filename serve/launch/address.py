@@ -92,7 +92,7 @@ def read_token(host: str, file: str) -> str:
 
 
 def loopback(host: str) -> bool:
-    """Say whether only this machine can reach a host's address, with or without a port."""
+    """Return whether only this machine can reach a host's address, with or without a port."""
     host = re.sub(r":\d+$", "", host) if host.count(":") < 2 or "]" in host else host
     host = host.strip("[]")
     try:

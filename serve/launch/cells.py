@@ -11,7 +11,7 @@ from retable.platform.spec.table import Origin
 def runs_of(table: FilledTable) -> set[str]:
     """Return the fingerprints of the runs behind a table's numbers, those included that others were joined of."""
     origins = [replicate.origin for row in table.rows for replicate in row.replicates]
-    return {origin.run for whole in origins for origin in (whole, *_members(whole))}
+    return {origin.run for origin_of in origins for origin in (origin_of, *_members(origin_of))}
 
 
 def cell_of(fingerprint: str, scale: str, tables: Sequence[FilledTable]) -> str:

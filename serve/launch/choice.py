@@ -12,9 +12,9 @@ from retable.platform import api
 from retable.platform.config import override
 from retable.platform.console import errors
 from retable.platform.errors import UserError, nearest
-from retable.platform.models import zoo
+from retable.platform.models import contract, zoo
 from retable.platform.models.export import scale_of
-from retable.platform.models.select import SMOKE, Choice, choose, usable
+from retable.platform.models.select import SMOKE, Choice, choose, eligible_runs
 from retable.platform.report.write import kept_tables, task_of
 from retable.platform.spec.extras import missing
 from retable.platform.spec.task import find_table
@@ -30,7 +30,7 @@ NAMED = "named by --run"
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a user wants to serve."""
+    """The models that a user wants to serve."""
 
     tasks: Sequence[str] = ()
     """Which; none: all that there is something of, or those of the runs and tables that are named."""
@@ -47,7 +47,7 @@ class Wanted:
 
 
 def choose_models(wanted: Wanted, storage: Storage) -> list[Model]:
-    """Export what is served to `<storage>/served`, and return it, each with the reason.
+    """Export the models to serve to `<storage>/served`, and return them, each with the reason.
 
     Args:
         wanted: what.
@@ -93,7 +93,7 @@ def with_index(models: Sequence[Model], index: str, anyway: bool, storage: Stora
     others = [model for model in models if model.task != "audio"]
     own = [model for model in models if model.task == "audio"]
     if index and own:
-        made_with = import_module("retable.tasks.audio.search.search").open_index(Path(index)).info["model"]
+        made_with = import_module("retable.tasks.audio.tools.search.search").open_index(Path(index)).info["model"]
         own = [model for model in own if model.about.get("weights") == made_with]
         if not own:
             raise UserError(f"--index {index}: made with another model; name its run with --run, or index again")
@@ -114,21 +114,21 @@ def best(task: str, storage: Storage) -> list[Model]:
     if not storage.folders(f"runs/{task}"):
         return []
     try:
-        found = import_module(f"retable.tasks.{task}.best").best(usable(task, storage))
+        choices = contract.selector(task).best(eligible_runs(task, storage))
     except UserError as error:
         errors.print(f"note: {error}; the zoo is served instead", markup=False)
         return []
-    real = {name: it for name, it in found.items() if scale_of(it.run) != SMOKE}
+    real = {name: it for name, it in choices.items() if scale_of(it.run) != SMOKE}
     if not real and zoo.zoo(task):
         why = "are of the smoke scale, which proves the path and no more; the zoo is served instead"
         errors.print(f"note: {task}: the runs here {why} (--best {task}/TABLE serves them)", markup=False)
         return []
-    return of_choices(real or found, storage)
+    return of_choices(real or choices, storage)
 
 
-def of_choices(found: Mapping[str, Choice], storage: Storage) -> list[Model]:
+def of_choices(choices: Mapping[str, Choice], storage: Storage) -> list[Model]:
     """Export what was chosen, by name."""
-    return [of_run(it.run, it.line().partition(": ")[2], storage, name) for name, it in sorted(found.items())]
+    return [of_run(it.run, it.line().partition(": ")[2], storage, name) for name, it in sorted(choices.items())]
 
 
 def best_of(named: str, storage: Storage) -> list[Model]:
@@ -148,12 +148,12 @@ def best_of(named: str, storage: Storage) -> list[Model]:
     find_table(f"{task}/{table}")
     filled = [kept for kept in kept_tables(storage) if kept.name == f"{task}/{table}"]
     digits = {run for kept in filled for run in runs_of(kept)}
-    runs = [run for run in usable(task, storage) if run.fingerprint in digits]
+    runs = [run for run in eligible_runs(task, storage) if run.fingerprint in digits]
     if not runs:
         raise UserError(f"--best {named}: {storage} has no run of it; `retable reproduce {task}/{table}` makes them")
-    rule = import_module(f"retable.tasks.{task}.best")
-    found = by_metric(named, metric, rule, runs) if metric else rule.best(runs)
-    return of_choices(found, storage)
+    rule = contract.selector(task)
+    choices = by_metric(named, metric, rule, runs) if metric else rule.best(runs)
+    return of_choices(choices, storage)
 
 
 def by_metric(named: str, metric: str, rule: Any, runs: Sequence[api.TrainedRun]) -> dict[str, Choice]:
@@ -167,10 +167,10 @@ def by_metric(named: str, metric: str, rule: Any, runs: Sequence[api.TrainedRun]
     try:
         override(task.view(), validation)
     except UserError as error:
-        whole = named.removesuffix(f"/{metric}")
+        prefix = named.removesuffix(f"/{metric}")
         raise UserError(
             f"--best {named}: {metric} is what the table shows, and {task.name} has no validation split to choose by; "
-            f"--best {whole} chooses among the same runs by numbers that no table shows"
+            f"--best {prefix} chooses among the same runs by numbers that no table shows"
         ) from error
 
     def score(run: api.TrainedRun) -> float:
@@ -192,7 +192,7 @@ def of_run(run: api.TrainedRun, why: str, storage: Storage, name: str = "") -> M
         raise UserError(f"run {run.fingerprint} is of {run.task.name}; what can be served: {', '.join(TASKS)}")
     if run.diverged:
         raise UserError(f"run {run.fingerprint} has diverged: its weights are no numbers; name another")
-    model = of_file(run.task.name, name, reader(run.task.name).write_export(run), why, storage)
+    model = of_file(run.task.name, name, contract.exporter(run.task.name).write_export(run), why, storage)
     cell = cell_of(run.fingerprint, str(model.about.get("scale", "")), kept_tables(storage))
     return replace(model, about={**model.about, "cell": cell}) if cell else model
 
@@ -208,7 +208,7 @@ def of_file(task: str, name: str, data: bytes, why: str, storage: Storage) -> Mo
     Raises:
         UserError: where the file is none of the task's.
     """
-    exported = reader(task).read_export(data, name or task)
+    exported = contract.exporter(task).read_export(data, name or task)
     place, variant = named(task, name, exported)
     about = {**exported.about, **known(task, exported)}
     return keep(data, storage, task=task, name=place, variant=variant, why=why, about=about)
@@ -236,8 +236,3 @@ def named(task: str, name: str, exported: Any) -> tuple[str, str]:
         painted = "-".join(exported.about.get("paintings", ())) or "style"
         return (name, "") if name else (painted, digits)
     return (name or task, "" if name else digits)
-
-
-def reader(task: str) -> Any:
-    """Return the module that reads and writes a task's exported files."""
-    return import_module(f"retable.tasks.{task}.export")

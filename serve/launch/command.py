@@ -1,4 +1,4 @@
-"""`retable serve`: choose, export, start Ray or join it, say what is served and how to ask it, drain at the end."""
+"""`retable serve`: chooses and exports models, starts or joins Ray, deploys, and drains at the end."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from retable.platform.execute.session import (
 )
 from retable.platform.spec.extras import check
 from retable.platform.store.storage import Storage
-from retable.serve.deployments.apart import Apart
+from retable.serve.deployments.subprocess_call import IsolatedCall
 from retable.serve.launch.address import Address, check_name, check_port, loopback, read_token
 from retable.serve.launch.choice import Wanted, choose_models
 from retable.serve.launch.models import Model, describe
@@ -72,7 +72,7 @@ def run(
         errors.print(f"note: whoever reaches {at.allowed[0]} may ask, as there is no token", markup=False)
     where, chosen = Storage.open(storage), Wanted(**wanted)
     least = read_replicas(replicas)
-    choosing = Apart(choose_models, chosen, where)
+    choosing = IsolatedCall(choose_models, chosen, where)
     import_module("ray.serve")  # meanwhile
     models = choosing.result()
     for line in some(models, describe):
@@ -135,12 +135,14 @@ def hangups() -> Iterator[queue.SimpleQueue[int]]:
 
 
 def renew(models: Sequence[Model], wanted: Wanted, storage: Storage, swap: Swap) -> list[Model]:
-    """Choose again, of the tasks that are served; serve it, say what has changed, and return it."""
+    """Choose the models of the served tasks again; deploy changes, print them, and return the models."""
     try:
-        found = Apart(choose_models, wanted, storage).result()
+        available = IsolatedCall(choose_models, wanted, storage).result()
         tasks = list(dict.fromkeys(model.task for model in models))
         chosen = [
-            m for task in tasks for m in ([m for m in found if m.task == task] or [m for m in models if m.task == task])
+            m
+            for task in tasks
+            for m in ([m for m in available if m.task == task] or [m for m in models if m.task == task])
         ]
         old, new = ({model.sha256: model for model in some} for some in (models, chosen))
         if old.keys() == new.keys():
@@ -158,7 +160,7 @@ def renew(models: Sequence[Model], wanted: Wanted, storage: Storage, swap: Swap)
 
 
 def check_extra() -> None:
-    """Refuse where what serving needs is not installed.
+    """Refuse if the packages for serving are not installed.
 
     Raises:
         UserError: saying how to install it.
@@ -197,8 +199,8 @@ def serving(
         arguments = application.arguments(models, storage, address, index)
         least = replicas or {}
         # Of a command that was killed: its replicas have their room.
-        there = bool(cluster_address()) and name in serve.status().applications
-        spare = check_cpus({} if there else application.reserved(arguments.tasks, least))
+        running = bool(cluster_address()) and name in serve.status().applications
+        spare = check_cpus({} if running else application.reserved(arguments.tasks, least))
         scaling = application.scaling(arguments.tasks, least, spare, int(cluster_resources().get("CPU", 1)))
         where: Any = {"host": address.host, "port": address.port, "keep_alive_timeout_s": application.KEEP_ALIVE}
         serve.start(proxy_location="HeadOnly", http_options=where, logging_config={"log_level": "WARNING"})
@@ -226,11 +228,11 @@ def join(address: Address) -> Address:
 
     if not cluster_address():
         return address
-    name, there = address.name or NAME, ray_compat.serve_address()
-    if not there:
+    name, running_at = address.name or NAME, ray_compat.serve_address()
+    if not running_at:
         check_port(address.host, address.port)
     else:
-        address = replace(address, host=there[0], port=there[1])
+        address = replace(address, host=running_at[0], port=running_at[1])
         if not address.token and not loopback(address.host):
             raise UserError(f"serve: this cluster serves at {address.url}, which others can reach; set RETABLE_TOKEN")
     other = ray_compat.claim(name, address.url)
@@ -243,7 +245,7 @@ def join(address: Address) -> Address:
 
 
 def leave(name: str) -> None:
-    """Answer what was begun, and end Ray, or leave its cluster; this process ends, whatever Ray does.
+    """Finish open requests and end Ray, or leave its cluster; this process ends whatever Ray does.
 
     Args:
         name: of the application; empty where there is none.
@@ -275,7 +277,7 @@ def leave(name: str) -> None:
 
 
 def end(name: str) -> None:
-    """Answer what was begun; on a cluster that goes on, remove the application."""
+    """Finish open requests; on a shared cluster, remove the application."""
     from ray import serve
 
     drain(name)
@@ -291,7 +293,7 @@ def deploy(
     scaling: Mapping[str, Mapping[str, Any]],
     models: Sequence[Model],
 ) -> None:
-    """Let Serve run the application with these models, and wait until it does; where it runs, they are swapped.
+    """Deploy the application with these models and wait until it runs; a running one is updated.
 
     Raises:
         UserError: where a deployment does not come up.
@@ -311,13 +313,13 @@ def reason(error: RuntimeError, name: str) -> str:
     """Return why an application does not start: the last line of what a replica says, or of the error."""
     from ray import serve
 
-    said = serve.status().applications[name].deployments if name in serve.status().applications else {}
-    texts = [each.message for each in said.values() if each.status == "DEPLOY_FAILED"] or [str(error)]
+    deployments = serve.status().applications[name].deployments if name in serve.status().applications else {}
+    texts = [each.message for each in deployments.values() if each.status == "DEPLOY_FAILED"] or [str(error)]
     return texts[0].strip().splitlines()[-1].rpartition("UserError: ")[2]
 
 
 def drain(name: str) -> None:
-    """Wait for the answers to what was begun. Serve alone would close the connections first."""
+    """Wait until open requests are answered. Serve alone would close their connections first."""
     from ray import serve
 
     try:
@@ -337,12 +339,12 @@ def check_cpus(wanted: Mapping[str, float]) -> float:
     """
     import ray
 
-    there = float(ray.available_resources().get("CPU", 0.0))  # type: ignore[no-untyped-call]
+    available = float(ray.available_resources().get("CPU", 0.0))  # type: ignore[no-untyped-call]
     total = round(sum(wanted.values()), 3)
-    if total > there and not autoscales():
+    if total > available and not autoscales():
         parts = ", ".join(f"{name} {share:g}" for name, share in wanted.items())
-        raise UserError(f"serve: {total:g} CPUs are wanted ({parts}) and {there:g} are free; name fewer tasks")
-    return max(0.0, there - total)
+        raise UserError(f"serve: {total:g} CPUs are wanted ({parts}) and {available:g} are free; name fewer tasks")
+    return max(0.0, available - total)
 
 
 def write_config(file: str, text: str) -> None:
@@ -366,13 +368,13 @@ def read_replicas(words: Sequence[str]) -> dict[str, int]:
     """
     from retable.serve.application import DEPLOYMENTS
 
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for word in words:
         name, _, number = word.rpartition("=")
         if not number.isdecimal() or int(number) < 1 or (name and name not in (*DEPLOYMENTS, "ingress")):
             raise UserError(f"--replicas {word}: wanted N, or TASK=N, of {', '.join(DEPLOYMENTS)}, ingress")
-        found |= dict.fromkeys([name] if name else [*DEPLOYMENTS, "ingress"], int(number))
-    return found
+        counts |= dict.fromkeys([name] if name else [*DEPLOYMENTS, "ingress"], int(number))
+    return counts
 
 
 def some(models: Sequence[Model], line: Callable[[Model], str]) -> Iterator[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from retable.platform.errors import UserError, nearest
 from retable.platform.models import export
 from retable.platform.store.storage import Storage
-from retable.serve.ingress.answers import Problem, plain_line
+from retable.serve.ingress.replies import Problem, plain_line
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -28,7 +28,7 @@ HEADERS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """One exported file, and what is known of it."""
+    """One exported file and its metadata."""
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}
 
@@ -55,13 +55,13 @@ class Model:
     def headers(self) -> dict[str, str]:
         """Return the headers of its answers."""
         name = f"{self.task}/{self.name}" + (f"/{self.variant}" if self.variant else "")
-        said = {"Model": name, "Digest": self.sha256}
-        said |= {key: self.about[entry] for key, entry in HEADERS.items() if self.about.get(entry)}
-        return {f"X-Retable-{key}": header(value) for key, value in said.items()}
+        headers = {"Model": name, "Digest": self.sha256}
+        headers |= {key: self.about[entry] for key, entry in HEADERS.items() if self.about.get(entry)}
+        return {f"X-Retable-{key}": header(value) for key, value in headers.items()}
 
 
 def describe(model: Model) -> str:
-    """Say what is served, and why."""
+    """Print what is served, and why."""
     name = f"{model.task}/{model.name}" + (f" {model.variant}" if model.variant else "")
     about = model.about
     known = [f"run {str(about['fingerprint'])[:8]}"] if about.get("fingerprint") else []
@@ -128,7 +128,7 @@ def choose(models: Sequence[Model], name: str, variant: str, what: str) -> Model
     named = [model for model in models if model.name.lower() == name.lower()]
     if not named:
         raise Problem(404, f"no {what} {name!r} is served{nearest(name, {model.name for model in models})}")
-    found = [model for model in named if not variant or variant in (model.variant, model.sha256)]
-    if not found:
+    matches = [model for model in named if not variant or variant in (model.variant, model.sha256)]
+    if not matches:
         raise Problem(404, f"no model {variant!r} of {name}{nearest(variant, {model.variant for model in named})}")
-    return found[0]
+    return matches[0]

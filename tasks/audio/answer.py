@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from retable.tasks.audio.collect.files import SUFFIXES as SUFFIXES
-from retable.tasks.audio.encoders.clap import Clap
 from retable.tasks.audio.export import Exported
-from retable.tasks.audio.search.embedder import Embedder, embed_file
+from retable.tasks.audio.tools.adopt.clap import Clap
+from retable.tasks.audio.tools.embed.embedder import Embedder, embed_file
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from retable.platform.store.storage import Storage
 from retable.tasks.audio.data_cli import DATA, Where
 
 if TYPE_CHECKING:
-    from retable.tasks.audio.search.search import Hit
+    from retable.tasks.audio.tools.search.search import Hit
 
 __all__ = ["DATA", "app"]
 
@@ -72,10 +72,10 @@ def index(
 
     Example: `retable audio index ~/Sounds --model passt-scenes --out sounds.index`
     """
-    from retable.tasks.audio.search import classes
-    from retable.tasks.audio.search.embedder import check_scale, open_embedder
-    from retable.tasks.audio.search.index import over_ray, update
-    from retable.tasks.audio.search.search import read_info
+    from retable.tasks.audio.tools.search import classes
+    from retable.tasks.audio.tools.search.index import over_ray, update
+    from retable.tasks.audio.tools.search.opening import check_scale, open_embedder
+    from retable.tasks.audio.tools.search.search import read_info
 
     where, info = Storage.open(storage), read_info(out)
     if not (model or info):
@@ -138,13 +138,13 @@ def search(
 
     Example: `retable audio search "rain on a tin roof" --index sounds.index --page hits.html`
     """
-    from retable.tasks.audio.search.hits import lines, to_json, told, write_page
-    from retable.tasks.audio.search.marks import mark, numbered
-    from retable.tasks.audio.search.places import digest
-    from retable.tasks.audio.search.play import play
-    from retable.tasks.audio.search.search import Where as Among
-    from retable.tasks.audio.search.search import check_model, open_index, open_words, p_value, query_vector
-    from retable.tasks.audio.search.search import search as find
+    from retable.tasks.audio.tools.search.hits import lines, to_json, told, write_page
+    from retable.tasks.audio.tools.search.marks import mark, numbered
+    from retable.tasks.audio.tools.search.places import digest
+    from retable.tasks.audio.tools.search.play import play
+    from retable.tasks.audio.tools.search.search import Where as Among
+    from retable.tasks.audio.tools.search.search import check_model, open_index, open_words, p_value, query_vector
+    from retable.tasks.audio.tools.search.search import search as find
 
     marks = [(number, True) for number in good or ()] + [(number, False) for number in bad or ()]
     if marks and not words:
@@ -191,11 +191,18 @@ def shell(
     """
     import sys
 
-    from retable.tasks.audio.search.hits import lines, told
-    from retable.tasks.audio.search.marks import mark, marked
-    from retable.tasks.audio.search.play import play
-    from retable.tasks.audio.search.search import check_model, open_index, open_words, p_value, query_vector, refresh
-    from retable.tasks.audio.search.search import search as find
+    from retable.tasks.audio.tools.search.hits import lines, told
+    from retable.tasks.audio.tools.search.marks import mark, marked
+    from retable.tasks.audio.tools.search.play import play
+    from retable.tasks.audio.tools.search.search import (
+        check_model,
+        open_index,
+        open_words,
+        p_value,
+        query_vector,
+        refresh,
+    )
+    from retable.tasks.audio.tools.search.search import search as find
 
     opened = open_index(place)
     embedder = open_words(model or opened.info["source"], Storage.open(storage), device)
@@ -237,8 +244,8 @@ def pairs(
 
     Example: `retable audio pairs sounds.index good.csv`, then `retable audio finetune good.csv --from passt-scenes`
     """
-    from retable.tasks.audio.search.marks import write_pairs
-    from retable.tasks.audio.search.search import open_index
+    from retable.tasks.audio.tools.search.marks import write_pairs
+    from retable.tasks.audio.tools.search.search import open_index
 
     if table.suffix.lower() != ".csv":
         raise UserError(f"{table}: call it {table.stem}.csv, so that it is known for what it is")
@@ -264,9 +271,9 @@ def refit(
 
     Example: `retable audio refit sounds.index`
     """
-    from retable.tasks.audio.search.index import set_refit, undo_refit
-    from retable.tasks.audio.search.refit import learn, line
-    from retable.tasks.audio.search.search import check_model, open_index, open_words, read_info
+    from retable.tasks.audio.tools.search.index import set_refit, undo_refit
+    from retable.tasks.audio.tools.search.refit import learn, line
+    from retable.tasks.audio.tools.search.search import check_model, open_index, open_words, read_info
 
     info = read_info(place) or open_index(place).info  # which says that there is none
     embedder = open_words(model or info["source"], Storage.open(storage), device)
@@ -310,7 +317,7 @@ def finetune(
     from retable.platform.config import parse_set
     from retable.platform.execute.trials import Resources
     from retable.tasks.audio.data_cli import import_table
-    from retable.tasks.audio.search.finetune import settings, train
+    from retable.tasks.audio.tools.search.finetune import settings, train
 
     where = Storage.open(storage)
     chosen = name or re.sub(r"[^\w.-]+", "-", table.stem, flags=re.ASCII).strip("-._") or "own"
@@ -365,8 +372,8 @@ def adopt(
     Example: `retable audio adopt passt_roberta.ckpt salsa.safetensors`, then `retable audio index ~/Sounds --model
     salsa.safetensors`
     """
-    from retable.tasks.audio.encoders.pairs import read_foreign
     from retable.tasks.audio.export import write_adopted
+    from retable.tasks.audio.tools.adopt.pairs import read_foreign
 
     pair = read_foreign(file, text, part, lambda line: errors.print(f"note: {line}", markup=False))
     data = write_adopted(pair, licence=licence)
@@ -404,7 +411,7 @@ def augment(
 
     Example: `retable audio augment dcase2023 --model gpt-3.5-turbo`
     """
-    from retable.tasks.audio.collect.prepare import folder
+    from retable.tasks.audio.prepare.prepare import folder
     from retable.tasks.audio.rewrite.augment import Endpoint, augment_dataset
 
     asked = None
@@ -435,8 +442,8 @@ def submit(
 
     Example: `retable audio submit passt-scenes --captions retrieval_captions.csv --audio retrieval_audio`
     """
-    from retable.tasks.audio.challenge.submit import submit as write
-    from retable.tasks.audio.search.embedder import open_embedder
+    from retable.tasks.audio.tools.challenge.submit import submit as write
+    from retable.tasks.audio.tools.search.opening import open_embedder
 
     where = Storage.open(storage)
     models = [open_embedder(run, where, device).network for run in runs]
@@ -465,8 +472,8 @@ def export(
     """
     from retable.platform import api
     from retable.platform.models.export import export
-    from retable.tasks.audio.search.classes import judge, line
-    from retable.tasks.audio.search.embedder import open_embedder
+    from retable.tasks.audio.tools.search.classes import judge, line
+    from retable.tasks.audio.tools.search.opening import open_embedder
 
     if classes and epoch:
         raise UserError("--classes: judges the last epoch; leave --epoch out")

@@ -81,7 +81,7 @@ def make(
 
     Example: `retable data make audio --size small`, or `retable data make audio --scenes esc10 --name esc10-scenes`
     """
-    from retable.tasks.audio.collect.prepare import GENERATED, folder, make_generated
+    from retable.tasks.audio.prepare.prepare import GENERATED, folder, make_generated
 
     if scenes and (not name or name.startswith(GENERATED)):
         raise UserError(f"--name: name the data set of the scenes, not {GENERATED}...")
@@ -115,7 +115,7 @@ def compose(
     """
     from retable.tasks.audio.collect.recordings import write_dataset
     from retable.tasks.audio.rewrite.augment import named, rewrite_items
-    from retable.tasks.audio.world.compose import Composition, clips, items
+    from retable.tasks.audio.tools.compose import Composition, clips, items
 
     if place.exists("dataset.json") and place.read_json("dataset.json").get("kind") != "generated":
         raise UserError(f"{place}: holds other data; choose another --name")
@@ -132,8 +132,8 @@ def compose(
 
 def tell(place: Storage, info: Mapping[str, Any]) -> None:
     """Print what a data set holds, and the files that are not in it."""
-    from retable.tasks.audio.collect.prepare import describe
     from retable.tasks.audio.collect.recordings import LEFT_OUT, REMARKS
+    from retable.tasks.audio.prepare.prepare import describe
 
     for line in place.read_json(REMARKS) if place.exists(REMARKS) else ():
         errors.print(f"note: {line}", markup=False)
@@ -154,7 +154,7 @@ def check(
 
     Example: `retable data check audio ~/Sounds`
     """
-    from retable.tasks.audio.collect.check import check as check_folder
+    from retable.tasks.audio.prepare.check import check as check_folder
 
     where = Storage.open(storage)
     names = where.list("data/audio")
@@ -189,8 +189,8 @@ def import_(
 
     Example: `retable data import audio ~/collections`, or `retable data import audio sounds.csv --name sounds`
     """
-    from retable.tasks.audio.collect import importer
-    from retable.tasks.audio.collect.prepare import folder as data_folder
+    from retable.tasks.audio.prepare import importer
+    from retable.tasks.audio.prepare.prepare import folder as data_folder
 
     where = Storage.open(storage)
     if source.is_dir():
@@ -218,9 +218,9 @@ def import_table(
     Raises:
         UserError: where the name is another set's, the CSV is none, or none of its recordings can be read.
     """
-    from retable.tasks.audio.collect import importer
-    from retable.tasks.audio.collect.prepare import GENERATED
-    from retable.tasks.audio.collect.prepare import folder as data_folder
+    from retable.tasks.audio.prepare import importer
+    from retable.tasks.audio.prepare.prepare import GENERATED
+    from retable.tasks.audio.prepare.prepare import folder as data_folder
 
     if name == "dcase2023" or name.startswith(GENERATED):
         raise UserError(f"--name {name}: is the name of other recordings; choose another")

@@ -16,11 +16,12 @@ from retable.platform.errors import UserError
 from retable.platform.models import export
 from retable.platform.store import weights
 from retable.tasks.audio.config import Config
-from retable.tasks.audio.encoders import clap
-from retable.tasks.audio.encoders.clap import Clap
-from retable.tasks.audio.encoders.lexicon import PREFIX, Anchors, anchors_of
-from retable.tasks.audio.encoders.words import FORMAT, renamed
-from retable.tasks.audio.search.embedder import Embedder, placed, weights_fingerprint
+from retable.tasks.audio.encoders.fingerprint import renamed, weights_fingerprint
+from retable.tasks.audio.tools.adopt import clap
+from retable.tasks.audio.tools.adopt.clap import Clap
+from retable.tasks.audio.tools.embed.embedder import Embedder, placed
+from retable.tasks.audio.tools.embed.lexicon import PREFIX, Anchors, anchors_of
+from retable.tasks.audio.tools.embed.words import FORMAT
 
 ITS_OWN = ("data", "init")
 """Fields that a file does not carry: what a run read and started from is not there on another machine."""

@@ -15,7 +15,7 @@ from retable.platform.store.storage import Storage
 from retable.tasks.audio.config import Config
 from retable.tasks.audio.encoders.audio_encoder import AudioEncoder, build_audio
 from retable.tasks.audio.encoders.text import TextEncoder, build_text, rebuild_text
-from retable.tasks.audio.encoders.words import TEXT_STATE
+from retable.tasks.audio.encoders.tokens import TEXT_STATE
 
 ON_MELS = "audio.on_mels"
 """Name of what says that a CNN14 was trained on mels; weights from before there was such a thing say nothing."""

@@ -20,6 +20,7 @@ from retable.tasks.audio import metrics
 from retable.tasks.audio.collect.recordings import AudioShards, Recording, read_recordings
 from retable.tasks.audio.config import SPLITS, Config, View, trained_on
 from retable.tasks.audio.data import RATE, queries
+from retable.tasks.audio.encoders.fingerprint import weights_fingerprint
 from retable.tasks.audio.world.generate import relevant
 
 if TYPE_CHECKING:
@@ -90,8 +91,6 @@ def predict(config: Config, view: View, weights: Mapping[str, Tensor], source: S
     All of a recording is heard, in float32 arithmetic whatever a run was trained in; repeated shards of a split embed
     its recordings once.
     """
-    from retable.tasks.audio.search.embedder import weights_fingerprint
-
     model, recordings = load(config, weights), split_recordings(source, view.split)
     key = (weights_fingerprint(config, weights), *name_of(source, view.split))
     if key not in EMBEDDED:

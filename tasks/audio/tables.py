@@ -21,10 +21,10 @@ from retable.tasks.audio.config import PAPER
 
 SEEDS = (0, 1, 2)
 COLUMNS = [
-    Column(header="mAP@10", metric="map10", factor=100.0),
-    Column(header="R@1", metric="r1", factor=100.0),
-    Column(header="R@5", metric="r5", factor=100.0),
-    Column(header="R@10", metric="r10", factor=100.0),
+    Column(header="mAP@10", metric="map10", factor=100.0, better="higher"),
+    Column(header="R@1", metric="r1", factor=100.0, better="higher"),
+    Column(header="R@5", metric="r5", factor=100.0, better="higher"),
+    Column(header="R@10", metric="r10", factor=100.0, better="higher"),
 ]
 
 AUDIO: Mapping[str, Mapping[str, object]] = {

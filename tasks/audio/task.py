@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from retable.platform.spec.resources import Needs, Stage
+from retable.platform.spec.resources import Requirements, Stage
 from retable.platform.spec.table import Figure, Table, with_claims
-from retable.platform.spec.task import Dataset, Scale, Task
-from retable.tasks.audio.collect.prepare import describe, is_published, prepare
+from retable.platform.spec.task import Dataset, KeyNumber, Scale, Task
 from retable.tasks.audio.config import Config, Pretrained, View
 from retable.tasks.audio.data import Recordings, arrays, read
 from retable.tasks.audio.learner import RetrievalLearner, cost, gpu_work, group, validate
 from retable.tasks.audio.predict import check, evaluate, predict, shards, summarise, view_cost
+from retable.tasks.audio.prepare.prepare import describe, is_published, prepare
 
 
 def tables() -> Mapping[str, Table | Figure]:
@@ -29,15 +29,15 @@ def scales() -> Mapping[str, Scale]:
     return SCALES
 
 
-def needs(config: Config, stage: Stage) -> Needs:
+def needs(config: Config, stage: Stage) -> Requirements:
     """Return what a training or a prediction takes: of a pretrained text encoder a whole GPU to train.
 
     Memory of that is twice its weights and the audio encoder's, as both are read before they go to the GPU; it was not
     measured.
     """
     if not isinstance(config.text, Pretrained):
-        return Needs(gpus=0.25)
-    return Needs(gpus=1.0 if stage == "train" else 0.5, memory=4e9)
+        return Requirements(gpus=0.25)
+    return Requirements(gpus=1.0 if stage == "train" else 0.5, memory=4e9)
 
 
 TASK = Task(
@@ -45,6 +45,7 @@ TASK = Task(
     about="the recording that a sentence describes",
     paper="Primus et al., CP-JKU's submission to task 6b of the DCASE 2023 challenge, 2023",
     telling="table2",
+    key_number=KeyNumber("table2", "ensemble", "mAP@10", "mAP@10 of the ensemble, %"),
     version=3,
     config=Config,
     view=View,

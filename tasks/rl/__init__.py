@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from retable.platform.spec.resources import Needs, Stage
+from retable.platform.spec.resources import Requirements, Stage
 from retable.platform.spec.table import Figure, Table, with_claims
-from retable.platform.spec.task import Dataset, Scale, Task
+from retable.platform.spec.task import Dataset, KeyNumber, Scale, Task
 from retable.tasks.rl.config import Config, View
-from retable.tasks.rl.cost import cost, gpu_work, view_cost
 from retable.tasks.rl.data import arrays, check_data, open_transitions, read
-from retable.tasks.rl.learner import OfflineLearner, group
-from retable.tasks.rl.predict import check, evaluate, predict
-from retable.tasks.rl.prepare import describe, is_published, prepare
-from retable.tasks.rl.validate import validate
+from retable.tasks.rl.learner import OfflineLearner, cost, gpu_work, group
+from retable.tasks.rl.predict import check, evaluate, predict, view_cost
+from retable.tasks.rl.prune.validate import validate
+from retable.tasks.rl.recordings.prepare import describe, is_published, prepare
 
 
 def tables() -> Mapping[str, Table | Figure]:
     """Return the paper's tables and figures with their claims: imported when asked for, as a training needs none."""
-    from retable.tasks.rl import claims, learning_claims
+    from retable.tasks.rl import claims
+    from retable.tasks.rl.learning import claims as learning_claims
     from retable.tasks.rl.tables import TABLES
 
     return with_claims(TABLES, {**claims.CLAIMS, **learning_claims.CLAIMS})
@@ -31,9 +31,9 @@ def scales() -> Mapping[str, Scale]:
     return SCALES
 
 
-def needs(config: Config, stage: Stage) -> Needs:
+def needs(config: Config, stage: Stage) -> Requirements:
     """Return what a training or a prediction takes: small networks share a GPU; rollouts step simulators, on CPUs."""
-    return Needs(gpus=0.25 if stage == "train" else 0.0)
+    return Requirements(gpus=0.25 if stage == "train" else 0.0)
 
 
 TASK = Task(
@@ -41,6 +41,7 @@ TASK = Task(
     about="single-shot pruning before offline reinforcement learning",
     paper="Arnob et al., Single-Shot Pruning for Offline Reinforcement Learning, 2021",
     telling="figure1",
+    key_number=KeyNumber("table1", "SNIP 95 %", "Actor", "MB of the actor's file, SNIP at 95 %"),
     version=3,
     config=Config,
     view=View,

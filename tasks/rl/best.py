@@ -7,7 +7,7 @@ from typing import Any
 
 from retable.platform.api import TrainedRun
 from retable.platform.config import choice_name
-from retable.platform.models.select import Choice, by_name, choose, info_of
+from retable.platform.models.select import Choice, choose, group_by_name, info_of
 from retable.tasks.rl.config import Bc, Config
 from retable.tasks.rl.data import simulator
 
@@ -38,7 +38,7 @@ def best(runs: Sequence[TrainedRun], episodes: int = EPISODES, samples: int = 10
         return simulator(run.config.environment, info_of(run))
 
     metric = f"return over {episodes} episodes of no table"
-    named = by_name(runs, lambda run: name(run.config))
+    named = group_by_name(runs, lambda run: name(run.config))
     return {each: choose(each, some, score, metric, is_real, comparable=one) for each, some in named.items()}
 
 

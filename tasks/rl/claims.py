@@ -22,7 +22,7 @@ from retable.platform.spec.claims import (
 )
 from retable.platform.spec.table import Claim, Results, Row
 from retable.platform.text import plural
-from retable.tasks.rl.readings import CONTROLS, NAMES, NETWORKS, break_even, file_sizes
+from retable.tasks.rl.learning.readings import CONTROLS, NAMES, NETWORKS, break_even, file_sizes
 from retable.tasks.rl.tables import (
     ARCHIVES,
     BEYOND,

@@ -119,7 +119,7 @@ def make(
     Example: `retable data make rl --env hopper`, `retable data make rl --env hopper --mix expert,imperfect,random`
     """
     from retable.tasks.rl.data import check_new, folder
-    from retable.tasks.rl.prepare import make_recording
+    from retable.tasks.rl.recordings.prepare import make_recording
 
     if policy not in ("expert", "random"):
         raise UserError(f"--policy {policy}: use expert or random")
@@ -152,8 +152,8 @@ def check(
     Example: `retable data check rl hopper_expert-v2.hdf5`
     """
     from retable.tasks.rl import data
-    from retable.tasks.rl.recordings import minari
     from retable.tasks.rl.recordings.d4rl import published_as
+    from retable.tasks.rl.tools import minari
 
     root = Storage.open(storage)
     if path is not None:
@@ -218,7 +218,7 @@ def import_(
     Example: `retable data import rl ~/.minari/datasets/mujoco/hopper/expert-v0`
     """
     from retable.platform.config import set_line
-    from retable.tasks.rl.recordings.minari import import_minari
+    from retable.tasks.rl.tools.minari import import_minari
 
     how: dict[str, Any] = {"skip": _numbers(skip), "mending": _mending(mend), "replace": replace}
     root, environment = Storage.open(storage), environment_name(env) if env else None
@@ -301,9 +301,9 @@ def _policy_file(file: Path, env: str | None) -> tuple[Any, Mapping[str, Tensor]
     """Read a policy's file: what `predict` asks for, and the policy it was written for."""
     from retable.platform.spec.task import Source
     from retable.tasks.rl.data import simulator
-    from retable.tasks.rl.evaluate import check_sizes
     from retable.tasks.rl.export import read_policy
     from retable.tasks.rl.formats.compact import HEAVIEST
+    from retable.tasks.rl.play.evaluate import check_sizes
 
     if not file.is_file():
         raise UserError(f"{file}: no such file; `retable rl export` writes one")

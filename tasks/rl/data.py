@@ -26,8 +26,9 @@ from retable.platform.spec.task import Source, data_folder
 from retable.platform.store.storage import Storage
 from retable.platform.train import seeds
 from retable.tasks.rl.config import Config
-from retable.tasks.rl.evaluate import Spaces, check_sizes, spaces, versions, with_settings
 from retable.tasks.rl.metrics import normalised_score
+from retable.tasks.rl.play.evaluate import Spaces, check_sizes, spaces, versions, with_settings
+from retable.tasks.rl.play.states import Standard
 from retable.tasks.rl.recordings.d4rl import (
     TOLERANCE,
     end_defects,
@@ -41,7 +42,6 @@ from retable.tasks.rl.recordings.d4rl import (
 )
 from retable.tasks.rl.recordings.d4rl import read as read_file
 from retable.tasks.rl.recordings.episodes import COLUMNS, Recording, Rows, find_ends
-from retable.tasks.rl.states import Standard
 
 if TYPE_CHECKING:
     import ray.data

@@ -15,16 +15,16 @@ from torch import Tensor
 from retable.platform.api import TrainedRun
 from retable.platform.errors import UserError
 from retable.platform.models import export
-from retable.tasks.rl.acting import NOISE, Policy, acting
 from retable.tasks.rl.config import Bc, Bcq, Config
 from retable.tasks.rl.data import played_in, simulator
-from retable.tasks.rl.evaluate import refused_settings
-from retable.tasks.rl.formats import drawn
 from retable.tasks.rl.formats.compact import NAME, Precision, deployable, pack, read_about, unpack
 from retable.tasks.rl.metrics import is_reference
 from retable.tasks.rl.model import build, generator, unstack
+from retable.tasks.rl.play.acting import NOISE, Policy, acting
+from retable.tasks.rl.play.evaluate import refused_settings
+from retable.tasks.rl.play.states import DEVIATION, MEAN, Standard, networks_of
 from retable.tasks.rl.sparse.inference import ACTING, Act
-from retable.tasks.rl.states import DEVIATION, MEAN, Standard, networks_of
+from retable.tasks.rl.tools import drawn
 
 FIELDS = {"environment": str, "simulator": str, "policy": str, "max_action": float}
 FIELDS |= {"perturbation": float, "behaviour_return": float}

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure as Drawing
 
 from retable.platform.spec.claims import mean_of
 from retable.platform.spec.table import Results
-from retable.tasks.rl.readings import (
+from retable.tasks.rl.learning.readings import (
     CONTROLS,
     FORMATS,
     LEVELS,
@@ -112,7 +112,8 @@ def draw_scores(results: Results, method: str, sparsities: Sequence[float]) -> D
     for axis, (part, environment) in zip(axes.flat, panels, strict=False):
         part(axis, results, environment, metric)
         dress(axis, environment)
-        axis.legend(fontsize=7.5, frameon=False)
+        if axis.has_data():
+            axis.legend(fontsize=7.5, frameon=False)
     for axis in axes.flat[len(panels) :]:
         axis.remove()
     for line in axes:

@@ -11,15 +11,16 @@ from torch import Tensor
 
 from retable.platform.errors import UserError
 from retable.platform.spec.task import Source
-from retable.tasks.rl.acting import acting, player
-from retable.tasks.rl.config import Bc, Config, View
+from retable.tasks.rl.config import Bc, Config, Pruning, View
 from retable.tasks.rl.data import played_in, simulator, some_observations
-from retable.tasks.rl.evaluate import rollout, spaces
 from retable.tasks.rl.formats.compact import pack, unpack
 from retable.tasks.rl.metrics import normalised_score
 from retable.tasks.rl.model import generator
+from retable.tasks.rl.play.acting import acting, player
+from retable.tasks.rl.play.evaluate import rollout, spaces
+from retable.tasks.rl.play.states import networks_of
 from retable.tasks.rl.sparse.inference import Act
-from retable.tasks.rl.states import networks_of
+from retable.tasks.rl.sparse.training import SPARSE_BELOW
 
 Array = np.ndarray[Any, Any]
 
@@ -99,3 +100,10 @@ def evaluate(
         found["action_difference"] = float(played["moved"].mean())
     scores = normalised_score(config.environment, returns, info)
     return found if scores is None else {**found, "score": float(scores.mean())}
+
+
+def view_cost(config: Config, view: View) -> float:
+    """Return seconds of one core that a view's rollouts take, were every episode 1000 steps long."""
+    weights = 1e-5 if isinstance(config.prune, Pruning) and 1 - config.prune.sparsity < SPARSE_BELOW else 3e-5
+    step = weights * (view.samples if view.policy == "bcq" else 1)
+    return 1000 * view.episodes * (step + 1e-4) + 0.3

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from retable.platform.spec.table import Measurement, Row
 from retable.platform.spec.task import Scale
-from retable.tasks.rl.readings import METHODS, label
+from retable.tasks.rl.learning.readings import METHODS, label
 from retable.tasks.rl.tables import ABLATION, DENSE, ENVIRONMENTS, RAW, ROUNDED
 
 OURS = {"data": "recorded"}

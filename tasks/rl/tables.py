@@ -16,9 +16,9 @@ from retable.platform.spec.table import Column, Figure, Measurement, Row, Table
 from retable.tasks.rl import figures
 from retable.tasks.rl.formats.compact import Precision
 from retable.tasks.rl.formats.sizes import COMPACT
-from retable.tasks.rl.readings import CONTROLS, METHODS, NETWORKS, label
-from retable.tasks.rl.readings import FORMATS as FORMAT_NAMES
-from retable.tasks.rl.timing import speed
+from retable.tasks.rl.learning.readings import CONTROLS, METHODS, NETWORKS, label
+from retable.tasks.rl.learning.readings import FORMATS as FORMAT_NAMES
+from retable.tasks.rl.learning.timing import speed
 
 RAW = (0.9, 0.95)
 """Sparsities at which rows of raw states stand beside those of standardized ones."""
@@ -194,7 +194,7 @@ FILES = Table(
         *(Column(header=header, metric="", format=".4f", factor=1e-6) for header in ALL_NETWORKS),
         Column(header="times smaller", metric="", format=".1f"),
         Column(header="actions move by", metric="", format=".4f"),
-        Column(header="return, %", metric="", format=".1f", factor=100),
+        Column(header="return, %", metric="", format=".1f", factor=100, better="higher"),
     ],
     over={"seed": SEEDS},
     note="All: a file for each network, or one file with what acting needs: the decoder, and for BCQ the actor and "
@@ -271,8 +271,8 @@ TABLES: Mapping[str, Table | Figure] = {
         title="BCQ pruned by SNIP at 95 %, one network at a time (not in the paper)",
         rows=[*ABLATION.values()],
         columns=[
-            Column(header="return, %", metric="behaviour_share", format=".1f", factor=100),
-            Column(header="return", metric="return", format=",.0f"),
+            Column(header="return, %", metric="behaviour_share", format=".1f", factor=100, better="higher"),
+            Column(header="return", metric="return", format=",.0f", better="higher"),
             Column(header="steps", metric="length", format=",.0f"),
             *(
                 Column(header=f"effective, {title}", metric=f"effective/{network}", format=",.0f")
@@ -313,8 +313,8 @@ TABLES: Mapping[str, Table | Figure] = {
             Measurement(label="BC (VAE alone)", measure=speed, overrides={"algorithm": "bc"}),
         ],
         columns=[
-            Column(header="update, ms", metric="update_ms", format=".1f"),
-            Column(header="acting, ms", metric="act_ms", format=".2f"),
+            Column(header="update, ms", metric="update_ms", format=".1f", better="lower"),
+            Column(header="acting, ms", metric="act_ms", format=".2f", better="lower"),
         ],
         note="HalfCheetah's sizes, batch 100, one thread; BCQ draws 100 candidate actions.",
     ),

@@ -9,12 +9,12 @@ from functools import partial
 from pathlib import Path
 
 from retable.platform.errors import UserError
-from retable.tasks.style.apply import stylise
-from retable.tasks.style.apply.stylise import NetworkStyle
 from retable.tasks.style.export import Exported
 from retable.tasks.style.files.images import FORMATS
-from retable.tasks.style.video.batches import SUFFIXES as SUFFIXES
-from retable.tasks.style.video.batches import Job, nothing, stylise_jobs
+from retable.tasks.style.tools.pictures import stylise
+from retable.tasks.style.tools.pictures.batches import SUFFIXES as SUFFIXES
+from retable.tasks.style.tools.pictures.batches import Job, nothing, stylise_jobs
+from retable.tasks.style.tools.pictures.stylise import NetworkStyle
 
 
 @dataclass(frozen=True, kw_only=True)

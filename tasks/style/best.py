@@ -7,7 +7,7 @@ from typing import Any
 
 from retable.platform.api import TrainedRun
 from retable.platform.errors import UserError
-from retable.platform.models.select import Choice, by_name, choose
+from retable.platform.models.select import Choice, choose, group_by_name
 from retable.tasks.style.config import TrainNetwork
 from retable.tasks.style.data import tests
 from retable.tasks.style.files.assets import PHOTOGRAPHS
@@ -22,7 +22,7 @@ def best(runs: Sequence[TrainedRun]) -> dict[str, Choice]:
     Raises:
         UserError: where none of a painting's can be judged.
     """
-    named = by_name(runs, name)
+    named = group_by_name(runs, name)
     metric = "style and content error on photographs of no table"
     return {each: choose(each, some, score, metric, is_real, "min") for each, some in named.items()}
 

@@ -12,10 +12,10 @@ import typer
 from retable.platform.console import console, errors
 from retable.platform.errors import disk_errors
 from retable.platform.store.storage import Storage
-from retable.tasks.style.apply.judge_cli import judge
-from retable.tasks.style.apply.knobs import Knobs, Precision, Result, items, spread
 from retable.tasks.style.data_cli import DATA, Where
-from retable.tasks.style.video.video_cli import video
+from retable.tasks.style.tools.pictures.judge_cli import judge
+from retable.tasks.style.tools.pictures.knobs import Knobs, Precision, Result, items, spread
+from retable.tasks.style.tools.video.video_cli import video
 
 __all__ = ["DATA", "app"]
 
@@ -55,8 +55,8 @@ def image(
 
     A folder: `retable style image holiday --style great_wave --out stylised`; again, it goes on where it stopped.
     """
-    from retable.tasks.style.apply.stylise import Options
-    from retable.tasks.style.video.batches import stylise_files
+    from retable.tasks.style.tools.pictures.batches import stylise_files
+    from retable.tasks.style.tools.pictures.stylise import Options
 
     options = Options(
         size=result.size,
@@ -127,9 +127,9 @@ def compare(
 
     Example: `retable style compare latest lake.jpg --epochs 1,5,10 -o sheet.png`
     """
-    from retable.tasks.style.apply.stylise import Options
     from retable.tasks.style.files import images
-    from retable.tasks.style.video import batches
+    from retable.tasks.style.tools.pictures import batches
+    from retable.tasks.style.tools.pictures.stylise import Options
 
     images.check_suffix(out)
     with disk_errors(str(out)):
@@ -152,8 +152,8 @@ def weights(
 
     Example: `retable style weights vgg19-dcbb9e9d.pth`, then `retable style image ... --weights SHA256`
     """
-    from retable.tasks.style.apply.stylise import network_name
     from retable.tasks.style.networks.weights import import_weights
+    from retable.tasks.style.tools.pictures.stylise import network_name
 
     where = Storage.open(storage)
     digest = import_weights(file, where)
@@ -181,8 +181,8 @@ def distil(
     `retable style weights small.safetensors` says
     """
     from retable.platform.models.predict import expand
-    from retable.tasks.style.networks.distil import distil as train
-    from retable.tasks.style.video.batches import SUFFIXES
+    from retable.tasks.style.tools.distil import distil as train
+    from retable.tasks.style.tools.pictures.batches import SUFFIXES
 
     found, notes = expand(photographs, SUFFIXES, "pictures")
     for note in notes:
@@ -231,8 +231,8 @@ def onnx(
     """
     from typing import cast
 
-    from retable.tasks.style.apply.stylise import find_network
-    from retable.tasks.style.networks.onnx_file import Bits, pack
+    from retable.tasks.style.tools.onnx_file import Bits, pack
+    from retable.tasks.style.tools.pictures.stylise import find_network
 
     if bits not in (32, 16, 8):
         raise typer.BadParameter(f"{bits} bits; 32, 16 or 8", param_hint="--bits")

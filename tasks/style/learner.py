@@ -19,10 +19,10 @@ from retable.platform.train.seeds import generator
 from retable.platform.train.worker import Worker
 from retable.tasks.style import losses
 from retable.tasks.style.apply.optimise import ImageOptimisation
-from retable.tasks.style.apply.tiling import layers
 from retable.tasks.style.config import Backbone, Config, Objective, OptimiseImage, Texture, TrainNetwork, ZooNetwork
 from retable.tasks.style.files import images
 from retable.tasks.style.networks.backbones import BackboneNetwork, build
+from retable.tasks.style.networks.tiling import layers
 from retable.tasks.style.networks.transformer import find, untrained, zoo_digest
 from retable.tasks.style.streams import NETWORK, SAMPLE, STEP, torch_seed
 

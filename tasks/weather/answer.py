@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from retable.platform.errors import UserError
 from retable.tasks.weather.export import Exported
-from retable.tasks.weather.forecasts.netcdf import export
 from retable.tasks.weather.metrics import MINUTES
+from retable.tasks.weather.tools.forecasts.netcdf import export
 from retable.tasks.weather.w4c.frames import open_hdf5, read_hdf5
 from retable.tasks.weather.w4c.layout import SATELLITE
 from retable.tasks.weather.w4c.preprocess import CHANNELS

@@ -76,7 +76,7 @@ def check(
 
     Example: `retable data check weather submission.zip`
     """
-    from retable.tasks.weather.forecasts.submission import check as check_submission
+    from retable.tasks.weather.tools.forecasts.submission import check as check_submission
     from retable.tasks.weather.w4c.check import check as check_folder
 
     where = Storage.open(storage)
@@ -140,7 +140,7 @@ def import_(
     """
     from retable.platform.config import set_line
     from retable.platform.console import progress_bar
-    from retable.tasks.weather.composites.importer import import_composites
+    from retable.tasks.weather.tools.composites.importer import import_composites
     from retable.tasks.weather.w4c.prepare import describe, folder, index_folder
 
     place = folder(Storage.open(storage), name)
@@ -187,7 +187,7 @@ def relation_of(words: str) -> tuple[float, float] | None:
 
 def import_lines(said: Mapping[str, Any]) -> Iterator[str]:
     """Say what was left out of an import, and what was done to the rest."""
-    from retable.tasks.weather.composites.resample import PIXEL
+    from retable.tasks.weather.tools.composites.resample import PIXEL
 
     skipped, dropped = said["skipped"], said["dropped"]
     yield from (f"left out: {line}" for line in skipped[:LINES])
@@ -248,8 +248,8 @@ def submit(
     Examples: `retable weather submit latest --out core.zip` · a vote in which one run has two voices, its epochs 4 and
     5: `retable weather submit 1f3a 77c0 9b2e@4 9b2e@5`
     """
-    from retable.tasks.weather.forecasts import submission
-    from retable.tasks.weather.forecasts.exchange import official_forecasts, opened
+    from retable.tasks.weather.tools.forecasts import submission
+    from retable.tasks.weather.tools.forecasts.exchange import official_forecasts, opened
 
     wanted = submission.TRANSFER if transfer else ()
     years, regions = (tuple(dict.fromkeys(each)) for each in zip(*wanted, strict=True)) if wanted else ((), ())
@@ -298,8 +298,8 @@ def score(
     Examples: `retable weather score latest --regions roxi_0008 --years 2019,2020`, `retable weather score latest
     --data opera`
     """
-    from retable.tasks.weather.forecasts.exchange import opened
-    from retable.tasks.weather.forecasts.exchange import score as measured
+    from retable.tasks.weather.tools.forecasts.exchange import opened
+    from retable.tasks.weather.tools.forecasts.exchange import score as measured
     from retable.tasks.weather.w4c.prepare import caution, describe
 
     what = opened(run, storage, split, epoch, chosen(threshold), names(regions), numbers(years), data, motion)
@@ -339,8 +339,8 @@ def verify(
     Example: `retable weather verify latest --threshold tuned`, `retable weather verify 1f3a@4 1f3a@5`
     """
     from retable.platform.console import progress_bar
-    from retable.tasks.weather.forecasts.exchange import opened
-    from retable.tasks.weather.forecasts.verify import verify as written
+    from retable.tasks.weather.tools.forecasts.exchange import opened
+    from retable.tasks.weather.tools.forecasts.verify import verify as written
 
     places = names(regions), numbers(years), data
     found = [opened(run, storage, split, epoch, chosen(threshold), *places, motion) for run in runs]
@@ -365,7 +365,7 @@ def netcdf(
 
     Example: `retable weather netcdf latest --out forecasts`
     """
-    from retable.tasks.weather.forecasts.exchange import opened, write_netcdf
+    from retable.tasks.weather.tools.forecasts.exchange import opened, write_netcdf
 
     what = opened(run, storage, split, epoch, 0.5, names(regions), numbers(years), data, motion)
     for path in write_netcdf(what, out):
@@ -382,7 +382,7 @@ def weights(
 
     Example: `retable weather weights epoch=3.ckpt --set model=swin`
     """
-    from retable.tasks.weather.forecasts.exchange import take_over
+    from retable.tasks.weather.tools.forecasts.exchange import take_over
 
     digest = take_over(file, Storage.open(storage), set or [])
     console.print(f"--set init=weights --set init.sha256={digest}")
@@ -403,8 +403,8 @@ def adopt(
     Example: `retable weather adopt checkpoints --table weather/table2`
     """
     from retable.platform.config import parse_set, set_line
-    from retable.tasks.weather.forecasts.adopt import SEED
-    from retable.tasks.weather.forecasts.adopt import adopt as take
+    from retable.tasks.weather.tools.forecasts.adopt import SEED
+    from retable.tasks.weather.tools.forecasts.adopt import adopt as take
 
     changes = parse_set(set or [])
     for line in take(folder, table, Storage.open(storage), changes):
@@ -426,7 +426,7 @@ def export(
     Example: `retable weather export latest rain.safetensors`
     """
     from retable.platform.models.export import export
-    from retable.tasks.weather.forecasts.exchange import at_epoch
+    from retable.tasks.weather.tools.forecasts.exchange import at_epoch
 
     name, own = at_epoch(run)
     export("weather", name, storage, file, epoch=own or epoch, licence=licence)

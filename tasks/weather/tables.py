@@ -17,9 +17,9 @@ from retable.tasks.weather.config import CORE_REGIONS, PAPER, PAPER_SWIN, PAPER_
 
 SEEDS = (0, 1, 2)
 COLUMNS = [
-    Column(header="Total", metric="iou", format=".3f"),
-    Column(header="2019", metric="iou/2019", format=".3f"),
-    Column(header="2020", metric="iou/2020", format=".3f"),
+    Column(header="Total", metric="iou", format=".3f", better="higher"),
+    Column(header="2019", metric="iou/2019", format=".3f", better="higher"),
+    Column(header="2020", metric="iou/2020", format=".3f", better="higher"),
 ]
 
 UNET: Mapping[str, object] = {**PAPER, "model": "unet"}

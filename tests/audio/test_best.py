@@ -2,7 +2,7 @@
 
 from retable.platform.api import TrainedRun
 from retable.platform.config import override
-from retable.platform.models.select import usable
+from retable.platform.models.select import eligible_runs
 from retable.platform.spec.table import resolve
 from retable.platform.spec.task import find
 from retable.platform.store.run import RunFolder
@@ -26,7 +26,7 @@ def finished(storage, seed, validation, test):
 def test_the_test_split_is_never_looked_at(storage):
     finished(storage, 1, validation=0.1, test=0.9)
     good = finished(storage, 2, validation=0.2, test=0.1)
-    found = best(usable("audio", storage))["audio"]
+    found = best(eligible_runs("audio", storage))["audio"]
     assert (found.run.fingerprint, found.value, found.scale) == (good.fingerprint, 0.2, "small")
     assert f"run {good.fingerprint}, validation mAP@10 0.2, the best of 2 (scale small, generated" in found.line()
 

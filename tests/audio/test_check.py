@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import soundfile
 
-from retable.tasks.audio.collect.check import check
 from retable.tasks.audio.collect.files import SUFFIXES
 from retable.tasks.audio.collect.recordings import Recording, write_dataset
+from retable.tasks.audio.prepare.check import check
 from tests.audio.test_files import piped
 
 

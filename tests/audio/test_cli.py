@@ -10,11 +10,11 @@ import soundfile
 from typer.testing import CliRunner
 
 from retable.platform.errors import UserError
-from retable.tasks.audio.challenge import submit
 from retable.tasks.audio.cli import app
 from retable.tasks.audio.config import SAMPLE_RATE
 from retable.tasks.audio.encoders import checkpoints
-from retable.tasks.audio.search import embedder
+from retable.tasks.audio.tools.challenge import submit
+from retable.tasks.audio.tools.search import opening
 
 
 class Toy:
@@ -41,7 +41,7 @@ class Toy:
 def audio(tmp_path, monkeypatch):
     """Call `retable audio ...` in a folder of its own."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(embedder, "open_embedder", lambda name, storage, device="", words_alone=False: Toy(name))
+    monkeypatch.setattr(opening, "open_embedder", lambda name, storage, device="", words_alone=False: Toy(name))
     Path("in").mkdir()
     for name, peaks in {"Rain &amp; wind, 1.wav": [0.1], "[red]Hund.wav": [0.1] * 70 + [0.9]}.items():
         wave = np.concatenate([peak * np.sign(np.sin(np.arange(SAMPLE_RATE) / 9)) for peak in peaks])

@@ -12,15 +12,15 @@ import soundfile
 
 from retable.platform.errors import UserError
 from retable.tasks.audio.collect import ffmpeg
-from retable.tasks.audio.collect.check import check
 from retable.tasks.audio.collect.files import Remarks, decode, duration, stream
-from retable.tasks.audio.collect.importer import import_own
-from retable.tasks.audio.collect.prepare import folder
 from retable.tasks.audio.collect.recordings import AudioShards, read_recordings
-from retable.tasks.audio.search.embedder import pieces
-from retable.tasks.audio.search.index import update
-from retable.tasks.audio.search.places import scan
-from tests.audio.test_index import Toy
+from retable.tasks.audio.prepare.check import check
+from retable.tasks.audio.prepare.importer import import_own
+from retable.tasks.audio.prepare.prepare import folder
+from retable.tasks.audio.tools.embed.embedder import pieces
+from retable.tasks.audio.tools.search.index import update
+from retable.tasks.audio.tools.search.places import scan
+from tests.audio.tools.test_index import Toy
 
 RATE = 44_100
 
@@ -236,7 +236,7 @@ def test_index_import_and_check_judge_a_file_alike(tmp_path, storage, kind):
 
 
 def test_the_import_keeps_all_of_a_file_whose_header_says_less(tmp_path, storage, monkeypatch):
-    monkeypatch.setattr("retable.tasks.audio.collect.importer.LONGEST", 5.0)
+    monkeypatch.setattr("retable.tasks.audio.prepare.importer.LONGEST", 5.0)
     (tmp_path / "a.mp3").write_bytes(vbr())
     (tmp_path / "b.ogg").write_bytes(sample("OGG", sound=chirp(2.0)) + sample("OGG", sound=chirp(2.0)))
     (tmp_path / "mine.csv").write_text("file,caption,split\na.mp3,x,training\nb.ogg,x,training\n")

@@ -7,12 +7,13 @@ import pytest
 import soundfile
 
 from retable.platform.errors import UserError
-from retable.tasks.audio.collect import importer, leaks
-from retable.tasks.audio.collect.check import check
+from retable.tasks.audio.collect import leaks
 from retable.tasks.audio.collect.files import decode
-from retable.tasks.audio.collect.prepare import describe, folder, prepare
 from retable.tasks.audio.collect.recordings import AudioShards, read_recordings
 from retable.tasks.audio.config import Config
+from retable.tasks.audio.prepare import importer
+from retable.tasks.audio.prepare.check import check
+from retable.tasks.audio.prepare.prepare import describe, folder, prepare
 from retable.tasks.audio.rewrite.augment import augment_dataset
 from retable.tasks.audio.world.generate import World
 from tests.audio.generated_layout import write_layout

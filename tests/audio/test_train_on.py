@@ -13,21 +13,21 @@ import retable
 from retable.platform.config import Parent, fingerprint, flatten, override
 from retable.platform.errors import UserError
 from retable.platform.execute.session import ray_cluster
-from retable.platform.models.select import usable
+from retable.platform.models.select import eligible_runs
 from retable.platform.plan.plan import compile_configs
 from retable.platform.spec.task import Source, find
 from retable.platform.store.run import RunFolder
 from retable.platform.store.storage import Storage
 from retable.tasks.audio import TASK, tables
 from retable.tasks.audio.best import best
-from retable.tasks.audio.challenge import submission
 from retable.tasks.audio.cli import app
 from retable.tasks.audio.collect.leaks import LEAKS
 from retable.tasks.audio.collect.recordings import Recording, read_recordings, write_dataset
 from retable.tasks.audio.config import Config, View, trained_on
 from retable.tasks.audio.data import Recordings
 from retable.tasks.audio.learner import cost
-from retable.tasks.audio.search import classes, finetune
+from retable.tasks.audio.tools.challenge import submission
+from retable.tasks.audio.tools.search import classes, finetune
 from tests import tiny
 
 WIDTHS = ("training", "training_validation", "all")
@@ -203,9 +203,9 @@ def test_what_is_served_was_scored(source):
     storage = source.storage
     wide = trained(storage, config(train_on="training_validation"))
     with pytest.raises(UserError, match="no run for audio: all 1 were trained on the validation set; name one of them"):
-        best(usable("audio", storage))
+        best(eligible_runs("audio", storage))
     narrow = trained(storage, config())
-    found = best(usable("audio", storage))["audio"]
+    found = best(eligible_runs("audio", storage))["audio"]
     assert found.run.fingerprint == narrow.fingerprint != wide.fingerprint
 
 

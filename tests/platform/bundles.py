@@ -33,7 +33,7 @@ seconds.taken = 0
 def joined(storage, plan):
     """Join what a plan of combined rows lacks, and score it."""
     for combining in plan.uncombined:
-        for piece in combine.pieces_of(combining, storage):
+        for piece in combine.combination_shards(combining, storage):
             assert piece.run() is None
         assert combine.score(combining, storage) is None
 

@@ -4,14 +4,14 @@ import time
 
 import pytest
 
-from retable.platform.console import Board, LeftColumn
+from retable.platform.console import LeftColumn, ProgressBoard
 from retable.platform.errors import UserError
 from retable.platform.text import seconds_of
 
 
 def test_no_guess_before_a_twentieth_of_the_work_is_done(capsys):
     """The first of 170 trainings may be a thousandth of the work: of it, "55 days left" was said."""
-    board = Board("training", 3, 1000.0)
+    board = ProgressBoard("training", 3, 1000.0)
     with board.show():
         time.sleep(0.05)
         board.done("a small one", 1)
@@ -25,7 +25,7 @@ def test_no_guess_before_a_twentieth_of_the_work_is_done(capsys):
 
 @pytest.mark.parametrize(("done", "known"), [(1, False), (500, True)])
 def test_a_bar_shows_dashes_until_then(done, known):
-    board = Board("training", 2, 1000.0)
+    board = ProgressBoard("training", 2, 1000.0)
     time.sleep(0.02)
     board.bars.advance(board.whole, done)
     assert LeftColumn().render(board.bars.tasks[0]).plain.startswith("0:00:0") == known

@@ -21,7 +21,7 @@ import yaml
 
 from retable.platform import ray_compat
 from retable.platform.execute import session
-from retable.platform.execute.trials import waiting
+from retable.platform.execute.trials import timeouts_told_apart
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted(
@@ -381,5 +381,5 @@ def test_gloo_still_says_so_where_another_worker_does_not_answer():
         thread.start()
     for thread in threads:
         thread.join(30)
-    with pytest.raises(TimeoutError, match="another worker does not answer: "), waiting():
+    with pytest.raises(TimeoutError, match="another worker does not answer: "), timeouts_told_apart():
         groups[0].allreduce([torch.ones(1)]).wait()

@@ -4,7 +4,7 @@ import pytest
 
 from retable.platform.api import TrainedRun
 from retable.platform.config import override
-from retable.platform.models.select import usable
+from retable.platform.models.select import eligible_runs
 from retable.platform.spec.table import Row, resolve
 from retable.platform.spec.task import find
 from retable.platform.store.run import RunFolder
@@ -34,7 +34,7 @@ def test_each_environment_and_pruning_has_its_best_by_episodes_of_no_table(stora
     dense = finished(storage, 20.0, 1.0, seed=2)
     snip = finished(storage, 5.0, 1.0, prune=Snip(sparsity=0.9))
     cloned = finished(storage, 7.0, 1.0, algorithm=Bc())
-    found = best(usable("rl", storage))
+    found = best(eligible_runs("rl", storage))
     wanted = {"dense": dense, "dense-bc": cloned, "snip-90": snip}
     assert {key: choice.run.fingerprint for key, choice in found.items()} == {
         f"InvertedPendulum-{key}": run.fingerprint for key, run in wanted.items()

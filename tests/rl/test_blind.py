@@ -9,7 +9,7 @@ from retable.platform.store.storage import Storage
 from retable.tasks.rl.config import Config, Grasp, Snip
 from retable.tasks.rl.data import Transitions, columns, provenance
 from retable.tasks.rl.model import build
-from retable.tasks.rl.prune import diagnose, masks
+from retable.tasks.rl.prune.prune import diagnose, masks
 from retable.tasks.rl.recordings.record import record
 
 torch.set_num_threads(1)

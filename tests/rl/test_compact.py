@@ -16,8 +16,8 @@ from retable.tasks.rl.config import Bc, Config, Dense, Erk, Random, Snip
 from retable.tasks.rl.formats.compact import LARGEST, START, deployable, pack, read_about, unpack
 from retable.tasks.rl.formats.sizes import file_bytes
 from retable.tasks.rl.learner import OfflineLearner
+from retable.tasks.rl.learning.timing import RandomTransitions
 from retable.tasks.rl.model import bc_action, bcq_action, build, load, unstack
-from retable.tasks.rl.timing import RandomTransitions
 from tests.rl.toys import config, train
 
 

@@ -16,13 +16,13 @@ from retable.platform.spec.task import Source
 from retable.platform.store.storage import Storage
 from retable.tasks.rl import TASK, data
 from retable.tasks.rl.config import Config, View
-from retable.tasks.rl.evaluate import make, rollout, scale
 from retable.tasks.rl.export import read_policy, write_policy
 from retable.tasks.rl.model import build, unstack
+from retable.tasks.rl.play.evaluate import make, rollout, scale
 from retable.tasks.rl.predict import evaluate, predict
-from retable.tasks.rl.prepare import describe
 from retable.tasks.rl.recordings.d4rl import published_as
-from retable.tasks.rl.recordings.minari import import_minari
+from retable.tasks.rl.recordings.prepare import describe
+from retable.tasks.rl.tools.minari import import_minari
 from tests.rl import test_minari, toys
 from tests.rl.d4rl_files import MIXED, Arrays, make_arrays, write
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from retable.platform.errors import UserError
-from retable.tasks.rl.evaluate import make, rollout, scale
+from retable.tasks.rl.play.evaluate import make, rollout, scale
 
 
 def steer(observations: np.ndarray) -> np.ndarray:

@@ -12,10 +12,10 @@ from retable.platform.models.zoo import zoo
 from retable.platform.spec.task import Source, find
 from retable.platform.store.storage import Storage
 from retable.tasks.rl.config import Bc, View
-from retable.tasks.rl.evaluate import check_sizes, rollout
 from retable.tasks.rl.export import read_export, read_policy, write_export, write_policy
 from retable.tasks.rl.formats.compact import deployable, pack, read_about, unpack
 from retable.tasks.rl.model import build, generator, unstack
+from retable.tasks.rl.play.evaluate import check_sizes, rollout
 from retable.tasks.rl.predict import predict
 from tests.rl import toys
 from tests.tiny import tiny, trained, transitions

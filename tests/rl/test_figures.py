@@ -10,7 +10,8 @@ from matplotlib import pyplot
 
 from retable.platform.spec.table import Replicate, Results, expand
 from retable.platform.spec.task import find, scaled
-from retable.tasks.rl import TASK, figures, readings
+from retable.tasks.rl import TASK, figures
+from retable.tasks.rl.learning import readings
 from tests.table_results import results_of
 
 TABLES = TASK.tables()

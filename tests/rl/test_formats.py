@@ -3,8 +3,9 @@
 import pytest
 
 from retable.platform.spec.table import Replicate
-from retable.tasks.rl import TASK, claims, figures, readings, tables
+from retable.tasks.rl import TASK, claims, figures, tables
 from retable.tasks.rl.config import Config
+from retable.tasks.rl.learning import readings
 from retable.tasks.rl.tables import SPARSITIES
 from tests.table_results import results_of
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from retable.platform.errors import UserError
 from retable.tasks.rl.config import Bc, Dense, Erk, Grasp, Magnitude, Random, SmallDense, Snip, View
-from retable.tasks.rl.evaluate import rollout
 from retable.tasks.rl.model import BCQ_CLIP, bc_action, bcq_action, build, generator, load, unstack
+from retable.tasks.rl.play.evaluate import rollout
 from retable.tasks.rl.predict import predict
-from retable.tasks.rl.prune import diagnose
+from retable.tasks.rl.prune.prune import diagnose
 from retable.tasks.rl.sparse import inference
 from tests.rl.toys import config, learner, train
 

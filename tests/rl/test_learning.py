@@ -10,8 +10,10 @@ from scipy.stats import spearmanr
 from retable.platform.spec.claims import UNTESTED
 from retable.platform.spec.table import Replicate, expand
 from retable.platform.spec.task import scaled
-from retable.tasks.rl import TASK, figures, learning_claims, readings, tables
+from retable.tasks.rl import TASK, figures, tables
 from retable.tasks.rl.config import Config, View
+from retable.tasks.rl.learning import claims as learning_claims
+from retable.tasks.rl.learning import readings
 from tests.rl.test_figures import lines, panels
 from tests.table_results import results_of
 

@@ -10,7 +10,7 @@ from retable.tasks.rl.config import Config, View
 from retable.tasks.rl.formats.compact import pack, unpack
 from retable.tasks.rl.model import build, generator, unstack
 from retable.tasks.rl.predict import evaluate, predict
-from retable.tasks.rl.prepare import describe
+from retable.tasks.rl.recordings.prepare import describe
 from tests.rl import toys
 from tests.tiny import transitions
 

@@ -11,7 +11,7 @@ from torch.func import functional_call
 from retable.tasks.rl.config import Bc, Config, Dense, Erk, Grasp, Magnitude, Random, SmallDense, Snip
 from retable.tasks.rl.losses import PRUNING_NOISE, draw_noise, vae_loss
 from retable.tasks.rl.model import build, layers, unstack
-from retable.tasks.rl.prune import diagnose, erk_counts, grasp, keep_largest, kept, masks, snip
+from retable.tasks.rl.prune.prune import diagnose, erk_counts, grasp, keep_largest, kept, masks, snip
 from tests.rl import reference_bcq
 from tests.rl.toys import Toy, config, learner, transitions
 

@@ -178,7 +178,9 @@ def test_a_mixed_set_is_not_the_recorded_one_and_is_made_when_it_is_wanted(tmp_p
         record("HalfCheetah", Storage.open(tmp_path), transitions=2000, mix=["random", "random", "random"], lanes=1)
     prepared: list[Any] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys.modules["retable.tasks.rl.prepare"], "make_recording", lambda *_, **own: prepared.append(own))
+        patch.setattr(
+            sys.modules["retable.tasks.rl.recordings.prepare"], "make_recording", lambda *_, **own: prepared.append(own)
+        )
         for name in ("recorded", "mixed"):
             TASK.dataset.prepare(Config(environment="Hopper", data=name), Storage.open(tmp_path))
     assert [options["mix"] for options in prepared] == [(), ("expert", "imperfect", "random")]

@@ -9,9 +9,11 @@ import torch
 
 from retable.platform.train import seeds
 from retable.tasks import rl
-from retable.tasks.rl import acting, data, losses, model, prune
+from retable.tasks.rl import data, losses, model
 from retable.tasks.rl.model import generator
+from retable.tasks.rl.play import acting
 from retable.tasks.rl.predict import COMPARING
+from retable.tasks.rl.prune import prune
 
 STREAMS = [
     *model.INITIAL.values(),

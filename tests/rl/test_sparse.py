@@ -12,8 +12,8 @@ from retable.tasks.rl.config import Config, Random
 from retable.tasks.rl.formats.compact import deployable, pack
 from retable.tasks.rl.formats.sizes import archived_bytes, every_size, saved, stored_bytes
 from retable.tasks.rl.model import build, unstack
-from retable.tasks.rl.prune import masks
-from retable.tasks.rl.validate import validate
+from retable.tasks.rl.prune.prune import masks
+from retable.tasks.rl.prune.validate import validate
 from tests.rl import toys
 
 # MB of 1e6 bytes: dense, dense sparse-indexed, SNIP 95 %

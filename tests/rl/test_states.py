@@ -9,14 +9,14 @@ from retable.platform.config import override
 from retable.platform.errors import UserError
 from retable.platform.spec.task import find
 from retable.platform.store.storage import Storage
-from retable.tasks.rl.acting import acting
 from retable.tasks.rl.config import Bc, Snip
 from retable.tasks.rl.data import Transitions
 from retable.tasks.rl.export import read_export, read_policy, write_export, write_policy
 from retable.tasks.rl.formats.compact import deployable, pack, read_about
 from retable.tasks.rl.learner import OfflineLearner
+from retable.tasks.rl.play.acting import acting
+from retable.tasks.rl.play.states import Standard, networks_of
 from retable.tasks.rl.predict import predict
-from retable.tasks.rl.states import Standard, networks_of
 from tests.rl import toys
 from tests.tiny import tiny, trained, transitions
 

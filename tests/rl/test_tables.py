@@ -12,7 +12,7 @@ from retable.platform.spec.table import Row, expand
 from retable.platform.spec.task import scaled, table_at
 from retable.tasks.rl import TASK
 from retable.tasks.rl.config import Bc, Bcq, Dense, Grasp, Magnitude, Random, Snip
-from retable.tasks.rl.validate import validate
+from retable.tasks.rl.prune.validate import validate
 from tests.rl.toys import config, learner
 
 TABLES = TASK.tables()

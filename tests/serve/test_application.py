@@ -19,7 +19,7 @@ from ray.serve.schema import ServeDeploySchema
 from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
 from retable.serve import application
-from retable.serve.deployments import apart
+from retable.serve.deployments import subprocess_call
 from retable.serve.launch import address, choice, command, models
 from tests.serve import toys
 
@@ -196,7 +196,7 @@ class Chosen:
 
 
 def test_a_hangup_chooses_again_and_says_what_changed(served, storage, monkeypatch, capsys):
-    monkeypatch.setattr(command, "Apart", Chosen)
+    monkeypatch.setattr(command, "IsolatedCall", Chosen)
     swapped = []
 
     def renew(found):
@@ -290,8 +290,8 @@ def refuse(text):
 
 
 def test_what_runs_apart_gives_its_result_or_its_mistake():
-    assert apart.Apart(sorted, [2, 1]).result() == [1, 2]
+    assert subprocess_call.IsolatedCall(sorted, [2, 1]).result() == [1, 2]
     with pytest.raises(UserError, match="no such run"):
-        apart.Apart(refuse, "no such run").result()
+        subprocess_call.IsolatedCall(refuse, "no such run").result()
     with pytest.raises(UserError, match="has died"):
-        apart.Apart(os._exit, 1).result()
+        subprocess_call.IsolatedCall(os._exit, 1).result()

@@ -14,12 +14,12 @@ from retable.platform.store.storage import Storage
 from retable.serve.client import Client, ServeError
 from retable.serve.deployments import recordings
 from retable.serve.deployments.recordings import shown, suffix_of, take_in
-from retable.serve.ingress.answers import Problem, Reply
 from retable.serve.ingress.limits import LIMITS, Limits
+from retable.serve.ingress.replies import Problem, Reply
 from retable.serve.launch import address, choice, command, models
-from retable.tasks.audio.search.index import update, writing
-from retable.tasks.audio.search.search import open_index
-from tests.audio.test_index import Toy, record, tone
+from retable.tasks.audio.tools.search.index import update, writing
+from retable.tasks.audio.tools.search.search import open_index
+from tests.audio.tools.test_index import Toy, record, tone
 from tests.serve.test_parts import ask, made, problem
 
 SHIPPED = 29

@@ -115,8 +115,8 @@ def test_runs_of_the_smoke_scale_give_way(storage, monkeypatch, capsys, scales, 
     """After `make reproduce`, `make serve` painted with a network of two steps."""
     storage.write("runs/weather/x/config.json", b"{}")
     found = {name: SimpleNamespace(run=scale) for name, scale in zip("ab", scales, strict=False)}
-    monkeypatch.setattr(choice, "import_module", lambda name: SimpleNamespace(best=lambda runs: found))
-    monkeypatch.setattr(choice, "usable", lambda task, storage: [])
+    monkeypatch.setattr(choice.contract, "selector", lambda task: SimpleNamespace(best=lambda runs: found))
+    monkeypatch.setattr(choice, "eligible_runs", lambda task, storage: [])
     monkeypatch.setattr(choice, "scale_of", lambda run: run)
     monkeypatch.setattr(choice, "of_choices", lambda chosen, storage: set(chosen))
     assert choice.best("weather", storage) == (served or [])

@@ -11,8 +11,8 @@ import pytest
 
 from retable.platform.spec.task import Source
 from retable.serve.deployments import episodes
-from retable.serve.ingress.answers import Problem, Reply
 from retable.serve.ingress.limits import Limits
+from retable.serve.ingress.replies import Problem, Reply
 from retable.serve.launch import models
 from retable.tasks.rl.config import View
 from retable.tasks.rl.predict import predict
@@ -51,7 +51,7 @@ def test_bodies_are_where_mujoco_has_them(environment, plane):
     model, data = made.unwrapped.model, made.unwrapped.data
     film = episodes.Film(made.unwrapped)
     film.see(0)
-    told = film.told()
+    told = film.as_json()
     depth = {"xz": 2, "xy": 1}[told["plane"]]
     assert told["plane"] == plane and len(told["frames"][0]) == 4 * len(told["bodies"])
     assert told["every"] * told["seconds_per_step"] == pytest.approx(0.04, abs=0.011)

@@ -17,7 +17,7 @@ from retable.platform.store.storage import Storage
 from retable.serve.deployments import audio, maps, style, weather
 from retable.tasks.audio import export as audio_export
 from retable.tasks.audio.config import View as AudioView
-from retable.tasks.audio.search.index import update
+from retable.tasks.audio.tools.search.index import update
 from retable.tasks.style import export as style_export
 from retable.tasks.style.config import View as StyleView
 from retable.tasks.style.files import images
@@ -69,7 +69,7 @@ def test_a_painting_that_is_served_is_the_one_that_is_scored(run):
     names = [key.removeprefix("photograph/") for key in kept if key.startswith("photograph/")]
     for name in names:
         photograph = style.decode(images.encode_png(kept[f"photograph/{name}"]), 0)
-        (painted,) = style.paint([style.Work(network, photograph.pixels)])
+        (painted,) = style.paint([style.StyleRequest(network, photograph.pixels)])
         answer = images.read(style.finish(painted, photograph, 0.7, True, "png").body)
         assert np.array_equal(answer.pixels, kept[f"stylised/{name}"])
     assert names
@@ -94,7 +94,7 @@ def test_recordings_are_ranked_as_they_are_scored(run, tmp_path):
         soundfile.write(folder / f"{recording.recording}.wav", sound, 32_000, subtype="FLOAT")
     embedder = audio_export.read_export(audio_export.write_export(made), "x").embedder()
     update(folder, tmp_path / "index", embedder)
-    shelf = audio.Shelf(embedder, tmp_path / "index")
+    shelf = audio.AudioIndex(embedder, tmp_path / "index")
     for caption, row in zip(asked, similarity, strict=True):
         hits = json.loads(shelf.found(embedder.words([caption])[0], len(recordings)).body)["hits"]
         scores = {int(hit["file"].removesuffix(".wav")): hit["score"] for hit in hits}

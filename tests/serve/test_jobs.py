@@ -19,8 +19,8 @@ from retable.platform.store.storage import Storage
 from retable.serve.client import Client, ServeError
 from retable.serve.deployments import jobs, video
 from retable.serve.deployments.video import Order
-from retable.serve.ingress.answers import Problem, Reply
 from retable.serve.ingress.limits import Limits
+from retable.serve.ingress.replies import Problem, Reply
 from retable.serve.launch.models import Model
 from tests.serve import test_parts as parts
 from tests.serve import toys, web
@@ -65,7 +65,7 @@ def desk(storage):
     opened = []
 
     def open_desk(work=quick, **limits):
-        opened.append(jobs.Desk(storage, work, Limits(**limits)))
+        opened.append(jobs.VideoQueue(storage, work, Limits(**limits)))
         return opened[-1]
 
     yield open_desk
@@ -80,7 +80,7 @@ def create(desk, body=CLIP, order=ORDER):
 def reach(desk, id, *states):
     """Wait until a job is in one of these states; return what is said of it."""
     end = time.monotonic() + 30
-    while (said := desk.told(id))["state"] not in states:
+    while (said := desk.status(id))["state"] not in states:
         assert time.monotonic() < end, said
         time.sleep(0.01)
     return said
@@ -106,21 +106,21 @@ def test_a_job_runs_and_its_file_is_there_in_ranges(desk):
     at.cancel(id)
     assert not (at.folder / id).exists()
     with pytest.raises(Problem, match="no such job"):
-        at.told(id)
+        at.status(id)
 
 
 def test_more_than_can_wait_are_told_to_come_again(desk):
     at = desk(patient, jobs_waiting=2)
     ids = [create(at) for _ in range(3)]
     reach(at, ids[0], "running")
-    assert [at.told(id).get("ahead") for id in ids] == [None, 1, 2]
+    assert [at.status(id).get("ahead") for id in ids] == [None, 1, 2]
     with pytest.raises(Problem, match="2 videos wait") as caught:
         create(at)
     assert caught.value.status == 503 and caught.value.headers["Retry-After"]
     at.cancel(ids[1])
     last = create(at)
     (at.folder / "go").touch()
-    assert reach(at, last, "done") and at.told(ids[1])["state"] == "cancelled" and left(at, ids[1]) == ["state.json"]
+    assert reach(at, last, "done") and at.status(ids[1])["state"] == "cancelled" and left(at, ids[1]) == ["state.json"]
     assert at.jobs[ids[0]].state == at.jobs[ids[2]].state == "done"
 
 
@@ -134,14 +134,14 @@ def test_the_same_id_twice_is_one_job(desk):
 def test_what_runs_is_cancelled_and_leaves_no_file(desk):
     at = desk(slow)
     id = create(at)
-    while not at.told(id)["frames"] > 1:
+    while not at.status(id)["frames"] > 1:
         time.sleep(0.01)
-    said, process = at.told(id), at.running.process
+    said, process = at.status(id), at.running.process
     assert 0 < said["progress"] < 0.01 and 1 < said["seconds_left"]
     with pytest.raises(Problem, match="the video is running; there is no file"):
         at.file(id, "")
     at.cancel(id)
-    assert not process.is_alive() and left(at, id) == ["state.json"] and at.told(id)["state"] == "cancelled"
+    assert not process.is_alive() and left(at, id) == ["state.json"] and at.status(id)["state"] == "cancelled"
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_what_fails_says_why_in_a_line_and_the_next_one_runs(desk, work, why):
 def test_a_process_that_is_killed_is_a_job_that_failed(desk):
     at = desk(slow)
     id = create(at)
-    while not at.told(id)["frames"]:
+    while not at.status(id)["frames"]:
         time.sleep(0.01)
     os.kill(at.running.process.pid, signal.SIGKILL)
     assert "its process was ended" in reach(at, id, "failed")["detail"] and left(at, id) == ["state.json"]
@@ -204,7 +204,7 @@ def test_after_a_death_what_was_painted_has_failed_and_what_waited_goes_on(desk,
     assert ".half.mp4" in os.listdir(folder + "r" * 22)
     os.makedirs(folder + "x" * 22)  # a video that came in
     at = desk()
-    said = at.told("r" * 22)
+    said = at.status("r" * 22)
     assert (said["state"], said["detail"]) == ("failed", "the server ended while the video was painted; send it again")
     assert left(at, "r" * 22) == ["state.json"] and not os.path.exists(folder + "x" * 22)
     reach(at, "q" * 22, "done")
@@ -213,7 +213,7 @@ def test_after_a_death_what_was_painted_has_failed_and_what_waited_goes_on(desk,
 def test_one_process_at_a_time_has_the_folder(desk, storage):
     at = desk()
     with pytest.raises(BlockingIOError):
-        jobs.Desk(storage)
+        jobs.VideoQueue(storage)
     at.close()
     desk()
 
@@ -224,7 +224,7 @@ def test_old_jobs_go(desk, storage):
     reach(at, ids[2], "done")
     at.jobs[ids[2]].made -= 25 * 3600
     with pytest.raises(Problem, match="gone after a day"):
-        at.told(ids[2])
+        at.status(ids[2])
     at._keep(at.jobs[ids[2]])
     at.close()
     at = desk(jobs_kept=1)
@@ -234,7 +234,7 @@ def test_old_jobs_go(desk, storage):
 @pytest.mark.parametrize("id", ["", "..", "../../etc/passwd", "a" * 21, "a" * 23, "a" * 21 + "/", "a" * 22 + "\n"])
 def test_other_ids_reach_no_path(desk, id):
     at = desk()
-    for method in (at.told, at.cancel, lambda id: at.file(id, ""), lambda id: at.create(id, CLIP, ORDER)):
+    for method in (at.status, at.cancel, lambda id: at.file(id, ""), lambda id: at.create(id, CLIP, ORDER)):
         with pytest.raises(Problem, match="no such job"):
             method(id)
 
@@ -317,14 +317,14 @@ def test_routes_ask_the_jobs_and_check_what_they_are_asked(tmp_path):
     for method, path in (("GET", "some"), ("DELETE", "some"), ("GET", "some/file")):
         headers = [(b"range", b"bytes=1-2")]
         assert parts.ask(application, method, f"/v1/jobs/{path}", headers=headers)[0] == 200
-    assert asked == [("jobs", "told", "some"), ("jobs", "cancel", "some"), ("jobs", "file", "some", "bytes=1-2")]
+    assert asked == [("jobs", "status", "some"), ("jobs", "cancel", "some"), ("jobs", "file", "some", "bytes=1-2")]
     assert parts.problem(parts.ask(application, "GET", "/v1/jobs/unknown")) == (404, "no such job")
     rl = web.application([Model(task="rl", name="Hopper", sha256="a" * 64)], stub)
     assert parts.ask(rl, "GET", "/v1/jobs/some")[0] == 404
 
 
 def test_a_storage_that_is_no_folder_takes_no_videos():
-    answer = asyncio.run(jobs.Jobs(Storage.open("memory://results")).told("a" * 22))
+    answer = asyncio.run(jobs.Jobs(Storage.open("memory://results")).status("a" * 22))
     assert (answer.status, answer.detail) == (501, "this server takes no videos: its storage is no folder")
 
 
@@ -340,8 +340,8 @@ def test_jobs_are_one_deployment_where_styles_are_served():
 def test_a_video_is_painted_through_serve_as_by_the_command(tmp_path):
     from retable.serve.launch import address, choice, command
     from retable.tasks.style.networks import transformer
-    from retable.tasks.style.video import steady
-    from retable.tasks.style.video.video import stylise_video
+    from retable.tasks.style.tools.video import steady
+    from retable.tasks.style.tools.video.video import stylise_video
 
     storage = Storage.open(tmp_path / "results")
     (wave,) = (m for m in choice.choose_models(choice.Wanted(["style"], zoo=True), storage) if m.name == "great_wave")

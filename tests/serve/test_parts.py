@@ -19,9 +19,9 @@ from retable.platform.models import zoo
 from retable.platform.store.storage import Storage
 from retable.serve.client import Client, ServeError
 from retable.serve.deployments import rl, style, weather
-from retable.serve.ingress import app, gate, ranges
-from retable.serve.ingress.answers import Problem, Reply, plain_line, wrong
+from retable.serve.ingress import app, middleware, ranges
 from retable.serve.ingress.limits import LIMITS, Limits
+from retable.serve.ingress.replies import Problem, Reply, plain_line, wrong
 from retable.serve.launch import address, choice, command, models
 from tests.serve import toys
 
@@ -71,7 +71,7 @@ async def echo(task, method, sha256, body, *options):
 
 def made(token="", limits=LIMITS, models=MODELS, ask=echo, hosts=(), answered=lambda *of: None):
     digest = hashlib.sha256(token.encode()).hexdigest() if token else ""
-    return gate.Gate(app.routes_of(models, ask, limits), digest, hosts, answered, limits)
+    return middleware.SecurityMiddleware(app.routes_of(models, ask, limits), digest, hosts, answered, limits)
 
 
 def test_an_answer_says_which_model_made_it_and_what_browsers_may_do():
@@ -217,7 +217,10 @@ def test_pictures_of_one_style_and_shape_go_together():
 
     wave, other = Style(), Style()
     small, large = np.zeros((30, 40, 3), np.uint8), np.zeros((40, 40, 3), np.uint8)
-    works = [style.Work(*pair) for pair in [(wave, small), (other, small), (wave, large), (wave, small), (wave, small)]]
+    works = [
+        style.StyleRequest(*pair)
+        for pair in [(wave, small), (other, small), (wave, large), (wave, small), (wave, small)]
+    ]
     assert style.shares(works, 2400) == [[0, 3], [4], [1], [2]]
 
 

@@ -14,10 +14,10 @@ from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
 from retable.serve.client import Client, ServeError
 from retable.serve.launch import address, command, models
-from retable.tasks.style.apply.stylise import NetworkStyle, Options
 from retable.tasks.style.files import assets, images
 from retable.tasks.style.networks import transformer
-from retable.tasks.style.video.batches import nothing
+from retable.tasks.style.tools.pictures.batches import nothing
+from retable.tasks.style.tools.pictures.stylise import NetworkStyle, Options
 from tests.serve import toys
 
 # Of Ray's own: sockets and subprocesses that it leaves to the garbage collector, and its use of old names of asyncio.

@@ -12,7 +12,7 @@ from PIL import Image
 from benchmarks.serve_fuzz import corpus, damaged
 from retable.serve.deployments import maps, weather
 from retable.serve.deployments.line import Line
-from retable.serve.ingress.answers import Problem
+from retable.serve.ingress.replies import Problem
 from retable.serve.ingress.routes.weather import members_of
 from retable.tasks.weather.metrics import cut
 

@@ -16,9 +16,9 @@ from retable.platform.report.results import Cell, FilledClaim, FilledColumn, Fil
 from retable.platform.spec.table import Origin
 from retable.platform.store.storage import Storage
 from retable.serve.deployments import maps
-from retable.serve.ingress import app, gate
-from retable.serve.ingress.answers import Problem, Reply
+from retable.serve.ingress import app, middleware
 from retable.serve.ingress.limits import LIMITS
+from retable.serve.ingress.replies import Problem, Reply
 from retable.serve.ingress.routes import example
 from retable.serve.launch.models import Model
 
@@ -125,7 +125,7 @@ def keep(storage, part, slug, picture=b""):
 
 def application(models=MODELS, asked=ask, token="", storage=None):
     """Return the application of models whose deployments answer by `asked`."""
-    return gate.Gate(app.routes_of(models, asked, LIMITS, storage), token, (), lambda *of: None)
+    return middleware.SecurityMiddleware(app.routes_of(models, asked, LIMITS, storage), token, (), lambda *of: None)
 
 
 @contextmanager

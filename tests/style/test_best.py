@@ -7,7 +7,7 @@ import pytest
 from retable.platform.api import TrainedRun
 from retable.platform.config import override
 from retable.platform.errors import UserError
-from retable.platform.models.select import usable
+from retable.platform.models.select import eligible_runs
 from retable.platform.spec.table import resolve
 from retable.platform.spec.task import find
 from retable.platform.store.run import RunFolder
@@ -38,7 +38,7 @@ def test_each_painting_has_its_best_by_photographs_of_no_table(storage):
     wave = finished(storage, 2.0, 9.0, style=["great_wave"])
     both = finished(storage, 5.0, 9.0, style=["great_wave", "starry_night"])
     finished(storage, 0.0, 0.0, **IMAGE)
-    found = best(usable("style", storage))
+    found = best(eligible_runs("style", storage))
     assert {key: choice.run.fingerprint for key, choice in found.items()} == {
         "great_wave": wave.fingerprint,
         "great_wave+starry_night": both.fingerprint,
@@ -49,7 +49,7 @@ def test_each_painting_has_its_best_by_photographs_of_no_table(storage):
 def test_where_tables_show_all_photographs_none_is_chosen(storage):
     finished(storage, 3.0, 0.1, {**INFO, "test": ["test/coffee.jpg"]})
     with pytest.raises(UserError, match=r"no run for great_wave: .*put others into test/"):
-        best(usable("style", storage))
+        best(eligible_runs("style", storage))
 
 
 def test_tables_show_none_but_the_shipped_photographs():

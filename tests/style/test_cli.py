@@ -13,12 +13,12 @@ from retable.platform.config import flatten, override
 from retable.platform.errors import UserError
 from retable.platform.spec.task import find
 from retable.platform.store.run import RunFolder
-from retable.tasks.style.apply.knobs import Knobs, Sets
 from retable.tasks.style.cli import app
 from retable.tasks.style.config import Config
 from retable.tasks.style.files import assets, images
 from retable.tasks.style.networks import transformer, weights
 from retable.tasks.style.networks.transformer import TransformerNetwork
+from retable.tasks.style.tools.pictures.knobs import Knobs, Sets
 
 RANDOM = ("--backbone", "alexnet", "--weights", "random", "--evaluations", "2", "--size", "72")
 

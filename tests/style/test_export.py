@@ -15,11 +15,11 @@ from retable.platform.models import zoo
 from retable.platform.spec.task import find
 from retable.platform.store.storage import Storage
 from retable.platform.store.weights import metadata
-from retable.tasks.style.apply.stylise import find_network, find_painting
 from retable.tasks.style.config import View
 from retable.tasks.style.export import read_export, write_export
 from retable.tasks.style.networks import transformer
 from retable.tasks.style.networks.network import TransformerNetwork
+from retable.tasks.style.tools.pictures.stylise import find_network, find_painting
 from tests.tiny import IMAGE, photographs, tiny, trained
 
 

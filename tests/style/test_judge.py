@@ -8,12 +8,12 @@ import torch
 from typer.testing import CliRunner
 
 from retable.platform.store.storage import Storage
-from retable.tasks.style.apply import judge, tiling
+from retable.tasks.style.apply import judge
 from retable.tasks.style.apply.judge import burnt, errors, flicker, lattice
 from retable.tasks.style.cli import app
 from retable.tasks.style.config import Squeezenet
 from retable.tasks.style.files import assets, images
-from retable.tasks.style.networks import transformer
+from retable.tasks.style.networks import tiling, transformer
 from retable.tasks.style.networks.backbones import build
 from retable.tasks.style.networks.network import TransformerNetwork
 from retable.tasks.style.networks.weights import import_weights

@@ -8,9 +8,16 @@ import pytest
 import torch
 from torch.nn import functional
 
-from retable.tasks.style.apply import tiling
-from retable.tasks.style.apply.tiling import Moments, fast_convolution, fits, needed_bytes, stylise_mixed, stylise_tiled
+from retable.tasks.style.networks import tiling
 from retable.tasks.style.networks.network import Architecture, Layer
+from retable.tasks.style.networks.tiling import (
+    Moments,
+    fast_convolution,
+    fits,
+    needed_bytes,
+    stylise_mixed,
+    stylise_tiled,
+)
 from retable.tasks.style.networks.transformer import TransformerNetwork, read, stylise
 from tests.style.test_transformer import network, picture
 

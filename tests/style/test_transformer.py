@@ -9,8 +9,8 @@ from safetensors.torch import load_file, save_file
 from torch.nn import functional
 
 from retable.platform.errors import UserError
-from retable.tasks.style.apply.tiling import stylise_tiled
 from retable.tasks.style.networks import transformer
+from retable.tasks.style.networks.tiling import stylise_tiled
 from retable.tasks.style.networks.transformer import TransformerNetwork, find, load, read, save, stylise
 
 torch.set_num_threads(1)

@@ -5,7 +5,7 @@ import pytest
 from retable.platform.api import TrainedRun
 from retable.platform.config import override
 from retable.platform.errors import UserError
-from retable.platform.models.select import usable
+from retable.platform.models.select import eligible_runs
 from retable.platform.spec.table import resolve
 from retable.platform.spec.task import find
 from retable.platform.store.run import RunFolder
@@ -37,7 +37,7 @@ def finished(storage):
 
 
 def chosen(storage, **options):
-    return best(usable("weather", storage), **options)["weather"]
+    return best(eligible_runs("weather", storage), **options)["weather"]
 
 
 def test_the_test_split_is_never_looked_at(finished, storage):
@@ -105,7 +105,7 @@ def test_what_does_not_count_is_not_there(finished, storage):
     damaged.folder.folder.write("config.json", "{")
     good = finished(4, 0.1, 0.1)
     RunFolder.of(storage, TASK, config(seed=5)).begin(config(seed=5), TASK.version, {})  # unfinished
-    assert chosen(storage).run.fingerprint == good.fingerprint and len(usable("weather", storage)) == 2
+    assert chosen(storage).run.fingerprint == good.fingerprint and len(eligible_runs("weather", storage)) == 2
 
 
 def test_none_is_one_line(storage):

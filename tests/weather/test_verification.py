@@ -7,8 +7,8 @@ import pytest
 
 from retable.platform.errors import UserError
 from retable.tasks.weather import cli, figures, metrics
-from retable.tasks.weather.figures import Case, Forecast, draw_cases
-from retable.tasks.weather.forecasts.verification import (
+from retable.tasks.weather.tools.forecasts.cases import Case, Forecast, draw_cases
+from retable.tasks.weather.verification import (
     Verification,
     agreement,
     banded,

@@ -57,7 +57,7 @@ const retable = (found) => { known = found; };
   };
 
   const open = (button) => {
-    const row = button.closest("tr"), place = Number(button.dataset.place), line = Number(row ? row.dataset.line : button.dataset.line);
+    const row = button.closest("tr"), place = Number(button.dataset.place), line = Number(button.dataset.line);
     const label = row ? row.querySelector("th").textContent : button.textContent;
     back = button;
     panel.hidden = false;

@@ -1,1 +1,1 @@
-"""The endpoints: what each asks of which deployment."""
+"""The HTTP endpoints, and the deployment that each calls."""

@@ -6,12 +6,12 @@ from typing import Annotated
 
 from fastapi import FastAPI, Query, Request, Response
 
-from retable.serve.ingress.gate import Bodies, respond
+from retable.serve.ingress.middleware import BodyReader, respond
 from retable.serve.ingress.routes.common import Ask, body_of
 from retable.serve.launch.models import Model
 
 
-def add(app: FastAPI, models: Sequence[Model], ask: Ask, bodies: Bodies) -> None:
+def add(app: FastAPI, models: Sequence[Model], ask: Ask, bodies: BodyReader) -> None:
     """Add `GET` and `POST /v1/audio`, and `GET /v1/audio/{id}`."""
 
     @app.get("/v1/audio")

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from fastapi import Query
 
-from retable.serve.ingress.answers import Problem, Reply
+from retable.serve.ingress.replies import Problem, Reply
 
 Ask = Callable[..., Awaitable[Reply | Problem]]
 """Asks a task's deployment: task, method, arguments."""

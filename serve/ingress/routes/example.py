@@ -8,8 +8,8 @@ import numpy as np
 from fastapi import FastAPI, Response
 
 from retable.platform.commit import code_root
-from retable.serve.ingress.answers import Problem, Reply
-from retable.serve.ingress.gate import respond
+from retable.serve.ingress.middleware import respond
+from retable.serve.ingress.replies import Problem, Reply
 from retable.serve.ingress.routes.common import Variant
 from retable.serve.launch.models import Model, choose
 
@@ -33,6 +33,6 @@ def add(app: FastAPI, models: Sequence[Model]) -> None:
 
 
 def fits(data: bytes, size: object, regions: Sequence[str]) -> bool:
-    """Say whether a forecaster of images so wide, that knows these regions, reads the example."""
+    """Return whether a forecaster of images so wide, that knows these regions, reads the example."""
     with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
         return bool(arrays["truth"].shape[-1] == size and str(arrays["region"]) in regions)

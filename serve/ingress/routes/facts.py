@@ -1,4 +1,4 @@
-"""What the server says of itself."""
+"""Endpoints about the server: health, models, limits."""
 
 # No `from __future__ import annotations` here; `serve/ingress/app.py` says why.
 import asyncio
@@ -10,8 +10,8 @@ from typing import Any
 
 from fastapi import FastAPI, Response
 
-from retable.serve.ingress.answers import Problem
 from retable.serve.ingress.limits import Limits
+from retable.serve.ingress.replies import Problem
 from retable.serve.ingress.routes.common import Ask
 from retable.serve.launch.models import Model
 
@@ -27,10 +27,10 @@ def add(app: FastAPI, models: Sequence[Model], ask: Ask, limits: Limits) -> None
     async def asked() -> Problem | None:
         try:
             async with asyncio.timeout(limits.ready_seconds):
-                told = await asyncio.gather(*(ask(task, "ready", own) for task, own in digests.items()))
+                answers = await asyncio.gather(*(ask(task, "ready", own) for task, own in digests.items()))
         except TimeoutError:
             return Problem(503, f"a model does not answer within {limits.ready_seconds:g} s").wait(5)
-        return next((each for each in told if isinstance(each, Problem)), None)
+        return next((each for each in answers if isinstance(each, Problem)), None)
 
     @app.get("/-/healthz", include_in_schema=False)
     def live() -> Response:

@@ -1,9 +1,9 @@
-"""Jobs over HTTP: what takes longer than a request."""
+"""Endpoints of jobs, for work that takes longer than a request."""
 
 # No `from __future__ import annotations` here; `serve/ingress/app.py` says why.
 from fastapi import FastAPI, Request, Response
 
-from retable.serve.ingress.gate import respond
+from retable.serve.ingress.middleware import respond
 from retable.serve.ingress.routes.common import Ask
 
 
@@ -13,7 +13,7 @@ def add(app: FastAPI, ask: Ask) -> None:
     @app.get("/v1/jobs/{id}")
     async def job(id: str) -> Response:
         """Say how far a job is: queued, running, done, failed (`detail` says why) or cancelled."""
-        return respond(await ask("jobs", "told", id))
+        return respond(await ask("jobs", "status", id))
 
     @app.get("/v1/jobs/{id}/file")
     async def file(request: Request, id: str) -> Response:

@@ -6,14 +6,14 @@ from typing import Annotated
 
 from fastapi import FastAPI, Query, Request, Response
 
-from retable.serve.ingress.gate import Bodies, respond
+from retable.serve.ingress.middleware import BodyReader, respond
 from retable.serve.ingress.routes.common import Ask, Variant, body_of
 from retable.serve.launch.models import Model, choose
 
 OBSERVATIONS = {"observations": [[0.0] * 17], "seed": 0}
 
 
-def add(app: FastAPI, models: Sequence[Model], ask: Ask, bodies: Bodies) -> None:
+def add(app: FastAPI, models: Sequence[Model], ask: Ask, bodies: BodyReader) -> None:
     """Add `POST /v1/rl/{environment}` and `POST /v1/rl/{environment}/episode`."""
 
     @app.post("/v1/rl/{environment}", openapi_extra=body_of("application/json", example=OBSERVATIONS))

@@ -8,12 +8,12 @@ from typing import Annotated, Literal
 from fastapi import FastAPI, Query, Request, Response
 
 from retable.serve.deployments.video import Order
-from retable.serve.ingress.gate import Bodies, respond
+from retable.serve.ingress.middleware import BodyReader, respond
 from retable.serve.ingress.routes.common import Ask, Variant, body_of
 from retable.serve.launch.models import Model, choose
 
 
-def add(app: FastAPI, models: Sequence[Model], ask: Ask, bodies: Bodies) -> None:
+def add(app: FastAPI, models: Sequence[Model], ask: Ask, bodies: BodyReader) -> None:
     """Add `POST /v1/style/{style}` and `POST /v1/style/{style}/video`."""
 
     @app.post("/v1/style/{style}", openapi_extra=body_of("image/jpeg", "image/png", "image/webp"))

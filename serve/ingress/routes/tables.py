@@ -8,8 +8,8 @@ from typing import Annotated
 from fastapi import FastAPI, Query, Response
 
 from retable.platform.store.storage import Storage
-from retable.serve.ingress.answers import Problem, Reply
-from retable.serve.ingress.gate import respond
+from retable.serve.ingress.middleware import respond
+from retable.serve.ingress.replies import Problem, Reply
 from retable.serve.ingress.results import Tables
 from retable.serve.launch.models import Model
 

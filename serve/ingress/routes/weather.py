@@ -7,13 +7,13 @@ from typing import Annotated, Literal
 from fastapi import FastAPI, Query, Request, Response
 
 from retable.platform.errors import nearest
-from retable.serve.ingress.answers import Problem
-from retable.serve.ingress.gate import Bodies, respond
+from retable.serve.ingress.middleware import BodyReader, respond
+from retable.serve.ingress.replies import Problem
 from retable.serve.ingress.routes.common import Ask, Variant, body_of
 from retable.serve.launch.models import Model, choose
 
 
-def add(app: FastAPI, models: Sequence[Model], ask: Ask, bodies: Bodies) -> None:
+def add(app: FastAPI, models: Sequence[Model], ask: Ask, bodies: BodyReader) -> None:
     """Add `POST /v1/weather`."""
 
     @app.post("/v1/weather", openapi_extra=body_of("application/x-hdf5", "application/x-npz"))
@@ -34,10 +34,10 @@ def add(app: FastAPI, models: Sequence[Model], ask: Ask, bodies: Bodies) -> None
         async with bodies.read(request, bodies.limits.frames_bytes) as body:
             wanted = {"combine": combine, "threshold": threshold, "kind": format, "lead": lead, "time": time}
             answer = await ask("weather", "forecast", [each.sha256 for each in chosen], body, region, wanted)
-        found = respond(answer, chosen[0])
-        if len(chosen) > 1 and found.status_code < 400:
-            found.headers["X-Retable-Members"] = ", ".join(each.sha256 for each in chosen)
-        return found
+        reply = respond(answer, chosen[0])
+        if len(chosen) > 1 and reply.status_code < 400:
+            reply.headers["X-Retable-Members"] = ", ".join(each.sha256 for each in chosen)
+        return reply
 
 
 def members_of(models: Sequence[Model], words: str) -> list[Model]:
@@ -48,10 +48,10 @@ def members_of(models: Sequence[Model], words: str) -> list[Model]:
     """
     if words == "all":
         return list(models)
-    found: dict[str, Model] = {}
+    members: dict[str, Model] = {}
     for word in filter(None, words.split(",")):
         named = [model for model in models if word in (model.name, model.variant, model.sha256)]
         if not named:
             raise Problem(404, f"no forecaster {word!r} is served{nearest(word, {model.name for model in models})}")
-        found |= {model.sha256: model for model in named}
-    return list(found.values())
+        members |= {model.sha256: model for model in named}
+    return list(members.values())

@@ -1,1 +1,1 @@
-"""Recordings with captions from the published sets and one's own files: read, checked, kept free of leaks."""
+"""Recordings with captions: sound files, the published layouts, the stored table of a data set, and the leak guard."""

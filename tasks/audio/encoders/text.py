@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from retable.platform.errors import UserError
 from retable.tasks.audio.config import Config, Pretrained, Untrained
-from retable.tasks.audio.encoders.words import clean, read_tokenizer, tokens, unlimited
+from retable.tasks.audio.encoders.tokens import clean, read_tokenizer, tokens, unlimited
 
 SPECIALS = {
     "bert": ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"],
@@ -50,7 +50,7 @@ class TextEncoder(nn.Module):
     def tokenize(self, captions: Sequence[str]) -> dict[str, Tensor]:
         """Return `ids` (caption, token), padded to the longest caption, and `mask`, true where there is a token.
 
-        See `words.tokens`.
+        See `tokens.tokens`.
         """
         rows = [torch.tensor(ids) for ids in tokens(self.tokenizer, captions, self.words)]
         padding = self.architecture.pad_token_id or 0

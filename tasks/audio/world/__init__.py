@@ -1,1 +1,1 @@
-"""A generated world of sounds and captions, and scenes composed of real recordings."""
+"""A generated world of sounds and captions."""

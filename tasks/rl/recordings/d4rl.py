@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from retable.platform.errors import UserError
 from retable.platform.store.download import Published, Remote
-from retable.tasks.rl.evaluate import Spaces, check_sizes
 from retable.tasks.rl.metrics import D4RL
+from retable.tasks.rl.play.evaluate import Spaces, check_sizes
 from retable.tasks.rl.recordings.episodes import Recording, Rows, find_ends, record_of, with_remedy
 
 Array = npt.NDArray[Any]

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from retable.platform.errors import UserError, nearest
 from retable.platform.store.storage import Storage
 from retable.tasks.rl.data import folder, store
-from retable.tasks.rl.evaluate import make, scale
+from retable.tasks.rl.play.evaluate import make, scale
 from retable.tasks.rl.recordings import expert
 from retable.tasks.rl.recordings.d4rl import read_d4rl, sha256
 

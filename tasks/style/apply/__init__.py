@@ -1,1 +1,1 @@
-"""Styles put on pictures: by a network, by optimisation, in tiles and regions; and how good they are."""
+"""An image optimised, the time that methods take, and how good stylized pictures are."""

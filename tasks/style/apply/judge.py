@@ -12,11 +12,11 @@ import torch
 from jaxtyping import Float, UInt8
 
 from retable.tasks.style import losses
-from retable.tasks.style.apply.tiling import stylise
 from retable.tasks.style.config import Objective
 from retable.tasks.style.files import images
 from retable.tasks.style.networks.backbones import BackboneNetwork
 from retable.tasks.style.networks.network import Features
+from retable.tasks.style.networks.tiling import stylise
 from retable.tasks.style.networks.transformer import TransformerNetwork
 
 Pixels = UInt8[np.ndarray, "height width 3"]

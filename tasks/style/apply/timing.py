@@ -20,13 +20,13 @@ from retable.platform.config import override
 from retable.platform.spec.table import stored_as
 from retable.platform.spec.task import Source
 from retable.tasks.style.apply.optimise import EVALUATIONS, ImageOptimisation, Pixels
-from retable.tasks.style.apply.tiling import stylise
 from retable.tasks.style.config import Config, Lbfgs, OptimiseImage, TrainNetwork
 from retable.tasks.style.data import photograph, tests
 from retable.tasks.style.files.assets import paintings, photographs
 from retable.tasks.style.files.images import read, square, to_tensor
 from retable.tasks.style.losses import CRITERIA
 from retable.tasks.style.networks.backbones import build
+from retable.tasks.style.networks.tiling import stylise
 from retable.tasks.style.networks.transformer import untrained
 
 FEWEST, MOST = 3, 50

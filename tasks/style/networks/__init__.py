@@ -1,1 +1,1 @@
-"""Transformer networks and backbones: their layers, their weights, and files of others."""
+"""Transformer networks and backbones: their layers, their weights, files of others, and pictures in tiles."""

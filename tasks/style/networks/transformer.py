@@ -21,10 +21,10 @@ from retable.platform.models.zoo import zoo as files
 from retable.platform.store import weights
 from retable.platform.store.run import sha256
 from retable.platform.store.storage import Storage
-from retable.tasks.style.apply.tiling import Precision, layers, stylise
 from retable.tasks.style.config import Config, OptimiseImage, TrainNetwork, ZooNetwork
 from retable.tasks.style.networks.layouts import FIRST, MANIFEST, convert, read_folder
 from retable.tasks.style.networks.network import Statistics, TransformerNetwork
+from retable.tasks.style.networks.tiling import Precision, layers, stylise
 
 CALM = 0.1
 """Of a calm start: the last layer's initial weights over PyTorch's."""

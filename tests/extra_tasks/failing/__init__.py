@@ -29,5 +29,5 @@ TASK = replace(
     about="a straight line that fails",
     learner=Failing,
     tables=dict,
-    scales=lambda: {"smoke": Scale(about="seconds")},
+    scales=lambda: {"smoke": Scale(about="seconds"), "quick": Scale(about="seconds")},
 )

@@ -72,5 +72,5 @@ TASK = replace(
     early_stop=lambda config: ("slope", config.patience) if config.patience else None,
     metrics=("hits", "error", "slope"),
     tables=dict,
-    scales=lambda: {"smoke": Scale(about="seconds")},
+    scales=lambda: {"smoke": Scale(about="seconds"), "quick": Scale(about="seconds")},
 )

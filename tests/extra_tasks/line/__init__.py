@@ -77,5 +77,10 @@ TASK = Task(
     view_cost=lambda config, view: 0.01,
     metrics=("rmse", "slope"),
     tables=lambda: {"table1": TABLE, "figure1": FIGURE},
-    scales=lambda: {"smoke": Scale(about="seconds"), "paper": Scale(about="seconds")},
+    scales=lambda: {
+        "smoke": Scale(about="seconds"),
+        "quick": Scale(about="seconds"),
+        "small": Scale(about="seconds"),
+        "paper": Scale(about="seconds"),
+    },
 )

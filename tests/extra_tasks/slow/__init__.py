@@ -34,5 +34,5 @@ TASK = replace(
     about="a straight line in two halves, slowly",
     predict=predict,
     tables=lambda: {"table1": TABLE},
-    scales=lambda: {"smoke": Scale(about="seconds")},
+    scales=lambda: {"smoke": Scale(about="seconds"), "quick": Scale(about="seconds")},
 )

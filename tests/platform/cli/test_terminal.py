@@ -16,9 +16,9 @@ from rich.console import Console
 
 from retable.platform import console as board
 from retable.platform.config import override
-from retable.platform.console import Board
+from retable.platform.console import ProgressBoard
 from retable.platform.execute import session
-from retable.platform.execute.watch import Watch
+from retable.platform.execute.callback import TrialCallback
 from retable.platform.spec.task import find
 from retable.platform.store.run import RunFolder
 from retable.platform.store.storage import Storage
@@ -171,7 +171,7 @@ def frame(shown, screen):
 
 def test_the_board_fits_a_small_terminal(screen):
     names = [f"line rate={number} {'long=1 ' * 15}[{number:08}]" for number in range(11)]
-    with Board("training, wave 1 of 2", 20).show() as shown:
+    with ProgressBoard("training, wave 1 of 2", 20).show() as shown:
         for name in names:
             shown.start(name)
         shown.update(names[1], "epoch 2 of 5", 2, 5)
@@ -185,7 +185,7 @@ def test_the_board_fits_a_small_terminal(screen):
 
 
 def test_what_is_running_is_shown_as_it_is_called(screen):
-    with Board("training", 2).show() as shown:
+    with ProgressBoard("training", 2).show() as shown:
         shown.start("line [93bc5ee1]")
         assert any(line.startswith("line [93bc5ee1] ") for line in frame(shown, screen))
         shown.stop("line [93bc5ee1]")
@@ -194,7 +194,7 @@ def test_what_is_running_is_shown_as_it_is_called(screen):
 
 def test_the_rest_is_weighed_by_cost(screen):
     screen.is_interactive = False
-    with Board("training", 3, weight=10).show() as shown:
+    with ProgressBoard("training", 3, weight=10).show() as shown:
         screen.now[0] = 10.0
         shown.done("small", 1.0)
         screen.now[0] = 20.0
@@ -213,6 +213,6 @@ def test_the_rest_is_weighed_by_cost(screen):
 def test_what_ray_pickles_holds_no_board(screen):
     from ray import cloudpickle
 
-    with Board("training", 1).show() as shown:
-        copy = cloudpickle.loads(cloudpickle.dumps(Watch(shown, list).callback()))
+    with ProgressBoard("training", 1).show() as shown:
+        copy = cloudpickle.loads(cloudpickle.dumps(TrialCallback(shown, list).callback()))
     assert not vars(copy) and copy.on_trial_start(0, [], None) is None

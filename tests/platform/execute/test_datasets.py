@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from retable.platform.errors import UserError
-from retable.platform.execute.datasets import Loan, Shelf
+from retable.platform.execute.datasets import DatasetCache, Entry
 from retable.platform.execute.session import ray_cluster
 from retable.platform.spec.task import find
 
@@ -24,14 +24,14 @@ def borrowed(shelf, where=WHERE):
     """What a trial gets."""
     import ray
 
-    held = ray.get(shelf.lender.borrow.remote(where))
+    held = ray.get(shelf.holder.get.remote(where))
     return ray.get(held[0]) if held else None
 
 
 @pytest.mark.slow
 def test_a_missing_set_is_made_read_lent_and_dropped_after_its_last_training(cluster, storage):
-    shelf = Shelf(storage)
-    shelf.expect([WHERE, WHERE])
+    shelf = DatasetCache(storage)
+    shelf.reserve([WHERE, WHERE])
     assert shelf.ready(LINE, LINE.config()) is False and borrowed(shelf) is None
     shelf.fetch({WHERE: (LINE, LINE.config())})
     assert shelf.ready(LINE, LINE.config()) is True
@@ -40,16 +40,16 @@ def test_a_missing_set_is_made_read_lent_and_dropped_after_its_last_training(clu
     assert len(arrays["x"]) == storage.read_json(f"data/{WHERE}/dataset.json")["points"]
     for trainings in (1, 1):
         assert borrowed(shelf) is not None
-        shelf.take(WHERE)
-        shelf.give_back(WHERE, trainings)
-    assert borrowed(shelf) is None and not shelf.loans
+        shelf.add_user(WHERE)
+        shelf.release(WHERE, trainings)
+    assert borrowed(shelf) is None and not shelf.entries
 
 
 @pytest.mark.slow
 def test_a_set_that_cannot_be_had_is_one_line(cluster, storage, tmp_path):
     LINE.dataset.prepare(LINE.config(), storage)
     storage.write(f"data/{WHERE}/points.parquet", b"no Parquet")
-    shelf = Shelf(storage)
+    shelf = DatasetCache(storage)
     with pytest.raises(UserError, match=r"points\.parquet: missing or damaged; remove .*/points and run again$"):
         shelf.fetch({WHERE: (LINE, LINE.config())})
     assert shelf.ready(LINE, LINE.config()) is None and list(shelf.board.failures) == [f"data {WHERE}"]
@@ -62,18 +62,18 @@ def test_a_set_waits_for_room_while_others_are_used_and_never_else(cluster, stor
     info = storage.read_json(f"data/{WHERE}/dataset.json")
     storage.write_json(f"data/{WHERE}/dataset.json", {**info, "bytes": 60})
     config = LINE.config()
-    other = Loan(LINE, config, size=60, ready=True, users=1)
+    other = Entry(LINE, config, size=60, ready=True, users=1)
     for used, begins in ((0, True), (1, False)):
-        shelf = Shelf(storage)
+        shelf = DatasetCache(storage)
         shelf.room = 100
-        shelf.loans["other"] = dataclasses.replace(other, users=used)
+        shelf.entries["other"] = dataclasses.replace(other, users=used)
         assert shelf.ready(streamed, config) is False
-        assert (shelf.loans[WHERE].pending is not None) is begins
+        assert (shelf.entries[WHERE].pending is not None) is begins
     shelf.wanted["other"] = 1
-    shelf.give_back("other", 1)
-    shelf.look()
+    shelf.release("other", 1)
+    shelf.poll()
     shelf.fetch({WHERE: (streamed, config)})
     assert borrowed(shelf) is not None
-    shelf = Shelf(storage)
+    shelf = DatasetCache(storage)
     shelf.room = 59
     assert shelf.ready(streamed, config) is True and borrowed(shelf) is None, "too large by itself: it is streamed"

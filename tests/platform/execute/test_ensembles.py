@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from retable.platform.execute import ensembles as combine
-from retable.platform.execute.after import After
-from retable.platform.execute.ensembles import StoredMember, combine_all, member_metrics, pieces_of
+from retable.platform.execute.ensembles import StoredMember, combination_shards, combine_all, member_metrics
+from retable.platform.execute.post_training import After
 from retable.platform.execute.session import ray_cluster
 from retable.platform.report.results import gather
 from retable.platform.spec.table import Combined, Row
@@ -85,7 +85,7 @@ def test_ray_predicts_scores_and_joins_shard_by_shard(cluster, storage, tmp_path
     after.submit(fast)
     assert len(plan.uncombined) == len(after.waiting) == 7
     while not after.joiner.rows:  # the row of this run alone begins before the others' members are there
-        after.look(None)
+        after.poll(None)
     assert [row.row.label for row in after.joiner.rows.values()] == ["of one"]
     (failed,) = after.finish().items()
     assert len(after.scorer.submitted) == len(plan.predictions) + len(plan.unscored) and not after.scorer.open
@@ -225,7 +225,7 @@ def test_two_tables_with_one_row_join_it_once(storage):
 def test_members_know_their_metrics_at_the_views_epoch_and_their_scores(storage):
     join = Combined(label="join", of=("slow", "fast", "first"), combine=mean)
     plan = fill(storage, *ROWS, join)
-    members = pieces_of(plan.combinings[0], storage)[0].members
+    members = combination_shards(plan.combinings[0], storage)[0].members
     assert [member.label for member in members] == ["slow", "fast", "first"]
     assert [member.view.limit for member in members] == [2.5, 0.1, 0.1]
     for member, scoring in zip(members, plan.combinings[0].members, strict=True):

@@ -10,8 +10,16 @@ from ray.train import ControllerError, UserCallback
 from ray.train.v2._internal.exceptions import WorkerGroupStartupTimeoutError
 
 from retable.platform.config import override
-from retable.platform.execute.trials import Job, Launch, Members, passing, train_group, waiting, workers_now
-from retable.platform.spec.resources import Needs, Resources
+from retable.platform.execute.trials import (
+    Job,
+    Launch,
+    Members,
+    is_transient,
+    timeouts_told_apart,
+    train_group,
+    workers_now,
+)
+from retable.platform.spec.resources import Requirements, Resources
 from retable.platform.spec.task import find
 from retable.platform.store.storage import Storage
 from tests.platform.execute.test_faults import TRAIN, attempts, driver, ends, none_left, run_of, steps, wait_for
@@ -22,12 +30,12 @@ assert none_left  # a fixture
 
 def test_who_waits_in_vain_for_another_worker_begins_again():
     said = "[/pytorch/third_party/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 20000ms for recv operation"
-    with pytest.raises(TimeoutError, match="another worker does not answer: ") as raised, waiting():
+    with pytest.raises(TimeoutError, match="another worker does not answer: ") as raised, timeouts_told_apart():
         raise RuntimeError(said)
-    assert passing(raised.value)
-    with pytest.raises(RuntimeError, match="shapes") as raised, waiting():
+    assert is_transient(raised.value)
+    with pytest.raises(RuntimeError, match="shapes") as raised, timeouts_told_apart():
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
-    assert not passing(raised.value)
+    assert not is_transient(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -44,7 +52,7 @@ def test_who_waits_in_vain_for_another_worker_begins_again():
 def test_a_group_that_lost_nodes_goes_on_with_as_many_workers_as_share_its_batch(monkeypatch, there, batch, workers):
     for place in ("trials", "session"):
         monkeypatch.setattr(f"retable.platform.execute.{place}.possible_resources", lambda: there)
-    assert workers_now(Needs(workers=8, gpus=1.0), batch) == workers
+    assert workers_now(Requirements(workers=8, gpus=1.0), batch) == workers
 
 
 def test_a_group_that_finds_no_room_is_counted_anew(monkeypatch, tmp_path):
@@ -67,7 +75,7 @@ def test_a_group_that_finds_no_room_is_counted_anew(monkeypatch, tmp_path):
 
     monkeypatch.setattr("ray.train.torch.TorchTrainer", Trainer)
     monkeypatch.setattr("ray.tune.integration.ray_train.TuneReportCallback", UserCallback)
-    job = Job("line", (config,), ((),), needs=Needs(workers=2))
+    job = Job("line", (config,), ((),), needs=Requirements(workers=2))
     train_group(Members(job, (), ()), Launch(storage, Resources(workers=2), {}))
     assert asked == [1.0, 0.95]
 

@@ -6,12 +6,12 @@ import pytest
 
 from retable.platform.config import override
 from retable.platform.execute import session as cluster
-from retable.platform.execute.flow import train_all
 from retable.platform.execute.run import launch_for
+from retable.platform.execute.scheduler import train_all
 from retable.platform.execute.session import ray_cluster, trial_memory
 from retable.platform.execute.trials import concurrent
 from retable.platform.plan.plan import compile_configs
-from retable.platform.spec.resources import Needs, Resources
+from retable.platform.spec.resources import Requirements, Resources
 from retable.platform.spec.task import find
 from tests.platform.trials import trial_processes
 
@@ -42,7 +42,7 @@ def test_no_more_trials_start_than_memory_has_room_for(storage):
     import ray
 
     cluster.add_to_path()
-    ray.init(address="local", num_cpus=8, _memory=2.5 * Needs().memory, include_dashboard=False)
+    ray.init(address="local", num_cpus=8, _memory=2.5 * Requirements().memory, include_dashboard=False)
     most, done = 0, threading.Event()
 
     def watch():
@@ -92,4 +92,4 @@ def test_groups_of_workers_heed_memory_too(monkeypatch, memory, groups):
     there = {"CPU": 9.0} | ({"memory": memory} if memory else {})
     monkeypatch.setattr("retable.platform.execute.trials.possible_resources", lambda: there)
     monkeypatch.setattr("retable.platform.execute.session.possible_resources", lambda: there)
-    assert concurrent(Needs(workers=2)) == groups
+    assert concurrent(Requirements(workers=2)) == groups

@@ -10,7 +10,7 @@ import pytest
 
 from retable.platform.execute import preemption as notice
 from retable.platform.spec.task import config_at, find
-from retable.platform.store.lease import claim, read
+from retable.platform.store.lease import acquire, read
 from retable.platform.store.run import RunFolder
 from retable.platform.store.storage import Storage
 from retable.platform.train.loop import AGREE, CheckpointClock
@@ -34,34 +34,34 @@ def test_a_checkpoint_is_due_once_notice_was_given_on_every_rank_alike():
     asked = threading.Event()
     for every in (0, 3):
         asked.clear()
-        clock, alone = CheckpointClock(every), Worker(asked=asked.is_set)
+        clock, alone = CheckpointClock(every), Worker(requested=asked.is_set)
         assert not clock.due(1, alone)
         asked.set()
         assert clock.due(1, alone)
-        worker = SimpleNamespace(world=2, device="cpu", asked=asked.is_set, mean=lambda told: told / 2)
+        worker = SimpleNamespace(world=2, device="cpu", checkpoint_requested=asked.is_set, mean=lambda told: told / 2)
         assert not clock.due(1, worker) and clock.due(AGREE, worker), "the other rank has heard nothing"
 
 
 def test_one_checkpoint_answers_one_notice(told):
-    told.answer()
+    told.checkpoint_written()
     assert not told.saved.is_set()
-    told.asked.set()
-    told.answer()
-    assert told.saved.is_set() and not told.asked.is_set()
+    told.requested.set()
+    told.checkpoint_written()
+    assert told.saved.is_set() and not told.requested.is_set()
 
 
 def test_a_group_is_told_by_a_file_and_says_so_by_removing_it(told, storage, monkeypatch):
-    monkeypatch.setattr(notice, "LOOK", 0.05)
-    monkeypatch.setattr(notice, "going", lambda: False)
+    monkeypatch.setattr(notice, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(notice, "node_draining", lambda: False)
     task = find("line")
-    attempt = claim(RunFolder.of(storage, task, task.config()), "work", 0)
-    with notice.passed_on([attempt], 0) as answer, notice.passed_on([attempt], 1) as other:
+    attempt = acquire(RunFolder.of(storage, task, task.config()), "work", 0)
+    with notice.worker_preemption([attempt], 0) as answer, notice.worker_preemption([attempt], 1) as other:
         told.members, told.relayed = [attempt], True
         waiting = threading.Thread(target=told.wait)
         waiting.start()
-        assert told.asked.wait(5), "its workers look every few seconds"
+        assert told.requested.wait(5), "its workers look every few seconds"
         other()
-        told.asked.set()  # each worker has its own
+        told.requested.set()  # each worker has its own
         assert waiting.is_alive()
         answer()
         waiting.join(5)

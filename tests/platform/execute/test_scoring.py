@@ -12,7 +12,7 @@ from retable.platform.execute import scoring as stages
 from retable.platform.execute.scoring import predict_and_score, predict_one, score_weights, summaries
 from retable.platform.execute.trials import forget
 from retable.platform.plan.plan import compile_configs
-from retable.platform.report.describe import last_tracebacks, whole
+from retable.platform.report.describe import describe_run, last_tracebacks
 from retable.platform.spec.table import Combined, Row
 from retable.platform.spec.task import Source
 from retable.platform.store.run import RunFolder, read_arrays, view_key
@@ -73,14 +73,14 @@ def test_what_fails_while_it_predicts_leaves_its_traceback_with_the_view_until_t
     for error in (UserError("no"), KeyError("s3://KEY:SECRET@bucket")):
         failing = [error]
         assert predict_and_score(stages.find("halves"), scoring.config, scoring.view, run)
-    found = whole(run)["tracebacks"]
+    found = describe_run(run)["tracebacks"]
     ((path, text),) = found.items()
     assert path == f"views/{view_key(View(epoch=3, split='validation'))}/traceback.txt"
     assert "in predict\n    raise failing[0]" in text and "KeyError: 's3://***@bucket'" in text
-    assert last_tracebacks(whole(run)) == found
+    assert last_tracebacks(describe_run(run)) == found
     failing = []
     assert predict_and_score(stages.find("halves"), scoring.config, scoring.view, run) is None
-    assert not whole(run)["tracebacks"]
+    assert not describe_run(run)["tracebacks"]
 
 
 def test_scores_are_those_of_the_weights_in_memory(storage, run):

@@ -11,12 +11,12 @@ import pytest
 
 from retable.platform.config import override
 from retable.platform.execute import trials as launch
-from retable.platform.execute.flow import stack_size, train_all
 from retable.platform.execute.run import launch_for
+from retable.platform.execute.scheduler import stack_size, train_all
 from retable.platform.execute.session import ray_cluster
 from retable.platform.execute.trials import Resources
 from retable.platform.plan.plan import compile_configs, stacks
-from retable.platform.spec.resources import Needs
+from retable.platform.spec.resources import Requirements
 from retable.platform.spec.task import find
 from retable.platform.store.provenance import here
 from retable.platform.store.run import RunFolder
@@ -82,13 +82,13 @@ def test_only_members_at_the_same_step_train_together(storage):
 
 
 def test_stacks_are_for_gpus_and_keep_every_gpu_busy(monkeypatch):
-    assert stack_size(Needs(), 4, 0, 315) == 1
-    assert stack_size(Needs(), 4, 7, 315) == stack_size(Needs(gpus=1), 4, 7, 315) == 7
-    assert stack_size(Needs(gpus=1), 4, 0, 315) == 79
-    assert stack_size(Needs(gpus=0.5), 4, 0, 315) == 40
-    assert stack_size(Needs(gpus=1, workers=4), 4, 0, 105) == 105
-    assert stack_size(Needs(gpus=1, workers=4), 4, 0, 1000) == 128
-    assert stack_size(Needs(gpus=1), 0, 0, 3) == 3, "a GPU node is still to come"
+    assert stack_size(Requirements(), 4, 0, 315) == 1
+    assert stack_size(Requirements(), 4, 7, 315) == stack_size(Requirements(gpus=1), 4, 7, 315) == 7
+    assert stack_size(Requirements(gpus=1), 4, 0, 315) == 79
+    assert stack_size(Requirements(gpus=0.5), 4, 0, 315) == 40
+    assert stack_size(Requirements(gpus=1, workers=4), 4, 0, 105) == 105
+    assert stack_size(Requirements(gpus=1, workers=4), 4, 0, 1000) == 128
+    assert stack_size(Requirements(gpus=1), 0, 0, 3) == 3, "a GPU node is still to come"
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +112,7 @@ class Told:
     def __init__(self, folders):
         self.submit = folders.append
 
-    def look(self):
+    def poll(self):
         pass
 
 

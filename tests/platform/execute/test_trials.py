@@ -210,7 +210,7 @@ def test_what_raises_in_a_step_leaves_its_whole_traceback(cluster, tmp_path, wor
 
 def test_a_mistake_of_the_users_leaves_a_line_and_no_traceback(storage):
     task = find("failing")
-    attempt = lease.claim(RunFolder.of(storage, task, task.config()), "work", 0)
+    attempt = lease.acquire(RunFolder.of(storage, task, task.config()), "work", 0)
     with pytest.raises(UserError), launch.failures_kept([attempt]):
         raise UserError("this cannot be trained; choose another")
     assert attempt.folder.folder.read_json("failure.json")["why"] == "this cannot be trained; choose another"
@@ -219,7 +219,7 @@ def test_a_mistake_of_the_users_leaves_a_line_and_no_traceback(storage):
 
 def test_a_storage_that_cannot_be_written_does_not_hide_what_went_wrong(storage, monkeypatch):
     task = find("failing")
-    attempt = lease.claim(RunFolder.of(storage, task, task.config()), "work", 0)
+    attempt = lease.acquire(RunFolder.of(storage, task, task.config()), "work", 0)
 
     def refused(*_):
         raise OSError("the storage is gone")

@@ -22,7 +22,7 @@ from retable.tasks.rl.export import read_export
 from retable.tasks.style import answer as style
 from retable.tasks.style.export import read_export as read_style
 from retable.tasks.style.files import assets, images
-from retable.tasks.style.video.batches import nothing
+from retable.tasks.style.tools.pictures.batches import nothing
 from retable.tasks.weather import answer as weather
 from retable.tasks.weather.export import read_export as read_weather
 from tests.serve import toys

@@ -13,7 +13,7 @@ from retable.platform.errors import UserError
 from retable.platform.plan.cluster_spec import read_cluster, read_prices, spot
 from retable.platform.plan.cost import Rates, estimate, remarks
 from retable.platform.plan.plan import compile_plan
-from retable.platform.spec.resources import Needs
+from retable.platform.spec.resources import Requirements
 from retable.platform.spec.table import Row
 from retable.platform.spec.task import find_table
 from retable.platform.store.run import RunFolder
@@ -130,7 +130,7 @@ def test_step_times_count_for_the_gpu_that_they_were_measured_on(storage, files)
 
 def test_predictions_go_to_gpus_where_the_task_says_so(storage, files):
     cluster, prices = files()
-    found = estimate(toy(storage, needs=lambda config, stage: Needs(gpus=1.0)), cluster, prices, Rates())
+    found = estimate(toy(storage, needs=lambda config, stage: Requirements(gpus=1.0)), cluster, prices, Rates())
     assert found.nodes == {"gpu": 3} and not found.busy["cpu"]
     assert found.busy["gpu"] == pytest.approx((3 * 0.08 + 4 * 0.02) / 2)
 

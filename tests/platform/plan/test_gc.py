@@ -9,7 +9,7 @@ import pytest
 from retable.platform.cli import app
 from retable.platform.config import override
 from retable.platform.errors import UserError
-from retable.platform.plan.gc import find_waste
+from retable.platform.plan.gc import find_unreferenced
 from retable.platform.plan.plan import compile_plan
 from retable.platform.spec import task as tasks
 from retable.platform.spec.task import find
@@ -47,12 +47,12 @@ def digits(rate, **more):
 
 
 def paths(storage, older=0.0):
-    return {each.path for each in find_waste(storage, older)[0]}
+    return {each.path for each in find_unreferenced(storage, older)[0]}
 
 
 def test_only_what_no_table_names_is_found(filled):
     assert paths(filled) == {digits(0.7)}
-    (each,), _ = find_waste(filled)
+    (each,), _ = find_unreferenced(filled)
     assert each.size == sum(p.stat().st_size for p in Path(filled.root, digits(0.7)).rglob("*") if p.is_file())
 
 
@@ -98,21 +98,21 @@ def test_runs_of_sweeps_and_of_tables_with_changes_stay(filled):
 def test_nothing_is_found_while_a_file_that_names_runs_cannot_be_read(filled, file, data):
     filled.write(file, data)
     with pytest.raises(UserError, match=r"a\.json"):
-        find_waste(filled)
+        find_unreferenced(filled)
 
 
 def test_tasks_whose_code_does_not_load_and_strange_folders_are_left_alone(filled, monkeypatch):
     Path(filled.root, "runs/line/not-a-run").mkdir()
     filled.write("runs/other/0123456789abcdef/result.json", "{}")
     aged(filled.root, 86400)
-    found, notes = find_waste(filled)
+    found, notes = find_unreferenced(filled)
     assert {each.path for each in found} == {digits(0.7)} and "not-a-run" in notes[0]
 
     def absent(name):
         raise ImportError("no h5py")
 
     monkeypatch.setattr(tasks, "find", absent)
-    found, notes = find_waste(filled)
+    found, notes = find_unreferenced(filled)
     assert not found and any("no h5py" in note for note in notes)
 
 

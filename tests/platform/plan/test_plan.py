@@ -93,6 +93,14 @@ def test_children_come_in_waves_behind_their_parents(storage):
     ]
 
 
+def test_a_short_plan_begins_with_its_longest_chain(storage):
+    child = Row(label="c", overrides={"init": "parent", "rate": 0.25, "epochs": 50})
+    rows = [Row(label="short", overrides={"epochs": 1}), Row(label="long", overrides={"epochs": 40}), child]
+    plan = planned(storage, *rows)
+    order = sorted(plan.trainings.values(), key=plan.start_order)
+    assert [(t.config.rate, t.config.epochs) for t in order] == [(0.1, 3), (0.25, 50), (0.1, 40), (0.1, 1)]
+
+
 def test_a_run_is_new_then_to_be_continued_then_done(storage):
     folder = folder_of(storage)
     row = Row(label="a")

@@ -609,7 +609,7 @@ def test_whole_bundles_of_wrong_values_are_refused_or_read_in_one_line(contents,
             api.unpack(file, storage=there)
             taken += 1
             for run in list_runs(there):
-                describe.whole(RunFolder(there, run.task, run.run))
+                describe.describe_run(RunFolder(there, run.task, run.run))
             part = fill_and_keep(api.plan("line/table1", storage=there))["line/table1"]
             print_section(part)
             retable_words("runs", "--storage", there.root)

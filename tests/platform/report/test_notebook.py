@@ -164,7 +164,7 @@ def test_a_run_that_is_not_finished_diverged_or_damaged_still_shows_itself(stora
     assert "not finished" in repr(retable.load(other.fingerprint, storage))
     Path(other.folder.root, "result.json").write_text("{")
     run = retable.load(other.fingerprint, storage)
-    assert "damaged: " in repr(run) and fits(repr(run)) and Page(run._repr_html_())
+    assert "corrupt: " in repr(run) and fits(repr(run)) and Page(run._repr_html_())
     assert "diverged: loss" in repr(
         retable.load(finished(storage, seed=2, entries={"diverged": "loss"}).fingerprint, storage)
     )
@@ -188,7 +188,8 @@ def test_a_table_shows_itself_as_in_the_report(storage):
     assert part.apart.startswith("No difference") and part.apart in page.texts and part.apart[:90] in repr(part)
     large = dataclasses.replace(filled(storage, published=True), scale="paper")
     assert "difference" in Page(large._repr_html_()).texts and "difference" in repr(large)
-    assert fits(repr(part)) and "no results" in repr(part) and "no results" not in repr(large)
+    smoke = dataclasses.replace(part, scale="smoke")
+    assert fits(repr(smoke)) and "no results" in repr(smoke) and "no results" not in repr(large)
     both = Tables({"a": part, "b": large})
     assert both["a"] is part and fits(repr(both), 60) and Page(both._repr_html_())
 

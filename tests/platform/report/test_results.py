@@ -2,11 +2,13 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from retable.platform.plan.plan import compile_plan
-from retable.platform.report.results import Cell, FilledTable, fill, gather
+from retable.platform.report import html
+from retable.platform.report.results import Cell, FilledColumn, FilledTable, fill, gather
 from retable.platform.spec.table import Column, Combined, Measurement, Row
 from retable.platform.spec.task import find_table
 from retable.platform.store.run import RunFolder
@@ -220,3 +222,12 @@ def test_a_row_may_read_another_metric_than_its_column(storage):
     finish(storage, Config(seed=0), slope=5.0)
     found = fill(planned(storage, row, columns=[RMSE, replace(RMSE, header="b")]), "line/t")
     assert found.cell("a", "RMSE").values == (5.0,) and found.cell("a", "b").values == (None,)
+
+
+@pytest.mark.parametrize(("better", "scale", "best"), [
+    ("higher", "paper", 3.0), ("lower", "paper", 1.0), (None, "paper", None), ("higher", "smoke", None),
+])  # fmt: skip
+def test_the_best_number_is_marked_where_its_column_says_which_numbers_are_better(better, scale, best):
+    rows = [SimpleNamespace(cells=[SimpleNamespace(mean=mean)]) for mean in (1.0, None, 3.0)]
+    part = SimpleNamespace(scale=scale, columns=[FilledColumn("sparsity, %", ".1f", better)], rows=rows)
+    assert html.best(part, 0) == best

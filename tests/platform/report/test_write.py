@@ -20,7 +20,7 @@ from retable.platform.cli.app import print_section
 from retable.platform.commit import code_root
 from retable.platform.config import fingerprint, override, parse_set
 from retable.platform.errors import UserError
-from retable.platform.execute.ensembles import pieces_of, score
+from retable.platform.execute.ensembles import combination_shards, score
 from retable.platform.execute.scoring import predict_one
 from retable.platform.plan.plan import compile_plan
 from retable.platform.report import write as report
@@ -167,16 +167,16 @@ def test_a_figure_is_drawn_and_its_numbers_are_beside_it(filled):
     storage, part = filled
     fill_and_keep(compile_plan({"line/figure1": find_table("line/figure1")}, storage))
     into = write_report(storage)
-    assert into.read("line-figure1-smoke.png").startswith(b"\x89PNG") and b"<svg" in into.read("line-figure1-smoke.svg")
-    rows = list(csv.DictReader(io.StringIO(into.read("line-figure1-smoke.csv").decode())))
+    assert into.read("line-figure1-quick.png").startswith(b"\x89PNG") and b"<svg" in into.read("line-figure1-quick.svg")
+    rows = list(csv.DictReader(io.StringIO(into.read("line-figure1-quick.csv").decode())))
     assert [(row["row"], row["seed"]) for row in rows] == [("fast", "0"), ("fast", "1")], "slow was not run"
     slopes = values(part, "fast", "slope").tolist()
     assert [float(row["slope"]) for row in rows] == slopes
     page = into.read("index.html").decode()
-    assert 'src="line-figure1-smoke.png"' in page and 'srcset="line-figure1-smoke.dark.png"' in page
+    assert 'src="line-figure1-quick.png"' in page and 'srcset="line-figure1-quick.dark.png"' in page
     assert 'alt="' in page and "data:image/png" not in page
     one = write_report(storage, storage / "one", single=True).read("index.html").decode()
-    assert base64.b64encode(into.read("line-figure1-smoke.png")).decode() in one and "retable({" in one
+    assert base64.b64encode(into.read("line-figure1-quick.png")).decode() in one and "retable({" in one
 
 
 def test_text_from_outside_cannot_become_markup(filled):
@@ -238,7 +238,7 @@ def test_a_combination_counts_only_for_the_weights_it_was_made_from(filled):
     for prediction in plan.predictions.values():
         if prediction.joined and prediction.folder.result():
             assert predict_one("line", prediction.config, prediction.view, prediction.folder, joined=True) is None
-    assert not any(piece.run() for piece in pieces_of(combining, storage))
+    assert not any(piece.run() for piece in combination_shards(combining, storage))
     assert score(combining, storage) is None and combining.scores(storage) is not None
     fast = gather(plan, "line/table1").select("fast", seed=0)[0].metrics["rmse"]
     assert combining.scores(storage)["metrics"]["rmse"] == pytest.approx(fast), "the mean of a thing and itself"

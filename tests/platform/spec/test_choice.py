@@ -7,6 +7,7 @@ import pytest
 from retable.platform import api
 from retable.platform.cli import app
 from retable.platform.errors import UserError
+from retable.platform.plan import plan as planning
 from retable.platform.plan.plan import compile_plan
 from retable.platform.report.render import markdown
 from retable.platform.report.write import fill_and_keep, read_request
@@ -221,7 +222,7 @@ def test_what_is_still_to_come_is_said_row_by_row(storage):
     assert "Not there yet: slow (0 of 2); mean of both (0 of 2)." in markdown(part)
 
 
-def test_runs_of_a_claim_begin_first_and_side_by_side(storage):
+def test_runs_of_a_claim_begin_first_and_side_by_side_in_a_long_plan(storage, monkeypatch):
     """The paper's claim reads `late` and `early`: their runs alternate, parents in front, before those of others."""
     task = find("line")
     rows = [
@@ -238,8 +239,9 @@ def test_runs_of_a_claim_begin_first_and_side_by_side(storage):
         Claim(text="the paper's", check=lambda results: check(results, "late", "early")),
     ]
     table = Table(title="", rows=rows, columns=(), over={"seed": (0, 1)}, claims=claims)
+    monkeypatch.setattr(planning, "SHORT", 0.0)
     plan = compile_plan({"line/t": (task, table)}, storage)
-    order = sorted(plan.missing, key=plan.turn)
+    order = sorted(plan.missing, key=plan.start_order)
     assert [(t.config.seed, t.config.rate if t.config.rate in (0.2, 0.3, 0.5) else "parent") for t in order] == [
         (0, "parent"),
         (0, 0.3),

@@ -8,8 +8,8 @@ from retable.platform.cli.app import app
 from retable.platform.config import override
 from retable.platform.errors import UserError
 from retable.platform.execute import session as cluster
-from retable.platform.execute.trials import asked, check
-from retable.platform.spec.resources import Needs, Resources, largest, told
+from retable.platform.execute.trials import check, tune_request
+from retable.platform.spec.resources import Requirements, Resources, largest, summary
 from retable.platform.spec.task import find
 
 
@@ -51,45 +51,52 @@ def test_what_smoke_scale_takes_is_what_it_took(nodes):
     for name in ("rl", "weather", "audio", "style"):
         for training in plan(name, scale="smoke", storage="memory:///none").missing:
             needs = Resources().needs(training.task, training.config, 0.0)
-            assert asked(needs) == {"CPU": 1, "GPU": 0, "memory": needs.memory} and needs.memory <= 4e9
+            assert tune_request(needs) == {"CPU": 1, "GPU": 0, "memory": needs.memory} and needs.memory <= 4e9
             check(needs)
 
 
 def test_options_come_before_what_a_task_says():
     task = find("rl")
     said = Resources(workers=2, cpus=3, gpus=0.5)
-    assert said.needs(task, task.config(), 0.0) == Needs(workers=2, cpus=3, gpus=0.5), "to be refused, not left out"
-    assert said.needs(task, task.config(), 4.0, "predict") == Needs(), "rollouts are no work for GPUs"
+    assert said.needs(task, task.config(), 0.0) == Requirements(workers=2, cpus=3, gpus=0.5), (
+        "to be refused, not left out"
+    )
+    assert said.needs(task, task.config(), 4.0, "predict") == Requirements(), "rollouts are no work for GPUs"
     weather = find("weather")
     assert said.needs(weather, weather.config(), 4.0, "predict").gpus == 0.5
     assert Resources(gpus=0).needs(weather, weather.config(), 4.0).gpus == 0
 
 
 def test_a_stack_takes_the_most_of_each():
-    assert largest([Needs(gpus=0.5), Needs(cpus=2, memory=3e9)]) == Needs(gpus=0.5, cpus=2, memory=3e9)
+    assert largest([Requirements(gpus=0.5), Requirements(cpus=2, memory=3e9)]) == Requirements(
+        gpus=0.5, cpus=2, memory=3e9
+    )
 
 
 @pytest.mark.parametrize(
     ("needs", "line"),
     [
-        (Needs(cpus=6), "a training wants 6 CPUs and no node has more than 4; lower --cpus-per-run"),
-        (Needs(gpus=2), "a training wants 2 GPUs and no node has more than 1; lower --gpus-per-run"),
-        (Needs(gpus=1, workers=4), "a training wants 4 GPUs and the cluster has 2; lower --gpus-per-run or --workers"),
-        (Needs(workers=40), "--workers 40 is more than 8 CPUs can run"),
+        (Requirements(cpus=6), "a training wants 6 CPUs and no node has more than 4; lower --cpus-per-run"),
+        (Requirements(gpus=2), "a training wants 2 GPUs and no node has more than 1; lower --gpus-per-run"),
+        (
+            Requirements(gpus=1, workers=4),
+            "a training wants 4 GPUs and the cluster has 2; lower --gpus-per-run or --workers",
+        ),
+        (Requirements(workers=40), "--workers 40 is more than 8 CPUs can run"),
     ],
 )
 def test_what_no_node_has_is_refused_instead_of_waited_for(nodes, needs, line):
     nodes({"CPU": 4.0, "GPU": 1.0, "memory": 8e9}, {"CPU": 4.0, "GPU": 1.0, "memory": 8e9})
     with pytest.raises(UserError, match=line):
         check(needs)
-    check(Needs(cpus=4, gpus=1, workers=1))
+    check(Requirements(cpus=4, gpus=1, workers=1))
     nodes({"CPU": 0.0}, grows={"CPU": 64.0, "GPU": 8.0})
     check(needs)
 
 
 def test_a_plan_says_what_trainings_take(tmp_path):
     work = plan("rl/table1", scale="paper", storage=tmp_path)
-    assert told(work) == ["rl: 1 CPU, 0.25 GPU, 1 GB (x 25)", "without a GPU: the same on CPUs alone"]
-    assert told(work, Resources(gpus=1, workers=2)) == ["rl: 2 workers of 1 CPU, 1 GPU, 1 GB (x 25)"]
+    assert summary(work) == ["rl: 1 CPU, 0.25 GPU, 1 GB (x 25)", "without a GPU: the same on CPUs alone"]
+    assert summary(work, Resources(gpus=1, workers=2)) == ["rl: 2 workers of 1 CPU, 1 GPU, 1 GB (x 25)"]
     shown = CliRunner().invoke(app, ["plan", "weather/table1", "--scale", "paper", "--storage", str(tmp_path)])
     assert "a training takes" in shown.output and "weather: 1 CPU, 1 GPU, 2 GB (x " in shown.output

@@ -15,7 +15,7 @@ from retable.platform.spec.table import (
     Results,
     Row,
     Table,
-    changed,
+    apply_overrides,
     expand,
     resolve,
     row_fields,
@@ -86,7 +86,7 @@ def test_the_tables_overrides_reach_every_row_and_its_parent():
 
 def test_a_change_of_an_axis_takes_its_place():
     whole = table(over={"seed": (0, 1), "rate": (0.1, 0.2)}, overrides={"epochs": 1})
-    wide = changed(whole, {"seed": 5, "epochs": 2}, Small(), Look(), ())
+    wide = apply_overrides(whole, {"seed": 5, "epochs": 2}, Small(), Look(), ())
     needs = expand(wide, Row(label="r"), Small(), Look())
     assert points(needs) == [(5, 0.1, None), (5, 0.2, None)]
     assert [dict(need.axes) for need in needs] == [{"seed": 5, "rate": 0.1}, {"seed": 5, "rate": 0.2}]
@@ -95,7 +95,9 @@ def test_a_change_of_an_axis_takes_its_place():
 
 def test_a_list_is_several_values_of_an_axis():
     rows = (Row(label="r"), Row(label="of one seed", overrides={"seed": 9}))
-    found = changed(table(rows=rows, over={"seed": (0, 1)}), {"seed": [3, 5, 3], "epochs": 2}, Small(), Look(), ())
+    found = apply_overrides(
+        table(rows=rows, over={"seed": (0, 1)}), {"seed": [3, 5, 3], "epochs": 2}, Small(), Look(), ()
+    )
     assert points(expand(found, rows[0], Small(), Look())) == [(3, 0.1, None), (5, 0.1, None)]
     assert [need.config.seed for need in expand(found, found.rows[1], Small(), Look())] == [9]
     assert found.changes == {"epochs": 2}
@@ -119,12 +121,12 @@ def test_a_row_that_is_named_after_a_changed_axis_is_left_out_but_for_its_seed()
         Row(label="as printed", overrides=None),
     )
     wide = table(rows=rows, over={"seed": (0, 1), "rate": (0.1, 0.2)})
-    found = changed(wide, {"seed": 5, "rate": 0.2}, Small(), Look(), {"rate"})
+    found = apply_overrides(wide, {"seed": 5, "rate": 0.2}, Small(), Look(), {"rate"})
     assert [row.label for row in found.rows if not row.absent] == ["rate 0.2, once", "as printed"]
     (need,) = expand(found, found.rows[1], Small(), Look())
     assert (need.config.seed, need.config.rate, dict(need.axes)) == (5, 0.2, {"rate": 0.2, "seed": 5})
     assert "Left out, as the changes would make them other rows: rate 0.1; m; both." in found.note
-    assert [row.label for row in changed(wide, {}, Small(), Look(), {"rate"}).rows if not row.absent] == [
+    assert [row.label for row in apply_overrides(wide, {}, Small(), Look(), {"rate"}).rows if not row.absent] == [
         r.label for r in rows
     ]
 
@@ -138,14 +140,14 @@ def test_set_fills_no_row_by_what_another_row_says():
     )
     wide = table(rows=rows)
     named = row_fields(wide)
-    left = {row.label: row.absent for row in changed(wide, {"rate": 0.2}, Small(), Look(), named).rows}
+    left = {row.label: row.absent for row in apply_overrides(wide, {"rate": 0.2}, Small(), Look(), named).rows}
     assert left["fast"] == "" and left["from scratch"] == "it is not rate=0.2" and left["from a run"]
     whole = {"init": "parent", "init.overrides": (("rate", 0.5),)}
-    left = {row.label: row.absent for row in changed(wide, whole, Small(), Look(), named).rows}
+    left = {row.label: row.absent for row in apply_overrides(wide, whole, Small(), Look(), named).rows}
     assert left["from scratch"] and left["fast"] and not left["from a run"]
-    left = {row.label: row.absent for row in changed(wide, {"init.checkpoint": 2}, Small(), Look(), named).rows}
+    left = {row.label: row.absent for row in apply_overrides(wide, {"init.checkpoint": 2}, Small(), Look(), named).rows}
     assert left["fast"] == "it has no init.checkpoint" and left["from a run"] == "it is not init.checkpoint=2"
-    assert not any(row.absent for row in changed(wide, {"epochs": 2, "seed": 1}, Small(), Look(), named).rows)
+    assert not any(row.absent for row in apply_overrides(wide, {"epochs": 2, "seed": 1}, Small(), Look(), named).rows)
 
 
 def test_a_published_row_needs_nothing_and_a_measurement_no_view():

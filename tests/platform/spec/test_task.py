@@ -23,7 +23,7 @@ def test_tasks_are_found_by_the_names_of_their_folders():
         (lambda: find("../line"), "no task '../line'; did you mean 'line'?"),
         (lambda: find_table("line/tabel1"), "no table 'line/tabel1'; did you mean 'line/table1'?"),
         (lambda: find_table("line"), "no table 'line'; did you mean 'line/table1'?"),
-        (lambda: find_scale(find("line"), "huge"), "line: no scale 'huge'; valid: paper, smoke"),
+        (lambda: find_scale(find("line"), "huge"), "line: no scale 'huge'; valid: paper, quick, small, smoke"),
         (
             lambda: table_at(find("line"), find_table("line/table1")[1], "smoke", {"rat": 1}),
             "unknown field 'rat'; did you mean 'rate'?",

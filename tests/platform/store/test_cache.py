@@ -1,5 +1,8 @@
 """Snapshots: what lies on a storage is asked for once, and what was asked for is known."""
 
+from contextvars import copy_context
+from threading import Thread
+
 import pytest
 
 from retable.platform.store.storage import Storage
@@ -70,7 +73,7 @@ def test_another_storage_is_read_as_ever(filled, tmp_path):
 def test_every_path_that_was_asked_for_is_known_with_what_was_there(filled):
     with filled.snapshot() as snapshot:
         filled.exists("runs/line/b")
-        with snapshot.watching() as inputs:
+        with snapshot.record_reads() as inputs:
             filled.read_json("runs/line/a/result.json")
             filled.exists("runs/line/c")
             filled.list("runs/line")
@@ -86,6 +89,29 @@ def test_every_path_that_was_asked_for_is_known_with_what_was_there(filled):
 def test_a_value_made_of_a_file_is_asked_for_again_by_each_watch(filled):
     with filled.snapshot() as snapshot:
         filled.read_json("runs/line/a/result.json")
-        with snapshot.watching() as inputs:
+        with snapshot.record_reads() as inputs:
             filled.read_json("runs/line/a/result.json")
         assert list(inputs) == ["runs/line/a/result.json"], "what is read once is an input of all who use it"
+
+
+def test_each_thread_has_its_own_snapshot(filled, tmp_path):
+    """Two cells of a notebook may plan on two storages at once."""
+    other, seen = Storage.open(tmp_path / "other"), []
+    other.write_json("runs/line/a/result.json", {"n": 3})
+
+    def work():
+        with other.snapshot() as snapshot:
+            other.write_json("runs/line/a/result.json", {"n": 4})
+            seen.extend([snapshot.root, other.exists("runs/line/a"), filled.exists("runs/line/new")])
+
+    with filled.snapshot() as outer:
+        assert not filled.exists("runs/line/new")
+        filled.write_json("runs/line/new/result.json", {})
+        thread = Thread(target=work)
+        thread.start()
+        thread.join()
+        assert seen == [other.root, True, True] and outer.root == filled.root
+        inherits = Thread(target=copy_context().run, args=(lambda: seen.append(filled.exists("runs/line/new")),))
+        inherits.start()
+        inherits.join()
+    assert seen[-1] is False

@@ -10,7 +10,7 @@ import pytest
 from retable.platform import api
 from retable.platform.config import override
 from retable.platform.errors import UserError
-from retable.platform.execute.datasets import Shelf
+from retable.platform.execute.datasets import DatasetCache
 from retable.platform.execute.scoring import predict_and_score, summaries, weights_digest
 from retable.platform.execute.session import ray_cluster
 from retable.platform.report.results import fill as fill_table
@@ -253,6 +253,6 @@ def test_nothing_trains_on_damaged_data_and_finished_results_stay(finished, tmp_
         ray_cluster(),
         pytest.raises(UserError, match=r"points\.parquet: missing or damaged; remove .*/points and run") as said,
     ):
-        Shelf(storage).fetch({"line/points": (LINE, LINE.config())})
+        DatasetCache(storage).fetch({"line/points": (LINE, LINE.config())})
     assert "\n" not in str(said.value)
     assert {name: attempt(call) for name, call in look(storage).items()} == dict.fromkeys(look(storage))

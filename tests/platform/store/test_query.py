@@ -6,12 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import get_args
 
 import pytest
 
 from retable.platform.cli import app
 from retable.platform.store import provenance
-from retable.platform.store.query import list_runs, select
+from retable.platform.store.query import Run, State, list_runs, select
 from tests.platform.made_runs import aged, attempt, begun, finished
 
 
@@ -48,8 +49,8 @@ def test_each_state_is_told_with_its_cause(storage):
     assert (found[lost.fingerprint].state, found[lost.fingerprint].why) == ("diverged", "loss is nan")
     assert found[running.fingerprint].state == "running" and found[running.fingerprint].attempts == 2
     assert found[running.fingerprint].host == "other"
-    assert found[silent.fingerprint].state == "silent" and 590 < found[silent.fingerprint].silent < 700
-    assert found[stopped.fingerprint].state == "stopped" and found[stopped.fingerprint].epoch == 2
+    assert found[silent.fingerprint].state == "stale" and 590 < found[silent.fingerprint].silent < 700
+    assert found[stopped.fingerprint].state == "incomplete" and found[stopped.fingerprint].epoch == 2
     assert (found[failed.fingerprint].state, found[failed.fingerprint].why) == ("failed", "ValueError: a b")
 
 
@@ -110,7 +111,7 @@ def test_a_damaged_run_is_a_line_and_the_others_are_listed(retable, storage, fil
     path = Path(bad.folder.root) / file
     path.unlink() if data is None else path.write_bytes(data)
     found = by_digits(storage)
-    assert found[good.fingerprint].state == "finished" and found[bad.fingerprint].state == "damaged"
+    assert found[good.fingerprint].state == "finished" and found[bad.fingerprint].state == "corrupt"
     assert found[bad.fingerprint].why and "\n" not in found[bad.fingerprint].why
     for words in (("runs",), ("show", bad.fingerprint), ("diff", bad.fingerprint, good.fingerprint), ("status",)):
         said = retable(*words, "--storage", storage.root)
@@ -212,3 +213,9 @@ def test_an_empty_storage_says_so(retable, storage):
     said = retable("runs", "--storage", storage.root)
     assert said.returncode == 2 and "no runs of any task" in said.stderr
     assert retable("status", "--storage", storage.root).returncode == 2
+
+
+def test_former_words_for_states_are_accepted():
+    runs = [Run("a", "line", state) for state in get_args(State)]
+    for former, state in (("silent", "stale"), ("stopped", "incomplete"), ("damaged", "corrupt")):
+        assert [run.state for run in select(runs, {}, [former], "age")] == [state]

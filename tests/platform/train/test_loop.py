@@ -498,6 +498,6 @@ def test_a_run_that_is_no_longer_ours_is_not_written_to(storage):
             raise Stop
 
     with pytest.raises(Stop):
-        fit(storage, keep=(2,), every=1, confirm=confirm)
+        fit(storage, keep=(2,), every=1, check_owner=confirm)
     assert RunFolder.of(storage, LINE, SMALL).checkpoints() == [1, 2]
     assert sorted(path for path in Path(storage.root, "runs").rglob("*") if path.is_file()) == asked[-1]

@@ -1,0 +1,85 @@
+"""Filled tables on the terminal: few in full, of many a line a paper."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table as Grid
+
+from retable.platform.cli.runs import plain
+from retable.platform.console import console
+
+FEW = 3
+"""Tables that are printed in full when they were filled; of more, a summary."""
+
+
+def print_summary(filled: Mapping[str, Any], storage: Any) -> None:
+    """Print what many tables come to: a line a paper, the verdicts, where the report is, and what to do next."""
+    from retable.platform.report import summary
+    from retable.platform.report.render import SMOKE
+    from retable.platform.report.write import shipped_sections
+
+    own = list(filled.values())
+    shipped = shipped_sections(storage, storage / "report", own)
+    parts = [*own, *(part for part in shipped if part.name in filled)]
+    scale = own[0].scale
+    shown = Grid(box=None, padding=(0, 1))
+    for title in ("", "filled here", "a number to look at", scale, *(["small"] if shipped else []), "published"):
+        shown.add_column(title, justify="right" if title in (scale, "small", "published") else "left")
+    for line in summary.lines(parts):
+        small = [line.small] if shipped else []
+        shown.add_row(line.paper, line.filled, line.about, line.here, *small, line.published)
+    console.print()
+    console.print(shown)
+    if scale == SMOKE:
+        say("Smoke scale: this proves the path, its numbers mean nothing.")
+    if shipped:
+        say("small: measured before, and come along with the tasks; the report says when and on which machine")
+    for words in summary.verdicts(parts):
+        say(f"claims {words}")
+    console.print(f"report: {storage}/report/index.html")
+    console.print("next: retable tables TABLE (one of them here) · retable serve (the models, on a page) · "
+                  f"retable reproduce {own[0].name} --scale small (more of it)", soft_wrap=True)  # fmt: skip
+
+
+def print_section(part: Any) -> None:
+    """Print a filled table, and the verdicts of a table or figure."""
+    from retable.platform.report.render import about, bundled, commits, grid, remarks
+    from retable.platform.spec.claims import NOT_JUDGED
+    from retable.platform.text import and_more, plural
+
+    console.print(f"\n[bold]{part.name}[/]  {part.title}")
+    say(about(part))
+    if part.apart:
+        say(part.apart)
+    if part.columns:
+        header, lines = grid(part)
+        shown = Grid(box=None, padding=(0, 1))
+        for position, title in enumerate(header):
+            shown.add_column(title, justify="right" if position else "left")
+        absent = [bool(row.absent and not row.replicates) for row in part.rows]
+        for line, gone in zip(lines, absent, strict=True):
+            if not gone:
+                shown.add_row(*line)
+        console.print(shown)
+        if count := sum(absent):
+            say(f"{plural(count, 'row')} not at this scale")
+    for remark in filter(None, [*bundled(part), commits(part), *remarks(part)]):
+        say(remark)
+    colours = {"holds": "green", "does not hold": "red", "not separable": "yellow"}
+    for claim in part.claims:
+        if claim.status == NOT_JUDGED:
+            continue
+        whose = "ours: " if claim.ours else ""
+        colour = colours.get(claim.status, "dim")
+        verdict = f"  [{colour}]{claim.status}[/]  {escape(whose + claim.text)} [dim]{escape(claim.because)}[/]"
+        console.print(verdict, soft_wrap=not console.is_terminal)
+    if unjudged := [claim.because for claim in part.claims if claim.status == NOT_JUDGED]:
+        say(f"  {plural(len(unjudged), 'claim')} not judged: {and_more(list(dict.fromkeys(unjudged)), 3, '; ')}")
+
+
+def say(text: str) -> None:
+    """Print a remark: broken between words in a terminal, in one line elsewhere."""
+    console.print(plain(text), style="dim", markup=False, soft_wrap=not console.is_terminal)

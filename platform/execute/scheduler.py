@@ -1,0 +1,282 @@
+"""Training scheduler: starts each run once its dataset is loaded and its parent run has ended."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from retable.platform.config import parent
+from retable.platform.console import ProgressBoard, console
+from retable.platform.execute.callback import FAILURE, LATE, TAKEN, RunProgress, TrialCallback
+from retable.platform.execute.datasets import DatasetCache
+from retable.platform.execute.post_training import After
+from retable.platform.execute.session import possible_resources
+from retable.platform.execute.trials import Job, Launch, check, concurrent, fit
+from retable.platform.plan.plan import Plan, Shared, Training, name_of, stacks
+from retable.platform.spec.resources import Requirements, largest
+from retable.platform.store.lease import StaleLeaseWatcher
+from retable.platform.store.run import RunFolder
+from retable.platform.text import plural
+
+STACK = 128
+"""Most members of a stack, where nobody says how many."""
+POLL_SECONDS = 2.0
+"""Seconds between two looks at what has ended, at how large the cluster is, and at runs that are another command's."""
+LEAST_PENDING = 200
+"""Trials that may wait for machines at least: what waits is what makes a cluster grow."""
+
+
+def train_all(plan: Plan, launch: Launch, after: After | None = None) -> dict[str, str]:
+    """Train what a plan lacks, in order of dependencies; return the failures, run -> line.
+
+    `after` hears of each run that is done, while others still train.
+    """
+    todo = plan.missing
+    gpus = possible_resources().get("GPU", 0.0)
+    resources = launch.resources
+    jobs: list[Sequence[Training]] = []
+    for group in plan.groups.values():
+        needs = largest(resources.needs(each.task, each.config, gpus) for each in group)
+        jobs += stacks([group], stack_size(needs, gpus, resources.stack, len(todo)))
+    jobs.sort(key=lambda stack: min(map(plan.start_order, stack)))
+    takes = [largest(resources.needs(each.task, each.config, gpus) for each in stack) for stack in jobs]
+    known = {needs: needs for needs in takes}  # one object each: what trials are asked for is sent with each
+    takes = [known[needs] for needs in takes]
+    for needs in known:
+        check(needs)
+    with ProgressBoard("training", len(todo), sum(t.task.cost(t.config) for t in todo)).show() as board:
+        datasets = DatasetCache(launch.storage, resources.stream, board)
+        made = [job_of(stack, needs) for stack, needs in zip(jobs, takes, strict=True)]
+        launch = dataclasses.replace(launch, jobs=made, holder=datasets.holder, gpus=gpus)
+        flow = Scheduler(jobs, launch, datasets, after, plan.shared)
+        watch = TrialCallback(board, flow.runs_of, on_trial_end=flow.on_trial_end, poll=flow.poll)
+        if resources.late:
+            flow.stop()
+        else:
+            fit(
+                {},
+                launch,
+                watch,
+                lambda spec: takes[spec["job"]],
+                reuse=all(needs.workers == 1 for needs in known),
+                search_alg=flow.searcher(),
+                num_samples=-1,
+                max_concurrent_trials=max(LEAST_PENDING, int(1.1 * possible_resources().get("CPU", 1))),
+            )
+        if flow.not_begun:
+            console.print(
+                f"deadline: {plural(flow.not_begun, 'training')} not begun; the same command goes on with them"
+            )
+        return board.failures
+
+
+def job_of(stack: Sequence[Training], needs: Requirements | None = None) -> Job:
+    """Return the job that trains a stack."""
+    retry = any(training.status == "to be retried" for training in stack)
+    configs, keep = tuple(t.config for t in stack), tuple(t.keep for t in stack)
+    return Job(stack[0].task.name, configs, keep, retry=retry, needs=needs or Requirements())
+
+
+def stack_size(needs: Requirements, gpus: float, stack: int, trainings: int) -> int:
+    """Return the number of trainings a stack; 1 on CPUs, where stacking gains nothing.
+
+    Args:
+        needs: what one takes.
+        gpus: how many there are.
+        stack: what the user says; 0: as many as keep every GPU busy.
+        trainings: how many there are.
+    """
+    if stack or not needs.gpus:
+        return stack or 1
+    at_once = int(gpus / (needs.workers * needs.gpus))
+    return min(STACK, -(-trainings // max(1, at_once)))
+
+
+@dataclass
+class Scheduler:
+    """The trainings still to be done and their dependencies."""
+
+    stacks: Sequence[Sequence[Training]]
+    """By number of the launch's jobs."""
+    launch: Launch
+    datasets: DatasetCache
+    after: After | None = None
+    shared: Shared = field(default_factory=dict)
+    """What all of the trainings have in common: names leave it out."""
+    ready: deque[dict[str, Any]] = field(default_factory=deque)
+    """Specs of trials that may begin."""
+    blocked: list[dict[str, Any]] = field(default_factory=list)
+    """Specs of those whose parents or data are not there yet."""
+    running: int = 0
+    """Trials that were begun."""
+    held_by_others: dict[str, tuple[dict[str, Any], StaleLeaseWatcher]] = field(default_factory=dict)
+    """Runs that are another command's: path -> the spec that takes them up if they are left."""
+    polled: float = 0.0
+    groups: int = 0
+    """Train groups that were begun."""
+    not_begun: int = 0
+    """Trainings that did not begin, as the deadline had passed."""
+    room: dict[Requirements, int] = field(default_factory=dict)
+    """What a Train group takes -> how many such fit the cluster, where that was asked since the last look."""
+
+    def __post_init__(self) -> None:
+        self.open = {training.folder.path for stack in self.stacks for training in stack}
+        for job, stack in enumerate(self.stacks):
+            members = list(range(len(stack)))
+            self.blocked.append({"job": job, "members": members, "dead": [0] * len(members)})
+        self.datasets.reserve(self.where(spec) for spec in self.blocked for _ in spec["members"])
+        self.release_ready()
+
+    def trainings(self, spec: Mapping[str, Any]) -> list[Training]:
+        """Return the trainings of a trial."""
+        return [self.stacks[spec["job"]][member] for member in spec["members"]]
+
+    def runs_of(self, spec: Mapping[str, Any]) -> list[RunProgress]:
+        """Return the same for the progress display."""
+        return [
+            RunProgress(name_of(each, self.shared), each.folder, each.config.epochs, each.task.cost(each.config))
+            for each in self.trainings(spec)
+        ]
+
+    def where(self, spec: Mapping[str, Any]) -> str:
+        """Return the data folder of a trial."""
+        first = self.trainings(spec)[0]
+        return first.task.dataset.where(first.config)
+
+    def release_ready(self) -> None:
+        """Enqueue the trials whose datasets are loaded and whose parents have ended, successfully or not."""
+        still: list[dict[str, Any]] = []
+        for spec in self.blocked:
+            members = self.trainings(spec)
+            if any(self.parent_of(training) in self.open for training in members):
+                still.append(spec)
+                continue
+            available = self.datasets.ready(members[0].task, members[0].config)
+            if available:
+                self.enqueue(spec)
+            elif available is None:
+                self.open -= {training.folder.path for training in members}
+            else:
+                still.append(spec)
+        self.blocked = still
+
+    def enqueue(self, spec: dict[str, Any]) -> None:
+        """Put a trial into the queue."""
+        self.datasets.add_user(self.where(spec))
+        self.ready.append(spec)
+
+    def parent_of(self, training: Training) -> str:
+        """Return the path of a training's parent run; empty if it has none."""
+        before = parent(training.config)
+        return RunFolder.of(self.launch.storage, training.task, before).path if before is not None else ""
+
+    def next(self) -> dict[str, Any] | None:
+        """Return the spec of the next trial that may start now, or None."""
+        self.poll()
+        if self.launch.resources.late:
+            self.stop()
+        if not self.ready:
+            return None
+        needs = self.needs(self.ready[0])
+        if needs.workers > 1:
+            if needs not in self.room:
+                self.room[needs] = concurrent(needs)
+            if self.groups >= self.room[needs]:
+                return None
+            self.groups += 1
+        self.running += 1
+        return self.ready.popleft()
+
+    def stop(self) -> None:
+        """Drop every trial that has not started."""
+        left = [*self.ready, *self.blocked, *(spec for spec, _ in self.held_by_others.values())]
+        self.not_begun += sum(len(spec["members"]) for spec in left)
+        for waiting in (self.ready, self.blocked, self.held_by_others):
+            waiting.clear()
+
+    def needs(self, spec: Mapping[str, Any]) -> Requirements:
+        """Return the resources of a trial."""
+        job: Job = self.launch.jobs[spec["job"]]
+        return job.needs
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all trials have ended."""
+        return not (self.ready or self.blocked or self.running or self.held_by_others)
+
+    def poll(self) -> None:
+        """Process loaded datasets, completed tasks, the size of the cluster, and runs that other commands own."""
+        if self.datasets.poll():
+            self.release_ready()
+        if time.monotonic() - self.polled < POLL_SECONDS:
+            return
+        self.polled = time.monotonic()
+        if self.after is not None:
+            self.after.poll()
+        self.room.clear()
+        for path, (spec, watcher) in list(self.held_by_others.items()):
+            number = watcher.poll()
+            if number or watcher.folder.result() is not None:
+                del self.held_by_others[path]
+                self.enqueue({**spec, "dead": [number]})  # the trial finds a finished run done
+
+    def on_trial_end(self, spec: Mapping[str, Any], last: Mapping[str, Any]) -> None:
+        """Release what depends on a trial that ended; train the members of a failed stack one by one."""
+        self.running -= 1
+        self.groups -= self.needs(spec).workers > 1
+        members, taken, over = self.trainings(spec), last.get(TAKEN, ()), 0
+        if LATE in last:
+            self.not_begun += len(members)
+            self.datasets.release(self.where(spec), len(members))
+            return
+        if FAILURE in last and len(members) > 1:
+            console.print(
+                f"a stack of {len(members)} failed, its members train one by one: {last[FAILURE]}", markup=False
+            )
+            for member in spec["members"]:
+                self.enqueue({**spec, "members": [member], "dead": [0]})
+            self.datasets.release(self.where(spec), 0)
+            return
+        for member, training in zip(spec["members"], members, strict=True):
+            if training.folder.path in taken:
+                alone = {**spec, "members": [member]}
+                self.held_by_others[training.folder.path] = (alone, StaleLeaseWatcher(training.folder))
+                continue
+            over += 1
+            self.open.discard(training.folder.path)
+            if FAILURE not in last and self.after is not None:
+                self.after.submit(training.folder)
+        self.datasets.release(self.where(spec), over)
+        self.release_ready()
+
+    def searcher(self) -> Any:
+        """Return the Tune searcher that serves as the queue of trials."""
+        from ray.tune.search import Searcher
+
+        flow = self
+
+        class Queue(Searcher):
+            def __reduce__(self) -> Any:
+                """Pickle nothing of ours: Ray keeps searchers beside its state, and a terminal cannot be pickled."""
+                return Searcher, ()
+
+            def set_search_properties(self, metric: str | None, mode: str | None, config: Any, **spec: Any) -> bool:
+                return True
+
+            def suggest(self, trial_id: str) -> Any:
+                return self.FINISHED if flow.is_done else flow.next()
+
+            def on_trial_complete(self, trial_id: str, result: Any = None, error: bool = False) -> None:
+                """Do nothing: the watch tells us."""
+
+            def save(self, checkpoint_path: str) -> None:
+                """Keep nothing: what was trained is on the storage."""
+
+            def restore(self, checkpoint_path: str) -> None:
+                """Go on from nothing."""
+
+        return Queue()

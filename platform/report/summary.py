@@ -1,0 +1,56 @@
+"""What a command that filled many tables says at its end: a line a paper, and how many claims have which verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from retable.platform.report.html import Paper, in_order, papers_of
+from retable.platform.report.render import SMOKE, counts, measured, number, sent
+from retable.platform.report.results import FilledTable
+from retable.platform.text import plural
+
+
+@dataclass(frozen=True)
+class Line:
+    """One paper: what was filled here, and the number to look at first."""
+
+    paper: str
+    filled: str
+    about: str = ""
+    here: str = "–"
+    small: str = "–"
+    published: str = "–"
+
+
+def lines(parts: Sequence[FilledTable]) -> list[Line]:
+    """Return a line for each paper of filled tables; those that came in a bundle stand beside those filled here."""
+    return [line(paper) for paper in papers_of(in_order(parts))]
+
+
+def line(paper: Paper) -> Line:
+    """Return a paper's line."""
+    own = [part for part in paper.parts if not sent(part)]
+    rows = sum(bool(row.replicates) for part in own for row in part.rows)
+    filled = f"{plural(rows, 'row')} of {plural(sum(part.filled for part in own), 'table')}"
+    key = next((part.key_number for part in own if part.key_number), None)
+    if key is None:
+        return Line(paper.name, filled)
+    found = {"published": "–"}
+    for part in paper.parts:
+        if part.key_number and key.row in {row.label for row in part.rows}:
+            cell, form = part.cell(key.row, key.column), next(c.format for c in part.columns if c.header == key.column)
+            found["small" if sent(part) else "here"] = measured(cell, form)
+            found["published"] = number(cell.published, form)
+    return Line(paper.name, filled, key.about, **found)
+
+
+def verdicts(parts: Sequence[FilledTable]) -> list[str]:
+    """Return how many of the papers' claims, and of ours, have each verdict; the smoke scale judges none."""
+    papers = papers_of(in_order([part for part in parts if part.scale != SMOKE]))
+    claims = [claim for paper in papers for section in paper.sections for claim, _ in section.claims]
+    found = []
+    for whose, ours in (("of the papers", False), ("ours", True)):
+        words = [f"{count} {status}" for status, count in counts([c for c in claims if c.ours is ours]).items()]
+        found += [f"{whose}: {', '.join(words)}"] if words else []
+    return found

@@ -1,0 +1,121 @@
+"""Functions in child processes: what they import and read is released with the process."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from typing import Any, Generic, TypeVar
+
+from retable.platform.errors import UserError
+
+T = TypeVar("T")
+
+
+class IsolatedCall(Generic[T]):
+    """A call in a child process, started when the object is made."""
+
+    def __init__(self, function: Callable[..., T], *arguments: Any) -> None:
+        """Begin. The function and its arguments can be pickled."""
+        context = multiprocessing.get_context("spawn")
+        self._answer, sending = context.Pipe(duplex=False)
+        self._process = context.Process(target=_run, args=(sending, function, arguments), daemon=True)
+        self._process.start()
+        sending.close()
+
+    def result(self) -> T:
+        """Wait for the function's return value.
+
+        Raises:
+            UserError: as the function does, or where its process has died.
+        """
+        try:
+            answer: T | BaseException = self._answer.recv()
+        except EOFError as error:
+            raise UserError("serve: the process that chooses what is served has died; is the memory full?") from error
+        finally:
+            self._process.terminate()
+            self._process.join()
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+
+class ProgressProcess:
+    """A function in a child process, started when the object is made, that reports its progress.
+
+    Its first argument is a function that sends one picklable value. The child ends with its parent, however that ends,
+    and can be killed at any moment: it holds nothing but its files.
+    """
+
+    def __init__(self, function: Callable[..., object], *arguments: Any, nice: int = 0) -> None:
+        """Start the child; the function gets a progress callback, then the arguments. All can be pickled."""
+        context = multiprocessing.get_context("spawn")
+        self.result: Any = None
+        """What the function has returned, once it has."""
+        self._told, telling = context.Pipe(duplex=False)
+        self.process = context.Process(target=_tell, args=(telling, nice, function, arguments), daemon=True)
+        self.process.start()
+        telling.close()
+
+    def progress(self, seconds: float) -> Iterator[Any]:
+        """Yield the reported progress until the function returns; the child has ended afterwards.
+
+        Raises:
+            UserError: as the function does, or where its process has died, or takes longer than so many seconds.
+        """
+        end = time.monotonic() + seconds
+        try:
+            while self._told.poll(max(0.0, end - time.monotonic())):
+                last, value = self._told.recv()
+                if isinstance(value, UserError):
+                    raise value
+                if last:
+                    self.result = value
+                    return
+                yield value
+            raise UserError(f"it took longer than {seconds:g} s")
+        except (EOFError, OSError) as error:
+            raise UserError("its process was ended; is the memory full?") from error
+        finally:
+            self.end()
+            self.process.join()
+            self._told.close()
+
+    def end(self) -> None:
+        """Kill the child."""
+        self.process.kill()
+
+
+def _tell(telling: Connection, nice: int, function: Callable[..., object], arguments: tuple[Any, ...]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with, args=(multiprocessing.parent_process(),), daemon=True).start()
+    os.nice(nice)
+    try:
+        answer = function(lambda value: telling.send((False, value)), *arguments)
+    except UserError as error:
+        answer = UserError(str(error))
+    except Exception:
+        traceback.print_exc()  # for the log
+        answer = UserError("a fault of the server's; its log says more")
+    telling.send((True, answer))
+
+
+def _end_with(parent: Any) -> None:
+    """End this process when its parent has ended, even if that was killed."""
+    parent.join()
+    os._exit(1)
+
+
+def _run(sending: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that waits: it ends this one
+    try:
+        answer = function(*arguments)
+    except Exception as error:
+        answer = error
+    sending.send(answer)

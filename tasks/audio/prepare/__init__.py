@@ -1,0 +1,1 @@
+"""A data set made ready: generated, imported from the published sets or one's own files, and checked."""

@@ -1,0 +1,1 @@
+"""Pairs of encoders that others trained, read from their published files."""

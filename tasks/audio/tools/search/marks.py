@@ -1,0 +1,155 @@
+"""Marks: which hits were good and which bad, kept beside the index, and as pairs to fine-tune on.
+
+`marks.jsonl` has a line a mark: the words, the recording by its content, the second, and whether it was good. Lines are
+only ever added, each at once, so that several shells mark at a time; of one recording and the same words the last line
+counts. As recordings are known by their content, marks outlast moves and renames, and an index that is built anew.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import soundfile
+
+from retable.platform.errors import UserError, disk_errors
+from retable.platform.store.storage import Storage
+from retable.tasks.audio.collect.files import decode, duration
+from retable.tasks.audio.config import SAMPLE_RATE
+from retable.tasks.audio.tools.search.search import Hit, Index
+
+MARKS = "marks.jsonl"
+WHOLE = 30.0
+"""Seconds of a recording that is taken as a whole: Clotho's longest."""
+PART = 10.0
+"""Seconds that are cut out of a longer one."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What somebody thinks of a hit."""
+
+    words: str
+    content: str
+    """SHA-256 of the recording's file."""
+    offset: float
+    """Second at which the hit begins."""
+    good: bool
+
+
+def mark(index: Index, words: str, hit: Hit, good: bool) -> None:
+    """Keep whether a hit was good.
+
+    Raises:
+        UserError: where it cannot be written.
+    """
+    content = next(file.content for file in index.files if file.path == hit.file)
+    line = json.dumps(asdict(Mark(" ".join(words.split()), content, hit.offset, good)), ensure_ascii=False) + "\n"
+    path = index.out / MARKS
+    with disk_errors(str(path)):
+        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        try:
+            os.write(file, line.encode())  # one call: lines of several writers do not mix
+        finally:
+            os.close(file)
+
+
+def read_marks(index: Index) -> list[Mark]:
+    """Return the marks that count, oldest first; a last line that was not written whole does not.
+
+    Raises:
+        UserError: where the file is none of ours.
+    """
+    path = index.out / MARKS
+    if not path.is_file():
+        return []
+    with disk_errors(str(path)):
+        text = path.read_text("utf-8", errors="replace")
+    found: dict[tuple[str, str], Mark] = {}
+    for number, line in enumerate(text.splitlines(keepends=True), 1):
+        try:
+            made = Mark(**json.loads(line))
+        except (ValueError, TypeError) as error:
+            if not line.endswith("\n"):
+                continue
+            raise UserError(f"{path}: line {number} is no mark; remove that line") from error
+        key = made.words, made.content
+        found.pop(key, None)
+        found[key] = made
+    return list(found.values())
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """What was written of an index's marks."""
+
+    pairs: int
+    bad: int
+    """Marks of bad hits: a CSV of pairs has no place for them."""
+    gone: int
+    """Good ones whose recordings are not there any more."""
+
+
+def write_pairs(index: Index, table: Path) -> Pairs:
+    """Write the good marks as a CSV that `retable audio finetune` takes: file, caption, source.
+
+    Of a recording above 30 s the ten seconds around the hit are cut out, into a folder beside the CSV that is called
+    like it: the words say nothing of the rest.
+
+    Raises:
+        UserError: where no hit was marked good, a recording cannot be read, or the files cannot be written.
+    """
+    marks = read_marks(index)
+    good = [each for each in marks if each.good]
+    if not good:
+        raise UserError(f"{index.out}: no hit is marked good; mark some in `retable audio shell`: +1")
+    rows, place = [], Storage.open(table.absolute().parent)
+    for each in good:
+        there = (index.folder / path for path in index.paths.get(each.content, ()))
+        recording = next((path for path in there if path.is_file()), None)
+        if recording is not None:
+            rows.append((_file(each, recording, table, index.info["segment"], place), each.words, each.content))
+    text = io.StringIO(newline="")
+    csv.writer(text).writerows([("file", "caption", "source"), *rows])
+    place.write(table.name, text.getvalue().encode())
+    return Pairs(len(rows), len(marks) - len(good), len(good) - len(rows))
+
+
+def _file(each: Mark, recording: Path, table: Path, segment: float, place: Storage) -> str:
+    """Return what the CSV calls a mark's sound: the recording, or a part of it that is cut out."""
+    seconds = duration(recording)
+    if seconds <= WHOLE:
+        return str(recording.absolute())
+    start = min(max(each.offset + segment / 2 - PART / 2, 0.0), seconds - PART)
+    name, sound = f"{each.content[:16]}-{start:.1f}.flac", io.BytesIO()
+    soundfile.write(sound, decode(recording, start, PART), SAMPLE_RATE, format="FLAC")
+    place.write(f"{table.stem}/{name}", sound.getvalue())
+    return name
+
+
+def marked(words: str, hits: Sequence[Hit]) -> tuple[Hit, bool] | None:
+    """Return the hit that `+2` or `-3` means, and whether it is good; None where the words are no mark.
+
+    Raises:
+        UserError: where there is no hit of that number.
+    """
+    text = words.strip()
+    if text[:1] not in ("+", "-") or not text[1:].isdecimal():
+        return None
+    return numbered(int(text[1:]), hits), text[0] == "+"
+
+
+def numbered(number: int, hits: Sequence[Hit]) -> Hit:
+    """Return a hit by its number, from 1 on.
+
+    Raises:
+        UserError: where there is none.
+    """
+    if not 1 <= number <= len(hits):
+        raise UserError(f"hit {number}: the last query has {len(hits)}")
+    return hits[number - 1]

@@ -1,0 +1,202 @@
+"""Our claims on training: how fast methods learn, and which network's pruning costs the most, what the critic adds."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Sequence
+from functools import partial
+from itertools import permutations
+
+import numpy as np
+from scipy.stats import rankdata
+
+from retable.platform.spec.claims import LEAST, Status, Verdict, join, mean_of, untested
+from retable.platform.spec.table import Claim, Results, Row
+from retable.platform.text import plural
+from retable.tasks.rl.claims import COMPARABLE, GRASP, SNIP, kept_return, learned, paired, updates
+from retable.tasks.rl.learning.readings import LEVELS, Needed, in_words, policy_gaps, updates_needed
+from retable.tasks.rl.tables import ABLATED, ABLATION, DENSE, PRUNED_PARTS, pruned
+
+ERK = pruned("erk", 0.95)
+RAW_SNIP, RAW_GRASP = (pruned(method, 0.95, "raw") for method in ("snip", "grasp"))
+SLOWER = ((SNIP, ERK), (GRASP, ERK), (ERK, DENSE))
+"""Of each pair the first is said to need more updates."""
+
+
+def slower(results: Results, slow: Row, fast: Row, level: float, policy: str) -> Verdict:
+    """Compare the updates that two rows need, seed by seed: the mean over environments of their mean gaps.
+
+    A seed that does not get there counts with the updates that it made, the least it can need. Such a gap is a bound:
+    of the slow row from below, which cannot speak against the claim; of the fast one from above, which cannot for it.
+    """
+    pairs = both_needed(results, slow, fast, level, policy)
+    if not pairs:
+        return untested(f"no environment in which the dense network has learned, with {LEAST} seeds of both")
+    slow_ones, fast_ones = zip(*(pair for each in pairs for pair in each), strict=True)
+    said = f"{slow.label}: {in_words(slow_ones)}; {fast.label}: {in_words(fast_ones)}"
+    if not any(needed.reached for needed in (*slow_ones, *fast_ones)):
+        return untested(said)
+    about = f"updates, {plural(len(slow_ones), 'pair')}"
+    found = mean_of([[a.updates - b.updates for a, b in each] for each in pairs], about, "+,.0f").verdict()
+    bounds: dict[Status, Sequence[Needed]] = {"holds": fast_ones, "does not hold": slow_ones}
+    decided = all(needed.reached for needed in bounds.get(found.status, ()))
+    least = "" if all(needed.reached for needed in slow_ones) else "at least "
+    undecided = "" if decided else "; a bound, as seeds do not get there, which does not separate"
+    return Verdict(found.status if decided else "not separable", f"{least}{found.because}; {said}{undecided}")
+
+
+def both_needed(results: Results, slow: Row, fast: Row, level: float, policy: str) -> list[list[tuple[Needed, Needed]]]:
+    """Return the updates that two rows need, seed by seed, of each environment where that can be compared."""
+    found = []
+    for environment in results.axis("environment"):
+        if learned(results, environment, policy, COMPARABLE) is None:
+            one, other = (updates_needed(results, row.label, level, environment, policy) for row in (slow, fast))
+            pairs = [(one[seed], other[seed]) for seed in one if seed in other]
+            found += [pairs] if len(pairs) >= LEAST else []
+    return found
+
+
+ACTING = {"bcq": ("actor", "critic", "vae"), "bc": ("vae",)}
+"""The networks that a policy was made by."""
+MASKED = (*(pruned(method, 0.95) for method in ("snip", "grasp", "random", "magnitude", "erk")), RAW_SNIP, RAW_GRASP)
+"""Rows of one sparsity that differ in their masks."""
+DECIDES = 0.05 / len(ACTING)
+"""Share of the ways to exchange rows that may go as far, for a correlation to count: 5 % over all that are tried."""
+
+
+def blind_score_lower(results: Results, policy: str) -> Verdict:
+    """Correlate the ranks of blind inputs and of final scores among rows of one sparsity, and join environments.
+
+    Rows are ranked by their means over seeds, and correlations averaged over environments. Rows differ, not runs, so
+    the verdict is by an exact test that exchanges rows, the same way in all environments. It is a correlation: what
+    else differs between the rows is not held fixed.
+    """
+    scores = paired(results, MASKED, "behaviour_share", view_policy=policy)
+    parts = [paired(results, MASKED, f"blind/{network}", view_policy=policy) for network in ACTING[policy]]
+    found = [
+        (sum(part[environment].mean(axis=1) for part in parts), values.mean(axis=1))
+        for environment, values in scores.items()
+        if learned(results, environment, policy, COMPARABLE) is None and all(environment in part for part in parts)
+    ]
+    if not found:
+        return untested("no environment in which the dense network has learned and every mask was run")
+    blind, score = (np.stack(side) for side in zip(*found, strict=True))  # (environments, rows)
+    orders = np.array([*permutations(range(len(MASKED)))])  # the first is as it is
+    alike = [np.broadcast_to(values, orders.shape) for values in score]
+    ways = np.mean([rank_correlation(each[orders], own) for each, own in zip(blind, alike, strict=True)], axis=0)
+    lower, higher = ((sign * ways <= sign * ways[0] + 1e-9).mean() for sign in (1, -1))
+    because = (
+        f"rank correlation {ways[0]:+.2f} of {len(MASKED)} rows, mean of {plural(len(found), 'environment')}; "
+        f"{lower:.1%} of the ways to exchange rows are as low, {DECIDES:.1%} would count, {updates(results)}"
+    )
+    status: Status = "holds" if lower <= DECIDES else "does not hold" if higher <= DECIDES else "not separable"
+    return Verdict(status, because)
+
+
+def rank_correlation(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Return Spearman's rank correlation of each line of two arrays (lines, values), and 0 where one is constant.
+
+    SciPy's own `spearmanr` gives NaN and a warning for a constant.
+    """
+    ranks = [rankdata(values, axis=1) for values in (a, b)]
+    a, b = (values - values.mean(axis=1, keepdims=True) for values in ranks)
+    scale = np.sqrt((a**2).sum(axis=1) * (b**2).sum(axis=1))
+    found: np.ndarray = np.divide((a * b).sum(axis=1), scale, out=np.zeros(len(a)), where=scale > 0)
+    return found
+
+
+def costs_most(results: Results, environment: str) -> Verdict:
+    """Compare the VAE pruned alone with the actor and with the critic pruned alone, seed by seed."""
+    unready = learned(results, environment, "bcq", COMPARABLE, ABLATION[environment, "none"])
+    if unready is not None:
+        return unready
+    verdicts = {}
+    for network in ("actor", "critic"):
+        rows = (ABLATION[environment, network], ABLATION[environment, "vae"])
+        pairs = paired(results, rows, "behaviour_share").get(environment)
+        if pairs is None or pairs.shape[1] < LEAST:
+            return untested("runs are missing")
+        about = f"of the behaviour's return, {plural(pairs.shape[1], 'pair')}"
+        verdicts[f"{network} minus VAE"] = mean_of([pairs[0] - pairs[1]], about, "+.0%").verdict()
+    joined = join(verdicts)
+    return Verdict(joined.status, f"{joined.because}, {updates(results)}")
+
+
+DATA = {"expert": ("recorded", "d4rl-expert-v2"), "mixed": ("mixed", "d4rl-medium-expert-v2")}
+"""What is in a data set -> its names at the scales."""
+
+
+def critic_adds(results: Results, row: Row, data: Collection[str]) -> Verdict:
+    """Judge whether BCQ beats BC: the mean over environments of their mean gaps, where either has learned if dense."""
+    gaps = []
+    for environment, name in itertools.product(results.axis("environment"), results.axis("data")):
+        at = {"environment": environment, "data": name}
+        dense = [results.values(DENSE, "behaviour_share", **at, view_policy=policy) for policy in ("bcq", "bc")]
+        found = policy_gaps(results, row.label, environment, name)
+        ready = all(shares.size for shares in dense) and max(shares.mean() for shares in dense) >= COMPARABLE
+        if name in data and ready and len(found) >= LEAST:
+            gaps.append(found)
+    if not gaps:
+        return untested(f"no environment in which a dense network has learned, with {LEAST} seeds")
+    about = f"of the behaviour's return, {plural(sum(map(len, gaps)), 'pair')}, {updates(results)}"
+    return mean_of(gaps, about, "+.0%").verdict()
+
+
+CRITIC = [
+    Claim(
+        text=f"BCQ beats BC on {kind} data ({row.label}).",
+        check=partial(critic_adds, row=row, data=names),
+        ours=True,
+    )
+    for row in (DENSE, SNIP)
+    for kind, names in DATA.items()
+]
+
+ABLATIONS = [
+    *(
+        Claim(
+            text=f"{environment}: BCQ keeps performance with {PRUNED_PARTS[network]} pruned at 95 %.",
+            check=partial(
+                kept_return,
+                sparse=ABLATION[environment, network],
+                dense=ABLATION[environment, "none"],
+                environment=environment,
+                policy="bcq",
+                least=COMPARABLE,
+            ),
+            ours=True,
+        )
+        for environment, network in itertools.product(ABLATED, PRUNED_PARTS)
+    ),
+    *(
+        Claim(
+            text=f"{environment}: pruning the VAE alone costs BCQ more than the actor or the critic alone.",
+            check=partial(costs_most, environment=environment),
+            ours=True,
+        )
+        for environment in ABLATED
+    ),
+]
+
+CLAIMS = {
+    "ablation": ABLATIONS,
+    "critic": CRITIC,
+    "learning": [
+        Claim(
+            text=f"{policy.upper()}: {slow.label} needs more updates than {fast.label} to reach {100 * level:.0f} % of "
+            "what dense networks end at.",
+            check=partial(slower, slow=slow, fast=fast, level=level, policy=policy),
+            ours=True,
+        )
+        for policy, level in itertools.product(("bcq", "bc"), LEVELS)
+        for slow, fast in SLOWER
+    ]
+    + [
+        Claim(
+            text=f"At equal sparsity, networks with more blind inputs score lower ({policy.upper()}).",
+            check=partial(blind_score_lower, policy=policy),
+            ours=True,
+        )
+        for policy in ACTING
+    ],
+}

@@ -1,0 +1,1 @@
+"""Acting in simulators: standardized states, policies, rollouts."""

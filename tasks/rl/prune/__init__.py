@@ -1,0 +1,1 @@
+"""Pruning: the scores, the masks, and what remains of the networks."""

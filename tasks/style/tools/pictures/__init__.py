@@ -1,0 +1,1 @@
+"""Styles put on pictures: many at once, in regions, with knobs; and how good they are."""

@@ -1,0 +1,116 @@
+"""`retable style judge`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from retable.platform.console import console, progress_bar
+from retable.platform.errors import UserError
+from retable.tasks.style.data_cli import Where
+
+if TYPE_CHECKING:
+    from retable.platform.store.storage import Storage
+    from retable.tasks.style.networks.backbones import BackboneNetwork
+
+COLUMNS = {
+    "lattice": ".0f",
+    "burnt": ".2%",
+    "tone": ".2f",
+    "spike": ".0%",
+    "style_error": ".3f",
+    "content_error": ".3f",
+    "flicker": ".2f",
+}
+"""Measures and how they are printed."""
+
+
+def judge(
+    judged: Annotated[list[str], typer.Argument(help="Networks, as --style takes them, and pictures: files.")],
+    painting: Annotated[
+        str, typer.Option(help="What networks are compared with: a file or a shipped painting; none: by their name.")
+    ] = "",
+    photograph: Annotated[
+        list[Path] | None, typer.Option(help="What networks stylise; may be repeated. None: the shipped photographs.")
+    ] = None,
+    size: Annotated[int, typer.Option(help="Longer side of the photographs, in pixels.", min=256)] = 512,
+    weights: Annotated[
+        str, typer.Option(help="Of the judge, a SqueezeNet: random, imagenet, or a file (`retable style weights`).")
+    ] = "random",
+    storage: Where = "results",
+) -> None:
+    """Measure networks and pictures: what one sees in them, as numbers. Lower is better throughout.
+
+    lattice: power at periods of 2 and 4 pixels over its surroundings; photographs have up to 20, a visible lattice
+    hundreds. burnt: pixels that are all black or all white, beyond the photograph's. tone: 1 minus the correlation of
+    the blurred luma of result and photograph; published networks have 0.1 to 0.2. spike: photographs with a sliver of a
+    color that is none of the picture's, where few pixels hold a channel's energy. style_error, content_error: to the
+    painting and to the photograph, as a network sees them that trained none of them. flicker: change of what stays in
+    view while a crop moves, over that of the noisy photograph itself. Of pictures the first two are measured.
+
+    Example: `retable style judge great_wave mine.safetensors --painting great_wave`
+    """
+    from rich.table import Table
+
+    from retable.platform.store.storage import Storage
+    from retable.tasks.style.apply.judge import burnt, judge_network, lattice
+    from retable.tasks.style.files import assets, images
+    from retable.tasks.style.tools.pictures.stylise import find_network
+
+    where = Storage.open(storage)
+    shown = [images.fit(images.read(path).pixels, size) for path in photograph or assets.photographs().values()]
+    table = Table("", *(name.replace("_", " ") for name in COLUMNS))
+    network = None
+    with progress_bar("judging") as show:
+        for done, name in enumerate(judged, 1):
+            if is_picture(name):
+                pixels = images.read(Path(name)).pixels
+                table.add_row(name, f"{lattice(pixels):.0f}", f"{burnt(pixels):.2%}")
+            else:
+                network = network or backbone(weights, where)
+                works = [images.read(find_work(painting or name)).pixels]
+                found = asdict(judge_network(find_network(name, where), shown, works, network))
+                table.add_row(name, *(format(found[key], how) for key, how in COLUMNS.items()))
+            show(done, len(judged))
+    console.print(table)
+    console.print(f"judge: SqueezeNet 1.0, weights {weights}; {len(shown)} photographs, longer side {size} pixels")
+
+
+def is_picture(name: str) -> bool:
+    """Say whether a name is a picture's file, by its suffix."""
+    from retable.tasks.style.tools.pictures.batches import SUFFIXES
+
+    return Path(name).suffix.lower() in SUFFIXES
+
+
+def find_work(name: str) -> Path:
+    """Return the painting that a name means; of a network's name, the painting that is called so.
+
+    Raises:
+        UserError: where there is none.
+    """
+    from retable.tasks.style.files import assets
+
+    shipped = assets.paintings()
+    stem = name.rpartition(":")[2] if not Path(name).is_file() else Path(name).stem
+    found = Path(name) if is_picture(name) else shipped.get(stem)
+    if found is None:
+        raise UserError(f"{name}: say which painting it is after: --painting FILE, or {', '.join(shipped)}")
+    return found
+
+
+def backbone(named: str, storage: Storage) -> BackboneNetwork:
+    """Return the judge.
+
+    Raises:
+        UserError: where its weights cannot be had.
+    """
+    from retable.tasks.style.config import Squeezenet
+    from retable.tasks.style.networks.backbones import build
+    from retable.tasks.style.networks.weights import import_weights
+
+    known = import_weights(Path(named), storage) if Path(named).is_file() else named
+    return build(Squeezenet(weights=known, normalise=False), 0, storage)

@@ -1,0 +1,250 @@
+"""Videos, stylised as a stream: a thread decodes, one stylises and the caller encodes, a few batches apart.
+
+No frame is ever on disk, and memory does not grow with the video's length. The paper (section IV) extracts all frames
+first, and stylises them in batches; here too a batch goes through the network at once. Sound, timestamps and everything
+else of the file are kept; see `frames`.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from jaxtyping import UInt8
+from torch import Tensor
+
+from retable.platform.errors import UserError, disk_errors
+from retable.platform.execute.session import cluster_resources, cpu_share
+from retable.tasks.style.tools.video import frames as files
+from retable.tasks.style.tools.video.frames import CODECS, Clip, Frame, Reader
+
+Pictures = UInt8[Tensor, "batch 3 height width"]
+Stylise = Callable[[Iterator[Pictures]], Iterator[Pictures]]
+"""Stylises a stream of batches of pictures: as many frames come out as go in, in order, in batches of any size.
+`partial(map, function)` makes one of a function of a batch."""
+T = TypeVar("T")
+
+DEPTH = 1
+"""Batches that wait between two stages: while one is worked on, the next is ready."""
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """A batch of pictures and the shot that it lies in: what a network is given."""
+
+    pictures: Pictures
+    shot: int = 0
+    reference: Pictures | None = None
+    """The shot's first pictures, from which statistics are taken; none: every picture has its own."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """What became of a video."""
+
+    frames: int
+    seconds: float
+    """How long it took."""
+    notes: tuple[str, ...]
+    """What the user should know: a file that ends too early, tracks that were not kept."""
+
+
+def stylise_video(
+    source: Path,
+    target: Path,
+    stylise: Stylise,
+    batch: int = 4,
+    size: int = 0,
+    crf: int = 18,
+    reader: Reader = "pyav",
+    overwrite: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+    start: float = 0.0,
+    duration: float | None = None,
+) -> Written:
+    """Decode a video, stylise its frames and encode them, with its sound.
+
+    Args:
+        source: any file that FFmpeg reads.
+        target: .mp4, .mov or .mkv (H.264), or .webm (VP9). It appears when it is whole, and never before.
+        stylise: what makes stylised batches of batches; uint8 (batch, 3, height, width).
+        batch: frames that go through the network at once.
+        size: pixels of the longer side; 0: the video's own size.
+        crf: the encoder's quality on its own scale; lower is better, and larger.
+        reader: pyav, or opencv: the paper's.
+        overwrite: whether an existing `target` is replaced.
+        progress: called with the frames done and in all (0: unknown).
+        start: seconds of the video that are passed over.
+        duration: seconds that are stylised; none: all that are left.
+
+    Raises:
+        UserError: where the source is no video or the target cannot be written.
+    """
+    started, notes = time.monotonic(), list[str]()
+    with whole(source, target, overwrite) as path:
+        clip = files.probe(source, start, duration)
+        decoded = files.read(clip, notes, size, reader)
+        with closing(stylised(decoded, stylise, batch)) as made:
+            count = files.write(path, clip, counted(made, clip, progress), notes, crf)
+    return Written(count, time.monotonic() - started, tuple(dict.fromkeys(notes)))
+
+
+def counted(frames: Iterable[Frame], clip: Clip, progress: Callable[[int, int], None] | None) -> Iterator[Frame]:
+    """Pass frames on and tell how many there were."""
+    for number, frame in enumerate(frames, 1):
+        yield frame
+        if progress:
+            progress(number, max(number, clip.frames) if clip.frames else 0)
+
+
+@contextmanager
+def whole(source: Path, target: Path, overwrite: bool) -> Iterator[Path]:
+    """Give a name to write to, which becomes `target` if the block ends well and vanishes if it does not.
+
+    Raises:
+        UserError: where `target` exists, is the source, or has a suffix that is not written.
+    """
+    if target.suffix.lower() not in CODECS:
+        raise UserError(f"{target}: videos are written as {', '.join(CODECS)}")
+    if target.exists() and source.exists() and target.samefile(source):
+        raise UserError(f"{target}: is the video that is read; choose another name")
+    if target.exists() and not overwrite:
+        raise UserError(f"{target}: exists; --overwrite replaces it")
+    path = target.with_name(f".{target.stem}.{os.getpid()}{target.suffix.lower()}")
+    with disk_errors(str(target)):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            yield path
+            os.replace(path, target)
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def stylised(frames: Iterator[Frame], stylise: Stylise, batch: int) -> Generator[Frame]:
+    """Stylise a stream of frames in batches, reading and working ahead; timestamps stay with their frames."""
+    times: deque[tuple[int, int]] = deque()
+
+    def batches() -> Iterator[Tensor]:
+        while group := list(islice(frames, batch)):
+            times.extend((frame.pts, frame.duration) for frame in group)
+            yield torch.from_numpy(np.stack([frame.picture for frame in group])).permute(0, 3, 1, 2).contiguous()
+
+    with closing(ahead(batches(), DEPTH)) as decoded, closing(ahead(stylise(decoded), DEPTH)) as made:
+        for pictures in made:
+            for picture in pictures.permute(0, 2, 3, 1).numpy():
+                yield Frame(*times.popleft(), picture)
+    if times:
+        raise RuntimeError(f"{len(times)} frames went into the network and did not come out")
+
+
+def ahead(items: Iterable[T], depth: int) -> Generator[T]:
+    """Yield `items` as a thread makes them, at most `depth` of them early. Closing it stops the thread.
+
+    Raises:
+        BaseException: what the making of an item raised.
+    """
+    ready: queue.Queue[list[T] | BaseException | None] = queue.Queue(depth)
+    stopped = threading.Event()
+
+    def fill() -> None:
+        try:
+            for item in items:
+                ready.put([item])
+                if stopped.is_set():
+                    break
+            ready.put(None)
+        except BaseException as error:
+            ready.put(error)
+
+    thread = threading.Thread(target=fill, daemon=True)
+    thread.start()
+    try:
+        while (got := ready.get()) is not None:
+            if isinstance(got, BaseException):
+                raise got
+            yield got[0]
+    finally:
+        stopped.set()
+        while thread.is_alive():  # it may wait for room
+            with suppress(queue.Empty):
+                ready.get_nowait()
+            thread.join(0.01)
+
+
+def on_cluster(
+    function: Callable[[Piece], Pictures], pieces: Iterable[Piece], workers: int
+) -> Iterator[tuple[Piece, Pictures]]:
+    """Apply `function` to pieces with Ray actors, in order; at most two pieces an actor are on their way.
+
+    Pictures travel as uint8 through the object store, a shot's reference once. An actor that is lost is started again
+    and its pieces repeated. Ray must run.
+
+    Args:
+        function: picklable; called in the actors, so it may keep what it has worked out for a shot.
+        pieces: an iterator is read as fast as pieces are finished.
+        workers: how many actors; each has a GPU, or a share of one, where the cluster has any.
+
+    Raises:
+        UserError: where the cluster has too few CPUs.
+    """
+    import ray
+
+    gpus = gpu_share(workers, int(cluster_resources().get("GPU", 0.0)))
+    needs: dict[str, Any] = {"num_gpus": gpus, "num_cpus": 0} if gpus else {"num_cpus": cpu_share(workers)}
+    actor: Any = ray.remote(max_restarts=-1, max_task_retries=3, **needs)(_Worker)
+    held = ray.put(function)
+    actors = [actor.remote(held) for _ in range(workers)]
+    waiting: deque[tuple[Piece, Any]] = deque()
+    shot, reference = -1, None
+    try:
+        for number, piece in enumerate(pieces):
+            if piece.reference is not None and piece.shot != shot:
+                shot, reference = piece.shot, ray.put(piece.reference.numpy())
+            if len(waiting) == 2 * workers:
+                done, result = waiting.popleft()
+                yield done, _tensor(ray.get(result))
+            arguments = (piece.pictures.numpy(), piece.shot, reference)
+            waiting.append((piece, actors[number % workers].run.remote(*arguments)))
+        while waiting:
+            done, result = waiting.popleft()
+            yield done, _tensor(ray.get(result))
+    finally:
+        for one in actors:
+            ray.kill(one)
+
+
+def gpu_share(workers: int, gpus: int) -> float:
+    """Return how much of a GPU each worker may reserve so that all of them fit; 0 where there is none.
+
+    No worker lies across two GPUs, so the share follows from the most that one GPU holds. Ray counts in ten-thousandths
+    and rounds to the nearest, so the share is rounded down here.
+    """
+    return 10_000 // -(-workers // gpus) / 10_000 if gpus else 0.0
+
+
+class _Worker:
+    """The Ray actor that stylises."""
+
+    def __init__(self, function: Callable[[Piece], Pictures]) -> None:
+        self.function = function
+
+    def run(self, pictures: Any, shot: int, reference: Any) -> Any:
+        """Stylise one piece; arrays in, an array out."""
+        known = None if reference is None else _tensor(reference)
+        return self.function(Piece(_tensor(pictures), shot, known)).numpy()
+
+
+def _tensor(array: Any) -> Tensor:
+    """Copy an array out of the object store, whose memory is read-only and should be free again."""
+    return torch.from_numpy(array.copy())

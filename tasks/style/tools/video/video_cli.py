@@ -1,0 +1,217 @@
+"""`retable style video`."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from rich.progress import Progress, TextColumn
+
+from retable.platform.console import console
+from retable.platform.errors import UserError
+from retable.platform.store.storage import Storage
+from retable.platform.text import clock
+from retable.tasks.style.files import assets
+from retable.tasks.style.tools.pictures.knobs import STYLE_SCALE, Knobs, Precision, spread
+
+if TYPE_CHECKING:
+    from retable.tasks.style.networks.tiling import Precision as Arithmetic
+    from retable.tasks.style.tools.video.steady import Finish
+    from retable.tasks.style.tools.video.video import Pictures, Piece
+
+SAMPLE = 48
+"""Frames that --measure looks at."""
+EVERY = 10.0
+"""Seconds between two lines of progress where there is no terminal."""
+
+
+@spread
+def video(
+    source: Annotated[Path, typer.Argument(help="The video to stylise.")],
+    target: Annotated[Path, typer.Argument(help="The video to write: .mp4, .mov, .mkv (H.264) or .webm (VP9).")],
+    style: Annotated[
+        list[str],
+        typer.Option(
+            "--style",
+            help="A style of the zoo, a weights file, or a run's fingerprint; by version1 a painting. "
+            "Several: of a mask's colours, NAME@ff0000.",
+        ),
+    ],
+    by: Annotated[
+        Literal["network", "version1"],
+        typer.Option(help="version1: optimise each frame, begun with the one before: a painting, and minutes a frame."),
+    ] = "network",
+    steady: Annotated[
+        Literal["off", "statistics", "flow"],
+        typer.Option(help="Against flicker: statistics fixed over a shot; flow also blends along the motion."),
+    ] = "off",
+    measure: Annotated[bool, typer.Option("--measure", help=f"Measure flicker on the first {SAMPLE} frames.")] = False,
+    beside: Annotated[bool, typer.Option("--beside", help="Show the video on the left of the result.")] = False,
+    size: Annotated[int, typer.Option(help="Pixels of the longer side; 0: the video's own.", min=0)] = 0,
+    start: Annotated[float, typer.Option(help="Seconds of the video to pass over.", min=0)] = 0.0,
+    duration: Annotated[float | None, typer.Option(help="Seconds to stylise; none: to the end.", min=0.001)] = None,
+    original_colours: Annotated[bool, typer.Option("--original-colours", help="Keep the video's colours.")] = False,
+    strength: Annotated[float, typer.Option(help="Share of the stylised picture.", min=0, max=1)] = 1.0,
+    mask: Annotated[
+        Path | None,
+        typer.Option(help="A picture: what is stylised is white, black is not. Or regions: --style NAME@COLOUR."),
+    ] = None,
+    batch: Annotated[int, typer.Option(help="Frames that go through the network at once.", min=1)] = 4,
+    precision: Precision = "auto",
+    workers: Annotated[int, typer.Option(help="Ray actors that stylise; 0: this process does.", min=0)] = 0,
+    crf: Annotated[int, typer.Option(help="Quality of the encoder: lower is better.", min=0, max=51)] = 18,
+    reader: Annotated[Literal["pyav", "opencv"], typer.Option(help="opencv: the paper's, constant rate.")] = "pyav",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the target.")] = False,
+    storage: Annotated[str, typer.Option(envvar="RETABLE_STORAGE", help="Where runs lie.")] = "results",
+    *,
+    knobs: Knobs,
+) -> None:
+    """Stylise a video; sound, frame rate, timestamps and size are kept.
+
+    Example: `retable style video holiday.mp4 waves.mp4 --style great_wave --steady flow`
+
+    Two regions: `... --style great_wave@ff0000 --style the_scream@0000ff --mask regions.png`
+    """
+    from retable.platform.execute.session import ray_cluster
+    from retable.tasks.style.tools.video.steady import Flicker, stylise_stream
+    from retable.tasks.style.tools.video.video import stylise_video
+
+    if not source.exists():
+        raise UserError(f"{source}: no such file")
+    if by == "version1" and (workers or measure or steady == "statistics"):
+        raise UserError("--by version1 makes one frame after the other; leave out --workers, --measure, statistics")
+    look = Look(original_colours, strength, mask)
+    stylist = by_names(by, style, precision, look, knobs, Storage.open(storage))
+    meters: dict[str, Flicker] = {}
+    stylise = stylise_stream(stylist, steady, workers, meters if measure else None, SAMPLE, beside)
+    with ray_cluster() if workers else nullcontext(), frame_bar(str(target)) as progress:
+        written = stylise_video(
+            source,
+            target,
+            stylise,
+            batch=batch,
+            size=size,
+            crf=crf,
+            reader=reader,
+            overwrite=overwrite,
+            progress=progress,
+            start=start,
+            duration=duration,
+        )
+    speed = written.frames / max(written.seconds, 1e-9)
+    console.print(f"{target}: {written.frames} frames in {clock(written.seconds)}, {speed:.1f} frames/s", markup=False)
+    for note in written.notes:
+        console.print(f"{source}: {note}", markup=False)
+    for line in flicker_lines({name: meter.result() for name, meter in meters.items()}, steady):
+        console.print(line, markup=False)
+
+
+@dataclass(frozen=True)
+class Look:
+    """What is done to stylised frames, as it was asked for; see `Finish`."""
+
+    original_colours: bool = False
+    strength: float = 1.0
+    mask: Path | None = None
+
+
+def by_names(
+    by: str,
+    styles: Sequence[str],
+    precision: Arithmetic,
+    look: Look,
+    knobs: Knobs,
+    storage: Storage,
+) -> Callable[[Piece], Pictures]:
+    """Return what stylises pieces of a video by one style, or by one of each colour of the mask.
+
+    Raises:
+        UserError: where there is no such style, options are of the other way, or colours and mask do not fit.
+    """
+    from retable.tasks.style.tools.pictures import regions
+    from retable.tasks.style.tools.video.steady import Finish, Regional
+
+    named = [regions.split(style) for style in styles]
+    colours = [colour for _, colour in named]
+    if len(named) > 1 and look.mask is None:
+        raise UserError("several --style are of a mask's regions: --mask PICTURE --style A@ff0000 --style B@0000ff")
+    mask = regions.open_mask(look.mask, colours)
+    if not any(colours):
+        finish = Finish(look.original_colours, look.strength, mask)
+        return by_name(by, styles[0], precision, finish, knobs, storage)
+    assert mask is not None
+    finish = Finish(look.original_colours)
+    stylists = [by_name(by, name, precision, finish, knobs, storage) for name, _ in named]
+    return Regional(stylists, mask, look.strength)
+
+
+def by_name(
+    by: str, style: str, precision: Arithmetic, finish: Finish, knobs: Knobs, storage: Storage
+) -> Callable[[Piece], Pictures]:
+    """Return what stylises pieces of a video: a network, or an optimisation of each frame.
+
+    Raises:
+        UserError: where there is no such style, or options are of the other way.
+    """
+    from retable.tasks.style.tools.pictures.stylise import Options, find_network, find_painting, open_paintings
+    from retable.tasks.style.tools.video.painted import Painter
+    from retable.tasks.style.tools.video.steady import Stylist
+
+    changes = knobs.changes()
+    if knobs.history:
+        raise UserError("--history is of one picture: retable style image")
+    if by == "network":
+        scale = knobs.style_scale or 1.0
+        changes.pop(STYLE_SCALE, None)
+        if changes or knobs.like:
+            raise UserError(f"{min(changes, default=f'--like {knobs.like}')} is of paintings; add --by version1")
+        return Stylist(find_network(style, storage), precision, finish, scale)
+    painting = find_painting(style) or assets.paintings().get(style)
+    if painting is None:
+        raise UserError(f"--style {style}: by version1, a picture's file or one of {', '.join(assets.paintings())}")
+    options = Options(size=0, precision=precision, like=knobs.like or "", changes=changes)
+    return Painter(open_paintings([painting], options, storage), finish)
+
+
+def flicker_lines(found: Mapping[str, Mapping[str, float]], steady: str) -> Iterator[str]:
+    """Write measured flicker, a line each: the source, without steadiness, and as written."""
+    for name, values in found.items():
+        said = {"source": "source", "off": "--steady off", "result": f"--steady {steady}"}[name]
+        static, warp = values["static_change"], values["warp_error"]
+        yield f"flicker of the first frames, {said}: static pixels {static:.2f}/255, warp error {warp:.4f}"
+
+
+@contextmanager
+def frame_bar(title: str) -> Iterator[Callable[[int, int], None]]:
+    """Show frames done, frames a second and the time left: a bar in a terminal, else a line now and then.
+
+    The function given to the block takes the frames so far and in all (0: unknown).
+    """
+    started = said = time.monotonic()
+    bar = Progress(
+        *Progress.get_default_columns(),
+        TextColumn("{task.fields[speed]:.1f} frames/s"),
+        console=console,
+        transient=True,
+        disable=not sys.stdout.isatty(),
+    )
+    job = bar.add_task(title, total=None, speed=0.0)
+
+    def advance(done: int, total: int) -> None:
+        nonlocal said
+        now = time.monotonic()
+        speed = done / max(now - started, 1e-9)
+        bar.update(job, completed=done, total=total or None, speed=speed)
+        if bar.disable and now - said >= EVERY:
+            said = now
+            left = f", about {clock((total - done) / speed)} left" if total else ""
+            console.print(f"{title}: {done}/{total or '?'} frames, {speed:.1f} frames/s{left}", markup=False)
+
+    with bar:
+        yield advance

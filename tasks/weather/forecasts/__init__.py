@@ -1,1 +1,0 @@
-"""What becomes of a run: submissions, netCDF, verification; and weights of others as runs."""

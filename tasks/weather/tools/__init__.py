@@ -1,0 +1,1 @@
+"""What serves no table: rain composites of weather services, and what becomes of forecasts."""

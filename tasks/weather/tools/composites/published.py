@@ -1,0 +1,547 @@
+"""The layouts in which composites of rain are published: what a file says of itself, and its rain rate.
+
+Read are OPERA's and others' ODIM_H5 (rate, accumulation or reflectivity), NWC-SAF's netCDF-4, KNMI's HDF5, the netCDF
+of Australia's Bureau of Meteorology, the PGM of Finland's FMI and, by `grib`, MRMS's GRIB2. `PRODUCTS` defines each.
+
+Sources: Michelson et al. 2014, *EUMETNET OPERA weather radar information model for implementation with the HDF5 file
+format*, version 2.2; NWC SAF, *Data output format for the NWC/GEO*, 2016; of the others what their files say.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+import pyproj
+
+from retable.platform.errors import UserError
+from retable.tasks.weather.tools.composites import grib
+from retable.tasks.weather.tools.composites.opening import LARGEST, content, form_of, hdf5
+from retable.tasks.weather.tools.composites.resample import PIXEL, plane
+from retable.tasks.weather.w4c import layout
+from retable.tasks.weather.w4c.frames import check_filters
+from retable.tasks.weather.w4c.preprocess import HIGHEST_RATE, MISSING, UNDETECTED
+
+Array = npt.NDArray[Any]
+Quantity = Literal["rate", "accumulation", "reflectivity"]
+Relation = tuple[float, float]
+"""a and b of Z = a R^b."""
+
+SUFFIXES = (".h5", ".hdf", ".hdf5", ".nc", ".nc4", ".pgm", ".pgm.gz", *grib.SUFFIXES)
+"""Usual names of composites: a file so named that cannot be read is reported, one of another name is ignored."""
+WANTED: Mapping[str, Quantity] = {"RATE": "rate", "ACRR": "accumulation", "DBZH": "reflectivity", "TH": "reflectivity"}
+"""ODIM's quantities that are rain, the best first."""
+MARSHALL_PALMER = (200.0, 1.6)
+"""The relation of a product that has no other (Marshall and Palmer 1948)."""
+WIDTHS = (50.0, 50_000.0)
+"""Widths in metres that a pixel may have; what says another is damaged."""
+YEARS = (1950, 2100)
+"""Years that a composite may be of."""
+HEADER = 1 << 16
+"""Bytes of a picture that hold its header."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The pixels of a composite; row 0 lies in the north."""
+
+    shape: tuple[int, int]
+    pixel: float | None
+    """Width in metres in the projection's plane (of a satellite's own grid: below the satellite); None: not said."""
+    projdef: str
+    """PROJ's string; empty: not said."""
+    corner: tuple[float, float] | None
+    """The upper left corner of the upper left pixel, x and y in the projection's metres; None: not known."""
+
+
+@dataclass(frozen=True)
+class Described:
+    """What a file says of itself."""
+
+    product: str
+    time: datetime
+    grid: Grid
+    quantity: Quantity
+    minutes: float = 0.0
+    """Interval of an accumulation."""
+    relation: Relation | None = None
+    """By which reflectivity becomes a rate."""
+    resampled: str = ""
+    """What the reader does to the file's pixels, in words; empty: nothing."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """A map in a file, and the meaning of its numbers."""
+
+    key: str
+    """Of an HDF5 file."""
+    quantity: Quantity
+    scale: float = 1.0
+    offset: float = 0.0
+    sentinels: tuple[tuple[float, float], ...] = ()
+    """Raw values that are no rain, and `MISSING` or `UNDETECTED`."""
+    minutes: float = 0.0
+    """Of an accumulation."""
+    relation: Relation | None = None
+    """Of reflectivity; None: the product's."""
+
+
+@dataclass(frozen=True)
+class Product:
+    """How one provider publishes rain."""
+
+    title: str
+    field: Callable[[Path, Any], Field]
+    """Finds the map of rain in an open file."""
+    place: Callable[[Path, Any, tuple[int, int]], tuple[datetime, Grid]]
+    """Returns the nominal time (UTC; of an accumulation its end) and the grid, given the map's shape."""
+    relation: Relation = MARSHALL_PALMER
+    """Of reflectivity, where a file gives none."""
+    holds: Callable[[h5py.File], bool] = lambda file: False
+    """Recognizes the product's HDF5 files."""
+
+
+def rates(raw: Array, field: Field) -> Array:
+    """Return rain rates, float32 in mm/h with sentinels; integers of up to 16 bits by a table of all their values.
+
+    A rate above `HIGHEST_RATE`, as of hail, is `HIGHEST_RATE`.
+    """
+    if raw.dtype.kind in "iu" and raw.dtype.itemsize <= 2 and raw.size > 1 << 8:
+        raw = raw.astype(raw.dtype.newbyteorder("="), copy=False)
+        return np.take(_table(field, raw.dtype), raw.view(f"u{raw.dtype.itemsize}"))
+    return _rates(raw, field)
+
+
+@lru_cache(maxsize=8)
+def _table(field: Field, kind: np.dtype[Any]) -> Array:
+    """Return the rate of each value of an integer type, in the order of its bits read as an unsigned number."""
+    unsigned = np.dtype(f"u{kind.itemsize}")
+    return _rates(np.arange(1 << (8 * kind.itemsize), dtype=unsigned).view(kind), field)
+
+
+def _rates(raw: Array, field: Field) -> Array:
+    with np.errstate(over="ignore", invalid="ignore"):  # what is out of range is no measurement
+        value: Array = raw * field.scale + field.offset
+        if field.quantity == "accumulation":
+            value = value * (60 / field.minutes)
+        elif field.quantity == "reflectivity":
+            a, b = field.relation or MARSHALL_PALMER
+            value = (10 ** (value / 10) / a) ** (1 / b)
+        rate: Array = value.astype(np.float32)
+    unknown = ~np.isfinite(rate)
+    np.minimum(rate, np.float32(HIGHEST_RATE), out=rate)
+    rate[unknown] = MISSING
+    for number, sentinel in field.sentinels:
+        rate[raw == number] = sentinel
+    return rate
+
+
+def describe(path: Path) -> Described:
+    """Read what a file says of itself.
+
+    Raises:
+        UserError: where the file is truncated, foreign, or holds nothing that is rain.
+    """
+    with _told(path), _opened(path, whole=False) as (name, file):
+        field = field_of(path, file, name)
+        time, grid = PRODUCTS[name].place(path, file, _raw(path, file, field).shape)
+        if time.tzinfo is not None:
+            time = time.astimezone(UTC).replace(tzinfo=None)
+        resampled = grib.METHOD if name == "mrms" else ""
+        found = Described(name, time, grid, field.quantity, field.minutes, field.relation, resampled)
+        _check_range(path, found)
+        return found
+
+
+@contextmanager
+def _opened(path: Path, whole: bool = True) -> Iterator[tuple[str, Any]]:
+    """Open a file and say which product it is; of a picture that is not read `whole`, the header."""
+    match form_of(path):
+        case "grib":
+            yield "mrms", grib.message(path)
+        case "pgm":
+            yield "fmi", _picture(content(path) if whole else content(path, HEADER), whole)
+        case "archive":
+            raise UserError(f"{path}: is an archive; unpack it, and give the folder of what it holds")
+        case _:
+            with hdf5(path) as file:
+                yield _product(path, file), file
+
+
+def field_of(path: Path, file: Any, product: str) -> Field:
+    """Return the map of rain in a file of a product, and the meaning of its numbers."""
+    found = PRODUCTS[product].field(path, file)
+    if found.quantity != "reflectivity":
+        return found
+    return replace(found, relation=found.relation or PRODUCTS[product].relation)
+
+
+def _raw(path: Path, file: Any, field: Field) -> Any:
+    """Return the map of an open file: something with a shape that gives windows."""
+    if not isinstance(file, h5py.File):
+        return file.pixels
+    _check_own(path, file, field.key)
+    return file[field.key]
+
+
+def _check_range(path: Path, found: Described) -> None:
+    """Refuse what no composite says of itself, and what would not fit into memory."""
+    (height, width), pixel = found.grid.shape, found.grid.pixel
+    said = ""
+    if pixel is not None and not WIDTHS[0] <= pixel <= WIDTHS[1]:
+        said = f"pixels of {pixel:g} m"
+    elif height * width > LARGEST:
+        said = f"{height} x {width} pixels"
+    elif not YEARS[0] <= found.time.year < YEARS[1]:
+        said = f"to be of {found.time}"
+    if said:
+        raise UserError(f"{path}: says {said}, which no composite has; download it again or remove it")
+
+
+def read(path: Path, rows: slice, columns: slice, relation: Relation | None = None) -> Array:
+    """Return the rain rate of a window of the described grid, float32 (rows, columns) in mm/h, with sentinels.
+
+    `relation` replaces the file's or product's own.
+
+    Raises:
+        UserError: where the file cannot be read.
+    """
+    with _told(path), _opened(path) as (name, file):
+        field = field_of(path, file, name)
+        if relation and field.relation:
+            field = replace(field, relation=relation)
+        if name == "mrms":
+            return np.minimum(grib.read(file)[rows, columns], np.float32(HIGHEST_RATE))
+        return rates(_raw(path, file, field)[rows, columns], field)
+
+
+def _product(path: Path, file: h5py.File) -> str:
+    """Return the product of an HDF5 file."""
+    found = [name for name, product in PRODUCTS.items() if product.holds(file)]
+    if not found:
+        raise UserError(
+            f"{path}: neither an ODIM_H5 composite nor one of NWC-SAF (crr_intensity), KNMI or the Bureau of "
+            "Meteorology; remove it"
+        )
+    return found[0]
+
+
+def _linear(attributes: Mapping[str, Any]) -> tuple[float, float, tuple[tuple[float, float], ...]]:
+    """Return scale, offset and sentinels of a netCDF variable, packed or not."""
+    scale, offset = _number(attributes.get("scale_factor", 1.0)), _number(attributes.get("add_offset", 0.0))
+    names = ("_FillValue", "missing_value")
+    return scale, offset, tuple((_number(attributes[name]), MISSING) for name in names if name in attributes)
+
+
+def _crr_field(_: Path, file: h5py.File) -> Field:
+    return Field("crr_intensity", "rate", *_linear(file["crr_intensity"].attrs))
+
+
+def _bom_field(path: Path, file: h5py.File) -> Field:
+    minutes = (_number(file["valid_time"][()]) - _number(file["start_time"][()])) / 60
+    _check_minutes(path, minutes)
+    return Field("precipitation", "accumulation", *_linear(file["precipitation"].attrs), minutes)
+
+
+def _check_minutes(path: Path, minutes: float) -> None:
+    """Refuse an accumulation without an interval, or whose interval is longer than the layout's step."""
+    if not 0 < minutes <= layout.STEP:
+        needs = f"a rain rate of each quarter of an hour needs one of {layout.STEP} at most"
+        raise UserError(f"{path}: an accumulation of {minutes:g} minutes; {needs}")
+
+
+def _odim_field(path: Path, file: h5py.File) -> Field:
+    """Find an ODIM file's best map of rain; attributes that lack have ODIM's defaults."""
+    found: dict[str, tuple[str, str]] = {}
+    seen = []
+    for dataset in sorted(name for name in file if name.startswith("dataset")):
+        for data in sorted(name for name in file[dataset] if name.startswith("data")):
+            what = _inherited(file, "what", dataset, data)
+            seen.append(_text(what["quantity"]) if "quantity" in what else "nothing named")
+            found.setdefault(seen[-1], (dataset, data))
+    refused = []
+    for name in WANTED:
+        if name in found:
+            try:
+                return _odim_meaning(path, file, WANTED[name], *found[name])
+            except UserError as error:  # an hour's sum may stand beside reflectivity
+                refused.append(error)
+    if refused:
+        raise refused[0]
+    raise UserError(f"{path}: holds {', '.join(seen) or 'no data'} but none of {', '.join(WANTED)}")
+
+
+def _inherited(file: h5py.File, group: str, dataset: str, data: str) -> dict[str, Any]:
+    """Return a map's attributes: those of the data overrule those of the data set, and these the file's (section 4)."""
+    groups = [name for name in (group, f"{dataset}/{group}", f"{dataset}/{data}/{group}") if name in file]
+    return {name: value for each in groups for name, value in file[each].attrs.items()}
+
+
+def _odim_meaning(path: Path, file: h5py.File, quantity: Quantity, dataset: str, data: str) -> Field:
+    """Return the meaning of the numbers of an ODIM map."""
+    what, how = (_inherited(file, group, dataset, data) for group in ("what", "how"))
+    marks = (("undetect", UNDETECTED), ("nodata", MISSING))
+    sentinels = tuple((_number(what[name]), value) for name, value in marks if name in what)
+    minutes, relation = 0.0, None
+    if quantity == "accumulation":
+        start, end = (_moment(what[f"{name}date"], what[f"{name}time"]) for name in ("start", "end"))
+        minutes = (end - start).total_seconds() / 60
+        _check_minutes(path, minutes)
+    if "zr_a" in how and "zr_b" in how:
+        relation = _number(how["zr_a"]), _number(how["zr_b"])
+    scale, offset = _number(what.get("gain", 1.0)), _number(what.get("offset", 0.0))
+    return Field(f"{dataset}/{data}/data", quantity, scale, offset, sentinels, minutes, relation)
+
+
+_NUMBER = r"\d+\.?\d*(?:[eE][-+]?\d+)?"
+FORMULA = re.compile(rf"GEO=([-+]*{_NUMBER})\*PV(?:([-+]+)({_NUMBER}))?")
+
+
+def _knmi_field(path: Path, file: h5py.File) -> Field:
+    """Read KNMI's calibration: `GEO=0.01*PV+0.0`, millimetres of the file's own minutes, or reflectivity."""
+    calibration, kind = file["image1/calibration"].attrs, _text(file["image1"].attrs["image_geo_parameter"])
+    formula = FORMULA.fullmatch(_text(calibration["calibration_formulas"]).replace(" ", ""))
+    if not formula:
+        raise UserError(f"{path}: its calibration formula is not understood; expected GEO=a*PV+b")
+    names = ("calibration_missing_data", "calibration_out_of_image")
+    sentinels = tuple((_number(calibration[name]), MISSING) for name in names if name in calibration)
+    sign = (-1) ** (formula[2] or "").count("-")  # KNMI writes `+ -32`
+    scale, offset = float(formula[1]), sign * float(formula[3] or 0)
+    if kind.startswith("ACCUMULATED"):
+        start, end = (_knmi_time(file, name) for name in ("start", "end"))
+        minutes = (end - start).total_seconds() / 60
+        _check_minutes(path, minutes)
+        return Field("image1/image_data", "accumulation", scale, offset, sentinels, minutes)
+    if "REFLECTIVITY" in kind:
+        return Field("image1/image_data", "reflectivity", scale, offset, sentinels)
+    raise UserError(f"{path}: holds {kind}, which is no rain; remove it")
+
+
+def _knmi_time(file: h5py.File, name: str) -> datetime:
+    text = _text(np.ravel(file["overview"].attrs[f"product_datetime_{name}"])[0])
+    return datetime.strptime(text.title(), "%d-%b-%Y;%H:%M:%S.%f")
+
+
+def _crr(path: Path, file: h5py.File, shape: tuple[int, int]) -> tuple[datetime, Grid]:
+    time = _text(file.attrs["nominal_product_time"]).removesuffix("Z")
+    return datetime.fromisoformat(time), _satellite_grid(path, file.attrs, shape)
+
+
+def _opera(path: Path, file: h5py.File, shape: tuple[int, int]) -> tuple[datetime, Grid]:
+    what = file["what"].attrs
+    places = [file[name].attrs for name in ("dataset1/where", "where") if name in file]
+    where = {name: value for place in reversed(places) for name, value in place.items()}
+    return _moment(what["date"], what["time"]), _radar_grid(path, where, shape)
+
+
+def _knmi(path: Path, file: h5py.File, shape: tuple[int, int]) -> tuple[datetime, Grid]:
+    """Read KNMI's grid, which is in kilometres, the earth's radius too."""
+    place = file["geographic"].attrs
+    across, down = (_number(place[f"geo_pixel_size_{axis}"]) for axis in "xy")
+    _check_square(path, across, -down, shape)
+    projection = _text(file["geographic/map_projection"].attrs["projection_proj4_params"])
+    metres = re.sub(r"\+(a|b)=([.\d]+)", lambda found: f"+{found[1]}={float(found[2]) * 1000:.10g}", projection)
+    left, top = _number(place["geo_column_offset"]) * across, _number(place["geo_row_offset"]) * down
+    corner = (float(round(left * 1000)) + 0.0, float(round(top * 1000)) + 0.0)
+    return _knmi_time(file, "end"), Grid(shape, across * 1000, metres, corner)
+
+
+def _bom(path: Path, file: h5py.File, shape: tuple[int, int]) -> tuple[datetime, Grid]:
+    """Read the Bureau's grid: centres of pixels on an Albers projection, north first; in kilometres, unless said."""
+    units = _text(file["x"].attrs.get("units", "km"))
+    x, y = (file[axis][:2].astype(float) / (1000 if units.startswith("m") else 1) for axis in "xy")
+    pixel, down = (round(float(step), 6) for step in (x[1] - x[0], y[0] - y[1]))
+    if pixel <= 0 or down <= 0:
+        raise UserError(f"{path}: its rows begin in the south or its columns in the east; give the Bureau's own grid")
+    _check_square(path, pixel, down, shape)
+    said = file["proj"].attrs
+    first, second = np.ravel(said["standard_parallel"])[:2]
+    minor = (
+        f"+b={_number(said['semi_minor_axis'])}"
+        if "semi_minor_axis" in said
+        else f"+rf={_number(said['inverse_flattening'])}"
+    )
+    projection = (
+        f"+proj=aea +lat_1={first:g} +lat_2={second:g} +lat_0={_number(said['latitude_of_projection_origin']):g} "
+        f"+lon_0={_number(said['longitude_of_central_meridian']):g} +a={_number(said['semi_major_axis'])} {minor} "
+        "+units=m"
+    )
+    corner = (float(x[0] - pixel / 2) * 1000, float(y[0] + pixel / 2) * 1000)
+    time = datetime.fromtimestamp(_number(file["valid_time"][()]), UTC).replace(tzinfo=None)
+    return time, Grid(shape, pixel * 1000, projection, corner)
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A PGM of FMI: levels of 0.5 dBZ above -32."""
+
+    said: Mapping[str, str]
+    """Its comments."""
+    pixels: Array
+    """All levels; of a picture of which only the header was read, zeros of the same shape."""
+
+
+def _picture(data: bytes, whole: bool) -> Picture:
+    """Read a PGM, or its header alone."""
+    header = re.match(rb"P5\s((?:#[^\n]*\n|\s)*)(\d+)\s+(\d+)\s+(\d+)\s", data)
+    if not header:
+        raise ValueError("no PGM")
+    width, height, most = (int(header[group]) for group in (2, 3, 4))
+    lines = (line.strip("# ").partition(" ") for line in header[1].decode("ascii", "replace").splitlines())
+    said = {name: value.strip() for name, _, value in lines}
+    if "Reflectivity" not in said["param"] or "obstime" not in said:
+        raise ValueError(f"holds {said['param']}, not reflectivity, or says no obstime")
+    if most > 255 or (whole and width * height != len(data) - header.end()):
+        raise ValueError(f"{len(data) - header.end()} bytes of pixels, not {width} x {height}")
+    if not whole:
+        return Picture(said, np.broadcast_to(np.uint8(0), (height, width)))
+    return Picture(said, np.frombuffer(data, np.uint8, width * height, header.end()).reshape(height, width))
+
+
+def _fmi_field(_: Path, picture: Picture) -> Field:
+    sentinels = ((float(picture.said.get("missingval", 255)), MISSING), (0.0, UNDETECTED))
+    return Field("", "reflectivity", 0.5, -32.0, sentinels)
+
+
+def _fmi(path: Path, picture: Picture, shape: tuple[int, int]) -> tuple[datetime, Grid]:
+    return datetime.strptime(picture.said["obstime"], "%Y%m%d%H%M"), _fmi_grid(path, picture.said, shape)
+
+
+def _mrms_field(path: Path, message: grib.Message) -> Field:
+    return Field("", "rate")
+
+
+def _mrms(path: Path, message: grib.Message, shape: tuple[int, int]) -> tuple[datetime, Grid]:
+    flat = plane(message.grid)
+    return message.time, Grid(flat.shape, PIXEL, flat.projdef, flat.corner)
+
+
+def _fmi_grid(path: Path, said: Mapping[str, str], shape: tuple[int, int]) -> Grid:
+    """Read FMI's grid: polar stereographic; its two widths differ by some hundred thousandths."""
+    try:
+        across, down = (float(said[f"metersperpixel_{axis}"]) for axis in "xy")
+        if said["type"] != "stereographic":
+            raise ValueError(said["type"])
+        _check_square(path, across, down, shape)
+        projection = (
+            f"+proj=stere +lon_0={float(said['centrallongitude']):g} +lat_0={float(said['centrallatitude']):g} "
+            f"+lat_ts={float(said['truelatitude']):g} +a=6371288 +b=6371288 +units=m"
+        )
+        longitude, latitude = (float(word) for word in said["bottomleft"].split())
+        lower = project(projection, longitude, latitude)
+    except (KeyError, ValueError) as error:
+        raise UserError(f"{path}: its projection is not FMI's stereographic one ({error}); remove it") from error
+    corner = None if lower is None else (lower[0], lower[1] + down * shape[0])
+    return Grid(shape, across, projection, corner)
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """Make one line of whatever a file makes its reader raise.
+
+    A file of anybody's may hold anything: numbers that overflow, text for numbers, packed data that do not unpack. To
+    list what libraries raise of it would leave out the next one.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UserError(f"{path}: not a readable composite ({reason}); download it again or remove it") from error
+
+
+def _check_own(path: Path, file: h5py.File, key: str) -> None:
+    """Refuse what is no map of numbers, or data that lie in another file, which could be any of this machine."""
+    data = file[key]
+    if not isinstance(data, h5py.Dataset) or data.ndim != 2 or data.dtype.kind not in "fiu":
+        raise UserError(f"{path}: '{key}' is no map of numbers; download it again or remove it")
+    if data.file.filename != file.filename or data.is_virtual or data.external:
+        raise UserError(f"{path}: '{key}' keeps its data in another file; download it again or remove it")
+    check_filters(path, data)
+
+
+def _check_square(path: Path, across: float, down: float, shape: tuple[int, int]) -> None:
+    """Refuse a grid whose two widths differ by so much that a pixel of the far side is half a pixel away."""
+    if not abs(across - down) * max(shape) < abs(across) / 2:
+        raise UserError(f"{path}: its pixels are not square; give composites on an equal-area grid")
+
+
+def _moment(date: Any, time: Any) -> datetime:
+    """Return a moment of ODIM's date and time."""
+    return datetime.strptime(_text(date) + _text(time), "%Y%m%d%H%M%S")
+
+
+def _number(value: Any) -> float:
+    """Return an attribute's number; netCDF writes arrays of one."""
+    return float(np.ravel(value)[0])
+
+
+def _text(value: Any) -> str:
+    """Return an attribute's text, stored with fixed or variable length."""
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _radar_grid(path: Path, where: Mapping[str, Any], shape: tuple[int, int]) -> Grid:
+    """Read ODIM's /where."""
+    if "xscale" in where and "yscale" in where:
+        _check_square(path, _number(where["xscale"]), _number(where["yscale"]), shape)
+    pixel = _number(where["xscale"]) if "xscale" in where else None
+    projdef = _text(where.get("projdef", "")).replace("+units=km", "+units=m")  # widths are in metres
+    corner = None
+    if "UL_lon" in where and "UL_lat" in where:
+        corner = project(projdef, _number(where["UL_lon"]), _number(where["UL_lat"]))
+    return Grid(shape, pixel, projdef, corner)
+
+
+def _satellite_grid(path: Path, attributes: Mapping[str, Any], shape: tuple[int, int]) -> Grid:
+    """Read NWC-SAF's grid: pixels of equal angle seen from the satellite, 3 km wide below it and wider elsewhere."""
+    if "gdal_geotransform_table" not in attributes:
+        return Grid(shape, None, "", None)
+    x, width, _, y, _, height = (float(number) for number in attributes["gdal_geotransform_table"])
+    _check_square(path, width, -height, shape)
+    return Grid(shape, width, _text(attributes.get("gdal_projection", "")), (x, y))
+
+
+def project(projdef: str, longitude: float, latitude: float) -> tuple[float, float] | None:
+    """Project degrees to metres, to the nearest metre; None where PROJ does not understand `projdef`."""
+    try:
+        x, y = pyproj.Proj(projdef)(longitude, latitude)
+    except pyproj.exceptions.CRSError:
+        return None
+    return float(round(x)) + 0.0, float(round(y)) + 0.0  # no -0
+
+
+def _has_dataset(file: h5py.File) -> bool:
+    return any(name.startswith("dataset") for name in file)
+
+
+PRODUCTS = {
+    "crr": Product("NWC-SAF convective rain rate", _crr_field, _crr, holds=lambda file: "crr_intensity" in file),
+    "knmi": Product(
+        "KNMI radar composites",
+        _knmi_field,
+        _knmi,
+        holds=lambda file: "image1/image_data" in file and "overview" in file,
+    ),
+    "bom": Product(
+        "rainfields of the Bureau of Meteorology",
+        _bom_field,
+        _bom,
+        holds=lambda file: "precipitation" in file and "valid_time" in file,
+    ),
+    "fmi": Product("FMI radar composites", _fmi_field, _fmi, relation=(223.0, 1.53)),
+    "mrms": Product("MRMS rain rates", _mrms_field, _mrms),
+    "opera": Product("ODIM_H5 radar composites", _odim_field, _opera, holds=_has_dataset),
+}
+"""Name of a product, with which region names begin -> its definition."""

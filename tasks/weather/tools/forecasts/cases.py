@@ -1,0 +1,105 @@
+"""How single forecasts are drawn beside the radar, and how often members agree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure as Drawing
+
+from retable.tasks.weather.figures import COLOURS, GREY
+from retable.tasks.weather.metrics import MINUTES
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a run says of a sequence, for a picture."""
+
+    label: str
+    probability: Array
+    """(leads, S, S), 0 to 1."""
+    threshold: Array
+    """From where on rain is forecast, of each lead time (leads,)."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One sequence, and what was forecast of it, for a picture."""
+
+    title: str
+    events: Array
+    """(leads, S, S): 0 dry, 1 rain, 2 masked."""
+    forecasts: Sequence[Forecast]
+    """Of as many for each case."""
+
+
+def draw_cases(cases: Sequence[Case]) -> Drawing:
+    """Draw what the radar saw, and below it each probability of rain with a line around where rain is forecast."""
+    from matplotlib import pyplot
+
+    leads = len(cases[0].events)
+    shown = list(range(3, leads, 4)) if leads > 3 else [leads - 1]
+    lines = 1 + len(cases[0].forecasts)
+    figure, axes = pyplot.subplots(
+        lines * len(cases),
+        len(shown),
+        figsize=(1.35 * len(shown) + 1.6, 1.45 * lines * len(cases)),
+        squeeze=False,
+        layout="constrained",
+    )
+    for number, case in enumerate(cases):
+        radar, *forecasts = axes[lines * number : lines * (number + 1)]
+        for column, lead in enumerate(shown):
+            radar[column].imshow(case.events[lead], cmap=COLOURS, vmin=0, vmax=2, interpolation="nearest")
+            radar[column].set_title(f"{MINUTES * (lead + 1) / 60:g} h", fontsize=8)
+        radar[0].set_ylabel(f"{case.title}\nradar", fontsize=8)
+        for row, forecast in zip(forecasts, case.forecasts, strict=True):
+            for axis, lead in zip(row, shown, strict=True):
+                image = draw_forecast(axis, forecast, case.events[lead], lead)
+            row[0].set_ylabel(forecast.label, fontsize=8)
+    for axis in axes.flat:
+        axis.set(xticks=[], yticks=[])
+        axis.grid(visible=False)
+    figure.colorbar(image, ax=axes, shrink=0.35, label="probability of rain", location="right")
+    return figure
+
+
+def draw_forecast(axis: Any, forecast: Forecast, events: Array, lead: int) -> Any:
+    """Draw the probability at a lead time, grey where there is no radar, and return the image."""
+    axis.set_facecolor("#c9c4b8")
+    hidden = np.ma.masked_where(events == 2, forecast.probability[lead])
+    edge = forecast.probability[lead] >= forecast.threshold[lead] - 1e-6
+    if edge.any() and not edge.all():
+        axis.contour(edge, levels=[0.5], colors="#b3261e", linewidths=0.9)
+    return axis.imshow(hidden, cmap=PROBABLE, vmin=0, vmax=1, interpolation="nearest")
+
+
+PROBABLE = LinearSegmentedColormap.from_list("rain", ["#f4f1ea", "#9db7ea", "#2457c5", "#122b63"])
+
+
+def draw_agreement(table: Array) -> Drawing:
+    """Draw how often it rained where k of n members forecast rain, and how often k members did; see `agreement`."""
+    from matplotlib import pyplot
+
+    members = len(table) - 1
+    figure, (axis, beside) = pyplot.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
+    share = np.arange(members + 1) / members
+    pixels = table.sum(axis=1)
+    axis.plot([0, 1], [0, 1], linewidth=1, linestyle="--", color=GREY)
+    rate = np.divide(table[:, 1], pixels, out=np.full(members + 1, np.nan), where=pixels > 0)
+    axis.plot(share, rate, color="#2457c5", marker="o")
+    axis.set(
+        title="it rained where so many agree", ylabel="it rained", ylim=(0, 1), xlabel="members that forecast rain"
+    )
+    beside.bar(range(members + 1), pixels / max(pixels.sum(), 1), color="#2457c5")
+    beside.set(title="how often so many agree", ylabel="share of pixels", xlabel="members that forecast rain")
+    beside.set_yscale("log")
+    beside.set_xticks(range(members + 1))
+    axis.set_xticks(share, [f"{k} of {members}" for k in range(members + 1)])
+    return figure

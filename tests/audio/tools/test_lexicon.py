@@ -1,0 +1,148 @@
+"""Words that a model was not trained on: endings, typing errors, anchors, and that files carry them."""
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.torch import load, save
+
+from retable.platform.errors import UserError
+from retable.platform.models.zoo import zoo
+from retable.platform.store.storage import Storage
+from retable.tasks.audio.export import read_export, with_anchors
+from retable.tasks.audio.tools.embed import lexicon
+from retable.tasks.audio.tools.embed.lexicon import PREFIX, Anchors, anchors_of, table
+from retable.tasks.audio.tools.embed.words import read_words
+from retable.tasks.audio.tools.search.anchors import fit, sentences
+from retable.tasks.audio.tools.search.opening import open_embedder
+from retable.tasks.audio.world.captions import LEXICON
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("dog", "dog"),
+        ("helicopter", "helicopter"),
+        ("helicoper", "helicopter"),
+        ("hellicopter", "helicopter"),
+        ("rooosters", "roosters"),
+        ("clokc", "clock"),
+        ("chiansaw", "chainsaw"),
+        ("chainsaws", "chainsaw"),
+        ("stridulating", "stridulate"),
+        ("barkiing", "barking"),
+        ("qzxjwv", None),
+        ("zq", None),
+    ],
+)
+def test_a_word_is_found_by_its_ending_or_as_a_typing_error(typed, meant):
+    place = table().find(typed)
+    found = None if place is None else table().words[place]
+    if meant is None:
+        assert found is None
+    else:
+        assert found is not None and found.rstrip("s") == meant.rstrip("s")
+
+
+@pytest.mark.parametrize("length", [16, 40, 300])
+def test_a_long_word_that_nobody_knows_is_passed_over_at_once(length):
+    """All of its double errors were written down: gigabytes for a word of 100 letters."""
+    begun = time.monotonic()
+    assert lexicon.table().find("q" * length) is None and time.monotonic() - begun < 1
+
+
+def test_words_of_one_meaning_lie_near_each_other():
+    def cosine(one, other):
+        return float(table().vector(one) @ table().vector(other))
+
+    for one, same, other in (
+        ("baby", "infant", "engine"),
+        ("chopper", "helicopter", "sneeze"),
+        ("surf", "waves", "dog"),
+    ):
+        assert cosine(one, same) > cosine(one, other) + 0.1
+    assert cosine("a dog barks", "the dog, barking!") > 0.9  # words that say little count little
+    assert not table().vector("qzxjwv 雨").any()
+    assert np.linalg.norm(table().vector("rain")) == pytest.approx(1)
+
+
+def test_every_word_stands_once():
+    words = table().words
+    assert len(words) == len(set(words)) == len(table().vectors) and "sneeze" in words
+
+
+def made(own=frozenset({"dog", "barks"})):
+    words = np.stack([table().vector("dog barks"), table().vector("baby crying")]).astype(np.float32)
+    return Anchors(words, np.eye(2, 3, dtype=np.float32), own)
+
+
+def test_unknown_words_are_searched_at_their_anchor_and_known_ones_half_as_the_model_says():
+    model = np.tile(np.array([[0, 0, 1]], np.float32), (3, 1))
+    known, strange, empty = made().blend(["dog barks", "an infant crying", "雨"], model)
+    assert known == pytest.approx([2**-0.5, 0, 2**-0.5], abs=0.02)
+    assert strange == pytest.approx([0, 1, 0], abs=0.05)
+    assert (empty == model[0]).all()  # nothing is known of it: as the model says
+    assert made().known("a dog yaps") == 0.5
+
+
+def test_anchors_travel_in_a_file_that_keeps_its_fingerprint(tmp_path):
+    shipped = zoo("audio")["passt-scenes"]
+    data = shipped.read_bytes()
+    bare = save({n: t for n, t in load(data).items() if not n.startswith(PREFIX)}, lexicon_metadata(data))
+    (tmp_path / "bare.safetensors").write_bytes(bare)
+    (tmp_path / "own.safetensors").write_bytes(with_anchors(bare, made_of(128)))
+    plain, own = (read_words(tmp_path / f"{name}.safetensors") for name in ("bare", "own"))
+    assert plain.anchors is None and own.anchors is not None and plain.fingerprint == own.fingerprint
+    captions = ["a dog barks", "whirlybird", "an infnat"]
+    whole = open_embedder(str(tmp_path / "own.safetensors"), Storage.open(tmp_path), words_alone=True)
+    np.testing.assert_allclose(own.words(captions), whole.words(captions), atol=1e-5)
+    assert np.abs(own.words(captions) - plain.words(captions)).max() > 0.1
+    assert whole.fingerprint == own.fingerprint
+
+
+def lexicon_metadata(data):
+    from retable.platform.store.weights import metadata
+
+    return metadata(data)
+
+
+def made_of(dimension):
+    rng = np.random.default_rng(0)
+    sounds = rng.normal(size=(2, dimension)).astype(np.float32)
+    return Anchors(made().words, sounds / np.linalg.norm(sounds, axis=1, keepdims=True), frozenset({"dog"}))
+
+
+def test_anchors_that_are_not_whole_are_one_line(tmp_path):
+    data = zoo("audio")["passt-scenes"].read_bytes()
+    tensors = load(data)
+    tensors.pop(f"{PREFIX}sounds")
+    with pytest.raises(UserError, match=r"lexicon\.sounds"):
+        read_export(save(tensors, lexicon_metadata(data)), "broken")
+    with pytest.raises(ValueError, match="do not fit"):
+        anchors_of({**made().tensors(), f"{PREFIX}words": np.ones((2, 5), np.float32)})
+    assert anchors_of({}) is None
+
+
+class Model:
+    """Embeds words by whether they name a dog."""
+
+    anchors = None
+
+    def words(self, captions):
+        return np.array([[1.0, 0.0] if "dog" in caption else [0.6, 0.8] for caption in captions], np.float32)
+
+
+def test_an_anchor_is_where_recordings_of_the_class_lie_else_where_its_words_do(monkeypatch):
+    monkeypatch.setattr("retable.tasks.audio.tools.search.anchors.replace", lambda model, **changes: model)
+    heard = {"baby": [np.array([[0.0, 1.0], [1.0, 0.0]], np.float32)]}  # its second segment is nearer to the words
+    anchors = fit(Model(), heard)
+    names = list(LEXICON)
+    assert anchors.sounds[names.index("baby")] == pytest.approx([0, 1])
+    assert anchors.sounds[names.index("rain")] == pytest.approx([0.6, 0.8])
+    assert "cockerel" in anchors.own and len(sentences(LEXICON["dog"])) == 30
+    assert anchors.words.shape == (len(LEXICON), table().vectors.shape[1])
+
+
+def test_the_table_is_small():
+    assert Path(lexicon.FILE).stat().st_size < 5e6

@@ -1,0 +1,89 @@
+"""Results that come with a task, beside those measured here: page, summary, and apart from the user's runs."""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from retable.platform.report import measured
+from retable.platform.report.html import join
+from retable.platform.report.packing import pack
+from retable.platform.report.summary import lines, verdicts
+from retable.platform.report.write import sections, shipped_sections, write_report
+from retable.platform.spec.claims import UNTESTED
+from retable.platform.spec.task import KeyNumber
+from retable.platform.store.run import RunFolder
+from retable.platform.store.storage import Storage
+from tests.platform.made_table import filled_line
+
+TABLE = "line/table1"
+
+
+@pytest.fixture
+def both(storage, tmp_path, monkeypatch):
+    """A storage with the toy's table at `quick`, and what came along: the same at `small`, of another machine."""
+    there = Storage.open(tmp_path / "there")
+    sent = filled_line(there, "small")
+    pack([TABLE], "small", {}, there, tmp_path / "small.bundle", False, False)
+    monkeypatch.setattr(measured, "bundle_of", lambda task: tmp_path / "small.bundle")
+    own = filled_line(storage, "quick")
+    measured.take_in([TABLE], storage)
+    return storage, own, sent
+
+
+def shown(page, label):
+    """Return the texts of a row's cells."""
+    line = re.search(rf'<tr[^>]*><th scope="row">{label}</th>(.*?)</tr>', page, re.S)[1]
+    return [" ".join(re.sub(r"<[^>]+>", " ", cell).split()) for cell in re.findall(r"<td.*?</td>", line, re.S)]
+
+
+def test_the_page_shows_here_small_and_published_side_by_side(both):
+    storage, own, _ = both
+    page = write_report(storage).read("index.html").decode()
+    assert page.count('<section class="part"') == 1
+    head = re.findall(r'<th scope="col" class="[^"]*">([^<]+)</th>', page)
+    assert head[:3] == ["quick", "small", "paper"]
+    mean = f"{own.cell('fast', 'RMSE').mean:.3f}"
+    assert [text.partition(" ")[0] for text in shown(page, "fast")[:3]] == [mean, mean, "0.100"]
+    assert shown(page, "slow")[:3] == ["–", "–", "1.000"]
+    assert "runs came in a bundle" in page and 'id="line-table1-quick"' in page
+
+
+def test_what_came_along_is_apart_from_the_users_runs(both, monkeypatch):
+    storage, own, _ = both
+    assert [part.scale for part in sections(storage, storage / "report")] == ["quick"]
+    runs = [RunFolder(storage, "line", run).outcome() for run in storage.list("runs/line")]
+    assert runs and all("bundle" not in run for run in runs)
+    (shipped,) = shipped_sections(storage, storage / "report", [own])
+    assert shipped.scale == "small" and not shipped_sections(storage, storage / "report", [shipped])
+    monkeypatch.setattr(measured, "unpack", lambda file, place: pytest.fail("it was taken in before"))
+    monkeypatch.setattr(measured, "keep_section", lambda *given: pytest.fail("it was filled before"))
+    measured.take_in([TABLE], storage)
+
+
+def test_verdicts_are_of_the_larger_scale_where_it_tests_a_claim(both):
+    _, own, sent = both
+    (section,) = join([sent, own])
+    assert [scale for _, scale in section.claims] == ["small"] * len(sent.claims)
+    silent = replace(sent, claims=tuple(replace(claim, status=UNTESTED) for claim in sent.claims))
+    judged = replace(own, claims=tuple(replace(claim, status="holds") for claim in own.claims))
+    (section,) = join([silent, judged])
+    assert {(claim.status, scale) for claim, scale in section.claims} == {("holds", "quick")}
+    assert [s.here for s in join([replace(sent, changes={"seed": 1}), own])] == [None, None]
+    assert [s.here for s in join([sent, replace(own, scale="smoke")])] == [None, None]
+
+
+def test_the_summary_has_a_line_a_paper_with_its_key_number(both):
+    storage, own, _ = both
+    (shipped,) = shipped_sections(storage, storage / "report", [own])
+    key = KeyNumber("table1", "fast", "RMSE", "error of the fast one")
+    parts = [replace(own, key_number=key), shipped]
+    (line,) = lines(parts)
+    rows = sum(bool(row.replicates) for row in own.rows)
+    assert line.filled == f"{rows} rows of 1 table" and line.about == "error of the fast one"
+    mean = f"{own.cell('fast', 'RMSE').mean:.3f}"
+    assert line.here.startswith(mean) and line.small == "–" and line.published == "0.100"
+    (line,) = lines([*parts[:1], replace(shipped, key_number=key)])
+    assert line.small.startswith(mean)
+    assert [text.partition(":")[0] for text in verdicts(parts)] == ["of the papers"]
+    assert verdicts([replace(own, scale="smoke")]) == []

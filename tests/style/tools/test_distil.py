@@ -1,0 +1,126 @@
+"""The small backbone: how much of the large one it knows, and how it is made."""
+
+import numpy as np
+import pytest
+import torch
+
+from retable.platform.errors import UserError
+from retable.platform.store.storage import Storage
+from retable.tasks.style.config import Alexnet, Squeezenet, Vgg16, Vgg19
+from retable.tasks.style.files import assets, images
+from retable.tasks.style.networks import weights
+from retable.tasks.style.networks.backbones import build
+from retable.tasks.style.tools.distil import LAYERS, RECIPES, Student, distil, rows, unexplained
+
+torch.set_num_threads(1)
+KNOWN = (0.02, 0.04, 0.06, 0.18, 0.2)
+"""What the shipped network may leave of each layer's variance on pictures that it was not trained on."""
+
+KNOWN_ALEXNET = (0.2, 0.75, 0.87)
+"""The same of the small AlexNet, whose teacher has other layers."""
+
+
+@pytest.fixture
+def storage(tmp_path):
+    return Storage.open(tmp_path / "storage")
+
+
+@pytest.fixture
+def teacher(shared, storage):
+    digest = weights.import_weights(shared / "weights/style/vgg19_normalised_conv3_1.pth", storage)
+    return digest, build(Vgg19(weights=digest, normalise=True), 0, storage)
+
+
+def unseen(shared, count=6, size=128):
+    files = sorted((shared / "data/style/bsds500").glob("test_*.jpg"))[100 : 100 + count]
+    return torch.cat([images.to_tensor(images.read(file).pixels[:size, :size]) for file in files])
+
+
+def test_the_shipped_network_ends_where_it_says(storage):
+    small = build(Vgg19(weights="small", normalise=False), 0, storage)
+    found = small(torch.rand(1, 3, 16, 24), LAYERS)
+    assert [found[layer].shape[1] for layer in LAYERS] == [32, 32, 64, 64, 128]
+    assert found["relu3_1"].shape[2:] == (4, 6)
+    with pytest.raises(UserError, match="relu4_1 is not among the layers of these weights"):
+        small.resolve("relu4_1", "style")
+
+
+def test_the_shipped_network_sees_what_the_large_one_sees(shared, storage, teacher):
+    small = build(Vgg19(weights="small", normalise=True), 0, storage)
+    found = unexplained(small, teacher[1], unseen(shared))
+    assert all(left < most for left, most in zip(found, KNOWN, strict=True)), found
+
+
+def test_what_is_unexplained_is_what_least_squares_leaves(storage):
+    small = build(Vgg19(weights="small", normalise=False), 0, storage)
+    other = build(Vgg19(weights="random", normalise=False), 3, storage)
+    batch = torch.cat([images.to_tensor(images.read(p).pixels[:48, :48]) for p in assets.photographs().values()])
+    found = unexplained(small, other, batch)
+    for left, layer in zip(found, LAYERS, strict=True):
+        own, wanted = (rows(net(batch, [layer])[layer]).numpy() for net in (small, other))
+        own = own - own.mean(0)
+        wanted = wanted - wanted.mean(0)
+        projected = own @ np.linalg.pinv(own, rcond=1e-10) @ wanted
+        assert left == pytest.approx(((wanted - projected) ** 2).sum() / (wanted**2).sum(), abs=1e-4)
+    assert unexplained(small, small, batch) == pytest.approx([0.0] * 5, abs=1e-6)
+
+
+@pytest.mark.slow
+def test_a_student_begins_with_most_of_what_its_teacher_knows(shared, teacher):
+    """Kernel and matrix before it are one product, so the chosen filters are nearly the teacher's own."""
+    large, batch = teacher[1], unseen(shared)
+    with torch.no_grad():
+        wanted = large(batch, LAYERS)
+        student = Student(
+            "vgg19", large, [wanted[layer].shape[1] for layer in LAYERS], float(large.prepare(batch).std())
+        )
+        student.begin(large, batch)
+        made = student(batch)
+    for layer, own, most in zip(LAYERS, made, (0.02, 0.05, 0.1, 0.3, 0.4), strict=True):
+        left = (own - wanted[layer]).square().sum() / (
+            wanted[layer] - wanted[layer].mean((0, 2, 3), True)
+        ).square().sum()
+        assert left < most, layer
+
+
+@pytest.mark.slow
+def test_what_is_distilled_is_a_backbones_file(shared, storage, teacher, tmp_path):
+    seen = []
+    photographs = sorted((shared / "data/style/bsds500").glob("train_*.jpg"))[:4]
+    data = distil(photographs, teacher[0], 3, storage, lambda step, left: seen.append((step, left)))
+    (tmp_path / "small.safetensors").write_bytes(data)
+    digest = weights.import_weights(tmp_path / "small.safetensors", storage)
+    assert [step for step, _ in seen] == [1, 2, 3] and len(data) < 300_000
+    made = build(Vgg19(weights=digest, normalise=True), 0, storage)
+    found = unexplained(made, teacher[1], unseen(shared, 3))
+    assert all(left < 2.5 * most for left, most in zip(found, KNOWN, strict=True)), found
+
+
+def test_pictures_that_are_too_small_are_told(storage, shared, teacher, tmp_path):
+    images.write(tmp_path / "tiny.png", np.zeros((40, 200, 3), np.uint8))
+    with pytest.raises(UserError, match="no picture is of 112 x 112 pixels or more"):
+        distil([tmp_path / "tiny.png"], teacher[0], 1, storage, lambda step, left: None)
+
+
+def test_the_small_alexnet_has_half_the_filters_and_ends_at_its_third_layer(storage):
+    small = build(Alexnet(weights="small", normalise=False), 0, storage)
+    found = small(torch.rand(1, 3, 64, 96), ("relu1", "relu2", "relu3"))
+    assert [tuple(found[f"relu{n}"].shape[1:]) for n in (1, 2, 3)] == [(32, 15, 23), (96, 7, 11), (192, 3, 5)]
+    with pytest.raises(UserError, match="relu4 is not among the layers of these weights"):
+        small.resolve("relu4", "style")
+
+
+def test_the_small_alexnet_knows_more_of_a_trained_network_than_a_random_one(shared, storage):
+    digest = weights.import_weights(shared / "weights/style/squeezenet1_0_compressed.net", storage)
+    teacher = build(Squeezenet(weights=digest, normalise=True), 0, storage)
+    batch = unseen(shared, 12, 256)
+    found = unexplained(build(Alexnet(weights="small", normalise=False), 0, storage), teacher, batch, "alexnet")
+    assert all(left < most for left, most in zip(found, KNOWN_ALEXNET, strict=True)), found
+    random = unexplained(build(Alexnet(weights="random", normalise=False), 0, storage), teacher, batch, "alexnet")
+    assert all(left < other for left, other in zip(found[:2], random[:2], strict=True)), "of twice the filters"
+
+
+def test_a_network_without_a_small_one_is_told(storage):
+    assert set(RECIPES) == set(weights.SMALL)
+    with pytest.raises(UserError, match="there is no small vgg16; small ones are vgg19 and alexnet"):
+        build(Vgg16(weights="small"), 0, storage)
