@@ -10,17 +10,19 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import h5py
 import numpy as np
 import numpy.typing as npt
 
 from retable.platform.errors import UserError
-from retable.platform.store.download import Published, Remote
 from retable.tasks.rl.metrics import D4RL
 from retable.tasks.rl.play.evaluate import Spaces, check_sizes
 from retable.tasks.rl.recordings.episodes import Recording, Rows, find_ends, record_of, with_remedy
+
+if TYPE_CHECKING:
+    from retable.platform.store.download import Published
 
 Array = npt.NDArray[Any]
 
@@ -292,6 +294,8 @@ def sha256(path: Path) -> str:
 
 def published() -> dict[str, Published]:
     """Return D4RL's files by name, such as `hopper-expert-v2`, as they can be downloaded; version 2 comes first."""
+    from retable.platform.store.download import Published, Remote
+
     found = {}
     for digest, about in sorted(D4RL["files"].items(), key=lambda item: item[1]["name"][::-1], reverse=True):
         file = about["url"].rpartition("/")[2]
