@@ -215,7 +215,7 @@ def test_channels_last_changes_the_layout_only(model):
     "model", [UNet(filters=4, normalization="instance", dropout=0.0), Swin(feature_size=12, window=4)]
 )
 def test_one_image_has_the_same_gradients_where_channels_lie_last(model):
-    """Instance normalization alone is wrong there (PyTorch 2.11, 2.14); between these layers it gets no such gradient."""
+    """PyTorch's instance normalization alone is wrong there (2.11, 2.14)."""
     x, region = images(1)
     gradients = []
     for last in (False, True):
