@@ -69,7 +69,7 @@ class TrialCallback:
 
         class Forward(Callback):
             def __reduce__(self) -> Any:
-                """Pickle nothing of ours: Ray writes callbacks beside its state, and a terminal cannot be pickled."""
+                """Pickle the base class: Ray writes callbacks beside its state, and a terminal cannot be pickled."""
                 return Callback, ()
 
             def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:

@@ -505,7 +505,7 @@ def fit(
     ray_compat.mix_in(trainable, preemption.SigtermMixin)
 
     def request(spec: Mapping[str, Any]) -> Any:
-        """Say what a trial asks for, by what there is now: Tune asks when it makes the trial."""
+        """Return a trial's resource request for the current cluster: Tune asks when it makes the trial."""
         return tune.PlacementGroupFactory([{k: v for k, v in tune_request(needs(spec)).items() if v}])
 
     try:
