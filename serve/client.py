@@ -83,7 +83,8 @@ class Client:
 
     url: str = "http://127.0.0.1:8000"
     token: str = ""
-    tries: int = 5
+    tries: int = 10
+    """How often a request is sent at most, over 43 s or more: Serve takes a while to start a killed proxy again."""
     timeout: float = 150.0
     """Seconds of one try."""
 
@@ -253,6 +254,7 @@ class Client:
             try:
                 answer = self._once(method, target, body, own)
             except (ConnectionError, http.client.HTTPException) as error:
+                answer = None  # how long to wait, the one before does not say
                 if last:
                     raise ConnectionError(f"{self.url}: no answer ({type(error).__name__})") from error
             else:

@@ -141,6 +141,11 @@ class Claim:
     """Whether the sentence is ours, not the paper's."""
 
 
+def claim(text: str, check: Callable[..., Verdict], *rest: object, ours: bool = False) -> Claim:
+    """Return the claim that `check(results, *rest)` tests: a line of a task's `claims.py`."""
+    return Claim(text=text, check=lambda results: check(results, *rest), ours=ours)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Table:
     """Rows by columns, replicated over axes such as seeds and environments."""

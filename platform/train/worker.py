@@ -15,6 +15,18 @@ import torch
 from torch import Tensor, distributed, nn
 
 
+def best_device(apple: bool = False) -> str:
+    """Return `cuda` where there is a GPU of NVIDIA's, else `cpu`; with `apple`, else Apple's GPU where there is one."""
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if apple and torch.backends.mps.is_available() else "cpu"
+
+
+def share(batch: int, rank: int, world: int) -> slice:
+    """Return which rows of a batch are a rank's: consecutive ones, and those of all ranks are the batch."""
+    return slice(rank * batch // world, (rank + 1) * batch // world)
+
+
 def ignore(*_: object) -> None:
     """Do nothing."""
 

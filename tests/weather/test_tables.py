@@ -227,10 +227,10 @@ ROWS = {label: Row(label=label) for label in "abc"}
 
 def test_a_sentence_holds_if_every_part_does():
     data = results(a=[[80, 82]] * 3, b=[[50, 52]] * 3, c=[[90, 92]] * 3)
-    assert claims.beats_all(data, ROWS["a"], [ROWS["b"]]).status == "holds"
-    assert claims.beats_all(data, ROWS["a"], [ROWS["b"], ROWS["c"]]).status == "does not hold"
+    assert claims.beats_all(data, ROWS["a"], ROWS["b"]).status == "holds"
+    assert claims.beats_all(data, ROWS["a"], ROWS["b"], ROWS["c"]).status == "does not hold"
     assert (
-        claims.beats_all(data, ROWS["a"], [ROWS["b"], Row(label="BASELINE bce, official")]).status
+        claims.beats_all(data, ROWS["a"], ROWS["b"], Row(label="BASELINE bce, official")).status
         == "not tested at this scale"
     )
 

@@ -15,6 +15,7 @@ from jaxtyping import Float32
 from torch import Tensor, nn
 
 from retable.platform.errors import UserError
+from retable.platform.train.worker import best_device
 from retable.tasks.audio.collect.files import Remarks, stream
 from retable.tasks.audio.config import SAMPLE_RATE
 from retable.tasks.audio.tools.embed.lexicon import Anchors
@@ -200,7 +201,7 @@ def placed(make: Callable[[], Network], device: str, source: str) -> Network:
     Raises:
         UserError: where that fails, as where there is no such device; `source` is what it calls the network.
     """
-    where = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    where = device or best_device()
     try:
         return make().eval().to(where)
     except (RuntimeError, AssertionError) as error:
