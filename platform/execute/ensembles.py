@@ -80,13 +80,6 @@ class Combiner:
         return piece.run()
 
 
-def combine_all(plan: Plan) -> dict[str, str]:
-    """Combine every row that lacks its scores; return the failures, row -> line."""
-    joiner = Ensembler(plan)
-    joiner.start(combining for combining in plan.uncombined if len(combining.inputs()) == len(combining.members))
-    return joiner.finish()
-
-
 class Ensembler:
     """Combines the members of rows, shard by shard; a row is scored after its last shard.
 
