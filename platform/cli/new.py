@@ -6,7 +6,7 @@ import json
 import keyword
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -183,7 +183,7 @@ def constant(label: str, number: int, taken: Sequence[str]) -> str:
     return name if name not in (*taken, "TABLE", "UNWRITTEN") else f"{name}_ROW_{number + 1}"
 
 
-def literal(values: dict[str, object]) -> str:
+def literal(values: Mapping[str, object]) -> str:
     """Write a dictionary as Python does, with the quotes that this project uses."""
     return "{" + ", ".join(f"{quoted(key)}: {quoted(each)}" for key, each in values.items()) + "}"
 

@@ -67,7 +67,7 @@ class Data(Protocol):
 class Learner(Protocol):
     """One training, or several stacked ones ("members"). It owns its loss, backward pass and every optimiser."""
 
-    def step(self, batch: object) -> Mapping[str, Tensor]:
+    def step(self, batch: Any) -> Mapping[str, Tensor]:
         """Update once; return each metric for every member, shape (members,)."""
 
     def state_dict(self) -> Sequence[State]:
