@@ -171,7 +171,7 @@ def auth_headers() -> dict[str, str]:
     return dict(get_auth_headers_if_auth_enabled({}))
 
 
-def complete_cluster_config(config: dict[str, Any]) -> dict[str, Any]:
+def complete_cluster_config(config: dict[str, object]) -> dict[str, Any]:
     """Return the config of a cluster file with Ray's defaults, checked by Ray's schema.
 
     Uses `prepare_config` and `validate_config` of `ray.autoscaler._private.util`; the public `fillout_defaults` sets no
@@ -183,7 +183,7 @@ def complete_cluster_config(config: dict[str, Any]) -> dict[str, Any]:
     """
     from ray.autoscaler._private.util import prepare_config, validate_config
 
-    complete: dict[str, Any] = prepare_config(config)
+    complete: dict[str, object] = prepare_config(config)
     validate_config(complete)
     return complete
 

@@ -5,22 +5,16 @@
 
 import re
 import subprocess
-from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+from tests.changed import ROOT, changed
 
 
-def differing(root):
+def differing():
     """Return the paths that differ from the merge base with `main`, None where there is none."""
-
-    def git(*words):
-        done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True)
-        return done.stdout.split("\n")[:-1] if done.returncode == 0 else None
-
-    for branch in ("origin/main", "main"):
-        if base := git("merge-base", "HEAD", branch):
-            return {*git("diff", "--name-only", "--no-renames", base[0]), *git("ls-files", "-o", "--exclude-standard")}
-    return None
+    try:
+        return changed("main")
+    except (OSError, subprocess.CalledProcessError):
+        return None
 
 
 def needed(test):
@@ -48,7 +42,7 @@ def pytest_addoption(parser):
 
 def pytest_collection_modifyitems(config, items):
     """Leave out tests of tools that do not differ, where that is asked for."""
-    if config.getoption("tools") == "changed" and (paths := differing(ROOT)) is not None:
+    if config.getoption("tools") == "changed" and (paths := differing()) is not None:
         out = {test for test in {item.path for item in items} if left_out(test, paths)}
         config.hook.pytest_deselected(items=[item for item in items if item.path in out])
         items[:] = [item for item in items if item.path not in out]

@@ -13,15 +13,15 @@ from retable.platform.store import lease
 from retable.platform.store.run import RunFolder
 
 FAILURE = "trial_failure"
-"""Under this name a trial reports what went wrong, in a line; `error` may be a metric."""
+"""Key under which a trial reports its error, in a line; `error` may be a metric."""
 TAKEN = "trial_taken"
-"""Under this name a trial reports the runs that are another command's."""
+"""Key under which a trial reports the runs that another command owns."""
 
 LATE = "trial_late"
-"""Under this name a trial reports that it did not begin, as the deadline had passed."""
+"""Key under which a trial reports that it did not start, as the deadline had passed."""
 
 Spec = Mapping[str, Any]
-"""What a trial is given."""
+"""The config of a trial."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class RunProgress:
     weight: float = 1.0
 
 
-def nothing(*_: Any) -> None:
+def nothing(*_: object) -> None:
     """Do nothing."""
 
 
@@ -47,14 +47,14 @@ class TrialCallback:
     """A trial's spec -> the runs that it trains."""
     started: Callable[[Spec], None] = nothing
     on_trial_end: Callable[[Spec, Mapping[str, Any]], None] = nothing
-    """Called with a trial's spec and its last report, in which `FAILURE` or `TAKEN` may stand."""
+    """Called with a trial's spec and its last report, which may have `FAILURE` or `TAKEN`."""
     poll: Callable[[], None] = nothing
-    """Called again and again while trials run."""
+    """Called repeatedly while trials run."""
     begun: dict[str, int] = field(default_factory=dict)
-    """Trial -> attempts at its runs when its process last died."""
+    """Trial -> number of attempts at its runs when its process last died."""
 
     trials: dict[str, Spec] = field(default_factory=dict)
-    """Trials that run."""
+    """Running trials."""
 
     @property
     def running(self) -> list[RunFolder]:
@@ -103,7 +103,7 @@ class TrialCallback:
     def died(self, trial: Any) -> None:
         """Allow a trial whose process died to restart, unless nothing was started since its last death.
 
-        How often a training may die at one step is counted where it begins (`lease.claim`).
+        How often a training may die at one step is counted where it begins (`lease.acquire`).
         """
         with suppress(Exception):  # a storage that is away tells nothing: the trial may go on
             begun = sum(lease.newest_number(piece.folder) for piece in self.runs_of(trial.config))

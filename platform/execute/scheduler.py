@@ -23,17 +23,17 @@ from retable.platform.store.run import RunFolder
 from retable.platform.text import plural
 
 STACK = 128
-"""Most members of a stack, where nobody says how many."""
+"""Maximum members of a stack, unless the user sets one."""
 POLL_SECONDS = 2.0
-"""Seconds between two looks at what has ended, at how large the cluster is, and at runs that are another command's."""
+"""Seconds between polls of completed tasks, the size of the cluster, and runs that other commands own."""
 LEAST_PENDING = 200
-"""Trials that may wait for machines at least: what waits is what makes a cluster grow."""
+"""Minimum number of trials that may be pending: pending trials make a cluster grow."""
 
 
 def train_all(plan: Plan, launch: Launch, after: After | None = None) -> dict[str, str]:
     """Train what a plan lacks, in order of dependencies; return the failures, run -> line.
 
-    `after` hears of each run that is done, while others still train.
+    `after` gets each finished run while others still train.
     """
     todo = plan.missing
     gpus = possible_resources().get("GPU", 0.0)
@@ -85,10 +85,10 @@ def stack_size(needs: Requirements, gpus: float, stack: int, trainings: int) -> 
     """Return the number of trainings a stack; 1 on CPUs, where stacking gains nothing.
 
     Args:
-        needs: what one takes.
-        gpus: how many there are.
-        stack: what the user says; 0: as many as keep every GPU busy.
-        trainings: how many there are.
+        needs: the resources of one.
+        gpus: of the cluster.
+        stack: the user's maximum; 0: as many as keep every GPU busy.
+        trainings: their number.
     """
     if stack or not needs.gpus:
         return stack or 1
@@ -101,27 +101,27 @@ class Scheduler:
     """The trainings still to be done and their dependencies."""
 
     stacks: Sequence[Sequence[Training]]
-    """By number of the launch's jobs."""
+    """By the number of their job in the launch."""
     launch: Launch
     datasets: DatasetCache
     after: After | None = None
     shared: Shared = field(default_factory=dict)
-    """What all of the trainings have in common: names leave it out."""
+    """Settings that all trainings share; names leave them out."""
     ready: deque[dict[str, Any]] = field(default_factory=deque)
-    """Specs of trials that may begin."""
+    """Specs of trials that may start."""
     blocked: list[dict[str, Any]] = field(default_factory=list)
-    """Specs of those whose parents or data are not there yet."""
+    """Specs of trials whose parents or datasets are missing."""
     running: int = 0
-    """Trials that were begun."""
+    """Number of running trials."""
     held_by_others: dict[str, tuple[dict[str, Any], StaleLeaseWatcher]] = field(default_factory=dict)
-    """Runs that are another command's: path -> the spec that takes them up if they are left."""
+    """Runs that other commands own: path -> the spec that resumes each if its lease becomes stale."""
     polled: float = 0.0
     groups: int = 0
-    """Train groups that were begun."""
+    """Number of running Train groups."""
     not_begun: int = 0
-    """Trainings that did not begin, as the deadline had passed."""
+    """Number of trainings that did not start before the deadline."""
     room: dict[Requirements, int] = field(default_factory=dict)
-    """What a Train group takes -> how many such fit the cluster, where that was asked since the last look."""
+    """Resources of a Train group -> how many such fit the cluster; cleared at each poll."""
 
     def __post_init__(self) -> None:
         self.open = {training.folder.path for stack in self.stacks for training in stack}
@@ -135,21 +135,21 @@ class Scheduler:
         """Return the trainings of a trial."""
         return [self.stacks[spec["job"]][member] for member in spec["members"]]
 
-    def runs_of(self, spec: Mapping[str, Any]) -> list[RunProgress]:
+    def runs_of(self, spec: Mapping[str, object]) -> list[RunProgress]:
         """Return the same for the progress display."""
         return [
             RunProgress(name_of(each, self.shared), each.folder, each.config.epochs, each.task.cost(each.config))
             for each in self.trainings(spec)
         ]
 
-    def where(self, spec: Mapping[str, Any]) -> str:
+    def where(self, spec: Mapping[str, object]) -> str:
         """Return the data folder of a trial."""
         first = self.trainings(spec)[0]
         return first.task.dataset.where(first.config)
 
     def release_ready(self) -> None:
         """Enqueue the trials whose datasets are loaded and whose parents have ended, successfully or not."""
-        still: list[dict[str, Any]] = []
+        still: list[dict[str, object]] = []
         for spec in self.blocked:
             members = self.trainings(spec)
             if any(self.parent_of(training) in self.open for training in members):
@@ -164,7 +164,7 @@ class Scheduler:
                 still.append(spec)
         self.blocked = still
 
-    def enqueue(self, spec: dict[str, Any]) -> None:
+    def enqueue(self, spec: dict[str, object]) -> None:
         """Put a trial into the queue."""
         self.datasets.add_user(self.where(spec))
         self.ready.append(spec)
@@ -261,17 +261,19 @@ class Scheduler:
 
         class Queue(Searcher):
             def __reduce__(self) -> Any:
-                """Pickle nothing of ours: Ray keeps searchers beside its state, and a terminal cannot be pickled."""
+                """Pickle the base class: Ray writes searchers beside its state, and a terminal cannot be pickled."""
                 return Searcher, ()
 
-            def set_search_properties(self, metric: str | None, mode: str | None, config: Any, **spec: Any) -> bool:
+            def set_search_properties(
+                self, metric: str | None, mode: str | None, config: object, **spec: object
+            ) -> bool:
                 return True
 
             def suggest(self, trial_id: str) -> Any:
                 return self.FINISHED if flow.is_done else flow.next()
 
-            def on_trial_complete(self, trial_id: str, result: Any = None, error: bool = False) -> None:
-                """Do nothing: the watch tells us."""
+            def on_trial_complete(self, trial_id: str, result: object = None, error: bool = False) -> None:
+                """Do nothing: `TrialCallback` reports the end."""
 
             def save(self, checkpoint_path: str) -> None:
                 """Keep nothing: what was trained is on the storage."""

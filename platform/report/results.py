@@ -380,7 +380,7 @@ def _data(plan: Plan, task: Task, name: str) -> Iterator[str]:
             yield clean(task.dataset.describe(info))
 
 
-def _came(bundle: Any, made: Mapping[str, Any]) -> dict[str, str]:
+def _came(bundle: object, made: Mapping[str, object]) -> dict[str, str]:
     """Return which bundle a number came in, and when and where it was measured; nothing of one that was made here."""
     if not isinstance(bundle, dict):
         return {}
@@ -399,7 +399,7 @@ def _full(task: Task, name: str) -> dict[str, float]:
     table = comparable.published_table(task, name)
     if table is None:
         return {}
-    configs: dict[str, Any] = {}
+    configs: dict[str, object] = {}
     for row in table.rows:
         for replicate in (
             expand(table, row, task.config(), task.view()) if isinstance(row, Row) and not row.absent else ()

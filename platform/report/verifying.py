@@ -218,7 +218,7 @@ def other_conditions(task: str, was: Mapping[str, Any], now: Mapping[str, Any]) 
     return f"another {', '.join(other)}" if other else ""
 
 
-def same(was: Any, now: Any, relative: float) -> bool:
+def same(was: object, now: object, relative: float) -> bool:
     """Return whether two numbers are equal, or within a relative tolerance; NaN equals NaN."""
     if not isinstance(was, (int, float)) or not isinstance(now, (int, float)):
         return bool(was == now)

@@ -12,5 +12,6 @@ Level 6 of 15: it knows nothing of tasks or Ray, and imports torch only to read 
     `hdf5`        entries of HDF5 files of others, none of which lies in another file
     `provenance`  commit, code digests, versions, device and command behind a number
     `bundle`      one file of finished runs, as it is sent; `records`: the shapes of its files
+    `download`    published datasets by HTTP: resumed, checked on arrival, bounded
     `query`       the runs of a storage: state, age, size, differences
 """

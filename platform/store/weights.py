@@ -207,7 +207,7 @@ def check_finite(tensors: Mapping[str, Tensor]) -> None:
             raise ValueError(f"{name} has values that are no finite numbers")
 
 
-def sealed(tensors: Mapping[str, Tensor], kind: str = "", fields: Mapping[str, Any] | None = None) -> bytes:
+def sealed(tensors: Mapping[str, Tensor], kind: str = "", fields: Mapping[str, object] | None = None) -> bytes:
     """Return a safetensors file of tensors and, under the name `kind`, fields; the same content gives the same file.
 
     The fields are one JSON text, as safetensors puts several in any order.

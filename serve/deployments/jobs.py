@@ -363,5 +363,5 @@ class Jobs:
             return self.desk
 
 
-def _json(content: dict[str, Any], status: int = 200, headers: tuple[tuple[str, str], ...] = ()) -> Reply:
+def _json(content: dict[str, object], status: int = 200, headers: tuple[tuple[str, str], ...] = ()) -> Reply:
     return Reply(json.dumps(content).encode(), "application/json", status, headers)

@@ -137,7 +137,7 @@ class Tables:
         """Return whether a figure's picture is kept."""
         return bool(part.figure and self.storage and self.storage.exists(f"{FOLDER}/{slug_of(part)}.png"))
 
-    def reply(self, content: Any) -> Reply:
+    def reply(self, content: object) -> Reply:
         """Return plain values as JSON, in which the storage is not named."""
         text = json.dumps(content, ensure_ascii=False, default=str)
         if self.storage:

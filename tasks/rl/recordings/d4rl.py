@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import h5py
 import numpy as np
@@ -21,6 +21,9 @@ from retable.platform.store.hdf5 import plain_numbers
 from retable.tasks.rl.metrics import D4RL
 from retable.tasks.rl.play.evaluate import Spaces, check_sizes
 from retable.tasks.rl.recordings.episodes import Recording, Rows, find_ends, record_of, with_remedy
+
+if TYPE_CHECKING:
+    from retable.platform.store.download import Published
 
 Array = npt.NDArray[Any]
 
@@ -269,6 +272,20 @@ def sha256(path: Path) -> str:
     """Return the SHA-256 of a file, in hexadecimal digits."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def published() -> dict[str, Published]:
+    """Return D4RL's files by name, such as `hopper-expert-v2`, as they can be downloaded; version 2 comes first."""
+    from retable.platform.store.download import Published, Remote
+
+    found = {}
+    for digest, about in sorted(D4RL["files"].items(), key=lambda item: item[1]["name"][::-1], reverse=True):
+        file = about["url"].rpartition("/")[2]
+        name = file.removesuffix(".hdf5").replace("_", "-")
+        remote = Remote(about["url"], file, about["bytes"], f"sha256:{digest}")
+        title = f"D4RL {about['environment']} {about['name'].removeprefix('d4rl-')}"
+        found[name] = Published(name, title, D4RL["licence"], "https://github.com/Farama-Foundation/D4RL", [remote])
+    return found
 
 
 def published_as(path: Path) -> str:
