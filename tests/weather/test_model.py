@@ -108,8 +108,8 @@ def test_what_a_config_accepts_can_be_built(model, crop, shift, inputs, forecast
         ({"model": "swin", "forecast": 30}, "forecast 30 is not a multiple of inputs 4"),
         ({"model": "climatology", "crop": "none"}, "crop none"),
         ({"model": "vivit", "model.heads": 7}, "heads 7 does not divide dim 400"),
-        ({"holdout": -1}, "holdout -1 is negative"),
-        ({"gradient_clamp": -1.0}, "gradient_clamp -1.0 is negative"),
+        ({"holdout": -1}, "holdout -1 is below 0"),
+        ({"gradient_clamp": -1.0}, "gradient_clamp -1.0 is below 0"),
     ],
 )
 def test_what_cannot_be_is_refused_when_it_is_planned(changes, line):
