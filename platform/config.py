@@ -291,6 +291,19 @@ def override_lineage(config: C, changes: Mapping[str, object]) -> C:
     return override(config, {"init.overrides": overrides})
 
 
+def check(config: object, *names: str, least: float = 1, above: bool = False) -> None:
+    """Refuse fields of a config below `least`, with `above` also those equal to it; of a tuple its smallest counts.
+
+    Raises:
+        ValueError: naming the field and its value.
+    """
+    for name in names:
+        value = getattr(config, name)
+        smallest = min(value) if isinstance(value, tuple) else value
+        if not (smallest > least if above else smallest >= least):
+            raise ValueError(f"{name} {smallest} is {'not above' if above else 'below'} {least}")
+
+
 def added(default: object) -> Any:
     """Return a config's field that came later: with its default it enters no fingerprint, so runs keep their names."""
     return dataclasses.field(default=default, metadata={"added": True})

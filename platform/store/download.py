@@ -25,7 +25,8 @@ from retable.platform.errors import UserError, disk_errors, nearest, one_line
 from retable.platform.store.storage import Storage
 from retable.platform.text import size
 
-CHUNK = 1 << 20
+CHUNK = 1 << 16
+"""Bytes that are written at once; a broken connection loses less than these."""
 TIMEOUT = (15, 60)
 """Seconds to connect, and between two pieces of an answer."""
 TRIES = 5
@@ -207,7 +208,7 @@ def listed(hub: Hub, session: requests.Session, mirror: str) -> list[Remote]:
 
 
 def check_space(folder: Path, files: Sequence[Remote]) -> None:
-    """Raise where the disk does not hold files and what the largest archive unpacks to.
+    """Raise where the disk does not hold files and what archives among them unpack to, about as much again.
 
     Raises:
         UserError: then, with both numbers.
@@ -403,5 +404,5 @@ def refuse_bomb(archive: Path, unpacked: int, packed: int) -> None:
     Raises:
         UserError: then.
     """
-    if unpacked > EXPANSION * max(packed, CHUNK):
+    if unpacked > EXPANSION * max(packed, 1 << 20):
         raise UserError(f"{archive}: unpacks to {size(unpacked)}, from {size(packed)}; it is not the published file")

@@ -87,11 +87,11 @@ def test_where_the_storage_is_a_bucket_the_recordings_of_the_task_are_searched_a
     monkeypatch.setattr(recordings, "SHIPPED", tmp_path / "shipped")
     bucket = Storage(fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem()), "results")
     assert not bucket.is_local
-    shelf = AudioIndex(Toy(), recordings.own_index(Toy(), bucket))
-    assert [path.name for path in shelf.recordings.values()] == ["bark.ogg"]
+    index = AudioIndex(Toy(), recordings.own_index(Toy(), bucket))
+    assert [path.name for path in index.recordings.values()] == ["bark.ogg"]
     assert {path.name for path in (tmp_path / "shipped").iterdir()} == {"bark.ogg"}, "the code's own folder"
     with pytest.raises(Problem, match="keeps no recordings") as refusal:
-        shelf.add(sound("high"), "x", bucket)
+        index.add(sound("high"), "x", bucket)
     assert refusal.value.status == 501
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from retable.platform.errors import UserError
 from retable.platform.train.worker import best_device
 from retable.tasks.audio.collect.files import Remarks, stream
-from retable.tasks.audio.config import SAMPLE_RATE
+from retable.tasks.audio.config import SAMPLE_RATE, SHORTEST
 from retable.tasks.audio.tools.embed.lexicon import Anchors
 
 if TYPE_CHECKING:
@@ -28,8 +28,6 @@ Waveform = Float32[np.ndarray, " samples"]
 
 BATCH = 8
 """Segments, or captions, that are encoded at once."""
-SHORTEST = 0.1
-"""Seconds of a last piece that is worth a segment of its own, where there are others."""
 
 
 @dataclass(frozen=True)
