@@ -152,7 +152,7 @@ class Scheduler:
 
     def release_ready(self) -> None:
         """Enqueue the trials whose datasets are loaded and whose parents have ended, successfully or not."""
-        still: list[dict[str, object]] = []
+        still: list[Spec] = []
         for spec in self.blocked:
             members = self.trainings(spec)
             if any(self.parent_of(training) in self.open for training in members):
@@ -167,7 +167,7 @@ class Scheduler:
                 still.append(spec)
         self.blocked = still
 
-    def enqueue(self, spec: dict[str, object]) -> None:
+    def enqueue(self, spec: Spec) -> None:
         """Put a trial into the queue."""
         self.datasets.add_user(self.where(spec))
         self.ready.append(spec)

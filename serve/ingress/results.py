@@ -54,17 +54,17 @@ class Tables:
         """Return a table with its claims; `at`: the scale, with `listed`'s word for changes; empty: the largest."""
         parts = sorted(self.parts(), key=place)
         named = [part for part in parts if part.name == name]
-        matches = [part for part in named if at in ("", kept_at(part))]
+        matches = [part for part in named if at in ("", _kept_at(part))]
         if not named:
             return Problem(404, f"no table {name!r} was filled here{nearest(name, {part.name for part in parts})}")
         if not matches:
-            return Problem(404, f"{name} was not filled at {at!r}{nearest(at, {kept_at(part) for part in named})}")
+            return Problem(404, f"{name} was not filled at {at!r}{nearest(at, {_kept_at(part) for part in named})}")
         return self.reply(self.whole(matches[0]))
 
     def picture(self, name: str, at: str) -> Reply | Problem:
         """Return the picture of a figure, PNG."""
         for part in sorted(self.parts(), key=place):
-            if self.storage and part.name == name and at in ("", kept_at(part)) and self.drawn(part):
+            if self.storage and part.name == name and at in ("", _kept_at(part)) and self.drawn(part):
                 return Reply(self.storage.read(f"{FOLDER}/{slug_of(part)}.png"), "image/png")
         return Problem(404, f"no picture of {name!r} was drawn here; GET /v1/tables lists what there is")
 
@@ -83,7 +83,7 @@ class Tables:
 
     def heading(self, part: FilledTable) -> dict[str, Any]:
         """Return what a table is."""
-        names = {"name": part.name, "at": kept_at(part), "scale": part.scale, "title": part.title}
+        names = {"name": part.name, "at": _kept_at(part), "scale": part.scale, "title": part.title}
         return names | {"figure": part.figure, "picture": self.drawn(part)}
 
     def whole(self, part: FilledTable) -> dict[str, Any]:
@@ -154,7 +154,7 @@ def read_table(storage: Storage, path: str) -> FilledTable | None:
         return None
 
 
-def kept_at(part: FilledTable) -> str:
+def _kept_at(part: FilledTable) -> str:
     """Return what distinguishes tables of one name: the scale, and a digest of the changes."""
     return slug_of(part).removeprefix(part.name.replace("/", "-")).removeprefix("-")
 
@@ -170,7 +170,7 @@ def place(part: FilledTable) -> tuple[Any, ...]:
         name,
         SCALES.index(part.scale) if part.scale in SCALES else len(SCALES),
         bool(part.changes),
-        kept_at(part),
+        _kept_at(part),
     )
 
 
